@@ -1,0 +1,83 @@
+# Each target makes the virtual environment it needs. Variables:
+#   VENV    where it is made (.venv)
+#   PYTHON  the interpreter it is made from (python3.11, else another that is new enough)
+#   ARGS    handed on: make demo ARGS=--help, make test ARGS="-k frontier"
+#   JOBS    processes that run tests (2)
+
+VENV ?= .venv
+JOBS ?= 2
+ARGS ?=
+ifndef PYTHON
+PYTHON := $(shell for p in python3.11 python3 python3.12 python3.13 python3.14; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
+endif
+
+PIP := $(VENV)/bin/python -m pip --disable-pip-version-check --quiet
+# Benchmarks are typed like the rest, once there are any: mypy refuses a folder without modules.
+TYPED := duelog tests $(patsubst %/,%,$(sort $(dir $(wildcard benchmarks/*.py))))
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check lint types packaging bench clean install install-dev
+
+help: ## show this list
+	@sed -n 's/^\([a-z]*\):[^#]*## \(.*\)/make \1|\2/p' Makefile | awk -F'|' '{ printf "%-16s %s\n", $$1, $$2 }'
+
+demo: install ## run the demo (ARGS=--help for its options)
+	$(VENV)/bin/duelog demo $(ARGS)
+
+# What is tested is the installed package, not the checkout: a module that packaging forgets fails here and not at a
+# user's. PYTHONSAFEPATH keeps processes that tests start from finding the checkout in the current directory instead.
+test: install-dev ## run every test on the installed package (ARGS are pytest's)
+	PYTHONSAFEPATH=1 $(VENV)/bin/pytest -n $(JOBS) $(ARGS)
+
+check: lint types packaging ## ruff, mypy --strict, and the tests of layers and packaging
+
+lint: $(VENV)/.ready-dev ## ruff check and ruff format --check
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+
+types: $(VENV)/.ready-dev ## mypy --strict
+	$(VENV)/bin/mypy --strict $(TYPED)
+
+packaging: install-dev ## the tests of layers, packages and the wheel
+	PYTHONSAFEPATH=1 $(VENV)/bin/pytest -n $(JOBS) tests/packaging
+
+bench: install-dev ## run the benchmarks (ARGS choose workloads)
+	$(VENV)/bin/python -m benchmarks $(ARGS)
+
+clean: ## remove .venv and everything that building and testing leave
+	rm -rf .venv build dist duelog.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage htmlcov
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Installing copies the sources as they are now, needs no network, and takes a few seconds, so it is done each time
+# rather than guessed at. build/ goes first: what is left there of a deleted module would be installed again.
+install: $(VENV)/.ready-run
+	@$(install-package)
+
+install-dev: $(VENV)/.ready-dev
+	@$(install-package)
+
+define install-package
+rm -rf build && $(PIP) install --no-index --no-deps --no-build-isolation --force-reinstall . && rm -rf build duelog.egg-info
+endef
+
+# The plots of the demo are the one extra that a first look needs.
+$(VENV)/.ready-run: pyproject.toml | $(VENV)/bin/python
+	@echo "installing what duelog needs into $(VENV)"
+	@$(PIP) install 'setuptools>=77'
+	@$(PIP) install --no-build-isolation '.[plot]'
+	@rm -rf build duelog.egg-info
+	@touch $@
+
+$(VENV)/.ready-dev: pyproject.toml | $(VENV)/bin/python
+	@echo "installing what duelog and its tests need into $(VENV)"
+	@$(PIP) install 'setuptools>=77'
+	@$(PIP) install --no-build-isolation '.[dev,plot]'
+	@rm -rf build duelog.egg-info
+	@touch $@
+
+$(VENV)/bin/python:
+	@test -n "$(PYTHON)" || { echo "duelog needs Python 3.11 or newer; none found. Install one, or name it: make PYTHON=/path/to/python" >&2; exit 1; }
+	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "duelog needs Python 3.11 or newer; $(PYTHON) is not. Name another: make PYTHON=/path/to/python" >&2; exit 1; }
+	@"$(PYTHON)" -c 'import ensurepip, venv' 2>/dev/null || { echo "$(PYTHON) cannot make virtual environments: its venv module is not installed (Debian, Ubuntu: apt-get install python3-venv)" >&2; exit 1; }
+	@"$(PYTHON)" -m venv "$(VENV)" || { rm -f "$(VENV)/bin/python"; exit 1; }

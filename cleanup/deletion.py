@@ -1,0 +1,83 @@
+"""Deletion of a partition that every topic has released: recorded, moved to trash/, removed.
+
+The record comes first: after a crash the directory is removed because the catalog says so, never the
+other way round. What the record needs is checked again inside its transaction.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ..partitions.partition import Partition, partition_path
+from ..partitions.partition_set import PartitionSet
+from ..store import catalog
+from ..store import format as fmt
+from ..store.directory import make_directory, move, remove_tree
+from ..store.environment import Environment, Transaction
+from ..store.failpoints import reach
+from ..store.format import FrontierRecord, PartitionRecord, PartitionState
+
+
+def deletable(main: Environment) -> list[int]:
+    """Starts of the closed partitions that nobody holds."""
+    with main.read() as raw:
+        return [
+            start_ms
+            for start_ms, record in catalog.partitions(raw)
+            if record.state is PartitionState.CLOSED and record.holders == 0
+        ]
+
+
+def delete_partition(path: Path, main: Environment, partitions: PartitionSet, partition: Partition) -> bool:
+    """Delete a closed partition; False when somebody still holds it or reads from it.
+
+    A partition with entries that were set aside as unreadable is kept until they are given up.
+    """
+    with partitions.lease(partition):
+        logs = [(log.topic_id, log.ledger_id) for log in partition.logs()]
+
+    def record_it(transaction: Transaction) -> bool:
+        key = fmt.partition_key(partition.start_ms)
+        fields = transaction.get(key)
+        record = None if fields is None else PartitionRecord.unpack(fields)
+        if record is None or record.state is not PartitionState.CLOSED or record.holders:
+            return False
+        for topic_id, ledger_id in logs:
+            frontier = transaction.get(fmt.frontier_key(topic_id, partition.start_ms))
+            if frontier is not None and not FrontierRecord.unpack(frontier).released:
+                return False
+            if _has_set_aside(transaction, ledger_id):
+                return False
+        transaction.put(key, record._replace(state=PartitionState.DELETING).pack())
+        for topic_id, _ in logs:
+            transaction.delete(fmt.frontier_key(topic_id, partition.start_ms))
+        return True
+
+    if not main.write(record_it):
+        return False
+    partition.state = PartitionState.DELETING
+    reach("delete.recorded")
+    if not partitions.forget(partition):
+        return False  # somebody reads from it: finished later, or at the next open
+    remove_recorded(path, main, partition.start_ms, partition.generation)
+    return True
+
+
+def _has_set_aside(transaction: Transaction, ledger_id: int) -> bool:
+    cursor = transaction.raw.cursor()
+    found = cursor.set_range(fmt.set_aside_key(ledger_id, 0))
+    return bool(found) and cursor.key() < fmt.set_aside_key(ledger_id + 1, 0)
+
+
+def remove_recorded(path: Path, main: Environment, start_ms: int, generation: int) -> None:
+    """Remove the directory of a partition whose deletion is recorded, then the record. May be repeated."""
+    directory = partition_path(path, start_ms, generation).parent
+    trash = path / "trash" / directory.name
+    make_directory(trash.parent)
+    if directory.exists():
+        remove_tree(trash)
+        move(directory, trash)
+    reach("delete.moved")
+    remove_tree(trash)
+    reach("delete.removed")
+    main.write(lambda transaction: transaction.delete(fmt.partition_key(start_ms)))

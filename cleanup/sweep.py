@@ -1,0 +1,69 @@
+"""What a crash left behind, finished when a store is opened for writing.
+
+Deletions that were recorded, ledgers that were given up, directories in staging/ and trash/, and
+partition directories that were never registered: nothing in those was ever acknowledged to anybody.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+from ..store import catalog
+from ..store.directory import make_directory, move, remove_tree
+from ..store.environment import Environment
+from ..store.format import PartitionState
+from ..partitions.partition import partition_path
+from .deletion import remove_recorded
+from .trim import remove_runs, unfinished
+
+
+class Swept(NamedTuple):
+    """What was finished."""
+
+    deletions: int
+    ledgers: int
+    directories: int
+
+
+def sweep(path: Path, main: Environment) -> Swept:
+    """Finish what a crash left. REQUIRES: the store's lock, and no partition open."""
+    deletions = 0
+    with main.read() as raw:
+        registered = catalog.partitions(raw)
+    for start_ms, record in registered:
+        if record.state is PartitionState.DELETING:
+            remove_recorded(path, main, start_ms, record.generation)
+            deletions += 1
+    ledgers = unfinished(main)
+    for topic_id, ledger_id in ledgers:
+        remove_runs(main, topic_id, ledger_id)
+    directories = _clear(path / "trash") + _clear(path / "staging")
+    kept = {
+        partition_path(path, start_ms, record.generation)
+        for start_ms, record in registered
+        if record.state is not PartitionState.DELETING
+    }
+    for directory in sorted((path / "partitions").iterdir()):
+        for generation in sorted(directory.iterdir()) if directory.is_dir() else ():
+            if generation not in kept:
+                _discard(path, generation)
+                directories += 1
+        if directory.is_dir() and not any(directory.iterdir()):
+            _discard(path, directory)
+    return Swept(deletions, len(ledgers), directories)
+
+
+def _clear(directory: Path) -> int:
+    make_directory(directory)
+    found = sorted(directory.iterdir())
+    for child in found:
+        remove_tree(child) if child.is_dir() else child.unlink()
+    return len(found)
+
+
+def _discard(path: Path, directory: Path) -> None:
+    trash = path / "trash" / f"{directory.parent.name}-{directory.name}"
+    remove_tree(trash)
+    move(directory, trash)
+    remove_tree(trash)

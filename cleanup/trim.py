@@ -1,0 +1,133 @@
+"""Trimming: whole ledgers given up from the front of a main log, and what follows from it.
+
+A ledger goes when every subscription's mark-delete position is past it and retention allows. One
+transaction marks it TRIMMING and releases each closed partition whose last marker of this topic lay in
+it; its runs are then removed in bounded parts, so that firing is not held up, and its record last. A
+crash in between leaves a TRIMMING record, which the next open finishes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..store import catalog
+from ..store import format as fmt
+from ..store.environment import Environment, Transaction
+from ..store.failpoints import reach
+from ..store.format import FrontierRecord, LedgerState, PartitionRecord, PartitionState
+from ..store.managed_ledger import LedgerInfo, ManagedLedger
+from ..store.position import Position
+
+_RUNS_A_PART = 512
+
+
+def passed(ledger: LedgerInfo, mark_deletes: Sequence[Position]) -> bool:
+    """Whether every entry of a closed ledger is at or before each of the mark-delete positions.
+
+    True without subscriptions: nobody is going to read what a topic that nobody listens to has fired.
+    """
+    last = Position(ledger.ledger_id, ledger.entries - 1)
+    return all(mark_delete >= last for mark_delete in mark_deletes)
+
+
+def first_kept(
+    ledgers: Sequence[LedgerInfo],
+    mark_deletes: Sequence[Position],
+    retention_ms: int,
+    retention_bytes: int,
+    now_ms: int,
+) -> tuple[int, int | None]:
+    """(id of the first ledger to keep, when to look again because of `retention_ms`).
+
+    `ledgers` is a main log's list, the open ledger last. A passed ledger is kept while it is younger than
+    `retention_ms`, counted from when it was closed, or among the newest `retention_bytes` of passed ones.
+    """
+    done = []
+    for ledger in ledgers:
+        if not ledger.closed or not passed(ledger, mark_deletes):
+            break
+        done.append(ledger)
+    retained = 0
+    kept_by_size = len(done)
+    if retention_bytes:
+        while kept_by_size and retained < retention_bytes:
+            kept_by_size -= 1
+            retained += done[kept_by_size].stored_bytes
+    for ledger in done[:kept_by_size]:
+        if ledger.closed_ms + retention_ms > now_ms:
+            return ledger.ledger_id, ledger.closed_ms + retention_ms
+    return ledgers[kept_by_size].ledger_id, None
+
+
+def give_up_ledgers(main: Environment, log: ManagedLedger, first: int) -> list[int]:
+    """Give up the closed ledgers before `first` and release what they held; returns the partitions'
+    starts that no topic holds any more. Their runs are still to be removed (`remove_runs`)."""
+
+    def work(transaction: Transaction) -> list[int]:
+        log.give_up(transaction, first)
+        return release_before(transaction, log.topic_id, first)
+
+    freed = main.write(work)
+    reach("trim.recorded")
+    return freed
+
+
+def release_before(transaction: Transaction, topic_id: int, first: int | None) -> list[int]:
+    """Release each closed partition whose last marker of the topic lies before ledger `first` (None: every one).
+
+    Returns the starts of those that nobody holds any more.
+    """
+    freed = []
+    for _, start_ms, record in list(catalog.frontiers(transaction.raw, topic_id)):
+        if record.released or (first is not None and record.marker_ledger >= first):
+            continue
+        key = fmt.partition_key(start_ms)
+        fields = transaction.get(key)
+        partition = None if fields is None else PartitionRecord.unpack(fields)
+        if partition is None or partition.state is not PartitionState.CLOSED:
+            continue  # it is released when it closes
+        transaction.put(fmt.frontier_key(topic_id, start_ms), record._replace(released=1).pack())
+        transaction.put(key, partition._replace(holders=partition.holders - 1).pack())
+        if partition.holders == 1:
+            freed.append(start_ms)
+    return freed
+
+
+def remove_runs(main: Environment, topic_id: int, ledger_id: int) -> int:
+    """Remove the runs of a ledger that was given up, in parts, then its record; returns how many runs."""
+
+    def part(transaction: Transaction) -> int:
+        cursor = transaction.raw.cursor()
+        removed = 0
+        prefix = fmt.run_key(ledger_id, 0)[:9]
+        more = cursor.set_range(prefix)
+        while more and removed < _RUNS_A_PART and cursor.key()[:9] == prefix:
+            more = cursor.delete()
+            removed += 1
+        if removed < _RUNS_A_PART:
+            transaction.delete(fmt.ledger_key(topic_id, ledger_id))
+        transaction.last_run = _last_run(transaction)
+        return removed
+
+    total = 0
+    while True:
+        removed = main.write(part)
+        total += removed
+        reach("trim.part")
+        if removed < _RUNS_A_PART:
+            return total
+
+
+def _last_run(transaction: Transaction) -> bytes:
+    cursor = transaction.raw.cursor()
+    return max(bytes(cursor.key()), fmt.RUN_PREFIX) if cursor.last() else fmt.RUN_PREFIX
+
+
+def unfinished(main: Environment) -> list[tuple[int, int]]:
+    """(topic id, ledger id) of the ledgers that were given up and not yet removed."""
+    found = []
+    for page in catalog.pages(main, fmt.prefix(fmt.Table.LEDGER)):
+        for key, fields in page:
+            if fmt.LedgerRecord.unpack(fields).state is LedgerState.TRIMMING:
+                found.append((fmt.trailing_u32(key[:5]), fmt.trailing_u64(key)))
+    return found

@@ -1,0 +1,36 @@
+"""duelog: an embedded, durable log of messages that are due later.
+
+    with DelayedStore.open("data") as store:
+        store.topic("reminders").send(b"pay", deliver_after=3600)
+
+Errors are in `duelog.errors`; everything else that callers need is here.
+"""
+
+from duelog.store.clock import Clock, ManualClock, SystemClock
+from duelog.store.config import StoreConfig
+from duelog.store.errors import DuelogError
+from duelog.store.message import Message, ReceivedMessage, ScheduledMessage
+from duelog.store.position import MessageId
+
+from .check import Finding
+from .delayed_store import DelayedStore
+from .maintenance import TickResult
+from .subscription import Subscription
+from .topic import Topic
+
+__all__ = [
+    "Clock",
+    "DelayedStore",
+    "DuelogError",
+    "Finding",
+    "ManualClock",
+    "Message",
+    "MessageId",
+    "ReceivedMessage",
+    "ScheduledMessage",
+    "StoreConfig",
+    "Subscription",
+    "SystemClock",
+    "TickResult",
+    "Topic",
+]

@@ -1,0 +1,69 @@
+"""Acknowledgements take effect in memory at once and reach the disk here, many subscriptions in one commit."""
+
+from __future__ import annotations
+
+import threading
+
+from duelog.store.acks import AckChanges
+from duelog.store.environment import Environment, Transaction
+from duelog.store.failpoints import reach
+
+from .subscription_state import SubscriptionState
+
+
+class AckFlusher:
+    """The subscriptions whose acknowledgements are not on disk yet. Thread-safe."""
+
+    def __init__(self, main: Environment, flush_ms: int) -> None:
+        self._main = main
+        self._flush_ms = flush_ms
+        self._lock = threading.Lock()
+        self._flushing = threading.Lock()
+        self._dirty: dict[int, SubscriptionState] = {}
+        self._due_ms: int | None = None
+
+    def mark(self, subscription: SubscriptionState, now_ms: int) -> bool:
+        """Note that a subscription has changes to write; True when a deadline has begun."""
+        with self._lock:
+            self._dirty[subscription.record.subscription_id] = subscription
+            if self._due_ms is None:
+                self._due_ms = now_ms + self._flush_ms
+                return True
+            return False
+
+    def due_ms(self) -> int | None:
+        """When what is waiting must be written, None when nothing waits."""
+        return self._due_ms
+
+    def flush(self) -> None:
+        """Write every change in one commit. Raises StoreFull, StoreFailed; the changes then wait on."""
+        with self._flushing:
+            with self._lock:
+                dirty, self._dirty, self._due_ms = self._dirty, {}, None
+            if dirty:
+                self._write(dirty)
+
+    def _write(self, dirty: dict[int, SubscriptionState]) -> None:
+        taken: list[tuple[SubscriptionState, AckChanges]] = []
+        for subscription in dirty.values():
+            with subscription.lock:
+                if subscription.acks.changed and not subscription.deleted:
+                    taken.append((subscription, subscription.acks.take_changes()))
+        if not taken:
+            return
+
+        def work(transaction: Transaction) -> None:
+            for subscription, changes in taken:
+                subscription.write_changes(transaction, changes)
+
+        try:
+            reach("acks.before")
+            self._main.write(work)
+        except BaseException:
+            for subscription, changes in taken:
+                with subscription.lock:
+                    subscription.acks.untake(changes)
+            with self._lock:
+                self._dirty = {**dirty, **self._dirty}
+                self._due_ms = self._due_ms if self._due_ms is not None else 0
+            raise

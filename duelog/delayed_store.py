@@ -1,0 +1,146 @@
+"""DelayedStore: the open store, and the way to everything in it."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Self
+
+from duelog.store.clock import Clock, SystemClock
+from duelog.store.config import StoreConfig
+from duelog.store.errors import ClosedError, InvalidArgument
+from duelog.store.names import SCHEME, TopicName, validate_namespace_name
+
+from .check import Finding, check
+from .engine import Engine
+from .maintenance import TickResult
+from .stats import PartitionStats, StoreStats, partition_stats, store_stats
+from .topic import Topic
+
+
+class DelayedStore:
+    """A directory of messages that are due later, open in this process.
+
+    One process writes; others may open it read-only. Thread-safe. A context manager; not to be used in a
+    child process after fork.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        """Use DelayedStore.open."""
+        self._engine = engine
+
+    @classmethod
+    def open(
+        cls,
+        path: str | os.PathLike[str],
+        config: StoreConfig | None = None,
+        *,
+        clock: Clock | None = None,
+        read_only: bool = False,
+    ) -> Self:
+        """Open the store in directory `path`, or make one where there is none or the directory is empty.
+
+        Finishes what a crash left. Time does not depend on how much is pending. Raises StoreLocked (another
+        process writes), FormatMismatch (no store, a later format, another partition_ms), DamagedStore.
+        """
+        if not isinstance(path, (str, os.PathLike)):
+            raise InvalidArgument("path", path, "expected a path")
+        if config is not None and not isinstance(config, StoreConfig):
+            raise InvalidArgument("config", config, "expected a StoreConfig or None")
+        if clock is not None and not isinstance(clock, Clock):
+            raise InvalidArgument("clock", clock, "expected a Clock or None")
+        return cls(Engine(Path(path).absolute(), config or StoreConfig(), clock or SystemClock(), read_only=read_only))
+
+    @property
+    def path(self) -> Path:
+        return self._engine.path
+
+    @property
+    def config(self) -> StoreConfig:
+        return self._engine.config
+
+    @property
+    def clock(self) -> Clock:
+        """The store's clock: it never goes back behind what has fired."""
+        return self._engine.clock
+
+    def topic(self, name: str) -> Topic:
+        """The topic of a name: `persistent://tenant/namespace/name`, `tenant/namespace/name` or a short name
+        in public/default. It need not exist. Raises InvalidArgument."""
+        self._engine.check_open()
+        return Topic(self._engine, TopicName.parse(name))
+
+    def topics(self, namespace: str | None = None, pattern: str | None = None) -> Iterator[Topic]:
+        """Topics that exist, by full name, without building a list (PIP-442): of one namespace
+        (`tenant/namespace`), whose full name matches `pattern` (re.search). Raises InvalidArgument."""
+        self._engine.check_open()
+        prefix = SCHEME if namespace is None else f"{SCHEME}{validate_namespace_name(namespace)}/"
+        try:
+            matches = re.compile(pattern) if pattern is not None else None
+        except (re.error, TypeError) as error:
+            raise InvalidArgument("pattern", pattern, f"no regular expression: {error}") from error
+        return (
+            Topic(self._engine, TopicName.parse(name))
+            for name in self._engine.topics.names(prefix)
+            if matches is None or matches.search(name)
+        )
+
+    def delete_topic(self, name: str) -> None:
+        """Delete a topic with its messages and subscriptions, and release all it holds. Raises UnknownTopic."""
+        self._engine.check_writable()
+        self._engine.delete_topic(self._engine.topics.get(TopicName.parse(name)))
+
+    def tick(self) -> TickResult:
+        """Do whatever is due now: fire, close, trim, delete, persist; and say what it did and what is next.
+
+        For programs and tests that drive the store themselves; harmless beside the background thread.
+        Raises ClockJumped, StoreFull, StoreFailed; what was done stands.
+        """
+        return self._engine.tick()
+
+    def accept_clock(self) -> None:
+        """Go on firing by the clock as it is now, after ClockJumped."""
+        self._engine.check_writable()
+        self._engine.maintenance.accept_clock()
+        self._engine.wake()
+
+    def flush(self) -> None:
+        """Persist every acknowledgement taken so far. Raises StoreFull, StoreFailed."""
+        self._engine.check_writable()
+        self._engine.flusher.flush()
+
+    def check(self) -> Iterator[Finding]:
+        """Every problem found in the store, as values; nothing is changed. O(entries' headers)."""
+        self._engine.check_open()
+        return check(self._engine)
+
+    def stats(self) -> StoreStats:
+        """Figures of the store; O(partition logs)."""
+        self._engine.check_open()
+        return store_stats(self._engine)
+
+    def partitions(self) -> list[PartitionStats]:
+        """Every time partition, by start; O(partition logs)."""
+        self._engine.check_open()
+        return partition_stats(self._engine)
+
+    def close(self) -> None:
+        """Persist acknowledgements and close. Waiting receivers get ClosedError. A second call does nothing."""
+        self._engine.close()
+
+    @property
+    def closed(self) -> bool:
+        return self._engine.closed
+
+    def __enter__(self) -> Self:
+        if self._engine.closed:
+            raise ClosedError(f"store {self.path}")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<DelayedStore {self.path}{', closed' if self._engine.closed else ''}>"

@@ -1,0 +1,82 @@
+"""Who may be handed what next. Here: anyone anything, in log order; ``key_order.py`` adds order by key.
+
+Owns the positions that are ready: due for redelivery, or read from the log and kept back. The dispatcher tells it of
+every change of a message's place; a message is ready, held by a consumer, waiting for its time, or gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pyroaring import BitMap
+
+from duelog.store.message import ReceivedMessage
+from duelog.store.position import Position
+
+from .position_set import PositionSet
+
+
+class DeliveryOrder:
+    """Exclusive, failover and shared subscriptions: redeliveries in log order to whoever asks first."""
+
+    def __init__(self) -> None:
+        self._anyone = PositionSet()
+
+    def __len__(self) -> int:
+        """Number of positions that are ready, whether or not they may be handed out just now."""
+        return len(self._anyone)
+
+    @property
+    def kept_back(self) -> int:
+        """How many of them were read from the log and never handed out."""
+        return 0
+
+    def set_consumers(self, consumers: Sequence[int]) -> None:
+        """These are the consumers now."""
+
+    def peek(self, consumer_id: int, count: int) -> list[Position]:
+        """The first ``count`` ready positions that this consumer may have now; they stay where they are."""
+        return self._anyone.first(count)
+
+    def look_ahead(self, count: int) -> int:
+        """How many of ``count`` messages may be read from the log now."""
+        return count
+
+    def admit(self, consumer_id: int, messages: list[ReceivedMessage]) -> list[ReceivedMessage]:
+        """New messages from the log, asked for by this consumer: those that it may have; the rest becomes ready."""
+        return messages
+
+    def split(self, messages: list[ReceivedMessage]) -> tuple[list[ReceivedMessage], list[ReceivedMessage]]:
+        """Ready messages as (handed out before, never handed out)."""
+        return messages, []
+
+    def hand_out(self, consumer_id: int, messages: Sequence[ReceivedMessage]) -> None:
+        """The consumer has these now, which ``admit`` or ``peek`` allowed it."""
+        for message in messages:
+            self._anyone.discard(message.position)
+
+    def taken_back(self, ledger_id: int, entries: BitMap) -> None:
+        """Entries that a consumer held wait for their time now."""
+
+    def fell_due(self, ledger_id: int, entries: BitMap) -> None:
+        """Entries that waited for their time are ready now."""
+        self._anyone.update(ledger_id, entries)
+
+    def forget(self, ledger_id: int, entries: BitMap) -> None:
+        """Entries are acknowledged or cannot be read, wherever they were."""
+        self._anyone.remove(ledger_id, entries)
+
+    def forget_through(self, position: Position) -> None:
+        """Everything at or before ``position`` is acknowledged or gone, wherever it was."""
+        self._anyone.remove_through(position)
+
+    def clear(self) -> None:
+        """Nothing is ready, held or waiting; the consumers stay."""
+        self._anyone.clear()
+
+    def ready(self) -> set[Position]:
+        """A copy of what is ready, for checks and tests. O(positions)."""
+        return set(self._anyone)
+
+    def _check(self) -> None:
+        self._anyone._check()

@@ -1,0 +1,268 @@
+"""The parts of an open store, put together: what DelayedStore, Topic and Subscription stand on.
+
+Order of locks, outermost first: maintenance, a subscription, then leaf locks (conditions, queues, sets).
+Nobody waits for a commit with a subscription's lock in hand.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from duelog.cleanup.deletion import delete_partition
+from duelog.cleanup.sweep import Swept, sweep
+from duelog.cleanup.trim import release_before, remove_runs
+from duelog.markers.firing import Firing
+from duelog.markers.reader import MainLogReader
+from duelog.partitions.partition_set import PartitionSet
+from duelog.store import catalog
+from duelog.store import format as fmt
+from duelog.store.clock import Clock, ManualClock, StoreClock
+from duelog.store.config import StoreConfig
+from duelog.store.directory import make_directory
+from duelog.store.environment import Transaction
+from duelog.store.errors import ClosedError, ConsumerBusy, CorruptEntry, DamagedStore, UnknownSubscription
+from duelog.store.format import LedgerState, PartitionState
+from duelog.store.ledger import find_tail
+from duelog.store.set_aside import SetAside
+
+from .ack_flusher import AckFlusher
+from .maintenance import Maintenance, TickResult
+from .opening import StoreLock, create, open_main, read_identity, refuse_foreign
+from .scheduler import Scheduler
+from .sending import Sender
+from .subscription_state import SubscriptionState
+from .topic_state import TopicState
+from .topics import Topics
+
+
+class Engine:
+    """An open store. `close` ends it; everything else is done through its parts."""
+
+    def __init__(self, path: Path, config: StoreConfig, clock: Clock, *, read_only: bool) -> None:
+        """Open or make the store in `path`. Raises the errors of DelayedStore.open."""
+        self.path = path
+        self.config = config
+        self.read_only = read_only
+        self.closed = False
+        self._process = os.getpid()
+        self._lock: StoreLock | None = None
+        refuse_foreign(path)
+        if not read_only:
+            make_directory(path)
+            self._lock = StoreLock(path)
+        try:
+            self._open(path, config, clock)
+        except BaseException:
+            if self._lock is not None:
+                self._lock.release()
+            raise
+
+    def _open(self, path: Path, config: StoreConfig, clock: Clock) -> None:
+        read_only = self.read_only
+        if not read_only and not (path / "STORE").exists():
+            identity = create(path, config)
+        else:
+            identity = read_identity(path, config)
+        self.store_id = identity.store_id
+        self.main = open_main(path, config, identity, read_only=read_only)
+        try:
+            self.swept = Swept(0, 0, 0) if read_only else sweep(path, self.main)
+            mark = self.main.get(fmt.counter_key(catalog.CLOCK))
+            self.clock = StoreClock(clock, 0 if mark is None else fmt.unpack_u64(mark))
+            self.partitions = PartitionSet(path, self.main, config, identity.store_id, read_only=read_only)
+            self.partitions.load()
+            self._refuse_lost_entries()
+        except BaseException:
+            self.main.close()
+            raise
+        self.topics = Topics(self.main, config, read_only=read_only)
+        self.set_aside = SetAside(self.main)
+        self.sender = Sender(self.main, self.partitions, config, self.topics.run_limits)
+        self.flusher = AckFlusher(self.main, config.ack_flush_ms)
+        self.firing = Firing(
+            self.main,
+            self.partitions,
+            config,
+            main_log=self.topics.main_log,
+            set_aside=self.note_unreadable,
+            wake=self.wake,
+        )
+        self.maintenance = Maintenance(
+            path,
+            self.main,
+            self.partitions,
+            self.topics,
+            self.firing,
+            self.flusher,
+            self.set_aside,
+            self.clock,
+            config,
+        )
+        self.topics.look_at = self.maintenance.look_at
+        self.scheduler: Scheduler | None = None
+        background = config.background if config.background is not None else not isinstance(clock, ManualClock)
+        if background and not read_only:
+            self.scheduler = Scheduler(lambda: self.maintenance.tick().next_due_ms, self.clock, self._wake_receivers)
+            self.maintenance.wake = self.scheduler.wake
+            self.scheduler.start()
+
+    def _refuse_lost_entries(self) -> None:
+        """Refuse a store in which a partition log ends before its frontier: entries that fired are gone.
+
+        It happens after a power cut with durability "none". Going on would give their ids out again.
+        """
+        if self.read_only:
+            return
+        with self.main.read() as raw:
+            begun = [row for row in catalog.frontiers(raw) if row[2].seen]
+        for topic_id, start_ms, record in begun:
+            partition = self.partitions.get(start_ms)
+            if partition is None or partition.state is not PartitionState.OPEN:
+                continue
+            with self.partitions.lease(partition), partition.environment.read() as raw:
+                tail = find_tail(raw, partition.name, record.ledger_id)
+            if tail < record.seen:
+                raise DamagedStore(
+                    partition.path,
+                    f"ledger {record.ledger_id} of topic {topic_id} ends at entry {tail}, {record.seen} were there "
+                    "when it last fired: entries were lost",
+                )
+
+    # -- for the faces -----------------------------------------------------------------------------
+
+    def check_open(self) -> None:
+        """Raise ClosedError after close, and in a child process after fork."""
+        if self.closed:
+            raise ClosedError(f"store {self.path}")
+        if os.getpid() != self._process:
+            raise ClosedError(f"store {self.path} (opened by process {self._process}, used by child {os.getpid()})")
+
+    def check_writable(self) -> None:
+        self.check_open()
+        if self.read_only:
+            raise ClosedError(f"store {self.path} is open read-only; for writing it")
+        if self.main.failed is not None:
+            raise self.main.failed
+
+    def wake(self) -> None:
+        if self.scheduler is not None:
+            self.scheduler.wake()
+
+    def tick(self) -> TickResult:
+        self.check_writable()
+        return self.maintenance.tick()
+
+    def note_unreadable(self, error: CorruptEntry) -> None:
+        """Set an entry aside that cannot be read."""
+        self.set_aside.add(error)
+
+    def reader(self, topic: TopicState, subscription: str) -> MainLogReader:
+        return MainLogReader(
+            self.main,
+            self.partitions,
+            topic.log,
+            topic=str(topic.name),
+            subscription=subscription,
+            span_ms=self.config.partition_ms,
+            set_aside=self.note_unreadable,
+        )
+
+    def acknowledged(self, topic: TopicState, subscription: SubscriptionState, moved_ledger: bool) -> None:
+        """Acknowledgements were taken in memory: see that they reach the disk, and that ledgers are trimmed."""
+        now_ms = self.clock.now_ms()
+        if self.flusher.mark(subscription, now_ms):
+            if not self.config.ack_flush_ms:
+                self.flusher.flush()
+            else:
+                self.wake()
+        if moved_ledger:
+            self.maintenance.look_at(topic.topic_id, now_ms + self.config.ack_flush_ms)
+
+    def delete_topic(self, topic: TopicState) -> None:
+        """Remove a topic and all it holds: subscriptions, main log, its claims on partitions."""
+        with self.maintenance.lock:
+            given_up: list[int] = []
+
+            def work(transaction: Transaction) -> list[int]:
+                given_up.clear()
+                topic_id = topic.topic_id
+                freed = release_before(transaction, topic_id, None)
+                transaction.delete(fmt.topic_key(str(topic.name)))
+                transaction.delete(fmt.topic_name_key(topic_id))
+                for _, name, record in list(catalog.cursors(transaction.raw, topic_id)):
+                    for ledger_id, _ in list(catalog.acked(transaction.raw, record.subscription_id)):
+                        transaction.delete(fmt.acked_key(record.subscription_id, ledger_id))
+                    transaction.delete(fmt.cursor_key(topic_id, name))
+                for _, start_ms, _ in list(catalog.frontiers(transaction.raw, topic_id)):
+                    transaction.delete(fmt.frontier_key(topic_id, start_ms))
+                for ledger_id, record in catalog.ledgers(transaction.raw, topic_id):
+                    transaction.put(
+                        fmt.ledger_key(topic_id, ledger_id), record._replace(state=LedgerState.TRIMMING).pack()
+                    )
+                    given_up.append(ledger_id)
+                return freed
+
+            freed = self.main.write(work)
+            for subscription in topic.subscriptions.values():
+                subscription.deleted = True
+            self.topics.forget(topic)
+            self.firing.forget_topic(topic.topic_id)
+            for ledger_id in given_up:
+                remove_runs(self.main, topic.topic_id, ledger_id)
+            for start_ms in freed:
+                partition = self.partitions.get(start_ms)
+                if partition is not None:
+                    delete_partition(self.path, self.main, self.partitions, partition)
+
+    def remove_subscription(self, topic: TopicState, name: str) -> None:
+        """Remove a subscription durably; what only it held becomes free. Raises ConsumerBusy, UnknownSubscription."""
+        with self.maintenance.lock:
+            subscription = topic.subscriptions.get(name)
+            if subscription is None:
+                raise UnknownSubscription(str(topic.name), name)
+            with subscription.lock:
+                if subscription.consumers:
+                    raise ConsumerBusy(str(topic.name), name, f"it has {subscription.consumers} consumers")
+                subscription.deleted = True
+
+            def work(transaction: Transaction) -> None:
+                number = subscription.record.subscription_id
+                for ledger_id, _ in list(catalog.acked(transaction.raw, number)):
+                    transaction.delete(fmt.acked_key(number, ledger_id))
+                transaction.delete(fmt.cursor_key(topic.topic_id, name))
+
+            try:
+                self.main.write(work)
+            except BaseException:
+                subscription.deleted = False
+                raise
+            topic.subscriptions = {key: value for key, value in topic.subscriptions.items() if key != name}
+        self.maintenance.look_at(topic.topic_id, 0)
+
+    def _wake_receivers(self) -> None:
+        for topic in self.topics.loaded():
+            topic.changed()
+
+    # -- the end -----------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Persist acknowledgements, end the thread, close every environment, give the lock back."""
+        if self.closed:
+            return
+        self.maintenance.stopping = True
+        if self.scheduler is not None:
+            self.scheduler.stop()
+        try:
+            if not self.read_only and self.main.failed is None and os.getpid() == self._process:
+                with self.maintenance.lock:
+                    self.flusher.flush()
+                    self.set_aside.flush()
+        finally:
+            self.closed = True
+            self._wake_receivers()
+            self.sender.close()
+            self.partitions.close()
+            self.main.close()
+            if self._lock is not None:
+                self._lock.release()

@@ -1,0 +1,257 @@
+"""Key-shared subscriptions: which consumer a key belongs to, and which messages of a key have to wait.
+
+Two promises. At any time one consumer at most holds messages of a key; and a message is not handed out while an
+earlier one of its key is kept back or waits for redelivery. So a key moves to another consumer only when the one before
+has acknowledged, given back or lost what it held of it. Other keys go on meanwhile, as far as ``max_kept_back``
+messages ahead.
+
+A key belongs to the consumer that ``key_slots.py`` says. Messages without a key go to whoever asks.
+
+Deliberately in memory only, and only for keys of which something is held or waits: about 150 bytes a message besides
+the key. The bodies of messages kept back are not kept; they are read again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pyroaring import BitMap
+
+from duelog.store.errors import BrokenInvariant
+from duelog.store.message import ReceivedMessage
+from duelog.store.position import Position
+
+from .delivery_order import DeliveryOrder
+from .key_slots import KeySlots
+from .position_set import PositionSet
+
+
+class _Key:
+    """A key of which some message is held, ready or waiting."""
+
+    __slots__ = ("held", "holder", "name", "owner", "parked", "queued", "waiting")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.owner: int | None = None  # who is to have it, once known; valid until the consumers change
+        self.holder: int | None = None  # who holds messages of it
+        self.held = 0  # how many
+        self.queued = 0  # how many messages of it are ready, parked or waiting
+        self.parked = PositionSet()  # ready but not to be handed out before something else happens
+        self.waiting = PositionSet()  # nacked or overdue, until their time comes
+
+
+class KeyOrder(DeliveryOrder):
+    """Ready messages by the consumer that their key belongs to."""
+
+    def __init__(self, max_kept_back: int) -> None:
+        """max_kept_back: how many messages may have been read past without anybody having got them."""
+        super().__init__()
+        self._max_kept_back = max_kept_back
+        self._slots = KeySlots()
+        self._keys: dict[str, _Key] = {}
+        self._key_at: dict[int, dict[int, _Key]] = {}  # ledger id -> entry id -> its key
+        self._ready: dict[int | None, PositionSet] = {}  # by owner; None while there is no consumer
+        self._kept_back = PositionSet()
+
+    def __len__(self) -> int:
+        parked = sum(len(key.parked) for key in self._keys.values())
+        return len(self._anyone) + sum(map(len, self._ready.values())) + parked
+
+    @property
+    def kept_back(self) -> int:
+        return len(self._kept_back)
+
+    def set_consumers(self, consumers: Sequence[int]) -> None:
+        """Hand the ready messages to their new owners. O(consumers + ready messages)."""
+        self._slots = KeySlots(consumers)
+        ready = [position for positions in self._ready.values() for position in positions]
+        self._ready = {}
+        for key in self._keys.values():
+            key.owner = self._slots.owner_of(key.name)
+            self._unpark(key)
+        for position in ready:
+            self._ready_of(self._key_at[position[0]][position[1]]).add(position)
+
+    def peek(self, consumer_id: int, count: int) -> list[Position]:
+        mine: list[Position] = []
+        blocked: list[tuple[_Key, Position]] = []
+        ready = self._ready.get(consumer_id, ())
+        for position in ready:
+            key = self._key_at[position[0]][position[1]]
+            if self._is_free(key, consumer_id) and not _precedes(key.waiting, position):
+                mine.append(position)
+                if len(mine) == count:
+                    break
+            else:
+                blocked.append((key, position))
+        for key, position in blocked:
+            self._ready[consumer_id].discard(position)
+            key.parked.add(position)
+        return sorted([*mine, *self._anyone.first(count)])[:count]
+
+    def look_ahead(self, count: int) -> int:
+        return min(count, self._max_kept_back - len(self._kept_back))
+
+    def admit(self, consumer_id: int, messages: list[ReceivedMessage]) -> list[ReceivedMessage]:
+        admitted: list[ReceivedMessage] = []
+        for message in messages:
+            if message.key is None:
+                admitted.append(message)
+                continue
+            key = self._key(message.key)
+            if key.owner == consumer_id and not key.queued and self._is_free(key, consumer_id):
+                admitted.append(message)
+                continue
+            position = message.position
+            key.queued += 1
+            self._key_at.setdefault(position[0], {})[position[1]] = key
+            self._kept_back.add(position)
+            self._ready_of(key).add(position)
+        return admitted
+
+    def split(self, messages: list[ReceivedMessage]) -> tuple[list[ReceivedMessage], list[ReceivedMessage]]:
+        if not self._kept_back:
+            return messages, []
+        again = [message for message in messages if message.position not in self._kept_back]
+        return again, [message for message in messages if message.position in self._kept_back]
+
+    def hand_out(self, consumer_id: int, messages: Sequence[ReceivedMessage]) -> None:
+        for message in messages:
+            position = message.position
+            if message.key is None:
+                self._anyone.discard(position)
+                continue
+            key = self._key(message.key)
+            if key.queued:
+                self._unqueue(key, position)
+            self._key_at.setdefault(position[0], {})[position[1]] = key
+            key.holder = consumer_id
+            key.held += 1
+
+    def taken_back(self, ledger_id: int, entries: BitMap) -> None:
+        key_at = self._key_at.get(ledger_id, {})
+        for entry_id in entries:
+            key = key_at.get(entry_id)
+            if key is not None:
+                key.waiting.add(Position(ledger_id, entry_id))
+                key.queued += 1
+                self._let_go(key)
+
+    def fell_due(self, ledger_id: int, entries: BitMap) -> None:
+        key_at = self._key_at.get(ledger_id, {})
+        for entry_id in entries:
+            position = Position(ledger_id, entry_id)
+            key = key_at.get(entry_id)
+            if key is None:
+                self._anyone.add(position)
+            else:
+                key.waiting.discard(position)
+                self._ready_of(key).add(position)
+                self._unpark(key)
+
+    def forget(self, ledger_id: int, entries: BitMap) -> None:
+        super().forget(ledger_id, entries)
+        key_at = self._key_at.get(ledger_id)
+        if key_at is None:
+            return
+        for entry_id in entries:
+            key = key_at.pop(entry_id, None)
+            if key is None:
+                continue
+            if key.queued and self._unqueue(key, Position(ledger_id, entry_id)):
+                self._unpark(key)
+            else:
+                self._let_go(key)
+            if not key.held and not key.queued:
+                del self._keys[key.name]
+        if not key_at:
+            del self._key_at[ledger_id]
+
+    def forget_through(self, position: Position) -> None:
+        super().forget_through(position)
+        ledger_id, last = position
+        for at in [at for at in self._key_at if at <= ledger_id]:
+            self.forget(at, BitMap([entry_id for entry_id in self._key_at[at] if at < ledger_id or entry_id <= last]))
+
+    def clear(self) -> None:
+        super().clear()
+        self._keys.clear()
+        self._key_at.clear()
+        self._ready.clear()
+        self._kept_back.clear()
+
+    def ready(self) -> set[Position]:
+        return super().ready().union(*self._ready.values(), *(key.parked for key in self._keys.values()))
+
+    # -- inside --------------------------------------------------------------------------------
+
+    def _key(self, name: str) -> _Key:
+        key = self._keys.get(name)
+        if key is None:
+            key = self._keys[name] = _Key(name)
+            key.owner = self._slots.owner_of(name)
+        return key
+
+    def _ready_of(self, key: _Key) -> PositionSet:
+        ready = self._ready.get(key.owner)
+        if ready is None:
+            ready = self._ready[key.owner] = PositionSet()
+        return ready
+
+    @staticmethod
+    def _is_free(key: _Key, consumer_id: int) -> bool:
+        return not key.held or key.holder == consumer_id
+
+    def _let_go(self, key: _Key) -> None:
+        """One message fewer is held."""
+        key.held -= 1
+        if not key.held:
+            key.holder = None
+            self._unpark(key)
+
+    def _unpark(self, key: _Key) -> None:
+        """Something that may have held this key up has happened: ``peek`` looks again."""
+        if key.parked:
+            ready = self._ready_of(key)
+            for ledger_id, entries in key.parked.by_ledger().items():
+                ready.update(ledger_id, entries)
+            key.parked.clear()
+
+    def _unqueue(self, key: _Key, position: Position) -> bool:
+        """Take a position from where it is ready or waits; False if it does neither."""
+        if not (self._ready_of(key).discard(position) or key.parked.discard(position) or key.waiting.discard(position)):
+            return False
+        key.queued -= 1
+        self._kept_back.discard(position)
+        return True
+
+    def _check(self) -> None:
+        """Raise BrokenInvariant unless the counts of every key are those of the positions."""
+        super()._check()
+        tracked = dict.fromkeys(self._keys, 0)
+        for of_ledger in self._key_at.values():
+            for key in of_ledger.values():
+                tracked[key.name] += 1
+        queued = {name: len(key.waiting) + len(key.parked) for name, key in self._keys.items()}
+        for owner, ready in self._ready.items():
+            ready._check()
+            for ledger_id, entry_id in ready:
+                key = self._key_at[ledger_id][entry_id]
+                queued[key.name] += 1
+                if key.owner != owner or owner != self._slots.owner_of(key.name):
+                    raise BrokenInvariant(f"a ready message of key {key.name!r} is kept for {owner}, not {key.owner}")
+        for name, key in self._keys.items():
+            if key.queued != queued[name] or key.held != tracked[name] - queued[name] or key.held + key.queued < 1:
+                raise BrokenInvariant(f"key {name!r}: {key.held} held, {key.queued} queued of {tracked[name]} messages")
+            if (key.holder is None) != (key.held == 0):
+                raise BrokenInvariant(f"key {name!r}: {key.held} messages are held by {key.holder}")
+        if not set(self._kept_back) <= self.ready():
+            raise BrokenInvariant("a message kept back is not ready")
+        if len(self._kept_back) > self._max_kept_back:
+            raise BrokenInvariant(f"{len(self._kept_back)} messages are kept back")
+
+
+def _precedes(positions: PositionSet, position: Position) -> bool:
+    least = positions.least()
+    return least is not None and least < position

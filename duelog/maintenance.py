@@ -1,0 +1,244 @@
+"""What a store does when time passes: load, fire, close, trim, delete, persist. One tick at a time.
+
+A tick does whatever is due now, in that order, and says when the next thing is. It is run by the
+scheduler thread, by the program, or by `receive` where there is no thread.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from duelog.cleanup.deletion import deletable, delete_partition, remove_recorded
+from duelog.cleanup.trim import first_kept, give_up_ledgers, remove_runs
+from duelog.markers.firing import Firing
+from duelog.partitions.partition_set import PartitionSet
+from duelog.store import catalog
+from duelog.store import format as fmt
+from duelog.store.clock import ManualClock, StoreClock
+from duelog.store.config import StoreConfig
+from duelog.store.environment import Environment
+from duelog.store.errors import ClockJumped, StoreFull
+from duelog.store.format import PartitionState
+from duelog.store.set_aside import SetAside
+
+from .ack_flusher import AckFlusher
+from .topic_state import TopicState
+from .topics import Topics
+
+
+@dataclass(frozen=True, slots=True)
+class TickResult:
+    """What one tick did, and when the next thing is due.
+
+    fired: messages whose markers were written. closed, deleted: partitions. trimmed: main-log ledgers.
+    snapshots: delay indexes saved. next_due_ms: epoch ms of the next thing to do, None: nothing is planned.
+    """
+
+    fired: int
+    closed: int
+    trimmed: int
+    deleted: int
+    snapshots: int
+    next_due_ms: int | None
+
+
+def _nobody_sleeps() -> None:
+    """Stands in for the scheduler's wake where there is no thread."""
+
+
+class Maintenance:
+    """The upkeep of one open store."""
+
+    def __init__(
+        self,
+        path: Path,
+        main: Environment,
+        partitions: PartitionSet,
+        topics: Topics,
+        firing: Firing,
+        flusher: AckFlusher,
+        set_aside: SetAside,
+        clock: StoreClock,
+        config: StoreConfig,
+    ) -> None:
+        self._path = path
+        self._main = main
+        self._partitions = partitions
+        self._topics = topics
+        self._firing = firing
+        self._flusher = flusher
+        self._set_aside = set_aside
+        self._clock = clock
+        self._config = config
+        self.lock = threading.Lock()
+        """Held during a tick, and by whoever must not run beside one."""
+        self.stopping = False
+        self._look_again: dict[int, int] = {}  # topic id -> when its main log may have something to trim or roll
+        self._look_lock = threading.Lock()
+        self._surveyed = False
+        self._undeleted: list[int] = []
+        self._seen: tuple[int, float] | None = None
+        self.wake: Callable[[], None] = _nobody_sleeps
+        self.on_trim: Callable[[int], None] | None = None
+        self.on_delete: Callable[[int], None] | None = None
+
+    # -- what others tell ------------------------------------------------------------------------
+
+    def look_at(self, topic_id: int, due_ms: int) -> None:
+        """Have the topic's main log looked at for trimming at `due_ms` or earlier. Takes leaf locks only."""
+        with self._look_lock:
+            known = self._look_again.get(topic_id)
+            if known is not None and known <= due_ms:
+                return
+            self._look_again[topic_id] = due_ms
+        self.wake()
+
+    def accept_clock(self) -> None:
+        """Believe the clock as it is now (after ClockJumped)."""
+        self._seen = None
+
+    # -- the tick --------------------------------------------------------------------------------
+
+    def tick(self) -> TickResult:
+        """Do whatever is due. Raises ClockJumped, StoreFull, StoreFailed; what was done stands."""
+        with self.lock:
+            now_ms = self._time()
+            full: StoreFull | None = None
+            fired = closed = 0
+            try:
+                fired, closed = self._fire(now_ms)
+            except StoreFull as error:  # go on: what follows may make room
+                full = error
+            due_ms = self._flusher.due_ms()
+            if due_ms is not None and due_ms <= now_ms:
+                self._flusher.flush()
+            self._set_aside.flush()
+            trimmed = self._trim(now_ms)
+            deleted = self._delete()
+            if full is not None:
+                raise full
+            return TickResult(fired, closed, trimmed, deleted, 0, self._next_due_ms())
+
+    def _time(self) -> int:
+        """Now; refused when the clock ran ahead of the time that passed by more than the bound."""
+        now_ms = self._clock.wrapped.now_ms()
+        passed_ms = time.clock_gettime(time.CLOCK_BOOTTIME) * 1000
+        bound_ms = self._config.max_clock_jump_ms
+        if self._seen is not None and bound_ms is not None and not isinstance(self._clock.wrapped, ManualClock):
+            seen_ms, seen_at = self._seen
+            if now_ms - seen_ms - (passed_ms - seen_at) > bound_ms:
+                raise ClockJumped(seen_ms, now_ms, bound_ms)
+        self._seen = (now_ms, passed_ms)
+        return max(now_ms, self._clock.mark_ms)
+
+    def _fire(self, now_ms: int) -> tuple[int, int]:
+        fired = closed = 0
+        while not self.stopping:
+            loaded = self._firing.load(now_ms)
+            batch = self._firing.fire(now_ms)
+            if batch:
+                self._clock.raise_to(now_ms)
+                fired += batch
+                continue
+            starts = self._firing.close_finished(now_ms)
+            if starts:
+                self._clock.raise_to(now_ms)
+                closed += len(starts)
+                self._undeleted.extend(starts)
+            elif not loaded:
+                break
+        return fired, closed
+
+    def _trim(self, now_ms: int) -> int:
+        if not self._surveyed:
+            self._survey()
+        with self._look_lock:
+            due = [topic_id for topic_id, due_ms in self._look_again.items() if due_ms <= now_ms]
+            for topic_id in due:
+                del self._look_again[topic_id]
+        trimmed = 0
+        for topic_id in due:
+            topic = self._topics.by_id(topic_id)
+            if topic is not None:
+                trimmed += self._trim_topic(topic, now_ms)
+        return trimmed
+
+    def _trim_topic(self, topic: TopicState, now_ms: int) -> int:
+        age_due_ms = topic.log.age_due_ms()
+        if age_due_ms is not None and age_due_ms <= now_ms:
+            self._main.write(lambda transaction: topic.log.roll(transaction, now_ms))
+            age_due_ms = topic.log.age_due_ms()
+        if age_due_ms is not None:
+            self.look_at(topic.topic_id, age_due_ms)
+        mark_deletes = []
+        for subscription in list(topic.subscriptions.values()):
+            with subscription.lock:
+                mark_deletes.append(subscription.acks.mark_delete)
+        ledgers = topic.log.ledgers()
+        first, again_ms = first_kept(
+            ledgers, mark_deletes, self._config.retention_ms, self._config.retention_bytes, now_ms
+        )
+        if again_ms is not None:
+            self.look_at(topic.topic_id, again_ms)
+        if first == ledgers[0].ledger_id:
+            return 0
+        given_up = [ledger for ledger in ledgers if ledger.ledger_id < first]
+        self._undeleted.extend(give_up_ledgers(self._main, topic.log, first))
+        for subscription in list(topic.subscriptions.values()):
+            with subscription.lock:
+                if subscription.dispatcher is not None:
+                    subscription.dispatcher.trimmed(first)
+                else:
+                    subscription.acks.trim_to(first, topic.log)
+            self._flusher.mark(subscription, now_ms)
+        for ledger in given_up:
+            remove_runs(self._main, topic.topic_id, ledger.ledger_id)
+            if self.on_trim is not None:
+                self.on_trim(ledger.entries)
+        return len(given_up)
+
+    def _delete(self) -> int:
+        starts, self._undeleted = sorted(set(self._undeleted)), []
+        deleted = 0
+        for start_ms in starts:
+            partition = self._partitions.get(start_ms)
+            if partition is None:
+                continue
+            if partition.state is PartitionState.DELETING:
+                # Recorded before, and somebody was reading from it.
+                gone = self._partitions.forget(partition)
+                if gone:
+                    remove_recorded(self._path, self._main, start_ms, partition.generation)
+            else:
+                gone = delete_partition(self._path, self._main, self._partitions, partition)
+            if gone:
+                deleted += 1
+                if self.on_delete is not None:
+                    self.on_delete(start_ms)
+            elif partition.state is PartitionState.DELETING:
+                self._undeleted.append(start_ms)
+        return deleted
+
+    def _survey(self) -> None:
+        """Once after opening: find what may be trimmed, rolled or deleted already."""
+        self._surveyed = True
+        self._undeleted.extend(deletable(self._main))
+        for page in catalog.pages(self._main, fmt.prefix(fmt.Table.LEDGER)):
+            for key, _ in page:
+                self.look_at(fmt.trailing_u32(key[:5]), 0)
+
+    def _next_due_ms(self) -> int | None:
+        with self._look_lock:
+            times = list(self._look_again.values())
+        candidates = (
+            self._firing.next_due_ms(),
+            self._firing.next_load_ms(),
+            self._firing.next_close_ms(),
+            self._flusher.due_ms(),
+            min(times, default=None),
+        )
+        return min((due_ms for due_ms in candidates if due_ms is not None), default=None)

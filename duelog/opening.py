@@ -1,0 +1,134 @@
+"""Making a store, opening one, and the lock that keeps a second writer out.
+
+A new store is complete once its STORE file is there, which is written last: a directory without it holds
+nothing that anybody was promised, and is made anew if it holds nothing else either.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import uuid
+from pathlib import Path
+from typing import NamedTuple
+from zlib import crc32
+
+from duelog.store import format as fmt
+from duelog.store.config import StoreConfig
+from duelog.store.directory import make_directory, move, remove_tree, write_file
+from duelog.store.environment import Environment
+from duelog.store.errors import DamagedStore, FormatMismatch, StoreLocked
+from duelog.store.format import PartitionInfo
+
+_OWN_NAMES = {"LOCK", "STORE.tmp", "main", "partitions", "staging", "trash"}
+
+
+class Identity(NamedTuple):
+    """What the STORE file says: written once, checked at every open."""
+
+    store_id: bytes
+    partition_ms: int
+
+
+class StoreLock:
+    """The exclusive lock on LOCK, held while a process writes. flock: LMDB's own locks are fcntl's."""
+
+    def __init__(self, path: Path) -> None:
+        """Take it. Raises StoreLocked."""
+        self._descriptor = os.open(path / "LOCK", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            os.close(self._descriptor)
+            raise StoreLocked(path) from error
+
+    def release(self) -> None:
+        """Give it back; a second call does nothing."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+def refuse_foreign(path: Path) -> None:
+    """Raise FormatMismatch for a path that is no directory, or a directory that is no store and not empty."""
+    if path.exists() and not path.is_dir():
+        raise FormatMismatch(path, "path", "a file", "a directory")
+    if not path.exists() or (path / "STORE").exists():
+        return
+    strangers = sorted(child.name for child in path.iterdir() if child.name not in _OWN_NAMES)
+    if strangers or any((path / "partitions").glob("*")):
+        raise FormatMismatch(path, "STORE", None, "a STORE file, or an empty directory")
+
+
+def create(path: Path, config: StoreConfig) -> Identity:
+    """Make a new store in `path`, where the lock is held and there is no STORE file."""
+    for name in ("main", "partitions", "staging", "trash"):
+        remove_tree(path / name)
+    for name in ("partitions", "staging", "trash"):
+        make_directory(path / name)
+    identity = Identity(uuid.uuid4().bytes, config.partition_ms)
+    staged = path / "staging" / "main"
+    environment = Environment(staged, name="main", map_bytes=config.map_bytes, create=True)
+    info = PartitionInfo(fmt.FORMAT_VERSION, identity.store_id, 0, 0, 0)
+    try:
+        environment.write(lambda transaction: transaction.put(fmt.PARTITION_INFO_KEY, info.pack()))
+    finally:
+        environment.close()
+    move(staged, path / "main")
+    fields = {"format": fmt.FORMAT_VERSION, "store_id": identity.store_id.hex(), "partition_ms": config.partition_ms}
+    fields["crc"] = _checksum(fields)
+    write_file(path / "STORE", json.dumps(fields).encode() + b"\n")
+    return identity
+
+
+def read_identity(path: Path, config: StoreConfig) -> Identity:
+    """Read and check the STORE file. Raises FormatMismatch, DamagedStore."""
+    try:
+        content = (path / "STORE").read_bytes()
+    except FileNotFoundError as error:
+        raise FormatMismatch(path, "STORE", None, "a STORE file") from error
+    try:
+        fields = json.loads(content)
+        checksum = fields.pop("crc")
+        version = fields["format"]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DamagedStore(path / "STORE", f"cannot be read: {content[:80]!r}") from error
+    if not isinstance(version, int) or version > fmt.FORMAT_VERSION:
+        raise FormatMismatch(path, "format", version, fmt.FORMAT_VERSION)
+    if checksum != _checksum(fields):
+        raise DamagedStore(path / "STORE", "does not match its checksum")
+    if fields["partition_ms"] != config.partition_ms:
+        raise FormatMismatch(path, "partition_ms", fields["partition_ms"], config.partition_ms)
+    return Identity(bytes.fromhex(fields["store_id"]), fields["partition_ms"])
+
+
+def stored_span_ms(path: Path) -> int | None:
+    """The partition span of an existing store, for tools that open what is there; None: no store."""
+    try:
+        fields = json.loads((path / "STORE").read_bytes())
+        return int(fields["partition_ms"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def open_main(path: Path, config: StoreConfig, identity: Identity, *, read_only: bool) -> Environment:
+    """Open the main environment and see that it belongs to this store. Raises DamagedStore."""
+    environment = Environment(
+        path / "main", name="main", durability=config.durability, map_bytes=config.map_bytes, read_only=read_only
+    )
+    try:
+        fields = environment.get(fmt.PARTITION_INFO_KEY)
+        found = None if fields is None else PartitionInfo.unpack(fields)
+        if found is None or found.store_id != identity.store_id:
+            raise DamagedStore(path / "main", "belongs to another store")
+        if found.version > fmt.FORMAT_VERSION:
+            raise FormatMismatch(path / "main", "format", found.version, fmt.FORMAT_VERSION)
+    except BaseException:
+        environment.close()
+        raise
+    return environment
+
+
+def _checksum(fields: dict[str, object]) -> int:
+    return crc32(json.dumps(fields, sort_keys=True).encode())

@@ -1,0 +1,206 @@
+"""Which consumer holds which message, how often it was handed out before, and until when it may be held.
+
+Owns three things: for each consumer the positions that it has and has not acknowledged, the number of deliveries of
+those messages that were delivered more than once, and the deadlines of the acknowledgement timeout. It does not decide
+what becomes of a message that is taken back; the dispatcher does.
+
+Memory: a bit to two bytes for an outstanding message (roaring), one queue entry for a batch while there is a timeout,
+a dictionary entry for a message from its second delivery on.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from pyroaring import BitMap
+
+from duelog.store.errors import BrokenInvariant
+from duelog.store.message import ReceivedMessage
+from duelog.store.position import Position
+
+from .position_set import PositionSet, group_by_ledger
+
+
+class _Batch(NamedTuple):
+    deadline_ms: int
+    number: int
+    consumer_id: int
+    entries: dict[int, BitMap]
+
+
+class _Repeated(NamedTuple):
+    """A message that was handed out more than once: how often, and in which batch the last time."""
+
+    times: int
+    batch: int
+
+
+class Outstanding:
+    """The messages that consumers hold. A message is held by one consumer at most; the dispatcher sees to that."""
+
+    def __init__(self, ack_timeout_ms: int | None) -> None:
+        """ack_timeout_ms: how long a consumer may hold a message unacknowledged; None: as long as it likes."""
+        self._timeout_ms = ack_timeout_ms
+        self._held: dict[int, PositionSet] = {}
+        self._repeated: dict[int, dict[int, _Repeated]] = {}
+        self._batches: deque[_Batch] = deque()
+        self._batch_number = 0
+
+    def add_consumer(self, consumer_id: int) -> None:
+        self._held[consumer_id] = PositionSet()
+
+    def remove_consumer(self, consumer_id: int) -> PositionSet:
+        """What it held, which nobody holds now."""
+        return self._held.pop(consumer_id)
+
+    @property
+    def consumers(self) -> tuple[int, ...]:
+        """Consumer ids, those that came first first."""
+        return tuple(self._held)
+
+    def __contains__(self, consumer_id: int) -> bool:
+        return consumer_id in self._held
+
+    def count(self, consumer_id: int | None = None) -> int:
+        """Number of messages that one consumer, or all, hold. O(consumers and their ledgers)."""
+        if consumer_id is not None:
+            return len(self._held[consumer_id])
+        return sum(map(len, self._held.values()))
+
+    def hand_out(
+        self, consumer_id: int, again: Sequence[ReceivedMessage], fresh: Sequence[ReceivedMessage], now_ms: int
+    ) -> None:
+        """Record one batch and set ``redelivery_count``; nobody may hold any of it.
+
+        again: messages that were handed out before. fresh: messages that never were.
+        """
+        self._batch_number += 1
+        for message in again:
+            ledger_id, entry_id = message.position
+            of_ledger = self._repeated.setdefault(ledger_id, {})
+            last = of_ledger.get(entry_id)
+            times = 1 if last is None else last.times
+            message.redelivery_count = times
+            of_ledger[entry_id] = _Repeated(times + 1, self._batch_number)
+        positions = [message.position for message in again]
+        for message in fresh:
+            message.redelivery_count = 0
+            positions.append(message.position)
+        entries = group_by_ledger(positions)
+        held = self._held[consumer_id]
+        for ledger_id, of_batch in entries.items():
+            held.update(ledger_id, of_batch)
+        if self._timeout_ms is not None:
+            deadline_ms = now_ms + self._timeout_ms
+            if self._batches:  # a clock that went back lengthens a deadline and never disorders the queue
+                deadline_ms = max(deadline_ms, self._batches[-1].deadline_ms)
+            self._batches.append(_Batch(deadline_ms, self._batch_number, consumer_id, entries))
+
+    def release(self, consumer_id: int, ledger_id: int, entries: BitMap) -> BitMap | None:
+        """Take back those of ``entries`` that this consumer holds; None if it holds none of them."""
+        held = self._held.get(consumer_id)
+        if held is None:
+            return None
+        mine = held.shared(ledger_id, entries)
+        if mine is not None:
+            held.remove(ledger_id, mine)
+        return mine
+
+    def forget(self, consumer_id: int | None, ledger_id: int, entries: BitMap) -> int:
+        """Drop entries that were acknowledged, whoever holds them; how many were held.
+
+        consumer_id: who probably holds them. O(1) bitmap operations if that is right, else O(consumers).
+        """
+        repeated = self._repeated.get(ledger_id)
+        if repeated is not None:
+            for entry_id in entries if len(entries) <= len(repeated) else [key for key in repeated if key in entries]:
+                repeated.pop(entry_id, None)
+            if not repeated:
+                del self._repeated[ledger_id]
+        found = 0
+        if consumer_id is not None and consumer_id in self._held:
+            found = self._held[consumer_id].remove(ledger_id, entries)
+        if found < len(entries):
+            for held in self._held.values():
+                found += held.remove(ledger_id, entries)
+        return found
+
+    def forget_through(self, position: Position) -> None:
+        """Drop everything at or before ``position``, whoever holds it."""
+        for held in self._held.values():
+            held.remove_through(position)
+        ledger_id, last = position
+        for repeated_ledger in [repeated_ledger for repeated_ledger in self._repeated if repeated_ledger <= ledger_id]:
+            of_ledger = self._repeated.pop(repeated_ledger)
+            if repeated_ledger == ledger_id:
+                kept = {entry_id: repeated for entry_id, repeated in of_ledger.items() if entry_id > last}
+                if kept:
+                    self._repeated[ledger_id] = kept
+
+    def clear(self) -> None:
+        """Nobody holds anything, and no message was ever handed out; the consumers stay."""
+        for held in self._held.values():
+            held.clear()
+        self._repeated.clear()
+        self._batches.clear()
+
+    # -- acknowledgement timeout -----------------------------------------------------------------
+
+    def next_deadline_ms(self) -> int | None:
+        """When the next message that is still held must be acknowledged. O(1) amortised over batches."""
+        while self._batches:
+            if self._still_held(self._batches[0]):
+                return self._batches[0].deadline_ms
+            self._batches.popleft()
+        return None
+
+    def take_overdue(self, now_ms: int) -> list[tuple[int, BitMap]]:
+        """Take back what has been held past its deadline: (ledger id, entries) pairs."""
+        overdue: list[tuple[int, BitMap]] = []
+        while self._batches and self._batches[0].deadline_ms <= now_ms:
+            batch = self._batches.popleft()
+            for ledger_id, entries in self._still_held(batch):
+                self._held[batch.consumer_id].remove(ledger_id, entries)
+                overdue.append((ledger_id, entries))
+        return overdue
+
+    def _still_held(self, batch: _Batch) -> list[tuple[int, BitMap]]:
+        """What of a batch its consumer has held since then, without what it gave back and was handed again."""
+        held = self._held.get(batch.consumer_id)
+        still: list[tuple[int, BitMap]] = []
+        if not held:
+            return still
+        for ledger_id, of_batch in batch.entries.items():
+            entries = held.shared(ledger_id, of_batch)
+            if entries is None:
+                continue
+            repeated = self._repeated.get(ledger_id)
+            if repeated is not None:
+                for entry_id in list(entries):
+                    last = repeated.get(entry_id)
+                    if last is not None and last.batch != batch.number:
+                        entries.discard(entry_id)
+            if entries:
+                still.append((ledger_id, entries))
+        return still
+
+    def by_consumer(self) -> dict[int, set[Position]]:
+        """A copy of everything held, as plain sets: for checks and tests. O(messages)."""
+        return {consumer_id: set(held) for consumer_id, held in self._held.items()}
+
+    def _check(self) -> None:
+        """Raise BrokenInvariant if two consumers hold one message, or the queue of deadlines is out of order."""
+        seen = PositionSet()
+        for held in self._held.values():
+            held._check()
+            for ledger_id, entries in held.by_ledger().items():
+                if seen.shared(ledger_id, entries) is not None:
+                    raise BrokenInvariant(f"two consumers hold one message of ledger {ledger_id}")
+                seen.update(ledger_id, entries)
+        deadlines = [batch.deadline_ms for batch in self._batches]
+        if deadlines != sorted(deadlines):
+            raise BrokenInvariant("the deadlines of the acknowledgement timeout are out of order")
+        if any(repeated.times < 2 for of_ledger in self._repeated.values() for repeated in of_ledger.values()):
+            raise BrokenInvariant("a message delivered once is counted as delivered again")

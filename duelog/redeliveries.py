@@ -1,0 +1,96 @@
+"""Messages that were taken back from a consumer and wait for the time at which they may be handed out again.
+
+Owns the times. When a message's time has come it leaves for the delivery order (``delivery_order.py``), which knows who
+may have it.
+"""
+
+from __future__ import annotations
+
+import heapq
+
+from pyroaring import BitMap
+
+from duelog.store.errors import BrokenInvariant
+from duelog.store.position import Position
+
+from .position_set import PositionSet
+
+
+class Redeliveries:
+    """A heap of times, and for each time and ledger the entries that fall due then; a position waits once at most."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[int, int]] = []  # (redeliver_at_ms, ledger id): the keys of _due
+        self._due: dict[tuple[int, int], BitMap] = {}  # may hold positions that were acknowledged since
+        self._waiting = PositionSet()  # what really waits
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def add(self, ledger_id: int, entries: BitMap, redeliver_at_ms: int) -> None:
+        """Entries that do not wait yet are to be handed out again at ``redeliver_at_ms``. O(log of the times)."""
+        due = self._due.get((redeliver_at_ms, ledger_id))
+        if due is None:
+            self._due[redeliver_at_ms, ledger_id] = entries.copy()
+            heapq.heappush(self._heap, (redeliver_at_ms, ledger_id))
+        else:
+            due |= entries
+        self._waiting.update(ledger_id, entries)
+
+    def next_ms(self) -> int | None:
+        """The earliest time at which something falls due; None if nothing waits. O(log) amortised."""
+        while self._heap:
+            at_ms, ledger_id = self._heap[0]
+            if self._waiting.shared(ledger_id, self._due[at_ms, ledger_id]) is not None:
+                return at_ms
+            del self._due[heapq.heappop(self._heap)]
+        return None
+
+    def take_due(self, now_ms: int) -> list[tuple[int, BitMap]]:
+        """Remove and return what is due by ``now_ms``: (ledger id, entries) pairs."""
+        taken: list[tuple[int, BitMap]] = []
+        while self._heap and self._heap[0][0] <= now_ms:
+            key = heapq.heappop(self._heap)
+            ledger_id = key[1]
+            entries = self._waiting.shared(ledger_id, self._due.pop(key))
+            if entries is not None:
+                self._waiting.remove(ledger_id, entries)
+                taken.append((ledger_id, entries))
+        return taken
+
+    def forget(self, ledger_id: int, entries: BitMap) -> int:
+        """Drop entries that were acknowledged; how many waited."""
+        return self._waiting.remove(ledger_id, entries)
+
+    def forget_through(self, position: Position) -> None:
+        """Drop everything at or before ``position``."""
+        self._waiting.remove_through(position)
+
+    def clear(self) -> None:
+        self._heap.clear()
+        self._due.clear()
+        self._waiting.clear()
+
+    def waiting(self) -> dict[Position, int]:
+        """A copy: the time at which each position falls due, for checks and tests. O(positions)."""
+        times: dict[Position, int] = {}
+        for (at_ms, ledger_id), due in self._due.items():
+            entries = self._waiting.shared(ledger_id, due)
+            times.update((Position(ledger_id, entry_id), at_ms) for entry_id in entries or ())
+        return times
+
+    def _check(self) -> None:
+        """Raise BrokenInvariant unless every waiting position falls due at exactly one time."""
+        self._waiting._check()
+        if sorted(self._heap) != sorted(self._due):
+            raise BrokenInvariant("the heap of redelivery times and their entries differ")
+        seen = PositionSet()
+        for (_, ledger_id), due in self._due.items():
+            entries = self._waiting.shared(ledger_id, due)
+            if entries is None:
+                continue
+            if seen.shared(ledger_id, entries) is not None:
+                raise BrokenInvariant(f"a message of ledger {ledger_id} waits for two times")
+            seen.update(ledger_id, entries)
+        if len(seen) != len(self._waiting):
+            raise BrokenInvariant("a message waits for no time")

@@ -1,0 +1,124 @@
+"""From messages to durable entries: those that are due already go into the main log, the rest into the
+time partitions of their due times, all of them side by side."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from duelog.partitions.partition_set import PartitionSet
+from duelog.partitions.timespan import group_by_partition
+from duelog.store.body import EncodedBatch
+from duelog.store.config import StoreConfig
+from duelog.store.environment import Environment
+from duelog.store.errors import UnknownTopic
+from duelog.store.ledger import RunLimits
+from duelog.store.managed_ledger import Segment
+from duelog.store.position import MessageId
+
+from .topic_state import TopicState
+
+_THREADS = 8
+
+
+class Sender:
+    """Writes encoded messages. Thread-safe."""
+
+    def __init__(self, main: Environment, partitions: PartitionSet, config: StoreConfig, run_limits: RunLimits) -> None:
+        self._main = main
+        self._partitions = partitions
+        self._span_ms = config.partition_ms
+        self._run_limits = run_limits
+        self._pool: ThreadPoolExecutor | None = None
+        self._pool_lock = threading.Lock()
+
+    def send(self, topic: TopicState, batch: EncodedBatch, now_ms: int) -> list[MessageId]:
+        """Append a batch; returns the ids in the order of the messages once all of them are durable.
+
+        The messages for one partition, and those for the main log, are each one transaction. When one
+        fails the others stand, and the first error is raised after all have ended.
+        """
+        if topic.deleted:
+            raise UnknownTopic(str(topic.name))
+        count = len(batch)
+        if not count:
+            return []
+        if not batch.delayed.any():
+            return self._ids([(None, self._append_direct(topic, batch, now_ms))], count)
+        groups: list[tuple[int | None, Any]] = []
+        if not batch.delayed.all():
+            groups.append((None, np.flatnonzero(~batch.delayed)))
+        later = None if not groups else np.flatnonzero(batch.delayed)
+        dues = batch.dues if later is None else batch.dues[later]
+        for start_ms, rows in group_by_partition(dues, self._span_ms):
+            groups.append((start_ms, rows if later is None else later[rows]))
+        if len(groups) == 1:
+            return self._ids([(None, self._append(topic, groups[0][0], batch, now_ms))], count)
+        jobs: list[tuple[Any, Callable[[], list[Segment]]]] = []
+        for start, rows in groups:
+            part = EncodedBatch(batch.dues[rows], batch.delayed[rows], [batch.bodies[row] for row in rows.tolist()])
+            jobs.append((rows, lambda start=start, part=part: self._append(topic, start, part, now_ms)))
+        return self._ids(self._side_by_side(jobs), count)
+
+    def _append(self, topic: TopicState, start_ms: int | None, batch: EncodedBatch, now_ms: int) -> list[Segment]:
+        if start_ms is None:
+            return self._append_direct(topic, batch, now_ms)
+        with self._partitions.append_lease(start_ms, now_ms) as partition:
+            if partition is not None:
+                ledger_id, first = partition.append(
+                    topic.topic_id, batch.dues, batch.bodies, self._run_limits, self._partitions.new_ledger
+                )
+                return [Segment(ledger_id, first, len(batch))]
+        # The partition has closed meanwhile, so its messages are due.
+        return self._append_direct(topic, batch, now_ms)
+
+    def _append_direct(self, topic: TopicState, batch: EncodedBatch, now_ms: int) -> list[Segment]:
+        return self._main.write(
+            lambda transaction: topic.log.append_messages(transaction, batch.dues, batch.bodies, now_ms)
+        )
+
+    def _side_by_side(self, jobs: list[tuple[Any, Callable[[], list[Segment]]]]) -> list[tuple[Any, list[Segment]]]:
+        pool = self._threads()
+        futures: list[Future[list[Segment]]] = [pool.submit(job) for _, job in jobs[1:]]
+        done: list[tuple[Any, list[Segment]]] = []
+        failure: BaseException | None = None
+        try:
+            done.append((jobs[0][0], jobs[0][1]()))
+        except Exception as error:
+            failure = error
+        for (rows, _), future in zip(jobs[1:], futures, strict=True):
+            error = future.exception()
+            if error is None:
+                done.append((rows, future.result()))
+            failure = failure or error
+        if failure is not None:
+            raise failure
+        return done
+
+    def _threads(self) -> ThreadPoolExecutor:
+        with self._pool_lock:
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="duelog-send")
+            return self._pool
+
+    @staticmethod
+    def _ids(written: Sequence[tuple[Any, list[Segment]]], count: int) -> list[MessageId]:
+        ledgers = np.empty(count, dtype=np.int64)
+        entries = np.empty(count, dtype=np.int64)
+        for rows, segments in written:
+            at = 0
+            for ledger_id, first, length in segments:
+                where = slice(at, at + length) if rows is None else rows[at : at + length]
+                ledgers[where] = ledger_id
+                entries[where] = np.arange(first, first + length)
+                at += length
+        return list(map(MessageId, ledgers.tolist(), entries.tolist()))
+
+    def close(self) -> None:
+        with self._pool_lock:
+            if self._pool is not None:
+                self._pool.shutdown(wait=True)

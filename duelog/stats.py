@@ -1,0 +1,198 @@
+"""Figures of a store, a topic and a subscription, as frozen values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from duelog.store import catalog
+from duelog.store import format as fmt
+from duelog.store.directory import size_bytes
+from duelog.store.format import PartitionState
+from duelog.store.position import Position
+
+from .subscription_state import SubscriptionState
+from .topic_state import TopicState
+
+if TYPE_CHECKING:
+    from .engine import Engine
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionStats:
+    """A subscription: counts of messages, and its mark-delete position.
+
+    backlog: fired and not acknowledged, what is handed out included; what is not due yet does not count.
+    unacknowledged: handed out and not acknowledged. redelivering: waiting to be handed out again.
+    """
+
+    name: str
+    type: str | None
+    consumers: int
+    mark_delete: Position
+    backlog: int
+    unacknowledged: int
+    redelivering: int
+
+
+@dataclass(frozen=True, slots=True)
+class TopicStats:
+    """A topic.
+
+    pending: messages in time partitions that have not fired. fired: markers written so far into partitions
+    not yet deleted. entries, ledgers, stored_bytes: of the main log. index_bytes: delay indexes in memory.
+    """
+
+    name: str
+    pending: int
+    fired: int
+    entries: int
+    ledgers: int
+    stored_bytes: int
+    index_bytes: int
+    subscriptions: tuple[SubscriptionStats, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionStats:
+    """A time partition: [start_ms, end_ms), its state ("future", "current", "closed", "deleting"), bytes on disk.
+
+    holders: topics that have not released it, once it is closed. pending: messages not yet fired.
+    """
+
+    start_ms: int
+    end_ms: int
+    state: str
+    generation: int
+    topics: int
+    messages: int
+    pending: int
+    holders: int
+    disk_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoreStats:
+    """A store. `commits` and `commit_requests` are the main environment's since it was opened: their ratio
+    says how many writers shared a commit."""
+
+    topics: int
+    partitions: int
+    open_partitions: int
+    loaded_partitions: int
+    pending: int
+    fired: int
+    set_aside: int
+    disk_bytes: int
+    index_bytes: int
+    commits: int
+    commit_requests: int
+
+
+def subscription_stats(topic: TopicState, state: SubscriptionState) -> SubscriptionStats:
+    """O(ledgers after mark-delete)."""
+    with state.lock:
+        dispatcher = state.dispatcher
+        return SubscriptionStats(
+            state.name,
+            state.type,
+            state.consumers,
+            state.acks.mark_delete,
+            state.acks.backlog(topic.log),
+            0 if dispatcher is None else dispatcher.outstanding_count(),
+            0 if dispatcher is None else dispatcher.awaiting_redelivery_count,
+        )
+
+
+def pending_of(engine: Engine, topic_id: int) -> int:
+    """Messages of a topic that have not fired; O(partitions), each opened if it is not."""
+    pending = 0
+    for partition in engine.partitions:
+        if partition.state is not PartitionState.OPEN:
+            continue
+        with engine.partitions.lease(partition):
+            log = partition.log(topic_id)
+            if log is not None:
+                record = _frontier_fired(engine, topic_id, partition.start_ms)
+                pending += log.ledger.entries - record
+    return pending
+
+
+def _frontier_fired(engine: Engine, topic_id: int, start_ms: int) -> int:
+    with engine.main.read() as raw:
+        record = catalog.frontier(raw, topic_id, start_ms)
+    return 0 if record is None else record.fired
+
+
+def topic_stats(engine: Engine, topic: TopicState) -> TopicStats:
+    ledgers = topic.log.ledgers()
+    with engine.main.read() as raw:
+        fired = sum(record.fired for _, _, record in catalog.frontiers(raw, topic.topic_id))
+    return TopicStats(
+        str(topic.name),
+        pending_of(engine, topic.topic_id),
+        fired,
+        sum(ledger.entries for ledger in ledgers),
+        len(ledgers),
+        sum(ledger.stored_bytes for ledger in ledgers),
+        engine.firing.memory_bytes(topic.topic_id),
+        tuple(subscription_stats(topic, state) for _, state in sorted(topic.subscriptions.items())),
+    )
+
+
+def partition_stats(engine: Engine) -> list[PartitionStats]:
+    """Every partition, by start; O(logs), each partition opened if it is not."""
+    now_ms = engine.clock.now_ms()
+    found = []
+    for partition in engine.partitions:
+        with engine.main.read() as raw:
+            record = dict(catalog.partitions(raw)).get(partition.start_ms)
+        if record is None or record.state is PartitionState.DELETING:
+            continue
+        messages = pending = topics = 0
+        with engine.partitions.lease(partition):
+            for log in partition.logs():
+                topics += 1
+                messages += log.ledger.entries
+                if record.state is PartitionState.OPEN:
+                    pending += log.ledger.entries - _frontier_fired(engine, log.topic_id, partition.start_ms)
+        state = "closed" if record.state is PartitionState.CLOSED else _open_state(partition.start_ms, now_ms)
+        found.append(
+            PartitionStats(
+                partition.start_ms,
+                partition.end_ms,
+                state,
+                record.generation,
+                topics,
+                messages,
+                pending,
+                record.holders,
+                size_bytes(partition.path),
+            )
+        )
+    return found
+
+
+def _open_state(start_ms: int, now_ms: int) -> str:
+    return "current" if start_ms <= now_ms else "future"
+
+
+def store_stats(engine: Engine) -> StoreStats:
+    partitions = partition_stats(engine)
+    topics = 0
+    for page in catalog.pages(engine.main, fmt.prefix(fmt.Table.TOPIC)):
+        topics += len(page)
+    counts = engine.main.counts
+    return StoreStats(
+        topics,
+        len(partitions),
+        engine.partitions.open_count(),
+        len(engine.firing.loaded_starts()),
+        sum(partition.pending for partition in partitions),
+        engine.firing.fired,
+        len(engine.set_aside),
+        size_bytes(engine.path),
+        engine.firing.memory_bytes(),
+        counts.commits,
+        counts.requests,
+    )

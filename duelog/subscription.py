@@ -1,0 +1,229 @@
+"""Subscription: one consumer of a topic's messages."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Self
+
+from duelog.store.clock import ManualClock
+from duelog.store.errors import ClosedError, InvalidArgument, UnknownSubscription
+from duelog.store.message import ReceivedMessage
+from duelog.store.position import Position
+
+from .dispatcher import Dispatcher, SubscriptionType
+from .engine import Engine
+from .stats import SubscriptionStats, subscription_stats
+from .subscription_state import SubscriptionState
+from .topic_state import TopicState
+
+Acknowledgeable = ReceivedMessage | Position
+"""What can be acknowledged: a received message, or the position of one."""
+
+
+class Subscription:
+    """A consumer attached to a subscription: receives messages when they are due, and acknowledges them.
+
+    Delivery is at least once. What this consumer received and did not acknowledge is handed out again when
+    it closes. Made by Topic.subscribe; a context manager; thread-safe.
+    """
+
+    def __init__(self, engine: Engine, topic: TopicState, state: SubscriptionState, type_: SubscriptionType) -> None:
+        self._engine = engine
+        self._topic = topic
+        self._state = state
+        self._closed = False
+        self.type: SubscriptionType = type_
+
+        def make() -> Dispatcher:
+            return Dispatcher(
+                state.acks,
+                engine.reader(topic, state.name),
+                topic.log,
+                type=type_,
+                ack_timeout_ms=engine.config.ack_timeout_ms,
+            )
+
+        self._consumer = state.attach(type_, make, engine.clock.now_ms())
+
+    @property
+    def name(self) -> str:
+        return self._state.name
+
+    @property
+    def topic(self) -> str:
+        """Full name of the topic."""
+        return str(self._topic.name)
+
+    # -- receiving ---------------------------------------------------------------------------------
+
+    def receive(self, max_messages: int = 1, timeout: float | None = None) -> list[ReceivedMessage]:
+        """Messages that are due, at most `max_messages`, oldest in the log first; waits for the first.
+
+        timeout: seconds to wait, by the store's clock; None: until there is a message. An empty list: the
+        time is over. A store on a ManualClock without a background thread does not wait at all, since
+        nothing moves its clock meanwhile: it returns what is due.
+
+        Raises ClosedError when the subscription or the store is closed, also while waiting; and what stopped
+        the background thread (StoreFull, ClockJumped, ...) when there is nothing to hand out.
+        """
+        if isinstance(max_messages, bool) or not isinstance(max_messages, int) or max_messages < 1:
+            raise InvalidArgument("max_messages", max_messages, "expected an int of at least 1")
+        engine, topic = self._engine, self._topic
+        deadline_ms = _deadline(engine.clock.now_ms(), timeout)
+        waits = engine.scheduler is not None or engine.read_only or not isinstance(engine.clock.wrapped, ManualClock)
+        while True:
+            self._check_usable()
+            version = topic.version
+            due_ms = None if engine.scheduler is not None else engine.tick().next_due_ms
+            now_ms = engine.clock.now_ms()
+            with self._state.lock:
+                dispatcher = self._dispatcher()
+                batch = dispatcher.next_batch(self._consumer, max_messages, now_ms)
+                again_ms = dispatcher.next_redelivery_ms()
+            if batch:
+                return batch
+            if engine.scheduler is not None and engine.scheduler.error is not None:
+                raise engine.scheduler.error
+            if not waits or (deadline_ms is not None and now_ms >= deadline_ms):
+                return []
+            until_ms = min((ms for ms in (deadline_ms, again_ms, due_ms) if ms is not None), default=None)
+            with topic.condition:
+                if topic.version == version:
+                    engine.clock.wait(topic.condition, until_ms)
+
+    def _dispatcher(self) -> Dispatcher:
+        dispatcher = self._state.dispatcher
+        if dispatcher is None or self._closed:
+            raise ClosedError(f"subscription {self.name!r}")
+        return dispatcher
+
+    def _check_usable(self) -> None:
+        self._engine.check_writable()
+        if self._closed:
+            raise ClosedError(f"subscription {self.name!r}")
+        if self._state.deleted or self._topic.deleted:
+            raise UnknownSubscription(self.topic, self.name)
+
+    # -- acknowledging -----------------------------------------------------------------------------
+
+    def ack(self, messages: Acknowledgeable | Iterable[Acknowledgeable], *, durable: bool = False) -> int:
+        """Acknowledge one message or many: none of them is delivered to this subscription again.
+
+        Takes effect in memory at once, and on disk within `ack_flush_ms`, at `flush` and at close; `durable`
+        waits for the disk. Returns how many were not acknowledged before.
+        Raises InvalidArgument for a position that the topic does not have; then nothing is acknowledged.
+        """
+        positions = _positions(messages)
+        self._check_usable()
+        with self._state.lock:
+            dispatcher = self._dispatcher()
+            before = dispatcher.acks.mark_delete.ledger_id, dispatcher.acks.mark_delete
+            count = dispatcher.ack(self._consumer, positions)
+            moved = self._moved_ledger(before[1])
+        return self._acknowledged(count, moved, durable)
+
+    def ack_cumulative(self, message: Acknowledgeable, *, durable: bool = False) -> int:
+        """Acknowledge a message and every one before it in the log; as `ack`.
+
+        Raises InvalidArgument for shared and key-shared subscriptions, where others hold some of those.
+        """
+        (position,) = _positions(message)
+        self._check_usable()
+        with self._state.lock:
+            dispatcher = self._dispatcher()
+            before = dispatcher.acks.mark_delete
+            count = dispatcher.ack_cumulative(position)
+            moved = self._moved_ledger(before)
+        return self._acknowledged(count, moved, durable)
+
+    def _moved_ledger(self, before: Position) -> bool:
+        """Whether mark-delete has come to the end of a ledger, so that there may be something to trim."""
+        after = self._state.acks.mark_delete
+        return after.ledger_id != before.ledger_id or (
+            after != before and self._topic.log.entries_of(after.ledger_id) == after.entry_id + 1
+        )
+
+    def _acknowledged(self, count: int, moved: bool, durable: bool) -> int:
+        if count:
+            self._engine.acknowledged(self._topic, self._state, moved)
+        if durable:
+            self._engine.flusher.flush()
+        return count
+
+    def nack(
+        self, messages: Acknowledgeable | Iterable[Acknowledgeable], *, delay: float = 0.0
+    ) -> int:
+        """Give messages back, to be handed out again `delay` seconds from now (to any consumer, if shared).
+
+        Returns how many this consumer still held.
+        """
+        positions = _positions(messages)
+        delay_ms = _delay_ms(delay)
+        self._check_usable()
+        now_ms = self._engine.clock.now_ms()
+        with self._state.lock:
+            count = self._dispatcher().nack(self._consumer, positions, now_ms + delay_ms)
+        if count:
+            self._topic.changed()
+        return count
+
+    # -- the rest ----------------------------------------------------------------------------------
+
+    def stats(self) -> SubscriptionStats:
+        """Figures of the subscription, all its consumers together."""
+        self._engine.check_open()
+        return subscription_stats(self._topic, self._state)
+
+    def close(self) -> None:
+        """Leave: what was received and not acknowledged is handed out again. A second call does nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        if not self._engine.closed:
+            self._state.detach(self._consumer, self._engine.clock.now_ms())
+            self._topic.changed()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Subscription {self.name!r} of {self.topic!r}, {self.type}{', closed' if self._closed else ''}>"
+
+
+def _positions(messages: Acknowledgeable | Iterable[Acknowledgeable]) -> Sequence[Position]:
+    if isinstance(messages, ReceivedMessage):
+        return [messages.position]
+    if isinstance(messages, Position):
+        return [messages]
+    try:
+        return [item.position if isinstance(item, ReceivedMessage) else _position(item) for item in messages]
+    except TypeError:
+        raise InvalidArgument("messages", messages, "expected received messages or their positions") from None
+
+
+def _position(item: object) -> Position:
+    if isinstance(item, Position):
+        return item
+    raise InvalidArgument("messages", item, "expected a received message or its position")
+
+
+def _deadline(now_ms: int, timeout: float | None) -> int | None:
+    if timeout is None:
+        return None
+    return now_ms + _seconds("timeout", timeout)
+
+
+def _delay_ms(delay: float) -> int:
+    return _seconds("delay", delay)
+
+
+def _seconds(field: str, value: float) -> int:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise InvalidArgument(field, value, "expected seconds")
+    if not 0 <= value <= 1e10 or math.isnan(value):
+        raise InvalidArgument(field, value, "expected 0 to 1e10 seconds")
+    return math.ceil(value * 1000)

@@ -1,0 +1,88 @@
+"""A subscription in memory: acknowledgements, what is handed out, its consumers.
+
+Everything is guarded by `lock`, which nobody holds while waiting for a commit.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable
+
+from duelog.store import format as fmt
+from duelog.store.acks import AckChanges, AckSet
+from duelog.store.environment import Transaction
+from duelog.store.errors import ConsumerBusy
+from duelog.store.format import CursorRecord
+
+from .dispatcher import Dispatcher, SubscriptionType
+
+
+class SubscriptionState:
+    """One subscription of a topic of an open store."""
+
+    def __init__(self, topic_id: int, topic: str, name: str, record: CursorRecord, acks: AckSet) -> None:
+        self.topic_id = topic_id
+        self.topic = topic
+        self.name = name
+        self.record = record
+        self.acks = acks
+        self.lock = threading.Lock()
+        self.deleted = False
+        self._dispatcher: Dispatcher | None = None
+        self._type: SubscriptionType | None = None
+        self._consumers: set[int] = set()
+        self._ids = itertools.count(1)
+
+    @property
+    def consumers(self) -> int:
+        return len(self._consumers)
+
+    @property
+    def type(self) -> SubscriptionType | None:
+        """The type of its consumers; None while it has never had one since the store was opened."""
+        return self._type
+
+    @property
+    def dispatcher(self) -> Dispatcher | None:
+        return self._dispatcher
+
+    def attach(self, type_: SubscriptionType, make: Callable[[], Dispatcher], now_ms: int) -> int:
+        """Add a consumer; returns its id. Raises ConsumerBusy: exclusive and taken, or of another type."""
+        with self.lock:
+            if self._consumers and self._type != type_:
+                raise ConsumerBusy(self.topic, self.name, f"its consumers are {self._type}, asked for {type_}")
+            if self._consumers and type_ == "exclusive":
+                raise ConsumerBusy(self.topic, self.name, "it is exclusive and has a consumer")
+            if self._dispatcher is None or self._type != type_:
+                self._dispatcher = make()
+                self._type = type_
+            consumer = next(self._ids)
+            self._dispatcher.add_consumer(consumer)
+            self._consumers.add(consumer)
+            return consumer
+
+    def detach(self, consumer: int, now_ms: int) -> None:
+        """Remove a consumer; what it has not acknowledged is handed out again."""
+        with self.lock:
+            if consumer in self._consumers and self._dispatcher is not None:
+                self._consumers.discard(consumer)
+                self._dispatcher.remove_consumer(consumer, now_ms)
+
+    def write_changes(self, transaction: Transaction, changes: AckChanges) -> None:
+        """Put what `acks.take_changes` gave into a transaction; a no-op once the subscription is deleted."""
+        key = fmt.cursor_key(self.topic_id, self.name)
+        fields = transaction.get(key)
+        if fields is None:
+            return
+        record = CursorRecord.unpack(fields)
+        if changes.mark_delete_changed:
+            position = changes.mark_delete
+            record = record._replace(ledger_id=position.ledger_id, next_entry=position.entry_id + 1)
+            transaction.put(key, record.pack())
+        for ledger_id, bitmap in changes.acked.items():
+            acked_key = fmt.acked_key(record.subscription_id, ledger_id)
+            if bitmap is None:
+                transaction.delete(acked_key)
+            else:
+                transaction.put(acked_key, bitmap)

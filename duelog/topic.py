@@ -1,0 +1,193 @@
+"""Topic: what producers send to, and where consumers subscribe."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import datetime, timedelta
+from itertools import islice
+
+import numpy as np
+
+from duelog.markers.lookup import find_partition, read_entry, scheduled
+from duelog.store.body import encode_batch, encode_one, EncodedBatch
+from duelog.store.errors import ClosedError, InvalidArgument, UnknownSubscription, UnknownTopic
+from duelog.store.message import MAX_DUE_MS, Message, ScheduledMessage, resolve_due_ms
+from duelog.store.names import TopicName, validate_subscription_name
+from duelog.store.position import MessageId
+
+from .dispatcher import SubscriptionType
+from .engine import Engine
+from .stats import TopicStats, topic_stats
+from .subscription import Subscription
+from .topic_state import TopicState
+
+_TYPES = ("exclusive", "shared")
+_POSITIONS = ("earliest", "latest")
+
+
+class Topic:
+    """A topic of an open store. Made by DelayedStore.topic; thread-safe; needs no closing.
+
+    The topic itself comes into being with the first message or subscription.
+    """
+
+    def __init__(self, engine: Engine, name: TopicName) -> None:
+        self._engine = engine
+        self._name = name
+        self._loaded: TopicState | None = None
+
+    @property
+    def name(self) -> str:
+        """Full name: persistent://tenant/namespace/name."""
+        return str(self._name)
+
+    # -- sending -----------------------------------------------------------------------------------
+
+    def send(
+        self,
+        payload: bytes | bytearray | memoryview,
+        *,
+        deliver_at: int | datetime | None = None,
+        deliver_after: float | timedelta | None = None,
+        key: str | None = None,
+        properties: Mapping[str, str] | None = None,
+    ) -> MessageId:
+        """Append one message and return its id once it is as durable as the store's `durability` says.
+
+        deliver_at: epoch ms or an aware datetime; deliver_after: seconds or a timedelta; not both, and
+        neither for a message that is due at once. A due time in the past is due at once.
+        Raises InvalidMessage, StoreFull, StoreFailed; then nothing was appended.
+        """
+        self._engine.check_writable()
+        message = Message(
+            payload, deliver_at=deliver_at, deliver_after=deliver_after, key=key, properties=properties
+        )
+        now_ms = self._engine.clock.now_ms()
+        due_ms, body = encode_one(message, now_ms, self._engine.config.max_message_bytes)
+        batch = EncodedBatch(np.array([due_ms], dtype=np.int64), np.array([due_ms > now_ms]), [body])
+        return self._engine.sender.send(self._state(now_ms), batch, now_ms)[0]
+
+    def send_batch(self, messages: Iterable[Message]) -> list[MessageId]:
+        """Append messages; returns their ids, in the order of the messages, once all are durable.
+
+        All are checked before any is written. The messages of one time partition are one transaction, and
+        the partitions are committed side by side: if one fails (StoreFull, StoreFailed) others may stand.
+        Raises InvalidMessage naming the first that cannot be taken (`messages[3].deliver_at`).
+        """
+        self._engine.check_writable()
+        now_ms = self._engine.clock.now_ms()
+        batch = encode_batch(messages, now_ms, self._engine.config.max_message_bytes)
+        if not len(batch):
+            return []
+        return self._engine.sender.send(self._state(now_ms), batch, now_ms)
+
+    def _state(self, now_ms: int) -> TopicState:
+        state = self._loaded
+        if state is None or state.deleted:
+            state = self._loaded = self._engine.topics.get_or_create(self._name, now_ms)
+        return state
+
+    def _existing(self) -> TopicState:
+        """The topic's state. Raises UnknownTopic."""
+        self._engine.check_open()
+        return self._engine.topics.get(self._name)
+
+    # -- receiving ---------------------------------------------------------------------------------
+
+    def subscribe(
+        self, name: str, *, type: SubscriptionType = "exclusive", initial_position: str = "earliest"
+    ) -> Subscription:
+        """Attach a consumer to the subscription `name`, creating it durably where there is none.
+
+        type: "exclusive" (one consumer) or "shared" (each message to one of many). initial_position, of a
+        new subscription: "earliest", with what the main log still holds, or "latest", with what comes into
+        the main log from now on; delayed messages sent before and not due yet come either way.
+        Raises ConsumerBusy, InvalidArgument.
+        """
+        if self._engine.read_only:
+            raise ClosedError(f"store {self._engine.path} is open read-only; for subscribing it")
+        self._engine.check_writable()
+        validate_subscription_name(name)
+        if type not in _TYPES:
+            raise InvalidArgument("type", type, f"expected one of {', '.join(_TYPES)}")
+        if initial_position not in _POSITIONS:
+            raise InvalidArgument("initial_position", initial_position, f"expected one of {', '.join(_POSITIONS)}")
+        now_ms = self._engine.clock.now_ms()
+        state = self._state(now_ms)
+        subscription = self._engine.topics.add_subscription(state, name, initial_position == "earliest", now_ms)
+        return Subscription(self._engine, state, subscription, type)
+
+    def unsubscribe(self, name: str) -> None:
+        """Remove a subscription and what it holds. Raises UnknownSubscription, UnknownTopic, ConsumerBusy."""
+        self._engine.check_writable()
+        state = self._existing()
+        if name not in state.subscriptions:
+            raise UnknownSubscription(self.name, name)
+        self._engine.remove_subscription(state, name)
+
+    # -- looking -----------------------------------------------------------------------------------
+
+    def get(self, message_id: MessageId) -> ScheduledMessage | None:
+        """The stored message of an id that `send` gave; None when it is gone (its log was trimmed or deleted).
+
+        Whether it has fired or not does not matter. O(partitions) where they are not open. Raises
+        CorruptEntry, UnknownTopic, InvalidArgument.
+        """
+        if not isinstance(message_id, MessageId):
+            raise InvalidArgument("message_id", message_id, "expected a MessageId")
+        state = self._existing()
+        if state.log.entries_of(message_id.ledger_id) is not None:
+            return read_entry(self._engine.main, message_id, self.name)
+        partition = find_partition(self._engine.partitions, state.topic_id, message_id.ledger_id)
+        if partition is None:
+            return None
+        with self._engine.partitions.lease(partition):
+            return read_entry(partition.environment, message_id, self.name)
+
+    def scheduled(
+        self, start: int | datetime | None = None, end: int | datetime | None = None, limit: int | None = None
+    ) -> Iterator[ScheduledMessage]:
+        """Delayed messages that have not fired, due in [start, end), by due time, at most `limit`.
+
+        Nothing is fired or delivered, and no index is loaded. start, end: epoch ms or aware datetimes;
+        None: from the first, to the last. Raises UnknownTopic, InvalidArgument.
+        """
+        start_ms = 0 if start is None else _time("start", start)
+        end_ms = MAX_DUE_MS + 1 if end is None else _time("end", end)
+        if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 0):
+            raise InvalidArgument("limit", limit, "expected an int of at least 0, or None")
+        state = self._existing()
+        found = scheduled(
+            self._engine.main,
+            self._engine.partitions,
+            state.topic_id,
+            self.name,
+            start_ms=start_ms,
+            limit_ms=end_ms,
+            skip=lambda ledger_id, entries: np.zeros(len(entries), dtype=np.bool_),
+            set_aside=self._engine.note_unreadable,
+        )
+        return islice(found, limit)
+
+    def exists(self) -> bool:
+        """Whether the topic has come into being."""
+        self._engine.check_open()
+        return self._engine.topics.find(self._name) is not None
+
+    def subscriptions(self) -> list[str]:
+        """Names of the subscriptions. Raises UnknownTopic."""
+        return sorted(self._existing().subscriptions)
+
+    def stats(self) -> TopicStats:
+        """Figures of the topic; O(partitions). Raises UnknownTopic."""
+        return topic_stats(self._engine, self._existing())
+
+    def __repr__(self) -> str:
+        return f"<Topic {self.name}>"
+
+
+def _time(field: str, value: int | datetime) -> int:
+    due_ms = resolve_due_ms(Message(b"", deliver_at=value), 0)
+    if due_ms is None:
+        raise InvalidArgument(field, value, "expected epoch ms or an aware datetime")
+    return due_ms

@@ -1,0 +1,148 @@
+"""The topics of an open store: loaded when first named, created when first written to."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+
+import lmdb
+
+from duelog.store import catalog
+from duelog.store import format as fmt
+from duelog.store.acks import AckSet
+from duelog.store.config import StoreConfig
+from duelog.store.environment import Environment, Transaction
+from duelog.store.errors import UnknownTopic
+from duelog.store.format import CursorRecord
+from duelog.store.ledger import RunLimits
+from duelog.store.managed_ledger import LedgerLimits, ManagedLedger
+from duelog.store.names import TopicName
+from duelog.store.position import Position
+
+from .subscription_state import SubscriptionState
+from .topic_state import TopicState
+
+
+def _ignore(topic_id: int, due_ms: int) -> None:
+    """Nobody maintains a read-only store."""
+
+
+class Topics:
+    """Topic states by name and by id. Thread-safe."""
+
+    def __init__(self, main: Environment, config: StoreConfig, *, read_only: bool = False) -> None:
+        self._main = main
+        self._read_only = read_only
+        self.run_limits = RunLimits(config.run_entries, config.run_bytes)
+        self._ledger_limits = LedgerLimits(config.ledger_max_entries, config.ledger_max_bytes, config.ledger_max_age_ms)
+        self._lock = threading.Lock()
+        self._by_name: dict[TopicName, TopicState] = {}
+        self._by_id: dict[int, TopicState | None] = {}
+        self.look_at: Callable[[int, int], None] = _ignore
+        """Told (topic id, when) as main logs change; see Maintenance.look_at."""
+
+    def find(self, name: TopicName) -> TopicState | None:
+        """The topic, loaded if need be; None when there is none. O(1) once loaded."""
+        state = self._by_name.get(name)
+        if state is not None and not self._read_only:
+            return state
+        with self._lock:
+            state = self._by_name.get(name)
+            if state is None or self._read_only:
+                with self._main.read() as raw:
+                    record = catalog.find_topic(raw, str(name))
+                    state = None if record is None else self._load(raw, record.topic_id, name)
+            return state
+
+    def get(self, name: TopicName) -> TopicState:
+        """The topic. Raises UnknownTopic."""
+        state = self.find(name)
+        if state is None:
+            raise UnknownTopic(str(name))
+        return state
+
+    def get_or_create(self, name: TopicName, now_ms: int) -> TopicState:
+        """The topic, created where there is none."""
+        state = self.find(name)
+        if state is None:
+            self._main.write(lambda transaction: catalog.add_topic(transaction, str(name), now_ms))
+            state = self.get(name)
+        return state
+
+    def by_id(self, topic_id: int) -> TopicState | None:
+        """The topic of an id, None when it was deleted."""
+        if topic_id in self._by_id:
+            return self._by_id[topic_id]
+        with self._lock:
+            if topic_id in self._by_id:
+                return self._by_id[topic_id]
+            with self._main.read() as raw:
+                name = catalog.topic_name(raw, topic_id)
+                if name is None:
+                    self._by_id[topic_id] = None
+                    return None
+                return self._load(raw, topic_id, TopicName.parse(name))
+
+    def main_log(self, topic_id: int) -> ManagedLedger | None:
+        """The main log of a topic id, None when the topic was deleted."""
+        state = self.by_id(topic_id)
+        return None if state is None else state.log
+
+    def _load(self, raw: lmdb.Transaction, topic_id: int, name: TopicName) -> TopicState:
+        log = ManagedLedger.load(raw, self._main.name, topic_id, self.run_limits, self._ledger_limits)
+        state = TopicState(topic_id, name, log, self.look_at)
+        for _, subscription, record in catalog.cursors(raw, topic_id):
+            rows = dict(catalog.acked(raw, record.subscription_id))
+            acks = AckSet.load(record.mark_delete, rows)
+            acks.trim_to(log.first_ledger, log)
+            state.subscriptions[subscription] = SubscriptionState(topic_id, str(name), subscription, record, acks)
+        if not self._read_only:
+            self._by_name[name] = state
+            self._by_id[topic_id] = state
+        return state
+
+    def add_subscription(self, state: TopicState, name: str, earliest: bool, now_ms: int) -> SubscriptionState:
+        """The subscription, created durably at the beginning or the end of the log where there is none."""
+        found = state.subscriptions.get(name)
+        if found is not None:
+            return found
+
+        def work(transaction: Transaction) -> CursorRecord:
+            if transaction.get(fmt.topic_key(str(state.name))) is None:
+                raise UnknownTopic(str(state.name))
+            key = fmt.cursor_key(state.topic_id, name)
+            fields = transaction.get(key)
+            if fields is not None:
+                return CursorRecord.unpack(fields)
+            start = Position(state.log.first_in(transaction), 0) if earliest else state.log.end_in(transaction)
+            number = catalog.take_numbers(transaction, catalog.SUBSCRIPTIONS)
+            record = CursorRecord(number, max(now_ms, 0), start.ledger_id, start.entry_id, 0)
+            transaction.put(key, record.pack())
+            return record
+
+        record = self._main.write(work)
+        with self._lock:
+            found = state.subscriptions.get(name)
+            if found is None:
+                acks = AckSet(record.mark_delete)
+                found = SubscriptionState(state.topic_id, str(state.name), name, record, acks)
+                # Replaced, not changed in place: others iterate over it without a lock.
+                state.subscriptions = {**state.subscriptions, name: found}
+        return found
+
+    def loaded(self) -> list[TopicState]:
+        """The topics in memory."""
+        return list(self._by_name.values())
+
+    def names(self, prefix: str = "") -> Iterator[str]:
+        """Full names in order, without building a list."""
+        for name, _ in catalog.topic_names(self._main, prefix):
+            yield name
+
+    def forget(self, state: TopicState) -> None:
+        """A topic was deleted."""
+        with self._lock:
+            state.deleted = True
+            self._by_name.pop(state.name, None)
+            self._by_id[state.topic_id] = None
+        state.changed()

@@ -1,0 +1,135 @@
+"""Looking stored messages up, by id or by due time, without delivering them and without a delay index."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import lmdb
+import numpy as np
+
+from ..partitions.due_column import DueBatch, scan_dues
+from ..partitions.partition import Partition
+from ..partitions.partition_set import PartitionSet
+from ..store import catalog
+from ..store.body import decode_body
+from ..store.environment import Environment
+from ..store.errors import CorruptEntry
+from ..store.format import FrontierRecord, PartitionState
+from ..store.message import ScheduledMessage
+from ..store.position import MessageId
+from ..store.run import Int64s, Run, RunKind, UInt32s
+from ..store.scan import find_run
+
+_PAGE = 1_000
+
+
+def find_partition(partitions: PartitionSet, topic_id: int, ledger_id: int) -> Partition | None:
+    """The partition whose log of the topic is `ledger_id`; None: it is no partition log, or deleted. O(partitions)."""
+    for partition in partitions:
+        if partition.state is PartitionState.DELETING:
+            continue
+        with partitions.lease(partition):
+            log = partition.log(topic_id)
+            if log is not None and log.ledger_id == ledger_id:
+                return partition
+    return None
+
+
+def read_entry(environment: Environment, message_id: MessageId, topic: str) -> ScheduledMessage | None:
+    """The message at `message_id` of an environment; None when there is none, or it is a marker.
+
+    Raises CorruptEntry.
+    """
+    with environment.read() as raw:
+        return _read(raw, raw.cursor(), environment.name, message_id, topic)
+
+
+def _read(
+    raw: lmdb.Transaction, cursor: lmdb.Cursor, name: str, message_id: MessageId, topic: str
+) -> ScheduledMessage | None:
+    run = find_run(cursor, name, message_id.ledger_id, message_id.entry_id)
+    if run is None or run.kind != RunKind.MESSAGES:
+        return None
+    return _decode(run, message_id, topic)
+
+
+def _decode(run: Run, message_id: MessageId, topic: str) -> ScheduledMessage | None:
+    index = message_id.entry_id - run.first_entry
+    body = run.body(index)
+    if body is None:
+        return None
+    try:
+        publish_ms, payload, key, properties, _ = decode_body(body)
+    except ValueError as error:
+        raise CorruptEntry(run.environment, run.ledger_id, message_id.entry_id, str(error)) from error
+    return ScheduledMessage(message_id, payload, key, properties or {}, run.due(index), publish_ms, topic)
+
+
+def scheduled(
+    main: Environment,
+    partitions: PartitionSet,
+    topic_id: int,
+    topic: str,
+    *,
+    start_ms: int,
+    limit_ms: int,
+    skip: Callable[[int, UInt32s], np.ndarray],
+    set_aside: Callable[[CorruptEntry], object],
+) -> Iterator[ScheduledMessage]:
+    """Messages due in [start_ms, limit_ms) that have not fired, in firing order, partition by partition.
+
+    Reads the due column of one partition at a time (12 bytes a message of the range in memory), bodies as
+    they are asked for. `skip` (ledger id, entries) masks those cancelled. What fires meanwhile may be seen.
+    """
+    for partition in partitions:
+        if partition.state is not PartitionState.OPEN or partition.end_ms <= start_ms or partition.start_ms >= limit_ms:
+            continue
+        with partitions.lease(partition):
+            log = partition.log(topic_id)
+            if log is None:
+                continue
+            entries, dues = _unfired(main, partition, topic_id, log.ledger_id, log.ledger.entries, start_ms, limit_ms)
+            keep = ~skip(log.ledger_id, entries)
+            entries, dues = entries[keep], dues[keep]
+            for at in range(0, len(entries), _PAGE):
+                yield from _bodies(partition, log.ledger_id, entries[at : at + _PAGE], topic, set_aside)
+
+
+def _unfired(
+    main: Environment, partition: Partition, topic_id: int, ledger_id: int, tail: int, start_ms: int, limit_ms: int
+) -> tuple[UInt32s, Int64s]:
+    with main.read() as raw:
+        frontier = catalog.frontier(raw, topic_id, partition.start_ms) or FrontierRecord.start(ledger_id)
+    found_entries: list[UInt32s] = [np.empty(0, np.uint32)]
+    found_dues: list[Int64s] = [np.empty(0, np.int64)]
+    for batch in scan_dues(partition.environment, ledger_id, 0, tail):
+        if not isinstance(batch, DueBatch):
+            continue
+        first, dues = batch
+        entries = np.arange(first, first + len(dues), dtype=np.uint32)
+        passed = (dues < frontier.due_ms) | ((dues == frontier.due_ms) & (entries <= max(frontier.entry_id, 0)))
+        fired = passed & (entries < frontier.seen)
+        wanted = (dues >= start_ms) & (dues < limit_ms) & ~fired
+        found_entries.append(entries[wanted])
+        found_dues.append(dues[wanted])
+    entries, dues = np.concatenate(found_entries), np.concatenate(found_dues)
+    order = np.lexsort((entries, dues))
+    return entries[order], dues[order]
+
+
+def _bodies(
+    partition: Partition, ledger_id: int, entries: UInt32s, topic: str, set_aside: Callable[[CorruptEntry], object]
+) -> list[ScheduledMessage]:
+    found = []
+    name = partition.name
+    with partition.environment.read() as raw:
+        cursor = raw.cursor()
+        for entry_id in entries.tolist():
+            try:
+                message = _read(raw, cursor, name, MessageId(ledger_id, entry_id), topic)
+            except CorruptEntry as error:
+                set_aside(CorruptEntry(name, ledger_id, entry_id, error.reason))
+                continue
+            if message is not None:
+                found.append(message)
+    return found

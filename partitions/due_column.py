@@ -1,0 +1,89 @@
+"""The due column of a partition log: the due times in the headers of its runs, read without payloads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import lmdb
+import numpy as np
+
+from ..store.environment import Environment
+from ..store.errors import CorruptEntry
+from ..store.run import Int64s, Run, UInt32s
+from ..store.scan import find_run, runs
+
+_RUNS_A_TRANSACTION = 4_096
+
+UNREADABLE = -1
+"""Due time given for an entry whose run cannot be read."""
+
+
+class DueBatch(NamedTuple):
+    """Due times of the entries [first_entry, first_entry + len(dues)), epoch ms, in append order."""
+
+    first_entry: int
+    dues: Int64s
+
+
+def scan_dues(environment: Environment, ledger_id: int, start: int, limit: int) -> Iterator[DueBatch | CorruptEntry]:
+    """Due times of the entries [start, limit), in batches of thousands of runs; a damaged run comes as its error.
+
+    Each batch is a read transaction of its own. The entries below `limit` must be committed.
+    """
+    while start < limit:
+        columns: list[Int64s] = []
+        errors: list[CorruptEntry] = []
+        first = start
+        with environment.read() as raw:
+            for run in runs(raw, environment.name, ledger_id, start, limit):
+                if isinstance(run, CorruptEntry):
+                    errors.append(run)
+                    continue
+                if run.first_entry > start:
+                    # Ids are dense but for a damaged run: what lies before it is a batch of its own.
+                    if columns:
+                        break
+                    first = start = run.first_entry
+                columns.append(run.dues()[start - run.first_entry : limit - run.first_entry])
+                start = min(run.limit, limit)
+                if len(columns) == _RUNS_A_TRANSACTION:
+                    break
+            else:
+                limit = start
+        yield from errors
+        if columns:
+            yield DueBatch(first, np.concatenate(columns))
+
+
+def dues_of(environment: Environment, ledger_id: int, entries: UInt32s) -> Int64s:
+    """Due times of `entries` (ascending ids), UNREADABLE for one whose run is damaged or missing.
+
+    O(k log n) for k runs touched.
+    """
+    dues = np.empty(len(entries), dtype=np.int64)
+    with environment.read() as raw:
+        cursor = raw.cursor()
+        at = 0
+        while at < len(entries):
+            entry_id = int(entries[at])
+            run = _readable_run(cursor, environment.name, ledger_id, entry_id)
+            if run is None:
+                dues[at] = UNREADABLE
+                at += 1
+                continue
+            if at + 1 == len(entries) or entries[at + 1] >= run.limit:
+                dues[at] = run.due(entry_id - run.first_entry)
+                at += 1
+                continue
+            limit = at + int(np.searchsorted(entries[at : at + run.count], run.limit))
+            dues[at:limit] = run.dues()[entries[at:limit] - np.uint32(run.first_entry)]
+            at = limit
+    return dues
+
+
+def _readable_run(cursor: lmdb.Cursor, environment: str, ledger_id: int, entry_id: int) -> Run | None:
+    try:
+        return find_run(cursor, environment, ledger_id, entry_id)
+    except CorruptEntry:
+        return None

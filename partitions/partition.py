@@ -1,0 +1,159 @@
+"""One time partition: a half-open interval of due time, one LMDB environment, a log for each topic.
+
+A partition object outlives its environment, which the partition set opens when somebody needs it and
+closes when too many are open. Appends of one partition are serialised by its environment; `listener`
+hears of each in commit order.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from ..store import catalog
+from ..store import format as fmt
+from ..store.environment import Environment, Transaction
+from ..store.errors import DamagedStore
+from ..store.format import PartitionInfo, PartitionState
+from ..store.ledger import Ledger, Replaced, RunLimits, StagedLedger, find_tail
+from ..store.run import Int64s
+from .timespan import directory_name
+
+Listener = Callable[["PartitionLog", int, Int64s], None]
+"""Called by the leader of a commit with (log, first entry id, due times); takes leaf locks only."""
+
+
+class PartitionLog:
+    """One topic's ledger inside a partition."""
+
+    __slots__ = ("ledger", "registered", "topic_id")
+
+    def __init__(self, topic_id: int, ledger: Ledger, registered: bool) -> None:
+        self.topic_id = topic_id
+        self.ledger = ledger
+        self.registered = registered
+        """Whether the partition's log table has it, on disk."""
+
+    @property
+    def ledger_id(self) -> int:
+        return self.ledger.ledger_id
+
+
+def partition_path(store: Path, start_ms: int, generation: int) -> Path:
+    """Directory of a generation of a partition."""
+    return store / "partitions" / directory_name(start_ms) / f"g{generation:06d}"
+
+
+class Partition:
+    """A registered time partition. Made and handed out by PartitionSet."""
+
+    def __init__(self, path: Path, start_ms: int, end_ms: int, generation: int, state: PartitionState) -> None:
+        self.path = path
+        self.start_ms = start_ms
+        self.end_ms = end_ms
+        self.generation = generation
+        self.state = state
+        self.name = f"partition {directory_name(start_ms)}"
+        self.listener: Listener | None = None
+        self.leases = 0
+        self.appenders = 0
+        self._environment: Environment | None = None
+        self._logs: dict[int, PartitionLog] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def environment(self) -> Environment:
+        """The open environment. REQUIRES: a lease."""
+        environment = self._environment
+        if environment is None:
+            raise DamagedStore(self.path, "is not open")
+        return environment
+
+    @property
+    def is_open(self) -> bool:
+        return self._environment is not None
+
+    def attach(self, environment: Environment) -> None:
+        self._environment = environment
+
+    def detach(self) -> Environment | None:
+        """Forget the environment and what was read from it, for the caller to close."""
+        with self._lock:
+            environment, self._environment = self._environment, None
+            self._logs = {}
+        return environment
+
+    def log(self, topic_id: int) -> PartitionLog | None:
+        """The topic's log, None when it has none here. REQUIRES: a lease. O(log n) at first use."""
+        log = self._logs.get(topic_id)
+        if log is None:
+            with self._lock:
+                log = self._logs.get(topic_id) or self._read_log(topic_id)
+        return log
+
+    def logs(self) -> list[PartitionLog]:
+        """Every log that has an entry. REQUIRES: a lease. O(logs)."""
+        with self.environment.read() as raw:
+            ids = [fmt.trailing_u32(key) for key, _ in catalog.rows(raw, fmt.prefix(fmt.Table.LOG))]
+        return [log for log in map(self.log, ids) if log is not None]
+
+    def _read_log(self, topic_id: int) -> PartitionLog | None:
+        key = fmt.log_key(topic_id)
+        with self.environment.read() as raw:
+            value = raw.get(key)
+            if value is None:
+                return None
+            ledger_id = fmt.unpack_u64(fmt.unseal(key, value))
+            entries = find_tail(raw, self.name, ledger_id)
+        log = self._logs[topic_id] = PartitionLog(topic_id, Ledger(ledger_id, entries), registered=True)
+        return log
+
+    def append(
+        self,
+        topic_id: int,
+        dues: Int64s,
+        bodies: Sequence[bytes],
+        limits: RunLimits,
+        new_ledger: Callable[[], int],
+        replaced: Replaced | None = None,
+        also: Callable[[Transaction], None] | None = None,
+    ) -> tuple[int, int]:
+        """Append messages to the topic's log; returns (ledger id, first entry id) once they are durable.
+
+        `new_ledger` allocates the id of a log's first ledger; `also` writes more in the same
+        transaction (it may run more than once). REQUIRES: an append lease. Raises StoreFull, StoreFailed.
+        """
+        log = self._logs.get(topic_id)
+        if log is None:
+            with self._lock:
+                log = self._logs.get(topic_id) or self._read_log(topic_id)
+                if log is None:
+                    log = self._logs[topic_id] = PartitionLog(topic_id, Ledger(new_ledger()), registered=False)
+
+        def work(transaction: Transaction) -> int:
+            if not log.registered:
+                transaction.put(fmt.log_key(topic_id), fmt.pack_u64(log.ledger_id))
+            staged = transaction.stage(log, lambda: StagedLedger(log.ledger, limits, heard))
+            if also is not None:
+                also(transaction)
+            assert isinstance(staged, StagedLedger)
+            return staged.add_messages(dues, bodies, self.start_ms, replaced)
+
+        def heard(first: int, appended: Int64s) -> None:
+            log.registered = True
+            listener = self.listener
+            if listener is not None:
+                listener(log, first, appended)
+
+        return log.ledger_id, self.environment.write(work)
+
+    def verify_identity(self, store_id: bytes) -> None:
+        """Refuse a directory that belongs to another store, partition or generation. Raises DamagedStore."""
+        fields = self.environment.get(fmt.PARTITION_INFO_KEY)
+        if fields is None:
+            raise DamagedStore(self.path, "has no partition record")
+        expected = PartitionInfo(fmt.FORMAT_VERSION, store_id, self.start_ms, self.end_ms, self.generation)
+        found = PartitionInfo.unpack(fields)
+        if found != expected:
+            raise DamagedStore(self.path, f"is {found}, the catalog says {expected}")

@@ -1,0 +1,248 @@
+"""All time partitions of a store: created when first written to, opened when needed, closed when many.
+
+A lease keeps a partition's environment open while somebody reads or appends; without leases the least
+recently used environment is closed once more than `max_open_partitions` are open. An append lease is
+refused by a partition that is closing or closed, and a partition closes only without append leases.
+
+Creation: a complete directory is built in staging/, renamed into place, registered in the main
+environment, then used. A crash before the registration leaves a directory that nobody refers to, which
+the next open removes.
+"""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from sortedcontainers import SortedDict
+
+from ..store import catalog
+from ..store import format as fmt
+from ..store.config import StoreConfig
+from ..store.directory import make_directory, move, remove_tree
+from ..store.environment import Environment, Transaction
+from ..store.errors import ClosedError, DamagedStore
+from ..store.failpoints import reach
+from ..store.format import PartitionInfo, PartitionRecord, PartitionState
+from .partition import Partition, partition_path
+
+_LEDGER_BLOCK = 64
+"""Ledger ids reserved at once for partition logs; what a crash leaves of a block is never given out."""
+
+
+class PartitionSet:
+    """The partitions of one open store. Thread-safe."""
+
+    def __init__(
+        self, path: Path, main: Environment, config: StoreConfig, store_id: bytes, *, read_only: bool = False
+    ) -> None:
+        self._path = path
+        self._main = main
+        self._config = config
+        self._store_id = store_id
+        self._read_only = read_only
+        self._lock = threading.Lock()
+        self._creating = threading.Lock()
+        self._numbering = threading.Lock()
+        self._partitions: SortedDict[int, Partition] = SortedDict()
+        self._open: OrderedDict[int, Partition] = OrderedDict()
+        self._ledger_ids = iter(range(0))
+        self._closed = False
+        self.opened: Callable[[Partition, Environment], None] | None = None
+        """Called when an environment is opened; for metrics."""
+
+    def load(self) -> None:
+        """Read the catalog. Raises DamagedStore naming a registered partition whose directory is missing."""
+        with self._main.read() as raw:
+            found = catalog.partitions(raw)
+        for start_ms, record in found:
+            path = partition_path(self._path, start_ms, record.generation)
+            if record.state is not PartitionState.DELETING and not (path / "data.mdb").is_file():
+                raise DamagedStore(path, "is registered in the catalog, and is missing")
+            self._partitions[start_ms] = Partition(path, start_ms, record.end_ms, record.generation, record.state)
+
+    def __iter__(self) -> Iterator[Partition]:
+        with self._lock:
+            return iter(list(self._partitions.values()))
+
+    def __len__(self) -> int:
+        return len(self._partitions)
+
+    def get(self, start_ms: int) -> Partition | None:
+        """The partition that begins at `start_ms`, None when none is registered."""
+        return self._partitions.get(start_ms)
+
+    def open_count(self) -> int:
+        """Environments open now."""
+        return len(self._open)
+
+    # -- leases ----------------------------------------------------------------------------------
+
+    @contextmanager
+    def lease(self, partition: Partition) -> Iterator[Partition]:
+        """Keep the partition's environment open inside the block."""
+        self.acquire(partition)
+        try:
+            yield partition
+        finally:
+            self.release(partition)
+
+    def acquire(self, partition: Partition) -> None:
+        """Open the environment if need be and count a lease; `release` gives it back."""
+        with self._lock:
+            if self._closed:
+                raise ClosedError("store")
+            if not partition.is_open:
+                self._open_environment(partition)
+            partition.leases += 1
+            self._open.move_to_end(partition.start_ms)
+
+    def release(self, partition: Partition) -> None:
+        with self._lock:
+            partition.leases -= 1
+            self._close_surplus()
+
+    @contextmanager
+    def append_lease(self, start_ms: int, now_ms: int) -> Iterator[Partition | None]:
+        """A partition to append to, created when missing; None when it takes no more messages."""
+        partition = self._partitions.get(start_ms) or self._create(start_ms, now_ms)
+        with self._lock:
+            if self._closed:
+                raise ClosedError("store")
+            accepted = partition.state is PartitionState.OPEN and self._partitions.get(start_ms) is partition
+            if accepted:
+                if not partition.is_open:
+                    self._open_environment(partition)
+                partition.leases += 1
+                partition.appenders += 1
+                self._open.move_to_end(start_ms)
+        try:
+            yield partition if accepted else None
+        finally:
+            if accepted:
+                with self._lock:
+                    partition.leases -= 1
+                    partition.appenders -= 1
+                    self._close_surplus()
+
+    def stop_appends(self, partition: Partition) -> bool:
+        """Refuse append leases from now on; False, and nothing changes, while somebody holds one."""
+        with self._lock:
+            if partition.appenders:
+                return False
+            partition.state = PartitionState.CLOSED
+            return True
+
+    def resume_appends(self, partition: Partition) -> None:
+        """Undo `stop_appends` of a partition whose closing was not recorded."""
+        with self._lock:
+            partition.state = PartitionState.OPEN
+
+    def _open_environment(self, partition: Partition) -> None:
+        if not (partition.path / "data.mdb").is_file():
+            raise DamagedStore(partition.path, "is registered in the catalog, and is missing")
+        environment = Environment(
+            partition.path,
+            name=partition.name,
+            durability=self._config.durability,
+            map_bytes=self._config.map_bytes,
+            read_only=self._read_only,
+        )
+        partition.attach(environment)
+        try:
+            partition.verify_identity(self._store_id)
+        except BaseException:
+            partition.detach()
+            environment.close()
+            raise
+        self._open[partition.start_ms] = partition
+        if self.opened is not None:
+            self.opened(partition, environment)
+        self._close_surplus(keep=partition)
+
+    def _close_surplus(self, keep: Partition | None = None) -> None:
+        surplus = len(self._open) - self._config.max_open_partitions
+        if surplus <= 0:
+            return
+        for partition in [p for p in self._open.values() if not p.leases and p is not keep][:surplus]:
+            self._close_environment(partition)
+
+    def _close_environment(self, partition: Partition) -> None:
+        del self._open[partition.start_ms]
+        environment = partition.detach()
+        if environment is not None:
+            environment.close()
+
+    # -- creation and removal ----------------------------------------------------------------------
+
+    def _create(self, start_ms: int, now_ms: int) -> Partition:
+        with self._creating:
+            partition = self._partitions.get(start_ms)
+            if partition is not None:
+                return partition
+            end_ms = start_ms + self._config.partition_ms
+            path = partition_path(self._path, start_ms, 1)
+            self._build_directory(path.parent, start_ms, end_ms)
+            record = PartitionRecord(end_ms, 1, PartitionState.OPEN, 0, now_ms)
+
+            def register(transaction: Transaction) -> None:
+                transaction.put(fmt.partition_key(start_ms), record.pack())
+
+            self._main.write(register)
+            reach("partition.registered")
+            partition = Partition(path, start_ms, end_ms, 1, PartitionState.OPEN)
+            with self._lock:
+                self._partitions[start_ms] = partition
+            return partition
+
+    def _build_directory(self, target: Path, start_ms: int, end_ms: int) -> None:
+        """A partition directory with an empty first generation, complete and durable under `target`."""
+        staged = self._path / "staging" / f"{target.name}-{uuid.uuid4().hex[:8]}"
+        environment = Environment(
+            staged / "g000001", name="staging", durability="commit", map_bytes=self._config.map_bytes, create=True
+        )
+        info = PartitionInfo(fmt.FORMAT_VERSION, self._store_id, start_ms, end_ms, 1)
+
+        def describe(transaction: Transaction) -> None:
+            transaction.put(fmt.PARTITION_INFO_KEY, info.pack())
+
+        try:
+            environment.write(describe)
+        finally:
+            environment.close()
+        reach("directory.staged")
+        make_directory(target.parent)
+        if target.exists():  # left by a creation whose registration failed; nothing in it was acknowledged
+            remove_tree(target)
+        move(staged, target)
+        reach("directory.renamed")
+
+    def forget(self, partition: Partition) -> bool:
+        """Take a partition whose deletion is recorded out of the set; False while somebody holds a lease."""
+        with self._lock:
+            if partition.leases:
+                return False
+            if partition.is_open:
+                self._close_environment(partition)
+            self._partitions.pop(partition.start_ms, None)
+            return True
+
+    def new_ledger(self) -> int:
+        """A ledger id for a new partition log. Not inside a transaction of the main environment."""
+        with self._numbering:
+            for ledger_id in self._ledger_ids:
+                return ledger_id
+            first = self._main.write(lambda transaction: catalog.take_numbers(transaction, catalog.LEDGERS, _LEDGER_BLOCK))
+            self._ledger_ids = iter(range(first, first + _LEDGER_BLOCK))
+            return next(self._ledger_ids)
+
+    def close(self) -> None:
+        """Close every environment; the caller has seen to it that nobody uses one."""
+        with self._lock:
+            self._closed = True
+            for partition in list(self._open.values()):
+                self._close_environment(partition)

@@ -1,0 +1,252 @@
+"""The body of an entry that holds a message: its msgpack form, written and read.
+
+    body = [publish_ms, payload, key | nil, properties | nil, extra | nil]    trailing nils are left out
+
+A bare message is ``[publish_ms, payload]``. ``extra`` is a map from str to any msgpack value, room for what the
+library itself adds (a dead-lettered message's origin, say); callers cannot set it. The due time is not in the body:
+it stands in the run's header. Nor is a checksum: the run has one of every body, checked before ``decode_body``.
+
+``encode_batch`` is the hottest path of sending: whatever a plain message does not need is out of its loop.
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import msgpack
+import numpy as np
+import numpy.typing as npt
+
+from .errors import InvalidArgument, InvalidMessage
+from .message import MAX_DUE_MS, Message, resolve_due_ms
+
+MAX_KEY_BYTES = 65_536
+"""Longest key in UTF-8."""
+
+_ARRAY_HEADS = [bytes([0x90 + count]) for count in range(6)]
+_NIL = b"\xc0"
+
+Body = tuple[int, bytes, str | None, dict[str, str] | None, dict[str, object] | None]
+"""publish_ms, payload, key, properties, extra."""
+
+
+@dataclass(slots=True, eq=False)
+class EncodedBatch:
+    """A batch of checked messages as columns, in the order they were given.
+
+    dues: int64, due time in ms as asked; of a message without a delay, ``now_ms``.
+    delayed: bool, whether the due time is after ``now_ms``.
+    bodies: the encoded bodies.
+    """
+
+    dues: npt.NDArray[np.int64]
+    delayed: npt.NDArray[np.bool_]
+    bodies: list[bytes]
+
+    def __len__(self) -> int:
+        return len(self.bodies)
+
+
+class _Local(threading.local):
+    def __init__(self) -> None:
+        self.packer = msgpack.Packer(use_bin_type=True, autoreset=True)
+
+
+_local = _Local()
+
+
+def encode_batch(messages: Iterable[Message], now_ms: int, max_message_bytes: int) -> EncodedBatch:
+    """Check and encode ``messages``, published at ``now_ms``; all or none.
+
+    Raises InvalidMessage for the first that cannot be taken, with a field such as ``messages[3].deliver_at``, and
+    InvalidArgument where ``messages`` is one message or no sequence. Thread-safe.
+    """
+    if isinstance(messages, (Message, str, bytes)) or not isinstance(messages, Iterable):
+        raise InvalidArgument("messages", messages, "expected a sequence of Message")
+    bodies: list[bytes] = []
+    dues: list[int] = []
+    add_body, add_due = bodies.append, dues.append
+    packed_now = _pack(now_ms)
+    # What stands before the payload of a bare message depends on its size alone; a size is in here once it is found
+    # to be within the limit.
+    heads: dict[int, bytes] = {}
+    for message in messages:
+        try:
+            payload = message.payload
+            at = message.deliver_at
+            if message.deliver_after is None and (at is None or (type(at) is int and 0 <= at <= MAX_DUE_MS)):
+                due_ms = at
+            else:
+                due_ms = resolve_due_ms(message, now_ms)
+            if type(payload) is bytes and message.key is None and message.properties is None:
+                size = len(payload)
+                if size not in heads:
+                    heads[size] = _bare_head(packed_now, size, max_message_bytes)
+                body = heads[size] + payload
+            else:
+                body = _encode_fields(message, packed_now, max_message_bytes, None)
+        except InvalidMessage as error:
+            raise InvalidMessage(f"messages[{len(bodies)}].{error.field}", error.value, error.reason) from None
+        except AttributeError:
+            if isinstance(message, Message):
+                raise  # out of a mapping or a tzinfo of the caller's
+            raise InvalidMessage(f"messages[{len(bodies)}]", message, "expected a Message") from None
+        add_body(body)
+        add_due(now_ms if due_ms is None else due_ms)
+    columns = np.array(dues, dtype=np.int64)
+    return EncodedBatch(columns, columns > now_ms, bodies)
+
+
+def encode_one(
+    message: Message,
+    now_ms: int,
+    max_message_bytes: int,
+    extra: Mapping[str, object] | None = None,
+) -> tuple[int, bytes]:
+    """Check and encode one message: its due time in ms (``now_ms`` without a delay) and its body.
+
+    ``extra`` does not count towards the limit, so that a message once taken can be handed on with facts added.
+    Raises InvalidMessage naming the message's field. Thread-safe.
+    """
+    if not isinstance(message, Message):
+        raise InvalidMessage("message", message, "expected a Message")
+    due_ms = resolve_due_ms(message, now_ms)
+    body = _encode_fields(message, _pack(now_ms), max_message_bytes, extra)
+    return now_ms if due_ms is None else due_ms, body
+
+
+def decode_body(data: bytes | memoryview) -> Body:
+    """Read a body; raises ValueError where it is not exactly of the form above, trailing bytes included.
+
+    REQUIRES: its checksum was checked; what is wrong here was written wrong.
+    """
+    try:
+        fields = msgpack.unpackb(data, raw=False, strict_map_key=False)
+    except (ValueError, TypeError, msgpack.UnpackException) as error:  # TypeError: a map's key that has no hash
+        raise ValueError(f"body is not msgpack: {error}") from error
+    if type(fields) is not list or not 2 <= len(fields) <= 5:
+        raise ValueError("body is not an array of 2 to 5 fields")
+    publish_ms, payload = fields[0], fields[1]
+    if type(publish_ms) is not int or publish_ms < 0:
+        raise ValueError("publish_ms of a body is not a time in ms")
+    if type(payload) is not bytes:
+        raise ValueError("payload of a body is not binary")
+    if len(fields) == 2:
+        return publish_ms, payload, None, None, None
+    if fields[-1] is None:
+        raise ValueError("body ends in nil")
+    key = fields[2]
+    if key is not None and type(key) is not str:
+        raise ValueError("key of a body is not text")
+    properties = fields[3] if len(fields) > 3 else None
+    if properties is not None:
+        if type(properties) is not dict:
+            raise ValueError("properties of a body are not a map")
+        for name, value in properties.items():
+            if type(name) is not str or type(value) is not str:
+                raise ValueError("properties of a body are not text by name")
+    extra = fields[4] if len(fields) > 4 else None
+    if extra is not None and (type(extra) is not dict or any(type(name) is not str for name in extra)):
+        raise ValueError("extra of a body is not a map by name")
+    return publish_ms, payload, key, properties, extra
+
+
+def _pack(value: object) -> bytes:
+    packed: bytes = _local.packer.pack(value)
+    return packed
+
+
+def _binary_head(size: int) -> bytes:
+    if size < 1 << 8:
+        return struct.pack(">BB", 0xC4, size)
+    if size < 1 << 16:
+        return struct.pack(">BH", 0xC5, size)
+    return struct.pack(">BI", 0xC6, size)
+
+
+def _bare_head(packed_now: bytes, size: int, max_message_bytes: int) -> bytes:
+    """What stands before a payload of ``size`` bytes in ``[publish_ms, payload]``; refuses one over the limit."""
+    head = _ARRAY_HEADS[2] + packed_now + _binary_head(size)
+    if len(head) + size > max_message_bytes:
+        raise _too_large(len(head) + size, max_message_bytes)
+    return head
+
+
+def _encode_fields(
+    message: Message, packed_now: bytes, max_message_bytes: int, extra: Mapping[str, object] | None
+) -> bytes:
+    """Check and encode all of a message but its due time."""
+    payload = _checked_payload(message.payload, max_message_bytes)
+    key = _checked_key(message.key)
+    properties = _checked_properties(message.properties)
+    if properties:
+        count, tail = 4, _pack(key) + _pack(properties)
+    elif key is not None:
+        count, tail = 3, _pack(key)
+    else:
+        count, tail = 2, b""
+    before = packed_now + _binary_head(len(payload))
+    size = 1 + len(before) + len(payload) + len(tail)
+    if size > max_message_bytes:
+        raise _too_large(size, max_message_bytes)
+    if extra:
+        tail += _NIL * (4 - count) + _pack(dict(extra))
+        count = 5
+    # The payload is joined, not packed: a packer keeps a buffer of the largest thing it ever packed.
+    return b"".join((_ARRAY_HEADS[count], before, payload, tail))
+
+
+def _checked_payload(payload: object, max_message_bytes: int) -> bytes:
+    if isinstance(payload, str):
+        raise InvalidMessage("payload", payload, "expected bytes, not str: encode it, for example with .encode()")
+    if not isinstance(payload, (bytes, bytearray, memoryview)):
+        raise InvalidMessage("payload", payload, "expected bytes, bytearray or memoryview")
+    size = payload.nbytes if isinstance(payload, memoryview) else len(payload)
+    if size > max_message_bytes:
+        raise _too_large(size, max_message_bytes)
+    return bytes(payload)
+
+
+def _checked_key(key: object) -> str | None:
+    if key is None:
+        return None
+    if not isinstance(key, str):
+        raise InvalidMessage("key", key, "expected a str or None")
+    size = _utf8_bytes("key", key)
+    if size > MAX_KEY_BYTES:
+        raise InvalidMessage("key", key, f"{size} bytes in UTF-8, over {MAX_KEY_BYTES}")
+    return key
+
+
+def _checked_properties(properties: object) -> dict[str, str] | None:
+    if properties is None:
+        return None
+    if type(properties) is not dict and not isinstance(properties, Mapping):
+        raise InvalidMessage("properties", properties, "expected a mapping from str to str, or None")
+    copy = dict(properties)
+    for name, value in copy.items():
+        if not isinstance(name, str):
+            raise InvalidMessage("properties", name, "expected a str as name")
+        if not isinstance(value, str):
+            raise InvalidMessage(f"properties[{name!r}]", value, "expected a str")
+        if not name.isascii():
+            _utf8_bytes("properties", name)
+        if not value.isascii():
+            _utf8_bytes(f"properties[{name!r}]", value)
+    return copy
+
+
+def _utf8_bytes(field: str, text: str) -> int:
+    if text.isascii():
+        return len(text)
+    try:
+        return len(text.encode())
+    except UnicodeEncodeError:
+        raise InvalidMessage(field, text, "a lone surrogate has no UTF-8 form") from None
+
+
+def _too_large(size: int, max_message_bytes: int) -> InvalidMessage:
+    return InvalidMessage("payload", size, f"the encoded message has this many bytes, over {max_message_bytes=}")

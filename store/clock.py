@@ -1,0 +1,179 @@
+"""Where the time comes from: the system, a test's hand, and the store's own clock that never goes back.
+
+Every wait and every decision by time in the library goes through a ``Clock``, so that a program or a test can drive
+the store. A clock tells milliseconds since the Unix epoch, UTC. It does not schedule anything: a waiter brings the
+condition that wakes it and looks again when it is woken.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from abc import ABC, abstractmethod
+
+from .errors import InvalidArgument
+
+MAX_WAIT_S = 60.0
+"""Longest single real wait, in seconds: a wall clock that is set forward meanwhile is noticed after it."""
+
+
+class Clock(ABC):
+    """A source of time in ms since the Unix epoch; may be read from any thread."""
+
+    @abstractmethod
+    def now_ms(self) -> int:
+        """The time now, rounded down to the millisecond; may go back where the clock behind it does."""
+
+    def wait(self, condition: threading.Condition, until_ms: int | None) -> None:
+        """Wait until ``condition`` is notified or this clock shows ``until_ms`` (None: until notified).
+
+        REQUIRES: the caller holds ``condition``, and calls in a loop that looks at the clock and at its own state:
+        this may return early, and returns after at most ``MAX_WAIT_S`` of real time.
+        """
+        if until_ms is None:
+            condition.wait(MAX_WAIT_S)
+            return
+        remaining_ms = until_ms - self.now_ms()
+        if remaining_ms > 0:
+            condition.wait(min(remaining_ms / 1000, MAX_WAIT_S))
+
+
+class SystemClock(Clock):
+    """The wall clock of the machine."""
+
+    def now_ms(self) -> int:
+        """The wall clock's time; goes back where the machine's clock is set back."""
+        return time.time_ns() // 1_000_000
+
+    def wait(self, condition: threading.Condition, until_ms: int | None) -> None:
+        """As ``Clock.wait``; a wait that runs out ends at the start of millisecond ``until_ms``, not before it."""
+        if until_ms is None:
+            condition.wait(MAX_WAIT_S)
+            return
+        until_ns = until_ms * 1_000_000
+        # The condition waits by the monotonic clock, which may end a hair before the wall clock's boundary:
+        # then the little that is left is waited for again.
+        while (remaining_ns := until_ns - time.time_ns()) > 0:
+            if remaining_ns >= MAX_WAIT_S * 1e9:
+                condition.wait(MAX_WAIT_S)
+                return
+            if condition.wait(remaining_ns / 1e9):
+                return
+
+
+class ManualClock(Clock):
+    """A clock that moves only when told to, for programs and tests that drive the store themselves.
+
+    Thread-safe. ``advance`` and ``set`` wake every thread that waits on this clock.
+
+    >>> clock = ManualClock(1_000)
+    >>> clock.advance(500)
+    1500
+    """
+
+    def __init__(self, now_ms: int) -> None:
+        self._lock = threading.Lock()
+        self._now_ms = _checked_ms("now_ms", now_ms)
+        self._waiting: dict[threading.Condition, int] = {}  # condition -> number of threads waiting on it
+
+    def now_ms(self) -> int:
+        """The time last set."""
+        return self._now_ms
+
+    def advance(self, ms: int) -> int:
+        """Move on by ``ms`` (0 or more), wake the waiters and return the new time.
+
+        REQUIRES: the caller holds no condition that another thread may be waiting on through this clock.
+        """
+        _checked_ms("ms", ms)  # back is for set()
+        with self._lock:
+            self._now_ms += ms
+            now_ms, conditions = self._now_ms, list(self._waiting)
+        _notify(conditions)
+        return now_ms
+
+    def set(self, ms: int) -> None:
+        """Show ``ms`` from now on, be it earlier or later, and wake the waiters.
+
+        REQUIRES: as ``advance``.
+        """
+        _checked_ms("ms", ms)
+        with self._lock:
+            self._now_ms = ms
+            conditions = list(self._waiting)
+        _notify(conditions)
+
+    def wait(self, condition: threading.Condition, until_ms: int | None) -> None:
+        """Wait until ``condition`` is notified or the clock is moved; at once where it shows ``until_ms`` already.
+
+        Every move wakes, also one that stays before ``until_ms``: the caller loops. There is no limit in real time.
+        """
+        # No wakeup is lost: the caller holds the condition until condition.wait() has queued it, and a mover that
+        # found the condition registered must take it before it can notify; a mover that did not find it had set
+        # the time before the check below.
+        with self._lock:
+            if until_ms is not None and self._now_ms >= until_ms:
+                return
+            self._waiting[condition] = self._waiting.get(condition, 0) + 1
+        try:
+            condition.wait()
+        finally:
+            with self._lock:
+                if self._waiting[condition] == 1:
+                    del self._waiting[condition]
+                else:
+                    self._waiting[condition] -= 1
+
+
+class StoreClock(Clock):
+    """The store's time: ``max(wrapped clock, high-water mark)``.
+
+    The mark is the latest time that the store has acted on; the store saves it with the frontier and raises it here.
+    Reading the clock does not raise it: a wall clock that has jumped ahead must be judged before it is believed.
+    So a clock that is set back neither fires twice nor blocks, and the time told is never before the mark.
+    """
+
+    def __init__(self, wrapped: Clock, mark_ms: int = 0) -> None:
+        self._wrapped = wrapped
+        self._lock = threading.Lock()
+        self._mark_ms = mark_ms
+
+    @property
+    def wrapped(self) -> Clock:
+        """The clock behind this one."""
+        return self._wrapped
+
+    @property
+    def mark_ms(self) -> int:
+        """The high-water mark: never goes down."""
+        return self._mark_ms
+
+    def now_ms(self) -> int:
+        """The later of the wrapped clock's time and the mark."""
+        return max(self._wrapped.now_ms(), self._mark_ms)
+
+    def raise_to(self, ms: int) -> int:
+        """Raise the mark to ``ms`` if it is below, and return the mark; thread-safe."""
+        with self._lock:
+            self._mark_ms = max(self._mark_ms, ms)
+            return self._mark_ms
+
+    def wait(self, condition: threading.Condition, until_ms: int | None) -> None:
+        """As ``Clock.wait``. Raising the mark wakes nobody: who raises it past a deadline notifies the waiter."""
+        if until_ms is not None and until_ms <= self._mark_ms:
+            return
+        self._wrapped.wait(condition, until_ms)
+
+
+def _checked_ms(field: str, value: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidArgument(field, value, "expected an int, milliseconds")
+    if value < 0:
+        raise InvalidArgument(field, value, "negative")
+    return value
+
+
+def _notify(conditions: list[threading.Condition]) -> None:
+    for condition in conditions:
+        with condition:
+            condition.notify_all()

@@ -1,0 +1,197 @@
+"""The settings of a store: one frozen value, checked when it is made.
+
+Two groups: what changes behaviour, and what changes speed only. Namespaces and topics have policies of their own
+(delays); they are not here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Literal, get_args
+
+from .errors import InvalidArgument
+from .names import TopicName
+
+Durability = Literal["commit", "relaxed", "none"]
+"""When a send returns: see ``StoreConfig.durability``."""
+
+KIB = 1024
+MIB = 1024 * KIB
+GIB = 1024 * MIB
+
+_INT64_MAX = 2**63 - 1
+_UINT32_MAX = 2**32 - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreConfig:
+    """Settings of a store; raises InvalidArgument with the field's name and value.
+
+    Times are in ms, sizes in bytes.
+
+    **Behaviour**
+
+    partition_ms: span of due time of one partition, 1 to 2**32 - 1; a day. Written into the store when it is made:
+        another value at a later open is FormatMismatch. Shorter gives space back sooner and loads smaller indexes;
+        each partition costs a directory, three file descriptors while open, and an fsync in every commit that
+        touches it, so spread-out due times want it longer.
+    durability: ``"commit"``: a send returns when its transaction is on disk, and nothing is lost at a crash or a
+        power loss. ``"relaxed"``: its root page may not be on disk yet; a power loss takes at most the last commit
+        and never corrupts. ``"none"``: it is in the page cache; a process crash loses nothing, a power loss may lose
+        everything or leave an unusable file. For data that can be made again.
+    inline_delay_ms: a message due within this goes to the main log at once and is tracked in memory until due; 0:
+        none does. Longer saves the second write of short delays and holds up trimming of the main log by as much.
+    retention_ms: how long acknowledged ledgers of a main log are kept, from when they are closed; 0: not by age.
+    retention_bytes: how many bytes of the newest acknowledged ledgers of a main log are kept; 0: not by size. A
+        ledger is kept as long as either setting asks for it. Both cost disk only, and allow seeking back.
+    ttl_ms: how long after its due time a message that nobody has acknowledged counts as acknowledged; None: for ever.
+        None lets a dead subscription hold every partition and ledger that it has not read.
+    ack_timeout_ms: a message handed out and not acknowledged for this long is delivered again; None: when its
+        consumer closes. Shorter than the slowest handler means doubled work.
+    max_redeliveries: deliveries after the first before a message goes to the dead-letter topic; None: no limit, and
+        a message that no handler can take comes back for ever.
+    dead_letter_topic: name of the dead-letter topic; None: ``<topic>-<subscription>-DLQ``. Unused where
+        max_redeliveries is None.
+    max_message_bytes: largest encoded message: payload, key, properties and some ten bytes; 5 MiB, at most 1 GiB.
+        Several large messages of a batch are in memory at once.
+    cluster: value of the attribute ``pulsar.cluster`` of the metrics; ``"standalone"``.
+    background: run a thread that fires what is due and wakes receivers. None: with the system clock yes, with a
+        manual one no. Without it ``receive()`` and ``tick()`` fire.
+    max_clock_jump_ms: firing stops with ClockJumped when the clock is found further ahead than this at once; 30
+        days; None: any jump is believed. It must be longer than any time for which the store lies closed or the
+        machine sleeps, or it asks for ``accept_clock()`` after it.
+
+    **Speed**
+
+    bucket_ms: span of one bucket of the delay index; 60 s. Finer buckets cost memory (at 1 s 60 to 85 bytes a
+        message), coarser ones more sorting when a bucket is about to be due.
+    preload_ms: how long before its start a partition is loaded; 60 s. Longer holds its index in memory longer, too
+        short makes its first messages late by the load.
+    fire_batch: most messages fired in one transaction; 5,000. Larger fires faster and holds up senders for longer.
+    ack_flush_ms: how long acknowledgements may wait for a shared commit; 100. Longer saves commits; a crash
+        delivers the acknowledgements of that time again. 0: every acknowledgement commits.
+    ledger_max_entries: entries after which a main log starts a new ledger, at most 2**32 - 1; 50,000. Trimming frees
+        whole ledgers: smaller frees sooner and costs a catalog record each.
+    ledger_max_bytes: bytes after which it does; 64 MiB.
+    ledger_max_age_ms: age after which it does; 4 h. A partition is held by the ledger of its last marker.
+    snapshot_every_entries: entries appended to a begun partition log between two snapshots of its index; 1,000,000.
+        Fewer means more to write, more a longer replay at open (about 10 M entries/s).
+    snapshot_part_bytes: largest part of a snapshot, each its own transaction, 1 KiB to 1 GiB; 1 MiB. Larger parts
+        hold up senders to that partition for longer.
+    max_open_partitions: partition environments open at once; 64. Each costs three descriptors and two mappings, and
+        opening one again 0.13 ms.
+    map_bytes: address space of each environment at its opening, 1 MiB to 64 TiB; 16 GiB. It costs no disk or memory,
+        and is grown when full, for the price of one transaction done twice. On machines with little address space
+        max_open_partitions times this must fit.
+    run_entries: most entries of one run (one LMDB value), 1 to 65,535; 128. Longer runs take less disk and more
+        reading for a single message.
+    run_bytes: size at which a run is cut, 1 KiB to 1 GiB; 128 KiB. A larger message is a run of its own.
+    """
+
+    # -- behaviour
+    partition_ms: int = 86_400_000
+    durability: Durability = "commit"
+    inline_delay_ms: int = 0
+    retention_ms: int = 0
+    retention_bytes: int = 0
+    ttl_ms: int | None = None
+    ack_timeout_ms: int | None = None
+    max_redeliveries: int | None = None
+    dead_letter_topic: str | None = None
+    max_message_bytes: int = 5 * MIB
+    cluster: str = "standalone"
+    background: bool | None = None
+    max_clock_jump_ms: int | None = 2_592_000_000
+
+    # -- speed
+    bucket_ms: int = 60_000
+    preload_ms: int = 60_000
+    fire_batch: int = 5_000
+    ack_flush_ms: int = 100
+    ledger_max_entries: int = 50_000
+    ledger_max_bytes: int = 64 * MIB
+    ledger_max_age_ms: int = 14_400_000
+    snapshot_every_entries: int = 1_000_000
+    snapshot_part_bytes: int = MIB
+    max_open_partitions: int = 64
+    map_bytes: int = 16 * GIB
+    run_entries: int = 128
+    run_bytes: int = 128 * KIB
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            _CHECKS[field.name](field.name, getattr(self, field.name))
+
+
+_Check = Callable[[str, object], None]
+
+
+def _integer(lowest: int, highest: int, *, none: bool = False) -> _Check:
+    kind = "an int or None" if none else "an int"
+
+    def check(name: str, value: object) -> None:
+        if none and value is None:
+            return
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise InvalidArgument(name, value, f"expected {kind}")
+        if not lowest <= value <= highest:
+            raise InvalidArgument(name, value, f"expected {lowest} to {highest}")
+
+    return check
+
+
+def _durability(name: str, value: object) -> None:
+    if not isinstance(value, str) or value not in get_args(Durability):
+        raise InvalidArgument(name, value, f"expected one of {', '.join(get_args(Durability))}")
+
+
+def _optional_bool(name: str, value: object) -> None:
+    if value is not None and not isinstance(value, bool):
+        raise InvalidArgument(name, value, "expected True, False or None")
+
+
+def _label(name: str, value: object) -> None:
+    if not isinstance(value, str):
+        raise InvalidArgument(name, value, "expected a str")
+    if not value or not value.isprintable():
+        raise InvalidArgument(name, value, "expected one or more printable characters")
+
+
+def _optional_topic(name: str, value: object) -> None:
+    if value is None:
+        return
+    try:
+        TopicName.parse(value)  # type: ignore[arg-type]  # parse refuses what is no str
+    except InvalidArgument as error:
+        raise InvalidArgument(name, value, error.reason) from None
+
+
+_CHECKS: dict[str, _Check] = {
+    "partition_ms": _integer(1, _UINT32_MAX),
+    "durability": _durability,
+    "inline_delay_ms": _integer(0, _INT64_MAX),
+    "retention_ms": _integer(0, _INT64_MAX),
+    "retention_bytes": _integer(0, _INT64_MAX),
+    "ttl_ms": _integer(1, _INT64_MAX, none=True),
+    "ack_timeout_ms": _integer(1, _INT64_MAX, none=True),
+    "max_redeliveries": _integer(0, _UINT32_MAX, none=True),
+    "dead_letter_topic": _optional_topic,
+    "max_message_bytes": _integer(1, GIB),
+    "cluster": _label,
+    "background": _optional_bool,
+    "max_clock_jump_ms": _integer(1, _INT64_MAX, none=True),
+    "bucket_ms": _integer(1, _UINT32_MAX),
+    "preload_ms": _integer(0, _INT64_MAX),
+    "fire_batch": _integer(1, 1_000_000),
+    "ack_flush_ms": _integer(0, 3_600_000),
+    "ledger_max_entries": _integer(1, _UINT32_MAX),
+    "ledger_max_bytes": _integer(1, _INT64_MAX),
+    "ledger_max_age_ms": _integer(1, _INT64_MAX),
+    "snapshot_every_entries": _integer(1, _UINT32_MAX),
+    "snapshot_part_bytes": _integer(KIB, GIB),
+    "max_open_partitions": _integer(1, 65_536),
+    "map_bytes": _integer(MIB, 64 * 1024 * GIB),
+    "run_entries": _integer(1, 65_535),
+    "run_bytes": _integer(KIB, GIB),
+}

@@ -1,0 +1,68 @@
+"""Directories made, renamed and removed so that a power cut leaves the old state or the new one.
+
+LMDB never syncs a directory, and a file system may forget a rename that was not synced: whoever
+changes the tree of a store does it here.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+
+def sync_directory(path: Path) -> None:
+    """Make the entries of a directory durable."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def make_directory(path: Path) -> None:
+    """Create `path` and missing parents, and make them durable. An existing directory is fine."""
+    if path.is_dir():
+        return
+    make_directory(path.parent)
+    path.mkdir(exist_ok=True)
+    sync_directory(path.parent)
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """Create or replace a small file: a reader after a power cut finds the old content or the new."""
+    temporary = path.with_name(path.name + ".tmp")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    try:
+        os.write(descriptor, content)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    move(temporary, path)
+
+
+def move(source: Path, target: Path) -> None:
+    """Rename within one file system, durably: both parents are synced."""
+    os.rename(source, target)
+    sync_directory(target.parent)
+    if source.parent != target.parent:
+        sync_directory(source.parent)
+
+
+def remove_tree(path: Path) -> None:
+    """Remove a directory and what is in it. One that is not there is fine."""
+    shutil.rmtree(path, ignore_errors=False) if path.exists() else None
+    if path.parent.is_dir():
+        sync_directory(path.parent)
+
+
+def size_bytes(path: Path) -> int:
+    """Bytes that the files under `path` occupy on disk (blocks, not lengths)."""
+    total = 0
+    for root, _, names in os.walk(path):
+        for name in names:
+            try:
+                total += os.lstat(os.path.join(root, name)).st_blocks * 512
+            except FileNotFoundError:
+                continue
+    return total

@@ -1,0 +1,461 @@
+"""One LMDB environment with shared commits, a map that grows, and the guards that LMDB needs.
+
+Writers share commits: the first in the queue leads, runs the work of everybody who queued up behind it
+in one transaction, commits once and wakes them; then the next one waiting leads. There is no thread of
+its own, and a single writer pays one uncontended lock.
+
+Contract of a unit of work (a callable that gets a Transaction): it changes nothing but the transaction,
+because it may run more than once (another unit failed, or the map was full and the transaction is dead);
+effects in memory belong into `after_commit` callbacks, which the leader runs in commit order before the
+next transaction begins. It takes no lock that anybody holds while waiting for `write`.
+
+Guards (docs/design.md, "What py-lmdb demands"): begin and commit happen in one thread; a child process
+after fork is refused; a commit that raised is in doubt and closes the environment for writing.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol, TypeVar, cast
+
+import lmdb
+
+from . import datafile
+from .config import Durability
+from .directory import make_directory, sync_directory
+from .errors import BrokenInvariant, ClosedError, DuelogError, StoreFailed, StoreFull
+from .failpoints import reach
+from .format import RUN_PREFIX, seal, unseal
+
+T = TypeVar("T")
+Work = Callable[["Transaction"], T]
+
+MAX_MAP_BYTES = 1 << 44
+"""Largest map an environment grows to: virtual address space ends near 2**47."""
+
+_LOW_SPACE_BYTES = 1 << 20
+
+
+class Staged(Protocol):
+    """Something that collects during a transaction and is written once at its end."""
+
+    def flush(self, transaction: Transaction) -> None:
+        """Write what was collected; runs once all work of the commit is done."""
+
+    def committed(self) -> None:
+        """The transaction is on disk; runs in commit order."""
+
+
+class Transaction:
+    """A write transaction shared by the work of several callers; sealed records in, sealed records out."""
+
+    __slots__ = ("_after", "_staged", "last_run", "raw")
+
+    def __init__(self, raw: lmdb.Transaction, last_run: bytes) -> None:
+        self.raw = raw
+        self.last_run = last_run
+        """Key of the last run of the environment, or a bound below every run."""
+        self._staged: dict[object, Staged] = {}
+        self._after: list[Callable[[], None]] = []
+
+    def get(self, key: bytes) -> bytes | None:
+        """Fields of a small record, verified. Raises CorruptRecord."""
+        value = self.raw.get(key)
+        return None if value is None else unseal(key, value)
+
+    def put(self, key: bytes, fields: bytes) -> None:
+        """Store a small record with its checksum, replacing what is there."""
+        self.raw.put(key, seal(key, fields))
+
+    def delete(self, key: bytes) -> bool:
+        return bool(self.raw.delete(key))
+
+    def insert_run(self, key: bytes, value: bytes) -> None:
+        """Store a run under a key that must be new; past every other key it is appended.
+
+        Invariant: LMDB answers True; False would mean that nothing was stored.
+        """
+        at_end = key > self.last_run
+        if not self.raw.put(key, value, overwrite=False, append=at_end):
+            raise BrokenInvariant(f"key {key.hex()} is there already or out of order")
+        if at_end:
+            self.last_run = key
+
+    def stage(self, owner: object, make: Callable[[], Staged]) -> Staged:
+        """The collector of `owner` in this transaction, made at first use."""
+        staged = self._staged.get(owner)
+        if staged is None:
+            staged = self._staged[owner] = make()
+        return staged
+
+    def after_commit(self, callback: Callable[[], None]) -> None:
+        self._after.append(callback)
+
+    def _flush(self) -> None:
+        for staged in self._staged.values():
+            staged.flush(self)
+
+    def _committed(self) -> None:
+        for staged in self._staged.values():
+            staged.committed()
+        for callback in self._after:
+            callback()
+
+
+class _Request:
+    __slots__ = ("done", "error", "gate", "leads", "value", "work")
+
+    def __init__(self, work: Work[Any]) -> None:
+        self.work = work
+        self.value: Any = None
+        self.error: BaseException | None = None
+        self.done = False
+        self.leads = False
+        self.gate = threading.Lock()
+        self.gate.acquire()
+
+
+class CommitCounts:
+    """What an environment's commits have done so far: `requests` / `commits` is the sharing ratio."""
+
+    __slots__ = ("commits", "longest_ns", "requests", "total_ns")
+
+    def __init__(self) -> None:
+        self.commits = 0
+        self.requests = 0
+        self.total_ns = 0
+        self.longest_ns = 0
+
+
+class Environment:
+    """An open LMDB environment. Thread-safe."""
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        name: str,
+        durability: Durability = "commit",
+        map_bytes: int = 1 << 34,
+        read_only: bool = False,
+        create: bool = False,
+    ) -> None:
+        """Open `path`, a directory; `name` is what errors and findings call it.
+
+        Raises DamagedStore when the data file is missing, empty, no LMDB file, or truncated so that
+        reading it would kill the process.
+        """
+        self.path = path
+        self.name = name
+        self.counts = CommitCounts()
+        self.observe_commit: Callable[[int, int], None] | None = None
+        """Called after each commit with (duration ns, requests served); for metrics."""
+        if create:
+            make_directory(path)
+        else:
+            known = datafile.verify(path)
+            map_bytes = max(map_bytes, known.file_bytes * 2)
+        self._map_bytes = map_bytes
+        self._process = os.getpid()
+        self._durability = durability
+        self._read_only = read_only
+        self._env = lmdb.open(
+            os.fspath(path),
+            map_size=map_bytes,
+            max_dbs=0,
+            readonly=read_only,
+            create=create,
+            lock=True,
+            sync=durability != "none",
+            metasync=durability == "commit",
+            meminit=False,
+            readahead=False,
+            max_readers=1024,
+            max_spare_txns=4,
+            lib_version=0,
+        )
+        if create:
+            sync_directory(path)
+        with self._env.begin() as raw:
+            cursor = raw.cursor()
+            last = cursor.key() if cursor.last() else b""
+        self._last_run = max(bytes(last), RUN_PREFIX)
+        self._committing = threading.Lock()
+        self._mutex = threading.Lock()
+        self._queue: list[_Request] = []
+        self._leading = False
+        self._failed: StoreFailed | None = None
+        self._closed = False
+        self._gate = threading.Condition(threading.Lock())
+        self._readers = 0
+        self._growing = False
+        self._held = threading.local()
+        self._unsynced = False
+
+    # -- reading -------------------------------------------------------------------------------
+
+    @contextmanager
+    def read(self) -> Iterator[lmdb.Transaction]:
+        """A read transaction whose values are memoryviews, valid inside the `with` block only.
+
+        Keep it short: a reader keeps every page that was freed since it began. No `write` inside.
+        """
+        depth = getattr(self._held, "depth", 0)
+        with self._gate:
+            while self._growing and not depth:
+                self._gate.wait()
+            self._check_open()
+            self._readers += 1
+        self._held.depth = depth + 1
+        try:
+            with self._begin_read() as raw:
+                yield raw
+        finally:
+            self._held.depth = depth
+            with self._gate:
+                self._readers -= 1
+                if self._growing:
+                    self._gate.notify_all()
+
+    def _begin_read(self) -> lmdb.Transaction:
+        try:
+            return self._env.begin(buffers=True)
+        except lmdb.MapResizedError:
+            # Another process (the writer) has grown the map; only a read-only environment can see that.
+            self._env.set_mapsize(0)
+            return self._env.begin(buffers=True)
+
+    def get(self, key: bytes) -> bytes | None:
+        """Fields of a small record, in a read transaction of its own. Raises CorruptRecord."""
+        with self.read() as raw:
+            value = raw.get(key)
+            return None if value is None else unseal(key, value)
+
+    # -- writing -------------------------------------------------------------------------------
+
+    def write(self, work: Work[T]) -> T:
+        """Run `work` in a transaction, commit it together with that of others, and return its value.
+
+        When it returns, the transaction is as durable as the environment's `durability` says. An
+        exception of `work` itself reaches its caller alone, and nothing of it is stored.
+        Raises StoreFull (nothing stored, may be tried again), StoreFailed, ClosedError.
+        """
+        if getattr(self._held, "depth", 0):
+            raise BrokenInvariant(f"{self.name}: write inside a read transaction")
+        request = _Request(work)
+        with self._mutex:
+            self._check_writable()
+            self._queue.append(request)
+            leads = not self._leading
+            if leads:
+                self._leading = True
+        if not leads:
+            self._wait(request)
+        if not request.done:
+            self._lead(request)
+        if request.error is not None:
+            raise request.error
+        return cast(T, request.value)
+
+    def _wait(self, request: _Request) -> None:
+        """Until another leader has served the request, or leadership is handed to it."""
+        try:
+            request.gate.acquire()
+        except BaseException:  # an interrupt: leave the queue without taking the others along
+            with self._mutex:
+                if request in self._queue:
+                    self._queue.remove(request)
+                if request.leads and not request.done:
+                    self._hand_over()
+            raise
+
+    def _hand_over(self) -> None:
+        """Give leadership to the next in the queue. REQUIRES: the mutex, and to be the leader."""
+        if self._queue:
+            self._queue[0].leads = True
+            self._queue[0].gate.release()
+        else:
+            self._leading = False
+
+    def _lead(self, own: _Request) -> None:
+        with self._mutex:
+            batch, self._queue = self._queue, []
+        try:
+            with self._committing:
+                self._commit_together(batch)
+        except BaseException as error:
+            for request in batch:
+                if not request.done:
+                    request.error = request.error or error
+            raise
+        finally:
+            for request in batch:
+                request.done = True
+            with self._mutex:
+                self._hand_over()
+            for request in batch:
+                if request is not own:
+                    request.gate.release()
+
+    def _commit_together(self, batch: list[_Request]) -> None:
+        """Give every request of `batch` its value or its error."""
+        started = time.perf_counter_ns()
+        left = batch
+        while left:
+            try:
+                self._check_writable()
+                raw = self._env.begin(write=True)
+            except (lmdb.Error, DuelogError) as error:
+                self._fail(left, error if isinstance(error, DuelogError) else self._in_doubt(error))
+                return
+            transaction = Transaction(raw, self._last_run)
+            current: _Request | None = None
+            try:
+                for current in left:
+                    current.value = current.work(transaction)
+                current = None
+                transaction._flush()
+                reach("commit.before")
+            except lmdb.MapFullError as error:
+                raw.abort()
+                if not self._grow():
+                    self._fail(left, StoreFull(self.path, f"the map of {self._map_bytes} bytes is full: {error}"))
+                    return
+                continue
+            except BaseException as error:
+                raw.abort()
+                if current is None or not isinstance(error, Exception):
+                    self._fail(left, error)
+                    return
+                current.error = error
+                left = [request for request in left if request is not current]
+                continue
+            try:
+                raw.commit()
+            except lmdb.MapFullError as error:
+                if not self._grow():
+                    self._fail(left, StoreFull(self.path, f"the map of {self._map_bytes} bytes is full: {error}"))
+                    return
+                continue
+            except lmdb.Error as error:
+                self._fail(left, self._full(error) or self._in_doubt(error))
+                return
+            self._unsynced = True
+            self._last_run = transaction.last_run
+            reach("commit.after")
+            transaction._committed()
+            self._count(len(left), time.perf_counter_ns() - started)
+            return
+
+    @staticmethod
+    def _fail(requests: list[_Request], error: BaseException) -> None:
+        for request in requests:
+            request.error = error
+
+    def _count(self, requests: int, elapsed_ns: int) -> None:
+        counts = self.counts
+        counts.commits += 1
+        counts.requests += requests
+        counts.total_ns += elapsed_ns
+        counts.longest_ns = max(counts.longest_ns, elapsed_ns)
+        if self.observe_commit is not None:
+            self.observe_commit(elapsed_ns, requests)
+
+    def _full(self, error: lmdb.Error) -> StoreFull | None:
+        """StoreFull if the commit failed for want of space.
+
+        LMDB writes data pages first and its root page, which lies inside the file, last: a write that
+        found no room left the old root in place, so nothing is in doubt.
+        """
+        text = str(error)
+        space = os.statvfs(self.path)
+        free = space.f_bavail * space.f_frsize
+        if "No space left" in text or "File too large" in text or "quota" in text or free < _LOW_SPACE_BYTES:
+            return StoreFull(self.path, f"no room to write ({text}); {free} bytes free", free)
+        return None
+
+    def _in_doubt(self, error: BaseException) -> StoreFailed:
+        self._failed = StoreFailed(self.path, str(error))
+        return self._failed
+
+    def _grow(self) -> bool:
+        """Double the map once no reader of this process is inside. False at MAX_MAP_BYTES."""
+        if self._map_bytes * 2 > MAX_MAP_BYTES:
+            return False
+        with self._gate:
+            self._growing = True
+            while self._readers:
+                self._gate.wait()
+            try:
+                self._map_bytes *= 2
+                self._env.set_mapsize(self._map_bytes)
+            finally:
+                self._growing = False
+                self._gate.notify_all()
+        return True
+
+    def sync(self) -> None:
+        """Make every commit so far durable whatever `durability` is. Raises StoreFailed, StoreFull."""
+        if self._durability == "commit" or not self._unsynced:
+            return
+        self._check_writable()
+        self._unsynced = False
+        try:
+            self._env.sync(True)
+        except lmdb.Error as error:
+            raise self._in_doubt(error) from error
+
+    # -- life ----------------------------------------------------------------------------------
+
+    @property
+    def failed(self) -> StoreFailed | None:
+        """The error that closed the environment for writing, if there was one."""
+        return self._failed
+
+    @property
+    def map_bytes(self) -> int:
+        return self._map_bytes
+
+    def file_bytes(self) -> int:
+        """Bytes that the data file occupies on disk (blocks; sparse tails do not count)."""
+        return (self.path / "data.mdb").stat().st_blocks * 512
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError(self.name)
+        if os.getpid() != self._process:
+            raise ClosedError(f"{self.name} (opened by process {self._process}, used by its child {os.getpid()})")
+
+    def _check_writable(self) -> None:
+        self._check_open()
+        if self._failed is not None:
+            raise self._failed
+        if self._read_only:
+            raise ClosedError(f"{self.name} is open read-only; for writing it")
+
+    def close(self) -> None:
+        """Close once readers and writers are out. A second call does nothing."""
+        with self._mutex:
+            if self._closed:
+                return
+        with self._gate:
+            while self._readers:
+                self._gate.wait()
+            self._closed = True
+        if os.getpid() != self._process:
+            return
+        with self._committing:
+            self._close()
+
+    def _close(self) -> None:
+        if self._durability != "commit" and not self._read_only and self._failed is None:
+            try:
+                self._env.sync(True)
+            except lmdb.Error as error:
+                self._in_doubt(error)
+        self._env.close()

@@ -1,0 +1,164 @@
+"""Every error that duelog raises: one base, a few leaves that carry their facts as fields.
+
+Grouped by when they occur: opening a store, handing something in, using it, finding damage.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+class DuelogError(Exception):
+    """Base of every error that duelog raises on purpose."""
+
+
+# -- opening a store ---------------------------------------------------------------------------
+
+
+class StoreLocked(DuelogError):
+    """Another process has the store open for writing."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(f"{path}: another process has this store open for writing")
+        self.path = path
+
+
+class FormatMismatch(DuelogError):
+    """The directory is no store, or one of another format, or one made with another setting."""
+
+    def __init__(self, path: Path, field: str, found: object, expected: object) -> None:
+        super().__init__(f"{path}: {field} is {found!r}, expected {expected!r}")
+        self.path = path
+        self.field = field
+        self.found = found
+        self.expected = expected
+
+
+class DamagedStore(DuelogError):
+    """Something the store needs is missing, short or not what its catalog says."""
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(f"{path}: {reason}")
+        self.path = path
+        self.reason = reason
+
+
+# -- handing something in ----------------------------------------------------------------------
+
+
+class InvalidArgument(DuelogError, ValueError):
+    """An argument is not of the documented form; nothing was done."""
+
+    def __init__(self, field: str, value: object, reason: str) -> None:
+        shown = repr(value)
+        if len(shown) > 120:
+            shown = f"{shown[:100]}... ({len(shown)} characters)"
+        super().__init__(f"{field}={shown}: {reason}")
+        self.field = field
+        self.value = value
+        self.reason = reason
+
+
+class InvalidMessage(InvalidArgument):
+    """A message, its due time, key or properties cannot be taken; nothing of its batch was written."""
+
+
+class DelayTooLong(InvalidMessage):
+    """The due time lies further ahead than the policy in force allows (PIP-437)."""
+
+    def __init__(self, asked_ms: int, limit_ms: int, set_at: str) -> None:
+        super().__init__("delay_ms", asked_ms, f"longer than max_delivery_delay_ms={limit_ms} set on {set_at}")
+        self.asked_ms = asked_ms
+        self.limit_ms = limit_ms
+        self.set_at = set_at
+
+
+class UnknownTopic(DuelogError, LookupError):
+    """No topic of that name exists."""
+
+    def __init__(self, topic: str) -> None:
+        super().__init__(f"topic {topic!r} does not exist")
+        self.topic = topic
+
+
+class UnknownSubscription(DuelogError, LookupError):
+    """The topic has no subscription of that name."""
+
+    def __init__(self, topic: str, subscription: str) -> None:
+        super().__init__(f"topic {topic!r} has no subscription {subscription!r}")
+        self.topic = topic
+        self.subscription = subscription
+
+
+class ConsumerBusy(DuelogError):
+    """The subscription is taken: exclusive with a consumer, or open under another type."""
+
+    def __init__(self, topic: str, subscription: str, reason: str) -> None:
+        super().__init__(f"subscription {subscription!r} of topic {topic!r}: {reason}")
+        self.topic = topic
+        self.subscription = subscription
+        self.reason = reason
+
+
+# -- using a store -----------------------------------------------------------------------------
+
+
+class ClosedError(DuelogError):
+    """The object was closed, or belongs to a parent process."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"{what} is closed")
+        self.what = what
+
+
+class StoreFailed(DuelogError):
+    """A commit failed and is in doubt: nothing more is written until the store is reopened."""
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(f"{path}: a commit failed ({reason}); reopen the store to go on writing")
+        self.path = path
+        self.reason = reason
+
+
+class StoreFull(DuelogError):
+    """The disk or the map is full; what is committed is kept, and writing goes on when there is room."""
+
+    def __init__(self, path: Path, reason: str, free_bytes: int | None = None) -> None:
+        super().__init__(f"{path}: {reason}")
+        self.path = path
+        self.reason = reason
+        self.free_bytes = free_bytes
+
+
+class ClockJumped(DuelogError):
+    """The clock ran ahead by more than ``max_clock_jump_ms`` at once: firing stopped."""
+
+    def __init__(self, last_ms: int, now_ms: int, bound_ms: int) -> None:
+        super().__init__(
+            f"the clock went from {last_ms} to {now_ms} at once, over max_clock_jump_ms={bound_ms}; "
+            "nothing is fired until it comes back or accept_clock() is called"
+        )
+        self.last_ms = last_ms
+        self.now_ms = now_ms
+        self.bound_ms = bound_ms
+
+
+# -- finding damage ----------------------------------------------------------------------------
+
+
+class CorruptEntry(DuelogError):
+    """A record's checksum does not match, or its fields contradict each other; it is never delivered."""
+
+    def __init__(self, environment: str, ledger_id: int, entry_id: int, reason: str) -> None:
+        super().__init__(f"{environment}: ledger {ledger_id}, entry {entry_id}: {reason}")
+        self.environment = environment
+        self.ledger_id = ledger_id
+        self.entry_id = entry_id
+        self.reason = reason
+
+
+class BrokenInvariant(DuelogError, AssertionError):
+    """Duelog itself is wrong: please report it with the message."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(f"{message} (a bug in duelog; please report it)")

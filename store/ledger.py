@@ -1,0 +1,172 @@
+"""The append side of one ledger: entries of many callers, gathered in a transaction, written as runs.
+
+Whoever appends in a shared commit gets entry ids at once; the entries themselves are written when all
+work of the commit is done, so that the sends of many threads to one log become one run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, cast
+
+import lmdb
+import numpy as np
+import numpy.typing as npt
+
+from .environment import Transaction
+from .errors import CorruptEntry, InvalidArgument
+from .format import MAX_ENTRY_ID, run_key, split_run_key
+from .run import Int64s, Run, UInt32s, cut, pack_markers, pack_messages
+
+MAX_RUN_ENTRIES = 65_535
+"""No run holds more entries; the next id after a run whose header is damaged is this far ahead."""
+
+
+class RunLimits(NamedTuple):
+    """Where a run of messages is cut (StoreConfig.run_entries, StoreConfig.run_bytes)."""
+
+    entries: int = 128
+    bytes: int = 128 * 1024
+
+
+class Replaced(NamedTuple):
+    """The entries that conditional ones replace, by row: ledger ids and entry ids."""
+
+    ledgers: npt.NDArray[np.uint64]
+    entries: UInt32s
+
+
+class Ledger:
+    """Where a ledger ends, as committed. Changed only by the leader of a commit."""
+
+    __slots__ = ("entries", "ledger_id", "stored_bytes")
+
+    def __init__(self, ledger_id: int, entries: int = 0, stored_bytes: int = 0) -> None:
+        self.ledger_id = ledger_id
+        self.entries = entries
+        """Committed entries; the id of the next."""
+        self.stored_bytes = stored_bytes
+        """Bytes of the runs written since the ledger was opened here, and before where that is known."""
+
+
+class _Piece:
+    """Consecutive entries of one kind; messages have bodies, markers a target."""
+
+    __slots__ = ("base_ms", "bodies", "dues", "entries", "replaced", "target")
+
+    def __init__(
+        self,
+        dues: list[Int64s],
+        bodies: list[bytes] | None,
+        base_ms: int | None,
+        target: int = 0,
+        entries: list[UInt32s] | None = None,
+        replaced: Replaced | None = None,
+    ) -> None:
+        self.dues = dues
+        self.bodies = bodies
+        self.base_ms = base_ms
+        self.target = target
+        self.entries = entries
+        self.replaced = replaced
+
+
+class StagedLedger:
+    """What one transaction appends to one ledger."""
+
+    def __init__(self, ledger: Ledger, limits: RunLimits, committed: Callable[[int, Int64s], None] | None = None) -> None:
+        """`committed` is called once with (first entry id, due times) when messages are on disk."""
+        self.ledger = ledger
+        self.next_entry = ledger.entries
+        self._limits = limits
+        self._callback = committed
+        self._pieces: list[_Piece] = []
+        self._written_bytes = 0
+
+    def add_messages(
+        self, dues: Int64s, bodies: Sequence[bytes], base_ms: int | None, replaced: Replaced | None = None
+    ) -> int:
+        """Append messages; returns the id of the first. `base_ms` None: the smallest due time of a run."""
+        first = self._advance(len(bodies))
+        last = self._pieces[-1] if self._pieces else None
+        if last is None or last.bodies is None or last.base_ms != base_ms or last.replaced or replaced:
+            self._pieces.append(_Piece([dues], list(bodies), base_ms, replaced=replaced))
+        else:
+            last.dues.append(dues)
+            last.bodies.extend(bodies)
+        return first
+
+    def add_markers(self, target: int, base_ms: int, entries: UInt32s, dues: Int64s) -> int:
+        """Append markers of `entries` of the partition log `target`; returns the id of the first."""
+        first = self._advance(len(entries))
+        self._pieces.append(_Piece([dues], None, base_ms, target, [entries]))
+        return first
+
+    def _advance(self, count: int) -> int:
+        first = self.next_entry
+        if first + count > MAX_ENTRY_ID:
+            raise InvalidArgument("entries", first + count, f"ledger {self.ledger.ledger_id} would pass {MAX_ENTRY_ID}")
+        self.next_entry = first + count
+        return first
+
+    def flush(self, transaction: Transaction) -> None:
+        first = self.ledger.entries
+        self._written_bytes = 0
+        for piece in self._pieces:
+            first = self._write_messages(transaction, first, piece) if piece.bodies is not None else self._write_markers(
+                transaction, first, piece
+            )
+
+    def _write(self, transaction: Transaction, key: bytes, value: bytes) -> None:
+        transaction.insert_run(key, value)
+        self._written_bytes += len(value)
+
+    def _write_messages(self, transaction: Transaction, first: int, piece: _Piece) -> int:
+        ledger_id = self.ledger.ledger_id
+        bodies = cast(list[bytes], piece.bodies)
+        dues = piece.dues[0] if len(piece.dues) == 1 else np.concatenate(piece.dues)
+        sizes = list(map(len, bodies))
+        for start, limit in cut(dues, sizes, self._limits.entries, self._limits.bytes, piece.base_ms):
+            key = run_key(ledger_id, first + start)
+            base_ms = int(dues[start:limit].min()) if piece.base_ms is None else piece.base_ms
+            replaced = piece.replaced
+            if replaced is not None:
+                replaced = Replaced(replaced.ledgers[start:limit], replaced.entries[start:limit])
+            self._write(transaction, key, pack_messages(key, base_ms, dues[start:limit], bodies[start:limit], replaced))
+        return first + len(bodies)
+
+    def _write_markers(self, transaction: Transaction, first: int, piece: _Piece) -> int:
+        entries = cast(list[UInt32s], piece.entries)[0]
+        dues = piece.dues[0]
+        for start in range(0, len(entries), MAX_RUN_ENTRIES):
+            limit = min(start + MAX_RUN_ENTRIES, len(entries))
+            key = run_key(self.ledger.ledger_id, first + start)
+            value = pack_markers(key, piece.target, cast(int, piece.base_ms), entries[start:limit], dues[start:limit])
+            self._write(transaction, key, value)
+        return first + len(entries)
+
+    def committed(self) -> None:
+        first = self.ledger.entries
+        self.ledger.entries = self.next_entry
+        self.ledger.stored_bytes += self._written_bytes
+        if self._callback is not None:
+            dues = [due for piece in self._pieces for due in piece.dues]
+            self._callback(first, dues[0] if len(dues) == 1 else np.concatenate(dues))
+
+
+def find_tail(raw: lmdb.Transaction, environment: str, ledger_id: int) -> int:
+    """One past the last entry id of a ledger, 0 when it has none; O(log n).
+
+    After a last run whose header is damaged it is MAX_RUN_ENTRIES on: no id is ever given out twice.
+    """
+    cursor = raw.cursor()
+    found = cursor.set_range(run_key(ledger_id + 1, 0))
+    if not (cursor.prev() if found else cursor.last()):
+        return 0
+    key = bytes(cursor.key())
+    if len(key) != len(run_key(0, 0)) or key[:9] != run_key(ledger_id, 0)[:9]:
+        return 0
+    try:
+        return Run(environment, key, cursor.value()).limit
+    except CorruptEntry:
+        return split_run_key(key)[1] + MAX_RUN_ENTRIES

@@ -1,0 +1,157 @@
+"""Messages as callers see them, and the due time that a message asks for.
+
+``Message`` goes in, ``ReceivedMessage`` and ``ScheduledMessage`` come out. Making one checks nothing, so that it stays
+cheap; ``send`` checks (see ``body.py``) and names the field. Delay policies are applied later, by the engine.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass
+from datetime import UTC, datetime, timedelta
+from decimal import Context, Decimal
+
+from .errors import InvalidMessage
+from .position import MessageId, Position
+
+MAX_DUE_MS = 253_402_300_799_999
+"""Latest due time: 9999-12-31T23:59:59.999Z, the last that a ``datetime`` can show."""
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_LATEST = "9999-12-31T23:59:59.999Z"
+_EXACT = Context(prec=40)
+
+
+@dataclass(slots=True)
+class Message:
+    """A message to send.
+
+    payload: ``bytes``; a ``bytearray`` or ``memoryview`` is copied when it is sent.
+    deliver_at: epoch ms or an aware ``datetime``. A time in the past is delivered at once.
+    deliver_after: seconds or a ``timedelta``, counted from the store's time when it is sent. Not with deliver_at.
+    key: what key-shared subscriptions spread by, at most 64 KiB of UTF-8.
+    properties: text by name; an empty mapping is as good as None.
+
+    What is finer than a millisecond is rounded up, so that no message is early.
+    """
+
+    payload: bytes | bytearray | memoryview
+    _: KW_ONLY
+    deliver_at: int | datetime | None = None
+    deliver_after: float | timedelta | None = None
+    key: str | None = None
+    properties: Mapping[str, str] | None = None
+
+
+@dataclass(slots=True)
+class ReceivedMessage:
+    """A message handed out by a subscription.
+
+    message_id: the id that ``send`` gave. position: where in the main log the message, or its marker, stands.
+    due_ms: when it was due; of a message without a delay, when it was published.
+    publish_ms: the store's time when it was sent. redelivery_count: how often it was handed out before.
+    """
+
+    payload: bytes
+    key: str | None
+    properties: dict[str, str]
+    message_id: MessageId
+    position: Position
+    due_ms: int
+    publish_ms: int
+    redelivery_count: int
+    topic: str
+    subscription: str
+
+
+@dataclass(slots=True)
+class ScheduledMessage:
+    """A stored message looked up by id or by due time, without being delivered; fields as ReceivedMessage."""
+
+    message_id: MessageId
+    payload: bytes
+    key: str | None
+    properties: dict[str, str]
+    due_ms: int
+    publish_ms: int
+    topic: str
+
+
+def resolve_due_ms(message: Message, now_ms: int) -> int | None:
+    """The due time that ``message`` asks for, 0 to ``MAX_DUE_MS``; None if it asks for no delay.
+
+    ``now_ms`` is what deliver_after counts from. Raises InvalidMessage naming ``deliver_at`` or ``deliver_after``.
+    A float of seconds is taken as the decimal number that it prints as: 0.07 is 70 ms, not 71.
+    """
+    at, after = message.deliver_at, message.deliver_after
+    if at is not None:
+        if after is not None:
+            raise InvalidMessage("deliver_after", after, f"deliver_at={at!r} is given too: one of the two")
+        return at_ms("deliver_at", at)
+    if after is not None:
+        delay_ms = after_ms("deliver_after", after)
+        if now_ms + delay_ms > MAX_DUE_MS:
+            raise InvalidMessage("deliver_after", after, f"due after {_LATEST}")
+        return now_ms + delay_ms
+    return None
+
+
+def at_ms(field: str, value: int | datetime) -> int:
+    """An instant given by a caller, in epoch ms, 0 to ``MAX_DUE_MS``; raises InvalidMessage naming ``field``."""
+    if isinstance(value, datetime):
+        if value.utcoffset() is None:
+            raise InvalidMessage(field, value, "a datetime without a time zone could mean any; give it a tzinfo")
+        ms = _ceil_ms(value - _EPOCH)
+    elif isinstance(value, bool):
+        raise InvalidMessage(field, value, "expected int milliseconds since the epoch or an aware datetime")
+    elif isinstance(value, float):
+        raise InvalidMessage(field, value, "a float may mean seconds; expected int milliseconds since the epoch")
+    else:
+        try:
+            ms = operator.index(value)
+        except TypeError:
+            raise InvalidMessage(
+                field, value, "expected int milliseconds since the epoch or an aware datetime"
+            ) from None
+    if ms < 0:
+        raise InvalidMessage(field, value, "before 1970-01-01T00:00:00Z")
+    if ms > MAX_DUE_MS:
+        raise InvalidMessage(field, value, f"after {_LATEST}; expected milliseconds since the epoch")
+    return ms
+
+
+def after_ms(field: str, value: float | timedelta) -> int:
+    """A length of time given by a caller as seconds or ``timedelta``, in ms, rounded up, 0 to ``MAX_DUE_MS``.
+
+    Raises InvalidMessage naming ``field``.
+    """
+    if isinstance(value, timedelta):
+        negative = value.days < 0
+        ms = _ceil_ms(value)
+    elif isinstance(value, bool):
+        raise InvalidMessage(field, value, "expected seconds or a timedelta")
+    elif isinstance(value, float):
+        if not math.isfinite(value):
+            raise InvalidMessage(field, value, "not a finite number of seconds")
+        negative = value < 0
+        if value.is_integer():
+            ms = int(value) * 1000
+        else:
+            ms = math.ceil(_EXACT.multiply(Decimal(float.__repr__(value)), 1000))
+    else:
+        try:
+            ms = operator.index(value) * 1000
+        except TypeError:
+            raise InvalidMessage(field, value, "expected seconds or a timedelta") from None
+        negative = ms < 0
+    if negative:
+        raise InvalidMessage(field, value, "negative")
+    if ms > MAX_DUE_MS:
+        raise InvalidMessage(field, value, f"due after {_LATEST}")
+    return ms
+
+
+def _ceil_ms(delta: timedelta) -> int:
+    return delta.days * 86_400_000 + delta.seconds * 1000 - (-delta.microseconds // 1000)

@@ -1,0 +1,51 @@
+"""Where an entry stands: a ledger of the store and an entry of that ledger.
+
+Owns the value and its text form, ``ledger:entry``. It does not know which environment holds the ledger.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from .errors import InvalidArgument
+
+MAX_ID = 2**63 - 1
+"""Largest ledger id and entry id: both go through int64 columns."""
+
+_TEXT = re.compile(r"(0|[1-9][0-9]{0,18}):(0|[1-9][0-9]{0,18})")
+
+
+class MessageId(NamedTuple):
+    """A ledger id and an entry id; ordered by ledger, then by entry.
+
+    >>> str(MessageId(7, 42))
+    '7:42'
+    >>> MessageId.parse("7:42")
+    MessageId(ledger_id=7, entry_id=42)
+    """
+
+    ledger_id: int
+    entry_id: int
+
+    def __str__(self) -> str:
+        return f"{self.ledger_id}:{self.entry_id}"
+
+    @classmethod
+    def parse(cls, text: str) -> MessageId:
+        """Read what ``str()`` of a stored entry's id gives; raises InvalidArgument on anything else.
+
+        Signs, blanks and leading zeros are refused, so that one id has one text.
+        """
+        match = _TEXT.fullmatch(text) if isinstance(text, str) else None
+        if match is None:
+            raise InvalidArgument("message_id", text, "expected ledger:entry, two decimal numbers")
+        ledger_id, entry_id = int(match[1]), int(match[2])
+        if ledger_id > MAX_ID or entry_id > MAX_ID:
+            raise InvalidArgument("message_id", text, f"a number is over {MAX_ID}")
+        return cls(ledger_id, entry_id)
+
+
+# "Position" and "message id" are two words for one value (docs/design.md, Words): a position is used of a place
+# in a ledger (a cursor's mark-delete, a marker), a message id of the message that stands there.
+Position = MessageId

@@ -1,0 +1,201 @@
+"""Runs: the entries that one commit appended to one ledger, as one LMDB value.
+
+    run      := crc:u32 version:u8 kind:u8 flags:u16 count:u32 base_ms:i64 target:u64 spare:u32 columns bodies
+    MESSAGES := due:u32[count] end:u32[count] body_crc:u32[count] [old_ledger:u64[count] old_entry:u32[count]]
+    MARKERS  := due:u32[count] entry:u32[count]
+
+Numbers in values are little-endian, so that numpy reads columns where they lie. `crc` covers the key
+and everything from `version` to the end of the columns; each body has its own checksum in a column, so
+a scan of due times touches the first page of a run and no payload, and one damaged body costs one entry.
+`due` counts ms from `base_ms`; `end` is where a body ends, counted from where bodies begin (two equal
+ends: compaction dropped the body). The markers of a run all point into the ledger `target`.
+
+The road not taken: a value for each entry. It costs 16 bytes and a node a message, and whole pages
+above about 2,000 bytes.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from enum import IntEnum
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+import numpy.typing as npt
+
+from .errors import CorruptEntry
+from .format import split_run_key
+
+RUN_VERSION = 1
+HEADER = struct.Struct("<IBBHIqQI")
+HEADER_BYTES = HEADER.size
+MAX_DUE_SPAN_MS = 2**32 - 1
+"""The due times of a run lie within this many ms of its base."""
+
+FLAG_CONDITIONAL = 0x0001
+"""Each entry names an older one in two further columns, and fires only if a reschedule record says so."""
+
+_CRC = struct.Struct("<I")
+_LOCATE = struct.Struct("<I")
+
+Int64s = npt.NDArray[np.int64]
+UInt32s = npt.NDArray[np.uint32]
+
+
+class RunKind(IntEnum):
+    MESSAGES = 1
+    MARKERS = 2
+
+
+_COLUMN_BYTES = {RunKind.MESSAGES: 12, RunKind.MARKERS: 8}
+_CONDITION_BYTES = 12
+
+
+def _seal(key: bytes, rest: bytes, bodies: Sequence[bytes]) -> bytes:
+    return b"".join((_CRC.pack(crc32(rest, crc32(key))), rest, *bodies))
+
+
+def pack_messages(
+    key: bytes,
+    base_ms: int,
+    dues: Int64s,
+    bodies: Sequence[bytes],
+    replaced: tuple[npt.NDArray[np.uint64], UInt32s] | None = None,
+) -> bytes:
+    """The value of a MESSAGES run.
+
+    `dues` are epoch ms within [base_ms, base_ms + MAX_DUE_SPAN_MS]; `replaced` (ledger ids, entry ids)
+    makes the entries conditional. An empty body stands for one that compaction dropped.
+    """
+    count = len(bodies)
+    columns = np.empty((3, count), dtype="<u4")
+    columns[0] = dues - base_ms
+    columns[1] = np.cumsum(np.fromiter(map(len, bodies), dtype=np.int64, count=count))
+    columns[2] = np.fromiter(map(crc32, bodies), dtype=np.int64, count=count)
+    rest = HEADER.pack(0, RUN_VERSION, RunKind.MESSAGES, 0 if replaced is None else FLAG_CONDITIONAL, count, base_ms, 0, 0)
+    rest = rest[4:] + columns.tobytes()
+    if replaced is not None:
+        rest += replaced[0].astype("<u8").tobytes() + replaced[1].astype("<u4").tobytes()
+    return _seal(key, rest, bodies)
+
+
+def pack_markers(key: bytes, target: int, base_ms: int, entries: UInt32s, dues: Int64s) -> bytes:
+    """The value of a MARKERS run: markers of `entries` of the partition log with ledger id `target`."""
+    columns = np.empty((2, len(entries)), dtype="<u4")
+    columns[0] = dues - base_ms
+    columns[1] = entries
+    rest = HEADER.pack(0, RUN_VERSION, RunKind.MARKERS, 0, len(entries), base_ms, target, 0)[4:] + columns.tobytes()
+    return _seal(key, rest, ())
+
+
+class Run:
+    """A run read where it lies: valid as long as the read transaction that `value` came from."""
+
+    __slots__ = ("_bodies", "_value", "base_ms", "conditional", "count", "environment", "first_entry", "kind",
+                 "ledger_id", "target")  # fmt: skip
+
+    def __init__(self, environment: str, key: bytes | memoryview, value: memoryview | bytes) -> None:
+        """Parse and verify header and columns. Raises CorruptEntry (entry: the run's first)."""
+        self.environment = environment
+        self.ledger_id, self.first_entry = split_run_key(key)
+        self._value = value
+        if len(value) < HEADER_BYTES:
+            raise self._corrupt(self.first_entry, f"run of {len(value)} bytes")
+        crc, version, kind, flags, self.count, self.base_ms, self.target, _ = HEADER.unpack_from(value)
+        if version != RUN_VERSION or kind not in _COLUMN_BYTES:
+            raise self._corrupt(self.first_entry, f"run of version {version}, kind {kind}")
+        self.kind = kind
+        self.conditional = bool(flags & FLAG_CONDITIONAL)
+        each = _COLUMN_BYTES[kind] + (_CONDITION_BYTES if self.conditional else 0)
+        self._bodies = HEADER_BYTES + each * self.count
+        if self._bodies > len(value) or not self.count:
+            raise self._corrupt(self.first_entry, f"run of {len(value)} bytes cannot hold {self.count} entries")
+        if crc32(value[4 : self._bodies], crc32(key)) != crc:
+            raise self._corrupt(self.first_entry, "run header does not match its checksum")
+
+    def _corrupt(self, entry_id: int, reason: str) -> CorruptEntry:
+        return CorruptEntry(self.environment, self.ledger_id, entry_id, reason)
+
+    def _column(self, number: int) -> UInt32s:
+        column: UInt32s = np.frombuffer(self._value, "<u4", self.count, HEADER_BYTES + 4 * self.count * number)
+        return column
+
+    @property
+    def limit(self) -> int:
+        """One past the last entry id."""
+        return self.first_entry + self.count
+
+    @property
+    def stored_bytes(self) -> int:
+        return len(self._value)
+
+    def dues(self) -> Int64s:
+        """Due times of all entries, epoch ms (a copy)."""
+        return self._column(0).astype(np.int64) + self.base_ms
+
+    def due(self, index: int) -> int:
+        """Due time of the entry at `index` in the run, epoch ms."""
+        offset: int = _LOCATE.unpack_from(self._value, HEADER_BYTES + 4 * index)[0]
+        return self.base_ms + offset
+
+    def targets(self) -> UInt32s:
+        """Entry ids that the markers point at (a view). REQUIRES: kind is MARKERS."""
+        return self._column(1)
+
+    def ends(self) -> UInt32s:
+        """Where each body ends, counted from where bodies begin (a view). REQUIRES: kind is MESSAGES."""
+        return self._column(1)
+
+    def replaced(self) -> tuple[npt.NDArray[np.uint64], UInt32s]:
+        """(ledger ids, entry ids) that conditional entries replace (views). REQUIRES: conditional."""
+        at = HEADER_BYTES + 12 * self.count
+        ledgers: npt.NDArray[np.uint64] = np.frombuffer(self._value, "<u8", self.count, at)
+        entries: UInt32s = np.frombuffer(self._value, "<u4", self.count, at + 8 * self.count)
+        return ledgers, entries
+
+    def body(self, index: int) -> bytes | None:
+        """The body at `index`, verified; None when compaction dropped it. Raises CorruptEntry."""
+        value = self._value
+        end_at = HEADER_BYTES + 4 * (self.count + index)
+        end: int = _LOCATE.unpack_from(value, end_at)[0]
+        start: int = _LOCATE.unpack_from(value, end_at - 4)[0] if index else 0
+        if start == end:
+            return None
+        body = bytes(value[self._bodies + start : self._bodies + end])
+        if len(body) != end - start:
+            raise self._corrupt(self.first_entry + index, "body lies outside its run")
+        if crc32(body) != _LOCATE.unpack_from(value, end_at + 4 * self.count)[0]:
+            raise self._corrupt(self.first_entry + index, "body does not match its checksum")
+        return body
+
+    def bodies(self) -> Iterator[tuple[int, bytes | None | CorruptEntry]]:
+        """Every (entry id, body); a damaged one comes as the error that says so, and the rest goes on."""
+        for index in range(self.count):
+            try:
+                yield self.first_entry + index, self.body(index)
+            except CorruptEntry as error:
+                yield self.first_entry + index, error
+
+
+def cut(dues: Int64s, sizes: Sequence[int], max_entries: int, max_bytes: int, base_ms: int | None) -> Iterator[tuple[int, int]]:
+    """Split a batch into runs: (start, limit) of each, in order.
+
+    A run holds at most `max_entries` entries and about `max_bytes` of bodies, one entry at least, and
+    (where `base_ms` is None: the base is the smallest due time) due times that fit into 32 bits.
+    """
+    count = len(sizes)
+    ends: npt.NDArray[Any] = np.cumsum(np.fromiter(sizes, dtype=np.int64, count=count))
+    narrow = base_ms is not None or int(dues.max()) - int(dues.min()) <= MAX_DUE_SPAN_MS
+    start = 0
+    while start < count:
+        before = int(ends[start - 1]) if start else 0
+        limit = min(start + max_entries, int(np.searchsorted(ends, before + max_bytes, side="right")), count)
+        limit = max(limit, start + 1)
+        if not narrow:
+            highs = np.maximum.accumulate(dues[start:limit])
+            lows = np.minimum.accumulate(dues[start:limit])
+            limit = start + int(np.searchsorted(highs - lows, MAX_DUE_SPAN_MS, side="right"))
+        yield start, limit
+        start = limit

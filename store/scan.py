@@ -1,0 +1,64 @@
+"""Reading runs of a ledger in order, or the one that holds an entry.
+
+Everything here works inside a read transaction that the caller holds, and yields views into it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import lmdb
+
+from .errors import CorruptEntry
+from .format import run_key, split_run_key
+from .run import Run
+
+_KEY_BYTES = len(run_key(0, 0))
+
+
+def seek(cursor: lmdb.Cursor, ledger_id: int, entry_id: int) -> bool:
+    """Place `cursor` on the run of `ledger_id` that begins at or before `entry_id`; O(log n).
+
+    Where there is none, on the first run of the ledger after it; False when there is neither.
+    """
+    key = run_key(ledger_id, entry_id)
+    if cursor.set_range(key):
+        if cursor.key() == key:
+            return True
+        if cursor.prev() and _in_ledger(cursor, ledger_id):
+            return True
+        return bool(cursor.set_range(key)) and _in_ledger(cursor, ledger_id)
+    return bool(cursor.last()) and _in_ledger(cursor, ledger_id)
+
+
+def _in_ledger(cursor: lmdb.Cursor, ledger_id: int) -> bool:
+    key = cursor.key()
+    return len(key) == _KEY_BYTES and bytes(key[:9]) == run_key(ledger_id, 0)[:9]
+
+
+def runs(
+    raw: lmdb.Transaction, environment: str, ledger_id: int, start: int = 0, limit: int | None = None
+) -> Iterator[Run | CorruptEntry]:
+    """The runs that hold entries of [start, limit), in order; a damaged one comes as its error."""
+    cursor = raw.cursor()
+    more = seek(cursor, ledger_id, start)
+    while more and _in_ledger(cursor, ledger_id):
+        key = bytes(cursor.key())
+        if limit is not None and split_run_key(key)[1] >= limit:
+            return
+        try:
+            run = Run(environment, key, cursor.value())
+        except CorruptEntry as error:
+            yield error
+        else:
+            if run.limit > start:
+                yield run
+        more = cursor.next()
+
+
+def find_run(cursor: lmdb.Cursor, environment: str, ledger_id: int, entry_id: int) -> Run | None:
+    """The run that holds an entry, or None. Raises CorruptEntry. O(log n), no payload touched."""
+    if not seek(cursor, ledger_id, entry_id):
+        return None
+    run = Run(environment, bytes(cursor.key()), cursor.value())
+    return run if run.first_entry <= entry_id < run.limit else None

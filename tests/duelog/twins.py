@@ -1,0 +1,193 @@
+"""Plain-Python twins for the dispatcher's tests: a log in a dict, and a subscription in sets."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from functools import lru_cache
+
+from duelog.key_slots import KeySlots
+from duelog.store.acks import AckSet
+from duelog.store.message import ReceivedMessage
+from duelog.store.position import Position
+
+
+class Log:
+    """A topic's main log: the keys of its messages by ledger. Reader and list of ledgers at once."""
+
+    def __init__(self, keys: dict[int, list[str | None]]) -> None:
+        self.keys = keys
+        self.unreadable: set[Position] = set()
+        self.fails = False
+        self.reads = 0
+
+    def entries_of(self, ledger_id: int) -> int | None:
+        return len(self.keys[ledger_id]) if ledger_id in self.keys else None
+
+    def following(self, ledger_id: int) -> int | None:
+        ids = sorted(self.keys)
+        at = bisect_right(ids, ledger_id)
+        return ids[at] if at < len(ids) else None
+
+    def positions(self) -> list[Position]:
+        return [Position(ledger, entry) for ledger in sorted(self.keys) for entry in range(len(self.keys[ledger]))]
+
+    def end(self) -> Position:
+        last = max(self.keys)
+        return Position(last, len(self.keys[last]))
+
+    def key_at(self, position: Position) -> str | None:
+        return self.keys[position.ledger_id][position.entry_id]
+
+    def readable(self, position: Position) -> bool:
+        return position.ledger_id in self.keys and position not in self.unreadable
+
+    def message(self, position: Position) -> ReceivedMessage:
+        return ReceivedMessage(b"", self.key_at(position), {}, position, position, 0, 0, 99, "topic", "subscription")
+
+    def read(self, start: Position, max_entries: int, skip: AckSet) -> tuple[list[ReceivedMessage], Position]:
+        self._touch()
+        found: list[ReceivedMessage] = []
+        for position in self.positions():
+            if position >= start and self.readable(position) and not skip.is_acked(position):
+                found.append(self.message(position))
+                if len(found) == max_entries:
+                    return found, Position(position.ledger_id, position.entry_id + 1)
+        return found, max(start, self.end())
+
+    def read_at(self, positions: Sequence[Position]) -> list[ReceivedMessage]:
+        self._touch()
+        assert list(positions) == sorted(set(positions))
+        return [self.message(position) for position in positions if self.readable(position)]
+
+    def _touch(self) -> None:
+        self.reads += 1
+        if self.fails:
+            raise OSError("the disk is gone")
+
+
+_slots = lru_cache(KeySlots)
+
+
+class Twin:
+    """What a dispatcher must do, said with sets of positions and no thought for speed."""
+
+    def __init__(self, log: Log, kind: str, ack_timeout_ms: int | None, max_kept_back: int) -> None:
+        self.log = log
+        self.kind = kind
+        self.timeout_ms = ack_timeout_ms
+        self.max_kept_back = max_kept_back
+        self.consumers: list[int] = []
+        self.acked: set[Position] = set()
+        self.held: dict[Position, tuple[int, int | None]] = {}  # consumer, deadline_ms
+        self.waiting: dict[Position, int] = {}
+        self.ready: set[Position] = set()
+        self.times: dict[Position, int] = {}
+        self.read_position = log.positions()[0] if log.positions() else log.end()
+
+    @property
+    def kept_back(self) -> set[Position]:
+        return {position for position in self.ready if position not in self.times}
+
+    def key(self, position: Position) -> str | None:
+        return self.log.key_at(position) if self.kind == "key_shared" else None
+
+    def due(self, now_ms: int) -> None:
+        for position, (_, deadline_ms) in list(self.held.items()):
+            if deadline_ms is not None and deadline_ms <= now_ms:
+                del self.held[position]
+                self.ready.add(position)
+        for position, at_ms in list(self.waiting.items()):
+            if at_ms <= now_ms:
+                del self.waiting[position]
+                self.ready.add(position)
+
+    def may_have(self, position: Position, consumer_id: int) -> bool:
+        key = self.key(position)
+        if key is None:
+            return True
+        return (
+            _slots(tuple(self.consumers)).owner_of(key) == consumer_id
+            and all(who == consumer_id for at, (who, _) in self.held.items() if self.key(at) == key)
+            and not any(at < position for at in self.waiting if self.key(at) == key)
+        )
+
+    def peek(self, consumer_id: int, count: int) -> list[Position]:
+        return [position for position in sorted(self.ready) if self.may_have(position, consumer_id)][:count]
+
+    def hand_out(self, position: Position, consumer_id: int, now_ms: int) -> tuple[Position, int]:
+        before = self.times.get(position, 0)
+        self.times[position] = before + 1
+        self.ready.discard(position)
+        self.held[position] = (consumer_id, None if self.timeout_ms is None else now_ms + self.timeout_ms)
+        return position, before
+
+    def next_batch(self, consumer_id: int, count: int, now_ms: int) -> list[tuple[Position, int]]:
+        if self.kind == "failover" and self.consumers[0] != consumer_id:
+            return []
+        self.due(now_ms)
+        while True:
+            asked = self.peek(consumer_id, count)
+            room = count - len(asked)
+            if self.kind == "key_shared":
+                room = min(room, self.max_kept_back - len(self.kept_back))
+            batch = [self.hand_out(at, consumer_id, now_ms) for at in asked if self.log.readable(at)]
+            for position in asked:
+                if not self.log.readable(position):
+                    self.forget(position)
+            before = self.read_position
+            for position in self.log.positions() if room > 0 else ():
+                if position >= before and self.log.readable(position) and position not in self.acked:
+                    self.read_position = Position(position.ledger_id, position.entry_id + 1)
+                    key = self.key(position)
+                    queued = key is not None and any(self.key(at) == key for at in [*self.ready, *self.waiting])
+                    if self.may_have(position, consumer_id) and not queued:
+                        batch.append(self.hand_out(position, consumer_id, now_ms))
+                    else:
+                        self.ready.add(position)
+                    room -= 1
+                    if not room:
+                        break
+            else:
+                if room > 0:
+                    self.read_position = max(before, self.log.end())
+            if batch or not (asked or self.read_position != before):
+                return batch
+
+    def forget(self, position: Position) -> None:
+        self.held.pop(position, None)
+        self.waiting.pop(position, None)
+        self.ready.discard(position)
+        self.times.pop(position, None)
+
+    def ack(self, positions: Sequence[Position]) -> int:
+        new = set(positions) - self.acked
+        for position in positions:
+            self.forget(position)
+        self.acked |= new
+        return len(new)
+
+    def nack(self, consumer_id: int, positions: Sequence[Position], redeliver_at_ms: int) -> int:
+        mine = {position for position in positions if self.held.get(position, (None,))[0] == consumer_id}
+        for position in mine:
+            del self.held[position]
+            self.waiting[position] = redeliver_at_ms
+        return len(mine)
+
+    def remove_consumer(self, consumer_id: int, now_ms: int) -> None:
+        self.nack(consumer_id, list(self.held), now_ms)
+        self.consumers.remove(consumer_id)
+
+    def trimmed(self) -> None:
+        for position in {*self.held, *self.waiting, *self.ready, *self.times}:
+            if position.ledger_id not in self.log.keys:
+                self.forget(position)
+        self.read_position = max(self.read_position, Position(min(self.log.keys), 0))
+
+    def seek(self, mark_delete: Position) -> None:
+        self.held.clear()
+        self.waiting.clear()
+        self.ready.clear()
+        self.times.clear()
+        self.acked = {position for position in self.log.positions() if position <= mark_delete}
+        self.read_position = Position(mark_delete.ledger_id, mark_delete.entry_id + 1)

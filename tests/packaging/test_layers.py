@@ -1,0 +1,133 @@
+"""The order of the floors, held by reading every import in the source.
+
+Every import counts, also one inside a function or under TYPE_CHECKING: the order says who may know of whom.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.packaging.tree import FACE, FLOORS, ROOT, dotted, modules
+
+MAX_LINES = 400
+
+FLOOR_MODULES = [module for floor in FLOORS for module in modules(ROOT / floor)]
+ALL_MODULES = FLOOR_MODULES + [
+    module for folder in ("tests", "benchmarks") if (ROOT / folder).is_dir() for module in modules(ROOT / folder)
+]
+
+
+def relative_path(module: Path) -> str:
+    """A module's path as a test id."""
+    return str(module.relative_to(ROOT))
+
+
+def imported_names(tree: ast.AST, package: str) -> Iterator[tuple[int, str]]:
+    """Line and absolute dotted name of everything that a module of `package` imports, by statement or by literal name.
+
+    `from a.b import c` gives a.b.c, as c may be a module.
+    """
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.name
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                above = package.split(".")[: len(package.split(".")) - node.level + 1]
+                base = ".".join([*above, base] if base else above)
+            for alias in node.names:
+                yield node.lineno, f"{base}.{alias.name}"
+        elif isinstance(node, ast.Call):
+            called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            if called in ("import_module", "__import__") and node.args and isinstance(node.args[0], ast.Constant):
+                yield node.lineno, str(node.args[0].value)
+
+
+def floor_of(name: str) -> str | None:
+    """The floor that a dotted name belongs to: the face if it is under duelog and no floor's, None if elsewhere."""
+    parts = name.split(".")
+    if parts[0] != FACE:
+        return None
+    return parts[1] if len(parts) > 1 and parts[1] in FLOORS else FACE
+
+
+def wrong_imports(source: str, module: str, *, is_package: bool) -> list[str]:
+    """What a module imports from a floor to its right, or by a floor's bare name, one line each."""
+    package = module if is_package else module.rpartition(".")[0]
+    own = floor_of(module)
+    assert own is not None
+    found = []
+    for line, name in imported_names(ast.parse(source), package):
+        floor = floor_of(name)
+        if floor is None:
+            if name.split(".")[0] in FLOORS:
+                found.append(f"{line}: {name}: a floor is imported as duelog.{name.split('.')[0]}")
+        elif FLOORS.index(floor) > FLOORS.index(own):
+            found.append(f"{line}: {name}: {own} may not import {floor}")
+    return found
+
+
+@pytest.mark.parametrize("module", FLOOR_MODULES, ids=relative_path)
+def test_imports_go_only_leftwards(module: Path) -> None:
+    """No module imports from a floor to the right of its own, nor by a bare name."""
+    source = module.read_text(encoding="utf-8")
+    assert wrong_imports(source, dotted(module), is_package=module.name == "__init__.py") == []
+
+
+@pytest.mark.parametrize(
+    ("module", "statement"),
+    [
+        ("duelog.store.acks", "from ..markers import fire"),
+        ("duelog.store.acks", "from .. import tools"),
+        ("duelog.store.acks", "from .. import DelayedStore"),
+        ("duelog.store.acks", "import duelog"),
+        ("duelog.store.acks", "import duelog.partitions.index as index"),
+        ("duelog.store.acks", "from duelog.cleanup.trim import trim"),
+        ("duelog.store.acks", "def f():\n    from ..snapshot import restore"),
+        ("duelog.store.acks", "import importlib\nimportlib.import_module('duelog.tools.cli')"),
+        ("duelog.store.acks", "import store.errors"),
+        ("duelog.tools.cli", "from store import errors"),
+        ("duelog.tools.spark.source", "from partitions.index import DelayIndex"),
+        ("duelog.engine", "from .tools import cli"),
+    ],
+)
+def test_an_import_rightwards_is_seen(module: str, statement: str) -> None:
+    """Each way of writing a forbidden import is found by the check above."""
+    assert len(wrong_imports(statement, module, is_package=False)) == 1
+
+
+@pytest.mark.parametrize(
+    ("module", "statement"),
+    [
+        ("duelog.store.acks", "from .errors import DuelogError"),
+        ("duelog.store.acks", "from duelog.store.errors import DuelogError"),
+        ("duelog.store.acks", "import numpy, lmdb"),
+        ("duelog.markers.fire", "from ..partitions.index import DelayIndex"),
+        ("duelog.tools.spark.source", "from ... import DelayedStore"),
+        ("duelog.tools.spark.source", "from ..check import check"),
+        ("duelog.engine", "from .topic import Topic"),
+        ("duelog.engine", "from duelog.cleanup.trim import trim"),
+    ],
+)
+def test_an_import_leftwards_is_allowed(module: str, statement: str) -> None:
+    """The check above lets through what the order of the floors allows."""
+    assert wrong_imports(statement, module, is_package=False) == []
+
+
+def test_a_package_imports_relative_to_itself() -> None:
+    """In an `__init__.py` one dot is the package, not its parent."""
+    assert wrong_imports("from .errors import DuelogError", "duelog.store", is_package=True) == []
+    assert len(wrong_imports("from ..tools import cli", "duelog.store", is_package=True)) == 1
+
+
+@pytest.mark.parametrize("module", ALL_MODULES, ids=relative_path)
+def test_modules_are_short_and_say_what_they_own(module: Path) -> None:
+    """A module has a docstring and at most 400 lines: one that grows past that has two reasons to change."""
+    source = module.read_text(encoding="utf-8")
+    assert ast.get_docstring(ast.parse(source))
+    assert len(source.splitlines()) <= MAX_LINES

@@ -1,0 +1,165 @@
+"""Due-time arithmetic of partitions, against plain Python."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from duelog.partitions.timespan import (
+    DUE_LIMIT_MS,
+    SPAN_LIMIT_MS,
+    directory_name,
+    group_by_partition,
+    parse_directory_name,
+    partition_start,
+    partition_starts,
+)
+from duelog.store.errors import InvalidArgument
+
+HOUR_MS = 3_600_000
+DAY_MS = 24 * HOUR_MS
+SPANS = [1, 7, 1_000, HOUR_MS, DAY_MS, 30 * DAY_MS, SPAN_LIMIT_MS - 1]
+
+dues = st.integers(0, DUE_LIMIT_MS - 1)
+spans = st.sampled_from(SPANS) | st.integers(1, SPAN_LIMIT_MS - 1)
+
+
+def utc_ms(year: int, month: int, day: int, hour: int = 0, minute: int = 0, second: int = 0) -> int:
+    """Epoch milliseconds of a time in UTC."""
+    return int(datetime(year, month, day, hour, minute, second, tzinfo=UTC).timestamp()) * 1_000
+
+
+@given(dues, spans)
+def test_a_due_time_lies_in_exactly_the_partition_of_its_start(due_ms: int, span_ms: int) -> None:
+    """A start is a multiple of the span, not after the due time and less than a span before it."""
+    start_ms = partition_start(due_ms, span_ms)
+    assert start_ms % span_ms == 0
+    assert start_ms <= due_ms < start_ms + span_ms
+    assert partition_start(start_ms, span_ms) == start_ms
+
+
+def test_a_partition_begins_at_its_start_and_ends_before_the_next() -> None:
+    """The interval is half-open: midnight belongs to the day that begins."""
+    midnight = utc_ms(2026, 11, 20)
+    assert partition_start(midnight, DAY_MS) == midnight
+    assert partition_start(midnight - 1, DAY_MS) == midnight - DAY_MS
+    assert partition_start(midnight + DAY_MS - 1, DAY_MS) == midnight
+
+
+@given(st.lists(dues, max_size=30), spans)
+def test_the_vectorised_starts_are_the_scalar_ones(batch: list[int], span_ms: int) -> None:
+    """partition_starts gives what partition_start gives for each, over the whole range of due times."""
+    starts = partition_starts(np.array(batch, dtype=np.int64), span_ms)
+    assert starts.dtype == np.int64
+    assert starts.tolist() == [partition_start(due_ms, span_ms) for due_ms in batch]
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> tuple[list[int], int]:
+    """Due times around a few partitions that are near, or as far apart as the range allows."""
+    span_ms = draw(spans)
+    near = st.integers(0, min(5 * span_ms, DUE_LIMIT_MS) - 1)
+    return draw(st.lists(near, max_size=40) | st.lists(near | dues, max_size=40)), span_ms
+
+
+@given(batches())
+def test_groups_hold_every_position_once_in_append_order(case: tuple[list[int], int]) -> None:
+    """Grouping a batch agrees with a plain dictionary of lists, sorted by start."""
+    batch, span_ms = case
+    expected: dict[int, list[int]] = {}
+    for position, due_ms in enumerate(batch):
+        expected.setdefault(due_ms - due_ms % span_ms, []).append(position)
+    groups = group_by_partition(np.array(batch, dtype=np.int64), span_ms)
+    assert [(start_ms, positions.tolist()) for start_ms, positions in groups] == sorted(expected.items())
+
+
+def test_a_batch_within_one_partition_is_one_group() -> None:
+    """A thousand entries of one day come back as one group of all positions."""
+    start_ms = utc_ms(2026, 11, 20)
+    batch = np.random.default_rng(1).integers(start_ms, start_ms + DAY_MS, 1_000)
+    [(found, positions)] = group_by_partition(batch, DAY_MS)
+    assert found == start_ms
+    assert positions.tolist() == list(range(1_000))
+
+
+def test_directory_names_are_utc_times_with_milliseconds_only_where_needed() -> None:
+    """The name is the start in UTC; a fraction appears for starts off the second, always of three digits."""
+    start_ms = utc_ms(2026, 11, 20)
+    assert directory_name(start_ms) == "20261120T000000Z"
+    assert directory_name(start_ms + 250) == "20261120T000000.250Z"
+    assert directory_name(start_ms + 7) == "20261120T000000.007Z"
+    assert directory_name(0) == "19700101T000000Z"
+    assert directory_name(utc_ms(2028, 2, 29, 23, 59, 59)) == "20280229T235959Z"
+    assert directory_name(DUE_LIMIT_MS - 1) == "99991231T235959.999Z"
+
+
+@given(dues)
+def test_a_directory_name_gives_its_start_back(start_ms: int) -> None:
+    """parse_directory_name is the inverse of directory_name over the whole range."""
+    assert parse_directory_name(directory_name(start_ms)) == start_ms
+
+
+@given(st.text(alphabet="0123456789TZ.", min_size=14, max_size=21))
+@settings(max_examples=50)
+def test_a_start_has_only_one_name(name: str) -> None:
+    """Whatever parses is exactly what would have been written."""
+    try:
+        start_ms = parse_directory_name(name)
+    except InvalidArgument:
+        return
+    assert directory_name(start_ms) == name
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        "20261120",
+        "20261120T000000",
+        "20261120T000000z",
+        " 20261120T000000Z",
+        "20261120T000000Z\n",
+        "20261120T000000.000Z",
+        "20261120T000000.25Z",
+        "20261131T000000Z",
+        "20270229T000000Z",
+        "20261120T240000Z",
+        "20261120T000060Z",
+        "19691231T235959Z",
+        "00000101T000000Z",
+        "٢٠٢٦1120T000000Z",  # noqa: RUF001 - digits that are not ASCII, on purpose
+    ],
+)
+def test_other_names_are_refused(name: str) -> None:
+    """A name that is no partition's says so, with the name."""
+    with pytest.raises(InvalidArgument) as caught:
+        parse_directory_name(name)
+    assert caught.value.value == name
+
+
+@pytest.mark.parametrize("span_ms", [0, -1, SPAN_LIMIT_MS])
+def test_a_span_out_of_range_is_refused(span_ms: int) -> None:
+    """No arithmetic is done with a span that does not fit the 32-bit offsets."""
+    for call in (partition_starts, group_by_partition):
+        with pytest.raises(InvalidArgument, match="span_ms"):
+            call(np.zeros(1, dtype=np.int64), span_ms)
+    with pytest.raises(InvalidArgument, match="span_ms"):
+        partition_start(0, span_ms)
+
+
+@pytest.mark.parametrize("due_ms", [-1, DUE_LIMIT_MS])
+def test_a_due_time_out_of_range_is_refused(due_ms: int) -> None:
+    """Before 1970 and from the year 10000 on there are no partitions, wherever in a batch the time stands."""
+    batch = np.array([5, due_ms, 6], dtype=np.int64)
+    for call in (partition_starts, group_by_partition):
+        with pytest.raises(InvalidArgument, match="due_ms") as caught:
+            call(batch, DAY_MS)
+        assert caught.value.value == due_ms
+    with pytest.raises(InvalidArgument, match="due_ms"):
+        partition_start(due_ms, DAY_MS)
+    with pytest.raises(InvalidArgument, match="start_ms"):
+        directory_name(due_ms)

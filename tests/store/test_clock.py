@@ -1,0 +1,307 @@
+"""Clocks: waiting by a clock, moving one by hand, and a store's time that never goes back."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from duelog.store.clock import Clock, ManualClock, StoreClock, SystemClock
+from duelog.store.errors import InvalidArgument
+
+PATIENCE_S = 20.0  # a thread that has not ended after this hangs
+
+
+class Waiter:
+    """A thread that waits in a loop, as the scheduler does, until the clock shows a time or it is told to stop."""
+
+    def __init__(self, clock: Clock, until_ms: int | None) -> None:
+        self.condition = threading.Condition()
+        self.clock = clock
+        self.until_ms = until_ms
+        self.stopped = False
+        self.woken_ms: int | None = None
+        self.holds = threading.Event()
+        self.thread = threading.Thread(target=self._run, daemon=True)
+        self.thread.start()
+        assert self.holds.wait(PATIENCE_S)
+
+    def _run(self) -> None:
+        with self.condition:
+            self.holds.set()
+            while not self.stopped and (self.until_ms is None or self.clock.now_ms() < self.until_ms):
+                self.clock.wait(self.condition, self.until_ms)
+            self.woken_ms = self.clock.now_ms()
+
+    def stop(self) -> None:
+        with self.condition:
+            self.stopped = True
+            self.condition.notify_all()
+
+    def ended(self) -> bool:
+        self.thread.join(PATIENCE_S)
+        return not self.thread.is_alive()
+
+
+class StubCondition(threading.Condition):
+    """A condition whose waits take no time: they are noted, and run what the test has put in their place."""
+
+    def __init__(self, notified: bool = False) -> None:
+        super().__init__()
+        self.notified = notified
+        self.timeouts: list[float | None] = []
+        self.clock_ns = 0
+        self.wakes_early_ns = [0]
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.timeouts.append(timeout)
+        if timeout is not None:
+            early_ns = self.wakes_early_ns.pop(0) if self.wakes_early_ns else 0
+            self.clock_ns += round(timeout * 1e9) - early_ns
+        return self.notified
+
+
+def test_advancing_a_manual_clock_wakes_a_waiter_in_another_thread() -> None:
+    """A waiter ends when the clock is advanced to its time, whether or not it slept already."""
+    clock = ManualClock(1_000)
+    waiter = Waiter(clock, 2_000)
+    assert clock.advance(1_000) == 2_000
+    assert waiter.ended()
+    assert waiter.woken_ms == 2_000
+
+
+def test_setting_a_manual_clock_wakes_all_waiters() -> None:
+    """Each waiter has its condition, and every one is notified by one set()."""
+    clock = ManualClock(0)
+    waiters = [Waiter(clock, until_ms) for until_ms in (1, 50, 100)]
+    clock.set(100)
+    assert all(waiter.ended() for waiter in waiters)
+    assert not clock._waiting, "the clock kept a condition that nobody waits on"
+
+
+def test_waiters_that_share_a_condition_all_wake() -> None:
+    """Two threads on one condition are both woken, and the condition is forgotten after the last."""
+    clock = ManualClock(0)
+    condition = threading.Condition()
+    done: list[int] = []
+
+    def run() -> None:
+        with condition:
+            while clock.now_ms() < 10:
+                clock.wait(condition, 10)
+            done.append(clock.now_ms())
+
+    threads = [threading.Thread(target=run, daemon=True) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for _ in range(10):
+        clock.advance(1)
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    assert done == [10, 10, 10, 10]
+    assert not clock._waiting
+
+
+def test_no_wakeup_is_lost_when_moves_and_waits_race() -> None:
+    """A waiter and a mover that take turns 300 times never hang: each step's wait ends by that step's move."""
+    clock = ManualClock(0)
+    condition = threading.Condition()
+    arrived = threading.Semaphore(0)
+
+    def run() -> None:
+        for step in range(1, 301):
+            with condition:
+                arrived.release()
+                while clock.now_ms() < step:
+                    clock.wait(condition, step)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    for _ in range(300):
+        assert arrived.acquire(timeout=PATIENCE_S)
+        clock.advance(1)
+    thread.join(PATIENCE_S)
+    assert not thread.is_alive()
+
+
+def test_a_manual_clock_waits_without_end_until_notified() -> None:
+    """until_ms=None ends by a notification, and moves of the clock do not end the caller's loop."""
+    clock = ManualClock(0)
+    waiter = Waiter(clock, None)
+    clock.advance(10**9)
+    assert waiter.woken_ms is None
+    waiter.stop()
+    assert waiter.ended()
+
+
+def test_a_manual_clock_past_the_deadline_does_not_wait() -> None:
+    """A wait for a time that has come returns at once."""
+    clock = ManualClock(5)
+    condition = StubCondition()
+    with condition:
+        clock.wait(condition, 5)
+        clock.wait(condition, 4)
+    assert condition.timeouts == []
+
+
+def test_a_manual_clock_can_be_set_back() -> None:
+    """set() goes both ways; advance() only on."""
+    clock = ManualClock(1_000)
+    clock.set(10)
+    assert clock.now_ms() == 10
+    assert clock.advance(0) == 10
+
+
+@pytest.mark.parametrize("value", [-1, 1.0, True, None, "5"])
+def test_a_manual_clock_takes_whole_milliseconds_only(value: object) -> None:
+    """Bad times are refused with field and value, and leave the clock as it was."""
+    clock = ManualClock(7)
+    with pytest.raises(InvalidArgument) as caught:
+        clock.advance(value)  # type: ignore[arg-type]
+    assert (caught.value.field, caught.value.value) == ("ms", value)
+    with pytest.raises(InvalidArgument) as caught:
+        clock.set(value)  # type: ignore[arg-type]
+    assert (caught.value.field, caught.value.value) == ("ms", value)
+    with pytest.raises(InvalidArgument) as caught:
+        ManualClock(value)  # type: ignore[arg-type]
+    assert (caught.value.field, caught.value.value) == ("now_ms", value)
+    assert clock.now_ms() == 7
+
+
+def test_the_system_clock_shows_the_wall_clock() -> None:
+    """It is the wall clock rounded down."""
+    before = time.time_ns() // 1_000_000
+    now = SystemClock().now_ms()
+    assert before <= now <= time.time_ns() // 1_000_000
+
+
+def test_a_system_wait_that_ends_early_goes_on_to_the_boundary(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waits to the nanosecond where the millisecond begins, and again if the condition woke short of it."""
+    condition = StubCondition()
+    condition.clock_ns = 10_000_400_000  # 10,000.4 ms
+    condition.wakes_early_ns = [30_000, 10]
+    monkeypatch.setattr(time, "time_ns", lambda: condition.clock_ns)
+    with condition:
+        SystemClock().wait(condition, 10_002)
+    assert condition.timeouts == pytest.approx([0.0016, 0.00003, 0.00000001])
+    assert condition.clock_ns == 10_002_000_000
+
+
+def test_a_notified_system_wait_ends_before_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A notification returns to the caller's loop at once."""
+    condition = StubCondition(notified=True)
+    condition.wakes_early_ns = [1_000_000]
+    monkeypatch.setattr(time, "time_ns", lambda: condition.clock_ns)
+    with condition:
+        SystemClock().wait(condition, 5)
+    assert len(condition.timeouts) == 1
+
+
+def test_a_long_wait_is_cut_so_that_a_stepped_clock_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No real wait is longer than a minute, with or without a deadline, by the system clock or another real one."""
+
+    class Other(Clock):
+        def now_ms(self) -> int:
+            return 0
+
+    monkeypatch.setattr(time, "time_ns", lambda: 0)
+    for clock in (SystemClock(), Other()):
+        condition = StubCondition()
+        with condition:
+            clock.wait(condition, 3_600_000)
+            clock.wait(condition, None)
+            clock.wait(condition, 0)
+        assert condition.timeouts == [60.0, 60.0]
+
+
+def test_a_clock_of_ones_own_waits_real_time_by_default() -> None:
+    """The default wait takes what is left by that clock."""
+
+    class Other(Clock):
+        def now_ms(self) -> int:
+            return 1_000
+
+    condition = StubCondition()
+    with condition:
+        Other().wait(condition, 1_250)
+    assert condition.timeouts == [0.25]
+
+
+def test_a_system_wait_really_ends_at_its_time() -> None:
+    """With a real condition and the real clock, ten waits of some ms end at or after their boundary."""
+    clock = SystemClock()
+    condition = threading.Condition()
+    for _ in range(10):
+        until_ms = clock.now_ms() + 2
+        with condition:
+            while clock.now_ms() < until_ms:
+                clock.wait(condition, until_ms)
+        assert time.time_ns() >= until_ms * 1_000_000
+
+
+@given(st.lists(st.tuples(st.sampled_from(["set", "raise"]), st.integers(0, 1_000)), max_size=40))
+@settings(max_examples=60)
+def test_the_store_clock_never_shows_less_than_it_was_raised_to(steps: list[tuple[str, int]]) -> None:
+    """Whatever the wrapped clock does, the mark is the maximum raised to, and now is the maximum of both."""
+    wrapped = ManualClock(0)
+    clock = StoreClock(wrapped, mark_ms=10)
+    twin = 10
+    for step, ms in steps:
+        if step == "set":
+            wrapped.set(ms)
+        else:
+            twin = max(twin, ms)
+            assert clock.raise_to(ms) == twin
+        assert clock.mark_ms == twin
+        assert clock.now_ms() == max(twin, wrapped.now_ms())
+        assert clock.wrapped is wrapped
+
+
+def test_reading_the_store_clock_does_not_raise_its_mark() -> None:
+    """A wall clock that ran ahead for a moment leaves nothing behind until the store has acted on it."""
+    wrapped = ManualClock(100)
+    clock = StoreClock(wrapped)
+    wrapped.set(10**12)
+    assert clock.now_ms() == 10**12
+    wrapped.set(100)
+    assert clock.now_ms() == 100
+    assert clock.mark_ms == 0
+
+
+def test_raising_from_many_threads_keeps_the_highest() -> None:
+    """No raise is lost between threads."""
+    clock = StoreClock(ManualClock(0))
+    start = threading.Barrier(4)
+
+    def run(offset: int) -> None:
+        start.wait(PATIENCE_S)
+        for ms in range(offset, 2_000, 4):
+            assert clock.raise_to(ms) >= ms
+
+    threads = [threading.Thread(target=run, args=(offset,)) for offset in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    assert clock.mark_ms == 1_999
+
+
+def test_the_store_clock_waits_by_the_wrapped_clock() -> None:
+    """A waiter on the store's clock wakes when the wrapped clock is advanced."""
+    wrapped = ManualClock(0)
+    waiter = Waiter(StoreClock(wrapped, mark_ms=500), 1_000)
+    wrapped.advance(1_000)
+    assert waiter.ended()
+    assert waiter.woken_ms == 1_000
+
+
+def test_a_time_the_mark_has_reached_is_not_waited_for() -> None:
+    """With the wall clock set back, what is due by the mark is due now."""
+    clock = StoreClock(ManualClock(0), mark_ms=1_000)
+    condition = StubCondition()
+    with condition:
+        clock.wait(condition, 1_000)
+    assert condition.timeouts == []

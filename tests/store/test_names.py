@@ -1,0 +1,146 @@
+"""Names: short and full forms, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from duelog.store.errors import InvalidArgument
+from duelog.store.names import (
+    MAX_SUBSCRIPTION_BYTES,
+    MAX_TOPIC_BYTES,
+    TopicName,
+    validate_namespace_name,
+    validate_subscription_name,
+)
+
+ROOM = MAX_TOPIC_BYTES - len("persistent://public/default/")  # bytes left for the name of a topic given in short form
+
+
+@pytest.mark.parametrize(
+    ("text", "full"),
+    [
+        ("reminders", "persistent://public/default/reminders"),
+        ("a", "persistent://public/default/a"),
+        ("shop/mail/reminders", "persistent://shop/mail/reminders"),
+        ("persistent://shop/mail/reminders", "persistent://shop/mail/reminders"),
+        ("persistent://a-b=c:d.e_1/F/x", "persistent://a-b=c:d.e_1/F/x"),
+        ("über größe", "persistent://public/default/über größe"),
+        ("提醒", "persistent://public/default/提醒"),
+        ("👩‍👧", "persistent://public/default/👩‍👧"),
+        ("a:b?c#d%20", "persistent://public/default/a:b?c#d%20"),
+        ("x" * ROOM, "persistent://public/default/" + "x" * ROOM),
+        ("ü" * (ROOM // 2), "persistent://public/default/" + "ü" * (ROOM // 2)),
+    ],
+)
+def test_short_and_full_forms_have_one_full_form(text: str, full: str) -> None:
+    """Every form reads to the same name, whose text reads back."""
+    name = TopicName.parse(text)
+    assert str(name) == full
+    assert TopicName.parse(full) == name
+    assert full == f"persistent://{name.namespace_name}/{name.local_name}"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "/",
+        "//",
+        "a/b",
+        "a/b/",
+        "/b/c",
+        "a//c",
+        "a/b/c/d",
+        "persistent://",
+        "persistent://a",
+        "persistent://a/b",
+        "persistent://a/b/",
+        "persistent:///b/c",
+        "persistent://a//c",
+        "persistent://a/b/c/d",
+        "persistent://a/b/c://d",
+        "Persistent://a/b/c",
+        "non-persistent://a/b/c",
+        "://a/b/c",
+        "te nant/ns/c",
+        "tenant/n s/c",
+        "tenant/ns*/c",
+        "ténant/ns/c",
+        "tenant\n/ns/c",
+        "tenant/ns\n/c",
+        "a\x00b",
+        "a\n",
+        "a\x7f",
+        "a\x85b",
+        "a\u2028b",
+        "a\ud800b",
+        "x" * (ROOM + 1),
+        "ü" * (ROOM // 2 + 1),
+        "t" * 400 + "/ns/c",
+        None,
+        7,
+        b"reminders",
+    ],
+)
+def test_other_topic_names_are_refused(text: object) -> None:
+    """Empty parts, other schemes, too many parts, forbidden characters and too long names are refused."""
+    with pytest.raises(InvalidArgument) as caught:
+        TopicName.parse(text)  # type: ignore[arg-type]
+    assert (caught.value.field, caught.value.value) == ("topic", text)
+
+
+@given(st.text(max_size=30) | st.text(alphabet="ab/:.- \n", max_size=20))
+@settings(max_examples=200)
+def test_any_text_is_a_name_that_reads_back_or_is_refused(text: str) -> None:
+    """There is no third outcome, and a taken name fits the length and has exactly its three parts."""
+    try:
+        name = TopicName.parse(text)
+    except InvalidArgument:
+        return
+    full = str(name)
+    assert TopicName.parse(full) == name
+    assert len(full.encode()) <= MAX_TOPIC_BYTES
+    assert full.removeprefix("persistent://").split("/") == list(name)
+
+
+@pytest.mark.parametrize("text", ["public/default", "a/b", "a-=:._9/Z"])
+def test_a_namespace_is_tenant_and_namespace(text: str) -> None:
+    """A good name is returned as it is."""
+    assert validate_namespace_name(text) == text
+
+
+@pytest.mark.parametrize(
+    "text", ["", "/", "a", "a/", "/b", "a/b/c", "a b/c", "a/b\n", "ä/b", "a" * 390 + "/b", None, 3, b"a/b"]
+)
+def test_other_namespaces_are_refused(text: object) -> None:
+    """What no topic could be in is refused."""
+    with pytest.raises(InvalidArgument) as caught:
+        validate_namespace_name(text)  # type: ignore[arg-type]
+    assert (caught.value.field, caught.value.value) == ("namespace", text)
+
+
+def test_the_longest_namespace_leaves_room_for_a_topic() -> None:
+    """The longest namespace that is taken can hold a topic of one byte, and no longer one is taken."""
+    longest = "t/" + "n" * (MAX_TOPIC_BYTES - len("persistent://t//x"))
+    assert len(str(TopicName.parse(f"{validate_namespace_name(longest)}/x"))) == MAX_TOPIC_BYTES
+    with pytest.raises(InvalidArgument):
+        validate_namespace_name(longest + "n")
+
+
+@pytest.mark.parametrize("text", ["mailer", "a b", "ü" * 100, "x" * MAX_SUBSCRIPTION_BYTES, "-", "a:b"])
+def test_good_subscription_names_are_returned(text: str) -> None:
+    """A good name is returned as it is."""
+    assert validate_subscription_name(text) == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "a/b", "/", "a\n", "\x00", "a\x7f", "a\ud800", "ü" * 100 + "x", "x" * 201, None, 3, b"mailer"],
+)
+def test_other_subscription_names_are_refused(text: object) -> None:
+    """Empty, too long, with a slash or a control character, or no text at all."""
+    with pytest.raises(InvalidArgument) as caught:
+        validate_subscription_name(text)  # type: ignore[arg-type]
+    assert (caught.value.field, caught.value.value) == ("subscription", text)
