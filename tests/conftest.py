@@ -1,0 +1,39 @@
+"""Fixtures for every test that opens a store: whatever was opened is checked at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from duelog import Clock, DelayedStore, ManualClock, StoreConfig
+
+START_MS = 1_790_000_000_000
+"""2026-09-21T14:13:20Z: where test clocks begin, in the middle of a day."""
+
+OpenStore = Callable[..., DelayedStore]
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock(START_MS)
+
+
+@pytest.fixture
+def open_store(tmp_path: Path, clock: ManualClock) -> Iterator[OpenStore]:
+    """Open a store in `tmp_path`/store (or `path`) on the manual clock; checked and closed at the end."""
+    stores: list[DelayedStore] = []
+
+    def open_(path: Path | None = None, config: StoreConfig | None = None, *, clock_: Clock | None = None,
+              read_only: bool = False) -> DelayedStore:  # fmt: skip
+        store = DelayedStore.open(path or tmp_path / "store", config, clock=clock_ or clock, read_only=read_only)
+        stores.append(store)
+        return store
+
+    yield open_
+    for store in reversed(stores):
+        if not store.closed:
+            findings = list(store.check())
+            store.close()
+            assert findings == []
