@@ -13,9 +13,10 @@ from ..partitions.partition_set import PartitionSet
 from ..store import catalog
 from ..store import format as fmt
 from ..store.directory import make_directory, move, remove_tree
-from ..store.environment import Environment, Transaction
+from ..store.environment import Environment
 from ..store.failpoints import reach
 from ..store.format import FrontierRecord, PartitionRecord, PartitionState
+from ..store.transaction import Transaction
 
 
 def deletable(main: Environment) -> list[int]:
@@ -66,7 +67,7 @@ def delete_partition(path: Path, main: Environment, partitions: PartitionSet, pa
 def _has_set_aside(transaction: Transaction, ledger_id: int) -> bool:
     cursor = transaction.raw.cursor()
     found = cursor.set_range(fmt.set_aside_key(ledger_id, 0))
-    return bool(found) and cursor.key() < fmt.set_aside_key(ledger_id + 1, 0)
+    return bool(found) and bytes(cursor.key()) < fmt.set_aside_key(ledger_id + 1, 0)
 
 
 def remove_recorded(path: Path, main: Environment, start_ms: int, generation: int) -> None:

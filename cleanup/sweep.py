@@ -9,11 +9,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
+from ..partitions.partition import partition_path
 from ..store import catalog
 from ..store.directory import make_directory, move, remove_tree
 from ..store.environment import Environment
 from ..store.format import PartitionState
-from ..partitions.partition import partition_path
 from .deletion import remove_recorded
 from .trim import remove_runs, unfinished
 

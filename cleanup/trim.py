@@ -12,11 +12,12 @@ from collections.abc import Sequence
 
 from ..store import catalog
 from ..store import format as fmt
-from ..store.environment import Environment, Transaction
+from ..store.environment import Environment
 from ..store.failpoints import reach
-from ..store.format import FrontierRecord, LedgerState, PartitionRecord, PartitionState
+from ..store.format import LedgerState, PartitionRecord, PartitionState
 from ..store.managed_ledger import LedgerInfo, ManagedLedger
 from ..store.position import Position
+from ..store.transaction import Transaction
 
 _RUNS_A_PART = 512
 
@@ -60,8 +61,11 @@ def first_kept(
 
 
 def give_up_ledgers(main: Environment, log: ManagedLedger, first: int) -> list[int]:
-    """Give up the closed ledgers before `first` and release what they held; returns the partitions'
-    starts that no topic holds any more. Their runs are still to be removed (`remove_runs`)."""
+    """Give up the closed ledgers before `first` and release what they held.
+
+    Returns the starts of the partitions that no topic holds any more. The runs are still to be removed
+    (`remove_runs`).
+    """
 
     def work(transaction: Transaction) -> list[int]:
         log.give_up(transaction, first)

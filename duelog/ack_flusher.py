@@ -5,8 +5,9 @@ from __future__ import annotations
 import threading
 
 from duelog.store.acks import AckChanges
-from duelog.store.environment import Environment, Transaction
+from duelog.store.environment import Environment
 from duelog.store.failpoints import reach
+from duelog.store.transaction import Transaction
 
 from .subscription_state import SubscriptionState
 

@@ -156,7 +156,9 @@ class _Check:
         start_ms = run.base_ms
         frontier = self._frontiers.get((topic_id, start_ms))
         if frontier is None or start_ms not in self._records:
-            yield Finding("error", "dangling-marker", address, f"point into partition {start_ms}, which is gone", REPAIR)
+            yield Finding(
+                "error", "dangling-marker", address, f"point into partition {start_ms}, which is gone", REPAIR
+            )
             return
         if frontier.ledger_id != run.target:
             message = f"point into ledger {run.target}, the frontier is of ledger {frontier.ledger_id}"

@@ -67,14 +67,19 @@ class DelayedStore:
         return self._engine.clock
 
     def topic(self, name: str) -> Topic:
-        """The topic of a name: `persistent://tenant/namespace/name`, `tenant/namespace/name` or a short name
-        in public/default. It need not exist. Raises InvalidArgument."""
+        """The topic of a name, which need not exist. Raises InvalidArgument.
+
+        `persistent://tenant/namespace/name`, `tenant/namespace/name`, or a short name in public/default.
+        """
         self._engine.check_open()
         return Topic(self._engine, TopicName.parse(name))
 
     def topics(self, namespace: str | None = None, pattern: str | None = None) -> Iterator[Topic]:
-        """Topics that exist, by full name, without building a list (PIP-442): of one namespace
-        (`tenant/namespace`), whose full name matches `pattern` (re.search). Raises InvalidArgument."""
+        """Topics that exist, in order of full name, without building a list (PIP-442).
+
+        namespace: only those of `tenant/namespace`. pattern: only those whose full name it matches
+        (re.search). Raises InvalidArgument.
+        """
         self._engine.check_open()
         prefix = SCHEME if namespace is None else f"{SCHEME}{validate_namespace_name(namespace)}/"
         try:

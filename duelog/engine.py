@@ -20,11 +20,11 @@ from duelog.store import format as fmt
 from duelog.store.clock import Clock, ManualClock, StoreClock
 from duelog.store.config import StoreConfig
 from duelog.store.directory import make_directory
-from duelog.store.environment import Transaction
 from duelog.store.errors import ClosedError, ConsumerBusy, CorruptEntry, DamagedStore, UnknownSubscription
 from duelog.store.format import LedgerState, PartitionState
 from duelog.store.ledger import find_tail
 from duelog.store.set_aside import SetAside
+from duelog.store.transaction import Transaction
 
 from .ack_flusher import AckFlusher
 from .maintenance import Maintenance, TickResult
@@ -196,10 +196,9 @@ class Engine:
                     transaction.delete(fmt.cursor_key(topic_id, name))
                 for _, start_ms, _ in list(catalog.frontiers(transaction.raw, topic_id)):
                     transaction.delete(fmt.frontier_key(topic_id, start_ms))
-                for ledger_id, record in catalog.ledgers(transaction.raw, topic_id):
-                    transaction.put(
-                        fmt.ledger_key(topic_id, ledger_id), record._replace(state=LedgerState.TRIMMING).pack()
-                    )
+                for ledger_id, ledger in catalog.ledgers(transaction.raw, topic_id):
+                    trimming = ledger._replace(state=LedgerState.TRIMMING)
+                    transaction.put(fmt.ledger_key(topic_id, ledger_id), trimming.pack())
                     given_up.append(ledger_id)
                 return freed
 

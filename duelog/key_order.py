@@ -37,8 +37,25 @@ class _Key:
         self.holder: int | None = None  # who holds messages of it
         self.held = 0  # how many
         self.queued = 0  # how many messages of it are ready, parked or waiting
-        self.parked = PositionSet()  # ready but not to be handed out before something else happens
-        self.waiting = PositionSet()  # nacked or overdue, until their time comes
+        self.parked: PositionSet | None = None  # ready but not to be handed out before something else happens
+        self.waiting: PositionSet | None = None  # nacked or overdue, until their time comes
+
+    def park(self, position: Position) -> None:
+        """Add a position that was ready to ``parked``."""
+        if self.parked is None:
+            self.parked = PositionSet()
+        self.parked.add(position)
+
+    def wait(self, position: Position) -> None:
+        """Add a position that was held to ``waiting``."""
+        if self.waiting is None:
+            self.waiting = PositionSet()
+        self.waiting.add(position)
+
+    def waits_before(self, position: Position) -> bool:
+        """Whether an earlier message of this key waits for its time."""
+        least = self.waiting.least() if self.waiting else None
+        return least is not None and least < position
 
 
 class KeyOrder(DeliveryOrder):
@@ -55,7 +72,7 @@ class KeyOrder(DeliveryOrder):
         self._kept_back = PositionSet()
 
     def __len__(self) -> int:
-        parked = sum(len(key.parked) for key in self._keys.values())
+        parked = sum(len(key.parked) for key in self._keys.values() if key.parked)
         return len(self._anyone) + sum(map(len, self._ready.values())) + parked
 
     @property
@@ -79,7 +96,7 @@ class KeyOrder(DeliveryOrder):
         ready = self._ready.get(consumer_id, ())
         for position in ready:
             key = self._key_at[position[0]][position[1]]
-            if self._is_free(key, consumer_id) and not _precedes(key.waiting, position):
+            if self._is_free(key, consumer_id) and not key.waits_before(position):
                 mine.append(position)
                 if len(mine) == count:
                     break
@@ -87,7 +104,7 @@ class KeyOrder(DeliveryOrder):
                 blocked.append((key, position))
         for key, position in blocked:
             self._ready[consumer_id].discard(position)
-            key.parked.add(position)
+            key.park(position)
         return sorted([*mine, *self._anyone.first(count)])[:count]
 
     def look_ahead(self, count: int) -> int:
@@ -134,7 +151,7 @@ class KeyOrder(DeliveryOrder):
         for entry_id in entries:
             key = key_at.get(entry_id)
             if key is not None:
-                key.waiting.add(Position(ledger_id, entry_id))
+                key.wait(Position(ledger_id, entry_id))
                 key.queued += 1
                 self._let_go(key)
 
@@ -146,7 +163,8 @@ class KeyOrder(DeliveryOrder):
             if key is None:
                 self._anyone.add(position)
             else:
-                key.waiting.discard(position)
+                if key.waiting is not None:
+                    key.waiting.discard(position)
                 self._ready_of(key).add(position)
                 self._unpark(key)
 
@@ -182,7 +200,7 @@ class KeyOrder(DeliveryOrder):
         self._kept_back.clear()
 
     def ready(self) -> set[Position]:
-        return super().ready().union(*self._ready.values(), *(key.parked for key in self._keys.values()))
+        return super().ready().union(*self._ready.values(), *(key.parked or () for key in self._keys.values()))
 
     # -- inside --------------------------------------------------------------------------------
 
@@ -216,7 +234,7 @@ class KeyOrder(DeliveryOrder):
             ready = self._ready_of(key)
             for ledger_id, entries in key.parked.by_ledger().items():
                 ready.update(ledger_id, entries)
-            key.parked.clear()
+            key.parked = None
 
     def _unqueue(self, key: _Key, position: Position) -> bool:
         """Take a position from where it is ready or waits; False if it does neither."""
@@ -233,7 +251,7 @@ class KeyOrder(DeliveryOrder):
         for of_ledger in self._key_at.values():
             for key in of_ledger.values():
                 tracked[key.name] += 1
-        queued = {name: len(key.waiting) + len(key.parked) for name, key in self._keys.items()}
+        queued = {name: len(key.waiting or ()) + len(key.parked or ()) for name, key in self._keys.items()}
         for owner, ready in self._ready.items():
             ready._check()
             for ledger_id, entry_id in ready:
@@ -250,8 +268,3 @@ class KeyOrder(DeliveryOrder):
             raise BrokenInvariant("a message kept back is not ready")
         if len(self._kept_back) > self._max_kept_back:
             raise BrokenInvariant(f"{len(self._kept_back)} messages are kept back")
-
-
-def _precedes(positions: PositionSet, position: Position) -> bool:
-    least = positions.least()
-    return least is not None and least < position

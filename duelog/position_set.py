@@ -126,6 +126,9 @@ def group_by_ledger(positions: Sequence[tuple[int, int]]) -> dict[int, BitMap]:
     """The entry ids of ``positions`` by ledger id; raises InvalidArgument for an entry id outside 32 bits."""
     if not positions:
         return {}
+    if len(positions) == 1:
+        ((ledger_id, entry_id),) = positions
+        return {ledger_id: _bitmap((entry_id,))}
     ledger_ids: Sequence[int]
     ledger_ids, entry_ids = zip(*positions, strict=True)
     first = ledger_ids[0]

@@ -1,8 +1,12 @@
-"""From messages to durable entries: those that are due already go into the main log, the rest into the
-time partitions of their due times, all of them side by side."""
+"""From messages to durable entries.
+
+Those that are due already go into the main log, the rest into the time partitions of their due times,
+all of them side by side.
+"""
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -61,7 +65,7 @@ class Sender:
         jobs: list[tuple[Any, Callable[[], list[Segment]]]] = []
         for start, rows in groups:
             part = EncodedBatch(batch.dues[rows], batch.delayed[rows], [batch.bodies[row] for row in rows.tolist()])
-            jobs.append((rows, lambda start=start, part=part: self._append(topic, start, part, now_ms)))
+            jobs.append((rows, functools.partial(self._append, topic, start, part, now_ms)))
         return self._ids(self._side_by_side(jobs), count)
 
     def _append(self, topic: TopicState, start_ms: int | None, batch: EncodedBatch, now_ms: int) -> list[Segment]:
@@ -91,10 +95,10 @@ class Sender:
         except Exception as error:
             failure = error
         for (rows, _), future in zip(jobs[1:], futures, strict=True):
-            error = future.exception()
-            if error is None:
+            broken = future.exception()
+            if broken is None:
                 done.append((rows, future.result()))
-            failure = failure or error
+            failure = failure or broken
         if failure is not None:
             raise failure
         return done

@@ -73,8 +73,11 @@ class PartitionStats:
 
 @dataclass(frozen=True, slots=True)
 class StoreStats:
-    """A store. `commits` and `commit_requests` are the main environment's since it was opened: their ratio
-    says how many writers shared a commit."""
+    """A store.
+
+    `commits` and `commit_requests` are the main environment's since it was opened: their ratio says how many
+    writers shared a commit.
+    """
 
     topics: int
     partitions: int
@@ -125,6 +128,7 @@ def _frontier_fired(engine: Engine, topic_id: int, start_ms: int) -> int:
 
 
 def topic_stats(engine: Engine, topic: TopicState) -> TopicStats:
+    """O(partitions + ledgers)."""
     ledgers = topic.log.ledgers()
     with engine.main.read() as raw:
         fired = sum(record.fired for _, _, record in catalog.frontiers(raw, topic.topic_id))
@@ -178,6 +182,7 @@ def _open_state(start_ms: int, now_ms: int) -> str:
 
 
 def store_stats(engine: Engine) -> StoreStats:
+    """O(partition logs + topics)."""
     partitions = partition_stats(engine)
     topics = 0
     for page in catalog.pages(engine.main, fmt.prefix(fmt.Table.TOPIC)):

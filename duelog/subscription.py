@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Self
+from typing import Self, TypeAlias
 
 from duelog.store.clock import ManualClock
 from duelog.store.errors import ClosedError, InvalidArgument, UnknownSubscription
 from duelog.store.message import ReceivedMessage
-from duelog.store.position import Position
+from duelog.store.position import MessageId, Position
 
 from .dispatcher import Dispatcher, SubscriptionType
 from .engine import Engine
@@ -17,7 +17,7 @@ from .stats import SubscriptionStats, subscription_stats
 from .subscription_state import SubscriptionState
 from .topic_state import TopicState
 
-Acknowledgeable = ReceivedMessage | Position
+Acknowledgeable: TypeAlias = ReceivedMessage | MessageId
 """What can be acknowledged: a received message, or the position of one."""
 
 
@@ -151,9 +151,7 @@ class Subscription:
             self._engine.flusher.flush()
         return count
 
-    def nack(
-        self, messages: Acknowledgeable | Iterable[Acknowledgeable], *, delay: float = 0.0
-    ) -> int:
+    def nack(self, messages: Acknowledgeable | Iterable[Acknowledgeable], *, delay: float = 0.0) -> int:
         """Give messages back, to be handed out again `delay` seconds from now (to any consumer, if shared).
 
         Returns how many this consumer still held.
@@ -197,7 +195,7 @@ class Subscription:
 def _positions(messages: Acknowledgeable | Iterable[Acknowledgeable]) -> Sequence[Position]:
     if isinstance(messages, ReceivedMessage):
         return [messages.position]
-    if isinstance(messages, Position):
+    if isinstance(messages, MessageId):
         return [messages]
     try:
         return [item.position if isinstance(item, ReceivedMessage) else _position(item) for item in messages]
@@ -206,7 +204,7 @@ def _positions(messages: Acknowledgeable | Iterable[Acknowledgeable]) -> Sequenc
 
 
 def _position(item: object) -> Position:
-    if isinstance(item, Position):
+    if isinstance(item, MessageId):
         return item
     raise InvalidArgument("messages", item, "expected a received message or its position")
 

@@ -11,9 +11,9 @@ from collections.abc import Callable
 
 from duelog.store import format as fmt
 from duelog.store.acks import AckChanges, AckSet
-from duelog.store.environment import Transaction
 from duelog.store.errors import ConsumerBusy
 from duelog.store.format import CursorRecord
+from duelog.store.transaction import Transaction
 
 from .dispatcher import Dispatcher, SubscriptionType
 

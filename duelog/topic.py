@@ -9,8 +9,8 @@ from itertools import islice
 import numpy as np
 
 from duelog.markers.lookup import find_partition, read_entry, scheduled
-from duelog.store.body import encode_batch, encode_one, EncodedBatch
-from duelog.store.errors import ClosedError, InvalidArgument, UnknownSubscription, UnknownTopic
+from duelog.store.body import EncodedBatch, encode_batch, encode_one
+from duelog.store.errors import ClosedError, InvalidArgument, UnknownSubscription
 from duelog.store.message import MAX_DUE_MS, Message, ScheduledMessage, resolve_due_ms
 from duelog.store.names import TopicName, validate_subscription_name
 from duelog.store.position import MessageId
@@ -59,9 +59,7 @@ class Topic:
         Raises InvalidMessage, StoreFull, StoreFailed; then nothing was appended.
         """
         self._engine.check_writable()
-        message = Message(
-            payload, deliver_at=deliver_at, deliver_after=deliver_after, key=key, properties=properties
-        )
+        message = Message(payload, deliver_at=deliver_at, deliver_after=deliver_after, key=key, properties=properties)
         now_ms = self._engine.clock.now_ms()
         due_ms, body = encode_one(message, now_ms, self._engine.config.max_message_bytes)
         batch = EncodedBatch(np.array([due_ms], dtype=np.int64), np.array([due_ms > now_ms]), [body])

@@ -11,13 +11,14 @@ from duelog.store import catalog
 from duelog.store import format as fmt
 from duelog.store.acks import AckSet
 from duelog.store.config import StoreConfig
-from duelog.store.environment import Environment, Transaction
+from duelog.store.environment import Environment
 from duelog.store.errors import UnknownTopic
 from duelog.store.format import CursorRecord
 from duelog.store.ledger import RunLimits
 from duelog.store.managed_ledger import LedgerLimits, ManagedLedger
 from duelog.store.names import TopicName
 from duelog.store.position import Position
+from duelog.store.transaction import Transaction
 
 from .subscription_state import SubscriptionState
 from .topic_state import TopicState

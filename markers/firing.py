@@ -20,13 +20,14 @@ from ..partitions.partition_set import PartitionSet
 from ..store import catalog
 from ..store import format as fmt
 from ..store.config import StoreConfig
-from ..store.environment import Environment, Transaction
+from ..store.environment import Environment
 from ..store.errors import CorruptEntry, DamagedStore
 from ..store.failpoints import reach
 from ..store.format import FrontierRecord, PartitionRecord, PartitionState
 from ..store.ledger import find_tail
 from ..store.managed_ledger import ManagedLedger
 from ..store.run import Int64s, UInt32s
+from ..store.transaction import Transaction
 from .log_firing import LogFiring, Taken
 from .ready_queue import ReadyQueue
 
@@ -47,8 +48,11 @@ class Firing:
         set_aside: Callable[[CorruptEntry], object],
         wake: Callable[[], None],
     ) -> None:
-        """`main_log` gives a topic's main log by id, None when the topic was deleted; `wake` is called, by any
-        thread, when something has become the first to be due."""
+        """Hold the begun partitions of `partitions`; nothing is loaded yet.
+
+        `main_log` gives a topic's main log by id, None when the topic was deleted; `wake` is called, by any
+        thread, when something has become the first to be due.
+        """
         self._main = main
         self._partitions = partitions
         self._config = config
@@ -218,7 +222,7 @@ class Firing:
                 )
                 last = segments[-1]
                 record = taken.frontier._replace(
-                    marker_ledger=last.ledger_id, marker_entry=last.first_entry + last.count - 1
+                    marker_ledger=last.ledger_id, marker_entry=last.first_entry + last.length - 1
                 )
                 transaction.put(fmt.frontier_key(log.topic_id, log.start_ms), record.pack())
                 records.append(record)

@@ -15,6 +15,7 @@ import threading
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from ..partitions.due_column import DueBatch
 from ..partitions.index import DelayIndex
@@ -38,14 +39,17 @@ class Taken(NamedTuple):
     before: FrontierRecord
 
 
-def _at_or_before(entries: UInt32s, dues: Int64s, key: Key) -> np.ndarray:
-    return (dues < key[0]) | ((dues == key[0]) & (entries <= key[1]))
+def _at_or_before(entries: UInt32s, dues: Int64s, key: Key) -> npt.NDArray[np.bool_]:
+    passed: npt.NDArray[np.bool_] = (dues < key[0]) | ((dues == key[0]) & (entries.astype(np.int64) <= key[1]))
+    return passed
 
 
 class LogFiring:
     """The unfired entries of one topic's log in one begun partition. Thread-safe."""
 
-    def __init__(self, topic_id: int, start_ms: int, frontier: FrontierRecord, index: DelayIndex, *, loaded: bool) -> None:
+    def __init__(
+        self, topic_id: int, start_ms: int, frontier: FrontierRecord, index: DelayIndex, *, loaded: bool
+    ) -> None:
         """`loaded` False: entries heard are kept aside until `finish_loading`."""
         self.topic_id = topic_id
         self.start_ms = start_ms

@@ -130,9 +130,7 @@ class MainLogReader:
             batch.add(run, here)
             wanted -= here
 
-    def _received(
-        self, body: bytes, message_id: MessageId, position: Position, due_ms: int
-    ) -> ReceivedMessage:
+    def _received(self, body: bytes, message_id: MessageId, position: Position, due_ms: int) -> ReceivedMessage:
         publish_ms, payload, key, properties, _ = decode_body(body)
         return ReceivedMessage(
             payload, key, properties or {}, message_id, position, due_ms, publish_ms, 0, self._topic, self._subscription
@@ -230,7 +228,7 @@ class _Batch:
         return None
 
     def messages(self) -> list[ReceivedMessage]:
-        """What could be read, in log order. REQUIRES: no read transaction of the main environment is needed any more."""
+        """What could be read, in log order. REQUIRES: the caller is done with the main environment."""
         if self._addresses:
             self._reader._resolve(self._addresses, self._slots)
         return [message for message in self._slots if message is not None]

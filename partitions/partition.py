@@ -13,11 +13,12 @@ from pathlib import Path
 
 from ..store import catalog
 from ..store import format as fmt
-from ..store.environment import Environment, Transaction
+from ..store.environment import Environment
 from ..store.errors import DamagedStore
 from ..store.format import PartitionInfo, PartitionState
 from ..store.ledger import Ledger, Replaced, RunLimits, StagedLedger, find_tail
 from ..store.run import Int64s
+from ..store.transaction import Transaction
 from .timespan import directory_name
 
 Listener = Callable[["PartitionLog", int, Int64s], None]

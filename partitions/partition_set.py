@@ -24,10 +24,11 @@ from ..store import catalog
 from ..store import format as fmt
 from ..store.config import StoreConfig
 from ..store.directory import make_directory, move, remove_tree
-from ..store.environment import Environment, Transaction
+from ..store.environment import Environment
 from ..store.errors import ClosedError, DamagedStore
 from ..store.failpoints import reach
 from ..store.format import PartitionInfo, PartitionRecord, PartitionState
+from ..store.transaction import Transaction
 from .partition import Partition, partition_path
 
 _LEDGER_BLOCK = 64
@@ -236,7 +237,9 @@ class PartitionSet:
         with self._numbering:
             for ledger_id in self._ledger_ids:
                 return ledger_id
-            first = self._main.write(lambda transaction: catalog.take_numbers(transaction, catalog.LEDGERS, _LEDGER_BLOCK))
+            first = self._main.write(
+                lambda transaction: catalog.take_numbers(transaction, catalog.LEDGERS, _LEDGER_BLOCK)
+            )
             self._ledger_ids = iter(range(first, first + _LEDGER_BLOCK))
             return next(self._ledger_ids)
 

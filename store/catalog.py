@@ -11,8 +11,9 @@ from collections.abc import Iterator
 import lmdb
 
 from . import format as fmt
-from .environment import Environment, Transaction
+from .environment import Environment
 from .format import CursorRecord, FrontierRecord, LedgerRecord, PartitionRecord, Table, TopicRecord
+from .transaction import Transaction
 
 LEDGERS = "next_ledger"
 TOPICS = "next_topic"
@@ -74,6 +75,7 @@ def pages(environment: Environment, prefix: bytes) -> Iterator[list[tuple[bytes,
 
 
 def find_topic(raw: lmdb.Transaction, name: str) -> TopicRecord | None:
+    """The record of a topic by full name, None when there is none."""
     key = fmt.topic_key(name)
     value = raw.get(key)
     return None if value is None else TopicRecord.unpack(fmt.unseal(key, value))
@@ -133,6 +135,7 @@ def partitions(raw: lmdb.Transaction) -> list[tuple[int, PartitionRecord]]:
 
 
 def frontier(raw: lmdb.Transaction, topic_id: int, start_ms: int) -> FrontierRecord | None:
+    """The frontier of a topic's log in a partition, None when nothing of it has fired."""
     key = fmt.frontier_key(topic_id, start_ms)
     value = raw.get(key)
     return None if value is None else FrontierRecord.unpack(fmt.unseal(key, value))

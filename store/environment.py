@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import lmdb
 
@@ -30,81 +30,17 @@ from .config import Durability
 from .directory import make_directory, sync_directory
 from .errors import BrokenInvariant, ClosedError, DuelogError, StoreFailed, StoreFull
 from .failpoints import reach
-from .format import RUN_PREFIX, seal, unseal
+from .format import RUN_PREFIX, unseal
+from .reader_gate import ReaderGate
+from .transaction import Transaction
 
 T = TypeVar("T")
-Work = Callable[["Transaction"], T]
+Work = Callable[[Transaction], T]
 
 MAX_MAP_BYTES = 1 << 44
 """Largest map an environment grows to: virtual address space ends near 2**47."""
 
 _LOW_SPACE_BYTES = 1 << 20
-
-
-class Staged(Protocol):
-    """Something that collects during a transaction and is written once at its end."""
-
-    def flush(self, transaction: Transaction) -> None:
-        """Write what was collected; runs once all work of the commit is done."""
-
-    def committed(self) -> None:
-        """The transaction is on disk; runs in commit order."""
-
-
-class Transaction:
-    """A write transaction shared by the work of several callers; sealed records in, sealed records out."""
-
-    __slots__ = ("_after", "_staged", "last_run", "raw")
-
-    def __init__(self, raw: lmdb.Transaction, last_run: bytes) -> None:
-        self.raw = raw
-        self.last_run = last_run
-        """Key of the last run of the environment, or a bound below every run."""
-        self._staged: dict[object, Staged] = {}
-        self._after: list[Callable[[], None]] = []
-
-    def get(self, key: bytes) -> bytes | None:
-        """Fields of a small record, verified. Raises CorruptRecord."""
-        value = self.raw.get(key)
-        return None if value is None else unseal(key, value)
-
-    def put(self, key: bytes, fields: bytes) -> None:
-        """Store a small record with its checksum, replacing what is there."""
-        self.raw.put(key, seal(key, fields))
-
-    def delete(self, key: bytes) -> bool:
-        return bool(self.raw.delete(key))
-
-    def insert_run(self, key: bytes, value: bytes) -> None:
-        """Store a run under a key that must be new; past every other key it is appended.
-
-        Invariant: LMDB answers True; False would mean that nothing was stored.
-        """
-        at_end = key > self.last_run
-        if not self.raw.put(key, value, overwrite=False, append=at_end):
-            raise BrokenInvariant(f"key {key.hex()} is there already or out of order")
-        if at_end:
-            self.last_run = key
-
-    def stage(self, owner: object, make: Callable[[], Staged]) -> Staged:
-        """The collector of `owner` in this transaction, made at first use."""
-        staged = self._staged.get(owner)
-        if staged is None:
-            staged = self._staged[owner] = make()
-        return staged
-
-    def after_commit(self, callback: Callable[[], None]) -> None:
-        self._after.append(callback)
-
-    def _flush(self) -> None:
-        for staged in self._staged.values():
-            staged.flush(self)
-
-    def _committed(self) -> None:
-        for staged in self._staged.values():
-            staged.committed()
-        for callback in self._after:
-            callback()
 
 
 class _Request:
@@ -191,10 +127,7 @@ class Environment:
         self._leading = False
         self._failed: StoreFailed | None = None
         self._closed = False
-        self._gate = threading.Condition(threading.Lock())
-        self._readers = 0
-        self._growing = False
-        self._held = threading.local()
+        self._gate = ReaderGate()
         self._unsynced = False
 
     # -- reading -------------------------------------------------------------------------------
@@ -205,22 +138,10 @@ class Environment:
 
         Keep it short: a reader keeps every page that was freed since it began. No `write` inside.
         """
-        depth = getattr(self._held, "depth", 0)
-        with self._gate:
-            while self._growing and not depth:
-                self._gate.wait()
+        with self._gate.reading():
             self._check_open()
-            self._readers += 1
-        self._held.depth = depth + 1
-        try:
             with self._begin_read() as raw:
                 yield raw
-        finally:
-            self._held.depth = depth
-            with self._gate:
-                self._readers -= 1
-                if self._growing:
-                    self._gate.notify_all()
 
     def _begin_read(self) -> lmdb.Transaction:
         try:
@@ -245,7 +166,7 @@ class Environment:
         exception of `work` itself reaches its caller alone, and nothing of it is stored.
         Raises StoreFull (nothing stored, may be tried again), StoreFailed, ClosedError.
         """
-        if getattr(self._held, "depth", 0):
+        if self._gate.held:
             raise BrokenInvariant(f"{self.name}: write inside a read transaction")
         request = _Request(work)
         with self._mutex:
@@ -319,7 +240,7 @@ class Environment:
                 for current in left:
                     current.value = current.work(transaction)
                 current = None
-                transaction._flush()
+                transaction.flush()
                 reach("commit.before")
             except lmdb.MapFullError as error:
                 raw.abort()
@@ -348,7 +269,7 @@ class Environment:
             self._unsynced = True
             self._last_run = transaction.last_run
             reach("commit.after")
-            transaction._committed()
+            transaction.committed()
             self._count(len(left), time.perf_counter_ns() - started)
             return
 
@@ -387,16 +308,9 @@ class Environment:
         """Double the map once no reader of this process is inside. False at MAX_MAP_BYTES."""
         if self._map_bytes * 2 > MAX_MAP_BYTES:
             return False
-        with self._gate:
-            self._growing = True
-            while self._readers:
-                self._gate.wait()
-            try:
-                self._map_bytes *= 2
-                self._env.set_mapsize(self._map_bytes)
-            finally:
-                self._growing = False
-                self._gate.notify_all()
+        with self._gate.alone():
+            self._map_bytes *= 2
+            self._env.set_mapsize(self._map_bytes)
         return True
 
     def sync(self) -> None:
@@ -443,9 +357,7 @@ class Environment:
         with self._mutex:
             if self._closed:
                 return
-        with self._gate:
-            while self._readers:
-                self._gate.wait()
+        with self._gate.alone():
             self._closed = True
         if os.getpid() != self._process:
             return

@@ -13,10 +13,10 @@ import lmdb
 import numpy as np
 import numpy.typing as npt
 
-from .environment import Transaction
 from .errors import CorruptEntry, InvalidArgument
 from .format import MAX_ENTRY_ID, run_key, split_run_key
 from .run import Int64s, Run, UInt32s, cut, pack_markers, pack_messages
+from .transaction import Transaction
 
 MAX_RUN_ENTRIES = 65_535
 """No run holds more entries; the next id after a run whose header is damaged is this far ahead."""
@@ -74,7 +74,9 @@ class _Piece:
 class StagedLedger:
     """What one transaction appends to one ledger."""
 
-    def __init__(self, ledger: Ledger, limits: RunLimits, committed: Callable[[int, Int64s], None] | None = None) -> None:
+    def __init__(
+        self, ledger: Ledger, limits: RunLimits, committed: Callable[[int, Int64s], None] | None = None
+    ) -> None:
         """`committed` is called once with (first entry id, due times) when messages are on disk."""
         self.ledger = ledger
         self.next_entry = ledger.entries
@@ -113,8 +115,10 @@ class StagedLedger:
         first = self.ledger.entries
         self._written_bytes = 0
         for piece in self._pieces:
-            first = self._write_messages(transaction, first, piece) if piece.bodies is not None else self._write_markers(
-                transaction, first, piece
+            first = (
+                self._write_messages(transaction, first, piece)
+                if piece.bodies is not None
+                else self._write_markers(transaction, first, piece)
             )
 
     def _write(self, transaction: Transaction, key: bytes, value: bytes) -> None:

@@ -17,12 +17,12 @@ from typing import NamedTuple, cast
 import lmdb
 
 from . import catalog
-from .environment import Transaction
 from .format import LedgerRecord, LedgerState, ledger_key
 from .ledger import Ledger, RunLimits, StagedLedger, find_tail
 from .position import Position
 from .run import Int64s, UInt32s
 from .scan import runs
+from .transaction import Transaction
 
 
 class LedgerLimits(NamedTuple):
@@ -49,7 +49,7 @@ class Segment(NamedTuple):
 
     ledger_id: int
     first_entry: int
-    count: int
+    length: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,9 @@ class ManagedLedger:
         created_ms = 0
         for ledger_id, record in catalog.ledgers(raw, topic_id):
             if record.state is LedgerState.OPEN:
-                size = sum(run.stored_bytes for run in runs(raw, environment, ledger_id) if not isinstance(run, Exception))
+                size = sum(
+                    run.stored_bytes for run in runs(raw, environment, ledger_id) if not isinstance(run, Exception)
+                )
                 tail = Ledger(ledger_id, find_tail(raw, environment, ledger_id), size)
                 created_ms = record.created_ms
             elif record.state is LedgerState.CLOSED:
@@ -121,7 +123,10 @@ class ManagedLedger:
         """Every ledger, oldest first, the open one last."""
         view = self._view
         tail = view.tail
-        return [*view.closed, LedgerInfo(tail.ledger_id, view.tail_created_ms, 0, tail.entries, tail.stored_bytes, False)]
+        return [
+            *view.closed,
+            LedgerInfo(tail.ledger_id, view.tail_created_ms, 0, tail.entries, tail.stored_bytes, False),
+        ]
 
     def entries_of(self, ledger_id: int) -> int | None:
         """Committed entries of a ledger; None when it is not in the list."""
@@ -149,7 +154,9 @@ class ManagedLedger:
 
     # -- changes ---------------------------------------------------------------------------------
 
-    def append_messages(self, transaction: Transaction, dues: Int64s, bodies: Sequence[bytes], now_ms: int) -> list[Segment]:
+    def append_messages(
+        self, transaction: Transaction, dues: Int64s, bodies: Sequence[bytes], now_ms: int
+    ) -> list[Segment]:
         """Append messages; returns where they went, more than one segment where ledgers roll over."""
         staged = self._staged(transaction)
         segments = []
@@ -212,7 +219,9 @@ class ManagedLedger:
         staged.closed = [info for info in staged.closed if info.ledger_id >= first_kept]
         staged.changed = True
         for info in given_up:
-            record = LedgerRecord(info.created_ms, info.closed_ms, info.entries, info.stored_bytes, LedgerState.TRIMMING)
+            record = LedgerRecord(
+                info.created_ms, info.closed_ms, info.entries, info.stored_bytes, LedgerState.TRIMMING
+            )
             transaction.put(ledger_key(self.topic_id, info.ledger_id), record.pack())
         return [info.ledger_id for info in given_up]
 
@@ -262,7 +271,9 @@ class _StagedLog:
         return Segment(self.current.ledger.ledger_id, first, count)
 
     def roll_if_full(self, transaction: Transaction, now_ms: int) -> None:
-        if self.current.next_entry >= self._limits.entries or (self.current.next_entry and self.bytes >= self._limits.bytes):
+        if self.current.next_entry >= self._limits.entries or (
+            self.current.next_entry and self.bytes >= self._limits.bytes
+        ):
             self.roll(transaction, now_ms)
 
     def roll(self, transaction: Transaction, now_ms: int) -> None:

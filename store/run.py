@@ -45,11 +45,13 @@ UInt32s = npt.NDArray[np.uint32]
 
 
 class RunKind(IntEnum):
+    """What the entries of a run are."""
+
     MESSAGES = 1
     MARKERS = 2
 
 
-_COLUMN_BYTES = {RunKind.MESSAGES: 12, RunKind.MARKERS: 8}
+_COLUMN_BYTES: dict[int, int] = {RunKind.MESSAGES: 12, RunKind.MARKERS: 8}
 _CONDITION_BYTES = 12
 
 
@@ -74,7 +76,9 @@ def pack_messages(
     columns[0] = dues - base_ms
     columns[1] = np.cumsum(np.fromiter(map(len, bodies), dtype=np.int64, count=count))
     columns[2] = np.fromiter(map(crc32, bodies), dtype=np.int64, count=count)
-    rest = HEADER.pack(0, RUN_VERSION, RunKind.MESSAGES, 0 if replaced is None else FLAG_CONDITIONAL, count, base_ms, 0, 0)
+    rest = HEADER.pack(
+        0, RUN_VERSION, RunKind.MESSAGES, 0 if replaced is None else FLAG_CONDITIONAL, count, base_ms, 0, 0
+    )
     rest = rest[4:] + columns.tobytes()
     if replaced is not None:
         rest += replaced[0].astype("<u8").tobytes() + replaced[1].astype("<u4").tobytes()
@@ -103,7 +107,8 @@ class Run:
         self._value = value
         if len(value) < HEADER_BYTES:
             raise self._corrupt(self.first_entry, f"run of {len(value)} bytes")
-        crc, version, kind, flags, self.count, self.base_ms, self.target, _ = HEADER.unpack_from(value)
+        header: tuple[int, ...] = HEADER.unpack_from(value)
+        crc, version, kind, flags, self.count, self.base_ms, self.target, _ = header
         if version != RUN_VERSION or kind not in _COLUMN_BYTES:
             raise self._corrupt(self.first_entry, f"run of version {version}, kind {kind}")
         self.kind = kind
@@ -133,12 +138,12 @@ class Run:
 
     def dues(self) -> Int64s:
         """Due times of all entries, epoch ms (a copy)."""
-        return self._column(0).astype(np.int64) + self.base_ms
+        dues: Int64s = self._column(0).astype(np.int64) + self.base_ms
+        return dues
 
     def due(self, index: int) -> int:
         """Due time of the entry at `index` in the run, epoch ms."""
-        offset: int = _LOCATE.unpack_from(self._value, HEADER_BYTES + 4 * index)[0]
-        return self.base_ms + offset
+        return self.base_ms + int(_LOCATE.unpack_from(self._value, HEADER_BYTES + 4 * index)[0])
 
     def targets(self) -> UInt32s:
         """Entry ids that the markers point at (a view). REQUIRES: kind is MARKERS."""
@@ -170,7 +175,7 @@ class Run:
             raise self._corrupt(self.first_entry + index, "body does not match its checksum")
         return body
 
-    def bodies(self) -> Iterator[tuple[int, bytes | None | CorruptEntry]]:
+    def bodies(self) -> Iterator[tuple[int, bytes | CorruptEntry | None]]:
         """Every (entry id, body); a damaged one comes as the error that says so, and the rest goes on."""
         for index in range(self.count):
             try:
@@ -179,7 +184,9 @@ class Run:
                 yield self.first_entry + index, error
 
 
-def cut(dues: Int64s, sizes: Sequence[int], max_entries: int, max_bytes: int, base_ms: int | None) -> Iterator[tuple[int, int]]:
+def cut(
+    dues: Int64s, sizes: Sequence[int], max_entries: int, max_bytes: int, base_ms: int | None
+) -> Iterator[tuple[int, int]]:
     """Split a batch into runs: (start, limit) of each, in order.
 
     A run holds at most `max_entries` entries and about `max_bytes` of bodies, one entry at least, and

@@ -9,8 +9,9 @@ from __future__ import annotations
 import threading
 
 from . import format as fmt
-from .environment import Environment, Transaction
+from .environment import Environment
 from .errors import CorruptEntry
+from .transaction import Transaction
 
 
 class SetAside:

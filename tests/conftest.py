@@ -17,6 +17,7 @@ OpenStore = Callable[..., DelayedStore]
 
 @pytest.fixture
 def clock() -> ManualClock:
+    """A clock that tests move."""
     return ManualClock(START_MS)
 
 

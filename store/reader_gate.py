@@ -1,0 +1,53 @@
+"""Readers inside, or somebody alone: LMDB's map may be resized, and closed, only while nobody reads."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class ReaderGate:
+    """Counts the readers of this process. A thread that is inside may enter again, also while somebody waits."""
+
+    def __init__(self) -> None:
+        self._condition = threading.Condition(threading.Lock())
+        self._readers = 0
+        self._wanted = 0
+        self._depth = threading.local()
+
+    @property
+    def held(self) -> bool:
+        """Whether the calling thread is inside."""
+        return bool(getattr(self._depth, "value", 0))
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Be inside for the block; waits while somebody is, or wants to be, alone."""
+        depth: int = getattr(self._depth, "value", 0)
+        with self._condition:
+            while self._wanted and not depth:
+                self._condition.wait()
+            self._readers += 1
+        self._depth.value = depth + 1
+        try:
+            yield
+        finally:
+            self._depth.value = depth
+            with self._condition:
+                self._readers -= 1
+                if self._wanted:
+                    self._condition.notify_all()
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Wait until nobody is inside, and keep everybody out for the block. REQUIRES: not to be inside."""
+        with self._condition:
+            self._wanted += 1
+            try:
+                while self._readers:
+                    self._condition.wait()
+                yield
+            finally:
+                self._wanted -= 1
+                self._condition.notify_all()
