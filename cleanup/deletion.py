@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ..partitions.partition import Partition, partition_path
 from ..partitions.partition_set import PartitionSet
-from ..store import catalog
+from ..store import cancellations, catalog
 from ..store import format as fmt
 from ..store.directory import make_directory, move, remove_tree
 from ..store.environment import Environment
@@ -50,8 +50,9 @@ def delete_partition(path: Path, main: Environment, partitions: PartitionSet, pa
             if _has_set_aside(transaction, ledger_id):
                 return False
         transaction.put(key, record._replace(state=PartitionState.DELETING).pack())
-        for topic_id, _ in logs:
+        for topic_id, ledger_id in logs:
             transaction.delete(fmt.frontier_key(topic_id, partition.start_ms))
+            cancellations.remove_log(transaction, ledger_id)
         return True
 
     if not main.write(record_it):

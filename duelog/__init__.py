@@ -6,6 +6,7 @@
 Errors are in `duelog.errors`; everything else that callers need is here.
 """
 
+from duelog.markers.withdrawal import Outcome
 from duelog.store.clock import Clock, ManualClock, SystemClock
 from duelog.store.config import StoreConfig
 from duelog.store.errors import DuelogError
@@ -26,6 +27,7 @@ __all__ = [
     "ManualClock",
     "Message",
     "MessageId",
+    "Outcome",
     "ReceivedMessage",
     "ScheduledMessage",
     "StoreConfig",

@@ -14,10 +14,11 @@ from duelog.partitions.partition import Partition
 from duelog.store import catalog
 from duelog.store import format as fmt
 from duelog.store.body import decode_body
+from duelog.store.cancellations import members
 from duelog.store.environment import Environment
 from duelog.store.errors import CorruptEntry, DamagedStore
 from duelog.store.format import CorruptRecord, FrontierRecord, LedgerState, PartitionRecord, PartitionState
-from duelog.store.ledger import find_tail
+from duelog.store.ledger import HELD, find_tail
 from duelog.store.run import Run, RunKind
 from duelog.store.scan import runs
 
@@ -217,13 +218,16 @@ class _Check:
         """What the frontier says has fired against the markers that are there."""
         passed = BitMap()
         damaged = False
-        for batch in scan_dues(partition.environment, ledger_id, 0, min(tail, frontier.seen)):
+        with self._main.read() as raw:
+            admitted = members(raw, fmt.Table.ADMITTED, ledger_id)
+        for batch in scan_dues(partition.environment, ledger_id, 0, min(tail, frontier.seen), admitted):
             if not isinstance(batch, DueBatch):
                 damaged = True
                 continue
             first, dues = batch
             entries = np.arange(first, first + len(dues), dtype=np.int64)
             done = (dues < frontier.due_ms) | ((dues == frontier.due_ms) & (entries <= frontier.entry_id))
+            done &= dues != HELD
             passed.update(entries[done].astype(np.uint32))
         passed -= self._not_to_fire(ledger_id)
         if len(passed) != frontier.fired and not damaged:
@@ -241,10 +245,11 @@ class _Check:
             yield Finding("error", "lost-marker", address, f"its last marker {frontier.last_marker} is gone", REPAIR)
 
     def _not_to_fire(self, ledger_id: int) -> BitMap:
-        """Entries before the frontier that did not fire for a reason: they were set aside."""
+        """Entries before the frontier that did not fire for a reason: set aside, or cancelled."""
         with self._main.read() as raw:
             first, limit = fmt.set_aside_key(ledger_id, 0), fmt.set_aside_key(ledger_id + 1, 0)
-            return BitMap([fmt.trailing_u32(key) for key, _ in catalog.rows(raw, first[:9], first, limit)])
+            cancelled = members(raw, fmt.Table.CANCELLED, ledger_id)
+            return cancelled | BitMap([fmt.trailing_u32(key) for key, _ in catalog.rows(raw, first[:9], first, limit)])
 
     # -- the rest ----------------------------------------------------------------------------------
 

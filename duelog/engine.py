@@ -14,6 +14,7 @@ from duelog.cleanup.sweep import Swept, sweep
 from duelog.cleanup.trim import release_before, remove_runs
 from duelog.markers.firing import Firing
 from duelog.markers.reader import MainLogReader
+from duelog.markers.withdrawal import Withdrawals
 from duelog.partitions.partition_set import PartitionSet
 from duelog.store import catalog
 from duelog.store import format as fmt
@@ -87,6 +88,9 @@ class Engine:
             main_log=self.topics.main_log,
             set_aside=self.note_unreadable,
             wake=self.wake,
+        )
+        self.withdrawals = Withdrawals(
+            self.main, self.partitions, self.firing, self.clock, config, self.topics.run_limits
         )
         self.maintenance = Maintenance(
             path,

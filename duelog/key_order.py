@@ -7,8 +7,8 @@ messages ahead.
 
 A key belongs to the consumer that ``key_slots.py`` says. Messages without a key go to whoever asks.
 
-Deliberately in memory only, and only for keys of which something is held or waits: about 150 bytes a message besides
-the key. The bodies of messages kept back are not kept; they are read again.
+Deliberately in memory only, and only for keys of which something is held or waits: some 60 bytes a message and
+130 a key. The bodies of messages kept back are not kept; they are read again.
 """
 
 from __future__ import annotations
@@ -238,7 +238,8 @@ class KeyOrder(DeliveryOrder):
 
     def _unqueue(self, key: _Key, position: Position) -> bool:
         """Take a position from where it is ready or waits; False if it does neither."""
-        if not (self._ready_of(key).discard(position) or key.parked.discard(position) or key.waiting.discard(position)):
+        places = (self._ready_of(key), key.parked, key.waiting)
+        if not any(place is not None and place.discard(position) for place in places):
             return False
         key.queued -= 1
         self._kept_back.discard(position)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from duelog.store import catalog
 from duelog.store import format as fmt
+from duelog.store.cancellations import members
 from duelog.store.directory import size_bytes
 from duelog.store.format import PartitionState
 from duelog.store.position import Position
@@ -116,15 +117,16 @@ def pending_of(engine: Engine, topic_id: int) -> int:
         with engine.partitions.lease(partition):
             log = partition.log(topic_id)
             if log is not None:
-                record = _frontier_fired(engine, topic_id, partition.start_ms)
-                pending += log.ledger.entries - record
+                pending += log.ledger.entries - _done(engine, topic_id, partition.start_ms, log.ledger_id)
     return pending
 
 
-def _frontier_fired(engine: Engine, topic_id: int, start_ms: int) -> int:
+def _done(engine: Engine, topic_id: int, start_ms: int, ledger_id: int) -> int:
+    """Entries of a log that have fired or were cancelled."""
     with engine.main.read() as raw:
         record = catalog.frontier(raw, topic_id, start_ms)
-    return 0 if record is None else record.fired
+        cancelled = len(members(raw, fmt.Table.CANCELLED, ledger_id))
+    return cancelled + (0 if record is None else record.fired)
 
 
 def topic_stats(engine: Engine, topic: TopicState) -> TopicStats:
@@ -159,7 +161,7 @@ def partition_stats(engine: Engine) -> list[PartitionStats]:
                 topics += 1
                 messages += log.ledger.entries
                 if record.state is PartitionState.OPEN:
-                    pending += log.ledger.entries - _frontier_fired(engine, log.topic_id, partition.start_ms)
+                    pending += log.ledger.entries - _done(engine, log.topic_id, partition.start_ms, log.ledger_id)
         state = "closed" if record.state is PartitionState.CLOSED else _open_state(partition.start_ms, now_ms)
         found.append(
             PartitionStats(

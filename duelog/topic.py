@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from itertools import islice
 
 import numpy as np
 
 from duelog.markers.lookup import find_partition, read_entry, scheduled
+from duelog.markers.withdrawal import Outcome
 from duelog.store.body import EncodedBatch, encode_batch, encode_one
 from duelog.store.errors import ClosedError, InvalidArgument, UnknownSubscription
 from duelog.store.message import MAX_DUE_MS, Message, ScheduledMessage, resolve_due_ms
@@ -23,6 +24,12 @@ from .topic_state import TopicState
 
 _TYPES = ("exclusive", "shared")
 _POSITIONS = ("earliest", "latest")
+_STATES = {
+    None: "scheduled",
+    Outcome.ALREADY_CANCELLED: "cancelled",
+    Outcome.FIRED: "fired",
+    Outcome.UNKNOWN: "unknown",
+}
 
 
 class Topic:
@@ -123,6 +130,59 @@ class Topic:
             raise UnknownSubscription(self.name, name)
         self._engine.remove_subscription(state, name)
 
+    # -- taking back -------------------------------------------------------------------------------
+
+    def cancel(self, message_id: MessageId) -> bool:
+        """Cancel a delayed message. True: it is never delivered. False: it has fired already, or is unknown.
+
+        Durable when it returns. Raises UnknownTopic, InvalidArgument, StoreFull, StoreFailed.
+        """
+        return self.cancel_batch([message_id])[0] in (Outcome.CANCELLED, Outcome.ALREADY_CANCELLED)
+
+    def cancel_batch(self, message_ids: Sequence[MessageId]) -> list[Outcome]:
+        """Cancel messages in one transaction; what became of each: cancelled, already cancelled, fired, unknown."""
+        self._engine.check_writable()
+        return self._engine.withdrawals.cancel(self._existing().log, _ids(message_ids))
+
+    def reschedule(
+        self,
+        message_id: MessageId,
+        *,
+        deliver_at: int | datetime | None = None,
+        deliver_after: float | timedelta | None = None,
+    ) -> MessageId | None:
+        """Give a delayed message another due time; its new id, or None: too late, cancelled or unknown.
+
+        Atomic: at any crash the message is delivered once, at the old time or at the new one. With neither
+        time given, or one in the past, it is due at once. Raises as `send` and `cancel`.
+        """
+        return self.reschedule_batch([message_id], deliver_at=deliver_at, deliver_after=deliver_after)[0]
+
+    def reschedule_batch(
+        self,
+        message_ids: Sequence[MessageId],
+        *,
+        deliver_at: int | datetime | None = None,
+        deliver_after: float | timedelta | None = None,
+    ) -> list[MessageId | None]:
+        """Give messages another due time, in one transaction; as `reschedule`."""
+        self._engine.check_writable()
+        now_ms = self._engine.clock.now_ms()
+        asked = resolve_due_ms(Message(b"", deliver_at=deliver_at, deliver_after=deliver_after), now_ms)
+        due_ms = now_ms if asked is None else asked
+        ids = _ids(message_ids)
+        return self._engine.withdrawals.reschedule(self._existing().log, ids, [due_ms] * len(ids))
+
+    def fire_now(self, message_id: MessageId) -> MessageId | None:
+        """Deliver a delayed message now: `reschedule` to this instant."""
+        return self.reschedule(message_id)
+
+    def state(self, message_id: MessageId) -> str:
+        """What has become of a message: "scheduled", "cancelled", "fired" or "unknown". Raises UnknownTopic."""
+        self._engine.check_open()
+        outcome = self._engine.withdrawals.states(self._existing().log, _ids([message_id]))[0]
+        return _STATES[outcome]
+
     # -- looking -----------------------------------------------------------------------------------
 
     def get(self, message_id: MessageId) -> ScheduledMessage | None:
@@ -162,7 +222,6 @@ class Topic:
             self.name,
             start_ms=start_ms,
             limit_ms=end_ms,
-            skip=lambda ledger_id, entries: np.zeros(len(entries), dtype=np.bool_),
             set_aside=self._engine.note_unreadable,
         )
         return islice(found, limit)
@@ -189,3 +248,11 @@ def _time(field: str, value: int | datetime) -> int:
     if due_ms is None:
         raise InvalidArgument(field, value, "expected epoch ms or an aware datetime")
     return due_ms
+
+
+def _ids(message_ids: Sequence[MessageId]) -> list[MessageId]:
+    ids = list(message_ids)
+    for message_id in ids:
+        if not isinstance(message_id, MessageId):
+            raise InvalidArgument("message_id", message_id, "expected a MessageId")
+    return ids

@@ -13,12 +13,16 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 
+import numpy as np
+from pyroaring import BitMap
+
 from ..partitions.due_column import DueBatch, dues_of, scan_dues
 from ..partitions.index import DelayIndex
 from ..partitions.partition import Partition, PartitionLog
 from ..partitions.partition_set import PartitionSet
 from ..store import catalog
 from ..store import format as fmt
+from ..store.cancellations import members
 from ..store.config import StoreConfig
 from ..store.environment import Environment
 from ..store.errors import CorruptEntry, DamagedStore
@@ -26,6 +30,7 @@ from ..store.failpoints import reach
 from ..store.format import FrontierRecord, PartitionRecord, PartitionState
 from ..store.ledger import find_tail
 from ..store.managed_ledger import ManagedLedger
+from ..store.reader_gate import ReaderGate
 from ..store.run import Int64s, UInt32s
 from ..store.transaction import Transaction
 from .log_firing import LogFiring, Taken
@@ -61,6 +66,9 @@ class Firing:
         self._wake = wake
         self._ready = ReadyQueue()
         self._loaded: dict[int, dict[int, LogFiring]] = {}
+        self.gate = ReaderGate()
+        """Firing is alone in it; whoever cancels or reschedules is inside, so that nothing is on its way into
+        the main log meanwhile and the recorded frontiers tell what has fired."""
         self.fired = 0
         """Messages fired since the store was opened."""
         self.observe: Callable[[Taken, int], None] | None = None
@@ -140,7 +148,12 @@ class Firing:
                 partition.path,
                 f"ledger {log.ledger_id} ends at entry {tail}, its frontier at {log.frontier.seen}: entries were lost",
             )
-        for batch in scan_dues(partition.environment, log.ledger_id, log.tail, tail):
+        with self._main.read() as raw:
+            cancelled = members(raw, fmt.Table.CANCELLED, log.ledger_id)
+            admitted = members(raw, fmt.Table.ADMITTED, log.ledger_id)
+        log.discard(cancelled)
+        self._admit(partition, log, admitted - cancelled)
+        for batch in scan_dues(partition.environment, log.ledger_id, log.tail, tail, admitted):
             if isinstance(batch, DueBatch):
                 log.restore(batch.first_entry, batch.dues)
             else:
@@ -149,6 +162,11 @@ class Firing:
         log.finish_loading()
         self._ready.arm(log, log.next_due_ms())
 
+    def _admit(self, partition: Partition, log: LogFiring, entries: BitMap) -> None:
+        if entries:
+            ids = np.array(entries, dtype=np.uint32)
+            log.admit(ids, dues_of(partition.environment, log.ledger_id, ids))
+
     def _heard(self, partition: Partition, appended: PartitionLog, first_entry: int, dues: Int64s) -> None:
         logs = self._loaded[partition.start_ms]
         log = logs.get(appended.topic_id)
@@ -156,8 +174,27 @@ class Firing:
             frontier = FrontierRecord.start(appended.ledger_id)
             log = logs[appended.topic_id] = self._log(partition, appended.topic_id, frontier, True)
         log.hear(first_entry, dues)
-        if log.loaded and self._ready.arm(log, int(dues.min())):
+        if log.loaded and self._ready.arm(log, log.next_due_ms()):
             self._wake()
+
+    # -- cancelling and rescheduling ---------------------------------------------------------------
+
+    def withdraw(self, start_ms: int, topic_id: int, entries: BitMap) -> None:
+        """Entries were recorded as cancelled. REQUIRES: `gate` held for reading since before that."""
+        log = self._loaded.get(start_ms, {}).get(topic_id)
+        if log is not None:
+            log.discard(entries)
+
+    def admit(self, partition: Partition, topic_id: int, entries: BitMap) -> None:
+        """Conditional entries were recorded as admitted.
+
+        REQUIRES: `gate` held for reading since before they were appended, and the partition leased.
+        """
+        log = self._loaded.get(partition.start_ms, {}).get(topic_id)
+        if log is not None:
+            self._admit(partition, log, entries)
+            if log.loaded and self._ready.arm(log, log.next_due_ms()):
+                self._wake()
 
     # -- firing ------------------------------------------------------------------------------------
 
@@ -181,6 +218,10 @@ class Firing:
         One transaction holds their markers, the frontiers, the clock mark and what `also` writes.
         Raises StoreFull or StoreFailed with nothing fired.
         """
+        with self.gate.alone():
+            return self._fire(now_ms, also)
+
+    def _fire(self, now_ms: int, also: Callable[[Transaction], None] | None) -> int:
         batch: list[tuple[LogFiring, Taken, ManagedLedger]] = []
         came_up: list[LogFiring] = []
         room = self._config.fire_batch
@@ -255,8 +296,10 @@ class Firing:
         closed = []
         for start_ms in sorted(self._loaded):
             partition = self._partitions.get(start_ms)
-            if partition is not None and partition.end_ms <= now_ms and self._close(partition, now_ms):
-                closed.append(start_ms)
+            if partition is not None and partition.end_ms <= now_ms:
+                with self.gate.alone():
+                    if self._close(partition, now_ms):
+                        closed.append(start_ms)
         return closed
 
     def next_close_ms(self) -> int | None:

@@ -16,11 +16,13 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from pyroaring import BitMap
 
 from ..partitions.due_column import DueBatch
 from ..partitions.index import DelayIndex
 from ..store.errors import BrokenInvariant
 from ..store.format import FrontierRecord
+from ..store.ledger import HELD
 from ..store.run import Int64s, UInt32s
 
 Key = tuple[int, int]
@@ -62,6 +64,8 @@ class LogFiring:
         self._late_entries: UInt32s = np.empty(0, np.uint32)
         self._late_dues: Int64s = np.empty(0, np.int64)
         self._heard: list[DueBatch] | None = None if loaded else []
+        self._cancelled = BitMap()
+        self._admitted: list[tuple[UInt32s, Int64s]] = []
         self._lock = threading.Lock()
 
     @property
@@ -114,6 +118,10 @@ class LogFiring:
             heard, self._heard = self._heard or [], None
             for first_entry, dues in heard:
                 self._absorb(first_entry, dues)
+            self._discard(self._cancelled)
+            for entries, dues in self._admitted:
+                self._admit(entries, dues)
+            self._cancelled, self._admitted = BitMap(), []
 
     def skip_unreadable(self, limit: int) -> None:
         """The entries from the tail up to `limit` cannot be read: go on after them."""
@@ -125,10 +133,17 @@ class LogFiring:
             raise BrokenInvariant(f"entry {first_entry} of ledger {self.ledger_id} comes twice, tail {self._tail}")
         frontier = self.frontier
         self._tail = first_entry + len(dues)
+        held = dues == HELD
+        if held.any():
+            self._absorb_some(np.arange(first_entry, self._tail, dtype=np.uint32)[~held], dues[~held])
+            return
         if frontier.due_ms < 0 or int(dues.min()) > frontier.due_ms:
             self._index.add(first_entry, dues)
             return
-        entries = np.arange(first_entry, self._tail, dtype=np.uint32)
+        self._absorb_some(np.arange(first_entry, self._tail, dtype=np.uint32), dues)
+
+    def _absorb_some(self, entries: UInt32s, dues: Int64s) -> None:
+        frontier = self.frontier
         passed = _at_or_before(entries, dues, (frontier.due_ms, frontier.entry_id))
         late = passed & (entries >= frontier.seen)
         if late.any():
@@ -137,6 +152,40 @@ class LogFiring:
         ahead = ~passed
         if ahead.any():
             self._index.add(entries[ahead], dues[ahead])
+
+    def admit(self, entries: UInt32s, dues: Int64s) -> None:
+        """Conditional entries heard before may fire now; those that are in the index already, or fired, stay so.
+
+        REQUIRES: no firing since they were appended, so that one at or before C has fired.
+        """
+        with self._lock:
+            if self._heard is not None:
+                self._admitted.append((entries, dues))
+            else:
+                self._admit(entries, dues)
+
+    def _admit(self, entries: UInt32s, dues: Int64s) -> None:
+        ahead = ~_at_or_before(entries, dues, (self.frontier.due_ms, self.frontier.entry_id))
+        entries, dues = entries[ahead], dues[ahead]
+        if len(entries):
+            self._index.discard(BitMap(entries.tolist()))
+            self._index.add(entries, dues)
+
+    def discard(self, entries: BitMap) -> None:
+        """Entries were cancelled: they are not fired. While loading it is noted, and done at its end."""
+        with self._lock:
+            if self._heard is not None:
+                self._cancelled |= entries
+            else:
+                self._discard(entries)
+
+    def _discard(self, entries: BitMap) -> None:
+        if not entries:
+            return
+        self._index.discard(entries)
+        if len(self._late_entries):
+            keep = np.array([entry_id not in entries for entry_id in self._late_entries.tolist()])
+            self._late_entries, self._late_dues = self._late_entries[keep], self._late_dues[keep]
 
     # -- firing ------------------------------------------------------------------------------------
 

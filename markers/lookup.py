@@ -12,9 +12,10 @@ from ..partitions.partition import Partition
 from ..partitions.partition_set import PartitionSet
 from ..store import catalog
 from ..store.body import decode_body
+from ..store.cancellations import members
 from ..store.environment import Environment
 from ..store.errors import CorruptEntry
-from ..store.format import FrontierRecord, PartitionState
+from ..store.format import FrontierRecord, PartitionState, Table
 from ..store.message import ScheduledMessage
 from ..store.position import MessageId
 from ..store.run import Int64s, Run, RunKind, UInt32s
@@ -73,13 +74,12 @@ def scheduled(
     *,
     start_ms: int,
     limit_ms: int,
-    skip: Callable[[int, UInt32s], np.ndarray],
     set_aside: Callable[[CorruptEntry], object],
 ) -> Iterator[ScheduledMessage]:
     """Messages due in [start_ms, limit_ms) that have not fired, in firing order, partition by partition.
 
     Reads the due column of one partition at a time (12 bytes a message of the range in memory), bodies as
-    they are asked for. `skip` (ledger id, entries) masks those cancelled. What fires meanwhile may be seen.
+    they are asked for. Cancelled ones are left out. What fires meanwhile may be seen.
     """
     for partition in partitions:
         if partition.state is not PartitionState.OPEN or partition.end_ms <= start_ms or partition.start_ms >= limit_ms:
@@ -88,9 +88,7 @@ def scheduled(
             log = partition.log(topic_id)
             if log is None:
                 continue
-            entries, dues = _unfired(main, partition, topic_id, log.ledger_id, log.ledger.entries, start_ms, limit_ms)
-            keep = ~skip(log.ledger_id, entries)
-            entries, dues = entries[keep], dues[keep]
+            entries, _ = _unfired(main, partition, topic_id, log.ledger_id, log.ledger.entries, start_ms, limit_ms)
             for at in range(0, len(entries), _PAGE):
                 yield from _bodies(partition, log.ledger_id, entries[at : at + _PAGE], topic, set_aside)
 
@@ -100,9 +98,11 @@ def _unfired(
 ) -> tuple[UInt32s, Int64s]:
     with main.read() as raw:
         frontier = catalog.frontier(raw, topic_id, partition.start_ms) or FrontierRecord.start(ledger_id)
+        admitted = members(raw, Table.ADMITTED, ledger_id)
+        cancelled = members(raw, Table.CANCELLED, ledger_id)
     found_entries: list[UInt32s] = [np.empty(0, np.uint32)]
     found_dues: list[Int64s] = [np.empty(0, np.int64)]
-    for batch in scan_dues(partition.environment, ledger_id, 0, tail):
+    for batch in scan_dues(partition.environment, ledger_id, 0, tail, admitted):
         if not isinstance(batch, DueBatch):
             continue
         first, dues = batch
@@ -113,6 +113,9 @@ def _unfired(
         found_entries.append(entries[wanted])
         found_dues.append(dues[wanted])
     entries, dues = np.concatenate(found_entries), np.concatenate(found_dues)
+    if cancelled:
+        keep = ~np.isin(entries, np.array(cancelled, dtype=np.uint32))
+        entries, dues = entries[keep], dues[keep]
     order = np.lexsort((entries, dues))
     return entries[order], dues[order]
 

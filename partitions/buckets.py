@@ -57,6 +57,11 @@ class Buckets:
         for start_ms, ids in self._bitmaps.items():
             yield Bucket(start_ms, self._limit_of(start_ms), ids)
 
+    def after(self, start_ms: int) -> Iterator[Bucket]:
+        """Buckets that start after ``start_ms``, by due time; nothing may be added or removed meanwhile."""
+        for later_ms in self._bitmaps.irange(start_ms, None, (False, True)):
+            yield Bucket(later_ms, self._limit_of(later_ms), self._bitmaps[later_ms])
+
     def first(self) -> Bucket:
         """The earliest bucket; REQUIRES that there is one."""
         start_ms, ids = self._bitmaps.peekitem(0)

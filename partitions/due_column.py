@@ -7,9 +7,11 @@ from typing import NamedTuple
 
 import lmdb
 import numpy as np
+from pyroaring import BitMap
 
 from ..store.environment import Environment
 from ..store.errors import CorruptEntry
+from ..store.ledger import HELD
 from ..store.run import Int64s, Run, UInt32s
 from ..store.scan import find_run, runs
 
@@ -26,10 +28,13 @@ class DueBatch(NamedTuple):
     dues: Int64s
 
 
-def scan_dues(environment: Environment, ledger_id: int, start: int, limit: int) -> Iterator[DueBatch | CorruptEntry]:
+def scan_dues(
+    environment: Environment, ledger_id: int, start: int, limit: int, admitted: BitMap | None = None
+) -> Iterator[DueBatch | CorruptEntry]:
     """Due times of the entries [start, limit), in batches of thousands of runs; a damaged run comes as its error.
 
-    Each batch is a read transaction of its own. The entries below `limit` must be committed.
+    A conditional entry that is not in `admitted` comes with HELD for its due time. Each batch is a read
+    transaction of its own. The entries below `limit` must be committed.
     """
     while start < limit:
         columns: list[Int64s] = []
@@ -45,7 +50,10 @@ def scan_dues(environment: Environment, ledger_id: int, start: int, limit: int) 
                     if columns:
                         break
                     first = start = run.first_entry
-                columns.append(run.dues()[start - run.first_entry : limit - run.first_entry])
+                dues = run.dues()
+                if run.conditional:
+                    _hold(run, dues, admitted)
+                columns.append(dues[start - run.first_entry : limit - run.first_entry])
                 start = min(run.limit, limit)
                 if len(columns) == _RUNS_A_TRANSACTION:
                     break
@@ -54,6 +62,12 @@ def scan_dues(environment: Environment, ledger_id: int, start: int, limit: int) 
         yield from errors
         if columns:
             yield DueBatch(first, np.concatenate(columns))
+
+
+def _hold(run: Run, dues: Int64s, admitted: BitMap | None) -> None:
+    for index in range(run.count):
+        if admitted is None or run.first_entry + index not in admitted:
+            dues[index] = HELD
 
 
 def dues_of(environment: Environment, ledger_id: int, entries: UInt32s) -> Int64s:

@@ -33,6 +33,7 @@ from pyroaring import BitMap
 
 from ..store.errors import BrokenInvariant, InvalidArgument
 from .buckets import Bucket, Buckets
+from .index_cut import IndexCut
 from .window import ID_BITS, MAX_ID, OFFSET_LIMIT_MS, Dues, Ids, Window, pack, unpack
 
 DueOf = Callable[[Ids], Dues]
@@ -223,6 +224,10 @@ class DelayIndex:
         if len(keys):
             copy.add(*unpack(keys, self._start_ms))
         return [(bucket.start_ms, bucket.ids) for bucket in copy]
+
+    def cut(self, limit_id: int) -> IndexCut:
+        """A copy of the entries below ``limit_id``, to be taken in slices while others are added; see IndexCut."""
+        return IndexCut(self._buckets, self._window.keys(), self._start_ms, self._bucket_ms, limit_id)
 
     def run_optimize(self) -> None:
         """Bring the bitmaps to their smallest form; worth it after a bulk add. O(size of the bitmaps)."""

@@ -86,7 +86,12 @@ class Partition:
         return environment
 
     def log(self, topic_id: int) -> PartitionLog | None:
-        """The topic's log, None when it has none here. REQUIRES: a lease. O(log n) at first use."""
+        """The topic's log, None when it has none here. REQUIRES: a lease. O(log n) at first use.
+
+        Where another process writes it is read anew each time.
+        """
+        if self.environment.read_only:
+            return self._read_log(topic_id)
         log = self._logs.get(topic_id)
         if log is None:
             with self._lock:
@@ -107,7 +112,9 @@ class Partition:
                 return None
             ledger_id = fmt.unpack_u64(fmt.unseal(key, value))
             entries = find_tail(raw, self.name, ledger_id)
-        log = self._logs[topic_id] = PartitionLog(topic_id, Ledger(ledger_id, entries), registered=True)
+        log = PartitionLog(topic_id, Ledger(ledger_id, entries), registered=True)
+        if not self.environment.read_only:
+            self._logs[topic_id] = log
         return log
 
     def append(

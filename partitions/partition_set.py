@@ -97,10 +97,33 @@ class PartitionSet:
         with self._lock:
             if self._closed:
                 raise ClosedError("store")
+            if self._partitions.get(partition.start_ms) is not partition:
+                raise DamagedStore(partition.path, "was deleted")
             if not partition.is_open:
                 self._open_environment(partition)
             partition.leases += 1
             self._open.move_to_end(partition.start_ms)
+
+    def held(self) -> Iterator[Partition]:
+        """Every partition, by start, each under a lease while it is the current one.
+
+        What is deleted meanwhile is left out. Raises DamagedStore for one that is registered and cannot be opened.
+        """
+        for partition in self:
+            try:
+                self.acquire(partition)
+            except DamagedStore:
+                if self.registered(partition):
+                    raise
+                continue
+            try:
+                yield partition
+            finally:
+                self.release(partition)
+
+    def registered(self, partition: Partition) -> bool:
+        """Whether the catalog still has the partition, and its deletion has not begun."""
+        return self._partitions.get(partition.start_ms) is partition and partition.state is not PartitionState.DELETING
 
     def release(self, partition: Partition) -> None:
         with self._lock:

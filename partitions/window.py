@@ -77,7 +77,7 @@ class Window:
 
     def add(self, keys: Keys) -> None:
         """Add keys that are not here, in any order."""
-        if len(keys) + len(self._fresh) > _FRESH_ENTRIES:
+        if not len(self) or len(keys) + len(self._fresh) > _FRESH_ENTRIES:
             self._replace(self._merged(np.sort(keys)))
         else:
             self._fresh.extend(keys.tolist())

@@ -28,7 +28,7 @@ import lmdb
 from . import datafile
 from .config import Durability
 from .directory import make_directory, sync_directory
-from .errors import BrokenInvariant, ClosedError, DuelogError, StoreFailed, StoreFull
+from .errors import BrokenInvariant, ClosedError, DamagedStore, DuelogError, StoreFailed, StoreFull
 from .failpoints import reach
 from .format import RUN_PREFIX, unseal
 from .reader_gate import ReaderGate
@@ -41,6 +41,9 @@ MAX_MAP_BYTES = 1 << 44
 """Largest map an environment grows to: virtual address space ends near 2**47."""
 
 _LOW_SPACE_BYTES = 1 << 20
+
+_COMMITS_A_READER_CHECK = 1_000
+"""Commits between two looks for readers that were killed inside a transaction: they would hold pages for ever."""
 
 
 class _Request:
@@ -100,21 +103,24 @@ class Environment:
         self._process = os.getpid()
         self._durability = durability
         self._read_only = read_only
-        self._env = lmdb.open(
-            os.fspath(path),
-            map_size=map_bytes,
-            max_dbs=0,
-            readonly=read_only,
-            create=create,
-            lock=True,
-            sync=durability != "none",
-            metasync=durability == "commit",
-            meminit=False,
-            readahead=False,
-            max_readers=1024,
-            max_spare_txns=4,
-            lib_version=0,
-        )
+        try:
+            self._env = lmdb.open(
+                os.fspath(path),
+                map_size=map_bytes,
+                max_dbs=0,
+                readonly=read_only,
+                create=create,
+                lock=True,
+                sync=durability != "none",
+                metasync=durability == "commit",
+                meminit=False,
+                readahead=False,
+                max_readers=1024,
+                max_spare_txns=4,
+                lib_version=0,
+            )
+        except lmdb.Error as error:  # no permission, no address space, or another process has just removed it
+            raise DamagedStore(path, f"cannot be opened: {error}") from error
         if create:
             sync_directory(path)
         with self._env.begin() as raw:
@@ -138,18 +144,25 @@ class Environment:
 
         Keep it short: a reader keeps every page that was freed since it began. No `write` inside.
         """
-        with self._gate.reading():
-            self._check_open()
-            with self._begin_read() as raw:
-                yield raw
+        while True:
+            with self._gate.reading():
+                self._check_open()
+                raw = self._begin_read()
+                if raw is not None:
+                    with raw:
+                        yield raw
+                    return
+            if self._gate.held:
+                raise BrokenInvariant(f"{self.name}: the map has to grow for a read inside a read")
+            with self._gate.alone():  # the map moves: nobody of this process may be looking at it
+                self._env.set_mapsize(0)
 
-    def _begin_read(self) -> lmdb.Transaction:
+    def _begin_read(self) -> lmdb.Transaction | None:
+        """None: the writing process has grown the file past this process's map."""
         try:
             return self._env.begin(buffers=True)
         except lmdb.MapResizedError:
-            # Another process (the writer) has grown the map; only a read-only environment can see that.
-            self._env.set_mapsize(0)
-            return self._env.begin(buffers=True)
+            return None
 
     def get(self, key: bytes) -> bytes | None:
         """Fields of a small record, in a read transaction of its own. Raises CorruptRecord."""
@@ -284,6 +297,8 @@ class Environment:
         counts.requests += requests
         counts.total_ns += elapsed_ns
         counts.longest_ns = max(counts.longest_ns, elapsed_ns)
+        if not counts.commits % _COMMITS_A_READER_CHECK:
+            self._env.reader_check()
         if self.observe_commit is not None:
             self.observe_commit(elapsed_ns, requests)
 
@@ -330,6 +345,11 @@ class Environment:
     def failed(self) -> StoreFailed | None:
         """The error that closed the environment for writing, if there was one."""
         return self._failed
+
+    @property
+    def read_only(self) -> bool:
+        """Whether another process may write what is read here."""
+        return self._read_only
 
     @property
     def map_bytes(self) -> int:

@@ -39,7 +39,7 @@ class Table(IntEnum):
     CURSOR = 0x31  # main: topic id, subscription name -> CursorRecord
     ACKED = 0x32  # main: subscription id, ledger id -> roaring bitmap
     CANCELLED = 0x40  # main: partition log's ledger id, block -> roaring bitmap
-    RESCHEDULED = 0x41  # main: new ledger id, new entry id -> old ledger id, old entry id
+    ADMITTED = 0x41  # main: partition log's ledger id, block -> roaring bitmap of conditional entries that may fire
     PRODUCER = 0x50  # main and partition: topic id, producer name -> ProducerRecord
     SCHEDULE = 0x51  # main: topic id, schedule name -> msgpack
     SET_ASIDE = 0x60  # main: ledger id, entry id -> reason
@@ -122,6 +122,11 @@ def cursor_key(topic_id: int, subscription: str) -> bytes:
 
 def acked_key(subscription_id: int, ledger_id: int) -> bytes:
     return _KEY_32_64.pack(Table.ACKED, subscription_id, ledger_id)
+
+
+def block_key(table: Table, ledger_id: int, block: int) -> bytes:
+    """Key of a block of CANCELLED or ADMITTED."""
+    return _KEY_64_32.pack(table, ledger_id, block)
 
 
 def set_aside_key(ledger_id: int, entry_id: int) -> bytes:

@@ -22,6 +22,10 @@ MAX_RUN_ENTRIES = 65_535
 """No run holds more entries; the next id after a run whose header is damaged is this far ahead."""
 
 
+HELD = -1
+"""Stands for the due time of a conditional entry that may not fire, or not yet."""
+
+
 class RunLimits(NamedTuple):
     """Where a run of messages is cut (StoreConfig.run_entries, StoreConfig.run_bytes)."""
 
@@ -77,7 +81,10 @@ class StagedLedger:
     def __init__(
         self, ledger: Ledger, limits: RunLimits, committed: Callable[[int, Int64s], None] | None = None
     ) -> None:
-        """`committed` is called once with (first entry id, due times) when messages are on disk."""
+        """`committed` is called once with (first entry id, due times) when messages are on disk.
+
+        The due time it gets for a conditional entry is HELD.
+        """
         self.ledger = ledger
         self.next_entry = ledger.entries
         self._limits = limits
@@ -154,7 +161,11 @@ class StagedLedger:
         self.ledger.entries = self.next_entry
         self.ledger.stored_bytes += self._written_bytes
         if self._callback is not None:
-            dues = [due for piece in self._pieces for due in piece.dues]
+            dues = [
+                due if piece.replaced is None else np.full(len(due), HELD)
+                for piece in self._pieces
+                for due in piece.dues
+            ]
             self._callback(first, dues[0] if len(dues) == 1 else np.concatenate(dues))
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from pyroaring import BitMap
 
+from duelog.partitions import window
 from duelog.partitions.index import DelayIndex
 from duelog.partitions.window import MAX_ID, OFFSET_LIMIT_MS, Dues, Ids
 from duelog.store.errors import BrokenInvariant, InvalidArgument
@@ -18,6 +19,7 @@ from duelog.store.errors import BrokenInvariant, InvalidArgument
 MINUTE_MS = 60_000
 DAY_MS = 86_400_000
 START_MS = 20_000 * DAY_MS
+FRESH_ENTRIES = window._FRESH_ENTRIES
 
 
 class Column:
@@ -72,8 +74,10 @@ class IndexAndDict(RuleBasedStateMachine):
         bucket_ms=st.sampled_from([1, 2, 7, 50, 1_000]),
         window_entries=st.integers(1, 8),
         start_ms=st.sampled_from([0, 13, START_MS]),
+        fresh_entries=st.sampled_from([0, 2, 5, FRESH_ENTRIES]),
     )
-    def begin(self, bucket_ms: int, window_entries: int, start_ms: int) -> None:
+    def begin(self, bucket_ms: int, window_entries: int, start_ms: int, fresh_entries: int) -> None:
+        window._FRESH_ENTRIES = fresh_entries
         self.settings = {"start_ms": start_ms, "bucket_ms": bucket_ms, "window_entries": window_entries}
         self.start_ms = start_ms
         self.column = Column()
@@ -81,6 +85,9 @@ class IndexAndDict(RuleBasedStateMachine):
         self.waiting: dict[int, int] = {}
         self.taken: list[tuple[int, int]] = []  # by the last take, for put_back
         self.next_id = 0
+
+    def teardown(self) -> None:
+        window._FRESH_ENTRIES = FRESH_ENTRIES
 
     def note_unreadable(self) -> None:
         """Entries set aside leave the dictionary; only damaged ones may be."""

@@ -1,0 +1,264 @@
+"""The program that the kill test kills: it works on a store and says after each step what was acknowledged.
+
+Started once as a fork server. Each line on its standard input is one round as JSON; the server, which has
+imported everything and opened no store, forks a child that runs the round, waits for it, and says how it
+ended. What a child says goes to standard output as one JSON array a line, each with a single write(2), so
+that a line that the child wrote is read whatever kills it afterwards:
+
+    ["pid", n]                              the first line of a child
+    ["opened"]                              the store is open, what a crash left is finished
+    ["hit", point]                          a failpoint was reached; the child may die right after it
+    ["clock", ms]                           the simulated clock was moved
+    ["sent", topic, [[ledger, entry, payload], ...]]        send or send_batch has returned
+    ["got", topic, subscription, [[ledger, entry, at ledger, at entry, payload], ...]]
+    ["acked", topic, subscription, [[ledger, entry], ...]]  ack(durable=True) has returned
+    ["left", partitions, pending]           a drain is over
+    ["trouble", text]                       what must never be
+    ["done"]                                the child was not killed
+    ["exit", status]                        from the server: what waitpid(2) said
+
+Time is an argument: a round is given the time at which its clock begins.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import random
+import signal
+import sys
+import threading
+import traceback
+from pathlib import Path
+from typing import Any
+
+from duelog import DelayedStore, ManualClock, Message, ReceivedMessage, StoreConfig, Subscription, Topic
+from duelog.check import check
+from duelog.store import failpoints
+from duelog.store.format import PartitionState
+
+SPAN_MS = 60_000
+TOPICS = ("mail", "shop/eu/orders")
+UNHEARD = "nobody-listens"
+"""A topic without subscriptions: what it fires is trimmed, and its partitions go all the same."""
+DURABLE, LAZY = "durable", "lazy"
+"""Subscriptions of each topic: one waits for the disk with every acknowledgement, one never does."""
+
+_saying = threading.Lock()
+
+
+def config(request: dict[str, Any]) -> StoreConfig:
+    """Everything tiny, so that every round rolls, trims, closes and deletes, and the maps grow."""
+    return StoreConfig(
+        partition_ms=SPAN_MS,
+        durability=request.get("durability", "commit"),
+        background=request.get("background", False),
+        bucket_ms=5_000,
+        preload_ms=10_000,
+        fire_batch=5,
+        ack_flush_ms=2_000,
+        ledger_max_entries=7,
+        ledger_max_age_ms=90_000,
+        max_open_partitions=3,
+        map_bytes=1 << 20,
+        run_entries=4,
+        run_bytes=1024,
+        max_clock_jump_ms=None,
+    )
+
+
+def say(*fact: object) -> None:
+    """Tell the parent one fact."""
+    with _saying:
+        os.write(1, json.dumps(fact, separators=(",", ":")).encode() + b"\n")
+
+
+def arm(point: str | None, count: int) -> None:
+    """Have every failpoint say that it was hit, and `point` kill this process the `count`-th time."""
+    left = [count]
+
+    def hit(name: str) -> None:
+        say("hit", name)
+        if name == point:
+            left[0] -= 1
+            if not left[0]:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    for name in failpoints.POINTS:
+        failpoints.arm(name, functools.partial(hit, name))
+
+
+def look_for_litter(store: DelayedStore) -> None:
+    """What an opened store must not have: leftovers of a crash, and findings."""
+    for folder in ("staging", "trash"):
+        for child in sorted((store.path / folder).iterdir()):
+            say("trouble", f"{folder}/ holds {child.name} after opening")
+    partitions = store._engine.partitions
+    registered = {str(partition.path.relative_to(store.path / "partitions")) for partition in partitions}
+    found = {
+        f"{directory.name}/{generation.name}"
+        for directory in (store.path / "partitions").iterdir()
+        for generation in directory.iterdir()
+    }
+    for name in sorted(registered ^ found):
+        say("trouble", f"partition {name} is {'not registered' if name in found else 'missing'} after opening")
+    for partition in partitions:
+        if partition.state is PartitionState.DELETING:
+            say("trouble", f"the deletion of {partition.name} was not finished by opening")
+    for finding in check(store._engine, deep=True):
+        say("trouble", f"check: {finding}")
+
+
+class Worker:
+    """One round's work on an open store."""
+
+    def __init__(self, store: DelayedStore, clock: ManualClock, request: dict[str, Any]) -> None:
+        self.store = store
+        self.clock = clock
+        self.random = random.Random(f"{request['seed']}/{request['round']}")
+        self.tag = f"{request['seed']}/{request['round']}"
+        self.sent = 0
+        self.topics = [store.topic(name) for name in TOPICS]
+        self.unheard = store.topic(UNHEARD)
+        self.subscriptions: list[tuple[str, Subscription]] = [
+            (name, topic.subscribe(kind, type="exclusive" if kind == DURABLE else "shared"))
+            for name, topic in zip(TOPICS, self.topics, strict=True)
+            for kind in (DURABLE, LAZY)
+        ]
+
+    def run(self, steps: int, threads: int) -> None:
+        """Send, move the clock, receive and acknowledge at random; with `threads` producers beside it."""
+        seeds = [self.random.random() for _ in range(threads)]
+        producers = [threading.Thread(target=self._produce, args=(number, seeds[number], steps)) for number in range(threads)]
+        for producer in producers:
+            producer.start()
+        for step in range(steps):
+            if not threads or self.random.random() < 0.3:
+                self._send(self.random, self.tag)
+            if self.random.random() < 0.6:
+                self._move_clock(self.random.randrange(1, 30_000))
+            self._receive(*self.random.choice(self.subscriptions))
+            if step % 6 == 5:
+                while any([self._receive(*subscription) for subscription in self.subscriptions]):
+                    pass
+        for producer in producers:
+            producer.join()
+
+    def drain(self) -> None:
+        """Receive and acknowledge everything that there is, however late it is due."""
+        for _ in range(10_000):
+            received = any([self._receive(name, subscription, durable=True) for name, subscription in self.subscriptions])
+            result = self.store.tick()
+            if received or result.fired:
+                continue
+            if result.next_due_ms is None or not self.store.partitions():
+                break
+            self._move_clock(max(0, result.next_due_ms - self.clock.now_ms()))
+        self.store.flush()
+        stats = self.store.stats()
+        say("left", stats.partitions, stats.pending)
+
+    def _move_clock(self, ms: int) -> None:
+        self.clock.advance(ms)
+        say("clock", self.clock.now_ms())
+
+    def _produce(self, number: int, seed: float, steps: int) -> None:
+        try:
+            rng = random.Random(seed)
+            for _ in range(steps):
+                self._send(rng, f"{self.tag}/{number}")
+        except Exception:
+            say("trouble", traceback.format_exc())
+
+    def _send(self, rng: random.Random, tag: str) -> None:
+        topic = self.unheard if rng.random() < 0.15 else rng.choice(self.topics)
+        messages = [self._message(rng, tag) for _ in range(rng.choice((1, 1, 1, 2, 5, 12)))]
+        if len(messages) == 1:
+            one = messages[0]
+            ids = [topic.send(one.payload, deliver_at=one.deliver_at, deliver_after=one.deliver_after, key=one.key)]
+        else:
+            ids = topic.send_batch(messages)
+        if topic is not self.unheard:
+            self._say_sent(topic, [[*id_, _text(message)] for id_, message in zip(ids, messages, strict=True)])
+
+    def _say_sent(self, topic: Topic, rows: list[list[object]]) -> None:
+        say("sent", TOPICS[self.topics.index(topic)], rows)
+
+    def _message(self, rng: random.Random, tag: str) -> Message:
+        with _saying:
+            self.sent += 1
+            number = self.sent
+        payload = f"{tag}-{number}".encode() + b"." * rng.choice((0, 0, 20, 900))
+        key = rng.choice((None, "k"))
+        when = rng.random()
+        if when < 0.2:
+            return Message(payload, key=key)
+        if when < 0.3:
+            return Message(payload, deliver_at=self.clock.now_ms() - rng.randrange(100_000), key=key)
+        return Message(payload, deliver_after=rng.randrange(1, 4 * SPAN_MS) / 1000, key=key)
+
+    def _receive(self, topic: str, subscription: Subscription, *, durable: bool | None = None) -> bool:
+        messages = subscription.receive(self.random.randrange(1, 9), timeout=0)
+        if not messages:
+            return False
+        now_ms = self.store.clock.now_ms()
+        for message in messages:
+            # A message without a delay is due when it is sent, and a clock may be set back while the store is closed.
+            if message.due_ms > max(now_ms, message.publish_ms):
+                say("trouble", f"{message.message_id} of {topic} was delivered {message.due_ms - now_ms} ms early")
+        say("got", topic, subscription.name, [[*m.message_id, *m.position, _text(m)] for m in messages])
+        if subscription.name == DURABLE or durable:
+            subscription.ack(messages, durable=True)
+            say("acked", topic, subscription.name, [list(message.message_id) for message in messages])
+        elif self.random.random() < 0.1:
+            subscription.nack(messages, delay=self.random.choice((0.0, 5.0)))
+        else:
+            self.random.shuffle(messages)
+            subscription.ack(messages)
+        return True
+
+
+def _text(message: Message | ReceivedMessage) -> str:
+    return bytes(message.payload).rstrip(b".").decode()
+
+
+def run(request: dict[str, Any]) -> None:
+    """One round: open, look, work, and close or just end."""
+    say("pid", os.getpid())
+    clock = ManualClock(request["now_ms"])
+    if request.get("mutant"):
+        sys.path.insert(0, str(Path(__file__).parent))
+        import kill_mutants  # type: ignore[import-not-found]  # noqa: PLC0415  # patches this process only, if asked to
+
+        kill_mutants.apply(request["mutant"])
+    arm(request.get("point"), request.get("count", 1))
+    store = DelayedStore.open(request["path"], config(request), clock=clock)
+    look_for_litter(store)
+    say("opened")
+    worker = Worker(store, clock, request)
+    if request.get("drain"):
+        worker.drain()
+        look_for_litter(store)
+    else:
+        worker.run(request["steps"], request.get("threads", 0))
+    if request.get("close", True):
+        store.close()
+    say("done")
+
+
+def serve() -> None:
+    """Fork a child for each request."""
+    for line in iter(sys.stdin.readline, ""):
+        child = os.fork()
+        if not child:
+            try:
+                run(json.loads(line))
+            except BaseException:
+                say("trouble", traceback.format_exc())
+            os._exit(0)
+        say("exit", os.waitpid(child, 0)[1])
+
+
+if __name__ == "__main__":
+    serve()

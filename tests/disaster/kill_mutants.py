@@ -1,0 +1,158 @@
+"""Wrong engines, patched into one child of the kill test only, that the test must find out.
+
+Each does a pair of steps in the wrong order, or promises before the disk has it, and reaches the engine's own
+failpoint between the two. The patches wrap the engine instead of copying it, so that they go on being about the
+engine as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from duelog import maintenance
+from duelog.cleanup.deletion import deletable
+from duelog.markers.firing import Firing
+from duelog.partitions import partition_set
+from duelog.store.directory import move
+from duelog.store.failpoints import reach
+from duelog.store.format import Table
+from duelog.subscription import Subscription
+
+
+class _Withholding:
+    """A transaction that keeps the frontiers to itself."""
+
+    def __init__(self, transaction: Any, withheld: dict[bytes, bytes]) -> None:
+        self._transaction = transaction
+        self._withheld = withheld
+
+    def put(self, key: bytes, fields: bytes) -> None:
+        if key[0] == Table.FRONTIER:
+            self._withheld[key] = fields
+        else:
+            self._transaction.put(key, fields)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transaction, name)
+
+
+class _Discard(Exception):
+    """Ends a transaction of which nothing is wanted."""
+
+
+class _SplitMain:
+    """The main environment as firing sees it, where markers and frontiers are two transactions."""
+
+    def __init__(self, main: Any, frontier_first: bool) -> None:
+        self._main = main
+        self._frontier_first = frontier_first
+
+    def write(self, work: Callable[[Any], Any]) -> Any:
+        withheld: dict[bytes, bytes] = {}
+
+        def markers(transaction: Any) -> Any:
+            withheld.clear()
+            return work(_Withholding(transaction, withheld))
+
+        def discard(transaction: Any) -> None:
+            markers(transaction)
+            raise _Discard
+
+        def frontiers(transaction: Any) -> None:
+            for key, fields in withheld.items():
+                transaction.put(key, fields)
+
+        if not self._frontier_first:
+            value = self._main.write(markers)
+            reach("fire.after")
+            self._main.write(frontiers)
+            return value
+        try:
+            self._main.write(discard)
+        except _Discard:
+            self._main.write(frontiers)
+        reach("fire.after")
+        return self._main.write(markers)
+
+
+def _split_firing(frontier_first: bool) -> None:
+    commit = Firing._commit
+
+    def split(self: Any, *arguments: Any) -> None:
+        main = self._main
+        self._main = _SplitMain(main, frontier_first)
+        try:
+            commit(self, *arguments)
+        finally:
+            self._main = main
+
+    Firing._commit = split  # type: ignore[method-assign]
+
+
+def frontier_after_markers() -> None:
+    """The markers are committed, then the frontier: a crash between fires the same messages again."""
+    _split_firing(frontier_first=False)
+
+
+def frontier_before_markers() -> None:
+    """The frontier is committed, then the markers: a crash between loses messages."""
+    _split_firing(frontier_first=True)
+
+
+class _MovesFirst:
+    """The main environment as deletion sees it: the directory is in trash/ before the record is written."""
+
+    def __init__(self, main: Any, path: Path, directory: Path) -> None:
+        self._main = main
+        self._path = path
+        self._directory = directory
+
+    def write(self, work: Callable[[Any], Any]) -> Any:
+        if self._directory.exists():
+            move(self._directory, self._path / "trash" / self._directory.name)
+            reach("delete.moved")
+        return self._main.write(work)
+
+
+def trash_before_record() -> None:
+    """A partition's directory is moved to trash/ before its deletion is recorded."""
+    delete = maintenance.delete_partition
+
+    def move_first(path: Path, main: Any, partitions: Any, partition: Any) -> bool:
+        if partition.start_ms not in deletable(main):
+            return False
+        return delete(path, _MovesFirst(main, path, partition.path.parent), partitions, partition)  # type: ignore[arg-type]
+
+    maintenance.delete_partition = move_first
+
+
+def register_before_rename() -> None:
+    """A partition is in the catalog before its directory has its name."""
+    create = partition_set.PartitionSet._create
+    moves: list[tuple[Path, Path]] = []
+
+    def create_late(self: Any, *arguments: Any) -> Any:
+        partition = create(self, *arguments)
+        while moves:
+            move(*moves.pop())
+        return partition
+
+    partition_set.move = lambda source, target: moves.append((source, target))
+    partition_set.PartitionSet._create = create_late  # type: ignore[method-assign]
+
+
+def ack_before_disk() -> None:
+    """`ack(durable=True)` does not wait for the disk."""
+    acknowledged = Subscription._acknowledged
+
+    def hasty(self: Any, count: int, moved: bool, durable: bool) -> int:
+        return acknowledged(self, count, moved, False)
+
+    Subscription._acknowledged = hasty  # type: ignore[method-assign]
+
+
+def apply(name: str) -> None:
+    """Make this process's engine wrong in the way `name`."""
+    globals()[name]()

@@ -1,0 +1,165 @@
+"""Rounds of the kill test: the fork server, the facts that its children told, and what they must agree on.
+
+A series keeps one store over several rounds, so that what one round left is recovered by the next one,
+which may be killed in the middle of that. A drain at the end receives whatever is left. The rules:
+
+- an acknowledged send is delivered to every subscription, with the payload that was sent;
+- nothing is delivered twice without a crash or a nack between, and no message stands at two positions of a main log;
+- what was acknowledged durably is never delivered again;
+- a store opens after every crash, `check` finds nothing in it, and nothing lies in staging/ and trash/;
+- once everything is acknowledged, no partition is left.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+CHILD = Path(__file__).with_name("kill_child.py")
+START_MS = 1_790_000_000_000
+KILLED = -signal.SIGKILL
+
+Id = tuple[int, int]
+
+
+class Server:
+    """A process that forks the children; started once for many series."""
+
+    def __init__(self) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, str(CHILD)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
+        )
+        self._rest = b""
+
+    def run(self, request: dict[str, Any], kill_after: int | None = None) -> Iterator[list[Any]]:
+        """Facts of one round as they come; the child is killed when `kill_after` of them have been read."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(request).encode() + b"\n")
+        child = -1
+        for count, fact in enumerate(self._facts()):
+            if fact[0] == "pid":
+                child = os.pidfd_open(fact[1])
+            if count == kill_after:
+                signal.pidfd_send_signal(child, signal.SIGKILL)
+            yield fact
+            if fact[0] == "exit":
+                os.close(child)
+                return
+
+    def _facts(self) -> Iterator[list[Any]]:
+        assert self.process.stdout is not None
+        while True:
+            line, newline, rest = self._rest.partition(b"\n")
+            if newline:
+                self._rest = rest
+                yield json.loads(line)
+                continue
+            more = os.read(self.process.stdout.fileno(), 1 << 16)
+            if not more:
+                raise EOFError("the fork server has ended")
+            self._rest += more
+
+    def close(self) -> None:
+        """End the server."""
+        self.process.communicate()
+
+
+class Series:
+    """Rounds on one store, and everything that they told."""
+
+    def __init__(self, server: Server, path: Path, seed: str, **options: object) -> None:
+        """`options` go into every request (see kill_child)."""
+        self.random = random.Random(seed)
+        self.troubles: list[str] = []
+        self.hits: Counter[str] = Counter()
+        self.kills: Counter[str] = Counter()
+        self.rounds = 0
+        self.sent: dict[str, dict[Id, str]] = {}
+        self.delivered: dict[tuple[str, str], dict[Id, Id]] = {}
+        self.acked: dict[tuple[str, str], set[Id]] = {}
+        self._server = server
+        self._base = {"path": str(path), "seed": seed, "steps": 14, **options}
+        self._now_ms = START_MS
+        self._in_round: set[tuple[str, Id]] = set()
+
+    def round(self, point: str | None = None, count: int = 1, kill_after: int | None = None, **more: object) -> bool:
+        """Run one round; True when its child was killed."""
+        self.rounds += 1
+        self._in_round.clear()
+        request = {**self._base, "round": self.rounds, "now_ms": self._now_ms, "point": point, "count": count, **more}
+        request["close"] = self.random.random() < 0.5
+        last = ""
+        status = 0
+        for fact in self._server.run(request, kill_after):
+            kind = fact[0]
+            if kind == "exit":
+                status = os.waitstatus_to_exitcode(fact[1])
+            elif kind == "hit":
+                last = fact[1]
+            self._take(kind, fact)
+        if status == KILLED:
+            self.kills[point or last] += 1
+        elif status:
+            self.troubles.append(f"round {self.rounds} ended with {status}")
+        # A clock that stood still, ran on, or was set back while the store was closed.
+        self._now_ms += self.random.choice((-30_000, 0, 1, 20_000, 100_000))
+        return status == KILLED
+
+    def drain(self) -> None:
+        """Receive what is left, and see that nothing is missing."""
+        if self.round(drain=True):
+            self.troubles.append("the drain was killed")
+        for (topic, subscription), delivered in self.delivered.items():
+            missing = self.sent.get(topic, {}).keys() - delivered.keys()
+            if missing:
+                self.troubles.append(
+                    f"{subscription} of {topic} never got {len(missing)} acknowledged sends: {sorted(missing)[:5]}"
+                )
+
+    @property
+    def facts(self) -> str:
+        """A line for a failed test: seed and figures."""
+        sent = sum(map(len, self.sent.values()))
+        return f"seed {self._base['seed']}, {self.rounds} rounds, {sent} sends, killed at {dict(self.kills)}"
+
+    def _take(self, kind: str, fact: list[Any]) -> None:
+        if kind == "hit":
+            self.hits[fact[1]] += 1
+        elif kind == "clock":
+            self._now_ms = fact[1]
+        elif kind == "sent":
+            self.sent.setdefault(fact[1], {}).update({(ledger, entry): text for ledger, entry, text in fact[2]})
+        elif kind == "got":
+            self._got(fact[1], fact[2], fact[3])
+        elif kind == "acked":
+            self.acked.setdefault((fact[1], fact[2]), set()).update(map(tuple, fact[3]))
+        elif kind == "left" and (fact[1] or fact[2]):
+            self.troubles.append(f"{fact[1]} partitions with {fact[2]} pending messages are left after the drain")
+        elif kind == "trouble":
+            self.troubles.append(f"round {self.rounds}: {fact[1]}")
+
+    def _got(self, topic: str, subscription: str, rows: list[Any]) -> None:
+        where = (topic, subscription)
+        delivered = self.delivered.setdefault(where, {})
+        acked = self.acked.setdefault(where, set())
+        sent = self.sent.get(topic, {})
+        for ledger, entry, at_ledger, at_entry, text in rows:
+            id_, position = (ledger, entry), (at_ledger, at_entry)
+            if id_ in acked:
+                self.troubles.append(f"{id_} was delivered to {where} again after its durable acknowledgement")
+            if delivered.setdefault(id_, position) != position:
+                self.troubles.append(f"{id_} was delivered to {where} from {delivered[id_]} and from {position}")
+            if sent.get(id_, text) != text:
+                self.troubles.append(f"{id_} was delivered to {where} as {text!r}, sent as {sent[id_]!r}")
+            if subscription == "durable":
+                if (topic, id_) in self._in_round:
+                    self.troubles.append(f"{id_} was delivered to {where} twice in round {self.rounds}")
+                self._in_round.add((topic, id_))

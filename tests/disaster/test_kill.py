@@ -1,0 +1,167 @@
+"""A writing process is killed at every step and at random instants, over and over in one store: nothing is lost.
+
+The rules are in kill_series, the program that is killed in kill_child, and the wrong engines that this test must
+find out in kill_mutants. SIGKILL loses nothing that was written, synced or not, so most series run in memory, where
+an fsync costs nothing; the power cut is another test's.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from duelog.store import failpoints
+from tests.disaster.kill_series import CHILD, Series, Server
+
+pytestmark = pytest.mark.kill
+
+LATER = {"snapshot.part", "snapshot.meta", "compact.copied", "compact.published", "compact.adopted"}
+"""Points of features that the engine does not have yet; a point that is reached must leave this list."""
+
+REACHABLE = [point for point in failpoints.POINTS if point not in LATER]
+COUNTS = (1, 2, 1, 5, 3, 8)
+"""The how-many-th time a point kills, round after round; 1 after 2 dies in the recovery of what 2 left."""
+
+CHAINS = (
+    ("delete.recorded", "delete.moved", "delete.removed", "commit.before"),
+    ("trim.recorded", "trim.part", "commit.before", "commit.after"),
+    ("directory.renamed", "directory.staged", "commit.before", "partition.registered"),
+)
+"""Killed at the first of a chain, then again and again while what it left is recovered."""
+
+RANDOM_ROUNDS = 18
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    server = Server()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def memory(tmp_path: Path) -> Iterator[Path]:
+    """A directory in memory where there is such a thing, else on disk."""
+    shm = Path("/dev/shm")
+    if not os.access(shm, os.W_OK) or shutil.disk_usage(shm).free < 64 << 20:
+        yield tmp_path
+        return
+    path = Path(tempfile.mkdtemp(prefix="duelog-kill-", dir=shm))
+    yield path
+    shutil.rmtree(path)
+
+
+def report(series: Series) -> str:
+    """What a failed test shows."""
+    return "\n".join([series.facts, *series.troubles[:10]])
+
+
+@pytest.mark.parametrize("point", REACHABLE)
+def test_nothing_is_lost_or_doubled_when_killed_at(server: Server, memory: Path, point: str) -> None:
+    """Killed at the first, second, ... time it reaches a point, the store recovers and keeps every promise."""
+    series = Series(server, memory / "store", f"point {point}", steps=40)
+    killed = [series.round(point, count) for count in COUNTS]
+    series.drain()
+    assert not series.troubles, report(series)
+    assert killed[0], f"the child never reached {point}"
+    assert series.kills[point] >= 4, report(series)
+
+
+@pytest.mark.parametrize("chain", CHAINS, ids=lambda chain: chain[0])
+def test_a_recovery_that_is_killed_is_recovered(server: Server, memory: Path, chain: tuple[str, ...]) -> None:
+    """A crash in the recovery of a crash, and in the recovery of that, leaves nothing that the next cannot finish."""
+    series = Series(server, memory / "store", f"chain {chain[0]}", steps=40)
+    series.round()
+    for _ in range(2):
+        for point in chain:
+            series.round(point)
+    series.drain()
+    assert not series.troubles, report(series)
+    assert sum(series.kills.values()) >= 6, report(series)
+
+
+@pytest.mark.parametrize("durability", ["commit", "relaxed", "none"])
+@pytest.mark.parametrize("threads", [0, 3], ids=["alone", "threads"])
+def test_nothing_is_lost_or_doubled_when_killed_at_random(
+    server: Server, memory: Path, durability: str, threads: int
+) -> None:
+    """Killed at any instant, with producers beside the consumer or without, the store keeps every promise."""
+    seed = f"random {durability} {threads}"
+    kill_random(Series(server, memory / "store", seed, durability=durability, threads=threads), seed)
+
+
+def test_nothing_is_lost_or_doubled_when_killed_at_random_on_disk(server: Server, tmp_path: Path) -> None:
+    """The same on a file system with real fsyncs."""
+    kill_random(Series(server, tmp_path / "store", "disk"), "disk")
+
+
+def test_nothing_is_lost_or_doubled_when_killed_beside_the_scheduler(server: Server, memory: Path) -> None:
+    """The same with the background thread firing, closing and deleting while others send and receive."""
+    kill_random(Series(server, memory / "store", "background", background=True, threads=2), "background")
+
+
+def kill_random(series: Series, seed: str) -> None:
+    """Rounds killed after a random number of facts, then a drain."""
+    rng = random.Random(seed)
+    for _ in range(RANDOM_ROUNDS):
+        series.round(kill_after=rng.randrange(1, 30) if rng.random() < 0.3 else rng.randrange(30, 200))
+    series.drain()
+    assert not series.troubles, report(series)
+    assert sum(series.kills.values()) >= RANDOM_ROUNDS - 4, report(series)
+
+
+def test_every_point_is_either_killed_at_or_of_a_later_feature(server: Server, memory: Path) -> None:
+    """A point that the engine reaches and that this test does not kill at would be seen here."""
+    series = Series(server, memory / "store", "census", steps=40)
+    series.round()
+    assert set(series.hits) == set(REACHABLE), report(series)
+    assert set(failpoints.POINTS) >= LATER
+
+
+def test_the_environment_variable_kills_a_process_at_a_point(tmp_path: Path) -> None:
+    """DUELOG_FAILPOINT=name:count kills any process that uses the engine, the count-th time."""
+    program = (
+        "import sys; from duelog import DelayedStore, ManualClock\n"
+        "topic = DelayedStore.open(sys.argv[1], clock=ManualClock(1000)).topic('a')\n"
+        "for number in range(100): topic.send(b'x'); print(number, flush=True)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path / "store")],
+        env={**os.environ, "DUELOG_FAILPOINT": "commit.after:9"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == -signal.SIGKILL
+    assert 0 < len(done.stdout.splitlines()) < 9
+    assert CHILD.exists()
+
+
+MUTANTS = {
+    "frontier_after_markers": ("fire.after", "doubled-marker"),
+    "frontier_before_markers": ("fire.after", "never got"),
+    "trash_before_record": ("delete.moved", "is registered in the catalog, and is missing"),
+    "register_before_rename": ("partition.registered", "is registered in the catalog, and is missing"),
+    "ack_before_disk": ("commit.after", "again after its durable acknowledgement"),
+}
+"""Wrong engines of kill_mutants, where each is killed, and how the harness must complain."""
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_the_harness_finds_out_a_wrong_engine(server: Server, memory: Path, mutant: str) -> None:
+    """The rounds that the engine passes are failed by one whose steps are in the wrong order."""
+    point, complaint = MUTANTS[mutant]
+    series = Series(server, memory / "store", f"mutant {mutant}", steps=40)
+    for count in (1, 2, 5, 20, 50):
+        series.round(point, count, mutant=mutant)
+    series.drain()
+    assert any(complaint in trouble for trouble in series.troubles), report(series)

@@ -1,0 +1,83 @@
+"""A process that has a store open for writing while a test reads it: told what to do line by line.
+
+Its clock is manual; every command is answered once it is done, so that a test knows what the store holds.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Self
+
+START_MS = 1_790_000_000_000
+HOUR_MS = 3_600_000
+
+_PROGRAM = """
+import json, sys
+from duelog import DelayedStore, ManualClock, Message, StoreConfig
+
+path, start_ms, fields = sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3])
+clock = ManualClock(start_ms)
+with DelayedStore.open(path, StoreConfig(**fields), clock=clock) as store:
+    print("null", flush=True)
+    for line in sys.stdin:
+        name, *values = json.loads(line)
+        answer = None
+        if name == "subscribe":
+            store.topic(values[0]).subscribe(values[1]).close()
+        elif name == "send":
+            topic, text, delays_ms = values
+            messages = [Message(text.encode(), deliver_after=delay_ms / 1000) for delay_ms in delays_ms]
+            answer = [str(sent) for sent in store.topic(topic).send_batch(messages)]
+        elif name == "advance":
+            clock.advance(values[0])
+            answer = store.tick().fired
+        elif name == "drain":
+            with store.topic(values[0]).subscribe(values[1]) as subscription:
+                answer = 0
+                while batch := subscription.receive(1000):
+                    answer += subscription.ack(batch, durable=True)
+            clock.advance(1000)
+            store.tick()
+        print(json.dumps(answer), flush=True)
+"""
+
+
+class WritingProcess:
+    """A child process that holds the store open for writing until the block ends."""
+
+    def __init__(self, path: Path, **config: Any) -> None:
+        config.setdefault("partition_ms", HOUR_MS)
+        command = [sys.executable, "-c", _PROGRAM, str(path), str(START_MS), json.dumps(config)]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._answer()
+
+    def _answer(self) -> Any:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        assert line, f"the writing process ended with {self._process.wait()}"
+        return json.loads(line)
+
+    def do(self, name: str, *values: object) -> Any:
+        """Have a command carried out; returns its answer."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps([name, *values]) + "\n")
+        self._process.stdin.flush()
+        return self._answer()
+
+    def send(self, topic: str, text: str, *delays_ms: int) -> list[str]:
+        """Send one message for each delay; returns their ids."""
+        sent: list[str] = self.do("send", topic, text, delays_ms)
+        return sent
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.stdout.close()
+        assert self._process.wait(timeout=60) == 0
