@@ -1,0 +1,60 @@
+"""The bytes of docs/format.md are what the code writes."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+
+from duelog.store import format as fmt
+from duelog.store.body import encode_one
+from duelog.store.format import FrontierRecord
+from duelog.store.message import Message
+from duelog.store.run import pack_markers, pack_messages
+
+PAGE = Path(__file__).parents[2] / "docs" / "format.md"
+START_MS = 1_789_948_800_000
+SENT_MS = 1_790_000_000_000
+
+
+def example(number: int) -> tuple[bytes, bytes]:
+    """(key, value) of the page's hex block `number`: bytes are what stands before the first three spaces."""
+    block = re.findall(r"```hex\n(.*?)```", PAGE.read_text(), re.DOTALL)[number]
+    key, _, value = block.partition("\n\n")
+
+    def parse(text: str) -> bytes:
+        return bytes.fromhex("".join(line.split("   ")[0] for line in text.splitlines()))
+
+    return parse(key), parse(value)
+
+
+def test_the_pages_run_of_messages_is_what_is_written() -> None:
+    """Key and value of the worked example's two messages."""
+    key, value = example(0)
+    bodies = [
+        encode_one(Message(b"pay"), SENT_MS, 1_000)[1],
+        encode_one(Message(b"ship", key="order-17"), SENT_MS, 1_000)[1],
+    ]
+    assert key == fmt.run_key(7, 0)
+    assert value == pack_messages(key, START_MS, np.array([SENT_MS + 60_000, SENT_MS + 3_600_000]), bodies)
+
+
+def test_the_pages_run_of_markers_is_what_is_written() -> None:
+    """Key and value of the worked example's marker."""
+    key, value = example(1)
+    assert key == fmt.run_key(3, 0)
+    assert value == pack_markers(key, 7, START_MS, np.array([0], np.uint32), np.array([SENT_MS + 60_000]))
+
+
+def test_the_pages_frontier_is_what_is_written() -> None:
+    """Key and sealed value of the worked example's frontier."""
+    key, value = example(2)
+    assert key == fmt.frontier_key(1, START_MS)
+    assert value == fmt.seal(key, FrontierRecord(7, SENT_MS + 60_000, 0, 2, 1, 3, 0, 0).pack())
+
+
+def test_every_table_of_the_format_stands_on_the_page() -> None:
+    """A table that is added to the code without the page is seen."""
+    text = PAGE.read_text()
+    assert [table.name for table in fmt.Table if f"`{table:02x}`" not in text] == []
