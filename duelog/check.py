@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import lmdb
 import numpy as np
 from pyroaring import BitMap
 
@@ -58,21 +60,29 @@ class _Check:
         self._records: dict[int, PartitionRecord] = {}
         self._frontiers: dict[tuple[int, int], FrontierRecord] = {}
         self._topics: dict[int, str] = {}
+        self._raw: lmdb.Transaction
         self._markers: dict[int, BitMap] = {}  # partition log's ledger id -> entries that markers point at
 
     def run(self) -> Iterator[Finding]:
-        try:
-            yield from self._catalog()
-        except CorruptRecord as error:
-            yield Finding("error", "corrupt-record", "main", str(error), REPAIR)
-            return
-        yield from self._main_logs()
-        yield from self._partitions()
-        yield from self._cursors()
-        yield from self._set_aside()
+        # One transaction for all of main, so that what another process or a producer writes meanwhile is no finding.
+        # Partitions are read after it began, and hold whatever it knows of: entries are on disk before they fire.
+        with self._main.read() as self._raw:
+            try:
+                yield from self._catalog()
+            except CorruptRecord as error:
+                yield Finding("error", "corrupt-record", "main", str(error), REPAIR)
+                return
+            yield from self._main_logs()
+            yield from self._partitions()
+            yield from self._cursors()
+            yield from self._set_aside()
+
+    @contextmanager
+    def _read_main(self) -> Iterator[lmdb.Transaction]:
+        yield self._raw
 
     def _catalog(self) -> Iterator[Finding]:
-        with self._main.read() as raw:
+        with self._read_main() as raw:
             self._records = dict(catalog.partitions(raw))
             for topic_id, start_ms, record in catalog.frontiers(raw):
                 self._frontiers[topic_id, start_ms] = record
@@ -87,22 +97,20 @@ class _Check:
                     "a frontier names a partition that is not in the catalog",
                     REPAIR,
                 )
-        registered = {partition.path.parent.name for partition in self._engine.partitions}
-        for directory in sorted((self._engine.path / "partitions").iterdir()):
-            if directory.name not in registered:
-                yield Finding(
-                    "warning",
-                    "orphan-directory",
-                    str(directory),
-                    "is not in the catalog",
-                    "it is removed when the store is next opened for writing",
-                )
+        for directory in self._engine.partitions.unregistered():
+            yield Finding(
+                "warning",
+                "orphan-directory",
+                str(directory),
+                "is not in the catalog",
+                "it is removed when the store is next opened for writing",
+            )
 
     # -- main logs -------------------------------------------------------------------------------
 
     def _main_logs(self) -> Iterator[Finding]:
         for topic_id, name in self._topics.items():
-            with self._main.read() as raw:
+            with self._read_main() as raw:
                 ledgers = catalog.ledgers(raw, topic_id)
                 if [record.state for _, record in ledgers].count(LedgerState.OPEN) != 1:
                     yield Finding("error", "open-ledgers", name, "has not exactly one open ledger", REPAIR)
@@ -182,7 +190,8 @@ class _Check:
                 with self._engine.partitions.lease(partition):
                     yield from self._partition(partition, record)
             except (DamagedStore, CorruptRecord) as error:
-                yield Finding("error", "partition", partition.name, str(error), REPAIR)
+                if self._engine.partitions.registered(partition):
+                    yield Finding("error", "partition", partition.name, str(error), REPAIR)
 
     def _partition(self, partition: Partition, record: PartitionRecord) -> Iterator[Finding]:
         holders = 0
@@ -218,7 +227,7 @@ class _Check:
         """What the frontier says has fired against the markers that are there."""
         passed = BitMap()
         damaged = False
-        with self._main.read() as raw:
+        with self._read_main() as raw:
             admitted = members(raw, fmt.Table.ADMITTED, ledger_id)
         for batch in scan_dues(partition.environment, ledger_id, 0, min(tail, frontier.seen), admitted):
             if not isinstance(batch, DueBatch):
@@ -238,15 +247,16 @@ class _Check:
         if stray and not damaged:
             message = f"{len(stray)} markers of entries that have not fired: {list(stray)[:10]}"
             yield Finding("error", "stray-marker", address, message, REPAIR)
-        with self._main.read() as raw:
-            first_ledger = min((ledger for ledger, _ in catalog.ledgers(raw, topic_id)), default=0)
+        with self._read_main() as raw:
+            kept = [ledger for ledger, row in catalog.ledgers(raw, topic_id) if row.state is not LedgerState.TRIMMING]
+            first_ledger = min(kept, default=0)
         kept_all = frontier.fired and frontier.marker_ledger >= first_ledger
         if kept_all and frontier.last_marker is not None and not marked:
             yield Finding("error", "lost-marker", address, f"its last marker {frontier.last_marker} is gone", REPAIR)
 
     def _not_to_fire(self, ledger_id: int) -> BitMap:
         """Entries before the frontier that did not fire for a reason: set aside, or cancelled."""
-        with self._main.read() as raw:
+        with self._read_main() as raw:
             first, limit = fmt.set_aside_key(ledger_id, 0), fmt.set_aside_key(ledger_id + 1, 0)
             cancelled = members(raw, fmt.Table.CANCELLED, ledger_id)
             return cancelled | BitMap([fmt.trailing_u32(key) for key, _ in catalog.rows(raw, first[:9], first, limit)])
@@ -254,14 +264,14 @@ class _Check:
     # -- the rest ----------------------------------------------------------------------------------
 
     def _cursors(self) -> Iterator[Finding]:
-        with self._main.read() as raw:
+        with self._read_main() as raw:
             found = list(catalog.cursors(raw))
         for topic_id, name, record in found:
             address = f"topic {topic_id}, subscription {name!r}"
             if topic_id not in self._topics:
                 yield Finding("error", "cursor-without-topic", address, "its topic does not exist", REPAIR)
                 continue
-            with self._main.read() as raw:
+            with self._read_main() as raw:
                 ledgers = catalog.ledgers(raw, topic_id)
                 acked = dict(catalog.acked(raw, record.subscription_id))
                 tails = {ledger_id: find_tail(raw, self._main.name, ledger_id) for ledger_id, _ in ledgers}
@@ -277,9 +287,8 @@ class _Check:
 
     def _set_aside(self) -> Iterator[Finding]:
         addresses: dict[tuple[int, int], str] = {}
-        for page in catalog.pages(self._main, fmt.prefix(fmt.Table.SET_ASIDE)):
-            for key, fields in page:
-                addresses[fmt.trailing_u64(key[:9]), fmt.trailing_u32(key)] = fields.decode(errors="replace")
+        for key, fields in catalog.rows(self._raw, fmt.prefix(fmt.Table.SET_ASIDE)):
+            addresses[fmt.trailing_u64(key[:9]), fmt.trailing_u32(key)] = fields.decode(errors="replace")
         addresses.update({(ledger, entry): reason for ledger, entry, reason in self._engine.set_aside.items()})
         for (ledger_id, entry_id), reason in sorted(addresses.items()):
             yield Finding(

@@ -116,10 +116,14 @@ class DelayedStore:
         self._engine.check_writable()
         self._engine.flusher.flush()
 
-    def check(self) -> Iterator[Finding]:
-        """Every problem found in the store, as values; nothing is changed. O(entries' headers)."""
+    def check(self, *, deep: bool = False) -> Iterator[Finding]:
+        """Every problem found in the store, as values; nothing is changed. Also for stores open read-only.
+
+        `deep` reads and decodes every body too. O(headers of the entries); deep: O(bytes). Until it is done
+        nothing fires in this process, and the main environment's file does not reuse its pages.
+        """
         self._engine.check_open()
-        return check(self._engine)
+        return check(self._engine, deep=deep)
 
     def stats(self) -> StoreStats:
         """Figures of the store; O(partition logs)."""

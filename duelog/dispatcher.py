@@ -21,8 +21,9 @@ from typing import Literal, Protocol
 
 from pyroaring import BitMap
 
-from duelog.store.acks import AckSet, LedgerList
+from duelog.store.acks import AckSet
 from duelog.store.errors import BrokenInvariant, InvalidArgument
+from duelog.store.ledger_list import LedgerList
 from duelog.store.message import ReceivedMessage
 from duelog.store.position import Position
 
@@ -284,7 +285,6 @@ class Dispatcher:
         readable = {message.position for message in found}
         for ledger_id, entries in group_by_ledger([p for p in asked if p not in readable]).items():
             self._order.forget(ledger_id, entries)
-            self._outstanding.forget(None, ledger_id, entries)
 
     def _forget_through(self, position: Position) -> None:
         self._outstanding.forget_through(position)

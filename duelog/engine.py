@@ -14,7 +14,9 @@ from duelog.cleanup.sweep import Swept, sweep
 from duelog.cleanup.trim import release_before, remove_runs
 from duelog.markers.firing import Firing
 from duelog.markers.reader import MainLogReader
+from duelog.markers.tracker import SubscriptionView, TopicDelayTracker
 from duelog.markers.withdrawal import Withdrawals
+from duelog.partitions.followed_set import FollowedPartitionSet
 from duelog.partitions.partition_set import PartitionSet
 from duelog.store import catalog
 from duelog.store import format as fmt
@@ -24,10 +26,12 @@ from duelog.store.directory import make_directory
 from duelog.store.errors import ClosedError, ConsumerBusy, CorruptEntry, DamagedStore, UnknownSubscription
 from duelog.store.format import LedgerState, PartitionState
 from duelog.store.ledger import find_tail
+from duelog.store.position import Position
 from duelog.store.set_aside import SetAside
 from duelog.store.transaction import Transaction
 
 from .ack_flusher import AckFlusher
+from .due_reader import DueReader
 from .maintenance import Maintenance, TickResult
 from .opening import StoreLock, create, open_main, read_identity, refuse_foreign
 from .scheduler import Scheduler
@@ -71,7 +75,8 @@ class Engine:
             self.swept = Swept(0, 0, 0) if read_only else sweep(path, self.main)
             mark = self.main.get(fmt.counter_key(catalog.CLOCK))
             self.clock = StoreClock(clock, 0 if mark is None else fmt.unpack_u64(mark))
-            self.partitions = PartitionSet(path, self.main, config, identity.store_id, read_only=read_only)
+            kind = FollowedPartitionSet if read_only else PartitionSet
+            self.partitions: PartitionSet = kind(path, self.main, config, identity.store_id, read_only=read_only)
             self.partitions.load()
             self._refuse_lost_entries()
         except BaseException:
@@ -104,10 +109,11 @@ class Engine:
             config,
         )
         self.topics.look_at = self.maintenance.look_at
+        self.partitions.created = lambda partition: self.wake()
         self.scheduler: Scheduler | None = None
         background = config.background if config.background is not None else not isinstance(clock, ManualClock)
         if background and not read_only:
-            self.scheduler = Scheduler(lambda: self.maintenance.tick().next_due_ms, self.clock, self._wake_receivers)
+            self.scheduler = Scheduler(lambda: self.maintenance.slice()[0].next_due_ms, self.clock, self._wake_receivers)
             self.maintenance.wake = self.scheduler.wake
             self.scheduler.start()
 
@@ -157,12 +163,18 @@ class Engine:
         self.check_writable()
         return self.maintenance.tick()
 
+    def slice(self) -> tuple[TickResult, bool]:
+        """A piece of a tick, and whether there is more to do now."""
+        self.check_writable()
+        return self.maintenance.slice()
+
     def note_unreadable(self, error: CorruptEntry) -> None:
         """Set an entry aside that cannot be read."""
         self.set_aside.add(error)
 
-    def reader(self, topic: TopicState, subscription: str) -> MainLogReader:
-        return MainLogReader(
+    def reader(self, topic: TopicState, subscription: str) -> DueReader:
+        """What a subscription of the topic reads its main log with."""
+        plain = MainLogReader(
             self.main,
             self.partitions,
             topic.log,
@@ -171,6 +183,14 @@ class Engine:
             span_ms=self.config.partition_ms,
             set_aside=self.note_unreadable,
         )
+
+        def open_view(position: Position, done_ms: int) -> tuple[TopicDelayTracker, SubscriptionView]:
+            return topic.track(
+                lambda: TopicDelayTracker(self.main, topic.log, self.note_unreadable),
+                lambda tracker: (tracker, tracker.open_view(position, done_ms)),
+            )
+
+        return DueReader(plain, open_view, self.clock)
 
     def acknowledged(self, topic: TopicState, subscription: SubscriptionState, moved_ledger: bool) -> None:
         """Acknowledgements were taken in memory: see that they reach the disk, and that ledgers are trimmed."""
@@ -261,6 +281,7 @@ class Engine:
                 with self.maintenance.lock:
                     self.flusher.flush()
                     self.set_aside.flush()
+                    self.firing.save_all(self.clock.now_ms())
         finally:
             self.closed = True
             self._wake_receivers()

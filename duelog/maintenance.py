@@ -1,7 +1,12 @@
-"""What a store does when time passes: load, fire, close, trim, delete, persist. One tick at a time.
+"""What a store does when time passes: load, fire, close, save, trim, delete, persist. One tick at a time.
 
 A tick does whatever is due now, in that order, and says when the next thing is. It is run by the
 scheduler thread, by the program, or by `receive` where there is no thread.
+
+A tick is made of slices of some ten ms: a piece of a partition being loaded, batches of what is due, one
+transaction of a snapshot, and the small things. So what takes long (loading ten million entries, saving them, a
+backlog after a long stop) holds up neither what is due meanwhile nor the flushing of acknowledgements, and
+`receive` hands out what the first slices fired while later partitions still load.
 """
 
 from __future__ import annotations
@@ -28,6 +33,9 @@ from duelog.store.set_aside import SetAside
 from .ack_flusher import AckFlusher
 from .topic_state import TopicState
 from .topics import Topics
+
+_SLICE_S = 0.05
+"""How long a slice goes on firing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,13 +112,29 @@ class Maintenance:
     # -- the tick --------------------------------------------------------------------------------
 
     def tick(self) -> TickResult:
-        """Do whatever is due. Raises ClockJumped, StoreFull, StoreFailed; what was done stands."""
+        """Do whatever is due, all of it. Raises ClockJumped, StoreFull, StoreFailed; what was done stands."""
+        result, more = self.slice()
+        while more:
+            following, more = self.slice()
+            result = TickResult(
+                result.fired + following.fired,
+                result.closed + following.closed,
+                result.trimmed + following.trimmed,
+                result.deleted + following.deleted,
+                result.snapshots + following.snapshots,
+                following.next_due_ms,
+            )
+        return result
+
+    def slice(self) -> tuple[TickResult, bool]:
+        """Do a piece of what is due, and say whether there is more; then `next_due_ms` is now. Raises as `tick`."""
         with self.lock:
             now_ms = self._time()
             full: StoreFull | None = None
-            fired = closed = 0
+            fired = closed = saved = 0
+            more = False
             try:
-                fired, closed = self._fire(now_ms)
+                fired, closed, saved, more = self._advance(now_ms)
             except StoreFull as error:  # go on: what follows may make room
                 full = error
             due_ms = self._flusher.due_ms()
@@ -121,7 +145,8 @@ class Maintenance:
             deleted = self._delete()
             if full is not None:
                 raise full
-            return TickResult(fired, closed, trimmed, deleted, 0, self._next_due_ms())
+            next_due_ms = now_ms if more else self._next_due_ms()
+            return TickResult(fired, closed, trimmed, deleted, saved, next_due_ms), more
 
     def _time(self) -> int:
         """Now; refused when the clock ran ahead of the time that passed by more than the bound."""
@@ -135,23 +160,24 @@ class Maintenance:
         self._seen = (now_ms, passed_ms)
         return max(now_ms, self._clock.mark_ms)
 
-    def _fire(self, now_ms: int) -> tuple[int, int]:
-        fired = closed = 0
-        while not self.stopping:
-            loaded = self._firing.load(now_ms)
-            batch = self._firing.fire(now_ms)
-            if batch:
-                self._clock.raise_to(now_ms)
-                fired += batch
-                continue
-            starts = self._firing.close_finished(now_ms)
-            if starts:
-                self._clock.raise_to(now_ms)
-                closed += len(starts)
-                self._undeleted.extend(starts)
-            elif not loaded:
-                break
-        return fired, closed
+    def _advance(self, now_ms: int) -> tuple[int, int, int, bool]:
+        """Load, fire, close and save a little: how many fired, closed, were saved, and whether there is more."""
+        if self.stopping:
+            return 0, 0, 0, False
+        until = time.perf_counter() + _SLICE_S
+        loading = self._firing.load(now_ms)
+        fired = 0
+        while batch := self._firing.fire(now_ms):
+            self._clock.raise_to(now_ms)
+            fired += batch
+            if self.stopping or time.perf_counter() >= until:
+                return fired, 0, 0, not self.stopping
+        starts = self._firing.close_finished(now_ms)
+        if starts:
+            self._clock.raise_to(now_ms)
+            self._undeleted.extend(starts)
+        saved = self._firing.save(now_ms)
+        return fired, len(starts), saved, loading or bool(starts) or self._firing.saving.is_due()
 
     def _trim(self, now_ms: int) -> int:
         if not self._surveyed:
@@ -168,6 +194,7 @@ class Maintenance:
         return trimmed
 
     def _trim_topic(self, topic: TopicState, now_ms: int) -> int:
+        topic.free_tracker(now_ms, self._config.tracker_idle_ms)
         age_due_ms = topic.log.age_due_ms()
         if age_due_ms is not None and age_due_ms <= now_ms:
             self._main.write(lambda transaction: topic.log.roll(transaction, now_ms))
@@ -187,6 +214,8 @@ class Maintenance:
         if first == ledgers[0].ledger_id:
             return 0
         given_up = [ledger for ledger in ledgers if ledger.ledger_id < first]
+        if topic.tracker is not None:
+            topic.tracker.forget_before(first)
         self._undeleted.extend(give_up_ledgers(self._main, topic.log, first))
         for subscription in list(topic.subscriptions.values()):
             with subscription.lock:

@@ -36,6 +36,7 @@ class Sender:
         self._main = main
         self._partitions = partitions
         self._span_ms = config.partition_ms
+        self._inline_ms = config.inline_delay_ms
         self._run_limits = run_limits
         self._pool: ThreadPoolExecutor | None = None
         self._pool_lock = threading.Lock()
@@ -51,6 +52,8 @@ class Sender:
         count = len(batch)
         if not count:
             return []
+        if self._inline_ms:  # what is due soon waits in the main log (PIP-448)
+            batch.delayed = batch.dues > now_ms + self._inline_ms
         if not batch.delayed.any():
             return self._ids([(None, self._append_direct(topic, batch, now_ms))], count)
         groups: list[tuple[int | None, Any]] = []

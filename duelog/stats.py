@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from duelog.partitions.partition import Partition, PartitionLog
 from duelog.store import catalog
 from duelog.store import format as fmt
 from duelog.store.cancellations import members
@@ -102,7 +103,7 @@ def subscription_stats(topic: TopicState, state: SubscriptionState) -> Subscript
             state.type,
             state.consumers,
             state.acks.mark_delete,
-            state.acks.backlog(topic.log),
+            max(0, state.acks.backlog(topic.log) - (0 if state.reader is None else state.reader.waiting())),
             0 if dispatcher is None else dispatcher.outstanding_count(),
             0 if dispatcher is None else dispatcher.awaiting_redelivery_count,
         )
@@ -111,14 +112,22 @@ def subscription_stats(topic: TopicState, state: SubscriptionState) -> Subscript
 def pending_of(engine: Engine, topic_id: int) -> int:
     """Messages of a topic that have not fired; O(partitions), each opened if it is not."""
     pending = 0
-    for partition in engine.partitions:
-        if partition.state is not PartitionState.OPEN:
-            continue
-        with engine.partitions.lease(partition):
-            log = partition.log(topic_id)
-            if log is not None:
-                pending += log.ledger.entries - _done(engine, topic_id, partition.start_ms, log.ledger_id)
+    for partition in engine.partitions.held(_is_open):
+        log = partition.log(topic_id)
+        if log is not None:
+            pending += _pending_in(engine, partition, log)
     return pending
+
+
+def _is_open(partition: Partition) -> bool:
+    return partition.state is PartitionState.OPEN
+
+
+def _pending_in(engine: Engine, partition: Partition, log: PartitionLog) -> int:
+    # What has fired is asked for first: entries that come meanwhile then count as pending, not below zero.
+    done = _done(engine, log.topic_id, partition.start_ms, log.ledger_id)
+    newest = partition.log(log.topic_id) or log
+    return newest.ledger.entries - done
 
 
 def _done(engine: Engine, topic_id: int, start_ms: int, ledger_id: int) -> int:
@@ -141,7 +150,7 @@ def topic_stats(engine: Engine, topic: TopicState) -> TopicStats:
         sum(ledger.entries for ledger in ledgers),
         len(ledgers),
         sum(ledger.stored_bytes for ledger in ledgers),
-        engine.firing.memory_bytes(topic.topic_id),
+        engine.firing.memory_bytes(topic.topic_id) + (topic.tracker.memory_bytes() if topic.tracker else 0),
         tuple(subscription_stats(topic, state) for _, state in sorted(topic.subscriptions.items())),
     )
 
@@ -150,18 +159,18 @@ def partition_stats(engine: Engine) -> list[PartitionStats]:
     """Every partition, by start; O(logs), each partition opened if it is not."""
     now_ms = engine.clock.now_ms()
     found = []
-    for partition in engine.partitions:
-        with engine.main.read() as raw:
-            record = dict(catalog.partitions(raw)).get(partition.start_ms)
+    with engine.main.read() as raw:
+        records = dict(catalog.partitions(raw))
+    for partition in engine.partitions.held():
+        record = records.get(partition.start_ms)
         if record is None or record.state is PartitionState.DELETING:
             continue
         messages = pending = topics = 0
-        with engine.partitions.lease(partition):
-            for log in partition.logs():
-                topics += 1
-                messages += log.ledger.entries
-                if record.state is PartitionState.OPEN:
-                    pending += log.ledger.entries - _done(engine, log.topic_id, partition.start_ms, log.ledger_id)
+        for log in partition.logs():
+            topics += 1
+            messages += log.ledger.entries
+            if record.state is PartitionState.OPEN:
+                pending += _pending_in(engine, partition, log)
         state = "closed" if record.state is PartitionState.CLOSED else _open_state(partition.start_ms, now_ms)
         found.append(
             PartitionStats(
@@ -183,6 +192,14 @@ def _open_state(start_ms: int, now_ms: int) -> str:
     return "current" if start_ms <= now_ms else "future"
 
 
+def _set_aside(engine: Engine) -> int:
+    """Entries set aside: those recorded, and those met since and not recorded yet."""
+    found = {(ledger_id, entry_id) for ledger_id, entry_id, _ in engine.set_aside.items()}
+    for page in catalog.pages(engine.main, fmt.prefix(fmt.Table.SET_ASIDE)):
+        found |= {(fmt.trailing_u64(key[:9]), fmt.trailing_u32(key)) for key, _ in page}
+    return len(found)
+
+
 def store_stats(engine: Engine) -> StoreStats:
     """O(partition logs + topics)."""
     partitions = partition_stats(engine)
@@ -197,7 +214,7 @@ def store_stats(engine: Engine) -> StoreStats:
         len(engine.firing.loaded_starts()),
         sum(partition.pending for partition in partitions),
         engine.firing.fired,
-        len(engine.set_aside),
+        _set_aside(engine),
         size_bytes(engine.path),
         engine.firing.memory_bytes(),
         counts.commits,

@@ -12,6 +12,7 @@ from duelog.store.message import ReceivedMessage
 from duelog.store.position import MessageId, Position
 
 from .dispatcher import Dispatcher, SubscriptionType
+from .due_reader import DueReader
 from .engine import Engine
 from .stats import SubscriptionStats, subscription_stats
 from .subscription_state import SubscriptionState
@@ -35,16 +36,16 @@ class Subscription:
         self._closed = False
         self.type: SubscriptionType = type_
 
-        def make() -> Dispatcher:
+        def make(reader: DueReader) -> Dispatcher:
             return Dispatcher(
                 state.acks,
-                engine.reader(topic, state.name),
+                reader,
                 topic.log,
                 type=type_,
                 ack_timeout_ms=engine.config.ack_timeout_ms,
             )
 
-        self._consumer = state.attach(type_, make, engine.clock.now_ms())
+        self._consumer = state.attach(type_, lambda: engine.reader(topic, state.name), make)
 
     @property
     def name(self) -> str:
@@ -75,19 +76,25 @@ class Subscription:
         while True:
             self._check_usable()
             version = topic.version
-            due_ms = None if engine.scheduler is not None else engine.tick().next_due_ms
+            due_ms, more = None, False
+            if engine.scheduler is None:
+                done, more = engine.slice()
+                due_ms = done.next_due_ms
             now_ms = engine.clock.now_ms()
             with self._state.lock:
                 dispatcher = self._dispatcher()
                 batch = dispatcher.next_batch(self._consumer, max_messages, now_ms)
-                again_ms = dispatcher.next_redelivery_ms()
+                passed_over = None if self._state.reader is None else self._state.reader.next_due_ms()
+                again = (dispatcher.next_redelivery_ms(), passed_over)
             if batch:
                 return batch
+            if more:  # fired for another topic, or still loading
+                continue
             if engine.scheduler is not None and engine.scheduler.error is not None:
                 raise engine.scheduler.error
             if not waits or (deadline_ms is not None and now_ms >= deadline_ms):
                 return []
-            until_ms = min((ms for ms in (deadline_ms, again_ms, due_ms) if ms is not None), default=None)
+            until_ms = min((ms for ms in (deadline_ms, *again, due_ms) if ms is not None), default=None)
             with topic.condition:
                 if topic.version == version:
                     engine.clock.wait(topic.condition, until_ms)
@@ -179,7 +186,10 @@ class Subscription:
             return
         self._closed = True
         if not self._engine.closed:
-            self._state.detach(self._consumer, self._engine.clock.now_ms())
+            now_ms = self._engine.clock.now_ms()
+            self._state.detach(self._consumer, now_ms)
+            if self._topic.tracker is not None:
+                self._engine.maintenance.look_at(self._topic.topic_id, now_ms + self._engine.config.tracker_idle_ms)
             self._topic.changed()
 
     def __enter__(self) -> Self:

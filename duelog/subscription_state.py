@@ -13,9 +13,11 @@ from duelog.store import format as fmt
 from duelog.store.acks import AckChanges, AckSet
 from duelog.store.errors import ConsumerBusy
 from duelog.store.format import CursorRecord
+from duelog.store.position import Position
 from duelog.store.transaction import Transaction
 
 from .dispatcher import Dispatcher, SubscriptionType
+from .due_reader import DueReader
 
 
 class SubscriptionState:
@@ -30,6 +32,7 @@ class SubscriptionState:
         self.lock = threading.Lock()
         self.deleted = False
         self._dispatcher: Dispatcher | None = None
+        self.reader: DueReader | None = None
         self._type: SubscriptionType | None = None
         self._consumers: set[int] = set()
         self._ids = itertools.count(1)
@@ -47,16 +50,27 @@ class SubscriptionState:
     def dispatcher(self) -> Dispatcher | None:
         return self._dispatcher
 
-    def attach(self, type_: SubscriptionType, make: Callable[[], Dispatcher], now_ms: int) -> int:
+    def attach(
+        self,
+        type_: SubscriptionType,
+        reader: Callable[[], DueReader],
+        make: Callable[[DueReader], Dispatcher],
+    ) -> int:
         """Add a consumer; returns its id. Raises ConsumerBusy: exclusive and taken, or of another type."""
         with self.lock:
             if self._consumers and self._type != type_:
                 raise ConsumerBusy(self.topic, self.name, f"its consumers are {self._type}, asked for {type_}")
             if self._consumers and type_ == "exclusive":
                 raise ConsumerBusy(self.topic, self.name, "it is exclusive and has a consumer")
-            if self._dispatcher is None or self._type != type_:
-                self._dispatcher = make()
+            if self._dispatcher is None or self.reader is None or self._type != type_:
+                if self.reader is not None:
+                    self.reader.close()
+                self.reader = reader()
+                self._dispatcher = make(self.reader)
                 self._type = type_
+            elif not self._consumers:
+                mark_delete = self.acks.mark_delete
+                self.reader.reopen(Position(mark_delete.ledger_id, mark_delete.entry_id + 1))
             consumer = next(self._ids)
             self._dispatcher.add_consumer(consumer)
             self._consumers.add(consumer)
@@ -68,6 +82,8 @@ class SubscriptionState:
             if consumer in self._consumers and self._dispatcher is not None:
                 self._consumers.discard(consumer)
                 self._dispatcher.remove_consumer(consumer, now_ms)
+                if not self._consumers and self.reader is not None:
+                    self.reader.close()
 
     def write_changes(self, transaction: Transaction, changes: AckChanges) -> None:
         """Put what `acks.take_changes` gave into a transaction; a no-op once the subscription is deleted."""

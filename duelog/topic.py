@@ -11,7 +11,7 @@ import numpy as np
 from duelog.markers.lookup import find_partition, read_entry, scheduled
 from duelog.markers.withdrawal import Outcome
 from duelog.store.body import EncodedBatch, encode_batch, encode_one
-from duelog.store.errors import ClosedError, InvalidArgument, UnknownSubscription
+from duelog.store.errors import ClosedError, DamagedStore, InvalidArgument, UnknownSubscription
 from duelog.store.message import MAX_DUE_MS, Message, ScheduledMessage, resolve_due_ms
 from duelog.store.names import TopicName, validate_subscription_name
 from duelog.store.position import MessageId
@@ -199,8 +199,13 @@ class Topic:
         partition = find_partition(self._engine.partitions, state.topic_id, message_id.ledger_id)
         if partition is None:
             return None
-        with self._engine.partitions.lease(partition):
-            return read_entry(partition.environment, message_id, self.name)
+        try:
+            with self._engine.partitions.lease(partition):
+                return read_entry(partition.environment, message_id, self.name)
+        except DamagedStore:
+            if self._engine.partitions.registered(partition):
+                raise
+            return None  # deleted since it was found
 
     def scheduled(
         self, start: int | datetime | None = None, end: int | datetime | None = None, limit: int | None = None

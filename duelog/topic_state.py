@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import TypeVar
 
+from duelog.markers.tracker import TopicDelayTracker
 from duelog.store.managed_ledger import ManagedLedger
 from duelog.store.names import TopicName
 
 from .subscription_state import SubscriptionState
+
+T = TypeVar("T")
 
 
 class TopicState:
@@ -24,6 +28,8 @@ class TopicState:
         self.condition = threading.Condition(threading.Lock())
         self.version = 0
         self._look_at = look_at
+        self._tracker: TopicDelayTracker | None = None
+        self._tracker_lock = threading.Lock()
         log.changed = self._log_changed
 
     def _log_changed(self, look: bool) -> None:
@@ -31,6 +37,24 @@ class TopicState:
             age_due_ms = self.log.age_due_ms()
             self._look_at(self.topic_id, 0 if age_due_ms is None or self.log.ledgers()[0].closed else age_due_ms)
         self.changed()
+
+    @property
+    def tracker(self) -> TopicDelayTracker | None:
+        """The tracker of messages that wait in the main log, if there is one now."""
+        return self._tracker
+
+    def track(self, make: Callable[[], TopicDelayTracker], view: Callable[[TopicDelayTracker], T]) -> T:
+        """Open a view on the topic's tracker, which is made if there is none; not beside `free_tracker`."""
+        with self._tracker_lock:
+            if self._tracker is None:
+                self._tracker = make()
+            return view(self._tracker)
+
+    def free_tracker(self, now_ms: int, idle_ms: int) -> None:
+        """Let the tracker go if its last view closed `idle_ms` ago or earlier."""
+        with self._tracker_lock:
+            if self._tracker is not None and self._tracker.idle(now_ms, idle_ms):
+                self._tracker = None
 
     def changed(self) -> None:
         """Wake the waiting receivers. Called by leaders of commits too: takes the condition's lock only."""

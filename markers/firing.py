@@ -5,39 +5,43 @@ clock mark together or none of them. The entries that markers point at are durab
 environments are synced first where `durability` is not "commit".
 
 Partitions that have begun are loaded, a bounded number at a time, in order; a loaded one hears of each
-append in commit order. Only the owner's tick calls `load`, `fire` and `close_finished`, one at a time.
+append in commit order. Only the owner's tick calls `load`, `fire`, `save` and `close_finished`, one at a time;
+`load` and `save` do some ms of work a call, so that what is due is fired in between.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 
-import numpy as np
 from pyroaring import BitMap
 
-from ..partitions.due_column import DueBatch, dues_of, scan_dues
-from ..partitions.index import DelayIndex
 from ..partitions.partition import Partition, PartitionLog
 from ..partitions.partition_set import PartitionSet
+from ..snapshot.writer import remove_snapshots
 from ..store import catalog
 from ..store import format as fmt
-from ..store.cancellations import members
 from ..store.config import StoreConfig
 from ..store.environment import Environment
 from ..store.errors import CorruptEntry, DamagedStore
 from ..store.failpoints import reach
 from ..store.format import FrontierRecord, PartitionRecord, PartitionState
-from ..store.ledger import find_tail
 from ..store.managed_ledger import ManagedLedger
 from ..store.reader_gate import ReaderGate
-from ..store.run import Int64s, UInt32s
+from ..store.run import Int64s
 from ..store.transaction import Transaction
+from .loading import Loading, admit, new_log
 from .log_firing import LogFiring, Taken
 from .ready_queue import ReadyQueue
+from .saving import Saving
 
 LOADED_AT_ONCE = 4
-"""Most begun partitions whose indexes are in memory; the next is loaded when one has closed."""
+"""The first so many partitions that are open and have begun have their indexes in memory; the next is loaded when
+one has closed."""
+
+_LOAD_SLICE_S = 0.02
+"""How long `load` goes on before it lets others fire."""
 
 
 class Firing:
@@ -66,6 +70,8 @@ class Firing:
         self._wake = wake
         self._ready = ReadyQueue()
         self._loaded: dict[int, dict[int, LogFiring]] = {}
+        self._loading: tuple[Partition, Iterator[None]] | None = None
+        self.saving = Saving(config)
         self.gate = ReaderGate()
         """Firing is alone in it; whoever cancels or reschedules is inside, so that nothing is on its way into
         the main log meanwhile and the recorded frontiers tell what has fired."""
@@ -76,105 +82,81 @@ class Firing:
 
     # -- loading ---------------------------------------------------------------------------------
 
-    def load(self, now_ms: int) -> int:
-        """Load partitions that begin within `preload_ms`, in order, a few at a time; returns how many."""
-        loaded = 0
-        for partition in self._partitions:
-            if partition.start_ms - self._config.preload_ms > now_ms or len(self._loaded) >= LOADED_AT_ONCE:
-                break
-            if partition.state is PartitionState.OPEN and partition.start_ms not in self._loaded:
-                self._load(partition)
-                loaded += 1
-        return loaded
+    def load(self, now_ms: int) -> bool:
+        """Load partitions that begin within `preload_ms`, in order, for a while; True while there is more to load."""
+        until = time.perf_counter() + _LOAD_SLICE_S
+        while self._loading is not None or self._begin_loading(now_ms):
+            if not self._load_more():
+                continue
+            if time.perf_counter() >= until:
+                return True
+        return False
 
     def next_load_ms(self) -> int | None:
         """When the next partition is to be loaded, None when none waits."""
-        if len(self._loaded) >= LOADED_AT_ONCE:
-            return None
-        for partition in self._partitions:
-            if partition.state is PartitionState.OPEN and partition.start_ms not in self._loaded:
-                return partition.start_ms - self._config.preload_ms
+        partition = self._next_to_load()
+        return None if partition is None else partition.start_ms - self._config.preload_ms
+
+    def _next_to_load(self) -> Partition | None:
+        if self._loading is not None:
+            return self._loading[0]
+        begun = [partition for partition in self._partitions if partition.state is PartitionState.OPEN]
+        for partition in begun[:LOADED_AT_ONCE]:
+            if partition.start_ms not in self._loaded:
+                return partition
         return None
 
-    def _load(self, partition: Partition) -> None:
+    def _begin_loading(self, now_ms: int) -> bool:
+        partition = self._next_to_load()
+        if partition is None or partition.start_ms - self._config.preload_ms > now_ms:
+            return False
         self._partitions.acquire(partition)  # given back when the partition closes
-        tails: dict[int, int] = {}
-        logs: dict[int, LogFiring] = {}
+        start_ms = partition.start_ms
+        self.saving.begin(start_ms)
+        loading = Loading(
+            self._main,
+            partition,
+            self._config.bucket_ms,
+            registered=functools.partial(self._loaded.__setitem__, start_ms),
+            listener=functools.partial(self._heard, partition),
+            exists=lambda topic_id: self._main_log(topic_id) is not None,
+            set_aside=self._set_aside,
+            finished=lambda log: self._ready.arm(log, log.next_due_ms()),
+        )
+        self._loading = partition, loading.steps()
+        return True
 
-        failure: list[Exception] = []
-
-        def listen() -> None:
-            try:
-                listen_from_here()
-            except Exception as error:  # the commit it comes after stands: not the committers' business
-                failure.append(error)
-
-        def listen_from_here() -> None:
-            # In the leader, between two commits: what is committed now is scanned, what comes is heard.
-            with partition.environment.read() as raw, self._main.read() as main:
-                for key, fields in catalog.rows(raw, fmt.prefix(fmt.Table.LOG)):
-                    topic_id, ledger_id = fmt.trailing_u32(key), fmt.unpack_u64(fields)
-                    frontier = catalog.frontier(main, topic_id, partition.start_ms)
-                    tails[topic_id] = find_tail(raw, partition.name, ledger_id)
-                    logs[topic_id] = self._log(partition, topic_id, frontier or FrontierRecord.start(ledger_id), False)
-            self._loaded[partition.start_ms] = logs
-            partition.listener = functools.partial(self._heard, partition)
-
+    def _load_more(self) -> bool:
+        """One step; False when the partition is loaded with it."""
+        assert self._loading is not None
+        partition, steps = self._loading
         try:
-            partition.environment.write(lambda transaction: transaction.after_commit(listen))
-            if failure:
-                raise failure[0]
-            for topic_id, log in list(logs.items()):
-                if topic_id in tails:
-                    self._read_back(partition, log, tails[topic_id])
+            next(steps)
+        except StopIteration:
+            self._loading = None
+            self.saving.loaded(partition.start_ms, self._loaded_logs(partition.start_ms))
+            return False
         except BaseException:
-            partition.listener = None
-            self._loaded.pop(partition.start_ms, None)
-            self._partitions.release(partition)
+            self._loading = None
+            self._unload(partition)
             raise
+        return True
 
-    def _log(self, partition: Partition, topic_id: int, frontier: FrontierRecord, loaded: bool) -> LogFiring:
-        def due_of(entries: UInt32s) -> Int64s:
-            return dues_of(partition.environment, frontier.ledger_id, entries)
-
-        index = DelayIndex(due_of, start_ms=partition.start_ms, bucket_ms=self._config.bucket_ms)
-        return LogFiring(topic_id, partition.start_ms, frontier, index, loaded=loaded)
-
-    def _read_back(self, partition: Partition, log: LogFiring, tail: int) -> None:
-        if self._main_log(log.topic_id) is None:
-            return
-        if tail < log.frontier.seen:
-            raise DamagedStore(
-                partition.path,
-                f"ledger {log.ledger_id} ends at entry {tail}, its frontier at {log.frontier.seen}: entries were lost",
-            )
-        with self._main.read() as raw:
-            cancelled = members(raw, fmt.Table.CANCELLED, log.ledger_id)
-            admitted = members(raw, fmt.Table.ADMITTED, log.ledger_id)
-        log.discard(cancelled)
-        self._admit(partition, log, admitted - cancelled)
-        for batch in scan_dues(partition.environment, log.ledger_id, log.tail, tail, admitted):
-            if isinstance(batch, DueBatch):
-                log.restore(batch.first_entry, batch.dues)
-            else:
-                self._set_aside(batch)
-        log.skip_unreadable(tail)
-        log.finish_loading()
-        self._ready.arm(log, log.next_due_ms())
-
-    def _admit(self, partition: Partition, log: LogFiring, entries: BitMap) -> None:
-        if entries:
-            ids = np.array(entries, dtype=np.uint32)
-            log.admit(ids, dues_of(partition.environment, log.ledger_id, ids))
+    def _loaded_logs(self, start_ms: int) -> list[LogFiring]:
+        return [log for log in list(self._loaded.get(start_ms, {}).values()) if log.loaded]
 
     def _heard(self, partition: Partition, appended: PartitionLog, first_entry: int, dues: Int64s) -> None:
-        logs = self._loaded[partition.start_ms]
+        logs = self._loaded.get(partition.start_ms)
+        if logs is None:  # its loading failed this instant
+            return
         log = logs.get(appended.topic_id)
         if log is None:
             frontier = FrontierRecord.start(appended.ledger_id)
-            log = logs[appended.topic_id] = self._log(partition, appended.topic_id, frontier, True)
+            log = new_log(partition, appended.topic_id, frontier, self._config.bucket_ms, loaded=True)
+            logs[appended.topic_id] = log
         log.hear(first_entry, dues)
-        if log.loaded and self._ready.arm(log, log.next_due_ms()):
+        save = self.saving.heard(partition.start_ms, len(dues))
+        if (log.loaded and self._ready.arm(log, log.next_due_ms())) or save:
             self._wake()
 
     # -- cancelling and rescheduling ---------------------------------------------------------------
@@ -192,7 +174,7 @@ class Firing:
         """
         log = self._loaded.get(partition.start_ms, {}).get(topic_id)
         if log is not None:
-            self._admit(partition, log, entries)
+            admit(partition, log, entries)
             if log.loaded and self._ready.arm(log, log.next_due_ms()):
                 self._wake()
 
@@ -296,7 +278,7 @@ class Firing:
         closed = []
         for start_ms in sorted(self._loaded):
             partition = self._partitions.get(start_ms)
-            if partition is not None and partition.end_ms <= now_ms:
+            if partition is not None and partition.end_ms <= now_ms and self._may_close(partition):
                 with self.gate.alone():
                     if self._close(partition, now_ms):
                         closed.append(start_ms)
@@ -304,8 +286,13 @@ class Firing:
 
     def next_close_ms(self) -> int | None:
         """When the next loaded partition ends."""
-        ends = [partition.end_ms for start in self._loaded if (partition := self._partitions.get(start)) is not None]
-        return min(ends, default=None)
+        loaded = [partition for start in self._loaded if (partition := self._partitions.get(start)) is not None]
+        return min((partition.end_ms for partition in loaded if self._may_close(partition)), default=None)
+
+    def _may_close(self, partition: Partition) -> bool:
+        """Not while it is loaded, nor when it can no longer be written to: its snapshots go first."""
+        loading = self._loading is not None and self._loading[0] is partition
+        return not loading and partition.environment.failed is None
 
     def _close(self, partition: Partition, now_ms: int) -> bool:
         if self._left(partition) or not self._partitions.stop_appends(partition):
@@ -335,6 +322,7 @@ class Firing:
             transaction.put(fmt.counter_key(catalog.CLOCK), fmt.pack_u64(max(now_ms, 0)))
 
         try:
+            remove_snapshots(partition.environment, self._config.snapshot_part_bytes)
             reach("close.before")
             self._main.write(work)
         except BaseException:
@@ -350,9 +338,28 @@ class Firing:
 
     def _unload(self, partition: Partition) -> None:
         partition.listener = None
+        self.saving.forget(partition.start_ms)
         for log in self._loaded.pop(partition.start_ms, {}).values():
             self._ready.discard(log)
         self._partitions.release(partition)
+
+    # -- saving ------------------------------------------------------------------------------------
+
+    def save(self, now_ms: int) -> int:
+        """Write one transaction of the snapshots that are due; returns how many it completed."""
+        return self.saving.step(self._saveable(), now_ms) if self.saving.is_due() else 0
+
+    def save_all(self, now_ms: int) -> int:
+        """Save what the next start would take long to replay; returns how many snapshots. Before the store closes."""
+        return self.saving.save_all(self._saveable(), now_ms)
+
+    def _saveable(self) -> dict[int, tuple[Partition, list[LogFiring]]]:
+        loading = None if self._loading is None else self._loading[0]
+        return {
+            start_ms: (partition, self._loaded_logs(start_ms))
+            for start_ms in sorted(self._loaded)
+            if (partition := self._partitions.get(start_ms)) is not None and partition is not loading
+        }
 
     # -- figures -----------------------------------------------------------------------------------
 

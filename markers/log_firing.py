@@ -12,6 +12,7 @@ at a time; appends may arrive meanwhile, and are late or not by the frontier tha
 from __future__ import annotations
 
 import threading
+import time
 from typing import NamedTuple
 
 import numpy as np
@@ -20,10 +21,21 @@ from pyroaring import BitMap
 
 from ..partitions.due_column import DueBatch
 from ..partitions.index import DelayIndex
+from ..partitions.index_cut import Piece
+from ..snapshot.writer import Cut
 from ..store.errors import BrokenInvariant
 from ..store.format import FrontierRecord
 from ..store.ledger import HELD
 from ..store.run import Int64s, UInt32s
+
+_COPIED_AT_ONCE = 1 << 20
+"""Entries of the index copied with the lock in hand: about 3 ms."""
+
+_HAND_OVER_S = 0.0005
+"""A thread that lets a lock go and takes it at once gets it again; one that waits for it needs this long."""
+
+_ABSORBED_AT_ONCE = 1 << 16
+"""Entries heard while loading that are put into the index with the lock in hand, at the end of it."""
 
 Key = tuple[int, int]
 """(due_ms, entry_id): the order of firing."""
@@ -66,6 +78,11 @@ class LogFiring:
         self._heard: list[DueBatch] | None = None if loaded else []
         self._cancelled = BitMap()
         self._admitted: list[tuple[UInt32s, Int64s]] = []
+        self._takes = 0
+        self._on_its_way = False
+        """Whether something was taken and neither confirmed nor rolled back."""
+        self.saved_tail = 0
+        """Entries below it are covered by a complete snapshot; belongs to whoever saves and loads."""
         self._lock = threading.Lock()
 
     @property
@@ -85,8 +102,9 @@ class LogFiring:
         return len(self._index) + len(self._late_entries)
 
     def memory_bytes(self) -> int:
-        """Estimated bytes of the delay index (see DelayIndex.memory_bytes)."""
-        return self._index.memory_bytes()
+        """Estimated bytes of the delay index (see DelayIndex.memory_bytes); 0 while it is being loaded."""
+        with self._lock:
+            return 0 if self._heard is not None else self._index.memory_bytes()
 
     # -- entries come in -------------------------------------------------------------------------
 
@@ -99,9 +117,12 @@ class LogFiring:
                 self._absorb(first_entry, dues)
 
     def restore(self, first_entry: int, dues: Int64s) -> None:
-        """Entries read back from the due column, in order, while loading; fired ones are left out."""
-        with self._lock:
-            self._absorb(first_entry, dues)
+        """Entries read back from the due column, in order, while loading; fired ones are left out.
+
+        Without the lock, so that whoever appends is not held up: until `finish_loading` the index belongs to
+        the one thread that loads it, and what others bring is kept aside.
+        """
+        self._absorb(first_entry, dues)
 
     def restore_index(self, index: DelayIndex, tail: int) -> None:
         """Take over an index restored from a snapshot that covers the entries below `tail`.
@@ -110,18 +131,30 @@ class LogFiring:
         """
         with self._lock:
             self._index = index
-            self._tail = tail
+            self._tail = self.saved_tail = tail
 
     def finish_loading(self) -> None:
-        """The log has been read up to where listening began: take what was heard since."""
-        with self._lock:
-            heard, self._heard = self._heard or [], None
+        """The log has been read up to where listening began: take what was heard since.
+
+        Whoever appends meanwhile waits for a short rest of it only.
+        """
+        while True:
+            with self._lock:
+                heard, self._heard = self._heard or [], []
+                if sum(len(batch.dues) for batch in heard) <= _ABSORBED_AT_ONCE:
+                    self._finish(heard)
+                    return
             for first_entry, dues in heard:
                 self._absorb(first_entry, dues)
-            self._discard(self._cancelled)
-            for entries, dues in self._admitted:
-                self._admit(entries, dues)
-            self._cancelled, self._admitted = BitMap(), []
+
+    def _finish(self, heard: list[DueBatch]) -> None:
+        for first_entry, dues in heard:
+            self._absorb(first_entry, dues)
+        self._heard = None
+        self._discard(self._cancelled)
+        for entries, dues in self._admitted:
+            self._admit(entries, dues)
+        self._cancelled, self._admitted = BitMap(), []
 
     def skip_unreadable(self, limit: int) -> None:
         """The entries from the tail up to `limit` cannot be read: go on after them."""
@@ -232,17 +265,21 @@ class LogFiring:
             if (frontier.due_ms, frontier.entry_id) < (before.due_ms, before.entry_id) or frontier.seen < before.seen:
                 raise BrokenInvariant(f"frontier {frontier} is behind {before}")
             self.frontier = frontier
+            self._takes += 1
+            self._on_its_way = True
             return Taken(entries, dues, late, frontier, before)
 
     def confirm(self, recorded: FrontierRecord) -> None:
         """The markers and this frontier are on disk."""
         with self._lock:
             self.frontier = recorded
+            self._on_its_way = False
 
     def roll_back(self, taken: Taken) -> None:
         """Nothing was written: everything taken is left to fire again, and the frontier is as before."""
         with self._lock:
             self.frontier = taken.before
+            self._on_its_way = False
             key = (taken.before.due_ms, taken.before.entry_id)
             # What arrived since and was late by the frontier now withdrawn may not be late any more.
             arrived_late = _at_or_before(self._late_entries, self._late_dues, key)
@@ -254,6 +291,38 @@ class LogFiring:
             self._late_entries, self._late_dues = late[order], late_dues[order]
             order = np.lexsort((back_entries, back_dues))
             self._index.put_back(back_entries[order], back_dues[order])
+
+    # -- saving ------------------------------------------------------------------------------------
+
+    @property
+    def unsaved(self) -> int:
+        """How many entries a restart would have to replay after the newest snapshot."""
+        return self._tail - self.saved_tail
+
+    def cut(self) -> Cut | None:
+        """A copy of the index as of one instant, for a snapshot; None while it is loaded or something is on its way.
+
+        Gathered in slices of a few ms between which whoever appends gets the lock; None as well if something
+        was taken in between. Covers the entries before the first late one that waits: that one, and what comes
+        after it, is replayed.
+        """
+        with self._lock:
+            if self._heard is not None or self._on_its_way:
+                return None
+            takes, frontier = self._takes, self.frontier
+            tail = int(self._late_entries[0]) if len(self._late_entries) else self._tail
+            gathering = self._index.cut(tail)
+        gathering.arrange()
+        pieces: list[Piece] = []
+        while True:
+            with self._lock:
+                if takes != self._takes:
+                    return None
+                more = gathering.more(_COPIED_AT_ONCE)
+            if not more:
+                return Cut(self.start_ms, self._index.bucket_ms, tail, frontier, pieces)
+            pieces += more
+            time.sleep(_HAND_OVER_S)
 
     def unreadable(self) -> list[int]:
         """Entries whose due time could not be read when they were to fire, taken once."""

@@ -26,13 +26,10 @@ _PAGE = 1_000
 
 def find_partition(partitions: PartitionSet, topic_id: int, ledger_id: int) -> Partition | None:
     """The partition whose log of the topic is `ledger_id`; None: it is no partition log, or deleted. O(partitions)."""
-    for partition in partitions:
-        if partition.state is PartitionState.DELETING:
-            continue
-        with partitions.lease(partition):
-            log = partition.log(topic_id)
-            if log is not None and log.ledger_id == ledger_id:
-                return partition
+    for partition in partitions.held():
+        log = partition.log(topic_id)
+        if log is not None and log.ledger_id == ledger_id:
+            return partition
     return None
 
 
@@ -81,16 +78,17 @@ def scheduled(
     Reads the due column of one partition at a time (12 bytes a message of the range in memory), bodies as
     they are asked for. Cancelled ones are left out. What fires meanwhile may be seen.
     """
-    for partition in partitions:
-        if partition.state is not PartitionState.OPEN or partition.end_ms <= start_ms or partition.start_ms >= limit_ms:
+
+    def asked_for(partition: Partition) -> bool:
+        return partition.state is PartitionState.OPEN and partition.start_ms < limit_ms and partition.end_ms > start_ms
+
+    for partition in partitions.held(asked_for):
+        log = partition.log(topic_id)
+        if log is None:
             continue
-        with partitions.lease(partition):
-            log = partition.log(topic_id)
-            if log is None:
-                continue
-            entries, _ = _unfired(main, partition, topic_id, log.ledger_id, log.ledger.entries, start_ms, limit_ms)
-            for at in range(0, len(entries), _PAGE):
-                yield from _bodies(partition, log.ledger_id, entries[at : at + _PAGE], topic, set_aside)
+        entries, _ = _unfired(main, partition, topic_id, log.ledger_id, log.ledger.entries, start_ms, limit_ms)
+        for at in range(0, len(entries), _PAGE):
+            yield from _bodies(partition, log.ledger_id, entries[at : at + _PAGE], topic, set_aside)
 
 
 def _unfired(

@@ -64,13 +64,17 @@ class MainLogReader:
         self._topic = topic
         self._subscription = subscription
         self._span_ms = span_ms
-        self._set_aside = set_aside
+        self.set_aside = set_aside
 
-    def read(self, start: Position, max_entries: int, skip: Unacknowledged) -> tuple[list[ReceivedMessage], Position]:
-        """Messages from the first position at or after `start` that are not acknowledged, in log order.
+    def read(
+        self, start: Position, max_entries: int, skip: Unacknowledged, now_ms: int
+    ) -> tuple[list[ReceivedMessage], Position, bool]:
+        """Messages from the first position at or after `start` that are due and not acknowledged, in log order.
 
-        At most `max_entries`; also returns the position to go on from, one past the last looked at.
+        At most `max_entries`; also returns the position to go on from, one past the last looked at, and
+        whether an unacknowledged message was passed over because it is not due at `now_ms`.
         """
+        passed_over = False
         batch = _Batch(self)
         ledger_id, entry_id = start
         log = self._log.snapshot()  # before the transaction begins, which therefore sees all of it
@@ -80,11 +84,15 @@ class MainLogReader:
                 if committed is not None:
                     for run in runs(raw, self._main.name, ledger_id, entry_id, committed):
                         if isinstance(run, CorruptEntry):
-                            self._set_aside(run)
+                            self.set_aside(run)
                             continue
                         first = max(run.first_entry, entry_id)
                         limit = min(run.limit, committed)
                         wanted = skip.unacked(ledger_id, first, limit)
+                        if run.ahead and wanted:
+                            due = wanted & _due_entries(run, now_ms)
+                            passed_over |= len(due) < len(wanted)
+                            wanted = due
                         room = max_entries - len(batch)
                         if len(wanted) > room:
                             wanted = wanted[:room]
@@ -101,7 +109,7 @@ class MainLogReader:
                 if following is None:
                     break
                 ledger_id, entry_id = following, 0
-        return batch.messages(), Position(ledger_id, entry_id)
+        return batch.messages(), Position(ledger_id, entry_id), passed_over
 
     def read_at(self, positions: Sequence[Position]) -> list[ReceivedMessage]:
         """The messages at `positions`, in log order; those that are gone or unreadable are left out."""
@@ -121,7 +129,7 @@ class MainLogReader:
             try:
                 run = find_run(cursor, self._main.name, ledger_id, entry_id)
             except CorruptEntry as error:
-                self._set_aside(CorruptEntry(error.environment, ledger_id, entry_id, error.reason))
+                self.set_aside(CorruptEntry(error.environment, ledger_id, entry_id, error.reason))
                 run = None
             if run is None:
                 wanted.remove(entry_id)
@@ -174,12 +182,17 @@ class MainLogReader:
                 )
             except CorruptEntry as error:
                 run = None
-                self._set_aside(CorruptEntry(error.environment, ledger_id, entry_id, error.reason))
+                self.set_aside(CorruptEntry(error.environment, ledger_id, entry_id, error.reason))
             except ValueError as error:
-                self._set_aside(CorruptEntry(name, ledger_id, entry_id, str(error)))
+                self.set_aside(CorruptEntry(name, ledger_id, entry_id, str(error)))
 
     def _dangling(self, address: _Address, reason: str) -> None:
-        self._set_aside(CorruptEntry(self._main.name, address.position.ledger_id, address.position.entry_id, reason))
+        self.set_aside(CorruptEntry(self._main.name, address.position.ledger_id, address.position.entry_id, reason))
+
+
+def _due_entries(run: Run, now_ms: int) -> BitMap:
+    """Entries of a run that are due at `now_ms`."""
+    return BitMap((np.flatnonzero(run.dues() <= now_ms) + run.first_entry).tolist())
 
 
 def _by_target(address: _Address) -> tuple[int, int]:
@@ -222,9 +235,9 @@ class _Batch:
                 raise CorruptEntry(run.environment, run.ledger_id, entry_id, "its body was dropped")
             return self._reader._received(body, position, position, run.due(index))
         except CorruptEntry as error:
-            self._reader._set_aside(error)
+            self._reader.set_aside(error)
         except ValueError as error:
-            self._reader._set_aside(CorruptEntry(run.environment, run.ledger_id, entry_id, str(error)))
+            self._reader.set_aside(CorruptEntry(run.environment, run.ledger_id, entry_id, str(error)))
         return None
 
     def messages(self) -> list[ReceivedMessage]:

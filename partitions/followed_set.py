@@ -8,18 +8,23 @@ Deliberately without appends, creation and removal: a read-only store does none 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
+from pathlib import Path
 
 from ..store import catalog
 from .partition import Partition, partition_path
 from .partition_set import PartitionSet
+
+_REGISTERED_WITHIN_S = 60.0
+"""A directory that was renamed into place this long ago would be registered if anybody were at it."""
 
 
 class FollowedPartitionSet(PartitionSet):
     """The partitions of a store open read-only. Thread-safe."""
 
     def load(self) -> None:
-        """Read the catalog. A directory that is missing is noticed by whoever opens it: it may just have been deleted."""
+        """Read the catalog. A missing directory is noticed by whoever opens it: it may just have been deleted."""
         with self._main.read() as raw:
             found = dict(catalog.partitions(raw))
         with self._lock:
@@ -28,12 +33,11 @@ class FollowedPartitionSet(PartitionSet):
                 if record is None or record.generation != partition.generation:
                     self._retire(partition)
             for start_ms, record in found.items():
-                partition = self._partitions.get(start_ms)
-                if partition is None:
-                    path = partition_path(self._path, start_ms, record.generation)
-                    partition = Partition(path, start_ms, record.end_ms, record.generation, record.state)
-                    self._partitions[start_ms] = partition
-                partition.state = record.state
+                if start_ms in self._partitions:
+                    self._partitions[start_ms].state = record.state
+                    continue
+                path = partition_path(self._path, start_ms, record.generation)
+                self._partitions[start_ms] = Partition(path, start_ms, record.end_ms, record.generation, record.state)
 
     def _retire(self, partition: Partition) -> None:
         del self._partitions[partition.start_ms]
@@ -57,6 +61,12 @@ class FollowedPartitionSet(PartitionSet):
             found = super().get(start_ms)
         return found
 
+    def unregistered(self) -> list[Path]:
+        """Directories that the catalog does not know, but for those that may be about to be registered."""
+        directories = self._directories()
+        known = {partition.path.parent.name for partition in self}
+        return [found for found in directories if found.name not in known and _age_s(found) > _REGISTERED_WITHIN_S]
+
     def registered(self, partition: Partition) -> bool:
         """Whether the catalog still has the partition, and its deletion has not begun."""
         self.load()
@@ -71,3 +81,11 @@ class FollowedPartitionSet(PartitionSet):
             environment = None if partition.leases else partition.detach()
         if environment is not None:
             environment.close()
+
+
+def _age_s(path: Path) -> float:
+    """Seconds since the path was made or renamed; 0 if it is no longer there."""
+    try:
+        return time.time() - path.stat().st_ctime
+    except FileNotFoundError:
+        return 0.0

@@ -70,7 +70,7 @@ class DelayIndex:
         self.unreadable = BitMap()  # dropped from the index; the owner reports them
         self._due_of = due_of
         self._start_ms = start_ms
-        self._bucket_ms = bucket_ms
+        self.bucket_ms = bucket_ms
         self._window_entries = window_entries
         self._buckets = Buckets(bucket_ms)
         self._window = Window()
@@ -227,7 +227,7 @@ class DelayIndex:
 
     def cut(self, limit_id: int) -> IndexCut:
         """A copy of the entries below ``limit_id``, to be taken in slices while others are added; see IndexCut."""
-        return IndexCut(self._buckets, self._window.keys(), self._start_ms, self._bucket_ms, limit_id)
+        return IndexCut(self._buckets, self._window.keys(), self._start_ms, self.bucket_ms, limit_id)
 
     def run_optimize(self) -> None:
         """Bring the bitmaps to their smallest form; worth it after a bulk add. O(size of the bitmaps)."""

@@ -55,6 +55,8 @@ class PartitionSet:
         self._closed = False
         self.opened: Callable[[Partition, Environment], None] | None = None
         """Called when an environment is opened; for metrics."""
+        self.created: Callable[[Partition], None] | None = None
+        """Called, by any thread, when a partition has come into being: it may have begun."""
 
     def load(self) -> None:
         """Read the catalog. Raises DamagedStore naming a registered partition whose directory is missing."""
@@ -76,6 +78,16 @@ class PartitionSet:
     def get(self, start_ms: int) -> Partition | None:
         """The partition that begins at `start_ms`, None when none is registered."""
         return self._partitions.get(start_ms)
+
+    def unregistered(self) -> list[Path]:
+        """Directories of partitions that the catalog does not know: a crash left them."""
+        with self._creating:
+            known = {partition.path.parent.name for partition in self}
+            return [directory for directory in self._directories() if directory.name not in known]
+
+    def _directories(self) -> list[Path]:
+        parent = self._path / "partitions"
+        return sorted(parent.iterdir()) if parent.is_dir() else []
 
     def open_count(self) -> int:
         """Environments open now."""
@@ -104,12 +116,14 @@ class PartitionSet:
             partition.leases += 1
             self._open.move_to_end(partition.start_ms)
 
-    def held(self) -> Iterator[Partition]:
-        """Every partition, by start, each under a lease while it is the current one.
+    def held(self, wanted: Callable[[Partition], bool] | None = None) -> Iterator[Partition]:
+        """Every partition, or every `wanted` one, by start, each under a lease while it is the current one.
 
         What is deleted meanwhile is left out. Raises DamagedStore for one that is registered and cannot be opened.
         """
         for partition in self:
+            if wanted is not None and not wanted(partition):
+                continue
             try:
                 self.acquire(partition)
             except DamagedStore:
@@ -221,6 +235,8 @@ class PartitionSet:
             partition = Partition(path, start_ms, end_ms, 1, PartitionState.OPEN)
             with self._lock:
                 self._partitions[start_ms] = partition
+            if self.created is not None:
+                self.created(partition)
             return partition
 
     def _build_directory(self, target: Path, start_ms: int, end_ms: int) -> None:

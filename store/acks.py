@@ -16,24 +16,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 from pyroaring import BitMap
 
 from .errors import BrokenInvariant, InvalidArgument
+from .ledger_list import LedgerList
 from .position import Position
-
-
-class LedgerList(Protocol):
-    """A topic's ledgers: ids increase, each holds entries 0 to n - 1, only the last may be empty or still grow."""
-
-    def entries_of(self, ledger_id: int) -> int | None:
-        """Committed number of entries; None if there is no such ledger (it was trimmed or never existed)."""
-        ...
-
-    def following(self, ledger_id: int) -> int | None:
-        """The least ledger id over ``ledger_id``, which may be any number; None if there is none."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

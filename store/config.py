@@ -71,6 +71,8 @@ class StoreConfig:
     fire_batch: most messages fired in one transaction; 5,000. Larger fires faster and holds up senders for longer.
     ack_flush_ms: how long acknowledgements may wait for a shared commit; 100. Longer saves commits; a crash
         delivers the acknowledgements of that time again. 0: every acknowledgement commits.
+    tracker_idle_ms: how long the index of a topic's inline messages is kept after its last consumer left; 60 s.
+        Building it again reads the headers of the main log's runs.
     ledger_max_entries: entries after which a main log starts a new ledger, at most 2**32 - 1; 50,000. Trimming frees
         whole ledgers: smaller frees sooner and costs a catalog record each.
     ledger_max_bytes: bytes after which it does; 64 MiB.
@@ -109,6 +111,7 @@ class StoreConfig:
     preload_ms: int = 60_000
     fire_batch: int = 5_000
     ack_flush_ms: int = 100
+    tracker_idle_ms: int = 60_000
     ledger_max_entries: int = 50_000
     ledger_max_bytes: int = 64 * MIB
     ledger_max_age_ms: int = 14_400_000
@@ -185,6 +188,7 @@ _CHECKS: dict[str, _Check] = {
     "preload_ms": _integer(0, _INT64_MAX),
     "fire_batch": _integer(1, 1_000_000),
     "ack_flush_ms": _integer(0, 3_600_000),
+    "tracker_idle_ms": _integer(0, 86_400_000_000),
     "ledger_max_entries": _integer(1, _UINT32_MAX),
     "ledger_max_bytes": _integer(1, _INT64_MAX),
     "ledger_max_age_ms": _integer(1, _INT64_MAX),

@@ -16,6 +16,7 @@ after fork is refused; a commit that raised is in doubt and closes the environme
 from __future__ import annotations
 
 import os
+import resource
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -28,7 +29,7 @@ import lmdb
 from . import datafile
 from .config import Durability
 from .directory import make_directory, sync_directory
-from .errors import BrokenInvariant, ClosedError, DamagedStore, DuelogError, StoreFailed, StoreFull
+from .errors import BrokenInvariant, ClosedError, DamagedStore, DuelogError, InvalidArgument, StoreFailed, StoreFull
 from .failpoints import reach
 from .format import RUN_PREFIX, unseal
 from .reader_gate import ReaderGate
@@ -120,6 +121,8 @@ class Environment:
                 lib_version=0,
             )
         except lmdb.Error as error:  # no permission, no address space, or another process has just removed it
+            if "already open in this process" in str(error):
+                raise InvalidArgument("path", str(path), "this process has it open already") from error
             raise DamagedStore(path, f"cannot be opened: {error}") from error
         if create:
             sync_directory(path)
@@ -131,6 +134,8 @@ class Environment:
         self._mutex = threading.Lock()
         self._queue: list[_Request] = []
         self._leading = False
+        self._publishing = False
+        """Between a commit and the end of what follows from it in memory."""
         self._failed: StoreFailed | None = None
         self._closed = False
         self._gate = ReaderGate()
@@ -182,34 +187,34 @@ class Environment:
         if self._gate.held:
             raise BrokenInvariant(f"{self.name}: write inside a read transaction")
         request = _Request(work)
-        with self._mutex:
-            self._check_writable()
-            self._queue.append(request)
-            leads = not self._leading
-            if leads:
-                self._leading = True
-        if not leads:
-            self._wait(request)
-        if not request.done:
-            self._lead(request)
+        try:
+            with self._mutex:
+                self._check_writable()
+                self._queue.append(request)
+                if not self._leading:
+                    self._leading = request.leads = True
+            if not request.leads:
+                request.gate.acquire()
+            if not request.done:
+                self._lead(request)
+        except BaseException:
+            self._leave(request)
+            raise
         if request.error is not None:
             raise request.error
         return cast(T, request.value)
 
-    def _wait(self, request: _Request) -> None:
-        """Until another leader has served the request, or leadership is handed to it."""
-        try:
-            request.gate.acquire()
-        except BaseException:  # an interrupt: leave the queue without taking the others along
-            with self._mutex:
-                if request in self._queue:
-                    self._queue.remove(request)
-                if request.leads and not request.done:
-                    self._hand_over()
-            raise
+    def _leave(self, request: _Request) -> None:
+        """Take a request out whose caller was interrupted, without taking the others along."""
+        with self._mutex:
+            if request in self._queue:
+                self._queue.remove(request)
+            if request.leads:
+                self._hand_over(request)
 
-    def _hand_over(self) -> None:
-        """Give leadership to the next in the queue. REQUIRES: the mutex, and to be the leader."""
+    def _hand_over(self, leader: _Request) -> None:
+        """Give leadership to the next in the queue. REQUIRES: the mutex."""
+        leader.leads = False
         if self._queue:
             self._queue[0].leads = True
             self._queue[0].gate.release()
@@ -223,15 +228,19 @@ class Environment:
             with self._committing:
                 self._commit_together(batch)
         except BaseException as error:
-            for request in batch:
-                if not request.done:
-                    request.error = request.error or error
+            # An interrupt of this thread is nobody else's business: the others commit without it. But where memory
+            # may not be what is on disk any more, nothing more is written.
+            if self._publishing or isinstance(error, Exception):
+                self._in_doubt(error)
+            with self._mutex:
+                self._queue[:0] = [request for request in batch if request is not own]
+            batch = [own]
             raise
         finally:
             for request in batch:
                 request.done = True
             with self._mutex:
-                self._hand_over()
+                self._hand_over(own)
             for request in batch:
                 if request is not own:
                     request.gate.release()
@@ -263,26 +272,32 @@ class Environment:
                 continue
             except BaseException as error:
                 raw.abort()
-                if current is None or not isinstance(error, Exception):
+                if not isinstance(error, Exception):
+                    raise
+                if current is None:
                     self._fail(left, error)
                     return
                 current.error = error
                 left = [request for request in left if request is not current]
                 continue
+            self._publishing = True
             try:
                 raw.commit()
             except lmdb.MapFullError as error:
+                self._publishing = False
                 if not self._grow():
                     self._fail(left, StoreFull(self.path, f"the map of {self._map_bytes} bytes is full: {error}"))
                     return
                 continue
             except lmdb.Error as error:
+                self._publishing = False
                 self._fail(left, self._full(error) or self._in_doubt(error))
                 return
             self._unsynced = True
             self._last_run = transaction.last_run
             reach("commit.after")
             transaction.committed()
+            self._publishing = False
             self._count(len(left), time.perf_counter_ns() - started)
             return
 
@@ -306,17 +321,21 @@ class Environment:
         """StoreFull if the commit failed for want of space.
 
         LMDB writes data pages first and its root page, which lies inside the file, last: a write that
-        found no room left the old root in place, so nothing is in doubt.
+        found no room left the old root in place, so nothing is in doubt. A write that was cut short is
+        "Input/output error" to it, so the room itself has to be looked at.
         """
         text = str(error)
         space = os.statvfs(self.path)
         free = space.f_bavail * space.f_frsize
+        limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+        if limit != resource.RLIM_INFINITY:
+            free = min(free, max(0, limit - (self.path / "data.mdb").stat().st_size))
         if "No space left" in text or "File too large" in text or "quota" in text or free < _LOW_SPACE_BYTES:
             return StoreFull(self.path, f"no room to write ({text}); {free} bytes free", free)
         return None
 
     def _in_doubt(self, error: BaseException) -> StoreFailed:
-        self._failed = StoreFailed(self.path, str(error))
+        self._failed = StoreFailed(self.path, str(error) or type(error).__name__)
         return self._failed
 
     def _grow(self) -> bool:
@@ -327,6 +346,15 @@ class Environment:
             self._map_bytes *= 2
             self._env.set_mapsize(self._map_bytes)
         return True
+
+    def give_back_pages(self) -> None:
+        """Have what was read through the map no longer count as memory of this process; it may stay in the page cache.
+
+        For whoever has read much that will not be read again soon. Waits for readers and the commit under way.
+        """
+        with self._committing, self._gate.alone():
+            self._check_open()
+            self._env.set_mapsize(self._map_bytes)  # LMDB maps the file anew
 
     def sync(self) -> None:
         """Make every commit so far durable whatever `durability` is. Raises StoreFailed, StoreFull."""
@@ -374,13 +402,14 @@ class Environment:
 
     def close(self) -> None:
         """Close once readers and writers are out. A second call does nothing."""
+        if os.getpid() != self._process:
+            self._closed = True  # the readers that it would wait for are the parent's
+            return
         with self._mutex:
             if self._closed:
                 return
         with self._gate.alone():
             self._closed = True
-        if os.getpid() != self._process:
-            return
         with self._committing:
             self._close()
 

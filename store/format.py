@@ -43,8 +43,8 @@ class Table(IntEnum):
     PRODUCER = 0x50  # main and partition: topic id, producer name -> ProducerRecord
     SCHEDULE = 0x51  # main: topic id, schedule name -> msgpack
     SET_ASIDE = 0x60  # main: ledger id, entry id -> reason
-    SNAPSHOT_PART = 0x70  # partition: ledger id, snapshot id, part -> bitmaps
-    SNAPSHOT_META = 0x71  # partition: ledger id, snapshot id -> SnapshotRecord
+    SNAPSHOT_PART = 0x70  # partition: ledger id, snapshot id, part -> bitmaps (snapshot/format.py)
+    SNAPSHOT_META = 0x71  # partition: ledger id, snapshot id -> snapshot/format.py: Metadata
     RUN = 0xF0  # both: ledger id, first entry id -> run
 
 
@@ -54,6 +54,8 @@ _KEY_64 = struct.Struct(">BQ")
 _KEY_32 = struct.Struct(">BI")
 _KEY_32_64 = struct.Struct(">BIQ")
 _KEY_64_32 = struct.Struct(">BQI")
+_KEY_64_64 = struct.Struct(">BQQ")
+_KEY_64_64_32 = struct.Struct(">BQQI")
 _CRC = struct.Struct("<I")
 
 CRC_BYTES = _CRC.size
@@ -131,6 +133,20 @@ def block_key(table: Table, ledger_id: int, block: int) -> bytes:
 
 def set_aside_key(ledger_id: int, entry_id: int) -> bytes:
     return _KEY_64_32.pack(Table.SET_ASIDE, ledger_id, entry_id)
+
+
+def snapshot_part_key(ledger_id: int, snapshot_id: int, part: int) -> bytes:
+    return _KEY_64_64_32.pack(Table.SNAPSHOT_PART, ledger_id, snapshot_id, part)
+
+
+def snapshot_meta_key(ledger_id: int, snapshot_id: int) -> bytes:
+    return _KEY_64_64.pack(Table.SNAPSHOT_META, ledger_id, snapshot_id)
+
+
+def split_snapshot_key(key: bytes | memoryview) -> tuple[int, int]:
+    """(ledger id, snapshot id) of the key of a snapshot's part or metadata."""
+    _, ledger_id, snapshot_id = _KEY_64_64.unpack(key[: _KEY_64_64.size])
+    return ledger_id, snapshot_id
 
 
 def run_key(ledger_id: int, first_entry: int) -> bytes:

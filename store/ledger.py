@@ -56,7 +56,7 @@ class Ledger:
 class _Piece:
     """Consecutive entries of one kind; messages have bodies, markers a target."""
 
-    __slots__ = ("base_ms", "bodies", "dues", "entries", "replaced", "target")
+    __slots__ = ("ahead", "base_ms", "bodies", "dues", "entries", "replaced", "target")
 
     def __init__(
         self,
@@ -73,6 +73,7 @@ class _Piece:
         self.target = target
         self.entries = entries
         self.replaced = replaced
+        self.ahead = False
 
 
 class StagedLedger:
@@ -93,16 +94,27 @@ class StagedLedger:
         self._written_bytes = 0
 
     def add_messages(
-        self, dues: Int64s, bodies: Sequence[bytes], base_ms: int | None, replaced: Replaced | None = None
+        self,
+        dues: Int64s,
+        bodies: Sequence[bytes],
+        base_ms: int | None,
+        replaced: Replaced | None = None,
+        *,
+        ahead: bool = False,
     ) -> int:
-        """Append messages; returns the id of the first. `base_ms` None: the smallest due time of a run."""
+        """Append messages; returns the id of the first. `base_ms` None: the smallest due time of a run.
+
+        `ahead`: some of them, appended to a main log, are not due yet.
+        """
         first = self._advance(len(bodies))
         last = self._pieces[-1] if self._pieces else None
         if last is None or last.bodies is None or last.base_ms != base_ms or last.replaced or replaced:
-            self._pieces.append(_Piece([dues], list(bodies), base_ms, replaced=replaced))
+            last = _Piece([dues], list(bodies), base_ms, replaced=replaced)
+            self._pieces.append(last)
         else:
             last.dues.append(dues)
             last.bodies.extend(bodies)
+        last.ahead |= ahead
         return first
 
     def add_markers(self, target: int, base_ms: int, entries: UInt32s, dues: Int64s) -> int:
@@ -143,7 +155,8 @@ class StagedLedger:
             replaced = piece.replaced
             if replaced is not None:
                 replaced = Replaced(replaced.ledgers[start:limit], replaced.entries[start:limit])
-            self._write(transaction, key, pack_messages(key, base_ms, dues[start:limit], bodies[start:limit], replaced))
+            value = pack_messages(key, base_ms, dues[start:limit], bodies[start:limit], replaced, ahead=piece.ahead)
+            self._write(transaction, key, value)
         return first + len(bodies)
 
     def _write_markers(self, transaction: Transaction, first: int, piece: _Piece) -> int:

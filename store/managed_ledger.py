@@ -168,7 +168,9 @@ class ManagedLedger:
             while limit < min(len(bodies), start + room) and staged.bytes + size < self._limits.bytes:
                 size += len(bodies[limit])
                 limit += 1
-            first = staged.current.add_messages(dues[start:limit], bodies[start:limit], None)
+            part = dues[start:limit]
+            ahead = bool(part.max() > now_ms)
+            first = staged.current.add_messages(part, bodies[start:limit], None, ahead=ahead)
             segments.append(staged.took(first, limit - start, size))
             start = limit
         staged.roll_if_full(transaction, now_ms)

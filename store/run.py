@@ -35,7 +35,10 @@ MAX_DUE_SPAN_MS = 2**32 - 1
 """The due times of a run lie within this many ms of its base."""
 
 FLAG_CONDITIONAL = 0x0001
-"""Each entry names an older one in two further columns, and fires only if a reschedule record says so."""
+"""Each entry names an older one in two further columns, and fires only if it is admitted."""
+
+FLAG_AHEAD = 0x0002
+"""Entries of a main log that were not due when they were appended are among these: readers look at due times."""
 
 _CRC = struct.Struct("<I")
 _LOCATE = struct.Struct("<I")
@@ -65,20 +68,22 @@ def pack_messages(
     dues: Int64s,
     bodies: Sequence[bytes],
     replaced: tuple[npt.NDArray[np.uint64], UInt32s] | None = None,
+    *,
+    ahead: bool = False,
 ) -> bytes:
     """The value of a MESSAGES run.
 
     `dues` are epoch ms within [base_ms, base_ms + MAX_DUE_SPAN_MS]; `replaced` (ledger ids, entry ids)
-    makes the entries conditional. An empty body stands for one that compaction dropped.
+    makes the entries conditional; `ahead`: some were not due when they were appended to a main log. An empty
+    body stands for one that compaction dropped.
     """
     count = len(bodies)
     columns = np.empty((3, count), dtype="<u4")
     columns[0] = dues - base_ms
     columns[1] = np.cumsum(np.fromiter(map(len, bodies), dtype=np.int64, count=count))
     columns[2] = np.fromiter(map(crc32, bodies), dtype=np.int64, count=count)
-    rest = HEADER.pack(
-        0, RUN_VERSION, RunKind.MESSAGES, 0 if replaced is None else FLAG_CONDITIONAL, count, base_ms, 0, 0
-    )
+    flags = (FLAG_AHEAD if ahead else 0) | (FLAG_CONDITIONAL if replaced is not None else 0)
+    rest = HEADER.pack(0, RUN_VERSION, RunKind.MESSAGES, flags, count, base_ms, 0, 0)
     rest = rest[4:] + columns.tobytes()
     if replaced is not None:
         rest += replaced[0].astype("<u8").tobytes() + replaced[1].astype("<u4").tobytes()
@@ -97,7 +102,7 @@ def pack_markers(key: bytes, target: int, base_ms: int, entries: UInt32s, dues: 
 class Run:
     """A run read where it lies: valid as long as the read transaction that `value` came from."""
 
-    __slots__ = ("_bodies", "_value", "base_ms", "conditional", "count", "environment", "first_entry", "kind",
+    __slots__ = ("_bodies", "_value", "ahead", "base_ms", "conditional", "count", "environment", "first_entry", "kind",
                  "ledger_id", "target")  # fmt: skip
 
     def __init__(self, environment: str, key: bytes | memoryview, value: memoryview | bytes) -> None:
@@ -113,6 +118,7 @@ class Run:
             raise self._corrupt(self.first_entry, f"run of version {version}, kind {kind}")
         self.kind = kind
         self.conditional = bool(flags & FLAG_CONDITIONAL)
+        self.ahead = bool(flags & FLAG_AHEAD)
         each = _COLUMN_BYTES[kind] + (_CONDITION_BYTES if self.conditional else 0)
         self._bodies = HEADER_BYTES + each * self.count
         if self._bodies > len(value) or not self.count:

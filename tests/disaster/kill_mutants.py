@@ -11,14 +11,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from duelog import maintenance
+from duelog import engine, maintenance
 from duelog.cleanup.deletion import deletable
+from duelog.cleanup.sweep import Swept
 from duelog.markers.firing import Firing
 from duelog.partitions import partition_set
 from duelog.store.directory import move
 from duelog.store.failpoints import reach
 from duelog.store.format import Table
 from duelog.subscription import Subscription
+
+
+def _patch(owner: object, name: str, wrap: Callable[[Any], Any]) -> None:
+    """Put `wrap(what is there)` in the place of an attribute."""
+    setattr(owner, name, wrap(getattr(owner, name)))
 
 
 class _Withholding:
@@ -78,17 +84,19 @@ class _SplitMain:
 
 
 def _split_firing(frontier_first: bool) -> None:
-    commit = Firing._commit
 
-    def split(self: Any, *arguments: Any) -> None:
-        main = self._main
-        self._main = _SplitMain(main, frontier_first)
-        try:
-            commit(self, *arguments)
-        finally:
-            self._main = main
+    def wrap(commit: Any) -> Any:
+        def split(self: Any, *arguments: Any) -> None:
+            main = self._main
+            self._main = _SplitMain(main, frontier_first)
+            try:
+                commit(self, *arguments)
+            finally:
+                self._main = main
 
-    Firing._commit = split  # type: ignore[method-assign]
+        return split
+
+    _patch(Firing, "_commit", wrap)
 
 
 def frontier_after_markers() -> None:
@@ -118,39 +126,51 @@ class _MovesFirst:
 
 def trash_before_record() -> None:
     """A partition's directory is moved to trash/ before its deletion is recorded."""
-    delete = maintenance.delete_partition
 
-    def move_first(path: Path, main: Any, partitions: Any, partition: Any) -> bool:
-        if partition.start_ms not in deletable(main):
-            return False
-        return delete(path, _MovesFirst(main, path, partition.path.parent), partitions, partition)  # type: ignore[arg-type]
+    def wrap(delete: Any) -> Any:
+        def move_first(path: Path, main: Any, partitions: Any, partition: Any) -> bool:
+            if partition.start_ms not in deletable(main):
+                return False
+            wrong: bool = delete(path, _MovesFirst(main, path, partition.path.parent), partitions, partition)
+            return wrong
 
-    maintenance.delete_partition = move_first
+        return move_first
+
+    _patch(maintenance, "delete_partition", wrap)
 
 
 def register_before_rename() -> None:
     """A partition is in the catalog before its directory has its name."""
-    create = partition_set.PartitionSet._create
     moves: list[tuple[Path, Path]] = []
 
-    def create_late(self: Any, *arguments: Any) -> Any:
-        partition = create(self, *arguments)
-        while moves:
-            move(*moves.pop())
-        return partition
+    def wrap(create: Any) -> Any:
+        def create_late(self: Any, *arguments: Any) -> Any:
+            partition = create(self, *arguments)
+            while moves:
+                move(*moves.pop())
+            return partition
 
-    partition_set.move = lambda source, target: moves.append((source, target))
-    partition_set.PartitionSet._create = create_late  # type: ignore[method-assign]
+        return create_late
+
+    _patch(partition_set, "move", lambda _: lambda source, target: moves.append((source, target)))
+    _patch(partition_set.PartitionSet, "_create", wrap)
 
 
 def ack_before_disk() -> None:
     """`ack(durable=True)` does not wait for the disk."""
-    acknowledged = Subscription._acknowledged
 
-    def hasty(self: Any, count: int, moved: bool, durable: bool) -> int:
-        return acknowledged(self, count, moved, False)
+    def wrap(acknowledged: Any) -> Any:
+        def hasty(self: Any, count: int, moved: bool, durable: bool) -> Any:
+            return acknowledged(self, count, moved, False)
 
-    Subscription._acknowledged = hasty  # type: ignore[method-assign]
+        return hasty
+
+    _patch(Subscription, "_acknowledged", wrap)
+
+
+def no_sweep() -> None:
+    """Opening does not finish what a crash left."""
+    _patch(engine, "sweep", lambda _: lambda path, main: Swept(0, 0, 0))
 
 
 def apply(name: str) -> None:

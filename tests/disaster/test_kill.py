@@ -43,6 +43,7 @@ RANDOM_ROUNDS = 18
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
+    """The process that forks the children."""
     server = Server()
     yield server
     server.close()
@@ -152,6 +153,7 @@ MUTANTS = {
     "trash_before_record": ("delete.moved", "is registered in the catalog, and is missing"),
     "register_before_rename": ("partition.registered", "is registered in the catalog, and is missing"),
     "ack_before_disk": ("commit.after", "again after its durable acknowledgement"),
+    "no_sweep": ("directory.renamed", "is not registered after opening"),
 }
 """Wrong engines of kill_mutants, where each is killed, and how the harness must complain."""
 

@@ -2,56 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import pytest
 
 from duelog.dispatcher import Dispatcher, SubscriptionType
-from duelog.key_slots import KeySlots
 from duelog.store.acks import AckSet
 from duelog.store.errors import InvalidArgument
-from duelog.store.message import ReceivedMessage
 from duelog.store.position import Position
 
-from .twins import Log
-
-
-def log_of(*keys: str | None) -> Log:
-    """One ledger, number 1, with a message for each key."""
-    return Log({1: list(keys)})
-
-
-def dispatcher_on(
-    log: Log,
-    type: SubscriptionType = "shared",
-    *,
-    consumers: Sequence[int] = (1, 2),
-    ack_timeout_ms: int | None = None,
-    max_kept_back: int = 100,
-) -> Dispatcher:
-    """A dispatcher at the start of the log, with consumers."""
-    acks = AckSet(Position(1, -1))
-    dispatcher = Dispatcher(acks, log, log, type=type, ack_timeout_ms=ack_timeout_ms, max_kept_back=max_kept_back)
-    for consumer_id in consumers:
-        dispatcher.add_consumer(consumer_id)
-    return dispatcher
-
-
-def at(*entries: int) -> list[Position]:
-    """Positions of ledger 1."""
-    return [Position(1, entry) for entry in entries]
-
-
-def entries(batch: Sequence[ReceivedMessage]) -> list[int]:
-    """Entry ids of a batch."""
-    return [message.position.entry_id for message in batch]
-
-
-def key_of(consumer_id: int, consumers: Sequence[int], number: int = 0) -> str:
-    """The ``number``-th key that belongs to a consumer when these are the consumers."""
-    slots = KeySlots(consumers)
-    keys = [f"key-{i}" for i in range(1000) if slots.owner_of(f"key-{i}") == consumer_id]
-    return keys[number]
+from .twins import Log, at, dispatcher_on, entries, log_of
 
 
 def test_first_deliveries_come_in_log_order_across_ledgers() -> None:
@@ -210,6 +168,16 @@ def test_a_cumulative_acknowledgement_ends_redeliveries_and_skips_ahead() -> Non
     assert entries(dispatcher.next_batch(1, 9, 10)) == [4, 5]
 
 
+def test_a_cumulative_acknowledgement_keeps_the_counts_of_later_messages() -> None:
+    """How often a message was delivered is forgotten with its own acknowledgement only."""
+    dispatcher = dispatcher_on(log_of(None, None), "exclusive", consumers=[1])
+    for now_ms in (0, 1):
+        dispatcher.next_batch(1, 2, now_ms)
+        dispatcher.nack(1, at(0, 1), now_ms)
+    dispatcher.ack_cumulative(Position(1, 0))
+    assert [message.redelivery_count for message in dispatcher.next_batch(1, 2, 2)] == [2]
+
+
 @pytest.mark.parametrize("type", ["shared", "key_shared"])
 def test_a_cumulative_acknowledgement_is_refused_when_consumers_share(type: SubscriptionType) -> None:
     """It would acknowledge what other consumers hold."""
@@ -284,98 +252,24 @@ def test_consumers_are_known_by_name() -> None:
         dispatcher.next_batch(1, 0, 0)
 
 
-def test_memory_does_not_grow_with_what_was_delivered_once_and_acknowledged() -> None:
-    """After everything is acknowledged nothing is left of it, deadlines included."""
+def test_memory_does_not_grow_with_what_was_acknowledged() -> None:
+    """After everything is acknowledged nothing is left of it, deadlines and delivery counts included."""
     dispatcher = dispatcher_on(log_of(*[None] * 500), ack_timeout_ms=1000, consumers=[1])
     for _ in range(50):
-        dispatcher.ack(1, [message.position for message in dispatcher.next_batch(1, 10, 0)])
+        positions = [message.position for message in dispatcher.next_batch(1, 10, 0)]
+        dispatcher.nack(1, positions[:3], 0)
+        dispatcher.next_batch(1, 3, 0)
+        dispatcher.ack(1, positions)
     assert dispatcher.next_redelivery_ms() is None
     assert not dispatcher._outstanding._batches
     assert not dispatcher._outstanding._repeated
     assert dispatcher.acks.mark_delete == Position(1, 499)
 
 
-# -- key-shared --------------------------------------------------------------------------------
-
-
-def test_a_key_goes_to_one_consumer() -> None:
-    """Messages of one key come to one consumer; messages without a key to whoever asks."""
-    mine, theirs = key_of(1, [1, 2]), key_of(2, [1, 2])
-    dispatcher = dispatcher_on(log_of(mine, theirs, None, mine, theirs), "key_shared")
-    assert entries(dispatcher.next_batch(1, 9, 0)) == [0, 2, 3]
-    assert dispatcher.kept_back_count == 2
-    assert dispatcher.has_ready(0, 2)
-    assert not dispatcher.has_ready(0, 1)
-    batch = dispatcher.next_batch(2, 9, 0)
-    assert [(message.position.entry_id, message.redelivery_count) for message in batch] == [(1, 0), (4, 0)]
-
-
-def test_a_nacked_message_holds_up_the_later_ones_of_its_key_only() -> None:
-    """Until the redelivery, later messages of the key wait; other keys do not."""
-    one, other = key_of(1, [1, 2]), key_of(1, [1, 2], number=1)
-    dispatcher = dispatcher_on(log_of(one, one, other, one), "key_shared")
-    assert entries(dispatcher.next_batch(1, 1, 0)) == [0]
-    dispatcher.nack(1, at(0), 50)
-    assert entries(dispatcher.next_batch(1, 9, 10)) == [2]
-    assert dispatcher.next_batch(1, 9, 49) == []
-    batch = dispatcher.next_batch(1, 9, 50)
-    assert [(message.position.entry_id, message.redelivery_count) for message in batch] == [(0, 1), (1, 0), (3, 0)]
-
-
-def test_a_key_changes_hands_only_when_its_holder_is_done() -> None:
-    """A consumer that joins gets a key that moved to it after the one before has acknowledged what it holds."""
-    moving = key_of(2, [1, 2])
-    dispatcher = dispatcher_on(log_of(moving, moving, None), "key_shared", consumers=[1])
-    assert entries(dispatcher.next_batch(1, 1, 0)) == [0]
-    dispatcher.add_consumer(2)
-    assert entries(dispatcher.next_batch(2, 9, 0)) == [2]
-    assert not dispatcher.has_ready(0, 2)
-    dispatcher.ack(1, at(0))
-    assert dispatcher.has_ready(0, 2)
-    assert entries(dispatcher.next_batch(2, 9, 0)) == [1]
-
-
-def test_a_removed_consumers_keys_go_on_in_order() -> None:
-    """What it held comes first at the key's new consumer, then what was kept back."""
-    key = key_of(1, [1, 2])
-    dispatcher = dispatcher_on(log_of(key, key, key), "key_shared")
-    assert entries(dispatcher.next_batch(1, 2, 0)) == [0, 1]
-    assert dispatcher.next_batch(2, 9, 0) == []
-    dispatcher.remove_consumer(1, 0)
-    batch = dispatcher.next_batch(2, 9, 0)
-    assert [(message.position.entry_id, message.redelivery_count) for message in batch] == [(0, 1), (1, 1), (2, 0)]
-
-
-def test_no_more_than_the_bound_is_kept_back() -> None:
-    """A consumer that does not ask for its key stops the reading at the bound, and asking starts it again."""
-    theirs, mine = key_of(2, [1, 2]), key_of(1, [1, 2])
-    dispatcher = dispatcher_on(log_of(*[theirs] * 5, mine), "key_shared", max_kept_back=3)
-    assert dispatcher.next_batch(1, 9, 0) == []
-    assert dispatcher.kept_back_count == 3
-    assert dispatcher.read_position == Position(1, 3)
-    assert entries(dispatcher.next_batch(2, 9, 0)) == [0, 1, 2]
-    assert entries(dispatcher.next_batch(1, 9, 0)) == [5]
-
-
-def test_messages_kept_back_survive_that_nobody_is_there() -> None:
-    """With all consumers gone the messages wait for the next one."""
-    theirs = key_of(2, [1, 2])
-    dispatcher = dispatcher_on(log_of(theirs, theirs), "key_shared")
-    assert dispatcher.next_batch(1, 9, 0) == []
-    dispatcher.remove_consumer(2, 0)
-    dispatcher.remove_consumer(1, 0)
-    dispatcher._check()
-    assert not dispatcher.has_ready(0)
-    dispatcher.add_consumer(3)
-    assert [message.redelivery_count for message in dispatcher.next_batch(3, 9, 0)] == [0, 0]
-
-
-def test_nothing_is_remembered_of_a_key_that_is_done_with() -> None:
-    """Keys that are acknowledged leave no trace: memory does not grow with the number of keys seen."""
-    dispatcher = dispatcher_on(log_of(*[f"key-{i}" for i in range(300)]), "key_shared", max_kept_back=300)
-    for consumer_id in (1, 2, 1, 2):
-        dispatcher.ack(consumer_id, [m.position for m in dispatcher.next_batch(consumer_id, 300, 0)])
-    assert dispatcher.acks.mark_delete == Position(1, 299)
-    order = dispatcher._order
-    assert not vars(order)["_keys"]
-    assert not vars(order)["_key_at"]
+def test_nacks_for_the_same_time_come_together() -> None:
+    """Messages given back one by one for one moment are all due then."""
+    dispatcher = dispatcher_on(log_of(*[None] * 3))
+    dispatcher.next_batch(1, 3, 0)
+    for entry_id in (2, 0, 1):
+        dispatcher.nack(1, at(entry_id), 50)
+    assert entries(dispatcher.next_batch(2, 9, 50)) == [0, 1, 2]

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import contextlib
+import subprocess
+import sys
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from duelog import DelayedStore, ManualClock, MessageId, StoreConfig
-from duelog.errors import ClosedError, FormatMismatch, StoreLocked, UnknownTopic
+from duelog.errors import ClosedError, FormatMismatch, InvalidArgument, StoreLocked, UnknownTopic
+from duelog.store import format as fmt
+from duelog.store.environment import Environment
+from duelog.store.transaction import Transaction
 from tests.duelog.writing_process import HOUR_MS, START_MS, WritingProcess
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
+    """Where the store is, or is going to be."""
     return tmp_path / "store"
 
 
@@ -113,23 +121,35 @@ def test_what_has_fired_is_no_longer_scheduled_for_a_reader(path: Path) -> None:
         assert (stats.pending, stats.subscriptions[0].backlog) == (1, 2)
 
 
-def test_a_reader_outlives_partitions_that_are_deleted(path: Path) -> None:
-    """Partitions closed and deleted by the writing process disappear for a reader that had them open, and for one
-    that had not."""
+@pytest.mark.parametrize("opened_before", [True, False])
+def test_a_reader_outlives_partitions_that_are_deleted(path: Path, opened_before: bool) -> None:
+    """Partitions deleted by the writing process disappear for a reader, whether it has looked into them or not."""
     with WritingProcess(path, ledger_max_entries=2) as writer:
         writer.do("subscribe", "a", "mailer")
         sent = writer.send("a", "x", 1_000, HOUR_MS, 2 * HOUR_MS, 9 * HOUR_MS)
-        with reading(path) as seen, reading(path) as unseen:
-            assert len(list(seen.topic("a").scheduled())) == 4
+        with reading(path) as store:
+            if opened_before:
+                assert len(list(store.topic("a").scheduled())) == 4
             for _ in range(6):
                 writer.do("advance", HOUR_MS)
                 writer.do("drain", "a", "mailer")
-            for store in (seen, unseen):
-                assert [found.pending for found in store.partitions()][-1] == 1
-                assert len(store.partitions()) < 4
-                assert len(list(store.topic("a").scheduled())) == 1
-                assert store.topic("a").get(MessageId.parse(sent[0])) is None
-                assert store.stats().pending == 1
+            assert [found.pending for found in store.partitions()][-1] == 1
+            assert len(store.partitions()) < 4
+            assert len(list(store.topic("a").scheduled())) == 1
+            assert store.topic("a").get(MessageId.parse(sent[0])) is None
+            assert store.stats().pending == 1
+
+
+def test_opening_a_store_twice_in_one_process_is_refused(path: Path) -> None:
+    """LMDB does not bear it: reading beside a writer takes another process."""
+    with WritingProcess(path):
+        pass
+    with (
+        DelayedStore.open(path, StoreConfig(partition_ms=HOUR_MS), clock=ManualClock(START_MS)) as store,
+        pytest.raises(InvalidArgument, match="this process has it open already"),
+    ):
+        DelayedStore.open(path, StoreConfig(partition_ms=HOUR_MS), read_only=True)
+    assert store.closed
 
 
 def test_a_partition_deleted_while_a_reader_lists_is_left_out(path: Path) -> None:
@@ -170,9 +190,72 @@ def test_checking_beside_a_busy_writer_finds_nothing(path: Path) -> None:
     """A check that runs while messages are sent, fired, acknowledged and deleted takes no change for a fault."""
     with WritingProcess(path, ledger_max_entries=50, durability="none") as writer, reading(path) as store:
         writer.do("subscribe", "a", "mailer")
-        for turn in range(20):
-            writer.send("a", f"x{turn}", *range(0, 4 * HOUR_MS, HOUR_MS // 8))
-            writer.do("advance", HOUR_MS)
+        writer.send("a", "x", *range(1, HOUR_MS, HOUR_MS // 1000))
+        turns = 60
+        writer.ask("live", "a", "mailer", turns)
+        checks = 0
+        while not writer.answered():
+            for finding in store.check(deep=checks % 2 == 1):
+                pytest.fail(str(finding))
+            checks += 1
+        assert writer.answer() > 1000
+        assert checks > 3
+
+
+def test_a_reader_follows_a_file_that_outgrows_its_map(path: Path) -> None:
+    """Several threads read on while the writing process grows its files past the map they were opened with."""
+    small = 1 << 20
+    with WritingProcess(path, map_bytes=small) as writer:
+        writer.send("a", "x", 1)
+        config = StoreConfig(partition_ms=HOUR_MS, map_bytes=small)
+        with DelayedStore.open(path, config, clock=ManualClock(START_MS), read_only=True) as store:
+            stop = threading.Event()
+
+            def look() -> int:
+                looks = 0
+                while not stop.is_set() or not looks:
+                    assert all(found.payload for found in store.topic("a").scheduled())
+                    looks += 1
+                return looks
+
+            with ThreadPoolExecutor(3) as pool:
+                looking = [pool.submit(look) for _ in range(3)]
+                for _ in range(12):
+                    writer.send("a", "y" * 100_000, *[1_000] * 8)
+                stop.set()
+                assert all(future.result() for future in looking)
+            assert len(list(store.topic("a").scheduled())) == 97
+            assert store.stats().disk_bytes > 8 * small
             assert list(store.check(deep=True)) == []
-            writer.do("drain", "a", "mailer")
-            assert list(store.check()) == []
+
+
+_READER_THAT_DIES = """
+import os, signal, sys
+from pathlib import Path
+from duelog.store.environment import Environment
+
+with Environment(Path(sys.argv[1]), name="read", read_only=True).read() as raw:
+    raw.get(b"x")
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_reader_killed_in_a_transaction_does_not_hold_pages_for_ever(tmp_path: Path) -> None:
+    """The writing process drops what a dead reader held, so that its file stops growing."""
+    path = tmp_path / "environment"
+    environment = Environment(path, name="written", durability="none", create=True)
+
+    def put(transaction: Transaction) -> None:
+        transaction.put(fmt.counter_key(str(environment.counts.commits % 100)), bytes(100))
+
+    def commit(times: int) -> int:
+        for _ in range(times):
+            environment.write(put)
+        return environment.file_bytes()
+
+    commit(100)
+    subprocess.run([sys.executable, "-c", _READER_THAT_DIES, str(path)], check=False)
+    grown = commit(1_000)
+    assert grown > 1 << 20
+    assert commit(2_000) < grown + (1 << 20)
+    environment.close()

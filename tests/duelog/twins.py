@@ -1,4 +1,4 @@
-"""Plain-Python twins for the dispatcher's tests: a log in a dict, and a subscription in sets."""
+"""Plain-Python twins for the dispatcher's tests: a log in a dict, a subscription in sets, and short ways to both."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from functools import lru_cache
 
+from duelog.dispatcher import Dispatcher, SubscriptionType
 from duelog.key_slots import KeySlots
 from duelog.store.acks import AckSet
 from duelog.store.message import ReceivedMessage
@@ -191,3 +192,34 @@ class Twin:
         self.times.clear()
         self.acked = {position for position in self.log.positions() if position <= mark_delete}
         self.read_position = Position(mark_delete.ledger_id, mark_delete.entry_id + 1)
+
+
+def log_of(*keys: str | None) -> Log:
+    """One ledger, number 1, with a message for each key."""
+    return Log({1: list(keys)})
+
+
+def dispatcher_on(
+    log: Log,
+    type: SubscriptionType = "shared",
+    *,
+    consumers: Sequence[int] = (1, 2),
+    ack_timeout_ms: int | None = None,
+    max_kept_back: int = 100,
+) -> Dispatcher:
+    """A dispatcher at the start of the log, with consumers."""
+    acks = AckSet(Position(1, -1))
+    dispatcher = Dispatcher(acks, log, log, type=type, ack_timeout_ms=ack_timeout_ms, max_kept_back=max_kept_back)
+    for consumer_id in consumers:
+        dispatcher.add_consumer(consumer_id)
+    return dispatcher
+
+
+def at(*entries: int) -> list[Position]:
+    """Positions of ledger 1."""
+    return [Position(1, entry) for entry in entries]
+
+
+def entries(batch: Sequence[ReceivedMessage]) -> list[int]:
+    """Entry ids of a batch."""
+    return [message.position.entry_id for message in batch]

@@ -6,6 +6,7 @@ Its clock is manual; every command is answered once it is done, so that a test k
 from __future__ import annotations
 
 import json
+import select
 import subprocess
 import sys
 from pathlib import Path
@@ -34,6 +35,17 @@ with DelayedStore.open(path, StoreConfig(**fields), clock=clock) as store:
         elif name == "advance":
             clock.advance(values[0])
             answer = store.tick().fired
+        elif name == "live":
+            topic, subscription, turns = values
+            answer = 0
+            with store.topic(topic).subscribe(subscription) as consumer:
+                for turn in range(turns):
+                    delays = [float(delay) for delay in range(0, 14_400, 450)]
+                    store.topic(topic).send_batch([Message(b"live", deliver_after=delay) for delay in delays])
+                    clock.advance(1_800_000)
+                    store.tick()
+                    while batch := consumer.receive(1000):
+                        answer += consumer.ack(batch)
         elif name == "drain":
             with store.topic(values[0]).subscribe(values[1]) as subscription:
                 answer = 0
@@ -52,20 +64,30 @@ class WritingProcess:
         config.setdefault("partition_ms", HOUR_MS)
         command = [sys.executable, "-c", _PROGRAM, str(path), str(START_MS), json.dumps(config)]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self._answer()
+        self.answer()
 
-    def _answer(self) -> Any:
+    def answer(self) -> Any:
+        """The answer to the oldest command that was asked and not answered."""
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         assert line, f"the writing process ended with {self._process.wait()}"
         return json.loads(line)
 
-    def do(self, name: str, *values: object) -> Any:
-        """Have a command carried out; returns its answer."""
+    def ask(self, name: str, *values: object) -> None:
+        """Have a command carried out while the caller goes on; `answer` waits for its end."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps([name, *values]) + "\n")
         self._process.stdin.flush()
-        return self._answer()
+
+    def answered(self) -> bool:
+        """Whether an answer is there."""
+        assert self._process.stdout is not None
+        return bool(select.select([self._process.stdout], [], [], 0)[0])
+
+    def do(self, name: str, *values: object) -> Any:
+        """Have a command carried out; returns its answer."""
+        self.ask(name, *values)
+        return self.answer()
 
     def send(self, topic: str, text: str, *delays_ms: int) -> list[str]:
         """Send one message for each delay; returns their ids."""

@@ -318,6 +318,17 @@ def test_what_is_put_back_comes_first_again_whatever_was_added_since(column: Col
     assert drain(index, START_MS + 99, 3) == sorted((due, i) for i, due in column.due_ms.items())
 
 
+def test_the_last_entry_of_a_part_put_back_alone_comes_before_the_rest(column: Column) -> None:
+    """The entry that the limit stands on belongs to the window when its own commit failed."""
+    index = DelayIndex(column, start_ms=START_MS, window_entries=1)
+    index.add(*column.put(0, [START_MS + 10] * 3))
+    for entry_id in range(3):
+        taken = index.take(START_MS + 10, 1)
+        index.put_back(*taken)
+        index._check()
+        assert pairs(index.take(START_MS + 10, 1)) == [(START_MS + 10, entry_id)]
+
+
 def test_an_unreadable_entry_is_set_aside_and_the_rest_goes_on(column: Column) -> None:
     """Damage in the due column costs its own entries only, in a small bucket, a split one and a crowded instant."""
     dues = [START_MS + 10] * 40 + [START_MS + 70_000 + i for i in range(40)] + [START_MS + 130_000, START_MS + 130_001]

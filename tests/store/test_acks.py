@@ -82,6 +82,16 @@ class AckMachine(RuleBasedStateMachine):
         assert got == self._twin_ack([Position(ledger_id, entry) for entry in entries])
 
     @rule(data=st.data())
+    def ack_run(self, data: st.DataObject) -> None:
+        """A run of entries, mostly right after the mark, as a consumer of batches acknowledges them."""
+        ledger_id, marked_entry = self.mark if self.mark[0] in self.ledgers.counts else (self._ledger(data), -1)
+        count = self.ledgers.counts[ledger_id]
+        start = min(max(marked_entry + 1 + data.draw(st.sampled_from([0, 0, 0, 1, -1])), 0), count)
+        entries = range(start, min(start + data.draw(st.integers(1, 6)), count))
+        got = self.acks.ack(ledger_id, BitMap(entries), self.ledgers)
+        assert got == self._twin_ack([Position(ledger_id, entry) for entry in entries])
+
+    @rule(data=st.data())
     def ack_cumulative(self, data: st.DataObject) -> None:
         ledger_id = self._ledger(data)
         target = Position(ledger_id, data.draw(st.integers(-1, self.ledgers.counts[ledger_id] - 1)))

@@ -1,0 +1,97 @@
+"""The main log as one subscription reads it: what is not due yet is passed over, and comes when it is.
+
+Only logs in which messages wait inline have a tracker; for every other this is the plain reader.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from duelog.markers.reader import MainLogReader
+from duelog.markers.tracker import SubscriptionView, TopicDelayTracker
+from duelog.store.acks import AckSet
+from duelog.store.clock import StoreClock
+from duelog.store.message import ReceivedMessage
+from duelog.store.position import Position
+
+OpenView = Callable[[Position, int], tuple[TopicDelayTracker, SubscriptionView]]
+
+
+class DueReader:
+    """A dispatcher's LogReader. Not thread-safe: the subscription's lock is held around every call."""
+
+    def __init__(self, reader: MainLogReader, open_view: OpenView, clock: StoreClock) -> None:
+        """`open_view` (read position, served up to) opens a view on the topic's tracker, made at first need."""
+        self._reader = reader
+        self._open = open_view
+        self._clock = clock
+        self._tracker: TopicDelayTracker | None = None
+        self._view: SubscriptionView | None = None
+        self._closed_at_ms: int | None = None
+
+    def read(self, start: Position, max_entries: int, skip: AckSet) -> tuple[list[ReceivedMessage], Position]:
+        """What has become due behind `start`, then messages from `start` on that are due."""
+        now_ms = self._clock.now_ms()
+        found: list[ReceivedMessage] = []
+        if self._tracker is not None and self._view is not None:
+            # What is served is served by this time for good: the clock must not go back behind it.
+            now_ms = self._clock.raise_to(now_ms)
+            found, full = self._take(self._tracker, self._view, start, max_entries, now_ms, skip)
+            if full:
+                return found, start  # the log is read only when nothing due waits behind the read position
+        fresh, following, passed_over = self._reader.read(start, max_entries - len(found), skip, now_ms)
+        if passed_over and self._view is None:
+            self._clock.raise_to(now_ms)
+            self._tracker, self._view = self._open(start, now_ms)
+        return [*found, *fresh], following
+
+    def _take(
+        self,
+        tracker: TopicDelayTracker,
+        view: SubscriptionView,
+        start: Position,
+        limit: int,
+        now_ms: int,
+        skip: AckSet,
+    ) -> tuple[list[ReceivedMessage], bool]:
+        before = view.done_ms, view.done_position
+        due = tracker.take(view, start, limit, now_ms, skip)
+        if not due:
+            return [], False
+        try:
+            by_position = {message.position: message for message in self._reader.read_at(due)}
+        except BaseException:
+            view.done_ms, view.done_position = before
+            raise
+        return [by_position[position] for position in due if position in by_position], len(due) >= limit
+
+    def read_at(self, positions: Sequence[Position]) -> list[ReceivedMessage]:
+        """The messages at these positions, due or not."""
+        return self._reader.read_at(positions)
+
+    def next_due_ms(self) -> int | None:
+        """When the next message that was passed over becomes due; None when none was."""
+        if self._tracker is None or self._view is None:
+            return None
+        return self._tracker.next_due_ms(self._view)
+
+    def waiting(self) -> int:
+        """Messages of the log that are known not to be due yet."""
+        return 0 if self._tracker is None else self._tracker.waiting(self._clock.now_ms())
+
+    def rewind(self, position: Position) -> None:
+        """The subscription goes back to `position`."""
+        if self._tracker is not None and self._view is not None:
+            self._tracker.rewind(self._view, position)
+
+    def close(self) -> None:
+        """The last consumer has left: hold nothing in memory for it."""
+        if self._tracker is not None and self._view is not None:
+            self._closed_at_ms = self._view.done_ms
+            self._tracker.close_view(self._view, self._clock.now_ms())
+            self._tracker = self._view = None
+
+    def reopen(self, unacknowledged: Position) -> None:
+        """A consumer has come again: track what was passed over from the first unacknowledged position on."""
+        if self._view is None and self._closed_at_ms is not None:
+            self._tracker, self._view = self._open(unacknowledged, self._closed_at_ms)
