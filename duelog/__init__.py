@@ -11,6 +11,7 @@ from duelog.store.clock import Clock, ManualClock, SystemClock
 from duelog.store.config import StoreConfig
 from duelog.store.errors import DuelogError
 from duelog.store.message import Message, ReceivedMessage, ScheduledMessage
+from duelog.store.policies import DelayedDeliveryPolicies
 from duelog.store.position import MessageId
 
 from .check import Finding
@@ -21,6 +22,7 @@ from .topic import Topic
 
 __all__ = [
     "Clock",
+    "DelayedDeliveryPolicies",
     "DelayedStore",
     "DuelogError",
     "Finding",

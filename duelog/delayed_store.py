@@ -12,8 +12,10 @@ from duelog.store.clock import Clock, SystemClock
 from duelog.store.config import StoreConfig
 from duelog.store.errors import ClosedError, InvalidArgument
 from duelog.store.names import SCHEME, TopicName, validate_namespace_name
+from duelog.store.policies import DelayedDeliveryPolicies, EffectivePolicies, scope_name
 
 from .check import Finding, check
+from .delay_policies import scope_of
 from .engine import Engine
 from .maintenance import TickResult
 from .stats import PartitionStats, StoreStats, partition_stats, store_stats
@@ -81,10 +83,12 @@ class DelayedStore:
         (re.search). Raises InvalidArgument.
         """
         self._engine.check_open()
+        if pattern is not None and not isinstance(pattern, str):
+            raise InvalidArgument("pattern", pattern, "expected a str")
         prefix = SCHEME if namespace is None else f"{SCHEME}{validate_namespace_name(namespace)}/"
         try:
             matches = re.compile(pattern) if pattern is not None else None
-        except (re.error, TypeError) as error:
+        except re.error as error:
             raise InvalidArgument("pattern", pattern, f"no regular expression: {error}") from error
         return (
             Topic(self._engine, TopicName.parse(name))
@@ -96,6 +100,39 @@ class DelayedStore:
         """Delete a topic with its messages and subscriptions, and release all it holds. Raises UnknownTopic."""
         self._engine.check_writable()
         self._engine.delete_topic(self._engine.topics.get(TopicName.parse(name)))
+
+    def set_policies(
+        self, policies: DelayedDeliveryPolicies, *, namespace: str | None = None, topic: str | None = None
+    ) -> None:
+        """Set delay policies (PIP-437) for a namespace, a topic, or with neither the store; in place of those there.
+
+        Durable when it returns, and in force for what is sent after it; messages that wait keep their due times.
+        The namespace or topic need not exist. Raises InvalidArgument, StoreFull, StoreFailed.
+        """
+        self._engine.check_writable()
+        if not isinstance(policies, DelayedDeliveryPolicies):
+            raise InvalidArgument("policies", policies, "expected DelayedDeliveryPolicies")
+        self._engine.policies.set(scope_of(namespace, topic), policies)
+
+    def policies(self, *, namespace: str | None = None, topic: str | None = None) -> DelayedDeliveryPolicies | None:
+        """The delay policies set at just this scope; None: none are. Raises InvalidArgument."""
+        self._engine.check_open()
+        return self._engine.policies.get(scope_of(namespace, topic))
+
+    def all_policies(self) -> dict[str, DelayedDeliveryPolicies]:
+        """What is set at every scope, by its name: "store", "namespace a/b", "topic persistent://a/b/c"."""
+        self._engine.check_open()
+        return {scope_name(scope): policies for scope, policies in self._engine.policies.all()}
+
+    def remove_policies(self, *, namespace: str | None = None, topic: str | None = None) -> bool:
+        """Remove the delay policies set at a scope, durably; False: none were. Raises as `set_policies`."""
+        self._engine.check_writable()
+        return self._engine.policies.remove(scope_of(namespace, topic))
+
+    def effective_policies(self, topic: str) -> EffectivePolicies:
+        """The delay policies in force for a topic, and by field at which scope each was set. Raises InvalidArgument."""
+        self._engine.check_open()
+        return self._engine.policies.effective(TopicName.parse(topic))
 
     def tick(self) -> TickResult:
         """Do whatever is due now: fire, close, trim, delete, persist; and say what it did and what is next.

@@ -52,8 +52,9 @@ class DeliveryOrder:
 
     def hand_out(self, consumer_id: int, messages: Sequence[ReceivedMessage]) -> None:
         """The consumer has these now, which ``admit`` or ``peek`` allowed it."""
-        for message in messages:
-            self._anyone.discard(message.position)
+        if self._anyone:
+            for message in messages:
+                self._anyone.discard(message.position)
 
     def taken_back(self, ledger_id: int, entries: BitMap) -> None:
         """Entries that a consumer held wait for their time now."""

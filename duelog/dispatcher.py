@@ -43,7 +43,9 @@ class LogReader(Protocol):
         """The next messages in log order from ``start`` on, and one past the last entry that was looked at.
 
         At most ``max_entries`` messages, none that ``skip`` has acknowledged, none that cannot be read. ``start``
-        may be past the end of its ledger. Answering ``start`` itself means that the log ends there for now.
+        may be past the end of its ledger. No messages and ``start`` itself: there is nothing more for now.
+        A reader may pass over a message and return it later, from before ``start``; it returns each message once
+        until a seek. If it raises, it has returned nothing.
         """
         ...
 
@@ -179,7 +181,7 @@ class Dispatcher:
             # Invariant: from here on nothing raises, so that a message recorded as handed out is handed out.
             if len(found) < len(ready):
                 self._give_up(ready, found)
-            moved = bool(ready) or start != self._read_position
+            moved = bool(ready or fresh) or start != self._read_position
             self._read_position = start
             order_again, order_fresh = order.split(found)
             order.hand_out(consumer_id, found)

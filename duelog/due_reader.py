@@ -32,20 +32,16 @@ class DueReader:
     def read(self, start: Position, max_entries: int, skip: AckSet) -> tuple[list[ReceivedMessage], Position]:
         """What has become due behind `start`, then messages from `start` on that are due."""
         now_ms = self._clock.now_ms()
-        found: list[ReceivedMessage] = []
         if self._tracker is not None and self._view is not None:
             # What is served is served by this time for good: the clock must not go back behind it.
-            now_ms = self._clock.raise_to(now_ms)
-            found, full = self._take(self._tracker, self._view, start, max_entries, now_ms, skip)
-            if full:
-                return found, start  # the log is read only when nothing due waits behind the read position
-        fresh, following, passed_over = self._reader.read(start, max_entries - len(found), skip, now_ms)
+            return self._read_tracked(self._tracker, self._view, start, max_entries, self._clock.raise_to(now_ms), skip)
+        fresh, following, passed_over = self._reader.read(start, max_entries, skip, now_ms)
         if passed_over and self._view is None:
             self._clock.raise_to(now_ms)
             self._tracker, self._view = self._open(start, now_ms)
-        return [*found, *fresh], following
+        return fresh, following
 
-    def _take(
+    def _read_tracked(
         self,
         tracker: TopicDelayTracker,
         view: SubscriptionView,
@@ -53,17 +49,21 @@ class DueReader:
         limit: int,
         now_ms: int,
         skip: AckSet,
-    ) -> tuple[list[ReceivedMessage], bool]:
+    ) -> tuple[list[ReceivedMessage], Position]:
         before = view.done_ms, view.done_position
         due = tracker.take(view, start, limit, now_ms, skip)
-        if not due:
-            return [], False
         try:
-            by_position = {message.position: message for message in self._reader.read_at(due)}
+            found: list[ReceivedMessage] = []
+            if due:
+                by_position = {message.position: message for message in self._reader.read_at(due)}
+                found = [by_position[position] for position in due if position in by_position]
+            if len(due) >= limit:
+                return found, start  # the log is read only when nothing due waits behind the read position
+            fresh, following, _ = self._reader.read(start, limit - len(due), skip, now_ms)
+            return [*found, *fresh], following
         except BaseException:
             view.done_ms, view.done_position = before
             raise
-        return [by_position[position] for position in due if position in by_position], len(due) >= limit
 
     def read_at(self, positions: Sequence[Position]) -> list[ReceivedMessage]:
         """The messages at these positions, due or not."""

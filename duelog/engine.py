@@ -31,6 +31,7 @@ from duelog.store.set_aside import SetAside
 from duelog.store.transaction import Transaction
 
 from .ack_flusher import AckFlusher
+from .delay_policies import DelayPolicies
 from .due_reader import DueReader
 from .maintenance import Maintenance, TickResult
 from .opening import StoreLock, create, open_main, read_identity, refuse_foreign
@@ -72,17 +73,18 @@ class Engine:
         self.store_id = identity.store_id
         self.main = open_main(path, config, identity, read_only=read_only)
         try:
-            self.swept = Swept(0, 0, 0) if read_only else sweep(path, self.main)
             mark = self.main.get(fmt.counter_key(catalog.CLOCK))
             self.clock = StoreClock(clock, 0 if mark is None else fmt.unpack_u64(mark))
             kind = FollowedPartitionSet if read_only else PartitionSet
             self.partitions: PartitionSet = kind(path, self.main, config, identity.store_id, read_only=read_only)
-            self.partitions.load()
+            self.partitions.load()  # before anything is swept: what it refuses is left as it is
+            self.swept = Swept(0, 0, 0) if read_only else sweep(path, self.main)
             self._refuse_lost_entries()
         except BaseException:
             self.main.close()
             raise
         self.topics = Topics(self.main, config, read_only=read_only)
+        self.policies = DelayPolicies(self.main, read_only=read_only)
         self.set_aside = SetAside(self.main)
         self.sender = Sender(self.main, self.partitions, config, self.topics.run_limits)
         self.flusher = AckFlusher(self.main, config.ack_flush_ms)
@@ -113,7 +115,9 @@ class Engine:
         self.scheduler: Scheduler | None = None
         background = config.background if config.background is not None else not isinstance(clock, ManualClock)
         if background and not read_only:
-            self.scheduler = Scheduler(lambda: self.maintenance.slice()[0].next_due_ms, self.clock, self._wake_receivers)
+            self.scheduler = Scheduler(
+                lambda: self.maintenance.slice()[0].next_due_ms, self.clock, self._wake_receivers
+            )
             self.maintenance.wake = self.scheduler.wake
             self.scheduler.start()
 
@@ -214,6 +218,7 @@ class Engine:
                 freed = release_before(transaction, topic_id, None)
                 transaction.delete(fmt.topic_key(str(topic.name)))
                 transaction.delete(fmt.topic_name_key(topic_id))
+                transaction.delete(fmt.policy_key(str(topic.name)))
                 for _, name, record in list(catalog.cursors(transaction.raw, topic_id)):
                     for ledger_id, _ in list(catalog.acked(transaction.raw, record.subscription_id)):
                         transaction.delete(fmt.acked_key(record.subscription_id, ledger_id))
@@ -230,6 +235,7 @@ class Engine:
             for subscription in topic.subscriptions.values():
                 subscription.deleted = True
             self.topics.forget(topic)
+            self.policies.changed()
             self.firing.forget_topic(topic.topic_id)
             for ledger_id in given_up:
                 remove_runs(self.main, topic.topic_id, ledger_id)

@@ -31,6 +31,7 @@ from duelog.store.format import PartitionState
 from duelog.store.set_aside import SetAside
 
 from .ack_flusher import AckFlusher
+from .expiry import Expiry
 from .topic_state import TopicState
 from .topics import Topics
 
@@ -82,6 +83,7 @@ class Maintenance:
         self._set_aside = set_aside
         self._clock = clock
         self._config = config
+        self._expiry = Expiry(main, topics, flusher, config.ttl_ms)
         self.lock = threading.Lock()
         """Held during a tick, and by whoever must not run beside one."""
         self.stopping = False
@@ -137,6 +139,7 @@ class Maintenance:
                 fired, closed, saved, more = self._advance(now_ms)
             except StoreFull as error:  # go on: what follows may make room
                 full = error
+            self._expiry.run(now_ms, self.look_at)
             due_ms = self._flusher.due_ms()
             if due_ms is not None and due_ms <= now_ms:
                 self._flusher.flush()
@@ -146,6 +149,7 @@ class Maintenance:
             if full is not None:
                 raise full
             next_due_ms = now_ms if more else self._next_due_ms()
+            self._firing.give_back_pages()
             return TickResult(fired, closed, trimmed, deleted, saved, next_due_ms), more
 
     def _time(self) -> int:
@@ -268,6 +272,7 @@ class Maintenance:
             self._firing.next_load_ms(),
             self._firing.next_close_ms(),
             self._flusher.due_ms(),
+            self._expiry.due_ms(),
             min(times, default=None),
         )
         return min((due_ms for due_ms in candidates if due_ms is not None), default=None)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 from zlib import crc32
 
+from duelog.store import datafile
 from duelog.store import format as fmt
 from duelog.store.config import StoreConfig
 from duelog.store.directory import make_directory, move, remove_tree, write_file
@@ -57,8 +58,18 @@ def refuse_foreign(path: Path) -> None:
     if not path.exists() or (path / "STORE").exists():
         return
     strangers = sorted(child.name for child in path.iterdir() if child.name not in _OWN_NAMES)
-    if strangers or any((path / "partitions").glob("*")):
+    if strangers or any((path / "partitions").glob("*")) or _has_been_used(path / "main"):
         raise FormatMismatch(path, "STORE", None, "a STORE file, or an empty directory")
+
+
+def _has_been_used(main: Path) -> bool:
+    """Whether a main environment holds more than the one commit that makes it: its store has lost its STORE file."""
+    if not (main / "data.mdb").exists():
+        return False
+    try:
+        return datafile.inspect(main).transaction > 1
+    except DamagedStore:
+        return True
 
 
 def create(path: Path, config: StoreConfig) -> Identity:

@@ -59,7 +59,8 @@ class TopicStats:
 class PartitionStats:
     """A time partition: [start_ms, end_ms), its state ("future", "current", "closed", "deleting"), bytes on disk.
 
-    holders: topics that have not released it, once it is closed. pending: messages not yet fired.
+    holders: topics that have not released it, once it is closed. pending: messages not yet fired, those of deleted
+    topics apart, which never are.
     """
 
     start_ms: int
@@ -138,6 +139,11 @@ def _done(engine: Engine, topic_id: int, start_ms: int, ledger_id: int) -> int:
     return cancelled + (0 if record is None else record.fired)
 
 
+def _exists(engine: Engine, topic_id: int) -> bool:
+    with engine.main.read() as raw:
+        return catalog.topic_name(raw, topic_id) is not None
+
+
 def topic_stats(engine: Engine, topic: TopicState) -> TopicStats:
     """O(partitions + ledgers)."""
     ledgers = topic.log.ledgers()
@@ -169,7 +175,7 @@ def partition_stats(engine: Engine) -> list[PartitionStats]:
         for log in partition.logs():
             topics += 1
             messages += log.ledger.entries
-            if record.state is PartitionState.OPEN:
+            if record.state is PartitionState.OPEN and _exists(engine, log.topic_id):
                 pending += _pending_in(engine, partition, log)
         state = "closed" if record.state is PartitionState.CLOSED else _open_state(partition.start_ms, now_ms)
         found.append(

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime
 from typing import Self, TypeAlias
 
 from duelog.store.clock import ManualClock
 from duelog.store.errors import ClosedError, InvalidArgument, UnknownSubscription
-from duelog.store.message import ReceivedMessage
+from duelog.store.message import ReceivedMessage, at_ms
 from duelog.store.position import MessageId, Position
 
 from .dispatcher import Dispatcher, SubscriptionType
 from .due_reader import DueReader
 from .engine import Engine
+from .seeking import position_at
+from .settling import bury, postpone
 from .stats import SubscriptionStats, subscription_stats
 from .subscription_state import SubscriptionState
 from .topic_state import TopicState
@@ -83,11 +86,18 @@ class Subscription:
             now_ms = engine.clock.now_ms()
             with self._state.lock:
                 dispatcher = self._dispatcher()
-                batch = dispatcher.next_batch(self._consumer, max_messages, now_ms)
+                kept_back = dispatcher.kept_back_count
+                batch = [] if self._state.paused else dispatcher.next_batch(self._consumer, max_messages, now_ms)
+                kept_more = dispatcher.kept_back_count > kept_back
                 passed_over = None if self._state.reader is None else self._state.reader.next_due_ms()
                 again = (dispatcher.next_redelivery_ms(), passed_over)
+            if kept_more or (batch and engine.config.ack_timeout_ms is not None):
+                topic.changed()  # others have something to wait for that they did not know of
             if batch:
-                return batch
+                wanted = self._settle(batch)
+                if wanted:
+                    return wanted
+                continue
             if more:  # fired for another topic, or still loading
                 continue
             if engine.scheduler is not None and engine.scheduler.error is not None:
@@ -98,6 +108,29 @@ class Subscription:
             with topic.condition:
                 if topic.version == version:
                     engine.clock.wait(topic.condition, until_ms)
+
+    def _settle(self, batch: list[ReceivedMessage]) -> list[ReceivedMessage]:
+        """What of a batch the handler is to get; the rest is for others, or dead, and is acknowledged here."""
+        limit = self._engine.config.max_redeliveries
+        wanted, dead, foreign = [], [], []
+        for message in batch:
+            if message.addressee is not None and message.addressee != self.name:
+                foreign.append(message)
+            elif limit is not None and message.redelivery_count + message.retries > limit:
+                dead.append(message)
+            else:
+                wanted.append(message)
+        if dead:
+            try:
+                bury(self._engine, self._topic, self.name, dead)
+            except BaseException:
+                with self._state.lock:
+                    positions = [message.position for message in batch]
+                    self._dispatcher().nack(self._consumer, positions, self._engine.clock.now_ms())
+                raise
+        if dead or foreign:
+            self.ack([*dead, *foreign])
+        return wanted
 
     def _dispatcher(self) -> Dispatcher:
         dispatcher = self._state.dispatcher
@@ -125,9 +158,12 @@ class Subscription:
         self._check_usable()
         with self._state.lock:
             dispatcher = self._dispatcher()
-            before = dispatcher.acks.mark_delete.ledger_id, dispatcher.acks.mark_delete
+            before = dispatcher.acks.mark_delete
             count = dispatcher.ack(self._consumer, positions)
-            moved = self._moved_ledger(before[1])
+            moved = self._moved_ledger(before)
+            waiting = bool(dispatcher.kept_back_count)
+        if waiting:
+            self._topic.changed()  # a key may be free for another consumer
         return self._acknowledged(count, moved, durable)
 
     def ack_cumulative(self, message: Acknowledgeable, *, durable: bool = False) -> int:
@@ -135,7 +171,10 @@ class Subscription:
 
         Raises InvalidArgument for shared and key-shared subscriptions, where others hold some of those.
         """
-        (position,) = _positions(message)
+        positions = _positions(message)
+        if len(positions) != 1:
+            raise InvalidArgument("message", message, "expected one message or its position")
+        position = positions[0]
         self._check_usable()
         with self._state.lock:
             dispatcher = self._dispatcher()
@@ -158,20 +197,108 @@ class Subscription:
             self._engine.flusher.flush()
         return count
 
-    def nack(self, messages: Acknowledgeable | Iterable[Acknowledgeable], *, delay: float = 0.0) -> int:
+    def nack(self, messages: Acknowledgeable | Iterable[Acknowledgeable], *, delay: float | None = None) -> int:
         """Give messages back, to be handed out again `delay` seconds from now (to any consumer, if shared).
 
-        Returns how many this consumer still held.
+        delay None: after `nack_backoff_ms`, doubled with each redelivery up to `nack_backoff_max_ms`. Returns
+        how many this consumer still held. What is given back waits in memory: a restart delivers it at once.
         """
-        positions = _positions(messages)
-        delay_ms = _delay_ms(delay)
+        items = [messages] if isinstance(messages, (ReceivedMessage, MessageId)) else list(_checked(messages))
+        delay_ms = None if delay is None else _delay_ms(delay)
         self._check_usable()
         now_ms = self._engine.clock.now_ms()
+        by_delay: dict[int, list[Position]] = {}
+        for item in items:
+            wait_ms = self._backoff_ms(item) if delay_ms is None else delay_ms
+            by_delay.setdefault(wait_ms, []).extend(_positions(item))
+        count = 0
         with self._state.lock:
-            count = self._dispatcher().nack(self._consumer, positions, now_ms + delay_ms)
+            for wait_ms, positions in by_delay.items():
+                count += self._dispatcher().nack(self._consumer, positions, now_ms + wait_ms)
         if count:
             self._topic.changed()
         return count
+
+    def _backoff_ms(self, item: Acknowledgeable) -> int:
+        config = self._engine.config
+        times = min(item.redelivery_count, 40) if isinstance(item, ReceivedMessage) else 0
+        return min(config.nack_backoff_ms << times, config.nack_backoff_max_ms)
+
+    def retry_later(self, message: ReceivedMessage, delay: float) -> MessageId:
+        """Have a message delivered to this subscription again `delay` seconds from now, as a new delayed message.
+
+        Unlike `nack` it survives a restart, and it costs a write. Returns the new id. The message is sent
+        anew, then acknowledged durably: a crash in between delivers it twice. It counts towards
+        `max_redeliveries`. Other subscriptions do not get it.
+        """
+        if not isinstance(message, ReceivedMessage):
+            raise InvalidArgument("message", message, "expected a received message")
+        delay_ms = _delay_ms(delay)
+        self._check_usable()
+        due_ms = self._engine.clock.now_ms() + delay_ms
+        new_id = postpone(self._engine, self._topic, self.name, message, due_ms)
+        self.ack(message, durable=True)
+        return new_id
+
+    # -- moving --------------------------------------------------------------------------------------
+
+    def seek(self, to: MessageId | ReceivedMessage | datetime | int | str) -> Position:
+        """Go to a place in the main log: everything from there on is delivered (again). Durable when it returns.
+
+        to: "earliest", "latest", a position (or a received message: its own), or a time (aware datetime or
+        epoch ms): the first message that was due then or later. What was trimmed is gone: a place before
+        the first ledger kept is the first. What other consumers hold may be delivered twice. Returns the
+        position. Raises InvalidArgument.
+        """
+        self._check_usable()
+        log = self._topic.log
+        if to == "earliest":
+            position = Position(log.first_ledger, 0)
+        elif to == "latest":
+            position = log.end
+        elif isinstance(to, (ReceivedMessage, MessageId)):
+            position = self._existing_position(_positions(to)[0])
+        elif isinstance(to, str):
+            raise InvalidArgument("to", to, 'expected "earliest", "latest", a position or a time')
+        else:
+            time_ms = at_ms("to", to)
+            position = position_at(self._engine.main, log, time_ms, self._engine.config.inline_delay_ms)
+        position = max(position, Position(log.first_ledger, 0))
+        with self._state.lock:
+            self._dispatcher().seek(Position(position.ledger_id, position.entry_id - 1))
+            if self._state.reader is not None:
+                self._state.reader.rewind(position)
+        self._engine.flusher.mark(self._state, self._engine.clock.now_ms())
+        self._engine.flusher.flush()
+        self._engine.maintenance.look_at(self._topic.topic_id, 0)
+        self._topic.changed()
+        return position
+
+    def _existing_position(self, position: Position) -> Position:
+        entries = self._topic.log.entries_of(position.ledger_id)
+        if entries is None and position.ledger_id > self._topic.log.first_ledger:
+            raise InvalidArgument("to", position, "the topic's main log has no such ledger")
+        if entries is not None and position.entry_id > entries:
+            raise InvalidArgument("to", position, f"the ledger has {entries} entries")
+        return position
+
+    def pause(self) -> None:
+        """Hand nothing out to any consumer of the subscription until `resume`; kept over restarts."""
+        self._set_paused(True)
+
+    def resume(self) -> None:
+        """Hand out again."""
+        self._set_paused(False)
+
+    @property
+    def paused(self) -> bool:
+        return self._state.paused
+
+    def _set_paused(self, paused: bool) -> None:
+        self._check_usable()
+        self._engine.main.write(lambda transaction: self._state.write_paused(transaction, paused))
+        self._state.paused = paused
+        self._topic.changed()
 
     # -- the rest ----------------------------------------------------------------------------------
 
@@ -207,16 +334,18 @@ def _positions(messages: Acknowledgeable | Iterable[Acknowledgeable]) -> Sequenc
         return [messages.position]
     if isinstance(messages, MessageId):
         return [messages]
+    return [item.position if isinstance(item, ReceivedMessage) else item for item in _checked(messages)]
+
+
+def _checked(messages: Iterable[Acknowledgeable]) -> Iterator[Acknowledgeable]:
     try:
-        return [item.position if isinstance(item, ReceivedMessage) else _position(item) for item in messages]
+        items = iter(messages)
     except TypeError:
         raise InvalidArgument("messages", messages, "expected received messages or their positions") from None
-
-
-def _position(item: object) -> Position:
-    if isinstance(item, MessageId):
-        return item
-    raise InvalidArgument("messages", item, "expected a received message or its position")
+    for item in items:
+        if not isinstance(item, (ReceivedMessage, MessageId)):
+            raise InvalidArgument("messages", item, "expected a received message or its position")
+        yield item
 
 
 def _deadline(now_ms: int, timeout: float | None) -> int | None:

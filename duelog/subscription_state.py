@@ -11,13 +11,15 @@ from collections.abc import Callable
 
 from duelog.store import format as fmt
 from duelog.store.acks import AckChanges, AckSet
-from duelog.store.errors import ConsumerBusy
+from duelog.store.errors import ConsumerBusy, UnknownSubscription
 from duelog.store.format import CursorRecord
 from duelog.store.position import Position
 from duelog.store.transaction import Transaction
 
 from .dispatcher import Dispatcher, SubscriptionType
 from .due_reader import DueReader
+
+_PAUSED = 0x01
 
 
 class SubscriptionState:
@@ -31,6 +33,7 @@ class SubscriptionState:
         self.acks = acks
         self.lock = threading.Lock()
         self.deleted = False
+        self.paused = bool(record.flags & _PAUSED)
         self._dispatcher: Dispatcher | None = None
         self.reader: DueReader | None = None
         self._type: SubscriptionType | None = None
@@ -84,6 +87,16 @@ class SubscriptionState:
                 self._dispatcher.remove_consumer(consumer, now_ms)
                 if not self._consumers and self.reader is not None:
                     self.reader.close()
+
+    def write_paused(self, transaction: Transaction, paused: bool) -> None:
+        """Record whether the subscription is paused."""
+        key = fmt.cursor_key(self.topic_id, self.name)
+        fields = transaction.get(key)
+        if fields is None:
+            raise UnknownSubscription(self.topic, self.name)
+        record = CursorRecord.unpack(fields)
+        flags = record.flags | _PAUSED if paused else record.flags & ~_PAUSED
+        transaction.put(key, record._replace(flags=flags).pack())
 
     def write_changes(self, transaction: Transaction, changes: AckChanges) -> None:
         """Put what `acks.take_changes` gave into a transaction; a no-op once the subscription is deleted."""

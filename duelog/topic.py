@@ -12,7 +12,7 @@ from duelog.markers.lookup import find_partition, read_entry, scheduled
 from duelog.markers.withdrawal import Outcome
 from duelog.store.body import EncodedBatch, encode_batch, encode_one
 from duelog.store.errors import ClosedError, DamagedStore, InvalidArgument, UnknownSubscription
-from duelog.store.message import MAX_DUE_MS, Message, ScheduledMessage, resolve_due_ms
+from duelog.store.message import MAX_DUE_MS, Message, ScheduledMessage, at_ms, resolve_due_ms
 from duelog.store.names import TopicName, validate_subscription_name
 from duelog.store.position import MessageId
 
@@ -22,7 +22,7 @@ from .stats import TopicStats, topic_stats
 from .subscription import Subscription
 from .topic_state import TopicState
 
-_TYPES = ("exclusive", "shared")
+_TYPES = ("exclusive", "failover", "shared", "key_shared")
 _POSITIONS = ("earliest", "latest")
 _STATES = {
     None: "scheduled",
@@ -63,13 +63,15 @@ class Topic:
 
         deliver_at: epoch ms or an aware datetime; deliver_after: seconds or a timedelta; not both, and
         neither for a message that is due at once. A due time in the past is due at once.
-        Raises InvalidMessage, StoreFull, StoreFailed; then nothing was appended.
+        Raises InvalidMessage, DelayTooLong (a policy forbids the delay), StoreFull, StoreFailed; then nothing was
+        appended.
         """
         self._engine.check_writable()
         message = Message(payload, deliver_at=deliver_at, deliver_after=deliver_after, key=key, properties=properties)
         now_ms = self._engine.clock.now_ms()
         due_ms, body = encode_one(message, now_ms, self._engine.config.max_message_bytes)
         batch = EncodedBatch(np.array([due_ms], dtype=np.int64), np.array([due_ms > now_ms]), [body])
+        self._engine.policies.apply(self._name, batch, now_ms)
         return self._engine.sender.send(self._state(now_ms), batch, now_ms)[0]
 
     def send_batch(self, messages: Iterable[Message]) -> list[MessageId]:
@@ -77,13 +79,14 @@ class Topic:
 
         All are checked before any is written. The messages of one time partition are one transaction, and
         the partitions are committed side by side: if one fails (StoreFull, StoreFailed) others may stand.
-        Raises InvalidMessage naming the first that cannot be taken (`messages[3].deliver_at`).
+        Raises InvalidMessage naming the first that cannot be taken (`messages[3].deliver_at`), and DelayTooLong.
         """
         self._engine.check_writable()
         now_ms = self._engine.clock.now_ms()
         batch = encode_batch(messages, now_ms, self._engine.config.max_message_bytes)
         if not len(batch):
             return []
+        self._engine.policies.apply(self._name, batch, now_ms)
         return self._engine.sender.send(self._state(now_ms), batch, now_ms)
 
     def _state(self, now_ms: int) -> TopicState:
@@ -104,7 +107,9 @@ class Topic:
     ) -> Subscription:
         """Attach a consumer to the subscription `name`, creating it durably where there is none.
 
-        type: "exclusive" (one consumer) or "shared" (each message to one of many). initial_position, of a
+        type: "exclusive" (one consumer), "failover" (the first of several is served, the next takes over),
+        "shared" (each message to one of many) or "key_shared" (as shared, and the messages of a key in order,
+        one consumer at a time). initial_position, of a
         new subscription: "earliest", with what the main log still holds, or "latest", with what comes into
         the main log from now on; delayed messages sent before and not due yet come either way.
         Raises ConsumerBusy, InvalidArgument.
@@ -154,7 +159,7 @@ class Topic:
         """Give a delayed message another due time; its new id, or None: too late, cancelled or unknown.
 
         Atomic: at any crash the message is delivered once, at the old time or at the new one. With neither
-        time given, or one in the past, it is due at once. Raises as `send` and `cancel`.
+        time given, or one in the past, it is due at once. Delay policies apply. Raises as `send` and `cancel`.
         """
         return self.reschedule_batch([message_id], deliver_at=deliver_at, deliver_after=deliver_after)[0]
 
@@ -171,11 +176,16 @@ class Topic:
         asked = resolve_due_ms(Message(b"", deliver_at=deliver_at, deliver_after=deliver_after), now_ms)
         due_ms = now_ms if asked is None else asked
         ids = _ids(message_ids)
-        return self._engine.withdrawals.reschedule(self._existing().log, ids, [due_ms] * len(ids))
+        log = self._existing().log
+        batch = EncodedBatch(np.full(len(ids), due_ms, dtype=np.int64), np.full(len(ids), due_ms > now_ms), [])
+        self._engine.policies.apply(self._name, batch, now_ms)
+        return self._engine.withdrawals.reschedule(log, ids, batch.dues.tolist())
 
     def fire_now(self, message_id: MessageId) -> MessageId | None:
-        """Deliver a delayed message now: `reschedule` to this instant."""
-        return self.reschedule(message_id)
+        """Deliver a delayed message now: `reschedule` to this instant, whatever the delay policies say."""
+        self._engine.check_writable()
+        ids = _ids([message_id])
+        return self._engine.withdrawals.reschedule(self._existing().log, ids, [self._engine.clock.now_ms()])[0]
 
     def state(self, message_id: MessageId) -> str:
         """What has become of a message: "scheduled", "cancelled", "fired" or "unknown". Raises UnknownTopic."""
@@ -215,8 +225,8 @@ class Topic:
         Nothing is fired or delivered, and no index is loaded. start, end: epoch ms or aware datetimes;
         None: from the first, to the last. Raises UnknownTopic, InvalidArgument.
         """
-        start_ms = 0 if start is None else _time("start", start)
-        end_ms = MAX_DUE_MS + 1 if end is None else _time("end", end)
+        start_ms = 0 if start is None else at_ms("start", start)
+        end_ms = MAX_DUE_MS + 1 if end is None else at_ms("end", end)
         if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 0):
             raise InvalidArgument("limit", limit, "expected an int of at least 0, or None")
         state = self._existing()
@@ -246,13 +256,6 @@ class Topic:
 
     def __repr__(self) -> str:
         return f"<Topic {self.name}>"
-
-
-def _time(field: str, value: int | datetime) -> int:
-    due_ms = resolve_due_ms(Message(b"", deliver_at=value), 0)
-    if due_ms is None:
-        raise InvalidArgument(field, value, "expected epoch ms or an aware datetime")
-    return due_ms
 
 
 def _ids(message_ids: Sequence[MessageId]) -> list[MessageId]:

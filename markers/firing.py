@@ -40,6 +40,9 @@ LOADED_AT_ONCE = 4
 """The first so many partitions that are open and have begun have their indexes in memory; the next is loaded when
 one has closed."""
 
+_MANY_DUES = 1_024
+"""Due times read one by one after which the pages they were read from are given back: up to 64 MB."""
+
 _LOAD_SLICE_S = 0.02
 """How long `load` goes on before it lets others fire."""
 
@@ -352,6 +355,14 @@ class Firing:
     def save_all(self, now_ms: int) -> int:
         """Save what the next start would take long to replay; returns how many snapshots. Before the store closes."""
         return self.saving.save_all(self._saveable(), now_ms)
+
+    def give_back_pages(self) -> None:
+        """Have the pages that due times were read from no longer count as memory of this process."""
+        for start_ms in self._loaded:
+            partition = self._partitions.get(start_ms)
+            if partition is not None and partition.dues_read >= _MANY_DUES:
+                partition.dues_read = 0
+                partition.environment.give_back_pages()
 
     def _saveable(self) -> dict[int, tuple[Partition, list[LogFiring]]]:
         loading = None if self._loading is None else self._loading[0]

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from pyroaring import BitMap
 
 from ..partitions.due_column import DueBatch
-from ..partitions.index import DelayIndex
+from ..partitions.index import DelayIndex, DueOf
 from ..partitions.index_cut import Piece
 from ..snapshot.writer import Cut
 from ..store.errors import BrokenInvariant
@@ -28,8 +28,8 @@ from ..store.format import FrontierRecord
 from ..store.ledger import HELD
 from ..store.run import Int64s, UInt32s
 
-_COPIED_AT_ONCE = 1 << 20
-"""Entries of the index copied with the lock in hand: about 3 ms."""
+_COPIED_AT_ONCE = 1 << 18
+"""Entries of the index copied with the lock in hand: about 1 ms."""
 
 _HAND_OVER_S = 0.0005
 """A thread that lets a lock go and takes it at once gets it again; one that waits for it needs this long."""
@@ -88,6 +88,11 @@ class LogFiring:
     @property
     def ledger_id(self) -> int:
         return self.frontier.ledger_id
+
+    @property
+    def due_of(self) -> DueOf:
+        """Reads due times of the log's entries."""
+        return self._index.due_of
 
     @property
     def tail(self) -> int:

@@ -7,7 +7,7 @@ entry that cannot be read is reported, left out, and holds nothing up.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import lmdb
 import numpy as np
@@ -21,7 +21,7 @@ from ..store.errors import CorruptEntry, DamagedStore
 from ..store.managed_ledger import ManagedLedger
 from ..store.message import ReceivedMessage
 from ..store.position import MessageId, Position
-from ..store.run import Run, RunKind
+from ..store.run import Run, RunKind, UInt32s
 from ..store.scan import find_run, runs
 
 
@@ -31,17 +31,15 @@ class Unacknowledged(Protocol):
     def unacked(self, ledger_id: int, start: int, limit: int) -> BitMap: ...
 
 
-class _Address:
-    """A place in the batch being read whose message lies in a partition log."""
+class _Markers(NamedTuple):
+    """Markers of one run, all of one partition log, that take the slots of a batch from `first_slot` on."""
 
-    __slots__ = ("due_ms", "entry_id", "ledger_id", "position", "slot")
-
-    def __init__(self, slot: int, position: Position, ledger_id: int, entry_id: int, due_ms: int) -> None:
-        self.slot = slot
-        self.position = position
-        self.ledger_id = ledger_id
-        self.entry_id = entry_id
-        self.due_ms = due_ms
+    first_slot: int
+    ledger_id: int
+    entries: list[int]
+    target: int
+    targets: UInt32s
+    dues: list[int]
 
 
 class MainLogReader:
@@ -139,64 +137,72 @@ class MainLogReader:
             wanted -= here
 
     def _received(self, body: bytes, message_id: MessageId, position: Position, due_ms: int) -> ReceivedMessage:
-        publish_ms, payload, key, properties, _ = decode_body(body)
-        return ReceivedMessage(
+        publish_ms, payload, key, properties, extra = decode_body(body)
+        message = ReceivedMessage(
             payload, key, properties or {}, message_id, position, due_ms, publish_ms, 0, self._topic, self._subscription
         )
+        if extra is not None:
+            message.retries, message.addressee = _retry_facts(extra)
+        return message
 
-    def _resolve(self, addresses: list[_Address], slots: list[ReceivedMessage | None]) -> None:
+    def _resolve(self, markers: list[_Markers], slots: list[ReceivedMessage | None]) -> None:
         """Fill the slots of markers from the partition logs they point into."""
-        by_partition: dict[int, list[_Address]] = {}
-        for address in addresses:
-            by_partition.setdefault(partition_start(address.due_ms, self._span_ms), []).append(address)
-        for start_ms, wanted in by_partition.items():
+        for piece in markers:
+            start_ms = partition_start(piece.dues[0], self._span_ms)
             partition = self._partitions.get(start_ms)
             if partition is None:
-                for address in wanted:
-                    self._dangling(address, f"marker points into partition at {start_ms}, which does not exist")
+                self._dangling(piece, f"marker points into partition at {start_ms}, which does not exist")
                 continue
-            wanted.sort(key=_by_target)
             try:
                 with self._partitions.lease(partition), partition.environment.read() as raw:
-                    self._resolve_in(raw, partition.name, wanted, slots)
+                    self._resolve_in(raw, partition.name, piece, slots)
             except DamagedStore as error:
-                for address in wanted:
-                    self._dangling(address, str(error))
+                self._dangling(piece, str(error))
 
     def _resolve_in(
-        self, raw: lmdb.Transaction, name: str, wanted: list[_Address], slots: list[ReceivedMessage | None]
+        self, raw: lmdb.Transaction, name: str, piece: _Markers, slots: list[ReceivedMessage | None]
     ) -> None:
         cursor = raw.cursor()
+        ledger_id, first_slot, entries, dues = piece.target, piece.first_slot, piece.entries, piece.dues
+        marker_ledger, received = piece.ledger_id, self._received
+        targets = piece.targets.tolist()
         run: Run | None = None
-        for address in wanted:
-            ledger_id, entry_id = address.ledger_id, address.entry_id
+        first = limit = 0  # the entries of `run`; none without one
+        for at in np.argsort(piece.targets, kind="stable").tolist():
+            entry_id = targets[at]
             try:
-                if run is None or run.ledger_id != ledger_id or entry_id >= run.limit:
+                if entry_id >= limit:
+                    run, limit = None, 0
                     run = find_run(cursor, name, ledger_id, entry_id)
-                body = run.body(entry_id - run.first_entry) if run is not None else None
+                    if run is not None:
+                        first, limit = run.first_entry, run.limit
+                body = run.body(entry_id - first) if run is not None else None
                 if body is None:
-                    self._dangling(address, f"marker points at entry {ledger_id}:{entry_id}, which does not exist")
+                    reason = f"marker points at entry {ledger_id}:{entry_id}, which does not exist"
+                    self.set_aside(CorruptEntry(self._main.name, marker_ledger, entries[at], reason))
                     continue
-                slots[address.slot] = self._received(
-                    body, MessageId(ledger_id, entry_id), address.position, address.due_ms
-                )
+                message_id, position = MessageId(ledger_id, entry_id), Position(marker_ledger, entries[at])
+                slots[first_slot + at] = received(body, message_id, position, dues[at])
             except CorruptEntry as error:
-                run = None
                 self.set_aside(CorruptEntry(error.environment, ledger_id, entry_id, error.reason))
             except ValueError as error:
                 self.set_aside(CorruptEntry(name, ledger_id, entry_id, str(error)))
 
-    def _dangling(self, address: _Address, reason: str) -> None:
-        self.set_aside(CorruptEntry(self._main.name, address.position.ledger_id, address.position.entry_id, reason))
+    def _dangling(self, piece: _Markers, reason: str) -> None:
+        for entry_id in piece.entries:
+            self.set_aside(CorruptEntry(self._main.name, piece.ledger_id, entry_id, reason))
+
+
+def _retry_facts(extra: dict[str, object]) -> tuple[int, str | None]:
+    retries, addressee = extra.get("retries", 0), extra.get("addressee")
+    if not isinstance(retries, int) or not (addressee is None or isinstance(addressee, str)):
+        raise ValueError(f"retry facts {extra!r} of a body are malformed")
+    return retries, addressee
 
 
 def _due_entries(run: Run, now_ms: int) -> BitMap:
     """Entries of a run that are due at `now_ms`."""
     return BitMap((np.flatnonzero(run.dues() <= now_ms) + run.first_entry).tolist())
-
-
-def _by_target(address: _Address) -> tuple[int, int]:
-    return address.ledger_id, address.entry_id
 
 
 class _Batch:
@@ -205,7 +211,7 @@ class _Batch:
     def __init__(self, reader: MainLogReader) -> None:
         self._reader = reader
         self._slots: list[ReceivedMessage | None] = []
-        self._addresses: list[_Address] = []
+        self._markers: list[_Markers] = []
 
     def __len__(self) -> int:
         return len(self._slots)
@@ -216,12 +222,9 @@ class _Batch:
             return
         if run.kind == RunKind.MARKERS:
             at = np.frombuffer(wanted.to_array(), dtype=np.uint32) - np.uint32(run.first_entry)
-            targets = run.targets()[at].tolist()
-            dues = run.dues()[at].tolist()
-            for entry_id, target, due_ms in zip(wanted, targets, dues, strict=True):
-                position = Position(run.ledger_id, entry_id)
-                self._addresses.append(_Address(len(self._slots), position, run.target, target, due_ms))
-                self._slots.append(None)
+            targets, dues = run.targets()[at], run.dues()[at].tolist()
+            self._markers.append(_Markers(len(self._slots), run.ledger_id, list(wanted), run.target, targets, dues))
+            self._slots += [None] * len(dues)
             return
         for entry_id in wanted:
             self._slots.append(self._message(run, entry_id))
@@ -242,6 +245,6 @@ class _Batch:
 
     def messages(self) -> list[ReceivedMessage]:
         """What could be read, in log order. REQUIRES: the caller is done with the main environment."""
-        if self._addresses:
-            self._reader._resolve(self._addresses, self._slots)
+        if self._markers:
+            self._reader._resolve(self._markers, self._slots)
         return [message for message in self._slots if message is not None]

@@ -50,9 +50,7 @@ class AckSet:
 
         Call ``trim_to`` once with the topic's first ledger if ledgers may have gone since it was stored.
         """
-        if mark_delete.entry_id < -1:
-            raise InvalidArgument("mark_delete", mark_delete, "an entry id starts at -1")
-        self._mark_delete = mark_delete
+        self._mark_delete = _valid(mark_delete)
         self._acked: dict[int, BitMap] = {}
         self._dirty: set[int] = set()
         self._mark_dirty = False
@@ -115,10 +113,7 @@ class AckSet:
         return found
 
     def passed(self, ledger_id: int, entries: int) -> bool:
-        """Whether a closed ledger of ``entries`` entries, and all before it, are acknowledged in full. O(1).
-
-        Such a ledger may be trimmed as far as this subscription is concerned.
-        """
+        """Whether a closed ledger of ``entries`` entries and all before it are done with here: it may go. O(1)."""
         return self._mark_delete >= (ledger_id, entries - 1)
 
     def backlog(self, ledgers: LedgerList) -> int:
@@ -206,9 +201,7 @@ class AckSet:
         An entry id of -1 acknowledges what stands before that ledger. Raises InvalidArgument as ``validate`` does.
         O(ledgers between).
         """
-        ledger_id, entry_id = position
-        if entry_id < -1:
-            raise InvalidArgument("entry_id", entry_id, "an entry id starts at -1")
+        ledger_id, entry_id = _valid(position)
         length = self.validate(ledger_id, entry_id, ledgers)
         at, marked_entry = self._mark_delete
         if length is None or position <= self._mark_delete:
@@ -250,11 +243,9 @@ class AckSet:
 
     def reset(self, mark_delete: Position) -> None:
         """Seek: everything at or before ``mark_delete`` is acknowledged, everything after it is not."""
-        if mark_delete.entry_id < -1:
-            raise InvalidArgument("mark_delete", mark_delete, "an entry id starts at -1")
+        self._move_mark(_valid(mark_delete))
         self._dirty.update(self._acked)
         self._acked.clear()
-        self._move_mark(mark_delete)
 
     # -- persisting ----------------------------------------------------------------------------
 
@@ -332,6 +323,12 @@ class AckSet:
             ledger_id, entry_id = following, -1
         if entry_id + 1 in self._acked.get(ledger_id, ()):
             raise BrokenInvariant(f"the entry after mark-delete {self._mark_delete} is acknowledged")
+
+
+def _valid(position: Position) -> Position:
+    if position.entry_id < -1:
+        raise InvalidArgument("position", position, "an entry id starts at -1")
+    return position
 
 
 def _first_missing(entries: BitMap, start: int) -> int:

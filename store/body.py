@@ -29,6 +29,11 @@ MAX_KEY_BYTES = 65_536
 _ARRAY_HEADS = [bytes([0x90 + count]) for count in range(6)]
 _NIL = b"\xc0"
 
+# [publish_ms as uint 64, payload as bin 16]
+_BARE_16 = struct.Struct(">HQBH")
+_BARE_FORM = 0x92CF
+_BIN_16 = 0xC5
+
 Body = tuple[int, bytes, str | None, dict[str, str] | None, dict[str, object] | None]
 """publish_ms, payload, key, properties, extra."""
 
@@ -123,6 +128,11 @@ def decode_body(data: bytes | memoryview) -> Body:
 
     REQUIRES: its checksum was checked; what is wrong here was written wrong.
     """
+    # A bare message has one form for each width of its payload's length, read here without an unpacker.
+    if len(data) > _BARE_16.size:
+        form, publish, width, size = _BARE_16.unpack_from(data)
+        if form == _BARE_FORM and width == _BIN_16 and size == len(data) - _BARE_16.size:
+            return publish, bytes(data[_BARE_16.size :]), None, None, None
     try:
         fields = msgpack.unpackb(data, raw=False, strict_map_key=False)
     except (ValueError, TypeError, msgpack.UnpackException) as error:  # TypeError: a map's key that has no hash

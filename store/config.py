@@ -49,6 +49,9 @@ class StoreConfig:
         None lets a dead subscription hold every partition and ledger that it has not read.
     ack_timeout_ms: a message handed out and not acknowledged for this long is delivered again; None: when its
         consumer closes. Shorter than the slowest handler means doubled work.
+    nack_backoff_ms: a message given back without a delay is handed out again after this, doubled with each
+        redelivery; 1 s.
+    nack_backoff_max_ms: the most that it is doubled to; 60 s.
     max_redeliveries: deliveries after the first before a message goes to the dead-letter topic; None: no limit, and
         a message that no handler can take comes back for ever.
     dead_letter_topic: name of the dead-letter topic; None: ``<topic>-<subscription>-DLQ``. Unused where
@@ -99,6 +102,8 @@ class StoreConfig:
     retention_bytes: int = 0
     ttl_ms: int | None = None
     ack_timeout_ms: int | None = None
+    nack_backoff_ms: int = 1_000
+    nack_backoff_max_ms: int = 60_000
     max_redeliveries: int | None = None
     dead_letter_topic: str | None = None
     max_message_bytes: int = 5 * MIB
@@ -177,6 +182,8 @@ _CHECKS: dict[str, _Check] = {
     "retention_ms": _integer(0, _INT64_MAX),
     "retention_bytes": _integer(0, _INT64_MAX),
     "ttl_ms": _integer(1, _INT64_MAX, none=True),
+    "nack_backoff_ms": _integer(0, 86_400_000),
+    "nack_backoff_max_ms": _integer(0, 86_400_000),
     "ack_timeout_ms": _integer(1, _INT64_MAX, none=True),
     "max_redeliveries": _integer(0, _UINT32_MAX, none=True),
     "dead_letter_topic": _optional_topic,

@@ -51,7 +51,9 @@ class ReceivedMessage:
 
     message_id: the id that ``send`` gave. position: where in the main log the message, or its marker, stands.
     due_ms: when it was due; of a message without a delay, when it was published.
-    publish_ms: the store's time when it was sent. redelivery_count: how often it was handed out before.
+    publish_ms: the store's time when it was sent. redelivery_count: how often it was handed out before, since
+    the store was opened. retries: how often it was handed out before `retry_later` postponed it. addressee: the only
+    subscription that is to get it; None: all of them.
     """
 
     payload: bytes
@@ -64,6 +66,8 @@ class ReceivedMessage:
     redelivery_count: int
     topic: str
     subscription: str
+    retries: int = 0
+    addressee: str | None = None
 
 
 @dataclass(slots=True)

@@ -42,6 +42,7 @@ FLAG_AHEAD = 0x0002
 
 _CRC = struct.Struct("<I")
 _LOCATE = struct.Struct("<I")
+_SPAN = struct.Struct("<II")
 
 Int64s = npt.NDArray[np.int64]
 UInt32s = npt.NDArray[np.uint32]
@@ -169,15 +170,18 @@ class Run:
     def body(self, index: int) -> bytes | None:
         """The body at `index`, verified; None when compaction dropped it. Raises CorruptEntry."""
         value = self._value
-        end_at = HEADER_BYTES + 4 * (self.count + index)
-        end: int = _LOCATE.unpack_from(value, end_at)[0]
-        start: int = _LOCATE.unpack_from(value, end_at - 4)[0] if index else 0
+        count, bodies = self.count, self._bodies
+        end_at = HEADER_BYTES + 4 * (count + index)
+        # Before the first end stands the last due time; the first body begins at 0.
+        start, end = _SPAN.unpack_from(value, end_at - 4)
+        if not index:
+            start = 0
         if start == end:
             return None
-        body = bytes(value[self._bodies + start : self._bodies + end])
+        body = bytes(value[bodies + start : bodies + end])
         if len(body) != end - start:
             raise self._corrupt(self.first_entry + index, "body lies outside its run")
-        if crc32(body) != _LOCATE.unpack_from(value, end_at + 4 * self.count)[0]:
+        if crc32(body) != _LOCATE.unpack_from(value, end_at + 4 * count)[0]:
             raise self._corrupt(self.first_entry + index, "body does not match its checksum")
         return body
 

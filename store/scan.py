@@ -58,7 +58,16 @@ def runs(
 
 def find_run(cursor: lmdb.Cursor, environment: str, ledger_id: int, entry_id: int) -> Run | None:
     """The run that holds an entry, or None. Raises CorruptEntry. O(log n), no payload touched."""
-    if not seek(cursor, ledger_id, entry_id):
+    key = run_key(ledger_id, entry_id)
+    if cursor.set_range(key):
+        if cursor.key() != key and not cursor.prev():
+            return None
+    elif not cursor.last():
         return None
-    run = Run(environment, bytes(cursor.key()), cursor.value())
-    return run if run.first_entry <= entry_id < run.limit else None
+    found, value = cursor.item()
+    found = bytes(found)
+    # A key before those of the ledger: the entry would lie before its first run.
+    if len(found) != _KEY_BYTES or found[:9] != key[:9]:
+        return None
+    run = Run(environment, found, value)
+    return run if entry_id < run.first_entry + run.count else None

@@ -1,0 +1,60 @@
+"""Time to live: what nobody acknowledged for `ttl_ms` after its due time counts as acknowledged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from duelog.store.environment import Environment
+from duelog.store.position import Position
+
+from .ack_flusher import AckFlusher
+from .seeking import expired
+from .subscription_state import SubscriptionState
+from .topic_state import TopicState
+from .topics import Topics
+
+_PARTS = 16
+_LEAST_MS = 1_000
+
+
+class Expiry:
+    """Looks through the topics in memory sixteen times in a time to live, at most once a second.
+
+    So a message lives for its time to live, and at most a sixteenth of it (or a second) longer.
+    """
+
+    def __init__(self, main: Environment, topics: Topics, flusher: AckFlusher, ttl_ms: int | None) -> None:
+        self._main = main
+        self._topics = topics
+        self._flusher = flusher
+        self._ttl_ms = ttl_ms
+        self._due_ms = 0
+        self.expired = 0
+        """Messages that expired since the store was opened, each subscription counted."""
+
+    def due_ms(self) -> int | None:
+        """When to look through the topics next; None: there is no time to live."""
+        return None if self._ttl_ms is None else self._due_ms
+
+    def run(self, now_ms: int, look_at: Callable[[int, int], None]) -> None:
+        """Acknowledge what has expired, if it is time to look."""
+        if self._ttl_ms is None or now_ms < self._due_ms:
+            return
+        self._due_ms = now_ms + max(self._ttl_ms // _PARTS, _LEAST_MS)
+        for topic in self._topics.loaded():
+            for subscription in list(topic.subscriptions.values()):
+                if self._expire(topic, subscription, now_ms - self._ttl_ms):
+                    self._flusher.mark(subscription, now_ms)
+                    look_at(topic.topic_id, now_ms)
+
+    def _expire(self, topic: TopicState, subscription: SubscriptionState, before_ms: int) -> int:
+        count = 0
+        with subscription.lock:
+            for ledger_id, entries in list(expired(self._main, topic.log, subscription.acks, before_ms)):
+                if subscription.dispatcher is not None:
+                    positions = [Position(ledger_id, entry_id) for entry_id in entries]
+                    count += subscription.dispatcher.ack(None, positions)
+                else:
+                    count += subscription.acks.ack(ledger_id, entries, topic.log)
+        self.expired += count
+        return count

@@ -1,0 +1,57 @@
+"""Where in a main log a time is, and which messages have outlived their time to live."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from pyroaring import BitMap
+
+from duelog.store.acks import AckSet
+from duelog.store.environment import Environment
+from duelog.store.errors import CorruptEntry
+from duelog.store.managed_ledger import ManagedLedger
+from duelog.store.position import Position
+from duelog.store.scan import runs
+
+
+def position_at(main: Environment, log: ManagedLedger, time_ms: int, inline_delay_ms: int) -> Position:
+    """The first position of the log whose message was due at `time_ms` or later; the end when there is none.
+
+    A time before everything that is kept is the beginning. O(runs of the ledgers that may hold it).
+    """
+    for ledger in log.ledgers():
+        if ledger.closed and ledger.closed_ms + inline_delay_ms < time_ms:
+            continue  # closed before: everything in it was due before
+        with main.read() as raw:
+            for run in runs(raw, main.name, ledger.ledger_id, 0, ledger.entries):
+                if isinstance(run, CorruptEntry):
+                    continue
+                later = np.flatnonzero(run.dues() >= time_ms)
+                if len(later):
+                    return Position(run.ledger_id, run.first_entry + int(later[0]))
+    return log.end
+
+
+def expired(main: Environment, log: ManagedLedger, acks: AckSet, before_ms: int) -> Iterator[tuple[int, BitMap]]:
+    """(ledger id, entries) that were due at `before_ms` or earlier and are not acknowledged, oldest first.
+
+    Ends at the first run without one: what is in the log was due in about the order in which it lies.
+    """
+    ledger_id: int | None = acks.mark_delete.ledger_id
+    while ledger_id is not None:
+        entries = log.entries_of(ledger_id)
+        if entries:
+            with main.read() as raw:
+                for run in runs(raw, main.name, ledger_id, 0, entries):
+                    if isinstance(run, CorruptEntry):
+                        continue
+                    limit = min(run.limit, entries)
+                    old = np.flatnonzero(run.dues()[: limit - run.first_entry] <= before_ms)
+                    if not len(old):
+                        return
+                    unacked = acks.unacked(ledger_id, run.first_entry, limit)
+                    unacked &= BitMap((old + run.first_entry).tolist())
+                    if unacked:
+                        yield ledger_id, unacked
+        ledger_id = log.following(ledger_id)

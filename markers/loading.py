@@ -1,0 +1,154 @@
+"""Bringing the delay indexes of a partition into memory, in slices, while others fire and producers append.
+
+First the log of every topic is registered and from then on hears of what is committed; then each is restored from a
+snapshot and the due column after it, up to where listening began; then what was heard meanwhile is added. All of it
+is done by the thread that fires, a slice at a time between batches: a partition of ten million entries takes seconds,
+and the messages of others are not late for it. A thread of its own would not make it faster (most of it is Python
+holding the interpreter's lock) and would need the indexes to be guarded against it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+from pyroaring import BitMap
+
+from ..partitions.due_column import DueBatch, dues_of, scan_dues
+from ..partitions.index import DelayIndex
+from ..partitions.partition import Listener, Partition
+from ..snapshot.restore import restore_steps
+from ..store import catalog
+from ..store import format as fmt
+from ..store.cancellations import members
+from ..store.environment import Environment
+from ..store.errors import CorruptEntry, DamagedStore
+from ..store.format import FrontierRecord
+from ..store.ledger import find_tail
+from ..store.run import Int64s, UInt32s
+from .log_firing import LogFiring
+
+_MANY_ENTRIES = 1 << 17
+"""Entries read back after which it is worth giving back the pages they were read from."""
+
+
+def new_log(
+    partition: Partition, topic_id: int, frontier: FrontierRecord, bucket_ms: int, *, loaded: bool
+) -> LogFiring:
+    """A log with an empty index."""
+
+    def due_of(entries: UInt32s) -> Int64s:
+        partition.dues_read += len(entries)
+        return dues_of(partition.environment, frontier.ledger_id, entries)
+
+    index = DelayIndex(due_of, start_ms=partition.start_ms, bucket_ms=bucket_ms)
+    return LogFiring(topic_id, partition.start_ms, frontier, index, loaded=loaded)
+
+
+def admit(partition: Partition, log: LogFiring, entries: BitMap) -> None:
+    """Have conditional entries of `log` fire when they are due. REQUIRES: a lease."""
+    if entries:
+        ids = np.array(entries, dtype=np.uint32)
+        log.admit(ids, dues_of(partition.environment, log.ledger_id, ids))
+
+
+class Loading:
+    """One partition on its way into memory. REQUIRES of the owner: a lease on it until it closes."""
+
+    def __init__(
+        self,
+        main: Environment,
+        partition: Partition,
+        bucket_ms: int,
+        *,
+        registered: Callable[[dict[int, LogFiring]], None],
+        listener: Listener,
+        exists: Callable[[int], bool],
+        set_aside: Callable[[CorruptEntry], object],
+        finished: Callable[[LogFiring], None],
+    ) -> None:
+        """`registered` is given the logs before `listener` hears of the first append, both in the leader of a commit.
+
+        `exists`: whether a topic has not been deleted; `finished`: a log is loaded and may fire.
+        """
+        self.partition = partition
+        self._main = main
+        self._bucket_ms = bucket_ms
+        self._registered = registered
+        self._listener = listener
+        self._exists = exists
+        self._set_aside = set_aside
+        self._finished = finished
+        self._tails: dict[int, int] = {}
+        self._read = 0
+
+    def steps(self) -> Iterator[None]:
+        """Load; each step is some ms of work. Raises DamagedStore, CorruptRecord; the owner then stops listening."""
+        logs = self._listen()
+        yield
+        for topic_id, log in list(logs.items()):
+            if topic_id in self._tails and self._exists(topic_id):
+                yield from self._read_back(log, self._tails[topic_id])
+                self._finished(log)
+        if self._read >= _MANY_ENTRIES:
+            self.partition.dues_read = _MANY_ENTRIES
+
+    def _listen(self) -> dict[int, LogFiring]:
+        logs: dict[int, LogFiring] = {}
+        failure: list[Exception] = []
+
+        def listen() -> None:
+            try:
+                listen_from_here()
+            except Exception as error:  # the commit it comes after stands: not the committers' business
+                failure.append(error)
+
+        def listen_from_here() -> None:
+            # In the leader, between two commits: what is committed now is scanned, what comes is heard.
+            partition = self.partition
+            with partition.environment.read() as raw, self._main.read() as main:
+                for key, fields in catalog.rows(raw, fmt.prefix(fmt.Table.LOG)):
+                    topic_id, ledger_id = fmt.trailing_u32(key), fmt.unpack_u64(fields)
+                    frontier = catalog.frontier(main, topic_id, partition.start_ms) or FrontierRecord.start(ledger_id)
+                    self._tails[topic_id] = find_tail(raw, partition.name, ledger_id)
+                    logs[topic_id] = new_log(partition, topic_id, frontier, self._bucket_ms, loaded=False)
+            self._registered(logs)
+            partition.listener = self._listener
+
+        self.partition.environment.write(lambda transaction: transaction.after_commit(listen))
+        if failure:
+            raise failure[0]
+        return logs
+
+    def _read_back(self, log: LogFiring, tail: int) -> Iterator[None]:
+        partition = self.partition
+        if tail < log.frontier.seen:
+            raise DamagedStore(
+                partition.path,
+                f"ledger {log.ledger_id} ends at entry {tail}, its frontier at {log.frontier.seen}: entries were lost",
+            )
+        restored = yield from restore_steps(
+            partition.environment,
+            log.frontier,
+            tail,
+            log.due_of,
+            start_ms=partition.start_ms,
+            bucket_ms=self._bucket_ms,
+        )
+        if restored is not None:
+            log.restore_index(restored.index, restored.tail)
+            self._read += len(restored.index)
+        with self._main.read() as raw:
+            cancelled = members(raw, fmt.Table.CANCELLED, log.ledger_id)
+            admitted = members(raw, fmt.Table.ADMITTED, log.ledger_id)
+        log.discard(cancelled)
+        admit(partition, log, admitted - cancelled)
+        for batch in scan_dues(partition.environment, log.ledger_id, log.tail, tail, admitted):
+            if isinstance(batch, DueBatch):
+                log.restore(batch.first_entry, batch.dues)
+                self._read += len(batch.dues)
+            else:
+                self._set_aside(batch)
+            yield
+        log.skip_unreadable(tail)
+        log.finish_loading()

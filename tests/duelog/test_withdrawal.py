@@ -1,0 +1,187 @@
+"""Cancelling and rescheduling: truthful answers, one delivery, whatever comes in between."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from duelog import ManualClock, Message, MessageId, Outcome, StoreConfig
+from duelog.errors import InvalidArgument, InvalidMessage, StoreFull, UnknownTopic
+from duelog.store.errors import DuelogError
+from duelog.store.failpoints import arm, disarm
+from tests.conftest import OpenStore
+
+TINY = StoreConfig(partition_ms=1_000, ledger_max_entries=7, ack_flush_ms=10, bucket_ms=50, fire_batch=3)
+
+
+def test_a_cancelled_message_is_never_delivered_and_the_answer_says_so(
+    open_store: OpenStore, clock: ManualClock
+) -> None:
+    """Cancelled, already cancelled, fired and unknown are told apart."""
+    store = open_store(config=TINY)
+    topic = store.topic("t")
+    subscription = topic.subscribe("s")
+    kept, dropped = topic.send_batch([Message(b"kept", deliver_after=1), Message(b"dropped", deliver_after=1)])
+    assert topic.cancel(dropped)
+    assert topic.state(dropped) == "cancelled"
+    assert topic.cancel_batch([dropped, kept, kept, MessageId(10**6, 0), MessageId(kept.ledger_id, 99)]) == [
+        Outcome.ALREADY_CANCELLED,
+        Outcome.CANCELLED,
+        Outcome.ALREADY_CANCELLED,
+        Outcome.UNKNOWN,
+        Outcome.UNKNOWN,
+    ]
+    direct = topic.send(b"direct")
+    late = topic.send(b"late", deliver_after=2)
+    clock.advance(5_000)
+    assert [message.payload for message in subscription.receive(10)] == [b"direct", b"late"]
+    assert topic.cancel_batch([late, direct]) == [Outcome.FIRED, Outcome.FIRED]
+    assert not topic.cancel(late)
+    assert topic.state(late) == "fired"
+
+
+def test_a_rescheduled_message_comes_once_at_its_new_time(open_store: OpenStore, clock: ManualClock) -> None:
+    """Earlier, later, at once, and again: one delivery under the last id, and the old ids are cancelled."""
+    store = open_store(config=TINY)
+    topic = store.topic("t")
+    subscription = topic.subscribe("s")
+    first = topic.send(b"x", deliver_after=2, key="k", properties={"a": "b"})
+    second = topic.reschedule(first, deliver_after=9)
+    assert second is not None
+    third = topic.reschedule(second, deliver_after=4)
+    assert third is not None
+    assert topic.reschedule(first, deliver_after=1) is None
+    clock.advance(3_999)
+    assert subscription.receive(10) == []
+    clock.advance(1)
+    (message,) = subscription.receive(10)
+    assert (message.payload, message.key, message.properties) == (b"x", "k", {"a": "b"})
+    assert message.message_id == third
+    assert topic.reschedule(third, deliver_after=1) is None
+    soon = topic.fire_now(topic.send(b"y", deliver_after=3600))
+    assert soon is not None
+    assert [message.message_id for message in subscription.receive(10)] == [soon]
+    clock.advance(4_000_000)
+    assert subscription.receive(10) == []
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_histories_deliver_what_was_not_cancelled_once(
+    open_store: OpenStore, clock: ManualClock, seed: int
+) -> None:
+    """Send, cancel, reschedule, fire, reopen in random order against a dict of what is to come."""
+    chance = random.Random(seed)
+    store = open_store(config=TINY)
+    topic = store.topic("t")
+    subscription = topic.subscribe("s", type="shared")
+    due_of: dict[MessageId, tuple[bytes, int]] = {}
+    got: dict[MessageId, bytes] = {}
+
+    def receive() -> None:
+        for message in subscription.receive(1_000):
+            assert message.message_id not in got
+            assert message.due_ms <= clock.now_ms()
+            got[message.message_id] = message.payload
+            subscription.ack(message)
+
+    for step in range(120):
+        kind = chance.random()
+        due_ms = clock.now_ms() + chance.randrange(-100, 3_000)
+        if kind < 0.5:
+            payload = b"%d" % step
+            due_of[topic.send(payload, deliver_at=due_ms)] = (payload, due_ms)
+        elif kind < 0.65 and due_of:
+            victim = chance.choice(list(due_of))
+            scheduled = topic.state(victim) == "scheduled"
+            assert topic.cancel(victim) == scheduled
+            if scheduled:
+                del due_of[victim]
+        elif kind < 0.8 and due_of:
+            old = chance.choice(list(due_of))
+            new = topic.reschedule(old, deliver_at=due_ms)
+            if new is not None:
+                due_of[new] = (due_of.pop(old)[0], due_ms)
+        elif kind < 0.93:
+            clock.advance(chance.randrange(300))
+            receive()
+        else:
+            store.close()
+            store = open_store(config=TINY)
+            topic = store.topic("t")
+            subscription = topic.subscribe("s", type="shared")
+    assert topic.stats().pending == len(list(topic.scheduled()))
+    for _ in range(6):
+        clock.advance(1_000)
+        receive()
+    assert got == {message_id: payload for message_id, (payload, _) in due_of.items()}
+
+
+@pytest.mark.parametrize("point", ["commit.before", "commit.after"])
+@pytest.mark.parametrize("nth", [1, 2, 3])
+def test_a_reschedule_that_breaks_off_leaves_one_of_the_two(
+    open_store: OpenStore, clock: ManualClock, point: str, nth: int
+) -> None:
+    """Broken off at each commit on its way, it is delivered once after a reopen, at the old time or the new."""
+
+    class BreakOff(Exception):
+        pass
+
+    store = open_store(config=TINY)
+    topic = store.topic("t")
+    topic.subscribe("s").close()
+    first = topic.send(b"x", deliver_after=2)
+    left = nth
+
+    def break_off() -> None:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            raise BreakOff
+
+    arm(point, break_off)
+    try:
+        topic.reschedule(first, deliver_after=5)
+    except (BreakOff, DuelogError):
+        pass
+    finally:
+        disarm()
+    store.close()
+    store = open_store(config=TINY)
+    subscription = store.topic("t").subscribe("s")
+    clock.advance(10_000)
+    assert [message.payload for message in subscription.receive(10)] == [b"x"]
+
+
+def test_a_cancel_that_finds_no_room_cancels_nothing(open_store: OpenStore, clock: ManualClock) -> None:
+    """The answer is an error, and the message still comes."""
+    store = open_store(config=TINY)
+    topic = store.topic("t")
+    subscription = topic.subscribe("s")
+    message_id = topic.send(b"x", deliver_after=1)
+
+    def full() -> None:
+        raise StoreFull(store.path, "no room", 0)
+
+    arm("commit.before", full)
+    try:
+        with pytest.raises(StoreFull):
+            topic.cancel(message_id)
+    finally:
+        disarm()
+    clock.advance(1_000)
+    assert [message.payload for message in subscription.receive(10)] == [b"x"]
+
+
+def test_bad_input_to_cancel_and_reschedule_is_refused(open_store: OpenStore) -> None:
+    """Ids that are none, an unknown topic, a malformed time: each has its own error, and nothing happens."""
+    store = open_store(config=TINY)
+    topic = store.topic("t")
+    with pytest.raises(UnknownTopic):
+        topic.cancel(MessageId(1, 1))
+    message_id = topic.send(b"x", deliver_after=1)
+    with pytest.raises(InvalidArgument, match="message_id"):
+        topic.cancel("1:1")  # type: ignore[arg-type]
+    with pytest.raises(InvalidMessage, match="deliver_after"):
+        topic.reschedule(message_id, deliver_after=-1)
+    assert topic.state(message_id) == "scheduled"
