@@ -44,6 +44,7 @@ def sweep(path: Path, main: Environment) -> Swept:
         for start_ms, record in registered
         if record.state is not PartitionState.DELETING
     }
+    make_directory(path / "partitions")
     for directory in sorted((path / "partitions").iterdir()):
         for generation in sorted(directory.iterdir()) if directory.is_dir() else ():
             if generation not in kept:

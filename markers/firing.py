@@ -29,7 +29,7 @@ from ..store.failpoints import reach
 from ..store.format import FrontierRecord, PartitionRecord, PartitionState
 from ..store.managed_ledger import ManagedLedger
 from ..store.reader_gate import ReaderGate
-from ..store.run import Int64s
+from ..store.run import Int64s, UInt32s
 from ..store.transaction import Transaction
 from .loading import Loading, admit, new_log
 from .log_firing import LogFiring, Taken
@@ -164,11 +164,11 @@ class Firing:
 
     # -- cancelling and rescheduling ---------------------------------------------------------------
 
-    def withdraw(self, start_ms: int, topic_id: int, entries: BitMap) -> None:
+    def withdraw(self, start_ms: int, topic_id: int, entries: UInt32s, dues: Int64s) -> None:
         """Entries were recorded as cancelled. REQUIRES: `gate` held for reading since before that."""
         log = self._loaded.get(start_ms, {}).get(topic_id)
         if log is not None:
-            log.discard(entries)
+            log.withdraw(entries, dues)
 
     def admit(self, partition: Partition, topic_id: int, entries: BitMap) -> None:
         """Conditional entries were recorded as admitted.

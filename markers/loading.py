@@ -65,7 +65,7 @@ class Loading:
         listener: Listener,
         exists: Callable[[int], bool],
         set_aside: Callable[[CorruptEntry], object],
-        finished: Callable[[LogFiring], None],
+        finished: Callable[[LogFiring], object],
     ) -> None:
         """`registered` is given the logs before `listener` hears of the first append, both in the leader of a commit.
 
@@ -136,8 +136,8 @@ class Loading:
             bucket_ms=self._bucket_ms,
         )
         if restored is not None:
-            log.restore_index(restored.index, restored.tail)
-            self._read += len(restored.index)
+            log.restore_index(restored.pending, restored.tail)
+            self._read += len(restored.pending)
         with self._main.read() as raw:
             cancelled = members(raw, fmt.Table.CANCELLED, log.ledger_id)
             admitted = members(raw, fmt.Table.ADMITTED, log.ledger_id)

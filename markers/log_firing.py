@@ -41,6 +41,10 @@ Key = tuple[int, int]
 """(due_ms, entry_id): the order of firing."""
 
 
+_BULK = 100
+"""From this many on, cancelled entries are looked for in all buckets at once."""
+
+
 class Taken(NamedTuple):
     """A batch on its way into the main log, in firing order, and what is to be recorded with it."""
 
@@ -216,6 +220,17 @@ class LogFiring:
                 self._cancelled |= entries
             else:
                 self._discard(entries)
+
+    def withdraw(self, entries: UInt32s, dues: Int64s) -> None:
+        """As `discard`, for entries whose due times are known: quick for a few."""
+        with self._lock:
+            if self._heard is not None:
+                self._cancelled |= BitMap(entries.tolist())
+            elif len(entries) > _BULK or len(self._late_entries):
+                self._discard(BitMap(entries.tolist()))
+            else:
+                for entry_id, due_ms in zip(entries.tolist(), dues.tolist(), strict=True):
+                    self._index.discard_one(entry_id, due_ms)
 
     def _discard(self, entries: BitMap) -> None:
         if not entries:

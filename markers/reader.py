@@ -7,6 +7,7 @@ entry that cannot be read is reported, left out, and holds nothing up.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import NamedTuple, Protocol
 
 import lmdb
@@ -32,14 +33,25 @@ class Unacknowledged(Protocol):
 
 
 class _Markers(NamedTuple):
-    """Markers of one run, all of one partition log, that take the slots of a batch from `first_slot` on."""
+    """Markers that point into one partition log, as columns; a slot is a place in the batch being read."""
 
-    first_slot: int
-    ledger_id: int
-    entries: list[int]
-    target: int
+    slots: list[int]
+    positions: list[Position]
     targets: UInt32s
     dues: list[int]
+
+    @classmethod
+    def together(cls, pieces: list[_Markers]) -> _Markers:
+        """Pieces as one, so that those of many small firings are resolved run by run too."""
+        if len(pieces) == 1:
+            return pieces[0]
+        slots, positions, targets, dues = zip(*pieces, strict=True)
+        return cls(
+            list(chain.from_iterable(slots)),
+            list(chain.from_iterable(positions)),
+            np.concatenate(targets),
+            list(chain.from_iterable(dues)),
+        )
 
 
 class MainLogReader:
@@ -145,30 +157,29 @@ class MainLogReader:
             message.retries, message.addressee = _retry_facts(extra)
         return message
 
-    def _resolve(self, markers: list[_Markers], slots: list[ReceivedMessage | None]) -> None:
-        """Fill the slots of markers from the partition logs they point into."""
-        for piece in markers:
-            start_ms = partition_start(piece.dues[0], self._span_ms)
+    def _resolve(self, by_target: dict[int, list[_Markers]], slots: list[ReceivedMessage | None]) -> None:
+        """Fill the slots of markers, given by the ledger they point into, from the partition logs."""
+        for target, pieces in by_target.items():
+            markers = _Markers.together(pieces)
+            start_ms = partition_start(markers.dues[0], self._span_ms)
             partition = self._partitions.get(start_ms)
             if partition is None:
-                self._dangling(piece, f"marker points into partition at {start_ms}, which does not exist")
+                self._dangling(markers, f"marker points into partition at {start_ms}, which does not exist")
                 continue
             try:
                 with self._partitions.lease(partition), partition.environment.read() as raw:
-                    self._resolve_in(raw, partition.name, piece, slots)
+                    self._resolve_in(raw, partition.name, target, markers, slots)
             except DamagedStore as error:
-                self._dangling(piece, str(error))
+                self._dangling(markers, str(error))
 
     def _resolve_in(
-        self, raw: lmdb.Transaction, name: str, piece: _Markers, slots: list[ReceivedMessage | None]
+        self, raw: lmdb.Transaction, name: str, ledger_id: int, markers: _Markers, slots: list[ReceivedMessage | None]
     ) -> None:
         cursor = raw.cursor()
-        ledger_id, first_slot, entries, dues = piece.target, piece.first_slot, piece.entries, piece.dues
-        marker_ledger, received = piece.ledger_id, self._received
-        targets = piece.targets.tolist()
+        received, positions, dues, targets = self._received, markers.positions, markers.dues, markers.targets.tolist()
         run: Run | None = None
         first = limit = 0  # the entries of `run`; none without one
-        for at in np.argsort(piece.targets, kind="stable").tolist():
+        for at in np.argsort(markers.targets, kind="stable").tolist():
             entry_id = targets[at]
             try:
                 if entry_id >= limit:
@@ -179,18 +190,17 @@ class MainLogReader:
                 body = run.body(entry_id - first) if run is not None else None
                 if body is None:
                     reason = f"marker points at entry {ledger_id}:{entry_id}, which does not exist"
-                    self.set_aside(CorruptEntry(self._main.name, marker_ledger, entries[at], reason))
+                    self.set_aside(CorruptEntry(self._main.name, *positions[at], reason))
                     continue
-                message_id, position = MessageId(ledger_id, entry_id), Position(marker_ledger, entries[at])
-                slots[first_slot + at] = received(body, message_id, position, dues[at])
+                slots[markers.slots[at]] = received(body, MessageId(ledger_id, entry_id), positions[at], dues[at])
             except CorruptEntry as error:
                 self.set_aside(CorruptEntry(error.environment, ledger_id, entry_id, error.reason))
             except ValueError as error:
                 self.set_aside(CorruptEntry(name, ledger_id, entry_id, str(error)))
 
-    def _dangling(self, piece: _Markers, reason: str) -> None:
-        for entry_id in piece.entries:
-            self.set_aside(CorruptEntry(self._main.name, piece.ledger_id, entry_id, reason))
+    def _dangling(self, markers: _Markers, reason: str) -> None:
+        for position in markers.positions:
+            self.set_aside(CorruptEntry(self._main.name, *position, reason))
 
 
 def _retry_facts(extra: dict[str, object]) -> tuple[int, str | None]:
@@ -211,7 +221,7 @@ class _Batch:
     def __init__(self, reader: MainLogReader) -> None:
         self._reader = reader
         self._slots: list[ReceivedMessage | None] = []
-        self._markers: list[_Markers] = []
+        self._markers: dict[int, list[_Markers]] = {}
 
     def __len__(self) -> int:
         return len(self._slots)
@@ -222,9 +232,11 @@ class _Batch:
             return
         if run.kind == RunKind.MARKERS:
             at = np.frombuffer(wanted.to_array(), dtype=np.uint32) - np.uint32(run.first_entry)
-            targets, dues = run.targets()[at], run.dues()[at].tolist()
-            self._markers.append(_Markers(len(self._slots), run.ledger_id, list(wanted), run.target, targets, dues))
-            self._slots += [None] * len(dues)
+            slots = list(range(len(self._slots), len(self._slots) + len(wanted)))
+            positions = [Position(run.ledger_id, entry_id) for entry_id in wanted]
+            piece = _Markers(slots, positions, run.targets()[at], run.dues()[at].tolist())
+            self._markers.setdefault(run.target, []).append(piece)
+            self._slots += [None] * len(slots)
             return
         for entry_id in wanted:
             self._slots.append(self._message(run, entry_id))

@@ -103,7 +103,7 @@ class Withdrawals:
                     return [self._cancel_in(transaction, log.topic_id, found, outcomes) for found in logs]
 
                 for found, cancelled in zip(logs, self._main.write(work), strict=True):
-                    self._firing.withdraw(found.partition.start_ms, log.topic_id, cancelled)
+                    self._withdraw(log.topic_id, found, cancelled)
                 return outcomes
             finally:
                 self._give_back(logs)
@@ -160,7 +160,7 @@ class Withdrawals:
 
                 withdrawn, admitted, results = self._main.write(work)
                 for found, entries in zip(logs, withdrawn, strict=True):
-                    self._firing.withdraw(found.partition.start_ms, log.topic_id, entries)
+                    self._withdraw(log.topic_id, found, entries)
                 for appended, entries in zip(new, admitted, strict=True):
                     self._firing.admit(appended.partition, log.topic_id, entries)
                 return [results.get(row) for row in range(len(ids))]
@@ -168,6 +168,10 @@ class Withdrawals:
                 self._give_back(logs)
                 for partition in leased:
                     self._partitions.release(partition)
+
+    def _withdraw(self, topic_id: int, found: _Log, cancelled: BitMap) -> None:
+        rows = np.array([entry_id in cancelled for entry_id in found.entries.tolist()], dtype=np.bool_)
+        self._firing.withdraw(found.partition.start_ms, topic_id, found.entries[rows], found.dues[rows])
 
     # -- finding -----------------------------------------------------------------------------------
 

@@ -68,7 +68,7 @@ class DelayIndex:
         if window_entries < 1:
             raise InvalidArgument("window_entries", window_entries, "not positive")
         self.unreadable = BitMap()  # dropped from the index; the owner reports them
-        self._due_of = due_of
+        self.due_of = due_of
         self._start_ms = start_ms
         self.bucket_ms = bucket_ms
         self._window_entries = window_entries
@@ -89,7 +89,8 @@ class DelayIndex:
     ) -> DelayIndex:
         """An index of what ``buckets()`` gave, with the same ``start_ms`` and ``bucket_ms``; takes the bitmaps over.
 
-        Reads no due time. Raises InvalidArgument for a bucket off the grid or outside the partition.
+        A start may come more than once: its bitmaps are united. Reads no due time.
+        Raises InvalidArgument for a bucket off the grid or outside the partition.
         """
         index = cls(due_of, start_ms=start_ms, bucket_ms=bucket_ms, window_entries=window_entries)
         for bucket_start_ms, ids in buckets:
@@ -97,8 +98,8 @@ class DelayIndex:
                 raise InvalidArgument("bucket_start_ms", bucket_start_ms, f"no multiple of bucket_ms={bucket_ms}")
             if not start_ms - bucket_ms < bucket_start_ms < start_ms + OFFSET_LIMIT_MS:
                 raise InvalidArgument("bucket_start_ms", bucket_start_ms, f"outside the partition at {start_ms}")
-            index._count += len(ids)
             index._buckets.add_bitmap(bucket_start_ms, ids)
+        index._count = sum(len(bucket.ids) for bucket in index._buckets)
         return index
 
     def __len__(self) -> int:
@@ -266,17 +267,30 @@ class DelayIndex:
             if until_ms is not None and bucket.start_ms > until_ms:
                 return False
             if len(bucket.ids) <= self._window_entries:
-                self._load_bucket(bucket)
+                self._load_buckets(until_ms)
             elif bucket.limit_ms - bucket.start_ms > 1:
                 self._split_bucket()
             else:
                 self._load_instant(bucket)
         return True
 
-    def _load_bucket(self, bucket: Bucket) -> None:
-        ids, dues = self._read(bucket.ids)
-        self._buckets.remove_first()
-        self._fill(ids, dues, bucket.limit_ms, _ALL_IDS)
+    def _load_buckets(self, until_ms: int | None) -> None:
+        """Load the earliest bucket, and those after it that begin by ``until_ms`` as far as the window takes them.
+
+        So a backlog of many buckets is read in few sweeps of the due column, not in one for each minute.
+        """
+        taken: list[Bucket] = []
+        size = 0
+        for bucket in self._buckets:
+            size += len(bucket.ids)
+            if taken and (until_ms is None or bucket.start_ms > until_ms or size > self._window_entries):
+                break
+            taken.append(bucket)
+        bitmaps = [bucket.ids for bucket in taken]
+        ids, dues = self._read(bitmaps[0] if len(bitmaps) == 1 else BitMap.union(*bitmaps))
+        for _ in taken:
+            self._buckets.remove_first()
+        self._fill(ids, dues, taken[-1].limit_ms, _ALL_IDS)
 
     def _load_instant(self, bucket: Bucket) -> None:
         """Load what fits of a bucket of one due time, by entry id; the rest stays."""
@@ -312,7 +326,7 @@ class DelayIndex:
         """
         size = len(bucket.ids)
         sample = np.array([bucket.ids[at] for at in range(0, size, -(-size // _SAMPLE_ENTRIES))], dtype=np.uint32)
-        dues = np.sort(self._due_of(sample))
+        dues = np.sort(self.due_of(sample))
         dues = dues[(dues >= bucket.start_ms) & (dues < bucket.limit_ms)]
         if not len(dues):  # all misplaced or unreadable
             return [(bucket.start_ms + bucket.limit_ms) // 2]
@@ -326,7 +340,7 @@ class DelayIndex:
     def _read(self, bitmap: BitMap) -> tuple[Ids, Dues]:
         """Due times of ``bitmap``'s entries; those without one go to ``unreadable``. The caller removes ``bitmap``."""
         ids: Ids = np.frombuffer(bitmap.to_array(), dtype=np.uint32)
-        dues = self._due_of(ids)
+        dues = self.due_of(ids)
         if len(dues) != len(ids):
             raise BrokenInvariant(f"due_of gave {len(dues)} due times for {len(ids)} entries")
         readable = (dues >= self._start_ms) & (dues < self._start_ms + OFFSET_LIMIT_MS)
@@ -356,7 +370,7 @@ class DelayIndex:
         for bucket in self._buckets:
             total += len(bucket.ids)
             ids: Ids = np.frombuffer(bucket.ids.to_array(), dtype=np.uint32)
-            dues = self._due_of(ids)
+            dues = self.due_of(ids)
             readable = dues != UNREADABLE_DUE
             ids, dues = ids[readable], dues[readable]
             if ((dues < bucket.start_ms) | (dues >= bucket.limit_ms)).any():

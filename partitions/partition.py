@@ -57,6 +57,8 @@ class Partition:
         self.state = state
         self.name = f"partition {directory_name(start_ms)}"
         self.listener: Listener | None = None
+        self.dues_read = 0
+        """Due times read one by one since pages were last given back; each may have mapped 16 pages."""
         self.leases = 0
         self.appenders = 0
         self._environment: Environment | None = None

@@ -59,12 +59,17 @@ class PartitionSet:
         """Called, by any thread, when a partition has come into being: it may have begun."""
 
     def load(self) -> None:
-        """Read the catalog. Raises DamagedStore naming a registered partition whose directory is missing."""
+        """Read the catalog. Raises DamagedStore naming a registered partition whose directory is missing.
+
+        Partitions whose deletion is recorded are left out: opening finishes that.
+        """
         with self._main.read() as raw:
             found = catalog.partitions(raw)
         for start_ms, record in found:
+            if record.state is PartitionState.DELETING:
+                continue
             path = partition_path(self._path, start_ms, record.generation)
-            if record.state is not PartitionState.DELETING and not (path / "data.mdb").is_file():
+            if not (path / "data.mdb").is_file():
                 raise DamagedStore(path, "is registered in the catalog, and is missing")
             self._partitions[start_ms] = Partition(path, start_ms, record.end_ms, record.generation, record.state)
 

@@ -11,6 +11,7 @@ import pytest
 
 from duelog import DelayedStore, ManualClock, Message, MessageId, StoreConfig, Subscription
 from duelog.markers.tracker import TopicDelayTracker
+from duelog.store.names import TopicName
 from tests.conftest import START_MS, OpenStore
 
 INLINE = StoreConfig(
@@ -20,8 +21,6 @@ INLINE = StoreConfig(
 
 def tracker_of(store: DelayedStore, name: str = "t") -> TopicDelayTracker | None:
     """The topic's tracker, if it has one now."""
-    from duelog.store.names import TopicName
-
     return store._engine.topics.get(TopicName.parse(name)).tracker
 
 
@@ -140,9 +139,7 @@ def test_each_position_is_tracked_once_whatever_the_subscriptions(open_store: Op
 def test_the_tracker_is_freed_after_its_last_view_and_not_under_a_new_one(
     open_store: OpenStore, clock: ManualClock
 ) -> None:
-    """Idle for `tracker_idle_ms` it goes; a consumer that comes before that keeps it, one that comes later
-    finds everything that it passed over.
-    """
+    """Idle for `tracker_idle_ms` it goes; a consumer that comes later finds everything that it passed over."""
     store = open_store(config=INLINE)
     topic = store.topic("t")
     subscription = topic.subscribe("s")

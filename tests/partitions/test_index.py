@@ -461,6 +461,15 @@ def test_a_due_time_outside_the_partition_is_refused_whole(column: Column) -> No
     assert len(index) == 0
 
 
+def test_a_bucket_restored_in_overlapping_pieces_counts_each_entry_once(column: Column) -> None:
+    """Pieces of one bucket are united, and the count is that of the union."""
+    column.put(0, [START_MS + 9, START_MS + 8, START_MS + 7])
+    pieces = [(START_MS, BitMap([0, 1])), (START_MS, BitMap()), (START_MS, BitMap([1, 2]))]
+    index = DelayIndex.from_buckets(pieces, column, start_ms=START_MS)
+    index._check()
+    assert len(index) == 3
+
+
 def test_buckets_of_another_grid_or_partition_are_refused(column: Column) -> None:
     """A restore with a different bucket span or start says so instead of firing at wrong times."""
     for start in (START_MS + 1, START_MS - MINUTE_MS, START_MS + MINUTE_MS * (OFFSET_LIMIT_MS // MINUTE_MS + 1)):

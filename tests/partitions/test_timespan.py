@@ -77,6 +77,17 @@ def test_groups_hold_every_position_once_in_append_order(case: tuple[list[int], 
     assert [(start_ms, positions.tolist()) for start_ms, positions in groups] == sorted(expected.items())
 
 
+def test_partitions_2_to_the_16_apart_are_not_taken_for_one() -> None:
+    """Grouping sorts near partitions by a short number; farther ones must not wrap around onto them."""
+    groups = group_by_partition(np.array([65_536, 0, 1, 131_072, 0], dtype=np.int64), 1)
+    assert [(start_ms, positions.tolist()) for start_ms, positions in groups] == [
+        (0, [1, 4]),
+        (1, [2]),
+        (65_536, [0]),
+        (131_072, [3]),
+    ]
+
+
 def test_a_batch_within_one_partition_is_one_group() -> None:
     """A thousand entries of one day come back as one group of all positions."""
     start_ms = utc_ms(2026, 11, 20)
