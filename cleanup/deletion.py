@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ..partitions.partition import Partition, partition_path
 from ..partitions.partition_set import PartitionSet
-from ..store import cancellations, catalog
+from ..store import cancellations, catalog, producers
 from ..store import format as fmt
 from ..store.directory import make_directory, move, remove_tree
 from ..store.environment import Environment
@@ -36,6 +36,8 @@ def delete_partition(path: Path, main: Environment, partitions: PartitionSet, pa
     """
     with partitions.lease(partition):
         logs = [(log.topic_id, log.ledger_id) for log in partition.logs()]
+        with partition.environment.read() as raw:
+            known_producers = producers.names(raw)
 
     def record_it(transaction: Transaction) -> bool:
         key = fmt.partition_key(partition.start_ms)
@@ -53,15 +55,24 @@ def delete_partition(path: Path, main: Environment, partitions: PartitionSet, pa
         for topic_id, ledger_id in logs:
             transaction.delete(fmt.frontier_key(topic_id, partition.start_ms))
             cancellations.remove_log(transaction, ledger_id)
+        for topic_id, name, stored in known_producers:  # what it knows of them must not go with it
+            if catalog.topic_name(transaction.raw, topic_id) is not None:
+                producers.merge(transaction, topic_id, name, stored)
         return True
 
     if not main.write(record_it):
         return False
     partition.state = PartitionState.DELETING
     reach("delete.recorded")
-    if not partitions.forget(partition):
-        return False  # somebody reads from it: finished later, or at the next open
+    return finish_deletion(path, main, partitions, partition)
+
+
+def finish_deletion(path: Path, main: Environment, partitions: PartitionSet, partition: Partition) -> bool:
+    """Remove a partition whose deletion is recorded; False while somebody reads from it. May be repeated."""
+    if not partitions.retire(partition):
+        return False
     remove_recorded(path, main, partition.start_ms, partition.generation)
+    partitions.forget(partition)
     return True
 
 

@@ -7,9 +7,9 @@ Nobody waits for a commit with a subscription's lock in hand.
 from __future__ import annotations
 
 import os
+from contextlib import ExitStack
 from pathlib import Path
 
-from duelog.cleanup.deletion import delete_partition
 from duelog.cleanup.sweep import Swept, sweep
 from duelog.cleanup.trim import release_before, remove_runs
 from duelog.markers.firing import Firing
@@ -18,13 +18,13 @@ from duelog.markers.tracker import SubscriptionView, TopicDelayTracker
 from duelog.markers.withdrawal import Withdrawals
 from duelog.partitions.followed_set import FollowedPartitionSet
 from duelog.partitions.partition_set import PartitionSet
-from duelog.store import catalog
+from duelog.store import catalog, producers
 from duelog.store import format as fmt
 from duelog.store.clock import Clock, ManualClock, StoreClock
 from duelog.store.config import StoreConfig
 from duelog.store.directory import make_directory
 from duelog.store.errors import ClosedError, ConsumerBusy, CorruptEntry, DamagedStore, UnknownSubscription
-from duelog.store.format import LedgerState, PartitionState
+from duelog.store.format import CorruptRecord, LedgerState, PartitionState
 from duelog.store.ledger import find_tail
 from duelog.store.position import Position
 from duelog.store.set_aside import SetAside
@@ -34,6 +34,7 @@ from .ack_flusher import AckFlusher
 from .delay_policies import DelayPolicies
 from .due_reader import DueReader
 from .maintenance import Maintenance, TickResult
+from .metrics import StoreMetrics, instruments
 from .opening import StoreLock, create, open_main, read_identity, refuse_foreign
 from .scheduler import Scheduler
 from .sending import Sender
@@ -54,17 +55,19 @@ class Engine:
         self._process = os.getpid()
         self._lock: StoreLock | None = None
         refuse_foreign(path)
-        if not read_only:
-            make_directory(path)
-            self._lock = StoreLock(path)
-        try:
-            self._open(path, config, clock)
-        except BaseException:
-            if self._lock is not None:
-                self._lock.release()
-            raise
+        with ExitStack() as undo:
+            if not read_only:
+                make_directory(path)
+                self._lock = StoreLock(path)
+                undo.callback(self._lock.release)
+            try:
+                self._open(path, config, clock, undo)
+            except CorruptRecord as error:
+                raise DamagedStore(path / "main", str(error)) from error
+            undo.pop_all()
 
-    def _open(self, path: Path, config: StoreConfig, clock: Clock) -> None:
+    def _open(self, path: Path, config: StoreConfig, clock: Clock, undo: ExitStack) -> None:
+        """Put the parts together; `undo` closes what is open already where a later one cannot be."""
         read_only = self.read_only
         if not read_only and not (path / "STORE").exists():
             identity = create(path, config)
@@ -72,17 +75,15 @@ class Engine:
             identity = read_identity(path, config)
         self.store_id = identity.store_id
         self.main = open_main(path, config, identity, read_only=read_only)
-        try:
-            mark = self.main.get(fmt.counter_key(catalog.CLOCK))
-            self.clock = StoreClock(clock, 0 if mark is None else fmt.unpack_u64(mark))
-            kind = FollowedPartitionSet if read_only else PartitionSet
-            self.partitions: PartitionSet = kind(path, self.main, config, identity.store_id, read_only=read_only)
-            self.partitions.load()  # before anything is swept: what it refuses is left as it is
-            self.swept = Swept(0, 0, 0) if read_only else sweep(path, self.main)
-            self._refuse_lost_entries()
-        except BaseException:
-            self.main.close()
-            raise
+        undo.callback(self.main.close)
+        mark = self.main.get(fmt.counter_key(catalog.CLOCK))
+        self.clock = StoreClock(clock, 0 if mark is None else fmt.unpack_u64(mark))
+        kind = FollowedPartitionSet if read_only else PartitionSet
+        self.partitions: PartitionSet = kind(path, self.main, config, identity.store_id, read_only=read_only)
+        undo.callback(self.partitions.close)
+        self.partitions.load()  # before anything is swept: what it refuses is left as it is
+        self.swept = Swept(0, 0, 0) if read_only else sweep(path, self.main)
+        self._refuse_lost_entries()
         self.topics = Topics(self.main, config, read_only=read_only)
         self.policies = DelayPolicies(self.main, read_only=read_only)
         self.set_aside = SetAside(self.main)
@@ -112,6 +113,7 @@ class Engine:
         )
         self.topics.look_at = self.maintenance.look_at
         self.partitions.created = lambda partition: self.wake()
+        self.metrics = None if read_only else StoreMetrics(self, instruments())
         self.scheduler: Scheduler | None = None
         background = config.background if config.background is not None else not isinstance(clock, ManualClock)
         if background and not read_only:
@@ -174,7 +176,8 @@ class Engine:
 
     def note_unreadable(self, error: CorruptEntry) -> None:
         """Set an entry aside that cannot be read."""
-        self.set_aside.add(error)
+        if self.set_aside.add(error) and self.metrics is not None:
+            self.metrics.corrupt()
 
     def reader(self, topic: TopicState, subscription: str) -> DueReader:
         """What a subscription of the topic reads its main log with."""
@@ -223,6 +226,8 @@ class Engine:
                     for ledger_id, _ in list(catalog.acked(transaction.raw, record.subscription_id)):
                         transaction.delete(fmt.acked_key(record.subscription_id, ledger_id))
                     transaction.delete(fmt.cursor_key(topic_id, name))
+                for _, name, _ in producers.names(transaction.raw, topic_id):
+                    transaction.delete(fmt.producer_key(topic_id, name))
                 for _, start_ms, _ in list(catalog.frontiers(transaction.raw, topic_id)):
                     transaction.delete(fmt.frontier_key(topic_id, start_ms))
                 for ledger_id, ledger in catalog.ledgers(transaction.raw, topic_id):
@@ -239,10 +244,7 @@ class Engine:
             self.firing.forget_topic(topic.topic_id)
             for ledger_id in given_up:
                 remove_runs(self.main, topic.topic_id, ledger_id)
-            for start_ms in freed:
-                partition = self.partitions.get(start_ms)
-                if partition is not None:
-                    delete_partition(self.path, self.main, self.partitions, partition)
+            self.maintenance.delete_released(freed)
 
     def remove_subscription(self, topic: TopicState, name: str) -> None:
         """Remove a subscription durably; what only it held becomes free. Raises ConsumerBusy, UnknownSubscription."""
@@ -280,6 +282,8 @@ class Engine:
         if self.closed:
             return
         self.maintenance.stopping = True
+        if self.metrics is not None:
+            self.metrics.close()
         if self.scheduler is not None:
             self.scheduler.stop()
         try:

@@ -13,13 +13,15 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from duelog.cleanup.deletion import deletable, delete_partition, remove_recorded
+from duelog.cleanup.deletion import deletable, delete_partition, finish_deletion
 from duelog.cleanup.trim import first_kept, give_up_ledgers, remove_runs
 from duelog.markers.firing import Firing
+from duelog.partitions.partition import Partition
 from duelog.partitions.partition_set import PartitionSet
 from duelog.store import catalog
 from duelog.store import format as fmt
@@ -59,6 +61,15 @@ def _nobody_sleeps() -> None:
     """Stands in for the scheduler's wake where there is no thread."""
 
 
+@contextmanager
+def _going_on(full: list[StoreFull]) -> Iterator[None]:
+    """Note StoreFull and go on: what follows may make room."""
+    try:
+        yield
+    except StoreFull as error:
+        full.append(error)
+
+
 class Maintenance:
     """The upkeep of one open store."""
 
@@ -91,6 +102,7 @@ class Maintenance:
         self._look_lock = threading.Lock()
         self._surveyed = False
         self._undeleted: list[int] = []
+        self._given_up: list[tuple[int, int]] = []  # (topic id, ledger id) whose runs are to be removed
         self._seen: tuple[int, float] | None = None
         self.wake: Callable[[], None] = _nobody_sleeps
         self.on_trim: Callable[[int], None] | None = None
@@ -132,22 +144,24 @@ class Maintenance:
         """Do a piece of what is due, and say whether there is more; then `next_due_ms` is now. Raises as `tick`."""
         with self.lock:
             now_ms = self._time()
-            full: StoreFull | None = None
-            fired = closed = saved = 0
+            full: list[StoreFull] = []
+            fired = closed = saved = trimmed = deleted = 0
             more = False
-            try:
+            with _going_on(full):
                 fired, closed, saved, more = self._advance(now_ms)
-            except StoreFull as error:  # go on: what follows may make room
-                full = error
-            self._expiry.run(now_ms, self.look_at)
-            due_ms = self._flusher.due_ms()
-            if due_ms is not None and due_ms <= now_ms:
-                self._flusher.flush()
-            self._set_aside.flush()
-            trimmed = self._trim(now_ms)
-            deleted = self._delete()
-            if full is not None:
-                raise full
+            with _going_on(full):
+                self._expiry.run(now_ms, self.look_at)
+            with _going_on(full):
+                due_ms = self._flusher.due_ms()
+                if due_ms is not None and due_ms <= now_ms:
+                    self._flusher.flush()
+                self._set_aside.flush()
+            with _going_on(full):
+                trimmed = self._trim(now_ms)
+            with _going_on(full):
+                deleted = self._delete()
+            if full:
+                raise full[0]
             next_due_ms = now_ms if more else self._next_due_ms()
             self._firing.give_back_pages()
             return TickResult(fired, closed, trimmed, deleted, saved, next_due_ms), more
@@ -176,12 +190,13 @@ class Maintenance:
             fired += batch
             if self.stopping or time.perf_counter() >= until:
                 return fired, 0, 0, not self.stopping
-        starts = self._firing.close_finished(now_ms)
-        if starts:
+        closed = 0
+        for start_ms in self._firing.close_finished(now_ms):
             self._clock.raise_to(now_ms)
-            self._undeleted.extend(starts)
+            self._undeleted.append(start_ms)
+            closed += 1
         saved = self._firing.save(now_ms)
-        return fired, len(starts), saved, loading or bool(starts) or self._firing.saving.is_due()
+        return fired, closed, saved, loading or closed > 0 or self._firing.saving.is_due()
 
     def _trim(self, now_ms: int) -> int:
         if not self._surveyed:
@@ -191,10 +206,17 @@ class Maintenance:
             for topic_id in due:
                 del self._look_again[topic_id]
         trimmed = 0
-        for topic_id in due:
+        for at, topic_id in enumerate(due):
             topic = self._topics.by_id(topic_id)
-            if topic is not None:
-                trimmed += self._trim_topic(topic, now_ms)
+            try:
+                trimmed += self._trim_topic(topic, now_ms) if topic is not None else 0
+            except BaseException:
+                with self._look_lock:
+                    self._look_again.update(dict.fromkeys(due[at:], now_ms))
+                raise
+        while self._given_up:
+            remove_runs(self._main, *self._given_up[0])
+            del self._given_up[0]
         return trimmed
 
     def _trim_topic(self, topic: TopicState, now_ms: int) -> int:
@@ -229,7 +251,7 @@ class Maintenance:
                     subscription.acks.trim_to(first, topic.log)
             self._flusher.mark(subscription, now_ms)
         for ledger in given_up:
-            remove_runs(self._main, topic.topic_id, ledger.ledger_id)
+            self._given_up.append((topic.topic_id, ledger.ledger_id))
             if self.on_trim is not None:
                 self.on_trim(ledger.entries)
         return len(given_up)
@@ -237,17 +259,15 @@ class Maintenance:
     def _delete(self) -> int:
         starts, self._undeleted = sorted(set(self._undeleted)), []
         deleted = 0
-        for start_ms in starts:
+        for at, start_ms in enumerate(starts):
             partition = self._partitions.get(start_ms)
             if partition is None:
                 continue
-            if partition.state is PartitionState.DELETING:
-                # Recorded before, and somebody was reading from it.
-                gone = self._partitions.forget(partition)
-                if gone:
-                    remove_recorded(self._path, self._main, start_ms, partition.generation)
-            else:
-                gone = delete_partition(self._path, self._main, self._partitions, partition)
+            try:
+                gone = self._delete_one(partition)
+            except BaseException:
+                self._undeleted.extend(starts[at:])
+                raise
             if gone:
                 deleted += 1
                 if self.on_delete is not None:
@@ -255,6 +275,16 @@ class Maintenance:
             elif partition.state is PartitionState.DELETING:
                 self._undeleted.append(start_ms)
         return deleted
+
+    def _delete_one(self, partition: Partition) -> bool:
+        if partition.state is PartitionState.DELETING:  # recorded before, and somebody was reading from it
+            return finish_deletion(self._path, self._main, self._partitions, partition)
+        return delete_partition(self._path, self._main, self._partitions, partition)
+
+    def delete_released(self, starts: Sequence[int]) -> None:
+        """Delete the partitions at `starts`, which nobody holds any more. REQUIRES: the lock."""
+        self._undeleted.extend(starts)
+        self._delete()
 
     def _survey(self) -> None:
         """Once after opening: find what may be trimmed, rolled or deleted already."""

@@ -23,10 +23,19 @@ from duelog.store.errors import UnknownTopic
 from duelog.store.ledger import RunLimits
 from duelog.store.managed_ledger import Segment
 from duelog.store.position import MessageId
+from duelog.store.transaction import Transaction
 
 from .topic_state import TopicState
 
 _THREADS = 8
+
+Write = Callable[[Transaction], None]
+Also = Callable[[Transaction, Sequence[int]], None]
+"""Writes more in the transaction that stores some rows of a batch; a unit of work, so it may run again."""
+
+
+def _bind(also: Also | None, rows: Sequence[int]) -> Write | None:
+    return None if also is None else lambda transaction: also(transaction, rows)
 
 
 class Sender:
@@ -41,11 +50,12 @@ class Sender:
         self._pool: ThreadPoolExecutor | None = None
         self._pool_lock = threading.Lock()
 
-    def send(self, topic: TopicState, batch: EncodedBatch, now_ms: int) -> list[MessageId]:
+    def send(self, topic: TopicState, batch: EncodedBatch, now_ms: int, also: Also | None = None) -> list[MessageId]:
         """Append a batch; returns the ids in the order of the messages once all of them are durable.
 
         The messages for one partition, and those for the main log, are each one transaction. When one
-        fails the others stand, and the first error is raised after all have ended.
+        fails the others stand, and the first error is raised after all have ended. `also` writes more in each
+        of them, given the rows of the batch it is about.
         """
         if topic.deleted:
             raise UnknownTopic(str(topic.name))
@@ -55,7 +65,7 @@ class Sender:
         if self._inline_ms:  # what is due soon waits in the main log (PIP-448)
             batch.delayed = batch.dues > now_ms + self._inline_ms
         if not batch.delayed.any():
-            return self._ids([(None, self._append_direct(topic, batch, now_ms))], count)
+            return self._ids([(None, self._append_direct(topic, batch, now_ms, _bind(also, range(count))))], count)
         groups: list[tuple[int | None, Any]] = []
         if not batch.delayed.all():
             groups.append((None, np.flatnonzero(~batch.delayed)))
@@ -64,29 +74,36 @@ class Sender:
         for start_ms, rows in group_by_partition(dues, self._span_ms):
             groups.append((start_ms, rows if later is None else later[rows]))
         if len(groups) == 1:
-            return self._ids([(None, self._append(topic, groups[0][0], batch, now_ms))], count)
+            extra = _bind(also, range(count))
+            return self._ids([(None, self._append(topic, groups[0][0], batch, now_ms, extra))], count)
         jobs: list[tuple[Any, Callable[[], list[Segment]]]] = []
         for start, rows in groups:
             part = EncodedBatch(batch.dues[rows], batch.delayed[rows], [batch.bodies[row] for row in rows.tolist()])
-            jobs.append((rows, functools.partial(self._append, topic, start, part, now_ms)))
+            extra = _bind(also, rows.tolist()) if also is not None else None
+            jobs.append((rows, functools.partial(self._append, topic, start, part, now_ms, extra)))
         return self._ids(self._side_by_side(jobs), count)
 
-    def _append(self, topic: TopicState, start_ms: int | None, batch: EncodedBatch, now_ms: int) -> list[Segment]:
+    def _append(
+        self, topic: TopicState, start_ms: int | None, batch: EncodedBatch, now_ms: int, also: Write | None
+    ) -> list[Segment]:
         if start_ms is None:
-            return self._append_direct(topic, batch, now_ms)
+            return self._append_direct(topic, batch, now_ms, also)
         with self._partitions.append_lease(start_ms, now_ms) as partition:
             if partition is not None:
                 ledger_id, first = partition.append(
-                    topic.topic_id, batch.dues, batch.bodies, self._run_limits, self._partitions.new_ledger
+                    topic.topic_id, batch.dues, batch.bodies, self._run_limits, self._partitions.new_ledger, also=also
                 )
                 return [Segment(ledger_id, first, len(batch))]
         # The partition has closed meanwhile, so its messages are due.
-        return self._append_direct(topic, batch, now_ms)
+        return self._append_direct(topic, batch, now_ms, also)
 
-    def _append_direct(self, topic: TopicState, batch: EncodedBatch, now_ms: int) -> list[Segment]:
-        return self._main.write(
-            lambda transaction: topic.log.append_messages(transaction, batch.dues, batch.bodies, now_ms)
-        )
+    def _append_direct(self, topic: TopicState, batch: EncodedBatch, now_ms: int, also: Write | None) -> list[Segment]:
+        def work(transaction: Transaction) -> list[Segment]:
+            if also is not None:
+                also(transaction)
+            return topic.log.append_messages(transaction, batch.dues, batch.bodies, now_ms)
+
+        return self._main.write(work)
 
     def _side_by_side(self, jobs: list[tuple[Any, Callable[[], list[Segment]]]]) -> list[tuple[Any, list[Segment]]]:
         pool = self._threads()

@@ -120,6 +120,15 @@ def pending_of(engine: Engine, topic_id: int) -> int:
     return pending
 
 
+def pending_by_topic(engine: Engine) -> dict[int, int]:
+    """Messages that have not fired, by topic id; O(partition logs), each partition opened if it is not."""
+    pending: dict[int, int] = {}
+    for partition in engine.partitions.held(_is_open):
+        for log in partition.logs():
+            pending[log.topic_id] = pending.get(log.topic_id, 0) + _pending_in(engine, partition, log)
+    return pending
+
+
 def _is_open(partition: Partition) -> bool:
     return partition.state is PartitionState.OPEN
 

@@ -12,12 +12,14 @@ from duelog.markers.lookup import find_partition, read_entry, scheduled
 from duelog.markers.withdrawal import Outcome
 from duelog.store.body import EncodedBatch, encode_batch, encode_one
 from duelog.store.errors import ClosedError, DamagedStore, InvalidArgument, UnknownSubscription
+from duelog.store.managed_ledger import ManagedLedger
 from duelog.store.message import MAX_DUE_MS, Message, ScheduledMessage, at_ms, resolve_due_ms
 from duelog.store.names import TopicName, validate_subscription_name
 from duelog.store.position import MessageId
 
 from .dispatcher import SubscriptionType
 from .engine import Engine
+from .producer import Producer, load_producer
 from .stats import TopicStats, topic_stats
 from .subscription import Subscription
 from .topic_state import TopicState
@@ -81,13 +83,33 @@ class Topic:
         the partitions are committed side by side: if one fails (StoreFull, StoreFailed) others may stand.
         Raises InvalidMessage naming the first that cannot be taken (`messages[3].deliver_at`), and DelayTooLong.
         """
+        batch, now_ms = self.encode(messages)
+        if not len(batch):
+            return []
+        return self._engine.sender.send(self._state(now_ms), batch, now_ms)
+
+    def encode(self, messages: Iterable[Message]) -> tuple[EncodedBatch, int]:
+        """Check and encode messages as `send_batch` does, delay policies applied; and the time it was done at."""
         self._engine.check_writable()
         now_ms = self._engine.clock.now_ms()
         batch = encode_batch(messages, now_ms, self._engine.config.max_message_bytes)
-        if not len(batch):
-            return []
-        self._engine.policies.apply(self._name, batch, now_ms)
-        return self._engine.sender.send(self._state(now_ms), batch, now_ms)
+        if len(batch):
+            self._engine.policies.apply(self._name, batch, now_ms)
+        return batch, now_ms
+
+    def producer(self, name: str) -> Producer:
+        """A producer whose numbered messages are stored once however often they are sent. O(partitions).
+
+        All producers of one name share their numbers. Raises InvalidArgument.
+        """
+        self._engine.check_writable()
+        validate_subscription_name(name, "producer")
+        state = self._state(self._engine.clock.now_ms())
+        with state.producers_lock:
+            known = state.producers.get(name)
+            if known is None:
+                known = state.producers[name] = load_producer(self._engine, state.topic_id, name)
+        return Producer(self._engine, self, state, known, name)
 
     def _state(self, now_ms: int) -> TopicState:
         state = self._loaded
@@ -147,7 +169,10 @@ class Topic:
     def cancel_batch(self, message_ids: Sequence[MessageId]) -> list[Outcome]:
         """Cancel messages in one transaction; what became of each: cancelled, already cancelled, fired, unknown."""
         self._engine.check_writable()
-        return self._engine.withdrawals.cancel(self._existing().log, _ids(message_ids))
+        outcomes = self._engine.withdrawals.cancel(self._existing().log, _ids(message_ids))
+        if self._engine.metrics is not None:
+            self._engine.metrics.cancelled(self._name, outcomes.count(Outcome.CANCELLED))
+        return outcomes
 
     def reschedule(
         self,
@@ -179,13 +204,19 @@ class Topic:
         log = self._existing().log
         batch = EncodedBatch(np.full(len(ids), due_ms, dtype=np.int64), np.full(len(ids), due_ms > now_ms), [])
         self._engine.policies.apply(self._name, batch, now_ms)
-        return self._engine.withdrawals.reschedule(log, ids, batch.dues.tolist())
+        return self._reschedule(log, ids, batch.dues.tolist())
+
+    def _reschedule(self, log: ManagedLedger, ids: Sequence[MessageId], dues: Sequence[int]) -> list[MessageId | None]:
+        new_ids = self._engine.withdrawals.reschedule(log, ids, dues)
+        if self._engine.metrics is not None:
+            self._engine.metrics.rescheduled(self._name, len(new_ids) - new_ids.count(None))
+        return new_ids
 
     def fire_now(self, message_id: MessageId) -> MessageId | None:
         """Deliver a delayed message now: `reschedule` to this instant, whatever the delay policies say."""
         self._engine.check_writable()
         ids = _ids([message_id])
-        return self._engine.withdrawals.reschedule(self._existing().log, ids, [self._engine.clock.now_ms()])[0]
+        return self._reschedule(self._existing().log, ids, [self._engine.clock.now_ms()])[0]
 
     def state(self, message_id: MessageId) -> str:
         """What has become of a message: "scheduled", "cancelled", "fired" or "unknown". Raises UnknownTopic."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from duelog.markers.tracker import TopicDelayTracker
 from duelog.store.managed_ledger import ManagedLedger
@@ -27,6 +27,8 @@ class TopicState:
         self.subscriptions: dict[str, SubscriptionState] = {}
         self.condition = threading.Condition(threading.Lock())
         self.version = 0
+        self.producers: dict[str, Any] = {}
+        self.producers_lock = threading.Lock()
         self._look_at = look_at
         self._tracker: TopicDelayTracker | None = None
         self._tracker_lock = threading.Lock()

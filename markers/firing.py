@@ -80,8 +80,8 @@ class Firing:
         the main log meanwhile and the recorded frontiers tell what has fired."""
         self.fired = 0
         """Messages fired since the store was opened."""
-        self.observe: Callable[[Taken, int], None] | None = None
-        """Called with each batch and the time of its markers, for metrics."""
+        self.observe: Callable[[int, Taken, int], None] | None = None
+        """Called with topic id, each batch and the time of its markers, for metrics."""
 
     # -- loading ---------------------------------------------------------------------------------
 
@@ -272,20 +272,19 @@ class Firing:
         for (log, taken, _), record in zip(batch, records, strict=True):
             log.confirm(record)
             if self.observe is not None:
-                self.observe(taken, now_ms)
+                self.observe(log.topic_id, taken, now_ms)
 
     # -- closing -----------------------------------------------------------------------------------
 
-    def close_finished(self, now_ms: int) -> list[int]:
-        """Close each loaded partition whose end has passed with nothing left to fire; returns their starts."""
-        closed = []
+    def close_finished(self, now_ms: int) -> Iterator[int]:
+        """Close each loaded partition whose end has passed with nothing left to fire; gives each start at once."""
         for start_ms in sorted(self._loaded):
             partition = self._partitions.get(start_ms)
             if partition is not None and partition.end_ms <= now_ms and self._may_close(partition):
                 with self.gate.alone():
-                    if self._close(partition, now_ms):
-                        closed.append(start_ms)
-        return closed
+                    closed = self._close(partition, now_ms)
+                if closed:
+                    yield start_ms
 
     def next_close_ms(self) -> int | None:
         """When the next loaded partition ends."""

@@ -15,10 +15,11 @@ One transaction at a time, by the thread that fires, between batches.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 
 from ..partitions.partition import Partition
-from ..snapshot.writer import Cut, write_snapshots
+from ..snapshot.writer import Cut, SnapshotWritten, write_snapshots
 from ..store.config import StoreConfig
 from ..store.errors import DuelogError, StoreFailed, StoreFull
 from .log_firing import LogFiring
@@ -47,6 +48,8 @@ class Saving:
         self._job: tuple[int, Iterator[int]] | None = None
         self.error: DuelogError | None = None
         """Why the last snapshot was not written; None when it was."""
+        self.observe: Callable[[SnapshotWritten, int], None] | None = None
+        """Called with each snapshot and the ns of work since the one before it, for metrics."""
 
     # -- account -----------------------------------------------------------------------------------
 
@@ -128,10 +131,16 @@ class Saving:
 
     def _save(self, partition: Partition, logs: list[LogFiring], now_ms: int) -> Iterator[int]:
         by_ledger = {log.ledger_id: log for log in logs}
+        spent_ns, started_ns = 0, time.perf_counter_ns()
         for written in write_snapshots(partition.environment, self._cuts(logs), self._part_bytes, now_ms):
+            spent_ns += time.perf_counter_ns() - started_ns
             if written is not None:
                 by_ledger[written.ledger_id].saved_tail = written.tail
+                if self.observe is not None:
+                    self.observe(written, spent_ns)
+                spent_ns = 0
             yield int(written is not None)
+            started_ns = time.perf_counter_ns()
 
     def _cuts(self, logs: list[LogFiring]) -> Iterator[Cut]:
         """Copies of the indexes with the longest tails, each made when its turn comes."""

@@ -114,7 +114,7 @@ class PartitionSet:
         with self._lock:
             if self._closed:
                 raise ClosedError("store")
-            if self._partitions.get(partition.start_ms) is not partition:
+            if self._partitions.get(partition.start_ms) is not partition or partition.state is PartitionState.DELETING:
                 raise DamagedStore(partition.path, "was deleted")
             if not partition.is_open:
                 self._open_environment(partition)
@@ -266,15 +266,22 @@ class PartitionSet:
         move(staged, target)
         reach("directory.renamed")
 
-    def forget(self, partition: Partition) -> bool:
-        """Take a partition whose deletion is recorded out of the set; False while somebody holds a lease."""
+    def retire(self, partition: Partition) -> bool:
+        """Close a partition whose deletion is recorded, for good; False while somebody holds a lease.
+
+        It stays in the set until `forget`, so that nobody makes it anew while its directory is removed.
+        """
         with self._lock:
             if partition.leases:
                 return False
             if partition.is_open:
                 self._close_environment(partition)
-            self._partitions.pop(partition.start_ms, None)
             return True
+
+    def forget(self, partition: Partition) -> None:
+        """Take a partition that was removed from disk and catalog out of the set."""
+        with self._lock:
+            self._partitions.pop(partition.start_ms, None)
 
     def new_ledger(self) -> int:
         """A ledger id for a new partition log. Not inside a transaction of the main environment."""

@@ -54,6 +54,10 @@ class EncodedBatch:
     def __len__(self) -> int:
         return len(self.bodies)
 
+    def rows(self, rows: list[int]) -> EncodedBatch:
+        """Some of the messages, by their places in the batch."""
+        return EncodedBatch(self.dues[rows], self.delayed[rows], [self.bodies[row] for row in rows])
+
 
 class _Local(threading.local):
     def __init__(self) -> None:

@@ -63,11 +63,13 @@ class _Request:
 class CommitCounts:
     """What an environment's commits have done so far: `requests` / `commits` is the sharing ratio."""
 
-    __slots__ = ("commits", "longest_ns", "requests", "total_ns")
+    __slots__ = ("commits", "entries", "longest_ns", "requests", "total_ns")
 
     def __init__(self) -> None:
         self.commits = 0
         self.requests = 0
+        self.entries = 0
+        """Entries appended to ledgers."""
         self.total_ns = 0
         self.longest_ns = 0
 
@@ -298,7 +300,7 @@ class Environment:
             reach("commit.after")
             transaction.committed()
             self._publishing = False
-            self._count(len(left), time.perf_counter_ns() - started)
+            self._count(len(left), transaction.entries, time.perf_counter_ns() - started)
             return
 
     @staticmethod
@@ -306,10 +308,11 @@ class Environment:
         for request in requests:
             request.error = error
 
-    def _count(self, requests: int, elapsed_ns: int) -> None:
+    def _count(self, requests: int, entries: int, elapsed_ns: int) -> None:
         counts = self.counts
         counts.commits += 1
         counts.requests += requests
+        counts.entries += entries
         counts.total_ns += elapsed_ns
         counts.longest_ns = max(counts.longest_ns, elapsed_ns)
         if not counts.commits % _COMMITS_A_READER_CHECK:

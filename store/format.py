@@ -126,6 +126,10 @@ def acked_key(subscription_id: int, ledger_id: int) -> bytes:
     return _KEY_32_64.pack(Table.ACKED, subscription_id, ledger_id)
 
 
+def producer_key(topic_id: int, name: str) -> bytes:
+    return _KEY_32.pack(Table.PRODUCER, topic_id) + name.encode()
+
+
 def block_key(table: Table, ledger_id: int, block: int) -> bytes:
     """Key of a block of CANCELLED or ADMITTED."""
     return _KEY_64_32.pack(table, ledger_id, block)

@@ -132,6 +132,7 @@ class StagedLedger:
 
     def flush(self, transaction: Transaction) -> None:
         first = self.ledger.entries
+        transaction.entries += self.next_entry - first
         self._written_bytes = 0
         for piece in self._pieces:
             first = (

@@ -95,21 +95,21 @@ def validate_namespace_name(text: str) -> str:
     return text
 
 
-def validate_subscription_name(text: str) -> str:
+def validate_subscription_name(text: str, field: str = "subscription") -> str:
     """Return ``text`` if it may name a subscription: 1 to 200 bytes of UTF-8, no control character, no ``/``.
 
-    Raises InvalidArgument with field ``subscription``.
+    Raises InvalidArgument with `field` for its field.
     """
     if not isinstance(text, str):
-        raise InvalidArgument("subscription", text, "expected a str")
+        raise InvalidArgument(field, text, "expected a str")
     if not text:
-        raise InvalidArgument("subscription", text, "the name is empty")
+        raise InvalidArgument(field, text, "the name is empty")
     if "/" in text:
-        raise InvalidArgument("subscription", text, "'/' is not allowed")
-    _check_characters("subscription", text)
+        raise InvalidArgument(field, text, "'/' is not allowed")
+    _check_characters(field, text)
     size = len(text.encode())
     if size > MAX_SUBSCRIPTION_BYTES:
-        raise InvalidArgument("subscription", text, f"{size} bytes, over {MAX_SUBSCRIPTION_BYTES}")
+        raise InvalidArgument(field, text, f"{size} bytes, over {MAX_SUBSCRIPTION_BYTES}")
     return text
 
 

@@ -27,12 +27,14 @@ class Staged(Protocol):
 class Transaction:
     """A write transaction shared by the work of several callers; sealed records in, sealed records out."""
 
-    __slots__ = ("_after", "_staged", "last_run", "raw")
+    __slots__ = ("_after", "_staged", "entries", "last_run", "raw")
 
     def __init__(self, raw: lmdb.Transaction, last_run: bytes) -> None:
         self.raw = raw
         self.last_run = last_run
         """Key of the last run of the environment, or a bound below every run."""
+        self.entries = 0
+        """Entries appended to ledgers; counted when they are written, at the end."""
         self._staged: dict[object, Staged] = {}
         self._after: list[Callable[[], None]] = []
 

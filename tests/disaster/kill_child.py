@@ -12,6 +12,8 @@ that a line that the child wrote is read whatever kills it afterwards:
     ["sent", topic, [[ledger, entry, payload], ...]]        send or send_batch has returned
     ["got", topic, subscription, [[ledger, entry, at ledger, at entry, payload], ...]]
     ["acked", topic, subscription, [[ledger, entry], ...]]  ack(durable=True) has returned
+    ["taking", topic, [ledger, entry], payload, "cancel" or "move"]   about to be cancelled or rescheduled
+    ["taken", topic, [ledger, entry], payload, new id or null, bool]  it was: never delivered under this id
     ["left", partitions, pending]           a drain is over
     ["trouble", text]                       what must never be
     ["done"]                                the child was not killed
@@ -33,7 +35,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from duelog import DelayedStore, ManualClock, Message, ReceivedMessage, StoreConfig, Subscription, Topic
+from duelog import DelayedStore, ManualClock, Message, MessageId, ReceivedMessage, StoreConfig, Subscription
 from duelog.check import check
 from duelog.store import failpoints
 from duelog.store.format import PartitionState
@@ -60,6 +62,8 @@ def config(request: dict[str, Any]) -> StoreConfig:
         ack_flush_ms=2_000,
         ledger_max_entries=7,
         ledger_max_age_ms=90_000,
+        snapshot_every_entries=10,
+        snapshot_part_bytes=1024,
         max_open_partitions=3,
         map_bytes=1 << 20,
         run_entries=4,
@@ -119,6 +123,8 @@ class Worker:
         self.random = random.Random(f"{request['seed']}/{request['round']}")
         self.tag = f"{request['seed']}/{request['round']}"
         self.sent = 0
+        self.recent: list[tuple[str, MessageId, str]] = []
+        """Topic, id and payload of messages that were sent in this round, and have not been taken back."""
         self.topics = [store.topic(name) for name in TOPICS]
         self.unheard = store.topic(UNHEARD)
         self.subscriptions: list[tuple[str, Subscription]] = [
@@ -140,6 +146,8 @@ class Worker:
                 self._send(self.random, self.tag)
             if self.random.random() < 0.6:
                 self._move_clock(self.random.randrange(1, 30_000))
+            if self.recent and self.random.random() < 0.4:
+                self._take_back(*self.recent.pop(self.random.randrange(len(self.recent))))
             self._receive(*self.random.choice(self.subscriptions))
             if step % 6 == 5:
                 while self._receive_from_all():
@@ -182,10 +190,23 @@ class Worker:
         else:
             ids = topic.send_batch(messages)
         if topic is not self.unheard:
-            self._say_sent(topic, [[*id_, _text(message)] for id_, message in zip(ids, messages, strict=True)])
+            name = TOPICS[self.topics.index(topic)]
+            rows = [(id_, _text(message)) for id_, message in zip(ids, messages, strict=True)]
+            say("sent", name, [[*id_, text] for id_, text in rows])
+            self.recent.extend((name, id_, text) for id_, text in rows)
 
-    def _say_sent(self, topic: Topic, rows: list[list[object]]) -> None:
-        say("sent", TOPICS[self.topics.index(topic)], rows)
+    def _take_back(self, topic_name: str, message_id: MessageId, text: str) -> None:
+        topic = self.topics[TOPICS.index(topic_name)]
+        if self.random.random() < 0.5:
+            say("taking", topic_name, message_id, text, "cancel")
+            say("taken", topic_name, message_id, text, None, topic.cancel(message_id))
+            return
+        say("taking", topic_name, message_id, text, "move")
+        after = self.random.choice((0.0, 1.0, 45.0, 200.0))
+        new = topic.reschedule(message_id, deliver_after=after)
+        say("taken", topic_name, message_id, text, new, new is not None)
+        if new is not None:
+            self.recent.append((topic_name, new, text))
 
     def _message(self, rng: random.Random, tag: str) -> Message:
         with _saying:

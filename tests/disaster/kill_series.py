@@ -5,6 +5,7 @@ which may be killed in the middle of that. A drain at the end receives whatever 
 
 - an acknowledged send is delivered to every subscription, with the payload that was sent;
 - nothing is delivered twice without a crash or a nack between, and no message stands at two positions of a main log;
+- what was cancelled is never delivered, and what was rescheduled once, whether or not the answer was heard;
 - what was acknowledged durably is never delivered again;
 - a store opens after every crash, `check` finds nothing in it, and nothing lies in staging/ and trash/;
 - once everything is acknowledged, no partition is left.
@@ -84,10 +85,15 @@ class Series:
         self.rounds = 0
         self.sent: dict[str, dict[Id, str]] = {}
         self.delivered: dict[tuple[str, str], dict[Id, Id]] = {}
+        self.taken: dict[str, set[Id]] = {}
+        """Ids under which nothing may ever be delivered."""
+        self.doubtful: dict[str, dict[Id, tuple[str, str]]] = {}
+        """Payload and "cancel" or "move" of those whose taking back was begun, and not answered."""
         self.acked: dict[tuple[str, str], set[Id]] = {}
         self._server = server
         self._base = {"path": str(path), "seed": seed, "steps": 14, **options}
         self._now_ms = START_MS
+        self._payloads: dict[tuple[str, str], dict[str, Id]] = {}
         self._in_round: set[tuple[str, Id]] = set()
 
     def round(self, point: str | None = None, count: int = 1, kill_after: int | None = None, **more: object) -> bool:
@@ -118,10 +124,20 @@ class Series:
         if self.round(drain=True):
             self.troubles.append("the drain was killed")
         for (topic, subscription), delivered in self.delivered.items():
-            missing = self.sent.get(topic, {}).keys() - delivered.keys()
+            doubtful = self.doubtful.get(topic, {})
+            missing = (
+                self.sent.get(topic, {}).keys() - delivered.keys() - self.taken.get(topic, set()) - doubtful.keys()
+            )
             if missing:
                 self.troubles.append(
                     f"{subscription} of {topic} never got {len(missing)} acknowledged sends: {sorted(missing)[:5]}"
+                )
+
+            moved = {text for text, kind in doubtful.values() if kind == "move"}
+            lost = moved - self._payloads.get((topic, subscription), {}).keys()
+            if lost:
+                self.troubles.append(
+                    f"{subscription} of {topic} never got {sorted(lost)}, which were being rescheduled"
                 )
 
     @property
@@ -141,10 +157,25 @@ class Series:
             self._got(fact[1], fact[2], fact[3])
         elif kind == "acked":
             self.acked.setdefault((fact[1], fact[2]), set()).update(map(tuple, fact[3]))
+        elif kind == "taking":
+            self.doubtful.setdefault(fact[1], {})[tuple(fact[2])] = (fact[3], fact[4])
+        elif kind == "taken":
+            self._taken(fact[1], tuple(fact[2]), fact[3], fact[4], fact[5])
         elif kind == "left" and (fact[1] or fact[2]):
             self.troubles.append(f"{fact[1]} partitions with {fact[2]} pending messages are left after the drain")
         elif kind == "trouble":
             self.troubles.append(f"round {self.rounds}: {fact[1]}")
+
+    def _taken(self, topic: str, id_: Id, text: str, new: list[int] | None, success: bool) -> None:
+        del self.doubtful[topic][id_]
+        if not success:
+            return
+        self.taken.setdefault(topic, set()).add(id_)
+        if new is not None:
+            self.sent[topic][new[0], new[1]] = text
+        for (of, subscription), delivered in self.delivered.items():
+            if of == topic and id_ in delivered:
+                self.troubles.append(f"{id_} of {topic} was taken back after {subscription} had got it")
 
     def _got(self, topic: str, subscription: str, rows: list[Any]) -> None:
         where = (topic, subscription)
@@ -157,6 +188,10 @@ class Series:
                 self.troubles.append(f"{id_} was delivered to {where} again after its durable acknowledgement")
             if delivered.setdefault(id_, position) != position:
                 self.troubles.append(f"{id_} was delivered to {where} from {delivered[id_]} and from {position}")
+            if id_ in self.taken.get(topic, ()):
+                self.troubles.append(f"{id_} was delivered to {where}, and had been taken back")
+            if self._payloads.setdefault(where, {}).setdefault(text, id_) != id_:
+                self.troubles.append(f"{text!r} was delivered to {where} as {self._payloads[where][text]} and as {id_}")
             if sent.get(id_, text) != text:
                 self.troubles.append(f"{id_} was delivered to {where} as {text!r}, sent as {sent[id_]!r}")
             if subscription == "durable":

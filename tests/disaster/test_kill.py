@@ -24,7 +24,7 @@ from tests.disaster.kill_series import CHILD, Series, Server
 
 pytestmark = pytest.mark.kill
 
-LATER = {"snapshot.part", "snapshot.meta", "compact.copied", "compact.published", "compact.adopted"}
+LATER = {"compact.copied", "compact.published", "compact.adopted"}
 """Points of features that the engine does not have yet; a point that is reached must leave this list."""
 
 REACHABLE = [point for point in failpoints.POINTS if point not in LATER]

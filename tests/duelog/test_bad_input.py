@@ -313,7 +313,7 @@ def test_a_taken_subscription_is_refused(topic: Topic, reader: Subscription) -> 
     """An exclusive one to a second consumer, and any to a consumer of another type; nor can it be removed."""
     for kind in ("exclusive", "shared"):
         with pytest.raises(ConsumerBusy, match="'reader'"):
-            topic.subscribe("reader", type=kind)  # type: ignore[arg-type]
+            topic.subscribe("reader", type=kind)
     with pytest.raises(ConsumerBusy):
         topic.unsubscribe("reader")
 
@@ -427,9 +427,9 @@ def test_a_closed_store_refuses_everything_by_name(store: DelayedStore, topic: T
     store.close()
     store.close()
     uses: list[Callable[[], object]] = [
-        *[lambda use=use: use(store) for use in STORE_USES],  # type: ignore[misc]
-        *[lambda use=use: use(topic) for use in TOPIC_USES],  # type: ignore[misc]
-        *[lambda use=use: use(reader) for use in SUBSCRIPTION_USES],  # type: ignore[misc]
+        *[lambda use=use: use(store) for use in STORE_USES],
+        *[lambda use=use: use(topic) for use in TOPIC_USES],
+        *[lambda use=use: use(reader) for use in SUBSCRIPTION_USES],
         lambda: next(iterator),
         lambda: next(scheduled),
     ]
@@ -458,4 +458,4 @@ def test_a_bad_path_config_or_clock_is_refused(store: DelayedStore) -> None:
         ({"path": "x", "clock": ManualClock}, "clock"),
     ):
         with pytest.raises(InvalidArgument, match=f"{field}="):
-            DelayedStore.open(**arguments)  # type: ignore[arg-type]
+            DelayedStore.open(**arguments)
