@@ -1,0 +1,296 @@
+"""Metrics: instruments of opentelemetry-api, and what feeds them.
+
+`SPECS` is the list of them, and docs/metrics.md says the same to people. The instruments are made once a process, for
+all stores that it opens, on the meter provider in force; without an SDK they do nothing, and what would cost anything
+for each message is left out. Counters and histograms are fed by the batch, from hooks of the engine. Gauges are read
+when somebody collects: one survey of a store for all of them.
+
+Stores open read-only report nothing: the process that writes does.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, NamedTuple
+
+from opentelemetry import metrics
+from opentelemetry.metrics import CallbackOptions, Counter, Histogram, Meter, Observation
+
+from duelog.markers.log_firing import Taken
+from duelog.partitions.partition import Partition
+from duelog.partitions.timespan import directory_name
+from duelog.snapshot.writer import SnapshotWritten
+from duelog.store.environment import Environment
+from duelog.store.errors import DuelogError
+from duelog.store.names import TopicName
+
+from .stats import partition_stats, pending_by_topic, subscription_stats
+
+if TYPE_CHECKING:
+    from .engine import Engine
+
+_TOPIC = ("pulsar.cluster", "pulsar.namespace", "pulsar.topic")
+_STORE = ("duelog.store",)
+
+
+class Spec(NamedTuple):
+    """An instrument: kind is "counter", "histogram" or "gauge" (observed when somebody collects)."""
+
+    name: str
+    kind: str
+    unit: str
+    attributes: tuple[str, ...]
+    description: str
+
+
+REJECTED = "pulsar.broker.topic.messages.delayed.rejected"
+OVERRIDDEN = "pulsar.broker.topic.messages.fixed.delay.overridden"
+FIRED = "duelog.messages.fired"
+LATENESS = "duelog.messages.lateness"
+CANCELLED = "duelog.messages.cancelled"
+RESCHEDULED = "duelog.messages.rescheduled"
+DELAYED = "duelog.subscription.delayed"
+BACKLOG = "duelog.subscription.backlog"
+INDEX = "duelog.topic.index.size"
+PARTITIONS = "duelog.partitions"
+PARTITION_SIZE = "duelog.partition.size"
+PARTITIONS_DELETED = "duelog.partitions.deleted"
+LEDGERS_TRIMMED = "duelog.ledgers.trimmed"
+ENTRIES_TRIMMED = "duelog.entries.trimmed"
+CORRUPT = "duelog.entries.corrupt"
+SNAPSHOTS = "duelog.snapshots"
+SNAPSHOT_SIZE = "duelog.snapshot.size"
+SNAPSHOT_DURATION = "duelog.snapshot.duration"
+COMMIT_DURATION = "duelog.commit.duration"
+COMMIT_ENTRIES = "duelog.commit.entries"
+COMMIT_REQUESTS = "duelog.commit.requests"
+
+_ENVIRONMENT = (*_STORE, "duelog.environment")
+
+SPECS = (
+    Spec(REJECTED, "counter", "{message}", _TOPIC, "Messages refused for a delay over the maximum (PIP-437)"),
+    Spec(OVERRIDDEN, "counter", "{message}", _TOPIC, "Messages whose delay a fixed delay replaced (PIP-437)"),
+    Spec(FIRED, "counter", "{message}", _TOPIC, "Messages whose markers were written"),
+    Spec(LATENESS, "histogram", "s", _TOPIC, "Time of a message's marker less its due time"),
+    Spec(CANCELLED, "counter", "{message}", _TOPIC, "Messages cancelled"),
+    Spec(RESCHEDULED, "counter", "{message}", _TOPIC, "Messages given another due time"),
+    Spec(DELAYED, "gauge", "{message}", (*_TOPIC, "pulsar.subscription"), "Messages of the subscription not due yet"),
+    Spec(BACKLOG, "gauge", "{message}", (*_TOPIC, "pulsar.subscription"), "Messages fired and not acknowledged"),
+    Spec(INDEX, "gauge", "By", _TOPIC, "Memory of the topic's delay indexes, estimated"),
+    Spec(PARTITIONS, "gauge", "{partition}", (*_STORE, "duelog.partition.state"), "Time partitions by state"),
+    Spec(PARTITION_SIZE, "gauge", "By", (*_STORE, "duelog.partition"), "Disk space of a time partition, by its start"),
+    Spec(PARTITIONS_DELETED, "counter", "{partition}", _STORE, "Time partitions deleted"),
+    Spec(LEDGERS_TRIMMED, "counter", "{ledger}", _STORE, "Ledgers of main logs trimmed"),
+    Spec(ENTRIES_TRIMMED, "counter", "{entry}", _STORE, "Entries of main logs trimmed with them"),
+    Spec(CORRUPT, "counter", "{entry}", _STORE, "Entries set aside because they cannot be read"),
+    Spec(SNAPSHOTS, "counter", "{snapshot}", _STORE, "Snapshots of delay indexes written"),
+    Spec(SNAPSHOT_SIZE, "histogram", "By", _STORE, "Size of a snapshot"),
+    Spec(SNAPSHOT_DURATION, "histogram", "s", _STORE, "Work on a snapshot since the one before it was written"),
+    Spec(COMMIT_DURATION, "histogram", "s", _ENVIRONMENT, "Time of a shared commit, its work included"),
+    Spec(COMMIT_ENTRIES, "histogram", "{entry}", _ENVIRONMENT, "Entries (messages, markers) of a commit that has any"),
+    Spec(COMMIT_REQUESTS, "histogram", "{request}", _ENVIRONMENT, "Callers that shared a commit"),
+)  # fmt: skip
+
+Attributes = dict[str, str]
+
+
+class Instruments:
+    """The instruments of `SPECS` on one meter. Gauges report the stores that are registered and not gone."""
+
+    def __init__(self, meter: Meter) -> None:
+        self._meter = meter
+        self.stores: weakref.WeakSet[StoreMetrics] = weakref.WeakSet()
+        self.counters: dict[str, Counter] = {}
+        self.histograms: dict[str, Histogram] = {}
+        for spec in SPECS:
+            if spec.kind == "counter":
+                self.counters[spec.name] = meter.create_counter(spec.name, spec.unit, spec.description)
+            elif spec.kind == "histogram":
+                self.histograms[spec.name] = meter.create_histogram(spec.name, spec.unit, spec.description)
+            else:
+                meter.create_observable_gauge(spec.name, [self._callback(spec.name)], spec.unit, spec.description)
+
+    @property
+    def listening(self) -> bool:
+        """Whether an SDK is in force: the meter, or the provider behind it, is not the API's own."""
+        api = "opentelemetry.metrics"
+        if not type(self._meter).__module__.startswith(api):
+            return True
+        return not type(metrics.get_meter_provider()).__module__.startswith(api)
+
+    def _callback(self, name: str) -> Callable[[CallbackOptions], Iterable[Observation]]:
+        def observe(_: CallbackOptions) -> Iterable[Observation]:
+            return [observation for store in list(self.stores) for observation in store.observe(name)]
+
+        return observe
+
+
+class _Shared:
+    lock = threading.Lock()
+    instruments: Instruments | None = None
+
+
+def instruments() -> Instruments:
+    """The process's instruments, made at first use on the global meter provider (which may be set later)."""
+    with _Shared.lock:
+        if _Shared.instruments is None:
+            _Shared.instruments = Instruments(metrics.get_meter("duelog"))
+        return _Shared.instruments
+
+
+class StoreMetrics:
+    """What one store reports. Made by the engine, whose hooks it fills; `close` ends it."""
+
+    def __init__(self, engine: Engine, shared: Instruments) -> None:
+        self._engine = engine
+        self._shared = shared
+        self._lock = threading.Lock()
+        self._survey: dict[str, list[Observation]] = {}
+        self._store: Attributes = {"duelog.store": str(engine.path)}
+        self._topics: dict[TopicName, Attributes] = {}
+        engine.policies.on_rejected = lambda topic, count: self._add(REJECTED, topic, count)
+        engine.policies.on_overridden = lambda topic, count: self._add(OVERRIDDEN, topic, count)
+        engine.firing.observe = self._fired
+        engine.firing.saving.observe = self._snapshot_written
+        engine.maintenance.on_trim = self._trimmed
+        engine.maintenance.on_delete = self._deleted
+        engine.partitions.opened = self._partition_opened
+        self._observe_commits(engine.main, "main")
+        for partition in engine.partitions:
+            if partition.is_open:
+                self._observe_commits(partition.environment, "partition")
+        shared.stores.add(self)
+
+    def close(self) -> None:
+        """Report nothing any more."""
+        self._shared.stores.discard(self)
+
+    # -- fed by hooks --------------------------------------------------------------------------------
+
+    def cancelled(self, topic: TopicName, count: int) -> None:
+        """Messages were cancelled."""
+        self._add(CANCELLED, topic, count)
+
+    def rescheduled(self, topic: TopicName, count: int) -> None:
+        """Messages were given another due time."""
+        self._add(RESCHEDULED, topic, count)
+
+    def corrupt(self) -> None:
+        """An entry was set aside that had not been before."""
+        self._shared.counters[CORRUPT].add(1, self._store)
+
+    def _add(self, name: str, topic: TopicName, count: int) -> None:
+        if count:
+            self._shared.counters[name].add(count, self._of(topic))
+
+    def _of(self, topic: TopicName) -> Attributes:
+        found = self._topics.get(topic)
+        if found is None:
+            found = self._topics[topic] = {
+                "pulsar.cluster": self._engine.config.cluster,
+                "pulsar.namespace": topic.namespace_name,
+                "pulsar.topic": str(topic),
+            }
+        return found
+
+    def _fired(self, topic_id: int, taken: Taken, now_ms: int) -> None:
+        if not self._shared.listening:
+            return
+        topic = self._engine.topics.by_id(topic_id)
+        if topic is None:
+            return
+        attributes = self._of(topic.name)
+        self._shared.counters[FIRED].add(len(taken.entries), attributes)
+        record = self._shared.histograms[LATENESS].record
+        for late_ms in (now_ms - taken.dues).tolist():
+            record(late_ms / 1000, attributes)
+
+    def _trimmed(self, entries: int) -> None:
+        self._shared.counters[LEDGERS_TRIMMED].add(1, self._store)
+        self._shared.counters[ENTRIES_TRIMMED].add(entries, self._store)
+
+    def _deleted(self, _: int) -> None:
+        self._shared.counters[PARTITIONS_DELETED].add(1, self._store)
+
+    def _snapshot_written(self, written: SnapshotWritten, spent_ns: int) -> None:
+        self._shared.counters[SNAPSHOTS].add(1, self._store)
+        self._shared.histograms[SNAPSHOT_SIZE].record(written.stored_bytes, self._store)
+        self._shared.histograms[SNAPSHOT_DURATION].record(spent_ns / 1e9, self._store)
+
+    def _partition_opened(self, _: Partition, environment: Environment) -> None:
+        self._observe_commits(environment, "partition")
+
+    def _observe_commits(self, environment: Environment, kind: str) -> None:
+        attributes = {**self._store, "duelog.environment": kind}
+        durations = self._shared.histograms[COMMIT_DURATION]
+        sharing = self._shared.histograms[COMMIT_REQUESTS]
+        sizes = self._shared.histograms[COMMIT_ENTRIES]
+        counts = environment.counts
+        known = counts.entries
+
+        def observe(elapsed_ns: int, requests: int) -> None:  # by the leader of the commits: one at a time
+            nonlocal known
+            entries, known = counts.entries - known, counts.entries
+            durations.record(elapsed_ns / 1e9, attributes)
+            sharing.record(requests, attributes)
+            if entries:
+                sizes.record(entries, attributes)
+
+        environment.observe_commit = observe
+
+    # -- read by gauges ------------------------------------------------------------------------------
+
+    def observe(self, name: str) -> list[Observation]:
+        """What a gauge shows now. Each gauge is asked once a collection: who asks again has the store surveyed anew."""
+        with self._lock:
+            if name not in self._survey:
+                try:
+                    self._engine.check_open()
+                    self._survey = self._look()
+                except DuelogError:  # closed meanwhile, or in a child process: there is nothing to report
+                    return []
+            return self._survey.pop(name)
+
+    def _look(self) -> dict[str, list[Observation]]:
+        engine = self._engine
+        pending = pending_by_topic(engine)
+        found: dict[str, list[Observation]] = {name: [] for name in (DELAYED, BACKLOG, INDEX)}
+        for topic in engine.topics.loaded():
+            attributes = self._of(topic.name)
+            index = engine.firing.memory_bytes(topic.topic_id)
+            if topic.tracker is not None:
+                index += topic.tracker.memory_bytes()
+            found[INDEX].append(Observation(index, attributes))
+            for name, state in topic.subscriptions.items():
+                stats = subscription_stats(topic, state)
+                with state.lock:
+                    waiting = 0 if state.reader is None else state.reader.waiting()
+                named = {**attributes, "pulsar.subscription": name}
+                found[DELAYED].append(Observation(pending.get(topic.topic_id, 0) + waiting, named))
+                found[BACKLOG].append(Observation(stats.backlog, named))
+        states = dict.fromkeys(("future", "current", "closed"), 0)
+        found[PARTITION_SIZE] = []
+        for partition in partition_stats(engine):
+            states[partition.state] = states.get(partition.state, 0) + 1
+            labels = {**self._store, "duelog.partition": directory_name(partition.start_ms)}
+            found[PARTITION_SIZE].append(Observation(partition.disk_bytes, labels))
+        found[PARTITIONS] = [
+            Observation(count, {**self._store, "duelog.partition.state": state}) for state, count in states.items()
+        ]
+        return found
+
+
+def serve_prometheus(port: int = 9464, address: str = "127.0.0.1") -> None:
+    """Have the process's metrics scraped by Prometheus on `http://address:port/metrics`; once a process.
+
+    Sets OpenTelemetry's global meter provider, so it is for programs that have none. Needs
+    `pip install 'duelog[prometheus]'`; raises ImportError without it, OSError where the port is taken.
+    """
+    from opentelemetry.exporter.prometheus import PrometheusMetricReader  # noqa: PLC0415 - an extra
+    from opentelemetry.sdk.metrics import MeterProvider  # noqa: PLC0415
+    from prometheus_client import start_http_server  # noqa: PLC0415
+
+    start_http_server(port, address)
+    metrics.set_meter_provider(MeterProvider(metric_readers=[PrometheusMetricReader()]))

@@ -1,0 +1,202 @@
+"""Metrics as an SDK collects them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+
+from duelog import DelayedDeliveryPolicies, ManualClock, Message, StoreConfig, metrics
+from duelog.errors import CorruptEntry, DelayTooLong
+from tests.conftest import START_MS, OpenStore
+
+TOPIC = {
+    "pulsar.cluster": "standalone",
+    "pulsar.namespace": "public/default",
+    "pulsar.topic": "persistent://public/default/t",
+}
+DAY_MS = 86_400_000
+
+
+class Collector:
+    """What a reader collects, by instrument."""
+
+    def __init__(self, reader: InMemoryMetricReader) -> None:
+        self._reader = reader
+
+    def points(self) -> dict[str, list[Any]]:
+        """The data points of every instrument that has any."""
+        data = self._reader.get_metrics_data()
+        if data is None:
+            return {}
+        return {
+            metric.name: list(metric.data.data_points)
+            for resource in data.resource_metrics
+            for scope in resource.scope_metrics
+            for metric in scope.metrics
+        }
+
+    def value(self, name: str, **attributes: str) -> Any:
+        """The value of the one point of an instrument that has these attributes; the count, of a histogram."""
+        wanted = {key.replace("_", "."): value for key, value in attributes.items()}
+        (point,) = [
+            point for point in self.points()[name] if wanted.items() <= dict(point.attributes).items()
+        ]  # fmt: skip
+        return point.count if hasattr(point, "bucket_counts") else point.value
+
+
+@pytest.fixture
+def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
+    """A reader on instruments of its own, in place of the process's."""
+    reader = InMemoryMetricReader()
+    provider = MeterProvider(metric_readers=[reader])
+    monkeypatch.setattr(metrics._Shared, "instruments", metrics.Instruments(provider.get_meter("duelog")))
+    yield Collector(reader)
+    provider.shutdown()
+
+
+def test_the_counters_of_pip_437_have_its_names_and_attributes(collector: Collector, open_store: OpenStore) -> None:
+    """Refused and overridden messages are counted by cluster, namespace and topic."""
+    store = open_store(config=StoreConfig(cluster="west"))
+    store.set_policies(DelayedDeliveryPolicies(max_delivery_delay_ms=1_000))
+    with pytest.raises(DelayTooLong):
+        store.topic("t").send_batch([Message(b"a", deliver_after=5), Message(b"b", deliver_after=6), Message(b"c")])
+    store.set_policies(DelayedDeliveryPolicies(fixed_delivery_delay_ms=7), namespace="public/default")
+    store.topic("t").send_batch([Message(b"a", deliver_after=5), Message(b"b")])
+    for name, value in (("delayed.rejected", 2), ("fixed.delay.overridden", 2)):
+        (point,) = collector.points()[f"pulsar.broker.topic.messages.{name}"]
+        assert point.value == value
+        assert dict(point.attributes) == {**TOPIC, "pulsar.cluster": "west"}
+
+
+def test_lateness_is_the_time_of_the_marker_less_the_due_time(
+    collector: Collector, open_store: OpenStore, clock: ManualClock
+) -> None:
+    """Each fired message is in the histogram, in seconds."""
+    store = open_store()
+    store.topic("t").send_batch([Message(b"x", deliver_after=delay) for delay in (1, 2, 5)])
+    clock.advance(5_000)
+    store.tick()
+    points = collector.points()
+    (late,) = points["duelog.messages.lateness"]
+    assert (late.count, late.min, late.max, late.sum) == (3, 0.0, 4.0, 7.0)
+    assert dict(late.attributes) == TOPIC
+    (fired,) = points["duelog.messages.fired"]
+    assert fired.value == 3
+
+
+def test_cancelled_and_rescheduled_messages_are_counted_once(collector: Collector, open_store: OpenStore) -> None:
+    """A second cancel of the same message does not count."""
+    topic = open_store().topic("t")
+    ids = topic.send_batch([Message(b"x", deliver_after=9) for _ in range(4)])
+    topic.cancel_batch(ids[:2])
+    topic.cancel(ids[0])
+    topic.reschedule(ids[2], deliver_after=99)
+    topic.fire_now(ids[3])
+    topic.reschedule(ids[3], deliver_after=99)
+    assert collector.value("duelog.messages.cancelled") == 2
+    assert collector.value("duelog.messages.rescheduled") == 2
+
+
+@pytest.mark.parametrize("inline_ms", [0, 60_000])
+def test_delayed_and_backlog_of_a_subscription_move_as_messages_fall_due(
+    collector: Collector, open_store: OpenStore, clock: ManualClock, inline_ms: int
+) -> None:
+    """What is not due is delayed for every subscription; what is due and not acknowledged is its backlog."""
+    store = open_store(config=StoreConfig(inline_delay_ms=inline_ms))
+    topic = store.topic("t")
+    with topic.subscribe("a") as first, topic.subscribe("b"):
+        topic.send_batch([Message(b"x", deliver_after=delay) for delay in (1, 2, 3)])
+        first.receive(9)
+        assert collector.value("duelog.subscription.delayed", pulsar_subscription="a") == 3
+        clock.advance(2_000)
+        messages = first.receive(9)
+        assert len(messages) == 2
+        first.ack(messages[0])
+        assert collector.value("duelog.subscription.delayed", pulsar_subscription="a") == 1
+        assert collector.value("duelog.subscription.backlog", pulsar_subscription="a") == 1
+        assert collector.value("duelog.topic.index.size") > 0
+
+
+def test_partitions_are_counted_by_state_and_measured(
+    collector: Collector, open_store: OpenStore, clock: ManualClock
+) -> None:
+    """One that has begun, one to come; after the first has gone its deletion and its ledgers' trimming are counted."""
+    store = open_store(config=StoreConfig(ledger_max_entries=1))
+    topic = store.topic("t")
+    topic.send(b"today", deliver_after=60)
+    topic.send(b"later", deliver_at=START_MS + 3 * DAY_MS)
+    states = {p.attributes["duelog.partition.state"]: p.value for p in collector.points()["duelog.partitions"]}
+    assert states == {"future": 1, "current": 1, "closed": 0}
+    sizes = {p.attributes["duelog.partition"]: p.value for p in collector.points()["duelog.partition.size"]}
+    assert sorted(sizes) == ["20260921T000000Z", "20260924T000000Z"]
+    assert all(size > 0 for size in sizes.values())
+    clock.advance(DAY_MS)
+    with topic.subscribe("s") as consumer:
+        consumer.ack(consumer.receive(9))
+        store.flush()
+        clock.advance(1_000)
+        while store.tick().deleted == 0:
+            clock.advance(100)
+    assert collector.value("duelog.partitions.deleted") == 1
+    assert collector.value("duelog.ledgers.trimmed") >= 1
+    assert collector.value("duelog.entries.trimmed") >= 1
+
+
+def test_commits_tell_their_time_their_entries_and_their_callers(collector: Collector, open_store: OpenStore) -> None:
+    """By environment: a batch for one partition is one commit there of so many entries."""
+    topic = open_store().topic("t")
+    topic.send_batch([Message(b"x", deliver_after=60) for _ in range(7)])
+    topic.send_batch([Message(b"x") for _ in range(5)])
+    sums = {
+        point.attributes["duelog.environment"]: (point.count, point.sum)
+        for point in collector.points()["duelog.commit.entries"]
+    }
+    assert sums == {"partition": (1, 7), "main": (1, 5)}
+    assert collector.value("duelog.commit.duration", duelog_environment="partition") >= 1
+    assert collector.value("duelog.commit.requests", duelog_environment="main") >= 1
+
+
+def test_snapshots_are_counted_with_size_and_time(collector: Collector, open_store: OpenStore) -> None:
+    """As many as the ticks say they wrote."""
+    store = open_store(config=StoreConfig(snapshot_every_entries=10))
+    store.topic("t").send(b"x", deliver_after=60)
+    written = store.tick().snapshots
+    store.topic("t").send_batch([Message(b"x", deliver_after=60) for _ in range(20)])
+    written += store.tick().snapshots
+    assert written
+    assert collector.value("duelog.snapshots") == written
+    assert collector.value("duelog.snapshot.size") == written
+    assert collector.value("duelog.snapshot.duration") == written
+
+
+def test_an_unreadable_entry_counts_once(collector: Collector, open_store: OpenStore) -> None:
+    """However often it is met."""
+    store = open_store()
+    for _ in range(2):
+        store._engine.note_unreadable(CorruptEntry("main", 1, 2, "made up"))
+    assert collector.value("duelog.entries.corrupt") == 1
+    store.close()
+
+
+def test_a_closed_store_reports_nothing_and_two_stores_report_beside_each_other(
+    collector: Collector, open_store: OpenStore, tmp_path: Path
+) -> None:
+    """Gauges tell stores of one process apart."""
+    first, second = open_store(tmp_path / "a"), open_store(tmp_path / "b")
+    stores = {point.attributes["duelog.store"] for point in collector.points()["duelog.partitions"]}
+    assert stores == {str(tmp_path / "a"), str(tmp_path / "b")}
+    first.close()
+    stores = {point.attributes["duelog.store"] for point in collector.points()["duelog.partitions"]}
+    assert stores == {str(tmp_path / "b")}
+    second.close()
+    assert "duelog.partitions" not in collector.points()
+
+
+def test_without_an_sdk_nobody_listens() -> None:
+    """The API's own meters do nothing, and lateness is not even worked out."""
+    assert not metrics.Instruments(metrics.metrics.get_meter("duelog")).listening
