@@ -34,7 +34,7 @@ class ProducerState:
         self._topic_id = topic_id
         self._name = name
         self._watermark = record.watermark
-        self._above = record.above
+        self._above = BitMap64(record.above)
         self._unsure = BitMap64()
         self._lock = threading.Lock()
 

@@ -54,14 +54,16 @@ class ProducerRecord(NamedTuple):
         return ProducerRecord(watermark, above)
 
 
-EMPTY = ProducerRecord(NONE_STORED, BitMap64())
+def nothing() -> ProducerRecord:
+    """What is known of a producer that has stored nothing; a new value each time, since bitmaps change in place."""
+    return ProducerRecord(NONE_STORED, BitMap64())
 
 
 def read(raw: lmdb.Transaction, topic_id: int, name: str) -> ProducerRecord:
-    """What one environment knows of a producer; EMPTY when nothing."""
+    """What one environment knows of a producer; nothing() when it knows none."""
     key = fmt.producer_key(topic_id, name)
     value = raw.get(key)
-    return EMPTY if value is None else ProducerRecord.unpack(fmt.unseal(key, value))
+    return nothing() if value is None else ProducerRecord.unpack(fmt.unseal(key, value))
 
 
 def names(raw: lmdb.Transaction, topic_id: int | None = None) -> list[tuple[int, str, ProducerRecord]]:
@@ -74,5 +76,5 @@ def merge(transaction: Transaction, topic_id: int, name: str, record: ProducerRe
     """Make an environment know what `record` says, besides what it knows."""
     key = fmt.producer_key(topic_id, name)
     fields = transaction.get(key)
-    known = EMPTY if fields is None else ProducerRecord.unpack(fields)
+    known = nothing() if fields is None else ProducerRecord.unpack(fields)
     transaction.put(key, known.merged(record).pack())

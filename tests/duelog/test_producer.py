@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -98,6 +99,15 @@ def test_what_a_deleted_partition_knew_of_a_producer_is_kept(open_store: OpenSto
     producer = store.topic("t").producer("p")
     assert producer.last_sequence_id == 5
     assert producer.send(Message(b"x", deliver_after=2), sequence_id=5) is None
+
+
+def test_stores_of_one_process_do_not_share_numbers(open_store: OpenStore, tmp_path: Path) -> None:
+    """A producer of the same name in another store has stored nothing."""
+    for name in ("one", "two"):
+        producer = open_store(tmp_path / name).topic("t").producer("p")
+        assert producer.last_sequence_id == -1
+        assert producer.send(Message(b"x"), sequence_id=3) is not None
+        assert producer.send(Message(b"y"), sequence_id=7) is not None
 
 
 def test_a_message_that_is_refused_takes_no_number(open_store: OpenStore) -> None:
