@@ -36,6 +36,7 @@ from .due_reader import DueReader
 from .maintenance import Maintenance, TickResult
 from .metrics import StoreMetrics, instruments
 from .opening import StoreLock, create, open_main, read_identity, refuse_foreign
+from .outbox import Outbox
 from .scheduler import Scheduler
 from .sending import Sender
 from .subscription_state import SubscriptionState
@@ -88,6 +89,7 @@ class Engine:
         self.policies = DelayPolicies(self.main, read_only=read_only)
         self.set_aside = SetAside(self.main)
         self.sender = Sender(self.main, self.partitions, config, self.topics.run_limits)
+        self.outbox = Outbox(config.max_in_flight_bytes)
         self.flusher = AckFlusher(self.main, config.ack_flush_ms)
         self.firing = Firing(
             self.main,
@@ -281,6 +283,7 @@ class Engine:
         """Persist acknowledgements, end the thread, close every environment, give the lock back."""
         if self.closed:
             return
+        self.outbox.close()
         self.maintenance.stopping = True
         if self.metrics is not None:
             self.metrics.close()

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable
 from datetime import datetime
-from typing import Self, TypeAlias
+from typing import Self
 
-from duelog.store.clock import ManualClock
+from duelog.store.clock import ManualClock, StoreClock
 from duelog.store.errors import ClosedError, InvalidArgument, UnknownSubscription
 from duelog.store.message import ReceivedMessage, at_ms
 from duelog.store.position import MessageId, Position
 
+from .consumer_arguments import Acknowledgeable, checked, deadline_of, delay_ms_of, positions_of
 from .dispatcher import Dispatcher, SubscriptionType
 from .due_reader import DueReader
 from .engine import Engine
@@ -20,9 +20,6 @@ from .settling import bury, postpone
 from .stats import SubscriptionStats, subscription_stats
 from .subscription_state import SubscriptionState
 from .topic_state import TopicState
-
-Acknowledgeable: TypeAlias = ReceivedMessage | MessageId
-"""What can be acknowledged: a received message, or the position of one."""
 
 
 class Subscription:
@@ -71,14 +68,63 @@ class Subscription:
         Raises ClosedError when the subscription or the store is closed, also while waiting; and what stopped
         the background thread (StoreFull, ClockJumped, ...) when there is nothing to hand out.
         """
+        engine, topic = self._engine, self._topic
+        deadline_ms = deadline_of(engine.clock.now_ms(), timeout)
+        while True:
+            version, now_ms = topic.version, engine.clock.now_ms()
+            batch, again_ms = self.poll(max_messages)
+            if batch or not self.may_wait or (deadline_ms is not None and now_ms >= deadline_ms):
+                return batch
+            until_ms = min((ms for ms in (deadline_ms, again_ms) if ms is not None), default=None)
+            with topic.condition:
+                if topic.version == version:
+                    engine.clock.wait(topic.condition, until_ms)
+
+    # -- for whoever waits in another way (duelog.aio) -----------------------------------------------
+
+    @property
+    def clock(self) -> StoreClock:
+        """The store's clock."""
+        return self._engine.clock
+
+    @property
+    def closed(self) -> bool:
+        return self._closed or self._engine.closed
+
+    def add_waker(self, wake: Callable[[], object]) -> None:
+        """Have `wake` called, by any thread, whenever a receiver should look again; it takes no lock."""
+        self._topic.add_waker(wake)
+
+    def remove_waker(self, wake: Callable[[], object]) -> None:
+        """Undo `add_waker`."""
+        self._topic.remove_waker(wake)
+
+    def wait(self, until_ms: int) -> None:
+        """Wait until the topic changes or the clock shows `until_ms`; may return early."""
+        with self._topic.condition:
+            self._engine.clock.wait(self._topic.condition, until_ms)
+
+    def wake(self) -> None:
+        """Have every receiver of the topic look again."""
+        self._topic.changed()
+
+    @property
+    def may_wait(self) -> bool:
+        """Whether there is anything to wait for: something moves the clock or fires what is due."""
+        engine = self._engine
+        return engine.scheduler is not None or engine.read_only or not isinstance(engine.clock.wrapped, ManualClock)
+
+    def poll(self, max_messages: int = 1) -> tuple[list[ReceivedMessage], int | None]:
+        """What is due now, at most `max_messages`, without waiting; and if that is nothing, when to ask again.
+
+        That is epoch ms, or None: when the topic has changed (`TopicState.changed`), as it may before the time
+        told, too. Raises as `receive`.
+        """
         if isinstance(max_messages, bool) or not isinstance(max_messages, int) or max_messages < 1:
             raise InvalidArgument("max_messages", max_messages, "expected an int of at least 1")
         engine, topic = self._engine, self._topic
-        deadline_ms = _deadline(engine.clock.now_ms(), timeout)
-        waits = engine.scheduler is not None or engine.read_only or not isinstance(engine.clock.wrapped, ManualClock)
         while True:
             self._check_usable()
-            version = topic.version
             due_ms, more = None, False
             if engine.scheduler is None:
                 done, more = engine.slice()
@@ -96,18 +142,13 @@ class Subscription:
             if batch:
                 wanted = self._settle(batch)
                 if wanted:
-                    return wanted
+                    return wanted, None
                 continue
             if more:  # fired for another topic, or still loading
                 continue
             if engine.scheduler is not None and engine.scheduler.error is not None:
                 raise engine.scheduler.error
-            if not waits or (deadline_ms is not None and now_ms >= deadline_ms):
-                return []
-            until_ms = min((ms for ms in (deadline_ms, *again, due_ms) if ms is not None), default=None)
-            with topic.condition:
-                if topic.version == version:
-                    engine.clock.wait(topic.condition, until_ms)
+            return [], min((ms for ms in (*again, due_ms) if ms is not None), default=None)
 
     def _settle(self, batch: list[ReceivedMessage]) -> list[ReceivedMessage]:
         """What of a batch the handler is to get; the rest is for others, or dead, and is acknowledged here."""
@@ -154,7 +195,7 @@ class Subscription:
         waits for the disk. Returns how many were not acknowledged before.
         Raises InvalidArgument for a position that the topic does not have; then nothing is acknowledged.
         """
-        positions = _positions(messages)
+        positions = positions_of(messages)
         self._check_usable()
         with self._state.lock:
             dispatcher = self._dispatcher()
@@ -171,7 +212,7 @@ class Subscription:
 
         Raises InvalidArgument for shared and key-shared subscriptions, where others hold some of those.
         """
-        positions = _positions(message)
+        positions = positions_of(message)
         if len(positions) != 1:
             raise InvalidArgument("message", message, "expected one message or its position")
         position = positions[0]
@@ -203,14 +244,14 @@ class Subscription:
         delay None: after `nack_backoff_ms`, doubled with each redelivery up to `nack_backoff_max_ms`. Returns
         how many this consumer still held. What is given back waits in memory: a restart delivers it at once.
         """
-        items = [messages] if isinstance(messages, (ReceivedMessage, MessageId)) else list(_checked(messages))
-        delay_ms = None if delay is None else _delay_ms(delay)
+        items = [messages] if isinstance(messages, (ReceivedMessage, MessageId)) else list(checked(messages))
+        delay_ms = None if delay is None else delay_ms_of(delay)
         self._check_usable()
         now_ms = self._engine.clock.now_ms()
         by_delay: dict[int, list[Position]] = {}
         for item in items:
             wait_ms = self._backoff_ms(item) if delay_ms is None else delay_ms
-            by_delay.setdefault(wait_ms, []).extend(_positions(item))
+            by_delay.setdefault(wait_ms, []).extend(positions_of(item))
         count = 0
         with self._state.lock:
             for wait_ms, positions in by_delay.items():
@@ -233,7 +274,7 @@ class Subscription:
         """
         if not isinstance(message, ReceivedMessage):
             raise InvalidArgument("message", message, "expected a received message")
-        delay_ms = _delay_ms(delay)
+        delay_ms = delay_ms_of(delay)
         self._check_usable()
         due_ms = self._engine.clock.now_ms() + delay_ms
         new_id = postpone(self._engine, self._topic, self.name, message, due_ms)
@@ -257,7 +298,7 @@ class Subscription:
         elif to == "latest":
             position = log.end
         elif isinstance(to, (ReceivedMessage, MessageId)):
-            position = self._existing_position(_positions(to)[0])
+            position = self._existing_position(positions_of(to)[0])
         elif isinstance(to, str):
             raise InvalidArgument("to", to, 'expected "earliest", "latest", a position or a time')
         else:
@@ -327,40 +368,3 @@ class Subscription:
 
     def __repr__(self) -> str:
         return f"<Subscription {self.name!r} of {self.topic!r}, {self.type}{', closed' if self._closed else ''}>"
-
-
-def _positions(messages: Acknowledgeable | Iterable[Acknowledgeable]) -> Sequence[Position]:
-    if isinstance(messages, ReceivedMessage):
-        return [messages.position]
-    if isinstance(messages, MessageId):
-        return [messages]
-    return [item.position if isinstance(item, ReceivedMessage) else item for item in _checked(messages)]
-
-
-def _checked(messages: Iterable[Acknowledgeable]) -> Iterator[Acknowledgeable]:
-    try:
-        items = iter(messages)
-    except TypeError:
-        raise InvalidArgument("messages", messages, "expected received messages or their positions") from None
-    for item in items:
-        if not isinstance(item, (ReceivedMessage, MessageId)):
-            raise InvalidArgument("messages", item, "expected a received message or its position")
-        yield item
-
-
-def _deadline(now_ms: int, timeout: float | None) -> int | None:
-    if timeout is None:
-        return None
-    return now_ms + _seconds("timeout", timeout)
-
-
-def _delay_ms(delay: float) -> int:
-    return _seconds("delay", delay)
-
-
-def _seconds(field: str, value: float) -> int:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise InvalidArgument(field, value, "expected seconds")
-    if not 0 <= value <= 1e10 or math.isnan(value):
-        raise InvalidArgument(field, value, "expected 0 to 1e10 seconds")
-    return math.ceil(value * 1000)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from datetime import datetime, timedelta
 from itertools import islice
 
@@ -68,13 +69,47 @@ class Topic:
         Raises InvalidMessage, DelayTooLong (a policy forbids the delay), StoreFull, StoreFailed; then nothing was
         appended.
         """
-        self._engine.check_writable()
         message = Message(payload, deliver_at=deliver_at, deliver_after=deliver_after, key=key, properties=properties)
+        batch, now_ms = self._encode_one(message)
+        return self.write(batch, now_ms)[0]
+
+    def send_async(
+        self,
+        payload: bytes | bytearray | memoryview,
+        *,
+        deliver_at: int | datetime | None = None,
+        deliver_after: float | timedelta | None = None,
+        key: str | None = None,
+        properties: Mapping[str, str] | None = None,
+    ) -> Future[MessageId]:
+        """As `send`, without waiting for the disk: a future of the id.
+
+        Messages sent so to one topic by one thread keep their order. It waits only while `max_in_flight_bytes`
+        of messages are on their way. A message that cannot be taken is refused here; the future has StoreFull or
+        StoreFailed. A future that is cancelled before its message is being written takes it back. `close` of
+        the store writes what is on its way.
+        """
+        message = Message(payload, deliver_at=deliver_at, deliver_after=deliver_after, key=key, properties=properties)
+        future = self.put(message, wait=True)
+        assert future is not None
+        return future
+
+    def put(self, message: Message, *, wait: bool) -> Future[MessageId] | None:
+        """As `send_async`; with `wait` False None where there is no room now."""
+        batch, now_ms = self._encode_one(message)
+        return self._engine.outbox.put(self, batch, now_ms, wait=wait)
+
+    def _encode_one(self, message: Message) -> tuple[EncodedBatch, int]:
+        self._engine.check_writable()
         now_ms = self._engine.clock.now_ms()
         due_ms, body = encode_one(message, now_ms, self._engine.config.max_message_bytes)
         batch = EncodedBatch(np.array([due_ms], dtype=np.int64), np.array([due_ms > now_ms]), [body])
         self._engine.policies.apply(self._name, batch, now_ms)
-        return self._engine.sender.send(self._state(now_ms), batch, now_ms)[0]
+        return batch, now_ms
+
+    def write(self, batch: EncodedBatch, now_ms: int) -> list[MessageId]:
+        """Append what `encode` gave."""
+        return self._engine.sender.send(self._state(now_ms), batch, now_ms)
 
     def send_batch(self, messages: Iterable[Message]) -> list[MessageId]:
         """Append messages; returns their ids, in the order of the messages, once all are durable.

@@ -27,6 +27,8 @@ class TopicState:
         self.subscriptions: dict[str, SubscriptionState] = {}
         self.condition = threading.Condition(threading.Lock())
         self.version = 0
+        self.wakers: frozenset[Callable[[], object]] = frozenset()
+        """Called at every change, by any thread; replaced, never changed in place, with `condition` held."""
         self.producers: dict[str, Any] = {}
         self.producers_lock = threading.Lock()
         self._look_at = look_at
@@ -63,3 +65,16 @@ class TopicState:
         with self.condition:
             self.version += 1
             self.condition.notify_all()
+            wakers = self.wakers
+        for wake in wakers:
+            wake()
+
+    def add_waker(self, wake: Callable[[], object]) -> None:
+        """Have `wake` called at every change from now on; it takes no lock and does not raise."""
+        with self.condition:
+            self.wakers |= {wake}
+
+    def remove_waker(self, wake: Callable[[], object]) -> None:
+        """Undo `add_waker`."""
+        with self.condition:
+            self.wakers -= {wake}

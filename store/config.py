@@ -67,6 +67,8 @@ class StoreConfig:
 
     **Speed**
 
+    max_in_flight_bytes: memory that messages of `send_async` may take until they are written; 64 MiB. More takes longer
+        bursts without waiting, and loses as much of them at a crash.
     bucket_ms: span of one bucket of the delay index; 60 s. Finer buckets cost memory (at 1 s 60 to 85 bytes a
         message), coarser ones more sorting when a bucket is about to be due.
     preload_ms: how long before its start a partition is loaded; 60 s. Longer holds its index in memory longer, too
@@ -112,6 +114,7 @@ class StoreConfig:
     max_clock_jump_ms: int | None = 2_592_000_000
 
     # -- speed
+    max_in_flight_bytes: int = 64 * MIB
     bucket_ms: int = 60_000
     preload_ms: int = 60_000
     fire_batch: int = 5_000
@@ -191,6 +194,7 @@ _CHECKS: dict[str, _Check] = {
     "cluster": _label,
     "background": _optional_bool,
     "max_clock_jump_ms": _integer(1, _INT64_MAX, none=True),
+    "max_in_flight_bytes": _integer(1, _INT64_MAX),
     "bucket_ms": _integer(1, _UINT32_MAX),
     "preload_ms": _integer(0, _INT64_MAX),
     "fire_batch": _integer(1, 1_000_000),

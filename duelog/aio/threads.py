@@ -1,0 +1,49 @@
+"""The threads in which the calls of one store run: some for commits, some for looking."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import islice
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_COMMIT_THREADS = 16
+_LOOK_THREADS = 4
+_PAGE = 500
+"""Items of an iteration fetched by one thread at a time."""
+
+
+class Threads:
+    """Where the calls of one store run."""
+
+    def __init__(self) -> None:
+        self._commits = ThreadPoolExecutor(_COMMIT_THREADS, thread_name_prefix="duelog-aio")
+        self._looks = ThreadPoolExecutor(_LOOK_THREADS, thread_name_prefix="duelog-aio-look")
+
+    async def run(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """The result of a call that may wait for the disk."""
+        return await asyncio.wrap_future(self.start(call, *args, **kwargs))
+
+    def start(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Have such a call begun."""
+        return self._commits.submit(call, *args, **kwargs)
+
+    def look(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """A call that reads."""
+        return self._looks.submit(call, *args, **kwargs)
+
+    async def iterate(self, make: Callable[[], Iterator[T]]) -> AsyncIterator[T]:
+        """The items of an iterator, fetched page by page."""
+        items = await self.run(make)
+        while page := await self.run(lambda: list(islice(items, _PAGE))):
+            for item in page:
+                yield item
+
+    def close(self) -> None:
+        """Let the threads end once their calls have."""
+        self._commits.shutdown(wait=False)
+        self._looks.shutdown(wait=False)

@@ -1,0 +1,170 @@
+"""Topics and named producers, for asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from datetime import datetime, timedelta
+
+import duelog
+from duelog import producer
+from duelog.dispatcher import SubscriptionType
+from duelog.stats import TopicStats
+
+from .subscription import Subscription
+from .threads import Threads
+
+
+class Topic:
+    """See `duelog.Topic`."""
+
+    def __init__(self, topic: duelog.Topic, threads: Threads) -> None:
+        self._topic = topic
+        self._threads = threads
+
+    @property
+    def name(self) -> str:
+        return self._topic.name
+
+    async def send(
+        self,
+        payload: bytes | bytearray | memoryview,
+        *,
+        deliver_at: int | datetime | None = None,
+        deliver_after: float | timedelta | None = None,
+        key: str | None = None,
+        properties: Mapping[str, str] | None = None,
+    ) -> duelog.MessageId:
+        """As `duelog.Topic.send`. Sends that are awaited side by side share commits, and hold no threads."""
+        message = duelog.Message(
+            payload, deliver_at=deliver_at, deliver_after=deliver_after, key=key, properties=properties
+        )
+        future = self._topic.put(message, wait=False)
+        if future is None:  # no room: somebody has to wait for it
+            future = await self._threads.run(self._put, message)
+        return await asyncio.wrap_future(future)
+
+    def _put(self, message: duelog.Message) -> Future[duelog.MessageId]:
+        future = self._topic.put(message, wait=True)
+        if future is None:
+            raise AssertionError("put gives a future when it may wait")
+        return future
+
+    async def send_batch(self, messages: Iterable[duelog.Message]) -> list[duelog.MessageId]:
+        """As `duelog.Topic.send_batch`; `messages` is iterated over in another thread."""
+        return await self._threads.run(self._topic.send_batch, messages)
+
+    async def producer(self, name: str) -> Producer:
+        """As `duelog.Topic.producer`."""
+        return Producer(await self._threads.run(self._topic.producer, name), self._threads)
+
+    async def subscribe(
+        self, name: str, *, type: SubscriptionType = "exclusive", initial_position: str = "earliest"
+    ) -> Subscription:
+        """As `duelog.Topic.subscribe`."""
+        made = self._threads.start(self._topic.subscribe, name, type=type, initial_position=initial_position)
+        try:
+            return Subscription(await asyncio.wrap_future(made), self._threads)
+        except asyncio.CancelledError:
+            made.add_done_callback(_close_subscribed)
+            raise
+
+    async def unsubscribe(self, name: str) -> None:
+        """As `duelog.Topic.unsubscribe`."""
+        await self._threads.run(self._topic.unsubscribe, name)
+
+    async def cancel(self, message_id: duelog.MessageId) -> bool:
+        """As `duelog.Topic.cancel`."""
+        return await self._threads.run(self._topic.cancel, message_id)
+
+    async def cancel_batch(self, message_ids: Sequence[duelog.MessageId]) -> list[duelog.Outcome]:
+        """As `duelog.Topic.cancel_batch`."""
+        return await self._threads.run(self._topic.cancel_batch, message_ids)
+
+    async def reschedule(
+        self,
+        message_id: duelog.MessageId,
+        *,
+        deliver_at: int | datetime | None = None,
+        deliver_after: float | timedelta | None = None,
+    ) -> duelog.MessageId | None:
+        """As `duelog.Topic.reschedule`."""
+        reschedule = self._topic.reschedule
+        return await self._threads.run(reschedule, message_id, deliver_at=deliver_at, deliver_after=deliver_after)
+
+    async def reschedule_batch(
+        self,
+        message_ids: Sequence[duelog.MessageId],
+        *,
+        deliver_at: int | datetime | None = None,
+        deliver_after: float | timedelta | None = None,
+    ) -> list[duelog.MessageId | None]:
+        """As `duelog.Topic.reschedule_batch`."""
+        reschedule = self._topic.reschedule_batch
+        return await self._threads.run(reschedule, message_ids, deliver_at=deliver_at, deliver_after=deliver_after)
+
+    async def fire_now(self, message_id: duelog.MessageId) -> duelog.MessageId | None:
+        """As `duelog.Topic.fire_now`."""
+        return await self._threads.run(self._topic.fire_now, message_id)
+
+    async def state(self, message_id: duelog.MessageId) -> str:
+        """As `duelog.Topic.state`."""
+        return await self._threads.run(self._topic.state, message_id)
+
+    async def get(self, message_id: duelog.MessageId) -> duelog.ScheduledMessage | None:
+        """As `duelog.Topic.get`."""
+        return await self._threads.run(self._topic.get, message_id)
+
+    def scheduled(
+        self, start: int | datetime | None = None, end: int | datetime | None = None, limit: int | None = None
+    ) -> AsyncIterator[duelog.ScheduledMessage]:
+        """As `duelog.Topic.scheduled`, iterated over with `async for`."""
+        return self._threads.iterate(lambda: self._topic.scheduled(start, end, limit))
+
+    async def exists(self) -> bool:
+        """As `duelog.Topic.exists`."""
+        return await self._threads.run(self._topic.exists)
+
+    async def subscriptions(self) -> list[str]:
+        """As `duelog.Topic.subscriptions`."""
+        return await self._threads.run(self._topic.subscriptions)
+
+    async def stats(self) -> TopicStats:
+        """As `duelog.Topic.stats`."""
+        return await self._threads.run(self._topic.stats)
+
+    def __repr__(self) -> str:
+        return f"<aio {self._topic!r}>"
+
+
+class Producer:
+    """See `duelog.Topic.producer`."""
+
+    def __init__(self, producer: producer.Producer, threads: Threads) -> None:
+        self._producer = producer
+        self._threads = threads
+
+    @property
+    def name(self) -> str:
+        return self._producer.name
+
+    @property
+    def last_sequence_id(self) -> int:
+        return self._producer.last_sequence_id
+
+    async def send(self, message: duelog.Message, *, sequence_id: int | None = None) -> duelog.MessageId | None:
+        """As `send` of a producer. After a cancelled one the number may be sent again."""
+        return await self._threads.run(self._producer.send, message, sequence_id=sequence_id)
+
+    async def send_batch(
+        self, messages: Iterable[duelog.Message], *, first_sequence_id: int | None = None
+    ) -> list[duelog.MessageId | None]:
+        """As `send_batch` of a producer."""
+        return await self._threads.run(self._producer.send_batch, messages, first_sequence_id=first_sequence_id)
+
+
+def _close_subscribed(made: Future[duelog.Subscription]) -> None:
+    """Nobody waits any more for a consumer that was being attached."""
+    if not made.cancelled() and made.exception() is None:
+        made.result().close()

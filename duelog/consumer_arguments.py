@@ -1,0 +1,55 @@
+"""What consumers hand in: messages or their positions, delays, timeouts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TypeAlias
+
+from duelog.store.errors import InvalidArgument
+from duelog.store.message import ReceivedMessage
+from duelog.store.position import MessageId, Position
+
+Acknowledgeable: TypeAlias = ReceivedMessage | MessageId
+"""What can be acknowledged: a received message, or the position of one."""
+
+
+def positions_of(messages: Acknowledgeable | Iterable[Acknowledgeable]) -> Sequence[Position]:
+    """The positions of one message or many. Raises InvalidArgument."""
+    if isinstance(messages, ReceivedMessage):
+        return [messages.position]
+    if isinstance(messages, MessageId):
+        return [messages]
+    return [item.position if isinstance(item, ReceivedMessage) else item for item in checked(messages)]
+
+
+def checked(messages: Iterable[Acknowledgeable]) -> Iterator[Acknowledgeable]:
+    """The messages one by one. Raises InvalidArgument at what is none."""
+    try:
+        items = iter(messages)
+    except TypeError:
+        raise InvalidArgument("messages", messages, "expected received messages or their positions") from None
+    for item in items:
+        if not isinstance(item, (ReceivedMessage, MessageId)):
+            raise InvalidArgument("messages", item, "expected a received message or its position")
+        yield item
+
+
+def deadline_of(now_ms: int, timeout: float | None) -> int | None:
+    """When a wait of `timeout` seconds ends. Raises InvalidArgument."""
+    if timeout is None:
+        return None
+    return now_ms + _seconds("timeout", timeout)
+
+
+def delay_ms_of(delay: float) -> int:
+    """A delay given in seconds. Raises InvalidArgument."""
+    return _seconds("delay", delay)
+
+
+def _seconds(field: str, value: float) -> int:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise InvalidArgument(field, value, "expected seconds")
+    if not 0 <= value <= 1e10 or math.isnan(value):
+        raise InvalidArgument(field, value, "expected 0 to 1e10 seconds")
+    return math.ceil(value * 1000)

@@ -1,0 +1,151 @@
+"""send_async: futures, order, bounded memory, back-pressure, and what closing does."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import Future, wait
+from typing import Any
+
+import pytest
+
+from duelog import DelayedStore, Message, MessageId, StoreConfig
+from duelog.errors import ClosedError, InvalidMessage
+from tests.conftest import OpenStore
+
+LIMIT_S = 60
+
+
+class Held:
+    """Holds every commit of a store's main environment until it is let go."""
+
+    def __init__(self, store: DelayedStore) -> None:
+        self._environment = store._engine.main
+        self._write = self._environment.write
+        self.reached = threading.Event()
+        self.let_go = threading.Event()
+        self._environment.write = self._wait  # type: ignore[method-assign,assignment]
+
+    def _wait(self, work: Any) -> Any:
+        self.reached.set()
+        assert self.let_go.wait(LIMIT_S)
+        return self._write(work)
+
+
+@pytest.fixture
+def small(open_store: OpenStore) -> DelayedStore:
+    """A store that takes 4,000 bytes in flight, with a topic."""
+    store = open_store(config=StoreConfig(max_in_flight_bytes=4_000))
+    store.topic("t").send(b"first")
+    return store
+
+
+def test_futures_have_the_ids_and_a_topic_keeps_the_order(open_store: OpenStore) -> None:
+    """What one thread sends is in the log in that order."""
+    store = open_store()
+    topic = store.topic("t")
+    futures = [topic.send_async(str(number).encode()) for number in range(500)]
+    ids = [future.result(LIMIT_S) for future in futures]
+    assert ids == sorted(set(ids))
+    with topic.subscribe("s") as consumer:
+        batch = consumer.receive(1_000)
+        assert [int(message.payload) for message in batch] == list(range(500))
+        consumer.ack(batch)
+
+
+def test_messages_in_flight_share_a_commit(small: DelayedStore) -> None:
+    """Those that wait while one is being written are one batch."""
+    held = Held(small)
+    commits = small._engine.main.counts.commits
+    futures = [small.topic("t").send_async(b"x") for _ in range(6)]
+    held.let_go.set()
+    wait(futures, LIMIT_S)
+    assert small._engine.main.counts.commits - commits <= 2
+
+
+def test_a_sender_waits_while_the_bound_is_reached_and_not_longer(small: DelayedStore) -> None:
+    """The bound holds in bytes; what has been written makes room."""
+    held = Held(small)
+    topic = small.topic("t")
+    futures: list[Future[MessageId]] = []
+    while (future := topic.put(_message(), wait=False)) is not None:
+        futures.append(future)
+    assert 0 < small._engine.outbox.in_flight_bytes <= 4_000
+    sent = threading.Event()
+    thread = threading.Thread(target=lambda: (futures.append(topic.send_async(b"x" * 1_000)), sent.set()))
+    thread.start()
+    assert held.reached.wait(LIMIT_S)
+    assert not sent.is_set()
+    held.let_go.set()
+    assert sent.wait(LIMIT_S)
+    thread.join()
+    wait(futures, LIMIT_S)
+    assert all(future.exception() is None for future in futures)
+    assert small._engine.outbox.in_flight_bytes == 0
+
+
+def _message() -> Any:
+    return Message(b"x" * 500)
+
+
+def test_a_message_larger_than_the_bound_is_taken_alone(small: DelayedStore) -> None:
+    """It would wait for ever else."""
+    assert small.topic("t").send_async(b"x" * 10_000).result(LIMIT_S)
+
+
+def test_a_callback_may_send_when_the_bound_is_reached(small: DelayedStore) -> None:
+    """The threads that make room never wait for it."""
+    topic, done = small.topic("t"), threading.Event()
+
+    def again(_: Future[MessageId]) -> None:
+        more = [topic.send_async(b"y" * 3_000) for _ in range(5)]
+        more[-1].add_done_callback(lambda _: done.set())
+
+    topic.send_async(b"x" * 3_000).add_done_callback(again)
+    assert done.wait(LIMIT_S)
+
+
+def test_a_future_cancelled_in_time_takes_its_message_back(small: DelayedStore) -> None:
+    """One that waits behind a commit is never written."""
+    held = Held(small)
+    topic = small.topic("t")
+    first = topic.send_async(b"a")
+    assert held.reached.wait(LIMIT_S)
+    second = topic.send_async(b"b")
+    assert second.cancel()
+    assert not first.cancel()
+    held.let_go.set()
+    assert first.result(LIMIT_S)
+    topic.send(b"c")
+    with topic.subscribe("s") as consumer:
+        assert [message.payload for message in consumer.receive(9)] == [b"first", b"a", b"c"]
+
+
+def test_close_writes_what_is_in_flight_and_refuses_what_comes_after(open_store: OpenStore) -> None:
+    """No future is left without an answer."""
+    store = open_store()
+    topic = store.topic("t")
+    futures = [topic.send_async(b"x", deliver_after=60) for _ in range(100)]
+    store.close()
+    assert all(future.done() and future.exception() is None for future in futures)
+    with pytest.raises(ClosedError):
+        topic.send_async(b"late")
+    store = open_store()
+    assert len(list(store.topic("t").scheduled())) == 100
+
+
+def test_what_cannot_be_taken_is_refused_at_once(small: DelayedStore) -> None:
+    """By the call, not by a future that nobody may look at."""
+    with pytest.raises(InvalidMessage):
+        small.topic("t").send_async("text")  # type: ignore[arg-type]
+
+
+def test_an_error_of_the_write_is_in_every_future_of_its_batch(small: DelayedStore) -> None:
+    """A topic deleted under the messages' feet, say."""
+    held = Held(small)
+    topic = small.topic("t")
+    futures = [topic.send_async(b"x"), topic.send_async(b"y")]
+    small._engine.main.write = lambda work: (_ for _ in ()).throw(RuntimeError("made up"))  # type: ignore[method-assign,assignment]
+    held._write = small._engine.main.write
+    held.let_go.set()
+    assert all(isinstance(future.exception(LIMIT_S), RuntimeError) for future in futures)
+    del small._engine.main.write  # type: ignore[misc]
