@@ -84,6 +84,7 @@ def _has_set_aside(transaction: Transaction, ledger_id: int) -> bool:
 
 def remove_recorded(path: Path, main: Environment, start_ms: int, generation: int) -> None:
     """Remove the directory of a partition whose deletion is recorded, then the record. May be repeated."""
+    main.sync()  # what is not on disk for sure is not recorded
     directory = partition_path(path, start_ms, generation).parent
     trash = path / "trash" / directory.name
     make_directory(trash.parent)

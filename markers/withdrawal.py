@@ -102,6 +102,7 @@ class Withdrawals:
                 def work(transaction: Transaction) -> list[BitMap]:
                     return [self._cancel_in(transaction, log.topic_id, found, outcomes) for found in logs]
 
+                self._sync(logs)
                 for found, cancelled in zip(logs, self._main.write(work), strict=True):
                     self._withdraw(log.topic_id, found, cancelled)
                 return outcomes
@@ -145,6 +146,7 @@ class Withdrawals:
                 for found in logs:
                     bodies.update(self._bodies(found))
                 new = self._append_conditional(log.topic_id, ids, dues, bodies, now_ms, leased)
+                self._sync(logs)
                 placed = {row for appended in new for row in appended.rows}
                 direct = [row for row in bodies if row not in placed]
 
@@ -168,6 +170,11 @@ class Withdrawals:
                 self._give_back(logs)
                 for partition in leased:
                     self._partitions.release(partition)
+
+    def _sync(self, logs: list[_Log]) -> None:
+        """See that entries are on disk before their cancellation is, or others that get their ids would be cancelled."""
+        for found in logs:
+            found.partition.environment.sync()
 
     def _withdraw(self, topic_id: int, found: _Log, cancelled: BitMap) -> None:
         rows = np.array([entry_id in cancelled for entry_id in found.entries.tolist()], dtype=np.bool_)

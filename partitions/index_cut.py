@@ -41,6 +41,7 @@ class IndexCut:
         self._bucket_ms = bucket_ms
         self._limit_id = limit_id
         self._last_ms = -1
+        self._buckets_done = False
         self._window: Keys | None = window  # never written to: the index replaces it
         self._start_ms = start_ms
         self._near: dict[int, BitMap] = {}
@@ -60,14 +61,16 @@ class IndexCut:
         """
         pieces: list[Piece] = []
         found = 0
-        for bucket in self._buckets.after(self._last_ms):
-            piece = self._piece(bucket)
-            self._last_ms = bucket.start_ms
-            if piece.entries:
-                pieces.append(piece)
-                found += piece.entries
-                if found >= max_entries:
-                    return pieces
+        if not self._buckets_done:
+            for bucket in self._buckets.after(self._last_ms):
+                piece = self._piece(bucket)
+                self._last_ms = bucket.start_ms
+                if piece.entries:
+                    pieces.append(piece)
+                    found += piece.entries
+                    if found >= max_entries:
+                        return pieces
+            self._buckets_done = True  # a bucket that comes later holds what came later, or what the window had
         while self._near and found < max_entries:
             start_ms, ids = self._near.popitem()
             piece = self._below_limit(start_ms, ids)

@@ -236,6 +236,7 @@ class PartitionSet:
                 transaction.put(fmt.partition_key(start_ms), record.pack())
 
             self._main.write(register)
+            self._main.sync()  # else a power cut takes the partition, with all the commits that come after this one
             reach("partition.registered")
             partition = Partition(path, start_ms, end_ms, 1, PartitionState.OPEN)
             with self._lock:
@@ -291,6 +292,7 @@ class PartitionSet:
             first = self._main.write(
                 lambda transaction: catalog.take_numbers(transaction, catalog.LEDGERS, _LEDGER_BLOCK)
             )
+            self._main.sync()  # ids that a power cut takes back would be given out again
             self._ledger_ids = iter(range(first, first + _LEDGER_BLOCK))
             return next(self._ledger_ids)
 

@@ -142,6 +142,7 @@ class Environment:
         self._closed = False
         self._gate = ReaderGate()
         self._unsynced = False
+        self._syncing = threading.Lock()
 
     # -- reading -------------------------------------------------------------------------------
 
@@ -361,14 +362,18 @@ class Environment:
 
     def sync(self) -> None:
         """Make every commit so far durable whatever `durability` is. Raises StoreFailed, StoreFull."""
-        if self._durability == "commit" or not self._unsynced:
+        if self._durability == "commit":
             return
-        self._check_writable()
-        self._unsynced = False
-        try:
-            self._env.sync(True)
-        except lmdb.Error as error:
-            raise self._in_doubt(error) from error
+        with self._syncing:  # who finds nothing to do must not return before the sync that does it
+            if not self._unsynced:
+                return
+            self._check_writable()
+            self._unsynced = False
+            try:
+                self._env.sync(True)
+            except lmdb.Error as error:
+                self._unsynced = True
+                raise self._in_doubt(error) from error
 
     # -- life ----------------------------------------------------------------------------------
 

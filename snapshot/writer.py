@@ -1,0 +1,227 @@
+"""Writing snapshots into a partition's environment, in bounded transactions, beside producers.
+
+The order is what makes a crash harmless: parts, then the metadata in a transaction after the last of them, then the
+snapshot before goes, its metadata first. So metadata that can be read stands for a complete snapshot, at any instant
+and after any crash, and from the first snapshot on there always is one.
+
+Snapshots of small logs share transactions, up to the size of one part, so that a thousand topics are not two thousand
+commits. What a crash left of a snapshot (parts without metadata) is removed when the log's next one is written.
+
+Does not decide when a snapshot is due, and holds no lock: a commit at a time is shared with whoever appends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import lmdb
+
+from ..partitions.index_cut import Piece
+from ..store.environment import Environment
+from ..store.failpoints import reach
+from ..store.format import FrontierRecord, Table, snapshot_meta_key, snapshot_part_key, split_snapshot_key
+from ..store.transaction import Transaction
+from .format import Metadata, PackedPart, PartRecord, pack_parts, seal_part, snapshot_ids, snapshot_keys
+
+_REMOVED_PARTS = 16
+"""Parts' worth of bytes removed in one transaction."""
+_REMOVED_KEYS = 512
+"""Most keys removed in one transaction."""
+
+
+class Cut(NamedTuple):
+    """A delay index as of one instant: what a snapshot is made of.
+
+    `pieces` hold the entries below `tail` that come after the frontier's C and were not cancelled, all of them; none
+    of the entries below `tail` was late (appended at or before C) and not yet fired.
+    """
+
+    start_ms: int
+    bucket_ms: int
+    tail: int
+    frontier: FrontierRecord
+    pieces: Sequence[Piece]
+
+    @property
+    def ledger_id(self) -> int:
+        return self.frontier.ledger_id
+
+    @property
+    def stored_bytes(self) -> int:
+        """About how many bytes its parts take."""
+        return sum(len(piece.bitmap) for piece in self.pieces)
+
+
+class SnapshotWritten(NamedTuple):
+    """A complete snapshot."""
+
+    ledger_id: int
+    snapshot_id: int
+    tail: int
+    parts: int
+    stored_bytes: int
+    entries: int
+
+
+def write_snapshot(environment: Environment, cut: Cut, part_bytes: int, created_ms: int) -> SnapshotWritten:
+    """Write one snapshot and remove those before it. Raises StoreFull, StoreFailed; then those before still stand."""
+    written = [done for done in write_snapshots(environment, [cut], part_bytes, created_ms) if done is not None]
+    return written[0]
+
+
+def write_snapshots(
+    environment: Environment, cuts: Iterable[Cut], part_bytes: int, created_ms: int
+) -> Iterator[SnapshotWritten | None]:
+    """The same for many logs of one partition, one transaction at each step: None, or a snapshot that is complete.
+
+    The caller may do other things between steps, or drop the iterator: then what is begun is as after a crash.
+    """
+    for group in _groups(cuts, part_bytes):
+        yield from _write_group(environment, group, part_bytes, created_ms)
+
+
+def _groups(cuts: Iterable[Cut], part_bytes: int) -> Iterator[list[Cut]]:
+    group: list[Cut] = []
+    size = 0
+    for cut in cuts:
+        if group and size + cut.stored_bytes > part_bytes:
+            yield group
+            group, size = [], 0
+        group.append(cut)
+        size += cut.stored_bytes
+    if group:
+        yield group
+
+
+class _Writing:
+    """A snapshot on its way."""
+
+    def __init__(self, environment: Environment, cut: Cut, part_bytes: int) -> None:
+        self.cut = cut
+        self.parts = pack_parts(cut.pieces, part_bytes)
+        self.records: list[PartRecord] = []
+        with environment.read() as raw:
+            complete = snapshot_ids(raw, Table.SNAPSHOT_META, cut.ledger_id)
+            begun = snapshot_ids(raw, Table.SNAPSHOT_PART, cut.ledger_id)
+        self.snapshot_id = max((0, *complete, *begun)) + 1
+        self.key = snapshot_meta_key(cut.ledger_id, self.snapshot_id)
+        self._torn = set(begun) - set(complete)
+
+    def torn(self, found: tuple[bytes, int]) -> bool:
+        """Whether a key found is a part of a snapshot that was never completed."""
+        return split_snapshot_key(found[0])[1] in self._torn
+
+    def owns(self, found: tuple[bytes, int]) -> bool:
+        """Whether a key found is one of this snapshot's."""
+        return split_snapshot_key(found[0])[1] == self.snapshot_id
+
+    def metadata(self, created_ms: int) -> Metadata:
+        cut, frontier = self.cut, self.cut.frontier
+        return Metadata(
+            cut.bucket_ms,
+            cut.start_ms,
+            cut.tail,
+            frontier.due_ms,
+            frontier.entry_id,
+            frontier.seen,
+            max(created_ms, 0),
+            tuple(self.records),
+        )
+
+
+def _write_group(
+    environment: Environment, group: list[Cut], part_bytes: int, created_ms: int
+) -> Iterator[SnapshotWritten | None]:
+    writings = [_Writing(environment, cut, part_bytes) for cut in group]
+    with environment.read() as raw:
+        torn = [key for writing in writings for key in _keys(raw, writing.cut.ledger_id) if writing.torn(key)]
+    for _ in _remove(environment, torn, part_bytes):
+        yield None
+    batch: list[tuple[_Writing, PackedPart]] = []
+    size = 0
+    for writing in writings:
+        for part in writing.parts:
+            if size + part.stored_bytes > part_bytes and batch:
+                _put_parts(environment, batch)
+                yield None
+                batch, size = [], 0
+            batch.append((writing, part))
+            size += part.stored_bytes
+    if batch:
+        _put_parts(environment, batch)
+        yield None
+
+    def complete(transaction: Transaction) -> None:
+        for writing in writings:
+            transaction.put(writing.key, writing.metadata(created_ms).pack())
+
+    environment.write(complete)
+    reach("snapshot.meta")
+    for writing in writings:
+        found = writing.metadata(created_ms)
+        yield SnapshotWritten(
+            writing.cut.ledger_id, writing.snapshot_id, found.tail, len(found.parts), found.stored_bytes, found.entries
+        )
+    with environment.read() as raw:
+        replaced = [key for writing in writings for key in _keys(raw, writing.cut.ledger_id) if not writing.owns(key)]
+    for _ in _remove(environment, replaced, part_bytes):
+        yield None
+
+
+def _put_parts(environment: Environment, batch: list[tuple[_Writing, PackedPart]]) -> None:
+    sealed = []
+    for writing, part in batch:
+        key = snapshot_part_key(writing.cut.ledger_id, writing.snapshot_id, len(writing.records))
+        value, record = seal_part(key, part)
+        writing.records.append(record)
+        sealed.append((key, value))
+
+    def put(transaction: Transaction) -> None:
+        for key, value in sealed:
+            transaction.raw.put(key, value)
+
+    environment.write(put)
+    reach("snapshot.part")
+
+
+# -- removing --------------------------------------------------------------------------------------
+
+
+def remove_snapshots(environment: Environment, part_bytes: int = 1 << 20) -> int:
+    """Remove every snapshot in a partition; returns how many parts and metadata there were.
+
+    Bounded transactions, none where there is nothing. Raises StoreFull, StoreFailed.
+    """
+    with environment.read() as raw:
+        every = list(_keys(raw, None))
+    return sum(_remove(environment, every, part_bytes))
+
+
+def _keys(raw: lmdb.Transaction, ledger_id: int | None) -> Iterator[tuple[bytes, int]]:
+    for table in (Table.SNAPSHOT_META, Table.SNAPSHOT_PART):
+        yield from snapshot_keys(raw, table, ledger_id)
+
+
+def _remove(environment: Environment, found: list[tuple[bytes, int]], part_bytes: int) -> Iterator[int]:
+    """Remove keys with values of so many bytes, all metadata before any part; yields the count of each transaction."""
+    found.sort(key=lambda pair: pair[0][0] != Table.SNAPSHOT_META)
+    keys: list[bytes] = []
+    size = 0
+    for key, stored_bytes in found:
+        keys.append(key)
+        size += stored_bytes
+        if size >= _REMOVED_PARTS * part_bytes or len(keys) == _REMOVED_KEYS:
+            yield _delete(environment, keys)
+            keys, size = [], 0
+    if keys:
+        yield _delete(environment, keys)
+
+
+def _delete(environment: Environment, keys: list[bytes]) -> int:
+    def work(transaction: Transaction) -> None:
+        for key in keys:
+            transaction.delete(key)
+
+    environment.write(work)
+    return len(keys)

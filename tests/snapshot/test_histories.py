@@ -1,0 +1,216 @@
+"""Whatever has happened to a store, the index restored from its snapshots is the index of a full replay.
+
+A random history of sends, late appends, cancellations, reschedulings, firings, snapshots (complete, torn, damaged) and
+crashes. At each crash the index in memory is dropped and made twice from disk: with the snapshots, and without.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from duelog import DelayedStore, ManualClock, Message, StoreConfig
+from duelog.markers import loading
+from duelog.markers.firing import Firing
+from duelog.markers.log_firing import LogFiring
+from duelog.snapshot.format import snapshot_keys
+from duelog.snapshot.inspection import inspect_snapshots
+from duelog.snapshot.writer import write_snapshots
+from duelog.store.format import Table
+from duelog.store.ledger import RunLimits
+from duelog.store.scan import runs
+
+HOUR_MS = 3_600_000
+START_MS = 1_790_000_000_000 - 1_790_000_000_000 % HOUR_MS
+BUCKET_MS = 50
+TOPIC = "history"
+
+offsets = st.lists(st.integers(1, 400), min_size=1, max_size=12)
+
+
+def _no_snapshot(*_: Any, **__: Any) -> Any:
+    return None
+    yield
+
+
+class History(RuleBasedStateMachine):
+    """One partition, one topic, a small grid of due times."""
+
+    @initialize(part_bytes=st.sampled_from([1_024, 1 << 20]))
+    def begin(self, part_bytes: int) -> None:
+        """A store in the first second of its partition, with one message so that the partition is there."""
+        self.path = Path(tempfile.mkdtemp(prefix="duelog-history-"))
+        self.clock = ManualClock(START_MS)
+        self.config = StoreConfig(
+            partition_ms=HOUR_MS,
+            bucket_ms=BUCKET_MS,
+            durability="none",
+            run_entries=5,
+            fire_batch=7,
+            snapshot_part_bytes=part_bytes,
+            ledger_max_entries=1_000,
+        )
+        self.ids: list[Any] = []
+        self.store = DelayedStore.open(self.path / "store", self.config, clock=self.clock)
+        self.topic = self.store.topic(TOPIC)
+        self.topic.subscribe("keeper").close()
+        self.send([HOUR_MS // 2])
+        self.store.tick()
+
+    # -- what happens --------------------------------------------------------------------------
+
+    @rule(after_ms=offsets)
+    def send(self, after_ms: list[int]) -> None:
+        """Messages due soon."""
+        now_ms = self.clock.now_ms()
+        self.ids += self.topic.send_batch([Message(b"m", deliver_at=now_ms + ms) for ms in after_ms])
+
+    @rule(before_ms=offsets)
+    def append_late(self, before_ms: list[int]) -> None:
+        """Messages that reach the partition after their time has come."""
+        dues = np.maximum(self.clock.now_ms() - np.array(before_ms), START_MS)
+        partition = self.store._engine.partitions.get(START_MS)
+        assert partition is not None
+        body = self._some_body()
+        partition.append(self._log().topic_id, dues, [body] * len(dues), RunLimits(5, 1 << 16), self._no_ledger)
+
+    @rule(ms=st.integers(1, 150))
+    def advance(self, ms: int) -> None:
+        """Time passes, and what is due fires."""
+        self.clock.advance(ms)
+        self.store.tick()
+
+    @rule(ms=st.integers(1, 150))
+    def fire_one_batch(self, ms: int) -> None:
+        """Time passes, and only some of what is due fires."""
+        self.clock.advance(ms)
+        self._firing().fire(self.clock.now_ms())
+
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        """A message sent before is cancelled, fired or not."""
+        self.topic.cancel(data.draw(st.sampled_from(self.ids)))
+
+    @rule(data=st.data(), after_ms=st.integers(1, 400))
+    def reschedule(self, data: st.DataObject, after_ms: int) -> None:
+        """A message sent before gets another time: a conditional entry."""
+        moved = self.topic.reschedule(
+            data.draw(st.sampled_from(self.ids)), deliver_at=self.clock.now_ms() + after_ms
+        )
+        if moved is not None:
+            self.ids.append(moved)
+
+    @rule()
+    def snapshot(self) -> None:
+        """A complete snapshot of this instant."""
+        self._snapshot(1_000)
+
+    @rule(steps=st.integers(0, 3))
+    def torn_snapshot(self, steps: int) -> None:
+        """A snapshot that the process does not live to finish."""
+        self._snapshot(steps)
+
+    @rule(data=st.data())
+    def damage(self, data: st.DataObject) -> None:
+        """A byte of a snapshot is changed."""
+        environment = self._environment()
+        with environment.read() as raw:
+            tables = (Table.SNAPSHOT_META, Table.SNAPSHOT_PART)
+            keys = [key for table in tables for key, _ in snapshot_keys(raw, table)]
+            if not keys:
+                return
+            key = data.draw(st.sampled_from(keys))
+            value = bytearray(raw.get(key) or b"")
+        value[data.draw(st.integers(0, len(value) - 1))] ^= 0x10
+        environment.write(lambda transaction: transaction.raw.put(key, bytes(value)))
+
+    @rule()
+    def crash(self) -> None:
+        """The index is lost; what is made of the disk with snapshots is what is made of it without."""
+        with patch.object(loading, "restore_steps", _no_snapshot):
+            replayed = self._load_anew()
+        restored = self._load_anew()
+        assert self._state(restored) == self._state(replayed)
+        restored._check()
+
+    @rule()
+    def close_and_open(self) -> None:
+        """The store is closed in order."""
+        self.store.close()
+        self.store = DelayedStore.open(self.path / "store", self.config, clock=self.clock)
+        self.topic = self.store.topic(TOPIC)
+        self.store.tick()
+
+    @invariant()
+    def at_most_one_is_unfinished(self) -> None:
+        """What a crash leaves of a snapshot does not gather."""
+        found = list(inspect_snapshots(self._environment()))
+        assert sum(info.state.value == "torn" for info in found) <= 1
+
+    def teardown(self) -> None:
+        """Every store ends with a check."""
+        if hasattr(self, "store"):
+            self.store.tick()
+            assert list(self.store.check()) == []
+            self.store.close()
+            shutil.rmtree(self.path)
+
+    # -- the engine's parts --------------------------------------------------------------------
+
+    def _firing(self) -> Firing:
+        return self.store._engine.firing
+
+    def _log(self) -> LogFiring:
+        (log,) = self._firing()._loaded[START_MS].values()
+        return log
+
+    def _environment(self) -> Any:
+        partition = self.store._engine.partitions.get(START_MS)
+        assert partition is not None
+        return partition.environment
+
+    def _some_body(self) -> bytes:
+        with self._environment().read() as raw:
+            run = next(runs(raw, "partition", self._log().ledger_id))
+            body = run.body(0)  # type: ignore[union-attr]
+        assert body is not None
+        return body
+
+    @staticmethod
+    def _no_ledger() -> int:
+        raise AssertionError("the log exists")
+
+    def _snapshot(self, most_steps: int) -> None:
+        cut = self._log().cut()
+        assert cut is not None
+        steps = write_snapshots(self._environment(), [cut], self.config.snapshot_part_bytes, self.clock.now_ms())
+        for _ in range(most_steps):
+            if next(steps, self) is self:
+                break
+
+    def _load_anew(self) -> LogFiring:
+        firing = self._firing()
+        partition = self.store._engine.partitions.get(START_MS)
+        assert partition is not None
+        firing._unload(partition)
+        while firing.load(self.clock.now_ms()):
+            pass
+        return self._log()
+
+    @staticmethod
+    def _state(log: LogFiring) -> tuple[object, ...]:
+        buckets = [(start_ms, list(ids)) for start_ms, ids in log._index.buckets()]
+        late = list(zip(log._late_entries.tolist(), log._late_dues.tolist(), strict=True))
+        return buckets, late, log.tail, log.frontier, len(log)
+
+
+History.TestCase.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+TestHistory = History.TestCase

@@ -1,0 +1,66 @@
+"""Running the command line in the test's own process, and stores for it to look at."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from typer.testing import CliRunner, Result
+
+from duelog import DelayedStore, ManualClock, StoreConfig
+from duelog.tools.cli import app
+
+PAST_MS = 1_000_000_000_000
+"""2001-09-09T01:46:40Z: due on every machine."""
+
+DAY_MS = 86_400_000
+
+FUTURE_MS = 4_102_444_800_000
+"""2100-01-01T00:00:00Z: due on none."""
+
+
+def run(*arguments: object, input: str | bytes | None = None) -> Result:
+    """The result of `duelog` with these arguments; its stdout and stderr are apart."""
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments], input=input)
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+def ok(*arguments: object, input: str | bytes | None = None) -> str:
+    """What `duelog` prints to standard output; its exit status must be 0."""
+    result = run(*arguments, input=input)
+    assert result.exit_code == 0, result.stderr
+    return result.stdout
+
+
+def json_of(*arguments: object, input: str | bytes | None = None) -> Any:
+    """The one JSON value that `duelog ... --json` prints."""
+    return json.loads(ok(*arguments, "--json", input=input))
+
+
+def json_lines_of(*arguments: object) -> list[dict[str, Any]]:
+    """The JSON lines that `duelog ... --json` prints."""
+    return [json.loads(line) for line in ok(*arguments, "--json").splitlines()]
+
+
+def refused(*arguments: object, input: str | bytes | None = None) -> str:
+    """What `duelog` says on standard error when it refuses with status 2, without a traceback, printing nothing."""
+    result = run(*arguments, input=input)
+    assert result.exit_code == 2
+    assert "Traceback" not in result.stderr
+    assert result.stdout == ""
+    return result.stderr
+
+
+def make_store(path: Path, **config: Any) -> DelayedStore:
+    """An open store whose clock stands still in the past."""
+    return DelayedStore.open(path, StoreConfig(**config), clock=ManualClock(PAST_MS))
+
+
+def files(path: Path) -> dict[str, int]:
+    """Every file under a path with its modification time, LMDB's lock files left out: readers write into them."""
+    return {
+        str(f.relative_to(path)): f.stat().st_mtime_ns for f in path.rglob("*") if f.is_file() and f.name != "lock.mdb"
+    }

@@ -1,0 +1,200 @@
+"""`duelog scheduled`, `stats`, `partitions` and `check`: they look and change nothing."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from duelog import ManualClock
+from tests.tools.command_line import (
+    DAY_MS,
+    FUTURE_MS,
+    PAST_MS,
+    files,
+    json_lines_of,
+    json_of,
+    make_store,
+    ok,
+    refused,
+    run,
+)
+
+LOOKING = [["scheduled", "{}", "t"], ["stats", "{}"], ["stats", "{}", "t"], ["partitions", "{}"], ["check", "{}"],
+           ["check", "{}", "--deep"], ["dump", "{}"], ["dump", "{}", "--entries"]]  # fmt: skip
+
+
+def command(pattern: list[str], path: Path) -> list[str]:
+    """A command of LOOKING for a store."""
+    return [str(path) if part == "{}" else part for part in pattern]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    """A store with two topics: messages received and not, due and not, over three partitions."""
+    path = tmp_path / "store"
+    with make_store(path) as opened:
+        topic = opened.topic("t")
+        topic.send_batch([])
+        for number in range(6):
+            topic.send(b"m%d" % number, deliver_after=60 + number * DAY_MS // 2_000, key=f"k{number}")
+        opened.topic("shop/mail/u").send(b"now")
+        clock = opened.clock.wrapped  # type: ignore[attr-defined]  # the manual clock that the store was opened on
+        assert isinstance(clock, ManualClock)
+        with topic.subscribe("mailer") as consumer, topic.subscribe("other"):
+            clock.advance(DAY_MS)
+            consumer.ack(consumer.receive(1))
+    return path
+
+
+@pytest.mark.parametrize("pattern", LOOKING, ids=" ".join)
+def test_looking_at_a_store_changes_none_of_its_files(store: Path, pattern: list[str]) -> None:
+    """No file is made, removed or written."""
+    before = files(store)
+    for arguments in (command(pattern, store), [*command(pattern, store), "--json"]):
+        assert run(*arguments).exit_code == 0
+    assert files(store) == before
+
+
+@pytest.mark.parametrize("pattern", LOOKING, ids=" ".join)
+def test_looking_where_there_is_no_store_makes_none(tmp_path: Path, pattern: list[str]) -> None:
+    """A missing directory, an empty one, a file, a directory of something else: refused, and left as they are."""
+    missing, empty, foreign, file = (tmp_path / name for name in ("missing", "empty", "foreign", "file"))
+    empty.mkdir()
+    foreign.mkdir()
+    (foreign / "a.txt").write_text("a")
+    file.write_text("a")
+    for path in (missing, empty, foreign, file):
+        assert str(path) in refused(*command(pattern, path))
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["a.txt", "empty", "file", "foreign"]
+
+
+# -- scheduled -----------------------------------------------------------------------------------
+
+
+def test_scheduled_lists_what_has_not_fired_by_due_time(store: Path) -> None:
+    """Messages that have fired are not in it."""
+    found = json_lines_of("scheduled", store, "t")
+    assert [message["payload"] for message in found] == ["m2", "m3", "m4", "m5"]
+    assert found[0]["due"] == "2001-09-10T01:47:40Z"
+
+
+def test_scheduled_takes_a_range_of_due_times_and_a_limit(store: Path) -> None:
+    """The start is part of the range, the end is not."""
+    m3, m5 = (PAST_MS + 60_000 + number * DAY_MS // 2 for number in (3, 5))
+    found = json_lines_of("scheduled", store, "t", "--start", m3, "--end", m5)
+    assert [message["payload"] for message in found] == ["m3", "m4"]
+    limited = run("scheduled", store, "t", "--limit", "1", "--json")
+    assert len(limited.stdout.splitlines()) == 1
+    assert "more than 1" in limited.stderr
+
+
+def test_scheduled_of_an_unknown_topic_is_refused(store: Path) -> None:
+    """The full name is in the message."""
+    assert "persistent://public/default/nope" in refused("scheduled", store, "nope")
+
+
+def test_scheduled_shows_a_table_to_people(store: Path) -> None:
+    """Due time, key and payload are in it."""
+    shown = ok("scheduled", store, "t")
+    assert "scheduled messages: 4" in shown
+    assert "2001-09-10T01:47:40Z  k2   m2" in shown
+
+
+# -- stats, partitions ---------------------------------------------------------------------------
+
+
+def test_stats_of_a_store_count_topics_partitions_and_pending(store: Path) -> None:
+    """The topics shown come with figures of their own."""
+    found = json_of("stats", store)
+    assert (found["topics"], found["partitions"], found["pending"], found["set_aside"]) == (2, 3, 4, 0)
+    assert [topic["name"].rpartition("/")[2] for topic in found["shown"]] == ["t", "u"]
+    assert json_of("stats", store, "--topics", 1)["shown"] == found["shown"][:1]
+    shown = ok("stats", store)
+    assert "topics: 2 of 2" in shown
+    assert "persistent://shop/mail/u" in shown
+
+
+def test_stats_of_a_topic_show_the_backlog_of_each_subscription(store: Path) -> None:
+    """Fired and not acknowledged."""
+    found = json_of("stats", store, "t")
+    assert (found["pending"], found["fired"]) == (4, 2)
+    assert {each["name"]: each["backlog"] for each in found["subscriptions"]} == {"mailer": 1, "other": 2}
+    assert "mailer" in ok("stats", store, "t")
+
+
+def test_partitions_are_listed_with_state_and_counts(store: Path) -> None:
+    """Names are those of the directories, and of `dump --partition`."""
+    found = json_lines_of("partitions", store)
+    assert [each["partition"] for each in found] == ["20010909T000000Z", "20010910T000000Z", "20010911T000000Z"]
+    assert [each["messages"] for each in found] == [2, 2, 2]
+    assert sum(each["pending"] for each in found) == 4
+    assert "20010910T000000Z" in ok("partitions", store)
+
+
+def test_tables_are_not_cut_where_the_output_is_no_terminal(store: Path) -> None:
+    """A long name stands on one line."""
+    with make_store(store) as opened:
+        opened.topic("x" * 120).send(b"x", deliver_at=FUTURE_MS)
+    assert f"persistent://public/default/{'x' * 120} " in ok("stats", store)
+
+
+# -- check ---------------------------------------------------------------------------------------
+
+
+def test_check_of_a_sound_store_says_so_and_exits_with_0(store: Path) -> None:
+    """Nothing on standard output, a count on standard error."""
+    result = run("check", store, "--deep")
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert "findings: 0" in result.stderr
+    assert ok("check", store, "--json") == ""
+
+
+def flip(path: Path, wanted: bytes) -> None:
+    """Change one bit of some bytes wherever they are in a file that nobody has open: pages have earlier copies."""
+    content = path.read_bytes()
+    assert wanted in content
+    path.write_bytes(content.replace(wanted, bytes([wanted[0] ^ 1]) + wanted[1:]))
+
+
+def test_check_finds_a_flipped_bit_of_a_payload_only_when_deep(store: Path) -> None:
+    """Exit status 1, and the address of the entry in text and in JSON."""
+    flip(store / "partitions" / "20010911T000000Z" / "g000001" / "data.mdb", b"m4\xa2k4")
+    assert run("check", store).exit_code == 0
+    result = run("check", store, "--deep", "--json")
+    assert result.exit_code == 1
+    (finding,) = [json.loads(line) for line in result.stdout.splitlines()]
+    assert (finding["severity"], finding["code"]) == ("error", "corrupt-entry")
+    assert "20010911T000000Z" in finding["address"]
+    shown = run("check", store, "--deep")
+    assert shown.exit_code == 1
+    assert "corrupt-entry" in shown.stdout
+    assert "findings: 1" in shown.stderr
+
+
+def test_check_finds_a_partition_that_is_missing(store: Path) -> None:
+    """The rest of the store is checked all the same, and writing commands refuse it."""
+    shutil.rmtree(store / "partitions" / "20010911T000000Z")
+    result = run("check", store, "--json")
+    assert result.exit_code == 1
+    assert "20010911T000000Z" in result.stdout
+    assert "20010911T000000Z" in refused("send", store, "t", "x")
+
+
+def test_check_of_a_store_that_does_not_open_is_a_finding(store: Path) -> None:
+    """An empty main environment is damage, not a usage error."""
+    (store / "main" / "data.mdb").write_bytes(b"")
+    result = run("check", store, "--json")
+    assert result.exit_code == 1
+    assert json.loads(result.stdout)["code"] == "damaged-store"
+
+
+def test_a_store_of_a_later_format_is_refused_by_every_command(store: Path) -> None:
+    """Status 2, with the version found and the one that is known."""
+    fields = json.loads((store / "STORE").read_text())
+    fields["format"] = 99
+    (store / "STORE").write_text(json.dumps(fields))
+    for arguments in (["check", store], ["stats", store], ["send", store, "t", "x"]):
+        assert "99" in refused(*arguments)

@@ -1,0 +1,229 @@
+"""`duelog send` and `duelog receive`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from duelog import DelayedStore, ManualClock, MessageId
+from tests.tools.command_line import DAY_MS, FUTURE_MS, PAST_MS, json_lines_of, json_of, make_store, ok, refused, run
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Where the store is, or is going to be."""
+    return tmp_path / "store"
+
+
+def look(path: Path) -> DelayedStore:
+    """The store, opened read-only."""
+    return DelayedStore.open(path, clock=ManualClock(PAST_MS), read_only=True)
+
+
+# -- send ----------------------------------------------------------------------------------------
+
+
+def test_send_makes_a_store_and_keeps_every_field_of_the_message(path: Path) -> None:
+    """Payload, key, properties and due time are what was asked for."""
+    sent = json_of("send", path, "reminders", "pay", "--at", "2100-01-01T00:00:00Z", "--key", "order-17",
+                   "--property", "shop=7", "--property", "note=a=b")  # fmt: skip
+    assert sent["topic"] == "persistent://public/default/reminders"
+    assert sent["due_ms"] == FUTURE_MS
+    with look(path) as store:
+        found = store.topic("reminders").get(MessageId.parse(sent["message_id"]))
+        assert found is not None
+        assert (found.payload, found.key, found.properties) == (b"pay", "order-17", {"shop": "7", "note": "a=b"})
+        assert found.due_ms == FUTURE_MS
+        assert list(store.check()) == []
+
+
+def test_send_after_a_duration_is_due_that_long_after_it_was_published(path: Path) -> None:
+    """--after counts from the store's time at sending."""
+    sent = json_of("send", path, "t", "x", "--after", "2h")
+    with look(path) as store:
+        found = store.topic("t").get(MessageId.parse(sent["message_id"]))
+    assert found is not None
+    assert found.due_ms - found.publish_ms == 7_200_000
+
+
+@pytest.mark.parametrize("arguments", [["-"], []])
+def test_send_reads_bytes_from_standard_input(path: Path, arguments: list[str]) -> None:
+    """With - or no payload every byte of standard input is the message."""
+    content = bytes(range(256))
+    sent = json_of("send", path, "t", *arguments, input=content)
+    with look(path) as store:
+        found = store.topic("t").get(MessageId.parse(sent["message_id"]))
+    assert found is not None
+    assert found.payload == content
+
+
+def test_send_prints_the_id_and_the_due_time(path: Path) -> None:
+    """For people: one line."""
+    assert ok("send", path, "t", "x", "--at", FUTURE_MS).split() == ["2:0", "due", "2100-01-01T00:00:00Z"]
+
+
+def test_send_uses_the_span_that_the_store_was_made_with(path: Path) -> None:
+    """A store of hourly partitions gets another hourly partition."""
+    make_store(path, partition_ms=3_600_000).close()
+    ok("send", path, "t", "x", "--at", FUTURE_MS)
+    (partition,) = json_lines_of("partitions", path)
+    assert partition["end_ms"] - partition["start_ms"] == 3_600_000
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--at", "tomorrow"], "--at='tomorrow'"),
+        (["--at", "2026-12-01T09:00:00"], "no zone"),
+        (["--at", "1795251600"], "milliseconds, not seconds"),
+        (["--after", "soon"], "--after='soon'"),
+        (["--after", "1d", "--at", FUTURE_MS], "one of the two"),
+        (["--after", "9999999d"], "9999-12-31"),
+        (["--property", "shop"], "name=value"),
+    ],
+)
+def test_send_refuses_bad_values_and_leaves_no_message(path: Path, arguments: list[object], said: str) -> None:
+    """Each error names the option or field and the value."""
+    assert said in refused("send", path, "t", "x", *arguments)
+    assert not path.exists() or json_of("stats", path)["pending"] == 0
+
+
+def test_send_refuses_a_malformed_topic_name(path: Path) -> None:
+    """The name is in the message."""
+    assert "'a/b'" in refused("send", path, "a/b", "x")
+
+
+def test_send_refuses_a_directory_that_holds_something_else(tmp_path: Path) -> None:
+    """A directory of other files does not become a store."""
+    (tmp_path / "notes.txt").write_text("mine")
+    refused("send", tmp_path, "t", "x")
+    assert [child.name for child in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_send_into_an_empty_directory_makes_the_store_there(path: Path) -> None:
+    """An empty directory is as good as none."""
+    path.mkdir()
+    ok("send", path, "t", "x")
+    assert json_of("stats", path)["topics"] == 1
+
+
+# -- receive -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def due(path: Path) -> Path:
+    """A store with five messages that are due, sent in another order than they are due in, and one that is not."""
+    with make_store(path) as store:
+        topic = store.topic("t")
+        for number in (3, 1, 4, 2, 5):
+            topic.send(b"m%d" % number, deliver_after=number, key=f"k{number}", properties={"n": str(number)})
+        topic.send(b"later", deliver_at=FUTURE_MS)
+    return path
+
+
+def test_receive_prints_what_is_due_in_order_and_acknowledges_it(due: Path) -> None:
+    """A second run gets the rest, a third nothing, and the message of the far future stays."""
+    first = json_lines_of("receive", due, "t", "mailer", "--max", 3, "--timeout", 0)
+    assert [message["payload"] for message in first] == ["m1", "m2", "m3"]
+    second = json_lines_of("receive", due, "t", "mailer", "--max", 10, "--timeout", 0)
+    assert [message["payload"] for message in second] == ["m4", "m5"]
+    assert json_lines_of("receive", due, "t", "mailer", "--timeout", 0) == []
+    assert json_of("stats", due, "t")["subscriptions"][0]["backlog"] == 0
+    assert json_of("stats", due, "t")["pending"] == 1
+
+
+def test_receive_without_acknowledging_gets_the_same_again(due: Path) -> None:
+    """--no-ack leaves the messages in the subscription's backlog."""
+    first = json_lines_of("receive", due, "t", "mailer", "--max", 5, "--no-ack")
+    again = json_lines_of("receive", due, "t", "mailer", "--max", 5)
+    assert [message["message_id"] for message in first] == [message["message_id"] for message in again]
+
+
+def test_receive_gives_every_field_in_json(due: Path) -> None:
+    """Ids as text, times in ms and as ISO 8601."""
+    (message,) = json_lines_of("receive", due, "t", "mailer")
+    assert message == {
+        "message_id": "2:1",
+        "topic": "persistent://public/default/t",
+        "payload": "m1",
+        "key": "k1",
+        "properties": {"n": "1"},
+        "due_ms": PAST_MS + 1_000,
+        "due": "2001-09-09T01:46:41Z",
+        "publish_ms": PAST_MS,
+        "position": "1:0",
+        "subscription": "mailer",
+        "redelivery_count": 0,
+    }
+
+
+def test_receive_waits_for_a_message_that_becomes_due(path: Path) -> None:
+    """Without a timeout it ends when the message is there, not before its time."""
+    sent = json_of("send", path, "t", "soon", "--after", "0.2")
+    (message,) = json_lines_of("receive", path, "t", "mailer")
+    assert (message["payload"], message["due_ms"]) == ("soon", sent["due_ms"])
+
+
+def test_receive_escapes_what_could_drive_a_terminal(path: Path) -> None:
+    """Escape sequences of a payload and a key are shown, not sent."""
+    with make_store(path) as store:
+        store.topic("t").send(b"\x1b[2J[bold]\n", key="\x1b]0;x\x07")
+    shown = ok("receive", path, "t", "mailer")
+    assert "\x1b" not in shown
+    assert r"\x1b[2J[bold]\n" in shown
+
+
+def test_receive_says_when_time_is_over(due: Path) -> None:
+    """Fewer messages than asked for is no error, and standard error has the count."""
+    result = run("receive", due, "t", "mailer", "--max", "9", "--timeout", "0", "--json")
+    assert result.exit_code == 0
+    assert len(result.stdout.splitlines()) == 5
+    assert "5 of 9 messages were due in time" in result.stderr
+
+
+def test_receive_says_that_a_subscription_is_new(due: Path) -> None:
+    """A misspelt name would otherwise go unnoticed."""
+    assert "'mailer' of persistent://public/default/t is new" in run("receive", due, "t", "mailer").stderr
+    assert "is new" not in run("receive", due, "t", "mailer").stderr
+
+
+def test_receive_gives_bytes_that_are_no_text_as_base64(path: Path) -> None:
+    """`payload_base64` takes the place of `payload`."""
+    with make_store(path) as store:
+        store.topic("t").send(b"\xff\x00")
+    (message,) = json_lines_of("receive", path, "t", "mailer")
+    assert message["payload_base64"] == "/wA="
+    assert "payload" not in message
+
+
+def test_receive_makes_no_store(path: Path) -> None:
+    """There is nothing to receive where there is none."""
+    assert "no such directory" in refused("receive", path, "t", "mailer")
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "x" * 201])
+def test_receive_refuses_a_bad_subscription_name(due: Path, name: str) -> None:
+    """The rule of the library, as a message."""
+    assert "subscription" in refused("receive", due, "t", name, "--timeout", 0)
+
+
+def test_both_types_of_subscription_can_be_asked_for(due: Path) -> None:
+    """--type shared works, another word is a usage error."""
+    assert len(json_lines_of("receive", due, "t", "mailer", "--type", "shared", "--max", 5)) == 5
+    assert run("receive", due, "t", "mailer", "--type", "private").exit_code == 2
+
+
+def test_partitions_go_once_everything_in_them_is_acknowledged(path: Path) -> None:
+    """Receiving from the command line lets the store trim and delete, like any consumer."""
+    with make_store(path, ledger_max_entries=2) as store:
+        store.topic("t").subscribe("mailer").close()
+        for day in range(3):
+            store.topic("t").send(b"x", deliver_after=1 + day * DAY_MS / 1000)
+    assert len(json_lines_of("partitions", path)) == 3
+    assert len(json_lines_of("receive", path, "t", "mailer", "--max", 3)) == 3
+    assert json.loads(run("stats", path, "t", "--json").stdout)["pending"] == 0
+    assert json_lines_of("receive", path, "t", "mailer", "--timeout", 0) == []
+    assert len(json_lines_of("partitions", path)) < 3

@@ -1,0 +1,74 @@
+"""Durations, times and properties as people write them."""
+
+from __future__ import annotations
+
+import pytest
+
+from duelog.errors import InvalidArgument
+from duelog.tools.values import duration_seconds, iso_time, properties_of, time_ms
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("30s", 30), ("5m", 300), ("2h", 7_200), ("1d", 86_400), ("90", 90), ("0", 0), ("0.25", 0.25), ("1.5h", 5_400)],
+)
+def test_a_duration_is_seconds_or_has_a_unit(text: str, seconds: float) -> None:
+    """Each unit and plain seconds."""
+    assert duration_seconds("after", text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "s", "5 minutes", "-5", "1w", "1e3", "nan", "inf", "5M", "1d2h", "5.", "9" * 40])
+def test_a_duration_of_another_form_is_refused_with_its_text(text: str) -> None:
+    """The error names the field and what was given."""
+    with pytest.raises(InvalidArgument) as raised:
+        duration_seconds("after", text)
+    assert (raised.value.field, raised.value.value) == ("after", text)
+
+
+@pytest.mark.parametrize(
+    ("text", "ms"),
+    [
+        ("1795251600000", 1_795_251_600_000),
+        ("2026-11-21T09:00:00Z", 1_795_251_600_000),
+        ("2026-11-21T10:00:00+01:00", 1_795_251_600_000),
+        ("2026-11-21T09:00:00.0001Z", 1_795_251_600_001),
+        ("20261121T090000Z", 1_795_251_600_000),
+        ("0", 0),
+        ("9999-12-31T23:59:59.999Z", 253_402_300_799_999),
+    ],
+)
+def test_a_time_is_milliseconds_or_iso_8601_with_a_zone(text: str, ms: int) -> None:
+    """What is finer than a millisecond is rounded up, so that nothing is early."""
+    assert time_ms("at", text) == ms
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "tomorrow", "2026-11-21", "2026-11-21T09:00:00", "-1", "1969-12-31T23:59:59Z", "253402300800000", "9" * 30,
+     "2026-13-01T00:00Z", "9999-12-31T23:59:59.9999Z", "1.5"],
+)  # fmt: skip
+def test_a_time_without_a_zone_or_out_of_range_is_refused(text: str) -> None:
+    """The error names the field and what was given."""
+    with pytest.raises(InvalidArgument) as raised:
+        time_ms("at", text)
+    assert (raised.value.field, raised.value.value) == ("at", text)
+
+
+def test_times_are_shown_as_they_are_read() -> None:
+    """`iso_time` is the inverse of `time_ms`."""
+    for ms in (0, 1, 999, 1_795_251_600_000, 253_402_300_799_999):
+        assert time_ms("at", iso_time(ms)) == ms
+
+
+@pytest.mark.parametrize("pair", ["shop", "=7", ""])
+def test_a_property_needs_a_name_and_a_value(pair: str) -> None:
+    """What is no name=value is refused."""
+    with pytest.raises(InvalidArgument, match="name=value"):
+        properties_of([pair])
+
+
+def test_a_property_given_twice_is_refused() -> None:
+    """Neither value is taken silently."""
+    with pytest.raises(InvalidArgument, match="twice"):
+        properties_of(["a=1", "a=2"])
+    assert properties_of(["a=", "b=c=d"]) == {"a": "", "b": "c=d"}

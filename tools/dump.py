@@ -1,0 +1,293 @@
+"""What lies in a store's environments, key by key: catalog records, runs with their headers, markers, entries.
+
+Reads the LMDB environments themselves, so that a store which does not open can still be looked at, and decodes with
+the format modules of store/ only. A record that is damaged comes with its error, and the rest goes on. Works beside a
+writing process; reads in short transactions, so that what changes meanwhile may be seen in part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from enum import IntEnum
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pyroaring import BitMap
+
+from ..partitions.timespan import parse_directory_name
+from ..store import catalog
+from ..store import format as fmt
+from ..store.body import decode_body
+from ..store.environment import Environment
+from ..store.errors import CorruptEntry, DamagedStore, DuelogError, InvalidArgument
+from ..store.format import CorruptRecord, Table
+from ..store.run import Run, RunKind
+from .output import payload_fields, preview, printable
+from .values import iso_time
+
+_KEYS_A_TRANSACTION = 500
+_SHOWN_RANGES = 20
+
+Fields = dict[str, Any]
+
+
+class Row(NamedTuple):
+    """One key of an environment, or one entry of a run: its table, key, value, and the error where it is damaged."""
+
+    table: str
+    key: Fields
+    value: Fields
+    error: str | None = None
+
+    def as_json(self) -> Fields:
+        """The row for `--json`."""
+        shown: Fields = {"table": self.table, "key": self.key}
+        if self.error is not None:
+            return {**shown, "error": self.error}
+        value = dict(self.value)
+        payload = value.pop("payload", None)
+        return {**shown, "value": value if payload is None else {**value, **payload_fields(payload)}}
+
+    def as_line(self) -> str:
+        """The row on one line for people."""
+        head = f"{self.table:<14} {_named(self.key)}"
+        return f"{head}  DAMAGED: {printable(self.error)}" if self.error else f"{head}  {_named(self.value)}"
+
+
+def _named(fields: Fields) -> str:
+    return " ".join(f"{name}={_shown(name, value)}" for name, value in fields.items())
+
+
+def _shown(name: str, value: object) -> str:
+    if isinstance(value, bytes):
+        return preview(value)
+    if isinstance(value, int) and name.endswith("_ms") and value > 0:
+        return iso_time(value)
+    return printable(str(value))
+
+
+# -- where to look -------------------------------------------------------------------------------
+
+
+def partition_directory(store: Path, name: str) -> Path:
+    """The directory of a partition's generation: the registered one, else the newest there is.
+
+    Raises InvalidArgument for a name that is none, or of a partition that is not there.
+    """
+    start_ms = parse_directory_name(name)
+    directory = store / "partitions" / name
+    found = sorted(child for child in directory.glob("g*") if child.is_dir())
+    if not found:
+        raise InvalidArgument("--partition", name, "there is none; `duelog partitions` lists those there are")
+    try:
+        with closing(open_environment(store / "main", "main")) as main, main.read() as raw:
+            record = dict(catalog.partitions(raw)).get(start_ms)
+    except (DuelogError, CorruptRecord):
+        record = None
+    registered = None if record is None else directory / f"g{record.generation:06d}"
+    return registered if registered in found else found[-1]
+
+
+def open_environment(path: Path, name: str) -> Environment:
+    """Open one environment to look at it. Raises DamagedStore."""
+    if not path.is_dir():
+        raise DamagedStore(path, "is missing")
+    return Environment(path, name=name, read_only=True)
+
+
+# -- rows ----------------------------------------------------------------------------------------
+
+
+def rows(
+    environment: Environment, *, table: Table | None = None, ledger_id: int | None = None, entries: bool = False
+) -> Iterator[Row]:
+    """Rows of an environment in order of key: all, or those of one table, or the runs of one ledger.
+
+    `entries`: each run is followed by its entries.
+    """
+    first = b"\0" if table is None else fmt.prefix(table)
+    if ledger_id is not None:
+        first = fmt.run_key(ledger_id, 0)[:9]
+    start = first
+    while True:
+        page: list[Row] = []
+        keys = 0
+        with environment.read() as raw:
+            cursor = raw.cursor()
+            more = cursor.set_range(start)
+            while more and keys < _KEYS_A_TRANSACTION:
+                key = bytes(cursor.key())
+                if (table is not None or ledger_id is not None) and not key.startswith(first):
+                    more = False
+                    break
+                page.extend(_rows_of(environment.name, key, cursor.value(), entries))
+                keys += 1
+                start = key + b"\0"
+                more = cursor.next()
+        yield from page
+        if not more:
+            return
+
+
+def _rows_of(environment: str, key: bytes, value: bytes | memoryview, entries: bool) -> Iterator[Row]:
+    try:
+        table = Table(key[0])
+    except ValueError:
+        yield Row(f"0x{key[0]:02x}", {"key": key.hex()}, {}, f"no table has this byte; {len(value)} bytes")
+        return
+    if table is Table.RUN:
+        yield from _run_rows(environment, key, value, entries)
+        return
+    try:
+        fields = _KEYS[table](key)
+    except (ValueError, KeyError, IndexError) as error:
+        yield Row(table.name, {"key": key.hex()}, {}, f"key: {error}")
+        return
+    try:
+        yield Row(table.name, fields, _VALUES.get(table, _opaque)(fmt.unseal(key, value)))
+    except (ValueError, KeyError) as error:
+        yield Row(table.name, fields, {}, str(error))
+
+
+def _run_rows(environment: str, key: bytes, value: bytes | memoryview, entries: bool) -> Iterator[Row]:
+    ledger_id, first = fmt.split_run_key(key)
+    fields = {"ledger_id": ledger_id, "first_entry": first}
+    try:
+        run = Run(environment, key, value)
+    except CorruptEntry as error:
+        yield Row("RUN", fields, {}, error.reason)
+        return
+    dues = run.dues()
+    head: Fields = {"kind": RunKind(run.kind).name, "count": run.count, "stored_bytes": run.stored_bytes}
+    head |= {"base_ms": run.base_ms, "first_due_ms": int(dues.min()), "last_due_ms": int(dues.max())}
+    if run.kind == RunKind.MARKERS:
+        head["target_ledger"] = run.target
+    if run.conditional:
+        head["conditional"] = True
+    yield Row("RUN", fields, head)
+    if entries:
+        yield from _marker_rows(run) if run.kind == RunKind.MARKERS else _message_rows(run)
+
+
+def _marker_rows(run: Run) -> Iterator[Row]:
+    for index, (target, due_ms) in enumerate(zip(run.targets().tolist(), run.dues().tolist(), strict=True)):
+        key = {"ledger_id": run.ledger_id, "entry_id": run.first_entry + index}
+        yield Row("MARKER", key, {"due_ms": due_ms, "target_ledger": run.target, "target_entry": target})
+
+
+def _message_rows(run: Run) -> Iterator[Row]:
+    replaced = list(zip(*(column.tolist() for column in run.replaced()), strict=True)) if run.conditional else None
+    for entry_id, body in run.bodies():
+        key = {"ledger_id": run.ledger_id, "entry_id": entry_id}
+        index = entry_id - run.first_entry
+        value: Fields = {"due_ms": run.due(index)}
+        if replaced is not None:
+            value["replaces"] = f"{replaced[index][0]}:{replaced[index][1]}"
+        if isinstance(body, CorruptEntry):
+            yield Row("MESSAGE", key, {}, body.reason)
+        elif body is None:
+            yield Row("MESSAGE", key, {**value, "body": "dropped"})
+        else:
+            try:
+                publish_ms, payload, message_key, properties, extra = decode_body(body)
+            except ValueError as error:
+                yield Row("MESSAGE", key, {}, str(error))
+                continue
+            value |= {"publish_ms": publish_ms, "key": message_key, "properties": properties or {}}
+            yield Row("MESSAGE", key, value | ({"extra": str(extra)} if extra else {}) | {"payload": payload})
+
+
+# -- small records -------------------------------------------------------------------------------
+
+
+def _text_key(name: str) -> Callable[[bytes], Fields]:
+    return lambda key: {name: key[1:].decode()}
+
+
+def _u32_u64(first: str, second: str) -> Callable[[bytes], Fields]:
+    return lambda key: {first: fmt.trailing_u32(key[:5]), second: fmt.trailing_u64(key)}
+
+
+def _u64_u32(first: str, second: str) -> Callable[[bytes], Fields]:
+    return lambda key: {first: fmt.trailing_u64(key[:9]), second: fmt.trailing_u32(key)}
+
+
+def _topic_and_name(name: str) -> Callable[[bytes], Fields]:
+    return lambda key: {"topic_id": fmt.trailing_u32(key[:5]), name: key[5:].decode()}
+
+
+def _snapshot(key: bytes) -> Fields:
+    return {"ledger_id": fmt.trailing_u64(key[:9]), "snapshot_id": fmt.trailing_u64(key[9:])}
+
+
+_KEYS: dict[Table, Callable[[bytes], Fields]] = {
+    Table.COUNTER: _text_key("name"),
+    Table.TOPIC: _text_key("topic"),
+    Table.TOPIC_NAME: lambda key: {"topic_id": fmt.trailing_u32(key)},
+    Table.POLICY: _text_key("scope"),
+    Table.PARTITION: lambda key: {"start_ms": fmt.trailing_u64(key)},
+    Table.LOG: lambda key: {"topic_id": fmt.trailing_u32(key)},
+    Table.PARTITION_INFO: lambda key: {},
+    Table.FRONTIER: _u32_u64("topic_id", "start_ms"),
+    Table.LEDGER: _u32_u64("topic_id", "ledger_id"),
+    Table.CURSOR: _topic_and_name("subscription"),
+    Table.ACKED: _u32_u64("subscription_id", "ledger_id"),
+    Table.CANCELLED: _u64_u32("ledger_id", "block"),
+    Table.ADMITTED: _u64_u32("ledger_id", "block"),
+    Table.PRODUCER: _topic_and_name("producer"),
+    Table.SCHEDULE: _topic_and_name("schedule"),
+    Table.SET_ASIDE: _u64_u32("ledger_id", "entry_id"),
+    Table.SNAPSHOT_PART: lambda key: {**_snapshot(key[:17]), "part": fmt.trailing_u32(key[17:])},
+    Table.SNAPSHOT_META: _snapshot,
+}
+
+
+def _record(unpack: Callable[[bytes], Any]) -> Callable[[bytes], Fields]:
+    def decode(fields: bytes) -> Fields:
+        return {name: _plain(value) for name, value in unpack(fields)._asdict().items()}
+
+    return decode
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, IntEnum):
+        return value.name
+    return value.hex() if isinstance(value, bytes) else value
+
+
+def _bitmap(fields: bytes) -> Fields:
+    members = BitMap.deserialize(fields)
+    ranges: list[list[int]] = []
+    for member in members:
+        if ranges and member == ranges[-1][1] + 1:
+            ranges[-1][1] = member
+        elif len(ranges) == _SHOWN_RANGES:
+            break
+        else:
+            ranges.append([member, member])
+    return {
+        "count": len(members),
+        "ranges": [f"{first}-{last}" if first < last else f"{first}" for first, last in ranges],
+    }
+
+
+def _opaque(fields: bytes) -> Fields:
+    return {"bytes": len(fields), "begins_with": fields[:32].hex()}
+
+
+_VALUES: dict[Table, Callable[[bytes], Fields]] = {
+    Table.COUNTER: lambda fields: {"value": fmt.unpack_u64(fields)},
+    Table.TOPIC: _record(fmt.TopicRecord.unpack),
+    Table.TOPIC_NAME: lambda fields: {"topic": fields.decode()},
+    Table.PARTITION: _record(fmt.PartitionRecord.unpack),
+    Table.LOG: lambda fields: {"ledger_id": fmt.unpack_u64(fields)},
+    Table.PARTITION_INFO: _record(fmt.PartitionInfo.unpack),
+    Table.FRONTIER: _record(fmt.FrontierRecord.unpack),
+    Table.LEDGER: _record(fmt.LedgerRecord.unpack),
+    Table.CURSOR: _record(fmt.CursorRecord.unpack),
+    Table.ACKED: _bitmap,
+    Table.CANCELLED: _bitmap,
+    Table.ADMITTED: _bitmap,
+    Table.SET_ASIDE: lambda fields: {"reason": fields.decode(errors="replace")},
+}

@@ -1,0 +1,143 @@
+"""What a tool prints: JSON for programs, tables and lines for people.
+
+Standard output carries the answer and nothing else; whatever else there is to say goes to standard error. Text from
+messages is shown with everything that is not printable escaped, so that a payload cannot drive a terminal.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import sys
+from collections.abc import Iterable, Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from .. import ReceivedMessage, ScheduledMessage
+from .values import iso_time
+
+_PIPE_COLUMNS = 200
+"""Width of a table that goes to a file or a program, where COLUMNS says nothing."""
+
+_PREVIEW_CHARACTERS = 60
+
+
+def write_json(value: object) -> None:
+    """One JSON value on one line of standard output, ASCII only."""
+    sys.stdout.write(json.dumps(value) + "\n")
+
+
+def write_line(text: str) -> None:
+    """One line of standard output as it is."""
+    sys.stdout.write(text + "\n")
+
+
+def say(text: str) -> None:
+    """One line of standard error, for the person."""
+    sys.stderr.write(f"duelog: {text}\n")
+
+
+def write_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """A title and a table on standard output; columns whose name begins with `>` are aligned to the right."""
+    table = Table(
+        header_style="bold", box=None, pad_edge=False, show_header=any(column.strip(">") for column in columns)
+    )
+    for column in columns:
+        table.add_column(column.lstrip(">"), justify="right" if column.startswith(">") else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(cell_text(cell)) for cell in row))
+    fits = sys.stdout.isatty() or "COLUMNS" in os.environ
+    console = Console(file=sys.stdout, width=None if fits else _PIPE_COLUMNS, highlight=False)
+    console.print(Text(title, style="bold"), soft_wrap=True)
+    console.print(table)
+
+
+def cell_text(value: object) -> str:
+    """A value in a table: integers with thousands separators, None as nothing.
+
+    >>> cell_text(82_000), cell_text(None), cell_text("a")
+    ('82,000', '', 'a')
+    """
+    if value is None:
+        return ""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}"
+    return printable(str(value))
+
+
+def printable(text: str) -> str:
+    """The text with every character escaped that is not printable.
+
+    >>> printable("a[b]\\x1b[2J")
+    'a[b]\\\\x1b[2J'
+    """
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
+
+
+def size_text(size_bytes: int) -> str:
+    """A size for people.
+
+    >>> size_text(40_960), size_text(3 << 30)
+    ('40.0 KiB', '3.0 GiB')
+    """
+    if size_bytes < 1024:
+        return f"{size_bytes} B"
+    size = float(size_bytes)
+    for unit in ("KiB", "MiB", "GiB"):
+        size /= 1024
+        if size < 1024:
+            return f"{size:.1f} {unit}"
+    return f"{size / 1024:.1f} TiB"
+
+
+def payload_fields(payload: bytes) -> dict[str, str]:
+    """A payload in JSON, as `duelog import` reads it: text where it is UTF-8, else base64."""
+    try:
+        return {"payload": payload.decode()}
+    except UnicodeDecodeError:
+        return {"payload_base64": base64.b64encode(payload).decode()}
+
+
+def preview(payload: bytes) -> str:
+    """The beginning of a payload for people: text where it is UTF-8, else hexadecimal, and the size of what is cut.
+
+    >>> preview(b"pay"), preview(bytes([0, 255]))
+    ('pay', '0x00ff')
+    """
+    try:
+        text = printable(payload.decode())
+    except UnicodeDecodeError:
+        text = "0x" + payload[: _PREVIEW_CHARACTERS // 2 + 1].hex()
+    if len(text) <= _PREVIEW_CHARACTERS:
+        return text
+    return f"{text[:_PREVIEW_CHARACTERS]}... ({len(payload):,} bytes)"
+
+
+def message_json(message: ScheduledMessage | ReceivedMessage) -> dict[str, object]:
+    """A message in JSON: ids as text, times in epoch ms and as ISO 8601."""
+    fields: dict[str, object] = {
+        "message_id": str(message.message_id),
+        "topic": message.topic,
+        **payload_fields(message.payload),
+        "key": message.key,
+        "properties": message.properties,
+        "due_ms": message.due_ms,
+        "due": iso_time(message.due_ms),
+        "publish_ms": message.publish_ms,
+    }
+    if isinstance(message, ReceivedMessage):
+        fields["position"] = str(message.position)
+        fields["subscription"] = message.subscription
+        fields["redelivery_count"] = message.redelivery_count
+    return fields
+
+
+def message_line(message: ReceivedMessage) -> str:
+    """A received message on one line: id, due time, key, payload."""
+    key = "-" if message.key is None else printable(message.key)
+    return f"{message.message_id}  {iso_time(message.due_ms)}  {key}  {preview(message.payload)}"

@@ -1,0 +1,282 @@
+"""Snapshots of a store that no process has open: list them, verify them, make them anew from the logs.
+
+A snapshot is only a shortcut of the next start; what is wrong with one never costs a message. Rebuilding is for a store
+whose snapshots are damaged or of another version and whose next start should be quick all the same, and for reading
+every entry of the pending partitions once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple, Self
+
+from .. import StoreConfig
+from ..opening import StoreLock, open_main, read_identity, stored_span_ms
+from ..partitions.partition import Partition, partition_path
+from ..partitions.timespan import directory_name, parse_directory_name
+from ..snapshot.format import Unusable
+from ..snapshot.inspection import SnapshotInfo, SnapshotState, inspect_snapshots
+from ..snapshot.rebuild import Rebuilt, rebuild_log
+from ..snapshot.restore import require_usable
+from ..snapshot.writer import remove_snapshots
+from ..store import catalog
+from ..store import format as fmt
+from ..store.clock import SystemClock
+from ..store.environment import Environment
+from ..store.errors import InvalidArgument, UnknownTopic
+from ..store.format import FrontierRecord, PartitionRecord, PartitionState
+from ..store.ledger import find_tail
+from ..store.names import TopicName
+from ..store.set_aside import SetAside
+from .values import require_store
+
+
+@dataclass(frozen=True, slots=True)
+class FoundSnapshot:
+    """A snapshot of a topic's log in a partition. `usable`: the next start would restore from it.
+
+    topic: None when the topic was deleted. reason: why it is not complete, or not usable.
+    """
+
+    partition: str
+    topic: str | None
+    ledger_id: int
+    snapshot_id: int
+    state: str
+    usable: bool
+    reason: str
+    parts: int
+    stored_bytes: int
+    entries: int | None
+    tail: int | None
+    log_entries: int
+    created_ms: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class RebuiltLog:
+    """What was found in one topic's log in one partition: see snapshot.rebuild.Rebuilt."""
+
+    partition: str
+    topic: str
+    found: Rebuilt
+
+
+@dataclass(frozen=True, slots=True)
+class RebuildReport:
+    """What `rebuild_snapshots` found and did; `removed`: snapshots of partitions that have none (closed ones)."""
+
+    logs: list[RebuiltLog]
+    removed: int
+
+    @property
+    def damaged(self) -> int:
+        """Entries, or runs of entries, that cannot be read."""
+        return sum(len(log.found.damaged) for log in self.logs)
+
+
+class _Log(NamedTuple):
+    topic_id: int
+    topic: str | None
+    ledger_id: int
+    entries: int
+
+
+class _Offline:
+    """A store's environments, opened one by one."""
+
+    def __init__(self, path: Path, main: Environment, store_id: bytes, *, read_only: bool) -> None:
+        self.main = main
+        self._path = path
+        self._store_id = store_id
+        self._read_only = read_only
+
+    @classmethod
+    @contextmanager
+    def open(cls, path: Path, *, lock: bool) -> Iterator[Self]:
+        """With the store's lock, for writing; without, to look beside a writing process."""
+        require_store(path)
+        with ExitStack() as stack:
+            if lock:
+                stack.callback(StoreLock(path).release)
+            config = StoreConfig(partition_ms=stored_span_ms(path) or StoreConfig().partition_ms)
+            identity = read_identity(path, config)
+            main = open_main(path, config, identity, read_only=not lock)
+            stack.callback(main.close)
+            yield cls(path, main, identity.store_id, read_only=not lock)
+
+    def partitions(self, name: str | None) -> list[tuple[int, PartitionRecord]]:
+        """Registered partitions that are not being deleted, or the one of that name. Raises InvalidArgument."""
+        with self.main.read() as raw:
+            found = [(start_ms, record) for start_ms, record in catalog.partitions(raw)]
+        found = [(start_ms, record) for start_ms, record in found if record.state is not PartitionState.DELETING]
+        if name is None:
+            return found
+        start_ms = parse_directory_name(name)
+        chosen = [each for each in found if each[0] == start_ms]
+        if not chosen:
+            raise InvalidArgument("--partition", name, "there is none; `duelog partitions` lists those there are")
+        return chosen
+
+    def topic_id(self, topic: str | None) -> int | None:
+        """Raises UnknownTopic, InvalidArgument."""
+        if topic is None:
+            return None
+        name = str(TopicName.parse(topic))
+        with self.main.read() as raw:
+            record = catalog.find_topic(raw, name)
+        if record is None:
+            raise UnknownTopic(name)
+        return record.topic_id
+
+    @contextmanager
+    def environment(self, start_ms: int, record: PartitionRecord) -> Iterator[Environment]:
+        """A partition's environment, of this store. Raises DamagedStore."""
+        path = partition_path(self._path, start_ms, record.generation)
+        partition = Partition(path, start_ms, record.end_ms, record.generation, record.state)
+        environment = Environment(path, name=partition.name, read_only=self._read_only)
+        try:
+            partition.attach(environment)
+            partition.verify_identity(self._store_id)
+            yield environment
+        finally:
+            environment.close()
+
+    def logs(self, environment: Environment, topic_id: int | None) -> list[_Log]:
+        """The logs in a partition, or the one of a topic."""
+        with environment.read() as raw, self.main.read() as main:
+            found = []
+            for key, fields in catalog.rows(raw, fmt.prefix(fmt.Table.LOG)):
+                of_topic, ledger_id = fmt.trailing_u32(key), fmt.unpack_u64(fields)
+                if topic_id in (None, of_topic):
+                    entries = find_tail(raw, environment.name, ledger_id)
+                    found.append(_Log(of_topic, catalog.topic_name(main, of_topic), ledger_id, entries))
+        return found
+
+    def frontier(self, log: _Log, start_ms: int) -> FrontierRecord:
+        with self.main.read() as raw:
+            return catalog.frontier(raw, log.topic_id, start_ms) or FrontierRecord.start(log.ledger_id)
+
+
+def list_snapshots(path: Path, *, partition: str | None = None, topic: str | None = None) -> list[FoundSnapshot]:
+    """Snapshots of a store by what their metadata says, of one partition (its name) and topic, or of all.
+
+    Reads no part, and works beside a writing process. Raises InvalidArgument, UnknownTopic, DamagedStore.
+    """
+    with _Offline.open(path, lock=False) as store:
+        return list(_found(store, partition, topic, read_parts=False))
+
+
+def verify_snapshots(path: Path, *, partition: str | None = None, topic: str | None = None) -> list[FoundSnapshot]:
+    """The same with every part read and verified. Raises StoreLocked as well: a process has the store open."""
+    with _Offline.open(path, lock=True) as store:
+        return list(_found(store, partition, topic, read_parts=True))
+
+
+def _found(store: _Offline, partition: str | None, topic: str | None, *, read_parts: bool) -> Iterator[FoundSnapshot]:
+    topic_id = store.topic_id(topic)
+    for start_ms, record in store.partitions(partition):
+        with store.environment(start_ms, record) as environment:
+            for log in store.logs(environment, topic_id):
+                frontier = store.frontier(log, start_ms)
+                for info in inspect_snapshots(environment, log.ledger_id, read_parts=read_parts):
+                    yield _describe(info, log, frontier, start_ms, record.state)
+
+
+def _describe(
+    info: SnapshotInfo, log: _Log, frontier: FrontierRecord, start_ms: int, state: PartitionState
+) -> FoundSnapshot:
+    metadata, reason = info.metadata, info.reason
+    if metadata is not None:
+        if state is not PartitionState.OPEN:
+            reason = "the partition is closed"
+        try:
+            require_usable(metadata, frontier, log.entries, start_ms, metadata.bucket_ms)
+        except Unusable as error:
+            reason = str(error)
+    return FoundSnapshot(
+        directory_name(start_ms),
+        log.topic,
+        info.ledger_id,
+        info.snapshot_id,
+        info.state.value,
+        info.state is SnapshotState.COMPLETE and not reason,
+        reason,
+        info.parts,
+        info.stored_bytes,
+        None if metadata is None else metadata.entries,
+        None if metadata is None else metadata.tail,
+        log.entries,
+        None if metadata is None else metadata.created_ms,
+    )
+
+
+Progress = Callable[[int, int], object]
+"""Told (entries read so far, entries in all)."""
+
+
+def rebuild_snapshots(
+    path: Path,
+    *,
+    partition: str | None = None,
+    topic: str | None = None,
+    bucket_ms: int | None = None,
+    progress: Progress = lambda read, total: None,
+) -> RebuildReport:
+    """Make the snapshots of every open partition anew from its logs, or of one partition (its name) or topic.
+
+    Reads every entry and verifies its checksum. bucket_ms: of the configuration that the store is used with (None:
+    that of the snapshots there are, else the default); a snapshot made with another is not used.
+    Raises StoreLocked (a process has the store open), InvalidArgument, UnknownTopic, DamagedStore, StoreFull.
+    """
+    with _Offline.open(path, lock=True) as store:
+        topic_id = store.topic_id(topic)
+        chosen = store.partitions(partition)
+        total = 0
+        for start_ms, record in chosen:
+            with store.environment(start_ms, record) as environment:
+                total += sum(log.entries for log in store.logs(environment, topic_id))
+        report = RebuildReport([], 0)
+        set_aside = SetAside(store.main)
+        read = 0
+
+        def further(entries: int) -> None:
+            nonlocal read
+            read += entries
+            progress(read, total)
+
+        progress(0, total)
+        for start_ms, record in chosen:
+            with store.environment(start_ms, record) as environment:
+                if record.state is not PartitionState.OPEN:
+                    report = replace(report, removed=report.removed + remove_snapshots(environment))
+                    further(sum(log.entries for log in store.logs(environment, topic_id)))
+                    continue
+                used_ms = bucket_ms or _bucket_ms(environment)
+                for log in store.logs(environment, topic_id):
+                    if log.topic is None:  # it was deleted, and nothing of it is fired any more
+                        further(log.entries)
+                        continue
+                    found = rebuild_log(
+                        store.main,
+                        environment,
+                        log.topic_id,
+                        log.ledger_id,
+                        start_ms=start_ms,
+                        bucket_ms=used_ms,
+                        part_bytes=StoreConfig().snapshot_part_bytes,
+                        created_ms=SystemClock().now_ms(),
+                        set_aside=set_aside.add,
+                        progress=further,
+                    )
+                    set_aside.flush()
+                    report.logs.append(RebuiltLog(directory_name(start_ms), log.topic, found))
+        return report
+
+
+def _bucket_ms(environment: Environment) -> int:
+    known = [info.metadata.bucket_ms for info in inspect_snapshots(environment) if info.metadata is not None]
+    return known[-1] if known else StoreConfig().bucket_ms

@@ -1,0 +1,233 @@
+"""The commands that put messages into a store and take them out: send, receive, import."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import IO, Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from .. import DelayedStore, ReceivedMessage
+from ..store.errors import InvalidArgument
+from .import_lines import Import
+from .output import message_json, message_line, say, write_json, write_line
+from .values import duration_seconds, iso_time, open_to_write, properties_of, time_ms
+
+Store = Annotated[Path, typer.Argument(metavar="STORE", help="Directory of the store.", show_default=False)]
+TopicName = Annotated[
+    str,
+    typer.Argument(
+        metavar="TOPIC",
+        help="Topic: a name, tenant/namespace/name, or persistent://tenant/namespace/name.",
+        show_default=False,
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else to standard output.")]
+
+_SECONDS_TIMES_LIMIT_MS = 100_000_000_000
+"""A time below this (March 1973) was meant in seconds by whoever typed it."""
+
+
+class ConsumerType(StrEnum):
+    """How a subscription shares its messages among consumers."""
+
+    exclusive = "exclusive"
+    failover = "failover"
+    shared = "shared"
+    key_shared = "key_shared"
+
+
+def send(
+    store: Store,
+    topic: TopicName,
+    payload: Annotated[
+        str | None,
+        typer.Argument(metavar="PAYLOAD", help="The message; - or nothing: read it from standard input."),
+    ] = None,
+    at: Annotated[str | None, typer.Option(metavar="TIME", help="Deliver at this time.")] = None,
+    after: Annotated[str | None, typer.Option(metavar="DURATION", help="Deliver this long from now.")] = None,
+    key: Annotated[str | None, typer.Option(help="The message's key.")] = None,
+    property_: Annotated[
+        list[str] | None, typer.Option("--property", metavar="NAME=VALUE", help="A property; may be repeated.")
+    ] = None,
+    json_: Json = False,
+) -> None:
+    """Send one message, due now or later, and print its id once it is on disk.
+
+    Makes the store where the directory is missing or empty.
+
+    ```
+    duelog send data reminders "pay the bill" --at 2026-12-01T09:00:00+01:00 --key order-17 --property shop=7
+    ```
+    """
+    deliver_at = None if at is None else _instant("--at", at)
+    deliver_after = None if after is None else duration_seconds("--after", after)
+    properties = properties_of(property_ or [])
+    content = _payload(payload)
+    with open_to_write(store, background=False, create=True) as opened:
+        target = opened.topic(topic)
+        sent = target.send(content, deliver_at=deliver_at, deliver_after=deliver_after, key=key, properties=properties)
+        stored = target.get(sent)
+    due_ms = None if stored is None else stored.due_ms
+    if json_:
+        write_json({"message_id": str(sent), "topic": target.name, "due_ms": due_ms})
+    else:
+        write_line(f"{sent}  due {'now' if due_ms is None else iso_time(due_ms)}")
+
+
+def _instant(field: str, text: str) -> int:
+    ms = time_ms(field, text)
+    if ms < _SECONDS_TIMES_LIMIT_MS:
+        raise InvalidArgument(field, text, f"is {iso_time(ms)}; a number counts milliseconds, not seconds")
+    return ms
+
+
+def _payload(text: str | None) -> bytes:
+    if text is not None and text != "-":
+        return os.fsencode(text)
+    if text is None and sys.stdin.isatty():
+        raise InvalidArgument("PAYLOAD", None, "give a message, or - and type it, ended by Ctrl-D")
+    return sys.stdin.buffer.read()
+
+
+def receive(
+    store: Store,
+    topic: TopicName,
+    subscription: Annotated[
+        str, typer.Argument(metavar="SUBSCRIPTION", help="Subscription; made if it is new.", show_default=False)
+    ],
+    max_: Annotated[int, typer.Option("--max", min=1, help="End after this many messages.")] = 1,
+    timeout: Annotated[
+        str | None,
+        typer.Option(metavar="DURATION", help="End after this long, 0: with what is due now. [default: wait]"),
+    ] = None,
+    ack: Annotated[
+        bool, typer.Option("--ack/--no-ack", help="Acknowledge what was printed, or leave it to be received again.")
+    ] = True,
+    type_: Annotated[
+        ConsumerType, typer.Option("--type", help="How the subscription's consumers share its messages.")
+    ] = ConsumerType.exclusive,
+    json_: Json = False,
+) -> None:
+    """Receive messages as they become due, print each on a line, and acknowledge them.
+
+    A line has the message's id, due time, key and payload; with --json it is a JSON object. While it waits no other
+    process can write the store.
+
+    ```
+    duelog receive data reminders mailer --max 10 --timeout 1m
+    ```
+    """
+    seconds = None if timeout is None else duration_seconds("--timeout", timeout)
+    received = 0
+    # Without a thread of its own the store does nothing before the subscription is there: what an old ledger still
+    # holds is received, and not trimmed first.
+    with open_to_write(store, background=False, create=False) as opened:
+        target = opened.topic(topic)
+        if not target.exists() or subscription not in target.subscriptions():
+            say(f"subscription {subscription!r} of {target.name} is new")
+        with target.subscribe(subscription, type=type_.value) as consumer:
+            deadline = None if seconds is None else time.monotonic() + seconds
+            while received < max_:
+                left = None if deadline is None else max(0.0, deadline - time.monotonic())
+                batch = consumer.receive(min(max_ - received, 1_000), timeout=left)
+                if not batch:
+                    break
+                _print(batch, json_)
+                received += len(batch)
+                if ack:
+                    consumer.ack(batch)
+    if received < max_:
+        say(f"{received} of {max_} messages were due in time")
+
+
+def _print(batch: list[ReceivedMessage], json_: bool) -> None:
+    for message in batch:
+        if json_:
+            write_json(message_json(message))
+        else:
+            write_line(message_line(message))
+    sys.stdout.flush()
+
+
+def import_(
+    store: Store,
+    file: Annotated[str, typer.Argument(metavar="FILE", help="JSON lines; - is standard input.", show_default=False)],
+    batch: Annotated[
+        int, typer.Option(min=1, max=1_000_000, help="Messages that are checked and written together.")
+    ] = 5_000,
+    json_: Json = False,
+) -> None:
+    """Send messages from a file of JSON lines, in batches.
+
+    A line has "topic", "payload" (text) or "payload_base64", and if wanted "deliver_at" (a time) or "deliver_after"
+    (a duration), "key", "properties" (text by name):
+
+    ```
+    {"topic": "reminders", "payload": "pay", "deliver_at": "2026-12-01T09:00:00Z", "key": "order-17"}
+    ```
+
+    A line that cannot be taken ends it with exit status 2 and the line's number, field and value on standard error:
+    nothing of its batch is written, the batches before it are, and the number of their lines is printed too.
+
+    ```
+    duelog import data messages.jsonl
+    ```
+    """
+    with _input(file) as lines, open_to_write(store, background=False, create=True) as opened:
+        started = time.monotonic()
+        work = Import(opened, batch_messages=batch)
+        try:
+            _import(work, lines, opened)
+        except BaseException:
+            rest = "; of the lines after them some may be" if work.began else ""
+            say(f"{work.messages:,} messages, up to line {work.lines:,}, are in the store{rest}")
+            raise
+        seconds = time.monotonic() - started
+    if json_:
+        write_json({"messages": work.messages, "topics": work.topics, "seconds": round(seconds, 3)})
+    else:
+        write_line(f"{work.messages:,} messages to {work.topics:,} topics in {seconds:.1f} s")
+
+
+@contextmanager
+def _input(name: str) -> Iterator[IO[bytes]]:
+    if name == "-":
+        yield sys.stdin.buffer
+        return
+    with ExitStack() as stack:
+        try:
+            file = stack.enter_context(open(name, "rb"))
+        except OSError as error:
+            raise InvalidArgument("FILE", name, error.strerror or str(error)) from None
+        yield file
+
+
+def _import(work: Import, lines: IO[bytes], store: DelayedStore) -> None:
+    size = os.fstat(lines.fileno()).st_size if lines is not sys.stdin.buffer else 0
+    bar = Progress(
+        TextColumn(f"into {store.path.name}"),
+        BarColumn(),
+        TextColumn("{task.fields[messages]:,} messages, {task.fields[rate]:,.0f}/s"),
+        TimeElapsedColumn(),
+        console=Console(stderr=True),
+        transient=True,
+        disable=not sys.stderr.isatty(),
+    )
+    started = time.monotonic()
+    with bar:
+        task = bar.add_task("import", total=size or None, messages=0, rate=0.0)
+
+        def show() -> None:
+            rate = work.messages / max(time.monotonic() - started, 1e-3)
+            bar.update(task, completed=lines.tell() if size else 0, messages=work.messages, rate=rate)
+
+        work.run(lines, show)

@@ -1,0 +1,119 @@
+"""Values as people write them: durations, times, properties, and the opening of a store for a tool.
+
+What cannot be read is InvalidArgument with the field and the value, which the command line turns into exit status 2.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from pathlib import Path
+
+from .. import DelayedStore, StoreConfig
+from ..opening import stored_span_ms
+from ..store.errors import InvalidArgument
+from ..store.message import MAX_DUE_MS
+
+_DURATION = re.compile(r"(\d{1,15}(?:\.\d{1,9})?)([smhd]?)", re.ASCII)
+_UNIT_SECONDS = {"": 1, "s": 1, "m": 60, "h": 3_600, "d": 86_400}
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MILLISECONDS = re.compile(r"\d{1,20}", re.ASCII)
+
+
+def duration_seconds(field: str, text: str) -> float:
+    """A length of time in seconds: `30`, `30s`, `5m`, `2h`, `1.5d`.
+
+    >>> duration_seconds("after", "5m"), duration_seconds("after", "0.25")
+    (300, 0.25)
+    """
+    match = _DURATION.fullmatch(text.strip())
+    if match is None:
+        raise InvalidArgument(field, text, "expected seconds, or a number with s, m, h or d: 30s, 5m, 2h, 1d")
+    seconds = Decimal(match[1]) * _UNIT_SECONDS[match[2]]
+    return int(seconds) if seconds == seconds.to_integral_value() else float(seconds)
+
+
+def time_ms(field: str, text: str) -> int:
+    """An instant in epoch ms: digits are milliseconds, anything else is ISO 8601 with a zone.
+
+    >>> time_ms("at", "2026-11-21T09:00:00Z"), time_ms("at", "2026-11-21T10:00+01:00")
+    (1795251600000, 1795251600000)
+    """
+    stripped = text.strip()
+    if _MILLISECONDS.fullmatch(stripped):
+        ms = int(stripped)
+    else:
+        try:
+            moment = datetime.fromisoformat(stripped)
+        except ValueError:
+            raise InvalidArgument(
+                field, text, "expected ISO 8601 with a zone (2026-11-21T09:00:00Z) or milliseconds since 1970"
+            ) from None
+        if moment.tzinfo is None:
+            raise InvalidArgument(field, text, "has no zone and could mean any; add Z or an offset such as +01:00")
+        ms = -((_EPOCH - moment) // timedelta(milliseconds=1))  # rounded up, so that nothing is early
+    if not 0 <= ms <= MAX_DUE_MS:
+        raise InvalidArgument(field, text, "not in the years 1970 to 9999")
+    return ms
+
+
+def iso_time(ms: int) -> str:
+    """An instant as ISO 8601 in UTC, with milliseconds where there are any; a number that is no date as it is.
+
+    >>> iso_time(1_795_251_600_000), iso_time(1_500)
+    ('2026-11-21T09:00:00Z', '1970-01-01T00:00:01.500Z')
+    """
+    if not 0 <= ms <= MAX_DUE_MS:
+        return str(ms)
+    moment = _EPOCH + timedelta(milliseconds=ms)
+    return f"{moment:%Y-%m-%dT%H:%M:%S}{f'.{ms % 1000:03d}' if ms % 1000 else ''}Z"
+
+
+def properties_of(pairs: Iterable[str]) -> dict[str, str]:
+    """Properties from `name=value` texts.
+
+    >>> properties_of(["shop=7", "note=a=b"])
+    {'shop': '7', 'note': 'a=b'}
+    """
+    found: dict[str, str] = {}
+    for pair in pairs:
+        name, mark, value = pair.partition("=")
+        if not mark or not name:
+            raise InvalidArgument("--property", pair, "expected name=value")
+        if name in found:
+            raise InvalidArgument("--property", pair, "this name is given twice")
+        found[name] = value
+    return found
+
+
+def require_store(path: Path) -> None:
+    """Refuse a path that holds no store, before anything is opened or made. Raises InvalidArgument."""
+    if not path.exists():
+        raise InvalidArgument("STORE", str(path), "there is no such directory; `duelog send` makes a store")
+    if not path.is_dir() or not (path / "STORE").exists():
+        raise InvalidArgument("STORE", str(path), "this is no store: it has no file named STORE")
+
+
+def open_to_read(path: Path) -> DelayedStore:
+    """Open an existing store read-only, with the span it was made with: beside a writing process too."""
+    require_store(path)
+    return DelayedStore.open(path, _config(path), read_only=True)
+
+
+def open_to_write(path: Path, *, background: bool, create: bool) -> DelayedStore:
+    """Open a store for writing with the span it was made with; where there is none, make it if `create`.
+
+    Raises StoreLocked while another process writes.
+    """
+    if not create:
+        require_store(path)
+    return DelayedStore.open(path, _config(path, background=background))
+
+
+def _config(path: Path, *, background: bool | None = None) -> StoreConfig:
+    span_ms = stored_span_ms(path)
+    if span_ms is None:
+        return StoreConfig(background=background)
+    return StoreConfig(partition_ms=span_ms, background=background)
