@@ -190,7 +190,8 @@ class MainLogReader:
                 body = run.body(entry_id - first) if run is not None else None
                 if body is None:
                     reason = f"marker points at entry {ledger_id}:{entry_id}, which does not exist"
-                    self.set_aside(CorruptEntry(self._main.name, *positions[at], reason))
+                    marker_ledger, marker_entry = positions[at]
+                    self.set_aside(CorruptEntry(self._main.name, marker_ledger, marker_entry, reason))
                     continue
                 slots[markers.slots[at]] = received(body, MessageId(ledger_id, entry_id), positions[at], dues[at])
             except CorruptEntry as error:
