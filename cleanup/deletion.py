@@ -12,7 +12,7 @@ from ..partitions.partition import Partition, partition_path
 from ..partitions.partition_set import PartitionSet
 from ..store import cancellations, catalog, producers
 from ..store import format as fmt
-from ..store.directory import make_directory, move, remove_tree
+from ..store.directory import make_directory, move_away, remove_tree
 from ..store.environment import Environment
 from ..store.failpoints import reach
 from ..store.format import FrontierRecord, PartitionRecord, PartitionState
@@ -90,7 +90,7 @@ def remove_recorded(path: Path, main: Environment, start_ms: int, generation: in
     make_directory(trash.parent)
     if directory.exists():
         remove_tree(trash)
-        move(directory, trash)
+        move_away(directory, trash)
     reach("delete.moved")
     remove_tree(trash)
     reach("delete.removed")

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from ..partitions.partition import partition_path
 from ..store import catalog
-from ..store.directory import make_directory, move, remove_tree
+from ..store.directory import make_directory, move_away, remove_tree
 from ..store.environment import Environment
 from ..store.format import PartitionState
 from .deletion import remove_recorded
@@ -66,5 +66,5 @@ def _clear(directory: Path) -> int:
 def _discard(path: Path, directory: Path) -> None:
     trash = path / "trash" / f"{directory.parent.name}-{directory.name}"
     remove_tree(trash)
-    move(directory, trash)
+    move_away(directory, trash)
     remove_tree(trash)

@@ -248,6 +248,7 @@ class PartitionSet:
     def _build_directory(self, target: Path, start_ms: int, end_ms: int) -> None:
         """A partition directory with an empty first generation, complete and durable under `target`."""
         staged = self._path / "staging" / f"{target.name}-{uuid.uuid4().hex[:8]}"
+        staged.mkdir()  # what is in it is made durable, its place in staging/ need not be
         environment = Environment(
             staged / "g000001", name="staging", durability="commit", map_bytes=self._config.map_bytes, create=True
         )

@@ -59,6 +59,8 @@ def group_by_partition(dues: npt.NDArray[np.int64], span_ms: int) -> list[tuple[
     _require_span(span_ms)
     if not len(dues):
         return []
+    if len(dues) == 1:
+        return [(partition_start(int(dues[0]), span_ms), np.zeros(1, dtype=np.intp))]
     earliest, latest = _require_dues(dues)
     first = earliest - earliest % span_ms
     if latest < first + span_ms:

@@ -42,18 +42,27 @@ def write_file(path: Path, content: bytes) -> None:
 
 
 def move(source: Path, target: Path) -> None:
-    """Rename within one file system, durably: both parents are synced."""
+    """Rename within one file system: `target` is there durably, `source` may come back at a power cut.
+
+    For what is moved out of a place that is cleared at every open.
+    """
     os.rename(source, target)
     sync_directory(target.parent)
-    if source.parent != target.parent:
-        sync_directory(source.parent)
+
+
+def move_away(source: Path, target: Path) -> None:
+    """Rename within one file system: `source` is gone durably, `target` may be gone too at a power cut.
+
+    For what is moved to a place that is cleared at every open.
+    """
+    os.rename(source, target)
+    sync_directory(source.parent)
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a directory and what is in it. One that is not there is fine."""
-    shutil.rmtree(path, ignore_errors=False) if path.exists() else None
-    if path.parent.is_dir():
-        sync_directory(path.parent)
+    """Remove a directory and what is in it, if it is there. At a power cut parts of it may come back."""
+    if path.exists():
+        shutil.rmtree(path)
 
 
 def size_bytes(path: Path) -> int:

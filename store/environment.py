@@ -16,23 +16,24 @@ after fork is refused; a commit that raised is in doubt and closes the environme
 from __future__ import annotations
 
 import os
-import resource
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import lmdb
 
 from . import datafile
+from .commit_counts import CommitCounts
 from .config import Durability
 from .directory import make_directory, sync_directory
 from .errors import BrokenInvariant, ClosedError, DamagedStore, DuelogError, InvalidArgument, StoreFailed, StoreFull
 from .failpoints import reach
 from .format import RUN_PREFIX, unseal
 from .reader_gate import ReaderGate
+from .room import no_room
 from .transaction import Transaction
 
 T = TypeVar("T")
@@ -40,8 +41,6 @@ Work = Callable[[Transaction], T]
 
 MAX_MAP_BYTES = 1 << 44
 """Largest map an environment grows to: virtual address space ends near 2**47."""
-
-_LOW_SPACE_BYTES = 1 << 20
 
 _COMMITS_A_READER_CHECK = 1_000
 """Commits between two looks for readers that were killed inside a transaction: they would hold pages for ever."""
@@ -58,20 +57,6 @@ class _Request:
         self.leads = False
         self.gate = threading.Lock()
         self.gate.acquire()
-
-
-class CommitCounts:
-    """What an environment's commits have done so far: `requests` / `commits` is the sharing ratio."""
-
-    __slots__ = ("commits", "entries", "longest_ns", "requests", "total_ns")
-
-    def __init__(self) -> None:
-        self.commits = 0
-        self.requests = 0
-        self.entries = 0
-        """Entries appended to ledgers."""
-        self.total_ns = 0
-        self.longest_ns = 0
 
 
 class Environment:
@@ -212,6 +197,7 @@ class Environment:
         with self._mutex:
             if request in self._queue:
                 self._queue.remove(request)
+            request.done = True
             if request.leads:
                 self._hand_over(request)
 
@@ -233,11 +219,14 @@ class Environment:
         except BaseException as error:
             # An interrupt of this thread is nobody else's business: the others commit without it. But where memory
             # may not be what is on disk any more, nothing more is written.
-            if self._publishing or isinstance(error, Exception):
+            if self._publishing or (isinstance(error, Exception) and not own.done):
                 self._in_doubt(error)
             with self._mutex:
-                self._queue[:0] = [request for request in batch if request is not own]
-            batch = [own]
+                again = [request for request in batch if request is not own and not request.done]
+                self._queue[:0] = again
+            batch = [request for request in batch if request not in again]
+            for request in again:
+                request.error = None
             raise
         finally:
             for request in batch:
@@ -294,12 +283,14 @@ class Environment:
                 continue
             except lmdb.Error as error:
                 self._publishing = False
-                self._fail(left, self._full(error) or self._in_doubt(error))
+                self._fail(left, no_room(self.path, error) or self._in_doubt(error))
                 return
             self._unsynced = True
             self._last_run = transaction.last_run
             reach("commit.after")
             transaction.committed()
+            for request in left:
+                request.done = True
             self._publishing = False
             self._count(len(left), transaction.entries, time.perf_counter_ns() - started)
             return
@@ -310,33 +301,12 @@ class Environment:
             request.error = error
 
     def _count(self, requests: int, entries: int, elapsed_ns: int) -> None:
-        counts = self.counts
-        counts.commits += 1
-        counts.requests += requests
-        counts.entries += entries
-        counts.total_ns += elapsed_ns
-        counts.longest_ns = max(counts.longest_ns, elapsed_ns)
-        if not counts.commits % _COMMITS_A_READER_CHECK:
-            self._env.reader_check()
+        self.counts.add(requests, entries, elapsed_ns)
+        if not self.counts.commits % _COMMITS_A_READER_CHECK:
+            with suppress(lmdb.Error):  # what is committed stays committed, whatever becomes of this
+                self._env.reader_check()
         if self.observe_commit is not None:
             self.observe_commit(elapsed_ns, requests)
-
-    def _full(self, error: lmdb.Error) -> StoreFull | None:
-        """StoreFull if the commit failed for want of space.
-
-        LMDB writes data pages first and its root page, which lies inside the file, last: a write that
-        found no room left the old root in place, so nothing is in doubt. A write that was cut short is
-        "Input/output error" to it, so the room itself has to be looked at.
-        """
-        text = str(error)
-        space = os.statvfs(self.path)
-        free = space.f_bavail * space.f_frsize
-        limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
-        if limit != resource.RLIM_INFINITY:
-            free = min(free, max(0, limit - (self.path / "data.mdb").stat().st_size))
-        if "No space left" in text or "File too large" in text or "quota" in text or free < _LOW_SPACE_BYTES:
-            return StoreFull(self.path, f"no room to write ({text}); {free} bytes free", free)
-        return None
 
     def _in_doubt(self, error: BaseException) -> StoreFailed:
         self._failed = StoreFailed(self.path, str(error) or type(error).__name__)

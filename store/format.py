@@ -13,8 +13,8 @@ from __future__ import annotations
 import struct
 from enum import IntEnum
 from typing import NamedTuple
-from zlib import crc32
 
+from .checksum import crc32
 from .position import Position
 
 FORMAT_VERSION = 1
@@ -124,6 +124,15 @@ def cursor_key(topic_id: int, subscription: str) -> bytes:
 
 def acked_key(subscription_id: int, ledger_id: int) -> bytes:
     return _KEY_32_64.pack(Table.ACKED, subscription_id, ledger_id)
+
+
+def schedule_key(topic_id: int, name: str) -> bytes:
+    return _KEY_32.pack(Table.SCHEDULE, topic_id) + name.encode()
+
+
+def split_schedule_key(key: bytes) -> tuple[int, str]:
+    """(topic id, schedule name) of a schedule's key."""
+    return trailing_u32(key[:5]), key[5:].decode()
 
 
 def producer_key(topic_id: int, name: str) -> bytes:

@@ -29,8 +29,8 @@ HELD = -1
 class RunLimits(NamedTuple):
     """Where a run of messages is cut (StoreConfig.run_entries, StoreConfig.run_bytes)."""
 
-    entries: int = 128
-    bytes: int = 128 * 1024
+    entries: int = 192
+    bytes: int = 256 * 1024
 
 
 class Replaced(NamedTuple):

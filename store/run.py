@@ -20,11 +20,11 @@ import struct
 from collections.abc import Iterator, Sequence
 from enum import IntEnum
 from typing import Any
-from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
 
+from .checksum import crc32
 from .errors import CorruptEntry
 from .format import split_run_key
 
@@ -43,6 +43,7 @@ FLAG_AHEAD = 0x0002
 _CRC = struct.Struct("<I")
 _LOCATE = struct.Struct("<I")
 _SPAN = struct.Struct("<II")
+_ONE = struct.Struct("<III")
 
 Int64s = npt.NDArray[np.int64]
 UInt32s = npt.NDArray[np.uint32]
@@ -79,13 +80,17 @@ def pack_messages(
     body stands for one that compaction dropped.
     """
     count = len(bodies)
-    columns = np.empty((3, count), dtype="<u4")
-    columns[0] = dues - base_ms
-    columns[1] = np.cumsum(np.fromiter(map(len, bodies), dtype=np.int64, count=count))
-    columns[2] = np.fromiter(map(crc32, bodies), dtype=np.int64, count=count)
+    if count == 1:  # the run of a single send: numpy costs more than the rest of it
+        packed = _ONE.pack(int(dues[0]) - base_ms, len(bodies[0]), crc32(bodies[0]))
+    else:
+        columns = np.empty((3, count), dtype="<u4")
+        columns[0] = dues - base_ms
+        columns[1] = np.cumsum(np.fromiter(map(len, bodies), dtype=np.int64, count=count))
+        columns[2] = np.fromiter(map(crc32, bodies), dtype=np.int64, count=count)
+        packed = columns.tobytes()
     flags = (FLAG_AHEAD if ahead else 0) | (FLAG_CONDITIONAL if replaced is not None else 0)
     rest = HEADER.pack(0, RUN_VERSION, RunKind.MESSAGES, flags, count, base_ms, 0, 0)
-    rest = rest[4:] + columns.tobytes()
+    rest = rest[4:] + packed
     if replaced is not None:
         rest += replaced[0].astype("<u8").tobytes() + replaced[1].astype("<u4").tobytes()
     return _seal(key, rest, bodies)
@@ -203,8 +208,11 @@ def cut(
     (where `base_ms` is None: the base is the smallest due time) due times that fit into 32 bits.
     """
     count = len(sizes)
+    narrow = base_ms is not None or count == 1 or int(dues.max()) - int(dues.min()) <= MAX_DUE_SPAN_MS
+    if narrow and (count == 1 or (count <= max_entries and sum(sizes) <= max_bytes)):
+        yield 0, count
+        return
     ends: npt.NDArray[Any] = np.cumsum(np.fromiter(sizes, dtype=np.int64, count=count))
-    narrow = base_ms is not None or int(dues.max()) - int(dues.min()) <= MAX_DUE_SPAN_MS
     start = 0
     while start < count:
         before = int(ends[start - 1]) if start else 0
