@@ -14,6 +14,7 @@ from duelog.cleanup.sweep import Swept, sweep
 from duelog.cleanup.trim import release_before, remove_runs
 from duelog.markers.firing import Firing
 from duelog.markers.reader import MainLogReader
+from duelog.markers.succession import Succession
 from duelog.markers.tracker import SubscriptionView, TopicDelayTracker
 from duelog.markers.withdrawal import Withdrawals
 from duelog.partitions.followed_set import FollowedPartitionSet
@@ -37,6 +38,7 @@ from .maintenance import Maintenance, TickResult
 from .metrics import StoreMetrics, instruments
 from .opening import StoreLock, create, open_main, read_identity, refuse_foreign
 from .outbox import Outbox
+from .recurring import Recurring
 from .scheduler import Scheduler
 from .sending import Sender
 from .subscription_state import SubscriptionState
@@ -113,6 +115,14 @@ class Engine:
             self.clock,
             config,
         )
+        succession = Succession(
+            self.main, self.partitions, self.firing, self.clock, config, self.topics.run_limits
+        )
+        self.recurring = Recurring(
+            self.main, self.topics, succession, self.clock, config.max_message_bytes, self.wake
+        )
+        if not read_only:
+            self.maintenance.recurring = self.recurring
         self.topics.look_at = self.maintenance.look_at
         self.partitions.created = lambda partition: self.wake()
         self.metrics = None if read_only else StoreMetrics(self, instruments())
@@ -228,6 +238,8 @@ class Engine:
                     for ledger_id, _ in list(catalog.acked(transaction.raw, record.subscription_id)):
                         transaction.delete(fmt.acked_key(record.subscription_id, ledger_id))
                     transaction.delete(fmt.cursor_key(topic_id, name))
+                for key, _ in list(catalog.rows(transaction.raw, fmt.prefix(fmt.Table.SCHEDULE, topic_id))):
+                    transaction.delete(key)
                 for _, name, _ in producers.names(transaction.raw, topic_id):
                     transaction.delete(fmt.producer_key(topic_id, name))
                 for _, start_ms, _ in list(catalog.frontiers(transaction.raw, topic_id)):

@@ -34,6 +34,7 @@ from duelog.store.set_aside import SetAside
 
 from .ack_flusher import AckFlusher
 from .expiry import Expiry
+from .recurring import Recurring
 from .topic_state import TopicState
 from .topics import Topics
 
@@ -105,6 +106,7 @@ class Maintenance:
         self._given_up: list[tuple[int, int]] = []  # (topic id, ledger id) whose runs are to be removed
         self._seen: tuple[int, float] | None = None
         self.wake: Callable[[], None] = _nobody_sleeps
+        self.recurring: Recurring | None = None
         self.on_trim: Callable[[int], None] | None = None
         self.on_delete: Callable[[int], None] | None = None
 
@@ -149,6 +151,9 @@ class Maintenance:
             more = False
             with _going_on(full):
                 fired, closed, saved, more = self._advance(now_ms)
+            with _going_on(full):
+                if self.recurring is not None:
+                    self.recurring.run(now_ms)
             with _going_on(full):
                 self._expiry.run(now_ms, self.look_at)
             with _going_on(full):
@@ -303,6 +308,7 @@ class Maintenance:
             self._firing.next_close_ms(),
             self._flusher.due_ms(),
             self._expiry.due_ms(),
+            None if self.recurring is None else self.recurring.next_due_ms(),
             min(times, default=None),
         )
         return min((due_ms for due_ms in candidates if due_ms is not None), default=None)

@@ -21,8 +21,10 @@ from duelog.store.position import MessageId
 from .dispatcher import SubscriptionType
 from .engine import Engine
 from .producer import Producer, load_producer
+from .recurring import Schedule
 from .stats import TopicStats, topic_stats
 from .subscription import Subscription
+from .timetable import Timetable
 from .topic_state import TopicState
 
 _TYPES = ("exclusive", "failover", "shared", "key_shared")
@@ -258,6 +260,51 @@ class Topic:
         self._engine.check_open()
         outcome = self._engine.withdrawals.states(self._existing().log, _ids([message_id]))[0]
         return _STATES[outcome]
+
+    # -- recurring ---------------------------------------------------------------------------------
+
+    def every(
+        self,
+        name: str,
+        *,
+        cron: str | None = None,
+        interval: float | timedelta | None = None,
+        timezone: str = "UTC",
+        payload: bytes = b"",
+        key: str | None = None,
+        properties: Mapping[str, str] | None = None,
+    ) -> Schedule:
+        """Have a message sent again and again: by `cron` in `timezone` (an IANA name), or each `interval`.
+
+        interval: seconds or a timedelta, 1 s at least, from now. The schedule is kept under `name`: to ask for the
+        same again changes nothing, for another replaces it. After a stop the occurrence that waited comes once,
+        and then the next after now. Durable when it returns. Raises InvalidArgument, StoreFull, StoreFailed.
+        """
+        self._engine.check_writable()
+        validate_subscription_name(name, "schedule")
+        table = Timetable.make(cron, interval, timezone)
+        message = Message(payload, key=key, properties=properties)
+        encode_one(message, 0, self._engine.config.max_message_bytes)
+        return self._engine.recurring.every(self._state(self._engine.clock.now_ms()), name, table, message)
+
+    def schedules(self) -> list[Schedule]:
+        """The topic's schedules by name. Raises UnknownTopic."""
+        return self._engine.recurring.of_topic(self._existing())
+
+    def pause_schedule(self, name: str) -> Schedule | None:
+        """Take a schedule's waiting occurrence back, until it is resumed; None: there is no such schedule."""
+        self._engine.check_writable()
+        return self._engine.recurring.pause(self._existing(), name)
+
+    def resume_schedule(self, name: str) -> Schedule | None:
+        """Go on with the first occurrence after now; None: there is no such schedule."""
+        self._engine.check_writable()
+        return self._engine.recurring.resume(self._existing(), name)
+
+    def remove_schedule(self, name: str) -> bool:
+        """End a schedule and take its waiting occurrence back; False: there is no such schedule."""
+        self._engine.check_writable()
+        return self._engine.recurring.remove(self._existing(), name)
 
     # -- looking -----------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 The next message is appended to its partition as a conditional entry, on disk before anything points at it. Then one
 main transaction changes the caller's record, admits the entry, and cancels the message before where it is still to be
-replaced. A crash in between leaves an entry that never fires and the record as it was: no occurrence is lost or doubled.
+replaced. A crash in between leaves an entry that never fires and the record as it was: none is lost or doubled.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from collections.abc import Callable
 from pyroaring import BitMap
 
 from ..partitions.partition import Partition
-from ..store.failpoints import reach
 from ..store.managed_ledger import ManagedLedger
 from ..store.position import MessageId
 from ..store.transaction import Transaction
@@ -52,7 +51,6 @@ class Succession(Withdrawals):
                     new = self._append_conditional(log.topic_id, [old or NOBODY], [due_ms], bodies, now_ms, leased)
                 new_id = MessageId(new[0].ledger_id, new[0].first_entry) if new else None
                 self._sync(logs)
-                reach("succession.appended")
 
                 def work(transaction: Transaction) -> tuple[bool, list[BitMap], list[BitMap]]:
                     goes = record(transaction, new_id)
@@ -61,7 +59,6 @@ class Succession(Withdrawals):
                     return goes, withdrawn, [self._admit_in(transaction, appended, taken, {}) for appended in new]
 
                 goes, withdrawn, admitted = self._main.write(work)
-                reach("succession.recorded")
                 if goes:
                     for found, entries in zip(logs, withdrawn, strict=True):
                         self._withdraw(log.topic_id, found, entries)

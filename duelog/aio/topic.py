@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 import duelog
 from duelog import producer
 from duelog.dispatcher import SubscriptionType
+from duelog.recurring import Schedule
 from duelog.stats import TopicStats
 
 from .subscription import Subscription
@@ -107,6 +108,46 @@ class Topic:
     async def fire_now(self, message_id: duelog.MessageId) -> duelog.MessageId | None:
         """As `duelog.Topic.fire_now`."""
         return await self._threads.run(self._topic.fire_now, message_id)
+
+    async def every(
+        self,
+        name: str,
+        *,
+        cron: str | None = None,
+        interval: float | timedelta | None = None,
+        timezone: str = "UTC",
+        payload: bytes = b"",
+        key: str | None = None,
+        properties: Mapping[str, str] | None = None,
+    ) -> Schedule:
+        """As `duelog.Topic.every`."""
+        every = self._topic.every
+        return await self._threads.run(
+            every,
+            name,
+            cron=cron,
+            interval=interval,
+            timezone=timezone,
+            payload=payload,
+            key=key,
+            properties=properties,
+        )
+
+    async def schedules(self) -> list[Schedule]:
+        """As `duelog.Topic.schedules`."""
+        return await self._threads.run(self._topic.schedules)
+
+    async def pause_schedule(self, name: str) -> Schedule | None:
+        """As `duelog.Topic.pause_schedule`."""
+        return await self._threads.run(self._topic.pause_schedule, name)
+
+    async def resume_schedule(self, name: str) -> Schedule | None:
+        """As `duelog.Topic.resume_schedule`."""
+        return await self._threads.run(self._topic.resume_schedule, name)
+
+    async def remove_schedule(self, name: str) -> bool:
+        """As `duelog.Topic.remove_schedule`."""
+        return await self._threads.run(self._topic.remove_schedule, name)
 
     async def state(self, message_id: duelog.MessageId) -> str:
         """As `duelog.Topic.state`."""
