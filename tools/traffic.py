@@ -7,6 +7,8 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
+from datetime import timedelta
 from enum import StrEnum
 from pathlib import Path
 from typing import IO, Annotated
@@ -164,9 +166,15 @@ def import_(
     batch: Annotated[
         int, typer.Option(min=1, max=1_000_000, help="Messages that are checked and written together.")
     ] = 5_000,
+    ics: Annotated[
+        bool, typer.Option("--ics", help="The file is a calendar: schedule its reminders. Needs duelog[calendar].")
+    ] = False,
+    topic: Annotated[str, typer.Option(metavar="TOPIC", help="With --ics: where the reminders go.")] = "reminders",
+    timezone: Annotated[str, typer.Option(metavar="ZONE", help="With --ics: zone of times that have none.")] = "UTC",
+    days: Annotated[int, typer.Option(min=1, max=36_500, help="With --ics: how far ahead.")] = 366,
     json_: Json = False,
 ) -> None:
-    """Send messages from a file of JSON lines, in batches.
+    """Send messages from a file of JSON lines, in batches; or the reminders of a calendar.
 
     A line has "topic", "payload" (text) or "payload_base64", and if wanted "deliver_at" (a time) or "deliver_after"
     (a duration), "key", "properties" (text by name):
@@ -180,8 +188,12 @@ def import_(
 
     ```
     duelog import data messages.jsonl
+    duelog import data --ics calendar.ics --timezone Europe/Rome
     ```
     """
+    if ics:
+        _import_calendar(store, file, topic, timezone, days, json_)
+        return
     with _input(file) as lines, open_to_write(store, background=False, create=True) as opened:
         started = time.monotonic()
         work = Import(opened, batch_messages=batch)
@@ -196,6 +208,20 @@ def import_(
         write_json({"messages": work.messages, "topics": work.topics, "seconds": round(seconds, 3)})
     else:
         write_line(f"{work.messages:,} messages to {work.topics:,} topics in {seconds:.1f} s")
+
+
+def _import_calendar(store: Path, file: str, topic: str, timezone: str, days: int, json_: bool) -> None:
+    from .import_ics import import_ics
+
+    try:
+        with _input(file) as calendar, open_to_write(store, background=False, create=True) as opened:
+            done = import_ics(opened, calendar, topic, timezone=timezone, horizon=timedelta(days=days))
+    except ImportError as error:
+        raise InvalidArgument("--ics", file, f"{error}; pip install 'duelog[calendar]'") from None
+    if json_:
+        write_json(asdict(done))
+    else:
+        write_line(f"{done.messages:,} reminders to {topic}; {done.past:,} are past")
 
 
 @contextmanager
