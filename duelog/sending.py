@@ -29,6 +29,9 @@ from .topic_state import TopicState
 
 _THREADS = 8
 
+_new_id = functools.partial(tuple.__new__, MessageId)
+"""MessageId of a pair, without the Python function that a named tuple's constructor is."""
+
 Write = Callable[[Transaction], None]
 Also = Callable[[Transaction, Sequence[int]], None]
 """Writes more in the transaction that stores some rows of a batch; a unit of work, so it may run again."""
@@ -78,7 +81,7 @@ class Sender:
             return self._ids([(None, self._append(topic, groups[0][0], batch, now_ms, extra))], count)
         jobs: list[tuple[Any, Callable[[], list[Segment]]]] = []
         for start, rows in groups:
-            part = EncodedBatch(batch.dues[rows], batch.delayed[rows], [batch.bodies[row] for row in rows.tolist()])
+            part = batch.rows(rows.tolist())
             extra = _bind(also, rows.tolist()) if also is not None else None
             jobs.append((rows, functools.partial(self._append, topic, start, part, now_ms, extra)))
         return self._ids(self._side_by_side(jobs), count)
@@ -131,6 +134,9 @@ class Sender:
 
     @staticmethod
     def _ids(written: Sequence[tuple[Any, list[Segment]]], count: int) -> list[MessageId]:
+        if len(written) == 1 and written[0][0] is None and len(written[0][1]) == 1:
+            ledger_id, first, _ = written[0][1][0]
+            return [MessageId(ledger_id, first + at) for at in range(count)]
         ledgers = np.empty(count, dtype=np.int64)
         entries = np.empty(count, dtype=np.int64)
         for rows, segments in written:
@@ -140,7 +146,7 @@ class Sender:
                 ledgers[where] = ledger_id
                 entries[where] = np.arange(first, first + length)
                 at += length
-        return list(map(MessageId, ledgers.tolist(), entries.tolist()))
+        return list(map(_new_id, zip(ledgers.tolist(), entries.tolist(), strict=True)))
 
     def close(self) -> None:
         with self._pool_lock:

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Self
 
 from duelog.store.clock import ManualClock, StoreClock
-from duelog.store.errors import ClosedError, InvalidArgument, UnknownSubscription
+from duelog.store.errors import ClockJumped, ClosedError, DuelogError, InvalidArgument, StoreFull, UnknownSubscription
 from duelog.store.message import ReceivedMessage, at_ms
 from duelog.store.position import MessageId, Position
 
@@ -65,8 +65,8 @@ class Subscription:
         time is over. A store on a ManualClock without a background thread does not wait at all, since
         nothing moves its clock meanwhile: it returns what is due.
 
-        Raises ClosedError when the subscription or the store is closed, also while waiting; and what stopped
-        the background thread (StoreFull, ClockJumped, ...) when there is nothing to hand out.
+        Raises ClosedError when the subscription or the store is closed, also while waiting; and what keeps the
+        store from firing (StoreFull, ClockJumped, ...) when there is nothing to hand out.
         """
         engine, topic = self._engine, self._topic
         deadline_ms = deadline_of(engine.clock.now_ms(), timeout)
@@ -126,9 +126,15 @@ class Subscription:
         while True:
             self._check_usable()
             due_ms, more = None, False
-            if engine.scheduler is None:
-                done, more = engine.slice()
-                due_ms = done.next_due_ms
+            stopped: DuelogError | None = None
+            if engine.scheduler is not None:
+                stopped = engine.scheduler.error
+            else:
+                try:
+                    done, more = engine.slice()
+                    due_ms = done.next_due_ms
+                except (StoreFull, ClockJumped) as error:
+                    stopped = error
             now_ms = engine.clock.now_ms()
             with self._state.lock:
                 dispatcher = self._dispatcher()
@@ -146,8 +152,8 @@ class Subscription:
                 continue
             if more:  # fired for another topic, or still loading
                 continue
-            if engine.scheduler is not None and engine.scheduler.error is not None:
-                raise engine.scheduler.error
+            if stopped is not None:
+                raise stopped
             return [], min((ms for ms in (*again, due_ms) if ms is not None), default=None)
 
     def _settle(self, batch: list[ReceivedMessage]) -> list[ReceivedMessage]:

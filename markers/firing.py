@@ -359,9 +359,8 @@ class Firing:
         """Have the pages that due times were read from no longer count as memory of this process."""
         for start_ms in self._loaded:
             partition = self._partitions.get(start_ms)
-            if partition is not None and partition.dues_read >= _MANY_DUES:
+            if partition is not None and partition.dues_read >= _MANY_DUES and partition.environment.give_back_pages():
                 partition.dues_read = 0
-                partition.environment.give_back_pages()
 
     def _saveable(self) -> dict[int, tuple[Partition, list[LogFiring]]]:
         loading = None if self._loading is None else self._loading[0]

@@ -65,7 +65,8 @@ def rebuild_log(
 
     `set_aside` is told of each run whose header is damaged, as by a start that replays the log: one from the new
     snapshot does not come across it. `progress` is told, some ms apart, how many further entries have been read.
-    O(bytes of the log); 4 bytes of memory a pending message. Raises StoreFull, StoreFailed, CorruptRecord (the catalog is damaged).
+    O(bytes of the log); 4 bytes of memory a pending message. Raises StoreFull, StoreFailed, CorruptRecord (the
+    catalog is damaged).
     """
     rebuild = _Rebuild(main, environment, topic_id, ledger_id, start_ms, bucket_ms, set_aside)
     return rebuild.run(part_bytes, created_ms, progress)

@@ -56,7 +56,7 @@ class EncodedBatch:
 
     def rows(self, rows: list[int]) -> EncodedBatch:
         """Some of the messages, by their places in the batch."""
-        return EncodedBatch(self.dues[rows], self.delayed[rows], [self.bodies[row] for row in rows])
+        return EncodedBatch(self.dues[rows], self.delayed[rows], list(map(self.bodies.__getitem__, rows)))
 
 
 class _Local(threading.local):

@@ -9,11 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 try:
-    from isal.isal_zlib import crc32 as _crc32
+    from isal.isal_zlib import crc32 as _crc32  # type: ignore[import-not-found,unused-ignore]
 except ImportError:
     from zlib import crc32 as _crc32
-
-Buffer = bytes | bytearray | memoryview
 
 crc32: Callable[..., int] = _crc32
 """`crc32(data, value=0)`: the checksum of `data`, going on from `value`."""

@@ -41,7 +41,9 @@ class StoreConfig:
         and never corrupts. ``"none"``: it is in the page cache; a process crash loses nothing, a power loss may lose
         everything or leave an unusable file. For data that can be made again.
     inline_delay_ms: a message due within this goes to the main log at once and is tracked in memory until due; 0:
-        none does. Longer saves the second write of short delays and holds up trimming of the main log by as much.
+        none does, which is the default: a message in the main log counts as fired, so that it can be neither
+        cancelled nor rescheduled, and what it saves is one write of two where messages are sent one by one, and
+        little in batches (`make bench ARGS=short_delays`). Longer saves the second write of short delays and holds up trimming of the main log by as much.
     retention_ms: how long acknowledged ledgers of a main log are kept, from when they are closed; 0: not by age.
     retention_bytes: how many bytes of the newest acknowledged ledgers of a main log are kept; 0: not by size. A
         ledger is kept as long as either setting asks for it. Both cost disk only, and allow seeking back.
@@ -91,8 +93,8 @@ class StoreConfig:
     map_bytes: address space of each environment at its opening, 1 MiB to 64 TiB; 16 GiB. It costs no disk or memory,
         and is grown when full, for the price of one transaction done twice. On machines with little address space
         max_open_partitions times this must fit.
-    run_entries: most entries of one run (one LMDB value), 1 to 65,535; 192: a batch of 1,000 spread over a week is a run a day. Longer runs take less disk and more
-        reading for a single message.
+    run_entries: most entries of one run (one LMDB value), 1 to 65,535; 192, so that a batch of 1,000 spread over a
+        week is one run a day. Longer runs take less disk and more reading for a single message.
     run_bytes: size at which a run is cut, 1 KiB to 1 GiB; 256 KiB. A larger message is a run of its own.
     """
 

@@ -25,7 +25,7 @@ from typing import Any, TypeVar, cast
 
 import lmdb
 
-from . import datafile
+from . import datafile, pages
 from .commit_counts import CommitCounts
 from .config import Durability
 from .directory import make_directory, sync_directory
@@ -156,6 +156,8 @@ class Environment:
             return self._env.begin(buffers=True)
         except lmdb.MapResizedError:
             return None
+        except lmdb.PanicError as error:  # the root page could not be written: LMDB lets nobody read either
+            raise (self._failed or self._in_doubt(error)) from error
 
     def get(self, key: bytes) -> bytes | None:
         """Fields of a small record, in a read transaction of its own. Raises CorruptRecord."""
@@ -283,7 +285,8 @@ class Environment:
                 continue
             except lmdb.Error as error:
                 self._publishing = False
-                self._fail(left, no_room(self.path, error) or self._in_doubt(error))
+                full = None if self._panicked() else no_room(self.path, error)
+                self._fail(left, full or self._in_doubt(error))
                 return
             self._unsynced = True
             self._last_run = transaction.last_run
@@ -294,6 +297,14 @@ class Environment:
             self._publishing = False
             self._count(len(left), transaction.entries, time.perf_counter_ns() - started)
             return
+
+    def _panicked(self) -> bool:
+        """Whether it was the root page that a commit could not write: it is in doubt then, for whatever reason."""
+        try:
+            self._env.begin().abort()
+        except lmdb.PanicError:
+            return True
+        return False
 
     @staticmethod
     def _fail(requests: list[_Request], error: BaseException) -> None:
@@ -321,14 +332,22 @@ class Environment:
             self._env.set_mapsize(self._map_bytes)
         return True
 
-    def give_back_pages(self) -> None:
+    def give_back_pages(self) -> bool:
         """Have what was read through the map no longer count as memory of this process; it may stay in the page cache.
 
-        For whoever has read much that will not be read again soon. Waits for readers and the commit under way.
+        For whoever has read much that will not be read again soon. Waits for nobody: False, and nothing is done,
+        while somebody reads, copies or commits.
         """
-        with self._committing, self._gate.alone():
-            self._check_open()
-            self._env.set_mapsize(self._map_bytes)  # LMDB maps the file anew
+        if not self._committing.acquire(blocking=False):
+            return False
+        try:
+            with self._gate.alone_at_once() as alone:
+                self._check_open()
+                if alone:
+                    self._env.set_mapsize(self._map_bytes)  # LMDB maps the file anew
+                return alone
+        finally:
+            self._committing.release()
 
     def sync(self) -> None:
         """Make every commit so far durable whatever `durability` is. Raises StoreFailed, StoreFull."""
@@ -344,6 +363,35 @@ class Environment:
             except lmdb.Error as error:
                 self._unsynced = True
                 raise self._in_doubt(error) from error
+
+    # -- as a file -----------------------------------------------------------------------------
+
+    def find_problems(self) -> list[str]:
+        """What is wrong with the pages of the data file, as of one commit (see pages.find_problems). O(pages).
+
+        Reads the file beside LMDB, so that it does not die of what it finds; until it is done no page is reused.
+        Raises DamagedStore.
+        """
+        while True:
+            with self.read() as raw:
+                found = pages.find_problems(self.path, raw.id())
+            if found is not None:
+                return found
+
+    def copy(self, path: Path) -> None:
+        """Copy what is committed now into `path`, an existing empty directory, compacted and on disk.
+
+        Beside readers and writers; the map does not move and no page is reused meanwhile. Raises StoreFull.
+        """
+        with self._gate.reading():
+            self._check_open()
+            try:
+                self._env.copy(os.fspath(path), compact=True)
+                with (path / "data.mdb").open("rb") as file:
+                    os.fsync(file.fileno())
+            except (lmdb.Error, OSError) as error:
+                raise StoreFull(path, f"cannot be copied to: {error}") from error
+        sync_directory(path)
 
     # -- life ----------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from .checksum import crc32
+from .errors import DuelogError
 from .position import Position
 
 FORMAT_VERSION = 1
@@ -61,7 +62,7 @@ _CRC = struct.Struct("<I")
 CRC_BYTES = _CRC.size
 
 
-class CorruptRecord(ValueError):
+class CorruptRecord(DuelogError, ValueError):
     """A small record does not match its checksum or its layout; callers add where it was."""
 
 

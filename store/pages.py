@@ -13,6 +13,7 @@ Source: the layout of LMDB 0.9 (MDB_page, MDB_node, MDB_meta, MDB_db in mdb.c).
 
 from __future__ import annotations
 
+import itertools
 import os
 import struct
 from collections.abc import Iterator
@@ -88,7 +89,7 @@ def metas_disagree(metas: list[MetaPage]) -> str | None:
     state back or let the next commit overwrite the newest, is seen. After a power cut with durability "relaxed" or
     "none" the page in force may be several commits ahead of the other one, which alone is no problem.
     """
-    if len(metas) < 2:  # noqa: PLR2004 - there are two
+    if len(metas) < 2:
         return "a meta page cannot be read"
     older, newer = metas
     if newer.transaction == 0:
@@ -120,7 +121,7 @@ def read_values(directory: Path) -> Iterator[tuple[bytes, bytes]]:
     with open_file(directory) as descriptor:
         page_bytes = _page_bytes(descriptor)
         for meta in reversed(read_metas(descriptor, page_bytes)):
-            tree = Tree(descriptor, page_bytes, meta.last_page, meta.main, integer_keys=False)
+            tree = Tree(descriptor, page_bytes, _pages(descriptor, page_bytes) - 1, meta.main, integer_keys=False)
             seen: set[bytes] = set()
             for key, value in tree.items(values=True):
                 if key not in seen:
@@ -137,6 +138,10 @@ def _page_bytes(descriptor: int) -> int:
             if meta.free.pad == candidate:
                 return candidate
     return 4096
+
+
+def _pages(descriptor: int, page_bytes: int) -> int:
+    return -(-os.fstat(descriptor).st_size // page_bytes)
 
 
 def _find(descriptor: int, transaction: int | None) -> list[str] | None:
@@ -159,9 +164,10 @@ def _find(descriptor: int, transaction: int | None) -> list[str] | None:
     if meta.free.pad != page_bytes or not meta.free.flags & _INTEGER_KEYS or meta.main.flags or meta.main.pad:
         problems.append("the settings in the meta page are not those of a store")
     used = BitMap64([0, 1])
+    pages_there = _pages(descriptor, page_bytes)
     free: list[int] = []
     for name, record, integer_keys in (("tree", meta.main, False), ("list of free pages", meta.free, True)):
-        tree = Tree(descriptor, page_bytes, meta.last_page, record, integer_keys=integer_keys)
+        tree = Tree(descriptor, page_bytes, min(meta.last_page, pages_there - 1), record, integer_keys=integer_keys)
         for _, value in tree.items(values=integer_keys):
             if integer_keys:
                 free += _free_pages(value, problems)
@@ -186,6 +192,6 @@ def _free_pages(value: bytes, problems: list[str]) -> list[int]:
     if not numbers or numbers[0] != len(numbers) - 1:
         problems.append("list of free pages: a list is not as long as it says")
         return []
-    if any(after >= before for before, after in zip(numbers[1:], numbers[2:], strict=False)):
+    if any(after >= before for before, after in itertools.pairwise(numbers[1:])):
         problems.append("list of free pages: a list is out of order")
     return numbers[1:]

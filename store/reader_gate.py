@@ -51,3 +51,9 @@ class ReaderGate:
             finally:
                 self._wanted -= 1
                 self._condition.notify_all()
+
+    @contextmanager
+    def alone_at_once(self) -> Iterator[bool]:
+        """The same without waiting: False when somebody is inside, and then nobody is kept out."""
+        with self._condition:
+            yield not self._readers

@@ -10,10 +10,10 @@ from typing import Annotated
 
 import typer
 
-from .. import DelayedStore, Finding
+from .. import DelayedStore
 from ..partitions.timespan import directory_name
 from ..stats import SubscriptionStats, TopicStats
-from ..store.errors import DamagedStore, InvalidArgument
+from ..store.errors import InvalidArgument
 from ..store.format import Table
 from .dump import open_environment, partition_directory, rows
 from .output import (
@@ -25,6 +25,7 @@ from .output import (
     write_line,
     write_table,
 )
+from .store_check import check_store
 from .traffic import Json, Store, TopicName
 from .values import iso_time, open_to_read, require_store, time_ms
 
@@ -187,18 +188,17 @@ def check(
     deep: Annotated[bool, typer.Option("--deep", help="Read and decode every payload too.")] = False,
     json_: Json = False,
 ) -> None:
-    """Look for damage: every checksum of headers and records, and whether they fit together. Exit status 1: found some.
+    """Look for damage: every page, checksum of headers and records, and whether all fits. Exit status 1: found some.
+
+    Works beside a writing process, and on a store that would kill whoever reads it: what the pages of a file make
+    suspicious is read in a child process, whose death is a finding.
 
     ```
     duelog check data --deep
     ```
     """
     require_store(store)
-    try:
-        with open_to_read(store) as opened:
-            findings = list(opened.check(deep=deep))
-    except DamagedStore as error:
-        findings = [Finding("error", "damaged-store", str(error.path), error.reason, "restore a backup")]
+    findings = check_store(store, deep=deep)
     for finding in findings:
         if json_:
             write_json(asdict(finding))

@@ -95,21 +95,22 @@ def arm(point: str | None, count: int) -> None:
 
 def look_for_litter(store: DelayedStore) -> None:
     """What an opened store must not have: leftovers of a crash, and findings."""
-    for folder in ("staging", "trash"):
-        for child in sorted((store.path / folder).iterdir()):
-            say("trouble", f"{folder}/ holds {child.name} after opening")
-    partitions = store._engine.partitions
-    registered = {str(partition.path.relative_to(store.path / "partitions")) for partition in partitions}
-    found = {
-        f"{directory.name}/{generation.name}"
-        for directory in (store.path / "partitions").iterdir()
-        for generation in directory.iterdir()
-    }
-    for name in sorted(registered ^ found):
-        say("trouble", f"partition {name} is {'not registered' if name in found else 'missing'} after opening")
-    for partition in partitions:
-        if partition.state is PartitionState.DELETING:
-            say("trouble", f"the deletion of {partition.name} was not finished by opening")
+    with store._engine.maintenance.lock:  # the scheduler may be at work already
+        for folder in ("staging", "trash"):
+            for child in sorted((store.path / folder).iterdir()):
+                say("trouble", f"{folder}/ holds {child.name} after opening")
+        partitions = store._engine.partitions
+        registered = {str(partition.path.relative_to(store.path / "partitions")) for partition in partitions}
+        found = {
+            f"{directory.name}/{generation.name}"
+            for directory in (store.path / "partitions").iterdir()
+            for generation in directory.iterdir()
+        }
+        for name in sorted(registered ^ found):
+            say("trouble", f"partition {name} is {'not registered' if name in found else 'missing'} after opening")
+        for partition in partitions:
+            if partition.state is PartitionState.DELETING:
+                say("trouble", f"the deletion of {partition.name} was not finished by opening")
     for finding in check(store._engine, deep=True):
         say("trouble", f"check: {finding}")
 
@@ -231,8 +232,8 @@ class Worker:
             return False
         now_ms = self.store.clock.now_ms()
         for message in messages:
-            # A message without a delay is due when it is sent, and a clock may be set back while the store is closed.
-            if message.due_ms > max(now_ms, message.publish_ms):
+            # What went into the main log directly was due then; the clock may have been set back while it was closed.
+            if message.due_ms > now_ms and tuple(message.message_id) != tuple(message.position):
                 say("trouble", f"{message.message_id} of {topic} was delivered {message.due_ms - now_ms} ms early")
         say("got", topic, subscription.name, [[*m.message_id, *m.position, _text(m)] for m in messages])
         if subscription.name == DURABLE or durable:

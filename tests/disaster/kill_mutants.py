@@ -123,6 +123,9 @@ class _MovesFirst:
             reach("delete.moved")
         return self._main.write(work)
 
+    def sync(self) -> None:
+        self._main.sync()
+
 
 def trash_before_record() -> None:
     """A partition's directory is moved to trash/ before its deletion is recorded."""

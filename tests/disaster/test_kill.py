@@ -152,7 +152,7 @@ MUTANTS = {
     "frontier_before_markers": ("fire.after", "never got"),
     "trash_before_record": ("delete.moved", "is registered in the catalog, and is missing"),
     "register_before_rename": ("partition.registered", "is registered in the catalog, and is missing"),
-    "ack_before_disk": ("commit.after", "again after its durable acknowledgement"),
+    "ack_before_disk": ("acks.before", "again after its durable acknowledgement"),
     "no_sweep": ("directory.renamed", "is not registered after opening"),
 }
 """Wrong engines of kill_mutants, where each is killed, and how the harness must complain."""

@@ -1,11 +1,18 @@
-"""What a store holds, so that a test can see that nothing has changed."""
+"""Stores made for tests, and what one holds, so that a test can see that nothing has changed."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
-from duelog import DelayedStore
+import pytest
+
+from duelog import DelayedStore, DuelogError, ManualClock, Message, StoreConfig
 from duelog.store.environment import Environment
+from tests.conftest import START_MS
+
+HOUR_MS = 3_600_000
+CONFIG = StoreConfig(partition_ms=HOUR_MS, ledger_max_entries=5)
 
 
 def records(store: DelayedStore) -> dict[str, object]:
@@ -35,3 +42,39 @@ def files(path: Path) -> dict[str, bytes | None]:
         for found in sorted(path.rglob("*"))
         if found.name not in locks
     }
+
+
+def fill(path: Path, hours: int = 3) -> None:
+    """Make a store with two fired messages and one in each of the next hours, and close it."""
+    with DelayedStore.open(path, CONFIG, clock=ManualClock(START_MS)) as store:
+        topic = store.topic("a")
+        topic.subscribe("reader").close()
+        topic.send_batch([Message(b"now"), Message(b"now")])
+        topic.send_batch([Message(b"later %d" % hour, deliver_after=3600 * hour + 1) for hour in range(hours)])
+
+
+def partition_directories(path: Path) -> list[Path]:
+    """The directories of the partitions, earliest first."""
+    return sorted((path / "partitions").iterdir())
+
+
+def refused(path: Path, error: type[DuelogError], config: StoreConfig = CONFIG, *, twice: bool = True) -> Any:
+    """The error with which opening is refused; nothing changes, and it is refused again in the same way."""
+    before = files(path) if path.is_dir() else path.read_bytes()
+    with pytest.raises(error) as caught:
+        DelayedStore.open(path, config, clock=ManualClock(START_MS))
+    assert (files(path) if path.is_dir() else path.read_bytes()) == before
+    assert str(path) in str(caught.value)
+    if twice:
+        assert str(refused(path, error, config, twice=False)) == str(caught.value)
+    return caught.value
+
+
+def main_of(path: Path) -> Environment:
+    """The main environment of a closed store, to be changed by a test."""
+    return Environment(path / "main", name="main")
+
+
+def shown(error: DuelogError, value: object) -> bool:
+    """Whether an error's text has the value in it, shortened where it is long."""
+    return repr(value)[:100] in str(error)

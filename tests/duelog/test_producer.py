@@ -78,8 +78,8 @@ def test_a_batch_broken_off_between_its_partitions_is_completed_by_sending_it_ag
     clock.advance(36_000_000)
     consumer = topic.subscribe("s")
     got: list[int] = []
-    while batch := consumer.receive(1_000):
-        got += [int(message.payload) for message in batch]
+    while received := consumer.receive(1_000):
+        got += [int(message.payload) for message in received]
     assert sorted(got) == list(range(number))
 
 

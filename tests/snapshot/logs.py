@@ -91,4 +91,5 @@ def drained(restored: Restored) -> list[tuple[int, int]]:
 
 def scattered(count: int, *, seed: int = 1, span_ms: int = 2_000) -> list[int]:
     """Due times all over the first seconds of the partition."""
-    return np.random.default_rng(seed).integers(START_MS, START_MS + span_ms, count).tolist()
+    dues: list[int] = np.random.default_rng(seed).integers(START_MS, START_MS + span_ms, count).tolist()
+    return dues

@@ -102,9 +102,7 @@ class History(RuleBasedStateMachine):
     @rule(data=st.data(), after_ms=st.integers(1, 400))
     def reschedule(self, data: st.DataObject, after_ms: int) -> None:
         """A message sent before gets another time: a conditional entry."""
-        moved = self.topic.reschedule(
-            data.draw(st.sampled_from(self.ids)), deliver_at=self.clock.now_ms() + after_ms
-        )
+        moved = self.topic.reschedule(data.draw(st.sampled_from(self.ids)), deliver_at=self.clock.now_ms() + after_ms)
         if moved is not None:
             self.ids.append(moved)
 

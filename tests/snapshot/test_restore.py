@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from duelog.partitions.window import Dues, Ids
 from duelog.snapshot.writer import write_snapshot
 from duelog.store.environment import Environment
 from duelog.store.format import snapshot_meta_key
@@ -44,7 +45,12 @@ def test_due_times_are_read_for_one_bucket_only(environment: Environment) -> Non
     log.fire(2_500)
     read: list[int] = []
     original = log.due_of
-    log.due_of = lambda ids: (read.append(len(ids)), original(ids))[1]  # type: ignore[method-assign]
+
+    def counting(ids: Ids) -> Dues:
+        read.append(len(ids))
+        return original(ids)
+
+    log.due_of = counting  # type: ignore[method-assign]
     assert log.restore(environment) is not None
     assert 0 < sum(read) < 400
 

@@ -40,8 +40,8 @@ DEFAULTS = {
     "snapshot_part_bytes": 1024 * 1024,
     "max_open_partitions": 64,
     "map_bytes": 16 * 1024**3,
-    "run_entries": 128,
-    "run_bytes": 128 * 1024,
+    "run_entries": 192,
+    "run_bytes": 256 * 1024,
 }
 
 # field: (lowest, highest); None as highest means as high as int64 goes

@@ -1,0 +1,1 @@
+"""What workloads share: options, child processes, results, plots, and the message load of issue-sized runs."""

@@ -1,0 +1,53 @@
+"""What the kernel says of processes and files: memory, descriptors, bytes on disk (Linux)."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+
+def settle_memory() -> None:
+    """Give back what this process has freed, so that what is left is held."""
+    gc.collect()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
+def anonymous_bytes(pids: Iterable[int] = ()) -> int:
+    """Anonymous memory of processes (this one by default), shared pages counted once: Pss_Anon and what is swapped."""
+    total = 0
+    for pid in pids or (os.getpid(),):
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+            if line.startswith(("Pss_Anon:", "SwapPss:")):
+                total += int(line.split()[1]) * 1_024
+    return total
+
+
+def open_files() -> int:
+    """Descriptors that this process has open."""
+    return len(os.listdir("/proc/self/fd"))
+
+
+def disk_bytes(directory: Path) -> int:
+    """Bytes allocated to the files below a directory."""
+    total = 0
+    for folder, _, names in os.walk(directory):
+        for name in names:
+            try:
+                total += os.lstat(os.path.join(folder, name)).st_blocks * 512
+            except FileNotFoundError:
+                continue
+    return total
+
+
+def children(pid: int) -> list[int]:
+    """A process and all that descend from it."""
+    found = [pid]
+    for known in found:
+        for task in Path(f"/proc/{known}/task").glob("*/children"):
+            found += [int(child) for child in task.read_text().split() if int(child) not in found]
+    return found

@@ -1,0 +1,66 @@
+"""The peers by key, each at the setting that survives a power cut and at its usual one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ..harness.compare import Subject
+from .beanstalkd_peer import BeanstalkdPeer
+from .duelog_peer import DuelogPeer
+from .huey_peer import HueyPeer
+from .limits import RawFilePeer, RawLmdbPeer
+from .peer import Peer
+from .postgres_peer import PostgresPeer
+from .redis_peer import RedisPeer
+from .sqlite_peer import SqlitePeer
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A peer at one setting. survives: what an acknowledged send outlives. limit: no peer, but a bound."""
+
+    label: str
+    make: Callable[[], Peer]
+    missing: Callable[[], str | None]
+    survives_power_cut: bool
+    limit: bool = False
+
+
+def _present() -> None:
+    return None
+
+
+KINDS: dict[str, Kind] = {
+    "duelog": Kind("duelog", DuelogPeer, _present, True),
+    "duelog:flush": Kind("duelog, acks every 100 ms", lambda: DuelogPeer(durable_acks=False), _present, True),
+    "duelog:relaxed": Kind("duelog, relaxed", lambda: DuelogPeer(durability="relaxed"), _present, False),
+    "duelog:none": Kind("duelog, none", lambda: DuelogPeer(durability="none"), _present, False),
+    "sqlite-full": Kind("SQLite FULL", lambda: SqlitePeer("FULL"), SqlitePeer.missing, True),
+    "sqlite-normal": Kind("SQLite NORMAL", lambda: SqlitePeer("NORMAL"), SqlitePeer.missing, False),
+    "redis-always": Kind("Redis always", lambda: RedisPeer("always"), RedisPeer.missing, True),
+    "redis-everysec": Kind("Redis everysec", lambda: RedisPeer("everysec"), RedisPeer.missing, False),
+    "postgres": Kind("PostgreSQL", PostgresPeer, PostgresPeer.missing, True),
+    "beanstalkd-fsync": Kind("beanstalkd fsync", lambda: BeanstalkdPeer(fsync=True), BeanstalkdPeer.missing, True),
+    "beanstalkd": Kind("beanstalkd", lambda: BeanstalkdPeer(fsync=False), BeanstalkdPeer.missing, False),
+    "huey-fsync": Kind("huey fsync", lambda: HueyPeer(fsync=True), HueyPeer.missing, True),
+    "huey": Kind("huey", lambda: HueyPeer(fsync=False), HueyPeer.missing, False),
+    "raw-lmdb": Kind("limit: raw LMDB", RawLmdbPeer, _present, True, limit=True),
+    "raw-file": Kind("limit: raw file", RawFilePeer, _present, True, limit=True),
+}
+
+PEERS = [key for key, kind in KINDS.items() if not kind.limit and not key.startswith("duelog")]
+DURABLE_PEERS = [key for key in PEERS if KINDS[key].survives_power_cut]
+LIMITS = [key for key, kind in KINDS.items() if kind.limit]
+NO_PEERS = {key for key in KINDS if key not in PEERS}
+"""Everything that is duelog itself or a limit."""
+
+
+def make(key: str) -> Peer:
+    """A new peer by key; not open yet."""
+    return KINDS[key].make()
+
+
+def subjects(*keys: str) -> list[Subject]:
+    """Subjects for `compare`."""
+    return [Subject(key, KINDS[key].label, KINDS[key].missing()) for key in keys]

@@ -1,0 +1,64 @@
+"""schedule: messages per second into the store, in batches of 1,000 due over seven days, each batch durable.
+
+The limits write the same bytes with nothing around them: raw LMDB a value for each message with the same commits, side
+by side, and a file with one fdatasync for each batch.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from .harness import load
+from .harness.compare import compare
+from .harness.options import parse
+from .harness.plots import bars, short
+from .harness.results import Measure, Results
+from .peers import LIMITS, NO_PEERS, PEERS, make, subjects
+
+RATE = Measure("rate", "messages/s", show=short)
+LAST = Measure("rate of the last tenth", "messages/s", show=short)
+
+
+def measure(subject: str, n: int, directory: Path) -> dict[str, float]:
+    """Schedule `n` messages; payloads and due times are made before."""
+    payloads, dues = load.payloads(load.BATCH), load.dues(n).tolist()
+    peer = make(subject)
+    peer.open(directory, load.NOW_MS)
+    try:
+        peer.schedule_batch(payloads[:10], dues[:10])
+        started = time.perf_counter()
+        tenth = started
+        for at in range(0, n, load.BATCH):
+            if at == n // 10 * 9:
+                tenth = time.perf_counter()
+            batch = dues[at : at + load.BATCH]
+            peer.schedule_batch(payloads[: len(batch)], batch)
+        ended = time.perf_counter()
+    finally:
+        peer.close()
+    return {RATE.name: n / (ended - started), LAST.name: (n - n // 10 * 9) / (ended - tenth)}
+
+
+def main(argv: list[str]) -> int:
+    """Run the workload."""
+    options = parse(argv, "schedule", __doc__, n=(100_000, 1_000_000), quick_n=(10_000,))
+    results = Results("schedule", options)
+    chosen = subjects("duelog", "duelog:relaxed", *LIMITS, *PEERS)
+    for n in options.n:
+        case = f"{n:,} messages"
+        compare(results, case, "benchmarks.schedule:measure", {"n": n}, [RATE, LAST], chosen)
+        ours = results.find(case, "duelog", RATE.name)
+        if ours is None:
+            continue
+        best = results.best(case, RATE.name, NO_PEERS)
+        if best is not None:
+            ratio = results.ratio(ours, best)
+            results.target(f"{case}, against the best peer ({best.label})", ratio, 3.0, "more", "x")
+        for limit, least in (("raw-lmdb", 0.8), ("raw-file", 0.4)):
+            other = results.find(case, limit, RATE.name)
+            if other is not None:
+                results.target(f"{case}, against {other.label}", results.ratio(ours, other), least, "more", "x")
+    results.show()
+    bars(results, RATE.name, "Scheduling, batches of 1,000")
+    return 0

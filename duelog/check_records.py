@@ -1,0 +1,86 @@
+"""What `check` looks at in any environment: its pages, the checksum of every record, the runs of every ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+
+import lmdb
+from pyroaring import BitMap
+
+from duelog.store import format as fmt
+from duelog.store.body import decode_body
+from duelog.store.environment import Environment
+from duelog.store.errors import CorruptEntry
+from duelog.store.format import CorruptRecord, Table
+from duelog.store.producers import ProducerRecord
+from duelog.store.run import Run
+from duelog.store.scan import runs
+
+from .finding import REPAIR, Finding, corrupt, error
+
+_SNAPSHOTS = (Table.SNAPSHOT_PART, Table.SNAPSHOT_META)
+_BITMAPS = (Table.ACKED, Table.CANCELLED, Table.ADMITTED)
+_READERS: dict[int, Callable[[bytes], object]] = {
+    Table.PRODUCER: ProducerRecord.unpack,
+    **dict.fromkeys(_BITMAPS, BitMap.deserialize),
+}
+
+
+def check_pages(environment: Environment) -> Iterator[Finding]:
+    """Every page of the data file. O(pages)."""
+    for problem in environment.find_problems():
+        yield error("page", environment.name, problem)
+
+
+def check_records(raw: lmdb.Transaction, name: str, ledgers: Collection[int]) -> Iterator[Finding]:
+    """Every small record against its checksum, and runs that belong to none of `ledgers`. O(records + ledgers)."""
+    cursor = raw.cursor()
+    more = cursor.first()
+    known = {int(table) for table in Table}
+    while more:
+        key = bytes(cursor.key())
+        table = key[0]
+        if table == Table.RUN:
+            ledger_id = int.from_bytes(key[1:9], "big")
+            if ledger_id not in ledgers:
+                yield error("unknown-ledger", f"{name}, ledger {ledger_id}", "has entries, and is in no catalog")
+            more = cursor.set_range(fmt.run_key(ledger_id + 1, 0))
+            continue
+        address = f"{name}, {Table(table).name if table in known else 'table'} {key.hex()}"
+        if table not in known:
+            yield error("unknown-table", address, "no table of a store has this number")
+        elif table not in _SNAPSHOTS:  # a snapshot says of itself whether it is whole
+            try:
+                fields = fmt.unseal(key, cursor.value())
+                if table in _READERS:
+                    _READERS[table](fields)
+            except (CorruptRecord, ValueError) as reason:
+                yield error("corrupt-record", address, str(reason))
+        more = cursor.next()
+
+
+def dense_runs(raw: lmdb.Transaction, environment: Environment, ledger_id: int) -> Iterator[Run | Finding]:
+    """The runs of a ledger, with a finding for each that is damaged, missing or overlaps."""
+    expected = 0
+    for run in runs(raw, environment.name, ledger_id):
+        if isinstance(run, CorruptEntry):
+            yield corrupt(run)
+            expected = -1
+            continue
+        if expected not in (-1, run.first_entry):
+            message = f"entry {run.first_entry} follows entry {expected - 1}"
+            yield Finding("error", "gap", f"{environment.name}, ledger {ledger_id}", message, REPAIR)
+        expected = run.limit
+        yield run
+
+
+def check_bodies(run: Run) -> Iterator[Finding]:
+    """Every body of a run against its checksum and its form."""
+    for entry_id, body in run.bodies():
+        if isinstance(body, CorruptEntry):
+            yield corrupt(body)
+        elif body is not None:
+            try:
+                decode_body(body)
+            except ValueError as reason:
+                yield corrupt(CorruptEntry(run.environment, run.ledger_id, entry_id, str(reason)))

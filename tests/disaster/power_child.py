@@ -1,0 +1,183 @@
+"""The program whose writes are recorded: it works on a store and says what it was promised.
+
+Facts go to standard output as one JSON array a line, each with one write(2), which stands in the recording between
+the writes and syncs of the store: so for every cut it is known what had been promised before it. Payloads are unique
+texts; a message is named by its text.
+
+    ["listen", topic, subscription]          subscribe has returned
+    ["sent", topic, environment, [[ledger, entry, text], ...]]    send or send_batch has returned; per environment
+    ["got", topic, subscription, [[at ledger, at entry, text], ...]]
+    ["acking", topic, subscription, texts]   about to be acknowledged: from now on it may be gone
+    ["acked", topic, subscription, texts]    ack(durable=True) has returned
+    ["cancelling", topic, text]              likewise
+    ["cancelled", topic, text]               cancel has returned True
+    ["moved", topic, environment, [ledger, entry, text]]    reschedule has returned the new id
+    ["clock", ms]
+    ["hit", point]                           a failpoint of the engine was reached
+    ["close"]                                close has returned
+
+Arguments: path of the store, and a JSON object with seed, durability, steps, mutant (see power_mutants).
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+from duelog import DelayedStore, ManualClock, Message, StoreConfig, Subscription, Topic
+from duelog.store import failpoints
+from duelog.store.config import Durability
+
+START_MS = 1_790_000_000_000
+SPAN_MS = 60_000
+TOPICS = ("mail", "shop/eu/orders")
+UNHEARD = "nobody-listens"
+DURABLE, LAZY = "durable", "lazy"
+
+
+def config(durability: Durability) -> StoreConfig:
+    """Everything tiny, so that a short run rolls, trims, saves, closes and deletes, and maps grow."""
+    return StoreConfig(
+        partition_ms=SPAN_MS,
+        durability=durability,
+        bucket_ms=5_000,
+        preload_ms=10_000,
+        fire_batch=5,
+        ack_flush_ms=2_000,
+        ledger_max_entries=9,
+        ledger_max_age_ms=90_000,
+        snapshot_every_entries=6,
+        snapshot_part_bytes=1024,
+        max_open_partitions=3,
+        map_bytes=1 << 20,
+        run_entries=4,
+        run_bytes=1024,
+    )
+
+
+def say(*fact: object) -> None:
+    """Tell one fact."""
+    os.write(1, json.dumps(fact, separators=(",", ":")).encode() + b"\n")
+
+
+class Worker:
+    """Random work on an open store, driven by one thread."""
+
+    def __init__(self, store: DelayedStore, clock: ManualClock, rng: random.Random, tag: str) -> None:
+        self.store = store
+        self.clock = clock
+        self.random = rng
+        self.tag = tag
+        self.sent = 0
+        self.pending: list[tuple[Topic, Any, str]] = []
+        self.unheard = store.topic(UNHEARD)
+        self.topics = dict(zip(TOPICS, map(store.topic, TOPICS), strict=True))
+        self.subscriptions: list[tuple[str, Subscription]] = []
+        for name, topic in self.topics.items():
+            for kind in (DURABLE, LAZY):
+                subscription = topic.subscribe(kind, type="exclusive" if kind == DURABLE else "shared")
+                say("listen", name, kind)
+                self.subscriptions.append((name, subscription))
+
+    def step(self, number: int) -> None:
+        """One send, perhaps time passing, some receiving, now and then a message taken back."""
+        self.send()
+        if self.random.random() < 0.6:
+            self.clock.advance(self.random.randrange(1, 25_000))
+            say("clock", self.clock.now_ms())
+        if self.pending and self.random.random() < 0.3:
+            self.take_back(*self.pending.pop(self.random.randrange(len(self.pending))))
+        self.receive(*self.random.choice(self.subscriptions))
+        if number % 6 == 5:
+            while any([self.receive(name, subscription) for name, subscription in self.subscriptions]):
+                pass
+
+    def send(self) -> None:
+        """A message or a batch, with and without delays, over several partitions."""
+        name, topic = self.random.choice([*self.topics.items(), (UNHEARD, self.unheard)][: self.random.choice((2, 3))])
+        now_ms = self.clock.now_ms()
+        messages, environments = [], []
+        for _ in range(self.random.choice((1, 1, 2, 5, 12))):
+            self.sent += 1
+            payload = f"{self.tag}-{self.sent}".encode() + b"." * self.random.choice((0, 0, 20, 900))
+            due_ms = now_ms if self.random.random() < 0.25 else now_ms + self.random.randrange(1, 4 * SPAN_MS)
+            environments.append("main" if due_ms <= now_ms else str(due_ms // SPAN_MS * SPAN_MS))
+            messages.append(Message(payload, deliver_at=due_ms))
+        if len(messages) == 1:
+            ids = [topic.send(messages[0].payload, deliver_at=messages[0].deliver_at)]
+        else:
+            ids = topic.send_batch(messages)
+        rows: dict[str, list[list[object]]] = {}
+        for id_, environment, message in zip(ids, environments, messages, strict=True):
+            rows.setdefault(environment, []).append([*id_, text_of(message.payload)])
+            if environment != "main" and name != UNHEARD:
+                self.pending.append((topic, id_, text_of(message.payload)))
+        for environment, row in rows.items():
+            say("sent", name, environment, row)
+
+    def take_back(self, topic: Topic, id_: Any, text: str) -> None:
+        """Cancel a message or give it another time."""
+        name = next(name for name, known in self.topics.items() if known is topic)
+        if self.random.random() < 0.4:
+            say("cancelling", name, text)
+            if topic.cancel(id_):
+                say("cancelled", name, text)
+            return
+        due_ms = self.clock.now_ms() + self.random.randrange(1, 2 * SPAN_MS)
+        new = topic.reschedule(id_, deliver_at=due_ms)
+        if new is not None:
+            say("moved", name, str(due_ms // SPAN_MS * SPAN_MS), [*new, text])
+
+    def receive(self, name: str, subscription: Subscription) -> bool:
+        """Receive some messages and acknowledge them; whether there were any."""
+        messages = subscription.receive(self.random.randrange(1, 9), timeout=0)
+        if not messages:
+            return False
+        texts = [text_of(message.payload) for message in messages]
+        rows = [[*message.position, text] for message, text in zip(messages, texts, strict=True)]
+        say("got", name, subscription.name, rows)
+        say("acking", name, subscription.name, texts)
+        if subscription.name == DURABLE:
+            subscription.ack(messages, durable=True)
+            say("acked", name, subscription.name, texts)
+        else:
+            self.random.shuffle(messages)
+            subscription.ack(messages)
+        return True
+
+
+def text_of(payload: bytes | bytearray | memoryview) -> str:
+    """The unique part of a payload."""
+    return bytes(payload).rstrip(b".").decode()
+
+
+def main() -> None:
+    """Two sessions on one store: one ends with a close, one with the end of the process."""
+    path, options = Path(sys.argv[1]), json.loads(sys.argv[2])
+    if options.get("mutant"):
+        from tests.disaster import power_mutants  # noqa: PLC0415  # patches this process only, if asked to
+
+        power_mutants.apply(options["mutant"])
+    for point in failpoints.POINTS:
+        if not point.startswith("commit."):
+            failpoints.arm(point, functools.partial(say, "hit", point))
+    rng = random.Random(options["seed"])
+    clock = ManualClock(START_MS)
+    for session in range(2):
+        store = DelayedStore.open(path, config(options["durability"]), clock=clock)
+        worker = Worker(store, clock, rng, f"{options['seed']}/{session}")
+        for number in range(options["steps"] // 2):
+            worker.step(number)
+        if session == 0:
+            store.close()
+            say("close")
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

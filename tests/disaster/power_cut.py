@@ -1,0 +1,187 @@
+"""Power cuts: a run is recorded, disks that a cut could have left are rebuilt, and each is opened and questioned.
+
+By hand, from the top of the repository, a thousand states:
+
+    python -m tests.disaster.power_cut --states 1000 --durability commit
+
+Prints a JSON object: how many operations and states there were, what became of the states, and the first troubles.
+A state is opened in a child process, since a damaged one may kill it. The same seed makes the same states of the
+same recording.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shutil
+import sys
+import tempfile
+import time
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from tests.disaster.power_disk import MODES, Disk
+from tests.disaster.power_promises import Promises
+from tests.disaster.power_trace import Edit, Fact, Operation, Sync, Trace, Write, record
+
+ROOT = Path(__file__).parents[2]
+START = "import runpy, sys; sys.path.append(sys.argv.pop(1)); runpy.run_module(sys.argv.pop(1), run_name='__main__')"
+"""Runs a module of the tests in a process that finds the installed package first."""
+
+
+@dataclass
+class Outcome:
+    """What came of a run."""
+
+    operations: dict[str, int]
+    facts: dict[str, int]
+    points: dict[str, int]
+    """Failpoints of the engine that the run came by: what it covers."""
+    states: int = 0
+    bad: int = 0
+    """States that broke a promise, did not open, or killed the process."""
+    deaths: int = 0
+    seconds: float = 0.0
+    kinds: dict[str, int] = field(default_factory=dict)
+    troubles: list[str] = field(default_factory=list)
+
+
+def module(name: str, *arguments: str) -> list[str]:
+    """The command that runs a module of the tests."""
+    return [sys.executable, "-c", START, str(ROOT), name, *arguments]
+
+
+def memory() -> str | None:
+    """Where states are rebuilt: in memory if there is room."""
+    shm = "/dev/shm"
+    return shm if os.access(shm, os.W_OK) and shutil.disk_usage(shm).free > 256 << 20 else None
+
+
+def run(states: int, before: str | None, options: dict[str, object]) -> Outcome:
+    """Record a run with `options` (see power_child) and question so many states, spread evenly over it."""
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="duelog-power-", dir=memory()) as folder:
+        base = Path(folder)
+        recorded = base / "recorded"
+        recorded.mkdir()
+        log = base / "strace.log"
+        record(log, module("tests.disaster.power_child", str(recorded / "store"), json.dumps(options)))
+        trace = Trace(log, recorded)
+        operations = list(trace.operations())
+        log.unlink()
+        outcome = Outcome(
+            dict(Counter(_kind(operation) for operation in operations if not isinstance(operation, Fact))),
+            dict(Counter(operation.fact[0] for operation in operations if isinstance(operation, Fact))),
+            dict(Counter(op.fact[1] for op in operations if isinstance(op, Fact) and op.fact[0] == "hit")),
+        )
+        _question(trace, operations, base / "state", states, before, options, outcome)
+    outcome.seconds = round(time.monotonic() - started, 1)
+    return outcome
+
+
+def _kind(operation: Operation) -> str:
+    if isinstance(operation, Edit):
+        return "directory change"
+    if isinstance(operation, Sync):
+        return "sync"
+    return "synchronous write" if isinstance(operation, Write) and operation.synced else "write"
+
+
+def _cuts(operations: list[Operation], states: int, before: str | None) -> list[int]:
+    """How many states are to be rebuilt after each operation, spread evenly.
+
+    A cut comes right before an operation on the disk, so that all that was said before it has been promised.
+    `before` is a failpoint: cuts then come between its hits and what was said last before each.
+    """
+    choice: list[int] = []
+    since: list[int] = []
+    for at, following in enumerate([*operations[1:], None]):
+        if not isinstance(following, Fact):
+            since.append(at)
+        elif before is None or following.fact == ["hit", before]:
+            choice += [*since, at] if before else since
+            since = []
+        else:
+            since = []
+    if before is None:
+        choice += since
+    cuts = [0] * len(operations)
+    for number in range(states):
+        cuts[choice[number * len(choice) // states]] += 1
+    return cuts
+
+
+def _question(
+    trace: Trace,
+    operations: list[Operation],
+    target: Path,
+    states: int,
+    before: str | None,
+    options: dict[str, object],
+    outcome: Outcome,
+) -> None:
+    cuts = _cuts(operations, states, before)
+    disk, promises = Disk(trace.root), Promises(str(options["durability"]))
+    rng = random.Random(str(options["seed"]))
+    kinds: Counter[str] = Counter()
+    for at, operation in enumerate(operations):
+        disk.do(operation)
+        if isinstance(operation, Fact):
+            promises.take(operation.fact)
+        for _ in range(cuts[at]):
+            mode = MODES[outcome.states % len(MODES)]
+            disk.leave(target, mode, rng)
+            troubles, died = _ask(promises, target / "store")
+            shutil.rmtree(target)
+            outcome.states += 1
+            outcome.bad += bool(troubles)
+            outcome.deaths += died
+            kinds.update({trouble.split(":")[0].split(" [")[0][:40] for trouble in troubles})
+            outcome.troubles += [f"state {outcome.states}, operation {at}, {mode}: {trouble}" for trouble in troubles[:2]]
+    outcome.kinds = dict(kinds.most_common(8))
+    outcome.troubles = outcome.troubles[:20]
+
+
+def _ask(promises: Promises, path: Path) -> tuple[list[str], bool]:
+    """Troubles of a state, and whether it killed the process that opened it."""
+    receiving, sending = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            os.close(receiving)
+            try:
+                troubles = list(promises.troubles(path))
+            except BaseException as error:  # whatever it is, the parent is to hear of it
+                troubles = [f"{type(error).__name__}: {error}"]
+            os.write(sending, json.dumps(troubles[:20]).encode())
+        finally:
+            os._exit(0)
+    os.close(sending)
+    with os.fdopen(receiving, "rb") as pipe:
+        said = pipe.read()
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if status or not said:
+        return [f"killed the process ({status})"], True
+    troubles: list[str] = json.loads(said)
+    return troubles, False
+
+
+def main() -> None:
+    """Run once, print the outcome."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--states", type=int, default=1000)
+    parser.add_argument("--durability", choices=("commit", "relaxed", "none"), default="commit")
+    parser.add_argument("--steps", type=int, default=60, help="steps of the recorded process")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--before", help="cut only right before this failpoint is reached")
+    parser.add_argument("--mutant", help="a wrong engine of power_mutants")
+    options = vars(parser.parse_args())
+    json.dump(asdict(run(options.pop("states"), options.pop("before"), options)), sys.stdout, indent=1)
+    print()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+"""Wrong engines, patched into the recorded process only, that the power cuts must find out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lmdb
+
+from duelog.snapshot import writer
+from duelog.store import directory, environment
+from duelog.store.environment import Environment
+from tests.disaster import kill_mutants
+
+
+def _unsynced(wrong: Callable[[Path], bool]) -> None:
+    """Open the environments of which `wrong` says so with sync=False."""
+    opened = lmdb.open
+
+    def open_(path: str, **settings: Any) -> lmdb.Environment:
+        if wrong(Path(path)):
+            settings["sync"] = False
+        return opened(path, **settings)
+
+    environment.lmdb.open = open_  # type: ignore[attr-defined]
+
+
+def partition_not_synced() -> None:
+    """Partitions are committed with sync=False, while main is synced."""
+    _unsynced(lambda path: path.parents[1].name == "partitions")
+
+
+def main_not_synced() -> None:
+    """Main is committed with sync=False, while partitions are synced."""
+    _unsynced(lambda path: path.name == "main" and path.parent.name != "staging")
+
+
+def no_directory_sync() -> None:
+    """Directories are not synced after something was made, renamed or removed in them."""
+    directory.sync_directory = environment.sync_directory = lambda path: None  # type: ignore[attr-defined]
+
+
+def fires_before_sync() -> None:
+    """With durability "relaxed", partitions are not synced before their entries are fired."""
+    Environment.sync = lambda self: None  # type: ignore[method-assign]
+
+
+def trash_before_record() -> None:
+    """A partition's directory is moved to trash/ before its deletion is recorded."""
+    kill_mutants.trash_before_record()
+
+
+def metadata_before_parts() -> None:
+    """The metadata of a snapshot is committed before its parts."""
+
+    def write_group(env: Any, group: Any, part_bytes: int, created_ms: int) -> Any:
+        late: list[Any] = []
+
+        class MetadataFirst:
+            """The environment as the writer sees it: what is written before the metadata comes after it."""
+
+            read = env.read
+
+            def write(self, work: Any) -> Any:
+                if work.__name__ == "put":
+                    late.append(work)
+                    return None
+                value = env.write(work)
+                while late:
+                    env.write(late.pop(0))
+                return value
+
+        yield from original(MetadataFirst(), group, part_bytes, created_ms)
+
+    original = writer._write_group
+    writer._write_group = write_group
+
+
+def apply(name: str) -> None:
+    """Make this process's engine wrong in the way `name`."""
+    globals()[name]()

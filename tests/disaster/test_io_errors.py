@@ -1,0 +1,241 @@
+"""System calls fail one by one, disks and maps are full: what was acknowledged stands, and the rest goes on.
+
+io_child is the program whose calls fail.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import resource
+import shutil
+import subprocess
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from duelog import DelayedStore, ManualClock, Message, StoreConfig
+from duelog.errors import StoreFull
+from duelog.store import environment
+from tests.conftest import OpenStore
+from tests.disaster import io_child, power_cut
+from tests.disaster.test_power_cut import WHY_NOT
+
+pytestmark = pytest.mark.fault
+strace = pytest.mark.skipif(WHY_NOT is not None, reason=WHY_NOT or "")
+
+ROUNDS = 22
+"""More than a round of io_child makes of any call, so that each of them fails once."""
+
+
+@dataclass
+class Round:
+    """What a child with one failing call said."""
+
+    promised: list[str] = field(default_factory=lambda: ["first", "second", "waits"])
+    maybe_gone: set[str] = field(default_factory=set)
+    gone: set[str] = field(default_factory=set)
+    failures: list[tuple[Any, str]] = field(default_factory=list)
+    went_on: bool = False
+
+
+def run(base: Path, call: str, error: str) -> list[Round]:
+    """A round for each of the first calls, in each of which that call fails with `error`."""
+    io_child.prepare(base / "prepared")
+    (base / "rounds").mkdir()
+    arguments = (str(base / "prepared"), str(base / "rounds"), call, "30", str(ROUNDS))
+    command = ["strace", "-f", "-qq", "--seccomp-bpf", "-e", f"trace={call}", "-e"]
+    command += [f"inject={call}:error={error}:when=30", "-o", os.devnull]
+    done = subprocess.run(
+        [*command, *power_cut.module("tests.disaster.io_child", *arguments)], capture_output=True, text=True, check=True
+    )
+    rounds: list[Round] = []
+    for line in done.stdout.splitlines():
+        kind, *rest = json.loads(line)
+        if kind == "round":
+            rounds.append(Round())
+        elif kind == "sent":
+            rounds[-1].promised += rest[0]
+        elif kind == "got":
+            rounds[-1].maybe_gone.update(rest[0])
+        elif kind == "acked":
+            rounds[-1].gone.update(rest[0])
+        elif kind == "failed":
+            rounds[-1].failures.append((rest[0], rest[1]))
+        elif kind == "went on":
+            rounds[-1].went_on = True
+        else:
+            pytest.fail(f"round {len(rounds)}: {rest}")
+    return rounds
+
+
+def look_at(path: Path, said: Round) -> None:
+    """Reopen a store as the next process would, and hold it against what was promised."""
+    clock = ManualClock(io_child.START_MS + 100_000)
+    with DelayedStore.open(path, io_child.CONFIG, clock=clock) as store:
+        assert list(store.check(deep=True)) == []
+        clock.advance(1_000_000)
+        reader = store.topic("a").subscribe("reader")
+        came: Counter[str] = Counter()
+        while messages := reader.receive(100, timeout=0):
+            came.update(bytes(message.payload).rstrip(b".").decode() for message in messages)
+            reader.ack(messages)
+        assert set(said.promised) - said.maybe_gone <= came.keys()
+        assert not said.gone & came.keys()
+        assert max(came.values(), default=1) == 1
+        assert list(store.check()) == []
+
+
+@strace
+@pytest.mark.parametrize("call", ["pwrite64", "writev", "fdatasync"])
+@pytest.mark.parametrize("error", ["EIO", "ENOSPC"])
+def test_whichever_call_fails_what_was_acknowledged_stands(call: str, error: str) -> None:
+    """EIO is StoreFailed, no room is StoreFull and passes; a root page that is not written is in doubt. All reopen."""
+    with tempfile.TemporaryDirectory(prefix="duelog-io-", dir=power_cut.memory()) as folder:
+        rounds = run(Path(folder), call, error)
+        failed = [said for said in rounds if said.failures]
+        assert len(failed) >= 6
+        assert not rounds[-1].failures, "the last rounds were to come after the last call"
+        for number, said in enumerate(rounds, 1):
+            look_at(Path(folder) / "rounds" / str(number), said)
+        firsts = Counter(said.failures[0][1] for said in failed)
+        if error == "EIO":
+            assert set(firsts) == {"StoreFailed"}
+        elif call == "pwrite64":
+            assert set(firsts) == {"StoreFull", "StoreFailed"}  # data pages, and root pages
+        else:
+            assert set(firsts) == {"StoreFull"}
+        for said in failed:
+            if said.failures[0][1] == "StoreFull":
+                assert len(said.failures) == 1, "one call without room must not stop what comes after it"
+                assert said.went_on == (said.failures[0][0] != 9)
+
+
+CONFIG = StoreConfig(partition_ms=3_600_000, map_bytes=1 << 20, ledger_max_entries=20, ack_flush_ms=0)
+
+
+def live_through_full(store: DelayedStore, clock: ManualClock, make_room: Callable[[], None]) -> None:
+    """Fill a store until there is no room, read and acknowledge what is there, and go on when there is."""
+    topic = store.topic("a")
+    reader = topic.subscribe("reader")
+    sent = [b"%d" % number for number in range(5)]
+    topic.send_batch([Message(payload, deliver_after=60) for payload in sent])
+
+    def fill() -> None:
+        for number in range(10_000):
+            payload = b"%d." % number + bytes(3_000)
+            topic.send(payload)
+            sent.append(payload)
+
+    with pytest.raises(StoreFull) as caught:
+        fill()
+    assert str(caught.value.path) in str(caught.value)
+    assert len(sent) > 50
+    with pytest.raises(StoreFull):
+        topic.send(bytes(3_000))
+    got = [message.payload for message in reader.receive(20, timeout=0)]
+    assert got == sent[5:25], "what is there is handed out"
+    assert list(store.check()) == []
+    clock.advance(100_000)  # now the delayed ones are to fire, for which there is no room
+    messages = reader.receive(20, timeout=0)
+    assert [message.payload for message in messages] == sent[25:45]
+    make_room()
+    topic.send(b"after")
+    reader.ack(messages, durable=True)
+    left: list[bytes] = []
+    while messages := reader.receive(1_000, timeout=0):
+        left += [message.payload for message in messages]
+        reader.ack(messages)
+    reader.close()
+    reader = topic.subscribe("reader")  # what was received first and never acknowledged
+    got = [message.payload for message in reader.receive(1_000, timeout=0)]
+    assert got == sent[5:25]
+    assert sorted(left) == sorted([*sent[45:], *sent[:5], b"after"])
+
+
+def test_a_full_map_passes_when_there_is_room(
+    open_store: OpenStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A map that may not grow gives StoreFull; what is there is handed out, and sending goes on once it may."""
+    monkeypatch.setattr(environment, "MAX_MAP_BYTES", 1 << 20)
+    store = open_store(config=CONFIG)
+    live_through_full(store, clock, lambda: monkeypatch.setattr(environment, "MAX_MAP_BYTES", 1 << 30))
+
+
+def test_a_full_map_is_freed_by_acknowledging(
+    open_store: OpenStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a map that may not grow, acknowledging and deleting make room for sending again."""
+    monkeypatch.setattr(environment, "MAX_MAP_BYTES", 1 << 20)
+    store = open_store(config=replace(CONFIG, ack_flush_ms=100))
+    topic = store.topic("a")
+    reader = topic.subscribe("reader")
+    with pytest.raises(StoreFull):
+        for _ in range(10_000):
+            topic.send(bytes(3_000))
+    while messages := reader.receive(100, timeout=0):
+        reader.ack(messages)
+    clock.advance(1_000)
+    store.tick()
+    for _ in range(50):
+        topic.send(bytes(3_000))
+
+
+@pytest.fixture
+def file_limit() -> Iterator[Callable[[int], None]]:
+    """Sets how large a file this process may write; Python ignores the signal that says it was too large."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield lambda limit: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_file_that_may_not_grow_passes_when_it_may(
+    open_store: OpenStore, clock: ManualClock, file_limit: Callable[[int], None]
+) -> None:
+    """With `ulimit -f` reached: StoreFull, nothing in doubt, and going on with a higher limit."""
+    file_limit(1 << 20)
+    live_through_full(open_store(config=CONFIG), clock, lambda: file_limit(1 << 30))
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 4 MiB; skips where none can be mounted."""
+    if shutil.which("mount") is None or os.geteuid():
+        pytest.skip("mounting needs root and mount(8)")
+    path = tmp_path / "disk"
+    path.mkdir()
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(path)], capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        pytest.skip(f"cannot mount: {done.stderr.strip()}")
+    yield path
+    subprocess.run(["umount", "-l", str(path)], check=True)
+
+
+def test_a_full_disk_passes_when_there_is_room(small_disk: Path, clock: ManualClock) -> None:
+    """A disk without room gives StoreFull, and going on takes no more than removing another file."""
+    ballast = small_disk / "ballast"
+    ballast.write_bytes(bytes(2 << 20))
+    with DelayedStore.open(small_disk / "store", CONFIG, clock=clock) as store:
+        live_through_full(store, clock, ballast.unlink)
+        assert list(store.check(deep=True)) == []
+
+
+def test_a_full_disk_at_opening_changes_nothing(
+    open_store: OpenStore, tmp_path: Path, file_limit: Callable[[int], None]
+) -> None:
+    """A store that cannot be made for want of room is made at the next try."""
+    file_limit(4096)
+    with pytest.raises((StoreFull, OSError)) as caught:
+        open_store()
+    assert isinstance(caught.value, StoreFull) or caught.value.errno == errno.EFBIG
+    file_limit(1 << 30)
+    open_store().topic("a").send(b"x")
+    assert (tmp_path / "store" / "STORE").exists()

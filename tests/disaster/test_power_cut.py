@@ -1,0 +1,83 @@
+"""Disks that a power cut could have left at any moment of a run are opened: nothing that was promised is lost.
+
+The run is recorded by strace (power_trace), the disks are rebuilt by power_disk, the promises are in
+power_promises, and the wrong engines that this must find out in power_mutants. `DUELOG_POWER_CUTS=1000` in the
+environment makes more states (150 are the default, shared by the two durabilities that promise something);
+`python -m tests.disaster.power_cut` is for looking at one case.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from typing import Any
+
+import pytest
+
+from duelog.store import failpoints
+from tests.disaster import power_cut
+from tests.disaster.power_disk import MODES
+
+STATES = int(os.environ.get("DUELOG_POWER_CUTS", "150"))
+PASSED = [
+    point for point in failpoints.POINTS if not point.startswith(("commit.", "compact."))
+]
+"""What a recorded run must come by; commits are everywhere, compaction is not of the engine's own doing."""
+
+
+def _why_not() -> str | None:
+    """Why nothing can be recorded here; None if it can."""
+    if shutil.which("strace") is None:
+        return "there is no strace"
+    done = subprocess.run(["strace", "-f", "-o", os.devnull, "true"], capture_output=True, text=True, check=False)
+    return None if done.returncode == 0 else f"strace does not work here: {done.stderr.strip()[:200]}"
+
+
+WHY_NOT = _why_not()
+pytestmark = [pytest.mark.fault, pytest.mark.skipif(WHY_NOT is not None, reason=WHY_NOT or "")]
+
+
+def cut(states: int, durability: str, *more: str) -> dict[str, Any]:
+    """The outcome of a recording and so many states, in a process without threads: it forks for each state."""
+    command = power_cut.module("tests.disaster.power_cut", "--states", str(states), "--durability", durability)
+    done = subprocess.run([*command, *more], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    outcome: dict[str, Any] = json.loads(done.stdout)
+    return outcome
+
+
+@pytest.mark.parametrize(("durability", "share"), [("commit", 0.7), ("relaxed", 0.3)])
+def test_a_power_cut_breaks_no_promise_with_durability(durability: str, share: float) -> None:
+    """Each state opens, checks clean, has what was acknowledged, doubles nothing; "relaxed" may lose a last commit."""
+    outcome = cut(round(STATES * share), durability)
+    assert not outcome["bad"], json.dumps(outcome, indent=1)
+    assert outcome["states"] >= len(MODES)
+    assert set(outcome["points"]) == set(PASSED), outcome["points"]
+    assert {"listen", "sent", "got", "acked", "cancelled", "moved", "close"} <= set(outcome["facts"])
+
+
+def test_durability_none_loses_to_a_power_cut() -> None:
+    """A harness that finds nothing anywhere proves nothing: without syncs it must find much."""
+    outcome = cut(max(24, STATES // 5), "none")
+    assert outcome["bad"] > outcome["states"] / 4, json.dumps(outcome, indent=1)
+
+
+MUTANTS = {
+    "partition_not_synced": ("commit", None, 16, 4),
+    "main_not_synced": ("commit", None, 16, 4),
+    "no_directory_sync": ("commit", None, 16, 3),
+    "trash_before_record": ("commit", "delete.recorded", 16, 3),
+    "metadata_before_parts": ("commit", "snapshot.meta", 24, 3),
+    "fires_before_sync": ("relaxed", "fire.before", 48, 1),
+}
+"""Wrong engines: durability, before which step the power goes, how many states, how many must be found bad at least."""
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_power_cuts_find_out_a_wrong_engine(mutant: str) -> None:
+    """The states that the engine passes are failed by one that syncs too little, or in the wrong order."""
+    durability, before, states, bad = MUTANTS[mutant]
+    outcome = cut(states, durability, "--mutant", mutant, *(["--before", before] if before else []))
+    assert outcome["bad"] >= bad, json.dumps(outcome, indent=1)

@@ -1,0 +1,78 @@
+"""The public face: its names, and the examples in docstrings."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+from pathlib import Path
+
+import pytest
+
+import duelog
+import duelog.errors
+from duelog import DuelogError
+from tests.packaging.tree import FLOORS, ROOT, dotted, modules
+
+NAMES = [
+    "Clock",
+    "DelayedDeliveryPolicies",
+    "DelayedStore",
+    "DuelogError",
+    "Finding",
+    "ManualClock",
+    "Message",
+    "MessageId",
+    "Outcome",
+    "ReceivedMessage",
+    "ScheduledMessage",
+    "StoreConfig",
+    "Subscription",
+    "SystemClock",
+    "TickResult",
+    "Topic",
+]
+"""What `from duelog import ...` gives. A name that goes is a break, one that comes is a promise."""
+
+
+def test_the_face_has_these_names_and_no_others() -> None:
+    """`__all__` is the list above, in order, and each name is there."""
+    assert duelog.__all__ == NAMES
+    assert [name for name in NAMES if not hasattr(duelog, name)] == []
+
+
+def test_every_public_name_has_a_docstring() -> None:
+    """Classes and their public methods, but for properties whose name says it all."""
+    for name in NAMES:
+        public = getattr(duelog, name)
+        assert public.__doc__, name
+        for attribute, member in vars(public).items():
+            if callable(member) and not attribute.startswith("_"):
+                assert member.__doc__, f"{name}.{attribute}"
+
+
+def test_every_error_of_the_library_can_be_imported_from_duelog_errors() -> None:
+    """All leaves of DuelogError that the library defines, whether it is exported or not, are there."""
+    exported = {getattr(duelog.errors, name) for name in duelog.errors.__all__}
+    assert all(issubclass(error, DuelogError) for error in exported)
+    defined = {
+        error for error in vars(importlib.import_module("duelog.store.errors")).values() if isinstance(error, type)
+    }
+    assert {error for error in defined if issubclass(error, DuelogError)} <= exported
+
+
+EXAMPLES = [
+    module for floor in FLOORS for module in modules(ROOT / floor) if ">>>" in module.read_text(encoding="utf-8")
+]
+
+
+@pytest.mark.parametrize("module", EXAMPLES, ids=dotted)
+def test_the_examples_in_docstrings_are_true(module: Path) -> None:
+    """Each module with an example is run as a doctest."""
+    failed, attempted = doctest.testmod(importlib.import_module(dotted(module)))
+    assert attempted
+    assert not failed
+
+
+def test_there_are_examples() -> None:
+    """The list above is not empty by mistake."""
+    assert len(EXAMPLES) >= 5

@@ -1,0 +1,218 @@
+"""Opening: what is made, what a crash left and is finished, and the lock."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from duelog import DelayedStore, ManualClock
+from duelog.errors import DamagedStore, StoreLocked
+from duelog.store import format as fmt
+from duelog.store.format import PartitionRecord, PartitionState
+from tests.conftest import START_MS, OpenStore
+from tests.duelog.store_state import CONFIG, files, fill, main_of, partition_directories, records
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Where the store of a test lies."""
+    return tmp_path / "store"
+
+
+# -- making ------------------------------------------------------------------------------------
+
+
+def test_a_new_store_is_made_with_its_parents(tmp_path: Path, open_store: OpenStore) -> None:
+    """In a directory that does not exist, in one that is empty, and by a path given as text."""
+    for place in ("new/deep/store", "empty"):
+        path = tmp_path / place
+        if place == "empty":
+            path.mkdir()
+        open_store(path, CONFIG).close()
+        assert {child.name for child in path.iterdir()} == {"LOCK", "STORE", "main", "partitions", "staging", "trash"}
+        assert not partition_directories(path)
+    DelayedStore.open(str(tmp_path / "text"), CONFIG).close()
+    assert (tmp_path / "text" / "STORE").is_file()
+
+
+def test_a_relative_path_stays_the_same_store_when_the_directory_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, open_store: OpenStore
+) -> None:
+    """What is opened by a relative path goes on in the same place."""
+    monkeypatch.chdir(tmp_path)
+    store = open_store(Path("store"), CONFIG)
+    monkeypatch.chdir("/")
+    store.topic("a").send(b"x", deliver_after=60)
+    assert store.path == tmp_path / "store"
+    assert len(partition_directories(tmp_path / "store")) == 1
+
+
+def test_every_new_store_has_an_id_of_its_own(tmp_path: Path) -> None:
+    """By which its partitions are known."""
+    ids = []
+    for name in ("a", "b"):
+        DelayedStore.open(tmp_path / name, CONFIG).close()
+        ids.append(json.loads((tmp_path / name / "STORE").read_bytes())["store_id"])
+    assert len(set(ids)) == 2
+    assert all(len(id_) == 32 for id_ in ids)
+
+
+def test_opening_and_closing_changes_no_record(path: Path, open_store: OpenStore) -> None:
+    """What is there is read; nothing is due."""
+    fill(path)
+    before = files(path)
+    with open_store(path, CONFIG) as store:
+        assert list(store.check()) == []
+    assert files(path) == before
+
+
+@pytest.mark.parametrize("left", ["staging/main", "main", "main and STORE.tmp"])
+def test_a_creation_that_a_crash_cut_short_is_done_again(tmp_path: Path, path: Path, left: str) -> None:
+    """A directory without STORE holds nothing that anybody was promised."""
+    DelayedStore.open(tmp_path / "other", CONFIG).close()
+    (path / "staging").mkdir(parents=True)
+    (path / "LOCK").touch()
+    shutil.copytree(tmp_path / "other" / "main", path / ("staging/main" if left == "staging/main" else "main"))
+    if "STORE.tmp" in left:
+        (path / "STORE.tmp").write_bytes(b'{"form')
+    fill(path)
+    with DelayedStore.open(path, CONFIG, clock=ManualClock(START_MS)) as store:
+        assert list(store.check()) == []
+        assert store.stats().pending == 3
+
+
+# -- what a crash left -------------------------------------------------------------------------
+
+
+def test_leftovers_of_a_crash_are_removed(path: Path, open_store: OpenStore) -> None:
+    """Whatever lies in staging/ and trash/, and directories of partitions and generations that nobody registered."""
+    fill(path)
+    first = partition_directories(path)[0]
+    shutil.copytree(first, path / "staging" / "half-built")
+    shutil.copytree(first, path / "trash" / "half-removed")
+    (path / "trash" / "file").touch()
+    shutil.copytree(first, path / "partitions" / "20300101T000000Z")
+    shutil.copytree(first / "g000001", first / "g000002")
+    with open_store(path, CONFIG) as store:
+        assert store._engine.swept == (0, 0, 4 + 1)
+        assert list(store.check()) == []
+        assert store.stats().pending == 3
+    assert [directory.name for directory in partition_directories(path)].count("20300101T000000Z") == 0
+    assert [generation.name for generation in first.iterdir()] == ["g000001"]
+    assert not any((path / "staging").iterdir())
+    assert not any((path / "trash").iterdir())
+
+
+def test_missing_working_directories_are_made_again(path: Path, open_store: OpenStore) -> None:
+    """staging/ and trash/ hold nothing of worth; without partitions nor does partitions/."""
+    DelayedStore.open(path, CONFIG).close()
+    for name in ("staging", "trash", "partitions"):
+        (path / name).rmdir()
+    with open_store(path, CONFIG) as store:
+        store.topic("a").send(b"x", deliver_after=60)
+
+
+@pytest.mark.parametrize("moved", ["in place", "in trash", "gone"])
+def test_a_recorded_deletion_is_finished(path: Path, open_store: OpenStore, moved: str) -> None:
+    """However far it had come."""
+    fill(path)
+    victim = partition_directories(path)[0]
+    main = main_of(path)
+    with main.read() as raw:
+        start_ms, record = next(iter_partitions(raw))
+    deleting = record._replace(state=PartitionState.DELETING)
+    main.write(lambda transaction: transaction.put(fmt.partition_key(start_ms), deleting.pack()))
+    main.close()
+    if moved == "in trash":
+        victim.rename(path / "trash" / victim.name)
+    elif moved == "gone":
+        shutil.rmtree(victim)
+    with open_store(path, CONFIG) as store:
+        assert store._engine.swept.deletions == 1
+        assert len(store.partitions()) == 2
+    assert victim not in partition_directories(path)
+    assert not any((path / "trash").iterdir())
+
+
+def iter_partitions(raw: Any) -> Any:
+    """(start_ms, record) of every partition of the catalog."""
+    prefix = fmt.prefix(fmt.Table.PARTITION)
+    for key, value in raw.cursor():
+        if bytes(key).startswith(prefix):
+            yield fmt.trailing_u64(key), PartitionRecord.unpack(fmt.unseal(bytes(key), value))
+
+
+# -- the lock ----------------------------------------------------------------------------------
+
+
+HOLD = """
+import sys
+from duelog import DelayedStore, StoreConfig
+with DelayedStore.open(sys.argv[1], StoreConfig(partition_ms=3_600_000)) as store:
+    print("open", flush=True)
+    sys.stdin.readline()
+"""
+
+
+def test_a_second_writing_process_is_refused(path: Path) -> None:
+    """Until the first has closed; it changes nothing, and a reader is let in meanwhile."""
+    fill(path)
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == "open\n"
+    for _ in range(2):
+        with pytest.raises(StoreLocked, match="another process") as caught:
+            DelayedStore.open(path, CONFIG)
+        assert caught.value.path == path
+        assert str(path) in str(caught.value)
+    with DelayedStore.open(path, CONFIG, read_only=True) as reader:
+        assert reader.stats().pending == 3
+    holder.communicate("\n", timeout=30)
+    assert holder.returncode == 0
+    DelayedStore.open(path, CONFIG).close()
+
+
+def test_a_second_opening_in_one_process_is_refused(path: Path, open_store: OpenStore) -> None:
+    """And the first goes on."""
+    store = open_store(path, CONFIG)
+    before = records(store)
+    with pytest.raises(StoreLocked):
+        DelayedStore.open(path, CONFIG)
+    assert records(store) == before
+    store.topic("a").send(b"x", deliver_after=60)
+
+
+def test_the_lock_of_a_killed_process_is_free(path: Path) -> None:
+    """A lock of the kernel's goes with its process."""
+    fill(path)
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == "open\n"
+    holder.kill()
+    holder.communicate(timeout=30)
+    DelayedStore.open(path, CONFIG, clock=ManualClock(START_MS)).close()
+
+
+def test_an_opening_that_is_refused_holds_nothing(path: Path, open_store: OpenStore) -> None:
+    """Neither the lock nor an environment: as soon as the reason is gone, the same process opens it."""
+    fill(path)
+    victim = partition_directories(path)[0]
+    victim.rename(path.parent / "kept")
+    descriptors = set(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        with pytest.raises(DamagedStore):
+            DelayedStore.open(path, CONFIG)
+    assert set(os.listdir("/proc/self/fd")) <= descriptors
+    (path.parent / "kept").rename(victim)
+    assert open_store(path, CONFIG).stats().pending == 3

@@ -1,0 +1,138 @@
+"""What the model test does to a store besides calling it: it listens, fails writes, and copies it as a crash would."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from duelog.engine import Engine
+from duelog.store import failpoints
+from duelog.store.body import decode_body
+from duelog.store.environment import Environment
+from duelog.store.errors import StoreFull
+from duelog.store.managed_ledger import ManagedLedger
+from duelog.store.position import MessageId
+
+PAYLOAD = 6
+"""Digits of a message's number, which is its payload."""
+
+Recorded = dict[int, list[MessageId | int]]
+"""By topic id, what was appended to main logs in order: the id that a marker points at, or a message's number."""
+
+
+def scratch_directory() -> Path:
+    """A directory of its own, in memory where the machine has a place for that: the model is about order, not disks."""
+    memory = Path("/dev/shm")
+    return Path(tempfile.mkdtemp(prefix="duelog-model-", dir=memory if os.access(memory, os.W_OK) else None))
+
+
+@contextmanager
+def recorded() -> Iterator[Recorded]:
+    """What is appended to main logs within the block."""
+    found: Recorded = {}
+    markers, messages = ManagedLedger.append_markers, ManagedLedger.append_messages
+
+    def append_markers(log: ManagedLedger, transaction: Any, target: int, base: int, entries: Any, *rest: Any) -> Any:
+        segments = markers(log, transaction, target, base, entries, *rest)
+        found.setdefault(log.topic_id, []).extend(MessageId(target, entry) for entry in entries.tolist())
+        return segments
+
+    def append_messages(log: ManagedLedger, transaction: Any, dues: Any, bodies: Sequence[bytes], *rest: Any) -> Any:
+        segments = messages(log, transaction, dues, bodies, *rest)
+        found.setdefault(log.topic_id, []).extend(int(decode_body(body)[1][:PAYLOAD]) for body in bodies)
+        return segments
+
+    ManagedLedger.append_markers = append_markers  # type: ignore[method-assign]
+    ManagedLedger.append_messages = append_messages  # type: ignore[method-assign]
+    try:
+        yield found
+    finally:
+        ManagedLedger.append_markers = markers  # type: ignore[method-assign]
+        ManagedLedger.append_messages = messages  # type: ignore[method-assign]
+
+
+class SimulatedCrash(BaseException):
+    """Ends a tick at a failpoint, after the files were copied."""
+
+
+class Once:
+    """An action that is run the `count`-th time it is called, and no other time."""
+
+    def __init__(self, count: int, action: Callable[[], object]) -> None:
+        self.left = count
+        self.action = action
+
+    def __call__(self) -> None:
+        self.left -= 1
+        if self.left == 0:
+            self.action()
+
+    @property
+    def done(self) -> bool:
+        return self.left <= 0
+
+
+@contextmanager
+def armed(point: str, action: Callable[[], None]) -> Iterator[None]:
+    """Run `action` whenever the engine reaches `point` within the block."""
+    failpoints.arm(point, action)
+    try:
+        yield
+    finally:
+        failpoints.disarm()
+
+
+@contextmanager
+def full_disk(environment: Environment, count: int) -> Iterator[None]:
+    """Let the `count`-th write to `environment` within the block find no room."""
+    write = environment.write
+    left = count
+
+    def fail(work: Callable[[Any], Any]) -> Any:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            raise StoreFull(environment.path, "no room, says the test")
+        return write(work)
+
+    environment.write = fail  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        environment.write = write  # type: ignore[method-assign]
+
+
+@contextmanager
+def stalled_sender(engine: Engine, meanwhile: Callable[[Callable[[], list[MessageId]]], None]) -> Iterator[None]:
+    """Interrupt the next send between its look at the clock and its first write.
+
+    `meanwhile` gets what does the rest of the send and gives the ids; it has to call it.
+    """
+    send = engine.sender.send
+
+    def interrupted(*arguments: Any) -> Any:
+        engine.sender.send = send  # type: ignore[method-assign]
+        ids: list[MessageId] = []
+
+        def write() -> list[MessageId]:
+            ids.extend(send(*arguments))
+            return ids
+
+        meanwhile(write)
+        return ids
+
+    engine.sender.send = interrupted  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        engine.sender.send = send  # type: ignore[method-assign]
+
+
+def copy_store(path: Path, target: Path) -> None:
+    """The files as a crash of the process would leave them now. LMDB's lock files are made anew by whoever opens it."""
+    shutil.copytree(path, target, ignore=shutil.ignore_patterns("lock.mdb"))

@@ -1,0 +1,321 @@
+"""A store said with lists and sets and no thought for speed: what the engine must do with the same calls.
+
+Owns what is kept, what has fired in which order, and which partitions exist. Says nothing of storage. Where the
+engine has a choice (the order of late entries among themselves, the moment of a trim whose acknowledgements are not
+flushed yet) the twin is told what was chosen, refuses what is not allowed, and goes on from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations, pairwise
+
+from duelog import MessageId, StoreConfig
+from duelog.store.managed_ledger import LedgerInfo
+
+from .twin_subscription import TwinSubscription
+
+Key = tuple[int, int]
+
+
+@dataclass(eq=False)
+class TwinMessage:
+    """A message that was sent; `start_ms` is its partition's, None when it went into the main log directly."""
+
+    number: int
+    due_ms: int
+    publish_ms: int
+    message_id: MessageId
+    start_ms: int | None = None
+    late: bool = False
+    """Appended when the frontier of its log had passed its due time."""
+    wild: bool = False
+    """Appended by another thread in the middle of a tick: where it fires depends on how far the tick was."""
+
+    @property
+    def key(self) -> Key:
+        return self.due_ms, self.message_id.entry_id
+
+
+@dataclass(eq=False)
+class TwinLedger:
+    """A ledger of a main log: the messages from number `first` of the topic on, `count` of them."""
+
+    created_ms: int
+    first: int
+    count: int = 0
+    closed_ms: int | None = None
+    ledger_id: int = -1
+    """As the engine calls it, learned when the two are compared."""
+
+
+class TwinTopic:
+    """A topic: everything that ever stood in its main log, and the ledgers that are kept of it."""
+
+    def __init__(self, name: str, now_ms: int, ledger_entries: int) -> None:
+        self.name = name
+        self.main: list[TwinMessage] = []
+        self.ledgers = [TwinLedger(now_ms, 0)]
+        self.subscriptions: dict[str, TwinSubscription] = {}
+        self.deleted = False
+        self.unflushed_until_ms = -1
+        """Until then acknowledgements may not have been looked at for trimming."""
+        self._ledger_entries = ledger_entries
+
+    @property
+    def first(self) -> int:
+        """The first entry kept, counted from the topic's beginning."""
+        return self.ledgers[0].first
+
+    def append(self, message: TwinMessage, now_ms: int) -> TwinLedger:
+        tail = self.ledgers[-1]
+        self.main.append(message)
+        tail.count += 1
+        if tail.count == self._ledger_entries:
+            self.roll(now_ms)
+        return tail
+
+    def roll(self, now_ms: int) -> None:
+        self.ledgers[-1].closed_ms = now_ms
+        self.ledgers.append(TwinLedger(now_ms, len(self.main)))
+
+    def position(self, place: int) -> MessageId:
+        ledger = next(ledger for ledger in reversed(self.ledgers) if ledger.first <= place)
+        return MessageId(ledger.ledger_id, place - ledger.first)
+
+
+@dataclass(eq=False)
+class TwinLog:
+    """A topic's log in one partition."""
+
+    topic: TwinTopic
+    messages: list[TwinMessage] = field(default_factory=list)
+    pending: list[TwinMessage] = field(default_factory=list)
+    frontier: Key = (-1, 0)
+    last_marker: TwinLedger | None = None
+    holds: bool = False
+    """The partition is closed and the ledger of the last marker is kept."""
+
+    def add(self, message: TwinMessage) -> None:
+        assert message.message_id.entry_id == len(self.messages), "entry ids are dense"
+        message.late = message.key <= self.frontier
+        self.messages.append(message)
+        self.pending.append(message)
+
+
+@dataclass(eq=False)
+class TwinPartition:
+    """A time partition."""
+
+    start_ms: int
+    end_ms: int
+    closed: bool = False
+    logs: dict[TwinTopic, TwinLog] = field(default_factory=dict)
+
+    @property
+    def holders(self) -> int:
+        return sum(log.holds for log in self.logs.values())
+
+    def figures(self, now_ms: int) -> tuple[int, int, str, int, int, int, int]:
+        """Start, end, state, topics, messages, pending, holders, as PartitionStats has them."""
+        state = "closed" if self.closed else "current" if self.start_ms <= now_ms else "future"
+        messages = sum(len(log.messages) for log in self.logs.values())
+        pending = sum(len(log.pending) for log in self.logs.values() if not log.topic.deleted)
+        return self.start_ms, self.end_ms, state, len(self.logs), messages, pending, self.holders
+
+
+@dataclass(frozen=True)
+class TwinSlice:
+    """What a slice of a tick did."""
+
+    fired: int
+    closed: int
+    trimmed: int
+    deleted: int
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What was seen of the engine during a slice of a tick.
+
+    appended: what was written into main logs, in order. closed: starts of the partitions that are closed or gone;
+    there: of those that are there. kept: a topic's ledgers. complete: nothing due was left, says the engine.
+    failed: it was broken off by an error, so that cleaning up may have been left out.
+    written_to: another thread wrote to this topic, so that trimming may have seen that or not; after: what it wrote
+    into the main log when the firing was over.
+    """
+
+    appended: Mapping[TwinTopic, Sequence[TwinMessage]]
+    closed: Collection[int]
+    there: Collection[int]
+    kept: Callable[[TwinTopic], Sequence[LedgerInfo]]
+    complete: bool = False
+    failed: bool = False
+    written_to: TwinTopic | None = None
+    after: Sequence[TwinMessage] = ()
+
+
+class Twin:
+    """The store."""
+
+    def __init__(self, config: StoreConfig, wall_ms: int) -> None:
+        self.config = config
+        self.wall_ms = wall_ms
+        self.mark_ms = self.saved_mark_ms = 0
+        self.topics: dict[str, TwinTopic] = {}
+        self.partitions: dict[int, TwinPartition] = {}
+        self.by_id: dict[MessageId, TwinMessage] = {}
+
+    @property
+    def now_ms(self) -> int:
+        return max(self.wall_ms, self.mark_ms)
+
+    def topic(self, name: str) -> TwinTopic:
+        if name not in self.topics:
+            self.topics[name] = TwinTopic(name, self.now_ms, self.config.ledger_max_entries)
+        return self.topics[name]
+
+    def logs(self, topic: TwinTopic) -> list[TwinLog]:
+        return [part.logs[topic] for _, part in sorted(self.partitions.items()) if topic in part.logs]
+
+    def pending(self, topic: TwinTopic) -> list[TwinMessage]:
+        """In the order in which they will fire."""
+        return [m for log in self.logs(topic) for m in sorted(log.pending, key=lambda m: m.key)]
+
+    def is_stored(self, topic: TwinTopic, message: TwinMessage) -> bool:
+        """Whether it can be looked up: its ledger, or its partition, is there."""
+        if message.start_ms is not None:
+            part = self.partitions.get(message.start_ms)
+            return part is not None and topic in part.logs and message in part.logs[topic].messages
+        return topic.main.index(message) >= topic.first
+
+    def flush(self) -> None:
+        for topic in self.topics.values():
+            for sub in topic.subscriptions.values():
+                sub.flush()
+
+    # -- sending -----------------------------------------------------------------------------------
+
+    def is_direct(self, due_ms: int, sent_ms: int) -> bool:
+        """Whether a message that was sent at `sent_ms` goes into the main log if it is written now."""
+        part = self.partitions.get(due_ms - due_ms % self.config.partition_ms)
+        return due_ms <= sent_ms or (part is not None and part.closed)
+
+    def add_direct(self, topic: TwinTopic, message: TwinMessage) -> None:
+        self.by_id[message.message_id] = message
+        topic.append(message, message.publish_ms)
+
+    def add_delayed(self, topic: TwinTopic, message: TwinMessage) -> None:
+        """Into its partition, which comes into being with the first message."""
+        part = self.add_partition(message.due_ms)
+        message.start_ms = part.start_ms
+        assert not part.closed, "a closed partition took a message"
+        assert message.message_id not in self.by_id, "an id was given out twice"
+        self.by_id[message.message_id] = message
+        part.logs.setdefault(topic, TwinLog(topic)).add(message)
+
+    def add_partition(self, due_ms: int) -> TwinPartition:
+        """The partition of a due time, there from now on."""
+        start_ms = due_ms - due_ms % self.config.partition_ms
+        return self.partitions.setdefault(start_ms, TwinPartition(start_ms, start_ms + self.config.partition_ms))
+
+    # -- the tick ------------------------------------------------------------------------------------
+
+    def advance(self, now_ms: int, seen: Seen) -> TwinSlice:
+        """What a slice of a tick at `now_ms` does."""
+        closed = [part for part in self.partitions.values() if not part.closed and part.start_ms in seen.closed]
+        fired = sum(self._fire(topic, now_ms, seen) for topic in self.topics.values())
+        for part in self.partitions.values():
+            if seen.complete:
+                assert part.closed or part in closed or part.end_ms > now_ms, "a partition was not closed"
+        for part in closed:
+            assert part.end_ms <= now_ms, "a partition was closed before its end"
+            assert not any(log.pending for log in part.logs.values() if not log.topic.deleted), "closed too early"
+            part.closed = True
+            for log in part.logs.values():
+                log.holds = not log.topic.deleted and log.last_marker in log.topic.ledgers
+        if fired or closed:
+            self.mark_ms = self.saved_mark_ms = max(self.mark_ms, now_ms)
+        trimmed = 0
+        for topic in self.topics.values():
+            for message in seen.after if topic is seen.written_to else ():
+                self.add_direct(topic, message)
+            trimmed += self._trim(topic, now_ms, seen.kept(topic), seen.failed or topic is seen.written_to)
+        return TwinSlice(fired, len(closed), trimmed, self.release(seen.there if seen.failed else ()))
+
+    def _fire(self, topic: TwinTopic, now_ms: int, seen: Seen) -> int:
+        order = seen.appended.get(topic, ())
+        due = [m.number for m in self.pending(topic) if m.due_ms <= now_ms]
+        fired = [m for m in order if m.start_ms is not None]
+        numbers = [m.number for m in fired]
+        assert len(set(numbers)) == len(numbers), "a marker is doubled"
+        assert set(numbers) <= set(due), "fired early, or again"
+        assert len(numbers) == len(due) or not seen.complete, "something due was not fired"
+        check_order(fired)
+        for message in order:
+            ledger = topic.append(message, message.publish_ms if message.start_ms is None else now_ms)
+            if message.start_ms is not None:
+                log = self.partitions[message.start_ms].logs[topic]
+                log.pending.remove(message)
+                log.frontier = max(log.frontier, message.key)
+                log.last_marker = ledger
+            message.late = False
+        return len(fired)
+
+    def _trim(self, topic: TwinTopic, now_ms: int, kept: Sequence[LedgerInfo], loose: bool) -> int:
+        """`loose`: it may have been left out."""
+        old = topic.ledgers[-1].count and topic.ledgers[-1].created_ms + self.config.ledger_max_age_ms <= now_ms
+        if old and not (loose and kept[-1].entries):
+            topic.roll(now_ms)
+        passed = young = 0
+        for ledger in topic.ledgers[:-1]:
+            if not all(sub.passed(ledger.first + ledger.count) for sub in topic.subscriptions.values()):
+                break
+            passed += 1
+        for ledger in topic.ledgers[:passed]:
+            assert ledger.closed_ms is not None
+            if ledger.closed_ms + self.config.retention_ms > now_ms:
+                break
+            young += 1
+        gone = len(topic.ledgers) - len(kept)
+        loose = loose or now_ms < topic.unflushed_until_ms
+        assert 0 <= gone <= young, "a ledger was given up that somebody or retention still wants"
+        sizes = [info.stored_bytes for info in kept[: passed - gone]]
+        if not self.config.retention_bytes:
+            assert loose or gone == young, "a ledger that nobody wants was kept"
+        else:
+            assert loose or gone == young or sum(sizes[1:]) < self.config.retention_bytes, "more bytes are kept"
+            assert not gone or sum(sizes) >= self.config.retention_bytes, "fewer bytes are kept than retention asks for"
+        del topic.ledgers[:gone]
+        for sub in topic.subscriptions.values():
+            sub.trimmed(topic.first)
+        return gone
+
+    def release(self, there: Collection[int] = ()) -> int:
+        """Delete the partitions that nobody holds any more, but for those that are still `there`; how many."""
+        deleted = 0
+        for part in [part for part in self.partitions.values() if part.closed]:
+            for log in part.logs.values():
+                log.holds &= not log.topic.deleted and log.last_marker in log.topic.ledgers
+            if not part.holders and part.start_ms not in there:
+                del self.partitions[part.start_ms]
+                deleted += 1
+        return deleted
+
+
+def check_order(fired: Sequence[TwinMessage]) -> None:
+    """The law of firing, for what one tick fired of one topic.
+
+    Partition by partition; late entries first, then by due time and append order. Of two entries of one log the one
+    appended first fires first unless it is due later: this alone also binds what comes in during the tick.
+    """
+    for before, after in combinations(fired, 2):
+        if before.start_ms == after.start_ms and after.message_id.entry_id < before.message_id.entry_id:
+            assert before.due_ms < after.due_ms, f"{before} fired before {after}"
+    settled = [message for message in fired if not message.wild]
+    for before, after in pairwise(settled):
+        assert (before.start_ms or 0) <= (after.start_ms or 0), "an earlier partition fires first"
+        if before.start_ms == after.start_ms:
+            assert before.late >= after.late, "late entries fire first"
+            assert before.late or before.key < after.key, "by due time, then append order"

@@ -1,0 +1,183 @@
+"""Threads that meet in one commit, and a spy between an environment and LMDB."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Self
+
+import lmdb
+
+from duelog.store.environment import Environment
+from duelog.store.transaction import Transaction
+
+PATIENCE_S = 20.0
+
+KEY = b"\x01key"
+BULK = bytes(32 * 1024)
+
+
+def until(condition: Callable[[], object]) -> None:
+    """Give other threads the processor until `condition` holds; an AssertionError after a long time."""
+    give_up = time.monotonic() + PATIENCE_S
+    while not condition():
+        os.sched_yield()
+        assert time.monotonic() < give_up, "waited in vain"
+
+
+def putting(key: bytes, fields: bytes) -> Callable[[Transaction], None]:
+    """A unit of work that stores one record."""
+    return lambda transaction: transaction.put(key, fields)
+
+
+def raw_value(raw: lmdb.Transaction, key: bytes) -> bytes:
+    """What is stored under a key, checksum and all."""
+    value = raw.get(key)
+    assert value is not None
+    return bytes(value)
+
+
+def share(
+    environment: Environment,
+    works: list[Callable[[Transaction], Any]],
+    first: Callable[[Transaction], object] | None = None,
+) -> list[Any]:
+    """Have all of `works` queue up, in order, behind a commit under way, so that they are the next commit.
+
+    Each runs in a thread of its own, which calls `write`; returns what it returned or raised. `first` is done
+    in the commit that they wait for.
+    """
+    outcomes: list[Any] = [None] * len(works)
+
+    def write(number: int) -> None:
+        try:
+            outcomes[number] = environment.write(works[number])
+        except BaseException as error:
+            outcomes[number] = error
+
+    threads = [threading.Thread(target=write, args=(number,)) for number in range(len(works))]
+
+    def hold(transaction: Transaction) -> None:
+        for number, thread in enumerate(threads):
+            thread.start()
+            until(lambda number=number: len(environment._queue) > number)  # type: ignore[misc]
+        if first is not None:
+            first(transaction)
+
+    environment.write(hold)
+    for thread in threads:
+        thread.join(PATIENCE_S)
+        assert not thread.is_alive(), "a writer hangs"
+    return outcomes
+
+
+class Interruptible:
+    """Threads that write while the main thread waits in the queue between them and gets SIGINT there."""
+
+    def __init__(self, environment: Environment, others: int) -> None:
+        self._environment = environment
+        self.outcomes: list[Any] = ["not done"] * (others + 1)
+        self._others = others
+        self._leading = threading.Event()
+        self._threads: list[threading.Thread] = []
+
+    def __enter__(self) -> Self:
+        leader = threading.Thread(target=self._write, args=(0, self._lead))
+        self._threads.append(leader)
+        leader.start()
+        assert self._leading.wait(PATIENCE_S)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for thread in self._threads:
+            thread.join(PATIENCE_S)
+            assert not thread.is_alive(), "a writer hangs"
+
+    def _lead(self, transaction: Transaction) -> None:
+        environment = self._environment
+        self._leading.set()
+        until(lambda: len(environment._queue) == 1)  # the main thread is in
+        for number in range(self._others):
+            work = putting(b"\x01other%d" % number, b"v")
+            thread = threading.Thread(target=self._write, args=(number + 1, work))
+            self._threads.append(thread)
+            thread.start()
+        until(lambda: len(environment._queue) == self._others + 1)
+        main = threading.main_thread().ident
+        assert main is not None
+        signal.pthread_kill(main, signal.SIGINT)
+        until(lambda: len(environment._queue) == self._others)  # the main thread is out
+
+    def _write(self, number: int, work: Callable[[Transaction], None]) -> None:
+        self.outcomes[number] = self._environment.write(work)
+
+
+class Spy:
+    """Stands before LMDB's environment: watches it grow, and fails where it is told to, once each."""
+
+    def __init__(self, environment: Environment) -> None:
+        self._environment = environment
+        self._env: Any = environment._env
+        self.fail_begin: Exception | None = None
+        self.fail_commit: Exception | None = None
+        self.fail_sync: Exception | None = None
+        self.syncs = 0
+        self.readers_at_growth: list[int] = []
+        self._spared = False
+
+    def disarmed(self, transaction: Transaction) -> None:
+        """A unit of work whose own commit is to succeed."""
+        self._spared = True
+
+    def begin(self, *arguments: Any, **options: Any) -> Any:
+        if options.get("write"):
+            error, self.fail_begin = self.fail_begin, None
+            if error is not None:
+                raise error
+            return _SpiedTransaction(self, self._env.begin(*arguments, **options))
+        return self._env.begin(*arguments, **options)
+
+    def set_mapsize(self, size: int) -> None:
+        self.readers_at_growth.append(self._environment._gate._readers)
+        self._env.set_mapsize(size)
+
+    def sync(self, force: bool) -> None:
+        self.syncs += 1
+        error, self.fail_sync = self.fail_sync, None
+        if error is not None:
+            raise error
+        self._env.sync(force)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._env, name)
+
+
+def spy_on(environment: Environment) -> Spy:
+    """Put a spy between an environment and LMDB."""
+    spy = Spy(environment)
+    environment._env = spy  # type: ignore[assignment]
+    return spy
+
+
+class _SpiedTransaction:
+    """A raw write transaction whose commit fails when the spy says so."""
+
+    def __init__(self, spy: Spy, raw: Any) -> None:
+        self._spy = spy
+        self._raw = raw
+
+    def commit(self) -> None:
+        spared, self._spy._spared = self._spy._spared, False
+        error = self._spy.fail_commit
+        if error is None or spared:
+            self._raw.commit()
+            return
+        self._spy.fail_commit = None
+        self._raw.abort()
+        raise error
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._raw, name)

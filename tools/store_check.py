@@ -1,0 +1,115 @@
+"""`duelog check`: a store looked at from outside, whatever its files hold, without dying of it.
+
+First the pages of every environment are read as bytes, which nothing can die of. Where they are whole, LMDB reads them
+safely, and the check of an open store runs here; else it runs in a child process, and its death becomes a finding.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+import lmdb
+
+from .. import DuelogError, Finding, StoreConfig
+from ..opening import read_identity, stored_span_ms
+from ..store import datafile, pages
+from ..store.errors import CorruptEntry, DamagedStore
+from ..store.format import CorruptRecord
+from .values import open_to_read
+
+_RESTORE = "run `duelog repair` on a copy of the store, or restore a backup"
+
+
+def check_store(path: Path, *, deep: bool = False) -> list[Finding]:
+    """Every problem of the store in `path`, beside a writing process too; nothing is changed.
+
+    O(pages) and O(headers of the entries); `deep`: O(bytes). Raises nothing for what the files hold.
+    """
+    try:
+        read_identity(path, StoreConfig(partition_ms=stored_span_ms(path) or StoreConfig().partition_ms))
+    except (DuelogError, ValueError) as error:
+        return [Finding("error", "store-file", str(path / "STORE"), str(error), "restore the file from a backup")]
+    findings = [found for directory in environments(path) for found in check_file(directory)]
+    if findings:
+        findings += _check_in_child(path, deep)
+    else:
+        findings += check_opened(path, deep)
+    return list(dict.fromkeys(findings))
+
+
+def environments(path: Path) -> list[Path]:
+    """The directories of a store's environments, whether the catalog knows them or not."""
+    return [path / "main", *sorted(found for found in (path / "partitions").glob("*/g*") if found.is_dir())]
+
+
+def check_file(directory: Path) -> Iterator[Finding]:
+    """Findings about the pages of one environment, which this process must not have open."""
+    address = str(directory / "data.mdb")
+    try:
+        known = datafile.inspect(directory)
+        problems = _problems(directory, known)
+    except DamagedStore as error:
+        if directory.exists():  # else the writing process has just removed it
+            yield Finding("error", "damaged-file", address, error.reason, _RESTORE)
+        return
+    for problem in problems:
+        yield Finding("error", "page", address, problem, _RESTORE)
+
+
+def _problems(directory: Path, known: datafile.DataFile) -> list[str]:
+    """Problems of the pages as of one commit, also while another process writes. Raises DamagedStore."""
+    map_bytes = max(known.file_bytes * 2, 1 << 20)
+    try:
+        with lmdb.open(os.fspath(directory), map_size=map_bytes, readonly=True, create=False, max_dbs=0) as environment:
+            while True:
+                with environment.begin() as transaction:  # reads no page but the two meta pages
+                    found = pages.find_problems(directory, transaction.id())
+                if found is not None:
+                    return found
+    except lmdb.Error as error:
+        raise DamagedStore(directory / "data.mdb", f"cannot be opened: {error}") from error
+
+
+def check_opened(path: Path, deep: bool) -> list[Finding]:
+    """Findings of the store opened read-only; an error at opening is one."""
+    try:
+        with open_to_read(path) as opened:
+            return list(opened.check(deep=deep))
+    except DamagedStore as error:
+        return [Finding("error", "damaged-store", str(error.path), error.reason, _RESTORE)]
+    except (DuelogError, CorruptRecord, CorruptEntry, lmdb.Error, ValueError, LookupError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        return [Finding("error", "unreadable", str(path), f"the check could not go on ({reason})", _RESTORE)]
+
+
+def _check_in_child(path: Path, deep: bool) -> list[Finding]:
+    command = [sys.executable, "-m", __name__, os.fspath(path), *(["--deep"] if deep else [])]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=3600)
+    except subprocess.TimeoutExpired:
+        return [Finding("error", "hangs", str(path), "reading it does not come to an end", _RESTORE)]
+    findings = [Finding(**json.loads(line)) for line in done.stdout.splitlines() if line.startswith("{")]
+    if done.returncode < 0:
+        message = f"reading it kills a process (signal {-done.returncode})"
+        findings.append(Finding("error", "kills-its-reader", str(path), message, _RESTORE))
+    elif done.returncode:
+        lines = done.stderr.strip().splitlines()
+        message = f"the check of what can be read failed: {lines[-1] if lines else done.returncode}"
+        findings.append(Finding("error", "unreadable", str(path), message, _RESTORE))
+    return findings
+
+
+def main(arguments: list[str]) -> None:
+    """Print the findings of the store opened read-only, as JSON lines. For the child process."""
+    for finding in check_opened(Path(arguments[0]), "--deep" in arguments[1:]):
+        print(json.dumps(asdict(finding)), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
