@@ -93,6 +93,12 @@ SPECS = (
     Spec(COMMIT_REQUESTS, "histogram", "{request}", _ENVIRONMENT, "Callers that shared a commit"),
 )  # fmt: skip
 
+_SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 60.0, 600.0, 3600.0)
+_BYTES = tuple(float(1 << bits) for bits in range(10, 33, 2))
+_COUNTS = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1_000.0, 2_000.0, 5_000.0, 10_000.0, 50_000.0)
+_BOUNDARIES = {"s": _SECONDS, "By": _BYTES}
+"""Of a histogram's buckets, by its unit: an SDK's own are for milliseconds."""
+
 Attributes = dict[str, str]
 
 
@@ -108,7 +114,12 @@ class Instruments:
             if spec.kind == "counter":
                 self.counters[spec.name] = meter.create_counter(spec.name, spec.unit, spec.description)
             elif spec.kind == "histogram":
-                self.histograms[spec.name] = meter.create_histogram(spec.name, spec.unit, spec.description)
+                self.histograms[spec.name] = meter.create_histogram(
+                    spec.name,
+                    spec.unit,
+                    spec.description,
+                    explicit_bucket_boundaries_advisory=_BOUNDARIES.get(spec.unit, _COUNTS),
+                )
             else:
                 meter.create_observable_gauge(spec.name, [self._callback(spec.name)], spec.unit, spec.description)
 

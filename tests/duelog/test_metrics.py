@@ -85,6 +85,7 @@ def test_lateness_is_the_time_of_the_marker_less_the_due_time(
     (late,) = points["duelog.messages.lateness"]
     assert (late.count, late.min, late.max, late.sum) == (3, 0.0, 4.0, 7.0)
     assert dict(late.attributes) == TOPIC
+    assert late.explicit_bounds[0] < 0.001, "buckets tell milliseconds apart"
     (fired,) = points["duelog.messages.fired"]
     assert fired.value == 3
 
