@@ -43,7 +43,7 @@ class StoreConfig:
     inline_delay_ms: a message due within this goes to the main log at once and is tracked in memory until due; 0:
         none does, which is the default: a message in the main log counts as fired, so that it can be neither
         cancelled nor rescheduled, and what it saves is one write of two where messages are sent one by one, and
-        little in batches (`make bench ARGS=short_delays`). Longer saves the second write of short delays and holds up trimming of the main log by as much.
+        little in batches (`make bench ARGS=short_delays`). Longer holds up trimming of the main log by as much.
     retention_ms: how long acknowledged ledgers of a main log are kept, from when they are closed; 0: not by age.
     retention_bytes: how many bytes of the newest acknowledged ledgers of a main log are kept; 0: not by size. A
         ledger is kept as long as either setting asks for it. Both cost disk only, and allow seeking back.
