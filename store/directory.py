@@ -6,6 +6,7 @@ changes the tree of a store does it here.
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from pathlib import Path
@@ -34,7 +35,8 @@ def write_file(path: Path, content: bytes) -> None:
     temporary = path.with_name(path.name + ".tmp")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
     try:
-        os.write(descriptor, content)
+        if os.write(descriptor, content) != len(content):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), os.fspath(temporary))
         os.fsync(descriptor)
     finally:
         os.close(descriptor)

@@ -21,19 +21,20 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast
 
 import lmdb
 
 from . import datafile, pages
 from .commit_counts import CommitCounts
+from .commit_queue import CommitQueue, Request
 from .config import Durability
 from .directory import make_directory, sync_directory
 from .errors import BrokenInvariant, ClosedError, DamagedStore, DuelogError, InvalidArgument, StoreFailed, StoreFull
 from .failpoints import reach
 from .format import RUN_PREFIX, unseal
 from .reader_gate import ReaderGate
-from .room import no_room
+from .room import no_room, reserve_lock_file
 from .transaction import Transaction
 
 T = TypeVar("T")
@@ -44,19 +45,6 @@ MAX_MAP_BYTES = 1 << 44
 
 _COMMITS_A_READER_CHECK = 1_000
 """Commits between two looks for readers that were killed inside a transaction: they would hold pages for ever."""
-
-
-class _Request:
-    __slots__ = ("done", "error", "gate", "leads", "value", "work")
-
-    def __init__(self, work: Work[Any]) -> None:
-        self.work = work
-        self.value: Any = None
-        self.error: BaseException | None = None
-        self.done = False
-        self.leads = False
-        self.gate = threading.Lock()
-        self.gate.acquire()
 
 
 class Environment:
@@ -91,6 +79,8 @@ class Environment:
         self._process = os.getpid()
         self._durability = durability
         self._read_only = read_only
+        if not read_only:
+            reserve_lock_file(path)
         try:
             self._env = lmdb.open(
                 os.fspath(path),
@@ -110,7 +100,8 @@ class Environment:
         except lmdb.Error as error:  # no permission, no address space, or another process has just removed it
             if "already open in this process" in str(error):
                 raise InvalidArgument("path", str(path), "this process has it open already") from error
-            raise DamagedStore(path, f"cannot be opened: {error}") from error
+            full = no_room(path, error) if create else None
+            raise full or DamagedStore(path, f"cannot be opened: {error}") from error
         if create:
             sync_directory(path)
         with self._env.begin() as raw:
@@ -118,9 +109,7 @@ class Environment:
             last = cursor.key() if cursor.last() else b""
         self._last_run = max(bytes(last), RUN_PREFIX)
         self._committing = threading.Lock()
-        self._mutex = threading.Lock()
-        self._queue: list[_Request] = []
-        self._leading = False
+        self._queue = CommitQueue(self._check_writable, self._serve, self._broke_off)
         self._publishing = False
         """Between a commit and the end of what follows from it in memory."""
         self._failed: StoreFailed | None = None
@@ -176,70 +165,18 @@ class Environment:
         """
         if self._gate.held:
             raise BrokenInvariant(f"{self.name}: write inside a read transaction")
-        request = _Request(work)
-        try:
-            with self._mutex:
-                self._check_writable()
-                self._queue.append(request)
-                if not self._leading:
-                    self._leading = request.leads = True
-            if not request.leads:
-                request.gate.acquire()
-            if not request.done:
-                self._lead(request)
-        except BaseException:
-            self._leave(request)
-            raise
-        if request.error is not None:
-            raise request.error
-        return cast(T, request.value)
+        return cast(T, self._queue.run(work))
 
-    def _leave(self, request: _Request) -> None:
-        """Take a request out whose caller was interrupted, without taking the others along."""
-        with self._mutex:
-            if request in self._queue:
-                self._queue.remove(request)
-            request.done = True
-            if request.leads:
-                self._hand_over(request)
+    def _serve(self, batch: list[Request]) -> None:
+        with self._committing:
+            self._commit_together(batch)
 
-    def _hand_over(self, leader: _Request) -> None:
-        """Give leadership to the next in the queue. REQUIRES: the mutex."""
-        leader.leads = False
-        if self._queue:
-            self._queue[0].leads = True
-            self._queue[0].gate.release()
-        else:
-            self._leading = False
+    def _broke_off(self, error: BaseException, served: bool) -> None:
+        """Where memory may not be what is on disk any more, nothing more is written."""
+        if self._publishing or (isinstance(error, Exception) and not served):
+            self._in_doubt(error)
 
-    def _lead(self, own: _Request) -> None:
-        with self._mutex:
-            batch, self._queue = self._queue, []
-        try:
-            with self._committing:
-                self._commit_together(batch)
-        except BaseException as error:
-            # An interrupt of this thread is nobody else's business: the others commit without it. But where memory
-            # may not be what is on disk any more, nothing more is written.
-            if self._publishing or (isinstance(error, Exception) and not own.done):
-                self._in_doubt(error)
-            with self._mutex:
-                again = [request for request in batch if request is not own and not request.done]
-                self._queue[:0] = again
-            batch = [request for request in batch if request not in again]
-            for request in again:
-                request.error = None
-            raise
-        finally:
-            for request in batch:
-                request.done = True
-            with self._mutex:
-                self._hand_over(own)
-            for request in batch:
-                if request is not own:
-                    request.gate.release()
-
-    def _commit_together(self, batch: list[_Request]) -> None:
+    def _commit_together(self, batch: list[Request]) -> None:
         """Give every request of `batch` its value or its error."""
         started = time.perf_counter_ns()
         left = batch
@@ -251,7 +188,7 @@ class Environment:
                 self._fail(left, error if isinstance(error, DuelogError) else self._in_doubt(error))
                 return
             transaction = Transaction(raw, self._last_run)
-            current: _Request | None = None
+            current: Request | None = None
             try:
                 for current in left:
                     current.value = current.work(transaction)
@@ -307,7 +244,7 @@ class Environment:
         return False
 
     @staticmethod
-    def _fail(requests: list[_Request], error: BaseException) -> None:
+    def _fail(requests: list[Request], error: BaseException) -> None:
         for request in requests:
             request.error = error
 
@@ -431,10 +368,9 @@ class Environment:
         if os.getpid() != self._process:
             self._closed = True  # the readers that it would wait for are the parent's
             return
-        with self._mutex:
+        with self._gate.alone():
             if self._closed:
                 return
-        with self._gate.alone():
             self._closed = True
         with self._committing:
             self._close()

@@ -6,8 +6,11 @@ looked at: the file system's, and what the process may still add to the file (`u
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import lmdb
@@ -15,6 +18,39 @@ import lmdb
 from .errors import StoreFull
 
 _LOW_SPACE_BYTES = 1 << 20
+
+
+@contextmanager
+def room_in(path: Path) -> Iterator[None]:
+    """Where files are made under `path`: raise StoreFull for an OSError that is want of room."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise
+        raise StoreFull(path, f"no room to write ({error})") from error
+
+
+_LOCK_BYTES = 8192
+"""What is reserved of lock.mdb: its header and some 120 readers at once."""
+
+
+def reserve_lock_file(path: Path) -> None:
+    """See that lock.mdb of the environment in `path` has room on disk. Raises StoreFull.
+
+    LMDB makes it sparse and writes to it through a map: on a full disk the first touch of a page that is not there
+    kills the process (SIGBUS). REQUIRES: not open in this process, or reserved already, since closing the descriptor
+    would drop the locks that are held on it.
+    """
+    lock = path / "lock.mdb"
+    if lock.exists() and lock.stat().st_blocks * 512 >= _LOCK_BYTES:
+        return
+    with room_in(path):
+        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            os.posix_fallocate(descriptor, 0, _LOCK_BYTES)
+        finally:
+            os.close(descriptor)
 
 
 def no_room(path: Path, error: lmdb.Error) -> StoreFull | None:
@@ -28,7 +64,8 @@ def no_room(path: Path, error: lmdb.Error) -> StoreFull | None:
     free = space.f_bavail * space.f_frsize
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
     if limit != resource.RLIM_INFINITY:
-        free = min(free, max(0, limit - (path / "data.mdb").stat().st_size))
+        data = path / "data.mdb"
+        free = min(free, max(0, limit - (data.stat().st_size if data.exists() else 0)))
     if "No space left" in text or "File too large" in text or "quota" in text or free < _LOW_SPACE_BYTES:
         return StoreFull(path, f"no room to write ({text}); {free} bytes free", free)
     return None

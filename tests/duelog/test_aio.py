@@ -93,7 +93,7 @@ def test_the_loop_goes_on_while_a_commit_hangs(tmp_path: Path, clock: ManualCloc
             gate.opened.set()
             assert len(set(await asyncio.gather(*sending))) == 50
             await batch
-            del main_environment.write  # type: ignore[misc]
+            del main_environment.write
 
     run(main)
     assert findings(tmp_path / "s") == []

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from opentelemetry.metrics import get_meter
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
@@ -200,4 +201,4 @@ def test_a_closed_store_reports_nothing_and_two_stores_report_beside_each_other(
 
 def test_without_an_sdk_nobody_listens() -> None:
     """The API's own meters do nothing, and lateness is not even worked out."""
-    assert not metrics.Instruments(metrics.metrics.get_meter("duelog")).listening
+    assert not metrics.Instruments(get_meter("duelog")).listening

@@ -23,7 +23,7 @@ class Held:
         self._write = self._environment.write
         self.reached = threading.Event()
         self.let_go = threading.Event()
-        self._environment.write = self._wait  # type: ignore[method-assign,assignment]
+        self._environment.write = self._wait  # type: ignore[method-assign]
 
     def _wait(self, work: Any) -> Any:
         self.reached.set()
@@ -71,7 +71,12 @@ def test_a_sender_waits_while_the_bound_is_reached_and_not_longer(small: Delayed
         futures.append(future)
     assert 0 < small._engine.outbox.in_flight_bytes <= 4_000
     sent = threading.Event()
-    thread = threading.Thread(target=lambda: (futures.append(topic.send_async(b"x" * 1_000)), sent.set()))
+
+    def send() -> None:
+        futures.append(topic.send_async(b"x" * 1_000))
+        sent.set()
+
+    thread = threading.Thread(target=send)
     thread.start()
     assert held.reached.wait(LIMIT_S)
     assert not sent.is_set()
@@ -144,8 +149,8 @@ def test_an_error_of_the_write_is_in_every_future_of_its_batch(small: DelayedSto
     held = Held(small)
     topic = small.topic("t")
     futures = [topic.send_async(b"x"), topic.send_async(b"y")]
-    small._engine.main.write = lambda work: (_ for _ in ()).throw(RuntimeError("made up"))  # type: ignore[method-assign,assignment]
+    small._engine.main.write = lambda work: (_ for _ in ()).throw(RuntimeError("made up"))  # type: ignore[method-assign]
     held._write = small._engine.main.write
     held.let_go.set()
     assert all(isinstance(future.exception(LIMIT_S), RuntimeError) for future in futures)
-    del small._engine.main.write  # type: ignore[misc]
+    del small._engine.main.write

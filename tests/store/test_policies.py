@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 import numpy as np
@@ -40,7 +41,7 @@ def test_each_field_is_taken_from_the_narrowest_scope_that_sets_it(
     where, value = next((where, value) for where, value in levels if value is not None)
     for name in ("tick_time_ms", "max_delivery_delay_ms"):
         scopes = [
-            None if given is None else DelayedDeliveryPolicies(**{name: given})
+            None if given is None else dataclasses.replace(DelayedDeliveryPolicies(), **{name: given})  # type: ignore[arg-type]
             for given in (of_store, of_namespace, of_topic)
         ]
         effective = resolve(TOPIC, *scopes)

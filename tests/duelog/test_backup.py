@@ -1,0 +1,185 @@
+"""Backups of a store in use: the copy opens, checks clean, and has all that was acknowledged before it began."""
+
+from __future__ import annotations
+
+import json
+import threading
+import zlib
+from pathlib import Path
+
+import pytest
+
+from duelog import DelayedStore, ManualClock, StoreConfig
+from duelog.store.errors import InvalidArgument
+from tests.conftest import START_MS, OpenStore
+
+HOUR_MS = 3_600_000
+
+
+def config() -> StoreConfig:
+    """Many partitions and ledgers in little time."""
+    return StoreConfig(partition_ms=HOUR_MS, ledger_max_entries=50, snapshot_every_entries=40)
+
+
+def drain(store: DelayedStore, topic: str, subscription: str) -> set[bytes]:
+    """Payloads that a subscription receives when all is due."""
+    found: set[bytes] = set()
+    consumer = store.topic(topic).subscribe(subscription)
+    while messages := consumer.receive(1_000, timeout=0):
+        found |= {message.payload for message in messages}
+        for message in messages:
+            consumer.ack(message)
+    return found
+
+
+def test_a_copy_has_what_was_pending_fired_and_acknowledged(open_store: OpenStore, clock: ManualClock,
+                                                            tmp_path: Path) -> None:  # fmt: skip
+    """Messages that wait, that have fired, that are acknowledged and cancelled are in the copy as they were."""
+    store = open_store(config=config())
+    topic = store.topic("t")
+    subscription = topic.subscribe("s")
+    for number in range(30):
+        topic.send(b"%d" % number, deliver_after=1 + number * 600)
+    gone = topic.send(b"gone", deliver_after=60)
+    topic.cancel(gone)
+    clock.advance(HOUR_MS)
+    store.tick()
+    for message in subscription.receive(4, timeout=0):
+        subscription.ack(message)
+    store.flush()
+    result = store.backup(tmp_path / "copy")
+    assert result.partitions == len(store.partitions())
+    copy = open_store(tmp_path / "copy", config())
+    assert list(copy.check(deep=True)) == []
+    clock.advance(10 * HOUR_MS)
+    copy.tick()
+    assert drain(copy, "t", "s") == {b"%d" % number for number in range(4, 30)}
+
+
+def test_the_manifest_lists_every_file_with_its_checksum(open_store: OpenStore, tmp_path: Path) -> None:
+    """BACKUP names the files as they were written."""
+    store = open_store(config=config())
+    store.topic("t").send(b"a", deliver_after=5)
+    store.backup(tmp_path / "copy")
+    manifest = json.loads((tmp_path / "copy" / "BACKUP").read_bytes())
+    assert len(manifest["files"]) == 3
+    for name, (size, crc) in manifest["files"].items():
+        content = (tmp_path / "copy" / name).read_bytes()
+        assert (len(content), zlib.crc32(content)) == (size, crc)
+
+
+def test_a_backup_into_a_used_directory_is_refused(open_store: OpenStore, tmp_path: Path) -> None:
+    """Nothing is overwritten, and a store is not copied into itself."""
+    store = open_store(config=config())
+    (tmp_path / "used").mkdir()
+    (tmp_path / "used" / "file").write_text("mine")
+    with pytest.raises(InvalidArgument, match="empty directory"):
+        store.backup(tmp_path / "used")
+    with pytest.raises(InvalidArgument, match="inside the store"):
+        store.backup(store.path / "copy")
+    assert (tmp_path / "used" / "file").read_text() == "mine"
+
+
+def test_a_deleted_partition_waits_for_the_backup(open_store: OpenStore, clock: ManualClock) -> None:
+    """While a backup is under way nothing is removed; afterwards it is."""
+    store = open_store(config=config())
+    store.topic("t").send(b"a", deliver_after=5)
+    clock.advance(3 * HOUR_MS)
+    with store._engine.maintenance.deletions_held():
+        store.tick()
+        assert store.tick().deleted == 0
+        assert len(store.partitions()) == 1
+    clock.advance(24 * HOUR_MS * 40)
+    store.tick()
+    store.tick()
+    assert len(store.partitions()) == 0
+
+
+def test_ids_given_out_during_a_backup_are_not_given_out_by_the_copy(open_store: OpenStore, tmp_path: Path,
+                                                                     monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    """A topic that comes into being between the copies of main and of a partition does not lend its log to another."""
+    store = open_store(config=config())
+    store.topic("old").send(b"old", deliver_after=5)
+    engine = store._engine
+    copy_environment = type(engine.main).copy
+
+    def copy(environment: object, path: Path) -> None:
+        copy_environment(environment, path)  # type: ignore[arg-type]
+        if environment is engine.main:
+            store.topic("meanwhile").send(b"meanwhile", deliver_after=6)
+
+    monkeypatch.setattr(type(engine.main), "copy", copy)
+    store.backup(tmp_path / "copy")
+    copied = open_store(tmp_path / "copy", config(), clock_=ManualClock(START_MS))
+    assert [topic.name for topic in copied.topics()] == ["persistent://public/default/old"]
+    new = copied.topic("new")
+    consumer = new.subscribe("s")
+    new.send(b"new", deliver_after=5)
+    copied.clock.wrapped.advance(10_000)  # type: ignore[attr-defined]
+    copied.tick()
+    assert [message.payload for message in consumer.receive(10, timeout=0)] == [b"new"]
+
+
+def test_backups_while_threads_send_and_receive_lose_nothing(tmp_path: Path) -> None:
+    """Every backup holds each message that was stored before it began and not acknowledged before it ended."""
+    clock = ManualClock(START_MS)
+    store = DelayedStore.open(tmp_path / "store", config(), clock=clock)
+    stored: list[bytes] = []
+    acknowledged: set[bytes] = set()
+    stop = threading.Event()
+    failures: list[BaseException] = []
+
+    def run(work: object) -> None:
+        try:
+            work()  # type: ignore[operator]
+        except BaseException as error:
+            failures.append(error)
+
+    def send(topic: str) -> None:
+        number = 0
+        while not stop.is_set() and number < 5_000:
+            payload = f"{topic}-{number}".encode()
+            store.topic("t").send(payload, deliver_after=1 + number % 97 * 120)
+            stored.append(payload)
+            number += 1
+
+    def receive() -> None:
+        consumer = store.topic("t").subscribe("s")
+        while not stop.is_set():
+            clock.advance(5_000)
+            store.tick()
+            for message in consumer.receive(20, timeout=0):
+                acknowledged.add(message.payload)
+                consumer.ack(message)
+            store.flush()
+
+    store.topic("t").subscribe("s").close()
+    threads = [threading.Thread(target=run, args=(work,)) for work in (lambda: send("a"), lambda: send("b"), receive)]
+    for thread in threads:
+        thread.start()
+    required = []
+    while len(stored) < 50 and not failures:
+        stop.wait(0.01)
+    for number in range(4):
+        before = list(stored)
+        store.backup(tmp_path / f"copy{number}")
+        required.append(set(before) - set(acknowledged))
+        goal = len(stored) + 30
+        while len(stored) < goal and not failures:
+            stop.wait(0.01)
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    everything = set(stored)
+    assert list(store.check(deep=True)) == []
+    store.close()
+    for number, owed in enumerate(required):
+        later = ManualClock(clock.now_ms() + 10 * HOUR_MS)
+        with DelayedStore.open(tmp_path / f"copy{number}", config(), clock=later) as copy:
+            assert list(copy.check(deep=True)) == []
+            copy.tick()
+            found = drain(copy, "t", "s")
+            assert owed <= found
+            assert found <= everything
+            assert list(copy.check(deep=True)) == []

@@ -1,0 +1,207 @@
+"""What a store does about a clock that is set back or runs far ahead, and about a body that cannot be read."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import lmdb
+import pytest
+
+from duelog import Clock, DelayedStore, ManualClock, StoreConfig
+from duelog.errors import ClockJumped
+from duelog.store.format import RUN_PREFIX
+from tests.conftest import START_MS, OpenStore
+
+HOUR_MS = 3_600_000
+DAY_MS = 24 * HOUR_MS
+
+
+class WallClock(Clock):
+    """A clock that the store takes for the machine's, and that shows what it is told to."""
+
+    def __init__(self, now_ms: int) -> None:
+        self.shown_ms = now_ms
+
+    def now_ms(self) -> int:
+        """What it was told."""
+        return self.shown_ms
+
+    def wait(self, condition: threading.Condition, until_ms: int | None) -> None:
+        """Wait a moment of real time: what it shows may change without anybody being told."""
+        if until_ms is None or until_ms > self.shown_ms:
+            condition.wait(0.01)
+
+
+def config(background: bool = False) -> StoreConfig:
+    """A bound of one day."""
+    return StoreConfig(partition_ms=HOUR_MS, max_clock_jump_ms=DAY_MS, background=background)
+
+
+def payloads(store: DelayedStore, timeout: float = 0) -> list[bytes]:
+    """Receive what is due in topic a, and acknowledge it."""
+    with store.topic("a").subscribe("reader") as reader:
+        messages = reader.receive(100, timeout=timeout)
+        reader.ack(messages)
+        return [message.payload for message in messages]
+
+
+def test_a_clock_set_back_neither_fires_twice_nor_blocks(open_store: OpenStore, clock: ManualClock) -> None:
+    """After a step back what fired stays fired, sending goes on, and what was due before the step still comes."""
+    store = open_store(config=config())
+    topic = store.topic("a")
+    topic.subscribe("reader").close()
+    topic.send(b"one", deliver_after=60)
+    clock.advance(61_000)
+    assert payloads(store) == [b"one"]
+    clock.set(START_MS - DAY_MS)
+    assert store.clock.now_ms() == START_MS + 61_000
+    assert payloads(store) == []
+    topic.send(b"two")
+    topic.send(b"three", deliver_at=START_MS + 61_001)
+    assert payloads(store) == [b"two"]
+    clock.set(START_MS + 61_001)
+    assert payloads(store) == [b"three"]
+
+
+def test_a_clock_set_back_while_the_store_is_closed_changes_nothing_that_fired(
+    open_store: OpenStore, clock: ManualClock
+) -> None:
+    """The high-water mark is on disk with the frontier: the next process goes on from there."""
+    store = open_store(config=config())
+    store.topic("a").subscribe("reader").close()
+    store.topic("a").send(b"one", deliver_after=60)
+    clock.advance(61_000)
+    assert store.tick().fired == 1
+    store.close()
+    clock.set(START_MS - DAY_MS)
+    store = open_store(config=config())
+    assert store.clock.now_ms() == START_MS + 61_000
+    assert payloads(store) == [b"one"]
+    assert store.tick().fired == 0
+    store.topic("a").send(b"two", deliver_at=START_MS + 30_000)
+    assert payloads(store) == [b"two"], "due by the store's clock"
+
+
+def test_a_clock_far_ahead_stops_firing_until_it_comes_back(open_store: OpenStore) -> None:
+    """Nothing fires on a jump over the bound; what had fired is handed out; the clock's return is enough."""
+    wall = WallClock(START_MS)
+    store = open_store(config=config(), clock_=wall)
+    topic = store.topic("a")
+    topic.subscribe("reader").close()
+    topic.send(b"in a year", deliver_after=365 * 86_400)
+    topic.send(b"soon", deliver_after=60)
+    topic.send(b"now")
+    store.tick()
+    wall.shown_ms += 400 * DAY_MS
+    with pytest.raises(ClockJumped) as caught:
+        store.tick()
+    assert (caught.value.last_ms, caught.value.now_ms) == (START_MS, START_MS + 400 * DAY_MS)
+    assert payloads(store) == [b"now"]
+    with pytest.raises(ClockJumped):
+        payloads(store)
+    wall.shown_ms = START_MS + 60_000
+    assert store.tick().fired == 1
+    assert payloads(store) == [b"soon"]
+    assert store.stats().pending == 1
+
+
+def test_a_clock_far_ahead_is_believed_when_told_to(open_store: OpenStore) -> None:
+    """accept_clock() goes on by the clock as it is."""
+    wall = WallClock(START_MS)
+    store = open_store(config=config(), clock_=wall)
+    store.topic("a").subscribe("reader").close()
+    store.topic("a").send(b"in two days", deliver_after=2 * 86_400)
+    store.tick()
+    wall.shown_ms += 3 * DAY_MS
+    with pytest.raises(ClockJumped):
+        store.tick()
+    assert store.stats().pending == 1
+    store.accept_clock()
+    assert payloads(store) == [b"in two days"]
+
+
+def test_a_jump_within_the_bound_is_believed(open_store: OpenStore) -> None:
+    """A day is within a bound of a day: a machine that slept fires what became due."""
+    wall = WallClock(START_MS)
+    store = open_store(config=config(), clock_=wall)
+    store.topic("a").subscribe("reader").close()
+    store.topic("a").send(b"tomorrow", deliver_after=86_000)
+    store.tick()
+    wall.shown_ms += DAY_MS
+    assert payloads(store) == [b"tomorrow"]
+
+
+def test_a_manual_clock_may_jump_as_far_as_it_likes(open_store: OpenStore, clock: ManualClock) -> None:
+    """Who moves a clock by hand means it."""
+    store = open_store(config=config())
+    store.topic("a").subscribe("reader").close()
+    store.topic("a").send(b"in a year", deliver_after=365 * 86_400)
+    store.tick()
+    clock.advance(366 * DAY_MS)
+    assert payloads(store) == [b"in a year"]
+
+
+def test_a_receiver_beside_the_background_thread_hears_of_a_clock_far_ahead(open_store: OpenStore) -> None:
+    """A waiting receiver gets ClockJumped instead of waiting for ever, and messages once the clock is back."""
+    wall = WallClock(START_MS)
+    store = open_store(config=config(background=True), clock_=wall)
+    topic = store.topic("a")
+    reader = topic.subscribe("reader")
+    topic.send(b"now")
+    topic.send(b"soon", deliver_after=60)
+    topic.send(b"in a year", deliver_after=365 * 86_400)
+    assert [message.payload for message in reader.receive(10, timeout=5)] == [b"now"]
+    wall.shown_ms += 400 * DAY_MS
+    with pytest.raises(ClockJumped):
+        reader.receive(10)
+    wall.shown_ms = START_MS + 60_000
+    store.accept_clock()  # and wakes the thread, which looks again by itself within a second
+    received = None
+    while received is None:
+        try:
+            received = [message.payload for message in reader.receive(10, timeout=5)]
+        except ClockJumped:  # the thread has not looked yet
+            continue
+    assert received == [b"soon"]
+    assert store.stats().pending == 1
+
+
+def flip_body(store: Path, marker: bytes) -> None:
+    """Flip a bit of a body in a partition of a closed store, wherever `marker` is."""
+    for partition in (store / "partitions").iterdir():
+        environment = lmdb.open(str(partition / "g000001"), max_dbs=0, map_size=1 << 24, lib_version=0)
+        with environment.begin(write=True) as transaction:
+            for key, value in list(transaction.cursor()):
+                if key[:1] == RUN_PREFIX[:1] and marker in value:
+                    at = value.index(marker)
+                    transaction.put(key, value[:at] + bytes([value[at] ^ 1]) + value[at + 1 :])
+        environment.close()
+
+
+def test_a_body_that_cannot_be_read_is_set_aside_and_the_others_are_delivered(
+    open_store: OpenStore, clock: ManualClock, tmp_path: Path
+) -> None:
+    """It is counted, reported by check at every open, never delivered, and holds its partition, which stays."""
+    store = open_store(config=config())
+    store.topic("a").subscribe("reader").close()
+    for payload in (b"alpha", b"damaged", b"omega"):
+        store.topic("a").send(payload, deliver_after=60)
+    store.close()
+    flip_body(tmp_path / "store", b"damaged")
+    store = DelayedStore.open(tmp_path / "store", config(), clock=clock)
+    clock.advance(61_000)
+    assert payloads(store) == [b"alpha", b"omega"]
+    clock.advance(2 * HOUR_MS)
+    for _ in range(3):
+        store.tick()
+    assert store.stats().set_aside == 1
+    assert [finding.code for finding in store.check()] == ["set-aside"]
+    assert [partition.state for partition in store.partitions()] == ["closed"]
+    store.close()
+    store = DelayedStore.open(tmp_path / "store", config(), clock=clock)
+    assert payloads(store) == []
+    assert store.stats().set_aside == 1
+    assert "set-aside" in [finding.code for finding in store.check()]
+    assert len(store.partitions()) == 1
+    store.close()
