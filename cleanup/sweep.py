@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..partitions.partition import partition_path
-from ..store import catalog
+from ..store import catalog, datafile
 from ..store.directory import make_directory, move_away, remove_tree
 from ..store.environment import Environment
+from ..store.errors import DamagedStore
 from ..store.format import PartitionState
 from .deletion import remove_recorded
 from .trim import remove_runs, unfinished
@@ -27,10 +28,15 @@ class Swept(NamedTuple):
 
 
 def sweep(path: Path, main: Environment) -> Swept:
-    """Finish what a crash left. REQUIRES: the store's lock, and no partition open."""
+    """Finish what a crash left. REQUIRES: the store's lock, and no partition open.
+
+    Raises DamagedStore, and removes nothing, for a partition that holds messages and that the catalog does not know:
+    one is registered before it is used, so the catalog has lost it.
+    """
     deletions = 0
     with main.read() as raw:
         registered = catalog.partitions(raw)
+    _refuse_lost_partitions(path, {partition_path(path, start, row.generation).parent for start, row in registered})
     for start_ms, record in registered:
         if record.state is PartitionState.DELETING:
             remove_recorded(path, main, start_ms, record.generation)
@@ -53,6 +59,17 @@ def sweep(path: Path, main: Environment) -> Swept:
         if directory.is_dir() and not any(directory.iterdir()):
             _discard(path, directory)
     return Swept(deletions, len(ledgers), directories)
+
+
+def _refuse_lost_partitions(path: Path, known: set[Path]) -> None:
+    parent = path / "partitions"
+    for directory in sorted(parent.iterdir()) if parent.is_dir() else ():
+        if directory in known or not directory.is_dir():
+            continue
+        for generation in directory.glob("g*"):
+            # Its first commit describes it, the second is the first message's.
+            if (generation / "data.mdb").is_file() and datafile.inspect(generation).transaction > 1:
+                raise DamagedStore(generation, "holds messages and is not in the catalog")
 
 
 def _clear(directory: Path) -> int:

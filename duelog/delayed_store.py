@@ -14,6 +14,7 @@ from duelog.store.errors import ClosedError, InvalidArgument
 from duelog.store.names import SCHEME, TopicName, validate_namespace_name
 from duelog.store.policies import DelayedDeliveryPolicies, EffectivePolicies, scope_name
 
+from .backup import BackupResult, back_up
 from .check import Finding, check
 from .delay_policies import scope_of
 from .engine import Engine
@@ -161,6 +162,18 @@ class DelayedStore:
         """
         self._engine.check_open()
         return check(self._engine, deep=deep)
+
+    def backup(self, dest: str | os.PathLike[str]) -> BackupResult:
+        """Copy the store into directory `dest`, absent or empty, while it is in use; the copy is a store of its own.
+
+        What was acknowledged before the call is in it; what is sent or acknowledged meanwhile may be. Sending,
+        firing and receiving go on; partitions are not deleted until it is done, and maps do not grow. O(bytes).
+        Also for stores open read-only. Raises InvalidArgument, StoreFull, DamagedStore.
+        """
+        self._engine.check_open()
+        if not isinstance(dest, (str, os.PathLike)):
+            raise InvalidArgument("dest", dest, "expected a path")
+        return back_up(self._engine, Path(dest).absolute())
 
     def stats(self) -> StoreStats:
         """Figures of the store; O(partition logs)."""

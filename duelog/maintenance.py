@@ -105,6 +105,8 @@ class Maintenance:
         self._undeleted: list[int] = []
         self._given_up: list[tuple[int, int]] = []  # (topic id, ledger id) whose runs are to be removed
         self._seen: tuple[int, float] | None = None
+        self._holders = 0
+        """Who hold deletions back."""
         self.wake: Callable[[], None] = _nobody_sleeps
         self.recurring: Recurring | None = None
         self.on_trim: Callable[[int], None] | None = None
@@ -262,6 +264,8 @@ class Maintenance:
         return len(given_up)
 
     def _delete(self) -> int:
+        if self._holders:
+            return 0
         starts, self._undeleted = sorted(set(self._undeleted)), []
         deleted = 0
         for at, start_ms in enumerate(starts):
@@ -285,6 +289,18 @@ class Maintenance:
         if partition.state is PartitionState.DELETING:  # recorded before, and somebody was reading from it
             return finish_deletion(self._path, self._main, self._partitions, partition)
         return delete_partition(self._path, self._main, self._partitions, partition)
+
+    @contextmanager
+    def deletions_held(self) -> Iterator[None]:
+        """No directory of a partition is removed inside the block; what was released waits for its end."""
+        with self.lock:
+            self._holders += 1
+        try:
+            yield
+        finally:
+            with self.lock:
+                self._holders -= 1
+            self.wake()
 
     def delete_released(self, starts: Sequence[int]) -> None:
         """Delete the partitions at `starts`, which nobody holds any more. REQUIRES: the lock."""

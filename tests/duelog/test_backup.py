@@ -32,8 +32,9 @@ def drain(store: DelayedStore, topic: str, subscription: str) -> set[bytes]:
     return found
 
 
-def test_a_copy_has_what_was_pending_fired_and_acknowledged(open_store: OpenStore, clock: ManualClock,
-                                                            tmp_path: Path) -> None:  # fmt: skip
+def test_a_copy_has_what_was_pending_fired_and_acknowledged(
+    open_store: OpenStore, clock: ManualClock, tmp_path: Path
+) -> None:
     """Messages that wait, that have fired, that are acknowledged and cancelled are in the copy as they were."""
     store = open_store(config=config())
     topic = store.topic("t")
@@ -95,8 +96,9 @@ def test_a_deleted_partition_waits_for_the_backup(open_store: OpenStore, clock: 
     assert len(store.partitions()) == 0
 
 
-def test_ids_given_out_during_a_backup_are_not_given_out_by_the_copy(open_store: OpenStore, tmp_path: Path,
-                                                                     monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+def test_ids_given_out_during_a_backup_are_not_given_out_by_the_copy(
+    open_store: OpenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A topic that comes into being between the copies of main and of a partition does not lend its log to another."""
     store = open_store(config=config())
     store.topic("old").send(b"old", deliver_after=5)
