@@ -12,7 +12,6 @@ from duelog.partitions.due_column import DueBatch, scan_dues
 from duelog.partitions.partition import Partition, PartitionLog
 from duelog.snapshot.inspection import SnapshotInfo, SnapshotState, inspect_snapshots
 from duelog.store import catalog
-from duelog.store import format as fmt
 from duelog.store.cancellations import members
 from duelog.store.errors import DamagedStore
 from duelog.store.format import CorruptRecord, FrontierRecord, LedgerState, PartitionRecord, PartitionState, Table
@@ -127,7 +126,8 @@ class _Partition:
         passed = passed_entries(survey, self._partition, ledger_id, tail, frontier)
         if passed is None:
             return  # the damage itself is a finding, and what it hides cannot be counted
-        passed -= _not_to_fire(survey, ledger_id)
+        # Set aside does not mean that it did not fire: a body is found unreadable when its marker is resolved.
+        passed -= members(survey.raw, Table.CANCELLED, ledger_id)
         if len(passed) != frontier.fired:
             message = f"{frontier.fired} entries have fired, {len(passed)} lie before the frontier"
             yield error("fired-count", address, message)
@@ -161,11 +161,3 @@ def passed_entries(
         done &= dues != HELD
         passed.update(entries[done].astype(np.uint32))
     return passed
-
-
-def _not_to_fire(survey: Survey, ledger_id: int) -> BitMap:
-    """Entries before the frontier that did not fire for a reason: set aside, or cancelled."""
-    first, limit = fmt.set_aside_key(ledger_id, 0), fmt.set_aside_key(ledger_id + 1, 0)
-    cancelled = members(survey.raw, Table.CANCELLED, ledger_id)
-    rows = catalog.rows(survey.raw, first[:9], first, limit)
-    return cancelled | BitMap([fmt.trailing_u32(key) for key, _ in rows])

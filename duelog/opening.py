@@ -21,6 +21,7 @@ from duelog.store.directory import make_directory, move, remove_tree, write_file
 from duelog.store.environment import Environment
 from duelog.store.errors import DamagedStore, FormatMismatch, StoreLocked
 from duelog.store.format import PartitionInfo
+from duelog.store.room import room_in
 
 _OWN_NAMES = {"LOCK", "STORE.tmp", "main", "partitions", "staging", "trash"}
 
@@ -73,7 +74,12 @@ def _has_been_used(main: Path) -> bool:
 
 
 def create(path: Path, config: StoreConfig) -> Identity:
-    """Make a new store in `path`, where the lock is held and there is no STORE file."""
+    """Make a new store in `path`, where the lock is held and there is no STORE file. Raises StoreFull."""
+    with room_in(path):
+        return _create(path, config)
+
+
+def _create(path: Path, config: StoreConfig) -> Identity:
     for name in ("main", "partitions", "staging", "trash"):
         remove_tree(path / name)
     for name in ("partitions", "staging", "trash"):

@@ -172,7 +172,7 @@ class Withdrawals:
                     self._partitions.release(partition)
 
     def _sync(self, logs: list[_Log]) -> None:
-        """See that entries are on disk before their cancellation is, or others that get their ids would be cancelled."""
+        """See that entries are on disk before their cancellation: others that get their ids would be cancelled too."""
         for found in logs:
             found.partition.environment.sync()
 

@@ -28,6 +28,7 @@ from ..store.environment import Environment
 from ..store.errors import ClosedError, DamagedStore
 from ..store.failpoints import reach
 from ..store.format import PartitionInfo, PartitionRecord, PartitionState
+from ..store.room import room_in
 from ..store.transaction import Transaction
 from .partition import Partition, partition_path
 
@@ -229,7 +230,8 @@ class PartitionSet:
                 return partition
             end_ms = start_ms + self._config.partition_ms
             path = partition_path(self._path, start_ms, 1)
-            self._build_directory(path.parent, start_ms, end_ms)
+            with room_in(self._path):
+                self._build_directory(path.parent, start_ms, end_ms)
             record = PartitionRecord(end_ms, 1, PartitionState.OPEN, 0, now_ms)
 
             def register(transaction: Transaction) -> None:
@@ -249,8 +251,21 @@ class PartitionSet:
         """A partition directory with an empty first generation, complete and durable under `target`."""
         staged = self._path / "staging" / f"{target.name}-{uuid.uuid4().hex[:8]}"
         staged.mkdir()  # what is in it is made durable, its place in staging/ need not be
+        try:
+            self._build_generation(staged / "g000001", start_ms, end_ms)
+            reach("directory.staged")
+            make_directory(target.parent)
+            if target.exists():  # left by a creation whose registration failed; nothing in it was acknowledged
+                remove_tree(target)
+            move(staged, target)
+        except BaseException:
+            remove_tree(staged)  # where there is no room, it is not to take what is left
+            raise
+        reach("directory.renamed")
+
+    def _build_generation(self, path: Path, start_ms: int, end_ms: int) -> None:
         environment = Environment(
-            staged / "g000001", name="staging", durability="commit", map_bytes=self._config.map_bytes, create=True
+            path, name="staging", durability="commit", map_bytes=self._config.map_bytes, create=True
         )
         info = PartitionInfo(fmt.FORMAT_VERSION, self._store_id, start_ms, end_ms, 1)
 
@@ -261,12 +276,6 @@ class PartitionSet:
             environment.write(describe)
         finally:
             environment.close()
-        reach("directory.staged")
-        make_directory(target.parent)
-        if target.exists():  # left by a creation whose registration failed; nothing in it was acknowledged
-            remove_tree(target)
-        move(staged, target)
-        reach("directory.renamed")
 
     def retire(self, partition: Partition) -> bool:
         """Close a partition whose deletion is recorded, for good; False while somebody holds a lease.

@@ -94,7 +94,7 @@ class Worker:
             self.take_back(*self.pending.pop(self.random.randrange(len(self.pending))))
         self.receive(*self.random.choice(self.subscriptions))
         if number % 6 == 5:
-            while any([self.receive(name, subscription) for name, subscription in self.subscriptions]):
+            while sum(self.receive(name, subscription) for name, subscription in self.subscriptions):
                 pass
 
     def send(self) -> None:

@@ -140,7 +140,9 @@ def _question(
             outcome.bad += bool(troubles)
             outcome.deaths += died
             kinds.update({trouble.split(":")[0].split(" [")[0][:40] for trouble in troubles})
-            outcome.troubles += [f"state {outcome.states}, operation {at}, {mode}: {trouble}" for trouble in troubles[:2]]
+            outcome.troubles += [
+                f"state {outcome.states}, operation {at}, {mode}: {trouble}" for trouble in troubles[:2]
+            ]
     outcome.kinds = dict(kinds.most_common(8))
     outcome.troubles = outcome.troubles[:20]
 
@@ -165,8 +167,8 @@ def _ask(promises: Promises, path: Path) -> tuple[list[str], bool]:
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     if status or not said:
         return [f"killed the process ({status})"], True
-    troubles: list[str] = json.loads(said)
-    return troubles, False
+    heard: list[str] = json.loads(said)
+    return heard, False
 
 
 def main() -> None:

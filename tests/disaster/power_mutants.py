@@ -73,8 +73,8 @@ def metadata_before_parts() -> None:
 
         yield from original(MetadataFirst(), group, part_bytes, created_ms)
 
-    original = writer._write_group
-    writer._write_group = write_group
+    original: Any = writer._write_group
+    writer._write_group = write_group  # type: ignore[assignment]
 
 
 def apply(name: str) -> None:

@@ -95,11 +95,9 @@ def command(log: Path, program: Sequence[str]) -> list[str]:
             "-o", str(log), *program]  # fmt: skip
 
 
-def record(log: Path, program: Sequence[str], environment: dict[str, str] | None = None) -> None:
+def record(log: Path, program: Sequence[str]) -> None:
     """Run a program to its end under strace. Raises CalledProcessError, with what it said."""
-    subprocess.run(
-        command(log, program), check=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
-    )
+    subprocess.run(command(log, program), check=True, capture_output=True, text=True)
 
 
 def _bytes(hexed: str) -> bytes:
@@ -151,9 +149,7 @@ class Trace:
                 else:
                     yield from self._take(call, arguments, int(result))
 
-    def _take(
-        self, call: str, arguments: str, result: int | None, limit: int | None = None
-    ) -> Iterator[Operation]:
+    def _take(self, call: str, arguments: str, result: int | None, limit: int | None = None) -> Iterator[Operation]:
         if result is not None and result < 0:
             return
         if _writes(call):
@@ -167,9 +163,9 @@ class Trace:
         elif call == "close":
             self._open.pop(int(arguments), None)
         elif call == "lseek":
-            self._offsets[int(arguments.split(",")[0])] = result or 0
+            self._offsets[int(arguments.split(",", 1)[0])] = result or 0
         elif call in ("dup", "dup2", "dup3") or (call == "fcntl" and "F_DUPFD" in arguments):
-            self._open[result or 0] = self._open.get(int(arguments.split(",")[0]))
+            self._open[result or 0] = self._open.get(int(arguments.split(",", 1)[0]))
         elif call != "fcntl":
             yield from self._edit(call, arguments)
 
@@ -180,7 +176,7 @@ class Trace:
         return min([self._number, *under_way])
 
     def _counts_from_beginning(self, call: str, arguments: str) -> bool:
-        """Whether a call is taken when it begins: a write may be on disk from then on, a closed descriptor be reused."""
+        """Whether a call is taken when it begins: a write may be on disk then, a closed descriptor be in use again."""
         if not _writes(call):
             return call == "close"
         entry = self._open.get(int(arguments.split(",", 1)[0]))
@@ -271,7 +267,7 @@ class Trace:
         paths = [_bytes(found) for found in _STRING.findall(arguments)]
         ats = re.findall(r"(?:^|, )(AT_FDCWD|\d+)(?=, \")", arguments)
         if call == "ftruncate":
-            entry = self._open.get(int(arguments.split(",")[0]))
+            entry = self._open.get(int(arguments.split(",", 1)[0]))
             if entry is not None and isinstance(entry[0], File):
                 yield self._numbered(entry[0], int(arguments.split(",")[1]), None)
             return

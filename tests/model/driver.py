@@ -21,8 +21,10 @@ from duelog.store.position import MessageId
 PAYLOAD = 6
 """Digits of a message's number, which is its payload."""
 
-Recorded = dict[int, list[MessageId | int]]
-"""By topic id, what was appended to main logs in order: the id that a marker points at, or a message's number."""
+ROLLED = "rolled"
+Recorded = dict[int, list[MessageId | int | str]]
+"""By topic id, what was appended to main logs in order: the id that a marker points at, or a message's number; ROLLED
+where the open ledger was closed for its age."""
 
 
 def scratch_directory() -> Path:
@@ -35,7 +37,7 @@ def scratch_directory() -> Path:
 def recorded() -> Iterator[Recorded]:
     """What is appended to main logs within the block."""
     found: Recorded = {}
-    markers, messages = ManagedLedger.append_markers, ManagedLedger.append_messages
+    markers, messages, rolls = ManagedLedger.append_markers, ManagedLedger.append_messages, ManagedLedger.roll
 
     def append_markers(log: ManagedLedger, transaction: Any, target: int, base: int, entries: Any, *rest: Any) -> Any:
         segments = markers(log, transaction, target, base, entries, *rest)
@@ -47,6 +49,13 @@ def recorded() -> Iterator[Recorded]:
         found.setdefault(log.topic_id, []).extend(int(decode_body(body)[1][:PAYLOAD]) for body in bodies)
         return segments
 
+    def roll(log: ManagedLedger, transaction: Any, now_ms: int) -> bool:
+        rolled = rolls(log, transaction, now_ms)
+        if rolled:
+            found.setdefault(log.topic_id, []).append(ROLLED)
+        return rolled
+
+    ManagedLedger.roll = roll  # type: ignore[method-assign]
     ManagedLedger.append_markers = append_markers  # type: ignore[method-assign]
     ManagedLedger.append_messages = append_messages  # type: ignore[method-assign]
     try:
@@ -54,6 +63,7 @@ def recorded() -> Iterator[Recorded]:
     finally:
         ManagedLedger.append_markers = markers  # type: ignore[method-assign]
         ManagedLedger.append_messages = messages  # type: ignore[method-assign]
+        ManagedLedger.roll = rolls  # type: ignore[method-assign]
 
 
 class SimulatedCrash(BaseException):

@@ -27,6 +27,7 @@ from duelog.topic_state import TopicState
 
 from .driver import (
     PAYLOAD,
+    ROLLED,
     Once,
     Recorded,
     SimulatedCrash,
@@ -170,9 +171,7 @@ class EngineMachine(RuleBasedStateMachine):
             return Message(payload, deliver_after=(due_ms - now_ms) / 1000), due_ms
         return Message(payload, deliver_at=due_ms), due_ms
 
-    def _twins(
-        self, drawn: Sequence[tuple[Message, int]], ids: Sequence[MessageId], sent_ms: int
-    ) -> list[TwinMessage]:
+    def _twins(self, drawn: Sequence[tuple[Message, int]], ids: Sequence[MessageId], sent_ms: int) -> list[TwinMessage]:
         twins = [
             TwinMessage(int(bytes(message.payload)), due_ms, sent_ms, message_id)
             for (message, due_ms), message_id in zip(drawn, ids, strict=True)
@@ -337,10 +336,14 @@ class EngineMachine(RuleBasedStateMachine):
         twin, beside, engine = self.twin, self.beside, self.store._engine
         self.beside = None
         ids = {self._state(topic).topic_id: topic for topic in twin.topics.values()}
-        orders = {
-            ids[topic_id]: [self.messages[item] if isinstance(item, int) else item for item in items]
-            for topic_id, items in appended.items()
-        }
+        orders: dict[TwinTopic, list[TwinMessage | MessageId]] = {}
+        rolled, after_roll = set(), False
+        for topic_id, items in appended.items():
+            topic = ids[topic_id]
+            orders[topic] = [self.messages[item] if isinstance(item, int) else item for item in items if item != ROLLED]
+            if ROLLED in items:
+                rolled.add(topic)
+                after_roll |= beside is not None and beside[0] is topic and items[-1] != ROLLED
         written_to, after, waiting = None, [], []
         if beside is not None:
             complete = False
@@ -367,10 +370,12 @@ class EngineMachine(RuleBasedStateMachine):
             {start_ms for start_ms in twin.partitions if self._has_closed(start_ms)},
             {partition.start_ms for partition in engine.partitions},
             lambda topic: self._state(topic).log.ledgers(),
+            rolled,
             complete,
             failed,
             written_to,
             after,
+            after_roll and self.cleaning_up,
         )
         done = twin.advance(now_ms, seen)
         for message in waiting:

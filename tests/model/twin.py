@@ -141,19 +141,21 @@ class Seen:
 
     appended: what was written into main logs, in order. closed: starts of the partitions that are closed or gone;
     there: of those that are there. kept: a topic's ledgers. complete: nothing due was left, says the engine.
-    failed: it was broken off by an error, so that cleaning up may have been left out.
-    written_to: another thread wrote to this topic, so that trimming may have seen that or not; after: what it wrote
-    into the main log when the firing was over.
+    rolled: topics whose open ledger was closed for its age. failed: it was broken off by an error, so that cleaning up
+    may have been left out. written_to: another thread wrote to this topic, so that trimming may have seen that or not;
+    after: what it wrote into the main log when the firing was over; after_roll: and after its ledger was rolled.
     """
 
     appended: Mapping[TwinTopic, Sequence[TwinMessage]]
     closed: Collection[int]
     there: Collection[int]
     kept: Callable[[TwinTopic], Sequence[LedgerInfo]]
+    rolled: Collection[TwinTopic]
     complete: bool = False
     failed: bool = False
     written_to: TwinTopic | None = None
     after: Sequence[TwinMessage] = ()
+    after_roll: bool = False
 
 
 class Twin:
@@ -239,9 +241,7 @@ class Twin:
             self.mark_ms = self.saved_mark_ms = max(self.mark_ms, now_ms)
         trimmed = 0
         for topic in self.topics.values():
-            for message in seen.after if topic is seen.written_to else ():
-                self.add_direct(topic, message)
-            trimmed += self._trim(topic, now_ms, seen.kept(topic), seen.failed or topic is seen.written_to)
+            trimmed += self._trim(topic, now_ms, seen)
         return TwinSlice(fired, len(closed), trimmed, self.release(seen.there if seen.failed else ()))
 
     def _fire(self, topic: TwinTopic, now_ms: int, seen: Seen) -> int:
@@ -263,10 +263,16 @@ class Twin:
             message.late = False
         return len(fired)
 
-    def _trim(self, topic: TwinTopic, now_ms: int, kept: Sequence[LedgerInfo], loose: bool) -> int:
-        """`loose`: it may have been left out."""
-        old = topic.ledgers[-1].count and topic.ledgers[-1].created_ms + self.config.ledger_max_age_ms <= now_ms
-        if old and not (loose and kept[-1].entries):
+    def _trim(self, topic: TwinTopic, now_ms: int, seen: Seen) -> int:
+        kept, beside = seen.kept(topic), topic is seen.written_to
+        loose = seen.failed or beside
+        old = topic.ledgers[-1].count > 0 and topic.ledgers[-1].created_ms + self.config.ledger_max_age_ms <= now_ms
+        assert loose or old == (topic in seen.rolled), "a ledger is rolled over as soon as it is old enough"
+        if topic in seen.rolled and seen.after_roll:
+            topic.roll(now_ms)
+        for message in seen.after if beside else ():
+            self.add_direct(topic, message)
+        if topic in seen.rolled and not seen.after_roll:
             topic.roll(now_ms)
         passed = young = 0
         for ledger in topic.ledgers[:-1]:
@@ -279,7 +285,7 @@ class Twin:
                 break
             young += 1
         gone = len(topic.ledgers) - len(kept)
-        loose = loose or now_ms < topic.unflushed_until_ms
+        loose |= now_ms < topic.unflushed_until_ms
         assert 0 <= gone <= young, "a ledger was given up that somebody or retention still wants"
         sizes = [info.stored_bytes for info in kept[: passed - gone]]
         if not self.config.retention_bytes:

@@ -154,10 +154,10 @@ class History(RuleBasedStateMachine):
         assert sum(info.state.value == "torn" for info in found) <= 1
 
     def teardown(self) -> None:
-        """Every store ends with a check."""
+        """Every store ends with a check, which finds nothing but the snapshots that were damaged."""
         if hasattr(self, "store"):
             self.store.tick()
-            assert list(self.store.check()) == []
+            assert [finding for finding in self.store.check() if finding.code != "snapshot"] == []
             self.store.close()
             shutil.rmtree(self.path)
 

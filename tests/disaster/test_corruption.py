@@ -1,0 +1,177 @@
+"""Files of a store damaged in every way: no wrong payload is ever delivered, and whatever is lost is a finding.
+
+Each trial damages one file of a copy, checks the copy, and uses it until nothing more comes. What is owed and does not
+come must be a finding of `duelog check`; a process that dies must have been warned of by one.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from duelog.tools import store_check
+from tests.disaster.damage import Facts, Outcome, build, copy, try_out
+
+SEED = 20261121
+FLIPS = int(os.environ.get("DUELOG_FLIPS", "420"))
+PAGE = 4096
+
+
+@pytest.fixture(scope="module")
+def places() -> Iterator[Path]:
+    """A directory in memory where there is one."""
+    shm = Path("/dev/shm")
+    path = Path(tempfile.mkdtemp(prefix="duelog-damage-", dir=shm if os.access(shm, os.W_OK) else None))
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def facts(places: Path) -> Facts:
+    """What is in the store that is copied for each trial."""
+    return build(places / "whole")
+
+
+class Trials:
+    """Trials on copies of one store, judged and counted."""
+
+    def __init__(self, places: Path, facts: Facts) -> None:
+        self._places = places
+        self._facts = facts
+        self.counts: Counter[str] = Counter()
+
+    def files(self) -> list[Path]:
+        """Every file of the store, relative, locks left out: they hold nothing."""
+        whole = self._places / "whole"
+        found = sorted(path.relative_to(whole) for path in whole.rglob("*") if path.is_file())
+        return [path for path in found if path.name not in ("LOCK", "lock.mdb")]
+
+    def size(self, file: Path) -> int:
+        return (self._places / "whole" / file).stat().st_size
+
+    def run(self, name: str, damage: Callable[[Path], object]) -> Outcome:
+        """One trial; fails for a wrong payload, a silent loss or an unannounced death."""
+        store = copy(self._places / "whole", self._places / "copy")
+        damage(store)
+        outcome = try_out(store, self._places / "report")
+        missing = outcome.missing(self._facts)
+        assert outcome.wrong(self._facts) == [], f"{name}: wrong payloads"
+        if not outcome.detected:
+            assert not outcome.died, f"{name}: died unannounced: {outcome.died}"
+            assert not outcome.error, f"{name}: failed unannounced: {outcome.error}"
+            assert not missing, f"{name}: lost silently: {sorted(missing)[:5]}"
+        self.counts["trials"] += 1
+        self.counts["found by check" if outcome.detected else "harmless"] += 1
+        self.counts["refused at open or in use"] += bool(outcome.error)
+        self.counts["killed a process"] += bool(outcome.died)
+        self.counts["lost messages"] += bool(missing) and not outcome.error and not outcome.died
+        return outcome
+
+
+@pytest.fixture(scope="module")
+def trials(places: Path, facts: Facts) -> Iterator[Trials]:
+    """The trials of this module, their figures printed at the end."""
+    trials = Trials(places, facts)
+    yield trials
+    print(f"\ncorruption, seed {SEED}: {dict(trials.counts)}")
+
+
+def write_at(path: Path, at: int, content: bytes) -> None:
+    """Overwrite part of a file."""
+    with path.open("r+b") as file:
+        file.seek(at)
+        file.write(content)
+
+
+def flip(path: Path, at: int, bit: int) -> None:
+    """Flip one bit of a file."""
+    with path.open("r+b") as file:
+        file.seek(at)
+        (byte,) = file.read(1)
+        file.seek(at)
+        file.write(bytes([byte ^ 1 << bit]))
+
+
+def test_an_undamaged_copy_gives_everything_and_has_no_findings(trials: Trials, facts: Facts) -> None:
+    """The trial itself loses nothing, so that what it finds is of the damage."""
+    outcome = trials.run("undamaged", lambda store: None)
+    assert outcome.codes == []
+    assert outcome.missing(facts) == set()
+
+
+def test_flipped_bits_are_found_or_harmless(trials: Trials) -> None:
+    """One bit of one file: in headers of pages, in meta pages, anywhere; of the file that says what the store is."""
+    random_ = random.Random(SEED)
+    data = [file for file in trials.files() if file.name == "data.mdb"]
+    for number in range(FLIPS):
+        kind = number % 7
+        file = random_.choice(data)
+        pages = trials.size(file) // PAGE
+        if kind == 0:
+            file = Path("STORE")
+            at = random_.randrange(trials.size(file))
+        elif kind == 1:
+            at = random_.choice((0, PAGE)) + random_.randrange(152)
+        elif kind in (2, 3):
+            at = random_.randrange(2, pages) * PAGE + random_.randrange(48)
+        elif kind == 4:  # the page that the newest commit wrote last, most often
+            at = (pages - 1 - random_.randrange(min(4, pages - 2))) * PAGE + random_.randrange(PAGE)
+        else:
+            at = random_.randrange(pages * PAGE)
+        bit = random_.randrange(8)
+        trials.run(f"bit {bit} of byte {at} of {file}", lambda store: flip(store / file, at, bit))  # noqa: B023
+
+
+def test_truncated_files_are_found(trials: Trials) -> None:
+    """A file cut at and within pages, and to nothing."""
+    random_ = random.Random(SEED)
+    for file in trials.files():
+        size = trials.size(file)
+        lengths = {0, 1, 100, PAGE, 2 * PAGE, size // 2, size - PAGE, size - 1, random_.randrange(size)}
+        for length in sorted(each for each in lengths if 0 <= each < size):
+            trials.run(f"{file} cut to {length}", lambda store: os.truncate(store / file, length))  # noqa: B023
+
+
+def test_zeroed_pages_are_found_or_were_free(trials: Trials) -> None:
+    """Pages that read as zeros, as after a lost write."""
+    for file in trials.files():
+        if file.name == "data.mdb":
+            for at in range(0, trials.size(file), PAGE * max(1, trials.size(file) // PAGE // 12)):
+                trials.run(f"page at {at} of {file}", lambda store: write_at(store / file, at, bytes(PAGE)))  # noqa: B023
+
+
+def test_missing_files_are_found(trials: Trials) -> None:
+    """Each file, and each directory of a partition, is missing once."""
+    for file in trials.files():
+        outcome = trials.run(f"{file} missing", lambda store: (store / file).unlink())  # noqa: B023
+        assert outcome.detected, file
+    for file in trials.files():
+        if file.parts[0] == "partitions":
+            parent = file.parent.parent
+            outcome = trials.run(f"{parent} missing", lambda store: shutil.rmtree(store / parent))  # noqa: B023
+            assert outcome.detected, parent
+
+
+def test_an_older_state_of_a_partition_is_found(trials: Trials, places: Path) -> None:
+    """A directory of another partition in the place of one."""
+    files = [file for file in trials.files() if file.parts[0] == "partitions"]
+    outcome = trials.run("swapped", lambda store: shutil.copy(store / files[0], store / files[1]))
+    assert outcome.detected
+
+
+def test_what_kills_a_process_is_read_in_a_child_of_check(places: Path, facts: Facts, tmp_path: Path) -> None:
+    """`duelog check` itself lives, with the real child process, on a file whose pages are gone."""
+    store = copy(places / "whole", tmp_path / "copy")
+    file = sorted(store.glob("partitions/*/*/data.mdb"))[1]
+    with file.open("r+b") as damaged:
+        damaged.seek(2 * PAGE)
+        damaged.write(b"\xff" * (file.stat().st_size - 2 * PAGE))
+    findings = store_check.check_store(store, deep=True)
+    assert "page" in {found.code for found in findings}
