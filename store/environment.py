@@ -104,9 +104,13 @@ class Environment:
             raise full or DamagedStore(path, f"cannot be opened: {error}") from error
         if create:
             sync_directory(path)
-        with self._env.begin() as raw:
-            cursor = raw.cursor()
-            last = cursor.key() if cursor.last() else b""
+        try:
+            with self._env.begin() as raw:
+                cursor = raw.cursor()
+                last = cursor.key() if cursor.last() else b""
+        except lmdb.Error as error:
+            self._env.close()
+            raise DamagedStore(path, f"cannot be read: {error}") from error
         self._last_run = max(bytes(last), RUN_PREFIX)
         self._committing = threading.Lock()
         self._queue = CommitQueue(self._check_writable, self._serve, self._broke_off)

@@ -190,6 +190,12 @@ class Run:
             raise self._corrupt(self.first_entry + index, "body does not match its checksum")
         return body
 
+    def raw_body(self, index: int) -> bytes:
+        """The bytes of the body at `index` as far as they are there, unverified: for whoever repairs."""
+        ends = self.ends()
+        start = int(ends[index - 1]) if index else 0
+        return bytes(self._value[self._bodies + start : self._bodies + max(start, int(ends[index]))])
+
     def bodies(self) -> Iterator[tuple[int, bytes | CorruptEntry | None]]:
         """Every (entry id, body); a damaged one comes as the error that says so, and the rest goes on."""
         for index in range(self.count):

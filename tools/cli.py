@@ -16,7 +16,7 @@ import typer
 from typer.core import TyperGroup
 
 from ..store.errors import DuelogError
-from . import cli_policies, cli_snapshot, inspection, traffic
+from . import cli_policies, cli_snapshot, cli_upkeep, inspection, traffic
 from .output import say
 
 HELP = """An embedded, durable log of messages that are due later.
@@ -111,6 +111,8 @@ for command in (
     inspection.partitions,
     inspection.check,
     inspection.dump,
+    cli_upkeep.backup,
+    cli_upkeep.repair,
     demo,
 ):
     app.command(command.__name__.rstrip("_"))(command)
