@@ -196,8 +196,6 @@ def test_a_body_that_cannot_be_read_is_set_aside_and_the_others_are_delivered(
     for _ in range(3):
         store.tick()
     assert store.stats().set_aside == 1
-    for finding in store.check():
-        print(finding)
     assert [finding.code for finding in store.check()] == ["set-aside"]
     assert [partition.state for partition in store.partitions()] == ["closed"]
     store.close()
