@@ -37,7 +37,7 @@ def import_ics(
     UID. Importing a calendar again sends its reminders again. Raises InvalidArgument: the file is no calendar, or
     `timezone` no time zone; ImportError without `pip install 'duelog[calendar]'`; and what sending raises.
     """
-    import recurring_ical_events  # type: ignore[import-untyped]  # it ships no types
+    import recurring_ical_events
     from icalendar import Calendar
 
     zone = _zone(timezone)

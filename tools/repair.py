@@ -39,7 +39,8 @@ from ..store.pages import read_values
 from ..store.run import Run, RunKind
 from ..store.scan import runs
 from ..store.transaction import Transaction
-from .repair_catalog import mend_catalog, recount, settle
+from .repair_catalog import mend_catalog
+from .repair_claims import recount, settle
 from .store_check import check_file, check_store, environments
 
 

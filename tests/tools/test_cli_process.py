@@ -140,10 +140,29 @@ def test_every_command_has_help_with_an_example(command: str) -> None:
     assert "Usage:" in shown
 
 
+CALENDAR = """BEGIN:VCALENDAR
+VERSION:2.0
+PRODID:-//duelog//tests//EN
+BEGIN:VEVENT
+UID:1@example.org
+DTSTAMP:20260101T000000Z
+DTSTART:20991201T090000Z
+SUMMARY:Dentist
+BEGIN:VALARM
+ACTION:DISPLAY
+DESCRIPTION:Dentist
+TRIGGER:-PT15M
+END:VALARM
+END:VEVENT
+END:VCALENDAR
+"""
+
+
 def test_the_examples_of_the_help_are_accepted(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each example, run in order in one directory, ends with status 0."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "messages.jsonl").write_text('{"topic": "reminders", "payload": "pay"}\n')
+    (tmp_path / "calendar.ics").write_text(CALENDAR)
     examples = []
     for registered in app.registered_commands:
         assert registered.callback is not None
