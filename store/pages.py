@@ -85,17 +85,19 @@ def read_metas(descriptor: int, page_bytes: int) -> list[MetaPage]:
 def metas_disagree(metas: list[MetaPage]) -> str | None:
     """Why the two meta pages cannot be those of the last two commits; None: they can.
 
-    Transaction n writes meta page n modulo 2, so a flipped bit in a transaction's number, which would bring an older
-    state back or let the next commit overwrite the newest, is seen. After a power cut with durability "relaxed" or
-    "none" the page in force may be several commits ahead of the other one, which alone is no problem.
+    Transaction n writes meta page n modulo 2, so the pages are of n and n - 1, and a flipped bit in a number, which
+    would bring an older state back or let the next commit overwrite the newest, is seen. One flip is not: the one that
+    makes n into n - 2, which leaves what the commit before left, whole. After a power cut with durability "none"
+    the pages may be further apart; then commits are lost indeed.
     """
     if len(metas) < 2:
         return "a meta page cannot be read"
     older, newer = metas
-    if newer.transaction == 0:
-        return None
-    if newer.number != newer.transaction & 1 or (older.transaction and older.number != older.transaction & 1):
-        return f"the meta pages are of transactions {older.transaction} and {newer.transaction}, and lie the wrong way"
+    said = f"the meta pages are of transactions {older.transaction} and {newer.transaction}"
+    if newer.transaction and newer.number != newer.transaction & 1:
+        return f"{said}, and lie the wrong way"
+    if newer.transaction and newer.transaction - older.transaction != 1:
+        return f"{said}: a commit is lost, or one of them is damaged"
     return None
 
 
@@ -140,27 +142,32 @@ def _page_bytes(descriptor: int) -> int:
     return 4096
 
 
+def _metas_at_once(descriptor: int, page_bytes: int) -> list[MetaPage]:
+    """Both meta pages as of one instant, though another process commits between two reads."""
+    found = read_metas(descriptor, page_bytes)
+    while (again := read_metas(descriptor, page_bytes)) != found:
+        found = again
+    return found
+
+
 def _pages(descriptor: int, page_bytes: int) -> int:
     return -(-os.fstat(descriptor).st_size // page_bytes)
 
 
 def _find(descriptor: int, transaction: int | None) -> list[str] | None:
     page_bytes = _page_bytes(descriptor)
-    metas = read_metas(descriptor, page_bytes)
+    metas = _metas_at_once(descriptor, page_bytes)
     if not metas:
         return ["no valid meta page"]
     meta = metas[-1]
     problems: list[str] = []
-    if transaction is None:
-        disagreement = metas_disagree(metas)
-        if disagreement is not None:
-            problems.append(disagreement)
-    elif not (chosen := [each for each in metas if each.transaction == transaction]):
-        return None
-    else:
+    if transaction is not None:
+        chosen = [each for each in metas if each.transaction == transaction]
+        if not chosen:
+            return None
         meta = chosen[0]
-        if meta is metas[-1] and (disagreement := metas_disagree(metas)) is not None:
-            problems.append(disagreement)
+    if (disagreement := metas_disagree(metas)) is not None:
+        problems.append(disagreement)
     if meta.free.pad != page_bytes or not meta.free.flags & _INTEGER_KEYS or meta.main.flags or meta.main.pad:
         problems.append("the settings in the meta page are not those of a store")
     used = BitMap64([0, 1])
