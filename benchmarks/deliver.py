@@ -11,17 +11,20 @@ from pathlib import Path
 
 from .harness import load
 from .harness.compare import compare
+from .harness.machine import cpu_seconds
 from .harness.options import parse
 from .harness.plots import bars, short
 from .harness.results import Measure, Results
-from .peers import LIMITS, NO_PEERS, PEERS, make, subjects
+from .peers import LIMITS, PEERS, at_most, make, subjects
 from .peers.beanstalkd_peer import BeanstalkdPeer
 
 RATE = Measure("rate", "messages/s", show=short)
+CPU = Measure("processor time", "us a message", "less")
 
 
 def measure(subject: str, n: int, directory: Path) -> dict[str, float]:
     """Deliver `n` messages scheduled before. Raises RuntimeError when one is missing."""
+    n = at_most(subject, n)
     payloads, dues = load.payloads(load.BATCH), load.dues(n).tolist()
     peer = make(subject)
     peer.open(directory, load.NOW_MS)
@@ -33,6 +36,7 @@ def measure(subject: str, n: int, directory: Path) -> dict[str, float]:
             peer.schedule_batch(payloads[: len(batch)], batch)
         if isinstance(peer, BeanstalkdPeer):
             peer.wait_until_due()
+        used = cpu_seconds(peer.processes())
         started = time.perf_counter()
         left = n
         while left:
@@ -41,9 +45,10 @@ def measure(subject: str, n: int, directory: Path) -> dict[str, float]:
                 raise RuntimeError(f"{left} of {n} messages are missing")
             left -= len(found)
         elapsed = time.perf_counter() - started
+        used = cpu_seconds(peer.processes()) - used
     finally:
         peer.close()
-    return {RATE.name: n / elapsed}
+    return {RATE.name: n / elapsed, CPU.name: used / n * 1e6}
 
 
 def main(argv: list[str]) -> int:
@@ -53,10 +58,8 @@ def main(argv: list[str]) -> int:
     for n in options.n:
         case = f"{n:,} messages"
         chosen = subjects("duelog", "duelog:flush", *LIMITS, *PEERS)
-        if n > 100_000:
-            chosen = [subject for subject in chosen if not subject.key.startswith("huey")]
-        compare(results, case, "benchmarks.deliver:measure", {"n": n}, [RATE], chosen)
-        ours, best = results.find(case, "duelog", RATE.name), results.best(case, RATE.name, NO_PEERS)
+        compare(results, case, "benchmarks.deliver:measure", {"n": n}, [RATE, CPU], chosen)
+        ours, best = results.find(case, "duelog", RATE.name), results.best(case, RATE.name, PEERS)
         if ours is not None and best is not None:
             results.target(f"{case}, against the best peer ({best.label})", results.ratio(ours, best), 1.0, "more", "x")
     results.show()

@@ -10,13 +10,14 @@ from .harness.machine import disk_bytes
 from .harness.options import parse
 from .harness.plots import bars
 from .harness.results import Measure, Results
-from .peers import PEERS, make, subjects
+from .peers import PEERS, at_most, make, subjects
 
 BYTES = Measure("disk", "bytes a message", "less", lambda value: f"{value:,.0f}")
 
 
 def measure(subject: str, n: int, directory: Path) -> dict[str, float]:
     """Schedule `n` messages in batches of 1,000 and look at the directory before and after."""
+    n = at_most(subject, n)
     payloads, dues = load.payloads(load.BATCH), load.dues(n).tolist()
     peer = make(subject)
     peer.open(directory, load.NOW_MS)

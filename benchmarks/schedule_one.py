@@ -14,7 +14,7 @@ from .harness.compare import compare
 from .harness.options import parse
 from .harness.plots import bars, short
 from .harness.results import Measure, Results
-from .peers import DURABLE_PEERS, KINDS, make, subjects
+from .peers import DURABLE_PEERS, make, subjects
 
 RATE = Measure("rate", "messages/s", show=short)
 _WARM = 50
@@ -64,7 +64,7 @@ def main(argv: list[str]) -> int:
         compare(results, many, function, {"n": n, "threads": 16}, [RATE], subjects("duelog", "duelog:relaxed"))
         ours, shared = results.find(one, "duelog", RATE.name), results.find(many, "duelog", RATE.name)
         raw = results.find(one, "raw-lmdb", RATE.name)
-        best = results.best(one, RATE.name, {key for key in KINDS if key not in DURABLE_PEERS})
+        best = results.best(one, RATE.name, DURABLE_PEERS)
         if ours is not None and raw is not None:
             results.target("1 thread, against raw LMDB", results.ratio(ours, raw), 0.9, "more", "x")
         if ours is not None and best is not None:

@@ -101,6 +101,7 @@ class Engine:
             set_aside=self.note_unreadable,
             wake=self.wake,
         )
+        self.firing.reached = self.clock.raise_to
         self.withdrawals = Withdrawals(
             self.main, self.partitions, self.firing, self.clock, config, self.topics.run_limits
         )

@@ -6,7 +6,7 @@ environments are synced first where `durability` is not "commit".
 
 Partitions that have begun are loaded, a bounded number at a time, in order; a loaded one hears of each
 append in commit order. Only the owner's tick calls `load`, `fire`, `save` and `close_finished`, one at a time;
-`load` and `save` do some ms of work a call, so that what is due is fired in between.
+`load` and `save` do some ten ms of work a call, so that what is due is fired in between.
 """
 
 from __future__ import annotations
@@ -78,6 +78,9 @@ class Firing:
         self.gate = ReaderGate()
         """Firing is alone in it; whoever cancels or reschedules is inside, so that nothing is on its way into
         the main log meanwhile and the recorded frontiers tell what has fired."""
+        self.reached: Callable[[int], object] = lambda now_ms: None
+        """Told, inside the gate, the time that has been recorded with a firing: the store's clock never goes back
+        behind it, so that nobody who is let in next finds it earlier."""
         self.fired = 0
         """Messages fired since the store was opened."""
         self.observe: Callable[[int, Taken, int], None] | None = None
@@ -204,7 +207,10 @@ class Firing:
         Raises StoreFull or StoreFailed with nothing fired.
         """
         with self.gate.alone():
-            return self._fire(now_ms, also)
+            fired = self._fire(now_ms, also)
+            if fired:
+                self.reached(now_ms)
+            return fired
 
     def _fire(self, now_ms: int, also: Callable[[Transaction], None] | None) -> int:
         batch: list[tuple[LogFiring, Taken, ManagedLedger]] = []
@@ -283,6 +289,8 @@ class Firing:
             if partition is not None and partition.end_ms <= now_ms and self._may_close(partition):
                 with self.gate.alone():
                     closed = self._close(partition, now_ms)
+                    if closed:
+                        self.reached(now_ms)
                 if closed:
                     yield start_ms
 

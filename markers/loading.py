@@ -83,7 +83,10 @@ class Loading:
         self._read = 0
 
     def steps(self) -> Iterator[None]:
-        """Load; each step is some ms of work. Raises DamagedStore, CorruptRecord; the owner then stops listening."""
+        """Load; each step is some ten ms of work at most.
+
+        Raises DamagedStore, CorruptRecord; the owner then stops listening.
+        """
         logs = self._listen()
         yield
         for topic_id, log in list(logs.items()):

@@ -37,7 +37,8 @@ def scan_dues(
     transaction of its own. The entries below `limit` must be committed.
     """
     while start < limit:
-        columns: list[Int64s] = []
+        columns: list[Int64s | UInt32s] = []
+        base_ms = 0
         errors: list[CorruptEntry] = []
         first = start
         with environment.read() as raw:
@@ -50,24 +51,33 @@ def scan_dues(
                     if columns:
                         break
                     first = start = run.first_entry
-                dues = run.dues()
-                if run.conditional:
-                    _hold(run, dues, admitted)
-                columns.append(dues[start - run.first_entry : limit - run.first_entry])
+                if run.base_ms != base_ms:
+                    if columns:
+                        break
+                    base_ms = run.base_ms
+                offsets = _held(run, admitted) if run.conditional else run.due_offsets()
+                whole = start == run.first_entry and run.limit <= limit
+                columns.append(offsets if whole else offsets[start - run.first_entry : limit - run.first_entry])
                 start = min(run.limit, limit)
                 if len(columns) == _RUNS_A_TRANSACTION:
                     break
             else:
                 limit = start
+            # One pass over all columns, while the transaction that they lie in is open.
+            dues = np.concatenate(columns).astype(np.int64) if columns else np.empty(0, np.int64)
         yield from errors
-        if columns:
-            yield DueBatch(first, np.concatenate(columns))
+        if len(dues):
+            dues += base_ms
+            yield DueBatch(first, dues)
 
 
-def _hold(run: Run, dues: Int64s, admitted: BitMap | None) -> None:
+def _held(run: Run, admitted: BitMap | None) -> Int64s:
+    """Due times of a conditional run, as offsets from its base."""
+    offsets: Int64s = run.due_offsets().astype(np.int64)
     for index in range(run.count):
         if admitted is None or run.first_entry + index not in admitted:
-            dues[index] = HELD
+            offsets[index] = HELD - run.base_ms
+    return offsets
 
 
 def dues_of(environment: Environment, ledger_id: int, entries: UInt32s) -> Int64s:

@@ -148,6 +148,10 @@ class Run:
     def stored_bytes(self) -> int:
         return len(self._value)
 
+    def due_offsets(self) -> UInt32s:
+        """Due times of all entries, ms from `base_ms` (a view)."""
+        return self._column(0)
+
     def dues(self) -> Int64s:
         """Due times of all entries, epoch ms (a copy)."""
         dues: Int64s = self._column(0).astype(np.int64) + self.base_ms

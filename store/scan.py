@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import lmdb
 
 from .errors import CorruptEntry
-from .format import run_key, split_run_key
+from .format import run_key
 from .run import Run
 
 _KEY_BYTES = len(run_key(0, 0))
@@ -41,10 +41,12 @@ def runs(
 ) -> Iterator[Run | CorruptEntry]:
     """The runs that hold entries of [start, limit), in order; a damaged one comes as its error."""
     cursor = raw.cursor()
+    first = run_key(ledger_id, 0)[:-4]
+    bound = None if limit is None else run_key(ledger_id, limit)
     more = seek(cursor, ledger_id, start)
-    while more and _in_ledger(cursor, ledger_id):
+    while more:
         key = bytes(cursor.key())
-        if limit is not None and split_run_key(key)[1] >= limit:
+        if not key.startswith(first) or len(key) != _KEY_BYTES or (bound is not None and key >= bound):
             return
         try:
             run = Run(environment, key, cursor.value())

@@ -6,7 +6,7 @@ import json
 import os
 import platform
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -101,9 +101,9 @@ class Results:
         series = self.find(case, subject, measure)
         return None if series is None else series.median
 
-    def best(self, case: str, measure: str, without: set[str]) -> Series | None:
-        """The best series of the subjects that are not in `without`."""
-        found = [series for series in self.of(case, measure) if series.subject not in without]
+    def best(self, case: str, measure: str, among: Container[str]) -> Series | None:
+        """The best series of the subjects `among` these."""
+        found = [series for series in self.of(case, measure) if series.subject in among]
         if not found:
             return None
         more = found[0].measure.better == "more"

@@ -18,13 +18,17 @@ from .sqlite_peer import SqlitePeer
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A peer at one setting. survives: what an acknowledged send outlives. limit: no peer, but a bound."""
+    """A peer at one setting. limit: no peer, but a bound. most: messages it is measured with at most."""
 
     label: str
     make: Callable[[], Peer]
     missing: Callable[[], str | None]
     survives_power_cut: bool
     limit: bool = False
+    most: int | None = None
+
+
+_SLOW = 10_000
 
 
 def _present() -> None:
@@ -41,10 +45,12 @@ KINDS: dict[str, Kind] = {
     "redis-always": Kind("Redis always", lambda: RedisPeer("always"), RedisPeer.missing, True),
     "redis-everysec": Kind("Redis everysec", lambda: RedisPeer("everysec"), RedisPeer.missing, False),
     "postgres": Kind("PostgreSQL", PostgresPeer, PostgresPeer.missing, True),
-    "beanstalkd-fsync": Kind("beanstalkd fsync", lambda: BeanstalkdPeer(fsync=True), BeanstalkdPeer.missing, True),
+    "beanstalkd-fsync": Kind(
+        "beanstalkd fsync", lambda: BeanstalkdPeer(fsync=True), BeanstalkdPeer.missing, True, most=_SLOW
+    ),
     "beanstalkd": Kind("beanstalkd", lambda: BeanstalkdPeer(fsync=False), BeanstalkdPeer.missing, False),
-    "huey-fsync": Kind("huey fsync", lambda: HueyPeer(fsync=True), HueyPeer.missing, True),
-    "huey": Kind("huey", lambda: HueyPeer(fsync=False), HueyPeer.missing, False),
+    "huey-fsync": Kind("huey fsync", lambda: HueyPeer(fsync=True), HueyPeer.missing, True, most=_SLOW),
+    "huey": Kind("huey", lambda: HueyPeer(fsync=False), HueyPeer.missing, False, most=_SLOW),
     "raw-lmdb": Kind("limit: raw LMDB", RawLmdbPeer, _present, True, limit=True),
     "raw-file": Kind("limit: raw file", RawFilePeer, _present, True, limit=True),
 }
@@ -52,8 +58,12 @@ KINDS: dict[str, Kind] = {
 PEERS = [key for key, kind in KINDS.items() if not kind.limit and not key.startswith("duelog")]
 DURABLE_PEERS = [key for key in PEERS if KINDS[key].survives_power_cut]
 LIMITS = [key for key, kind in KINDS.items() if kind.limit]
-NO_PEERS = {key for key in KINDS if key not in PEERS}
-"""Everything that is duelog itself or a limit."""
+
+
+def at_most(key: str, n: int) -> int:
+    """How many of `n` messages a peer is measured with: slow ones would take hours, and their rate is known sooner."""
+    most = KINDS[key].most
+    return n if most is None else min(n, most)
 
 
 def make(key: str) -> Peer:

@@ -15,7 +15,8 @@ import pytest
 from duelog import DelayedStore, ManualClock
 from duelog.errors import DamagedStore, StoreLocked
 from duelog.store import format as fmt
-from duelog.store.format import PartitionRecord, PartitionState
+from duelog.store.environment import Environment
+from duelog.store.format import FORMAT_VERSION, PARTITION_INFO_KEY, PartitionInfo, PartitionRecord, PartitionState
 from tests.conftest import START_MS, OpenStore
 from tests.duelog.store_state import CONFIG, files, fill, main_of, partition_directories, records
 
@@ -91,6 +92,24 @@ def test_a_creation_that_a_crash_cut_short_is_done_again(tmp_path: Path, path: P
 # -- what a crash left -------------------------------------------------------------------------
 
 
+def empty_partition(directory: Path) -> None:
+    """A partition's directory as it is before it is registered."""
+    environment = Environment(directory, name="empty", map_bytes=1 << 20, create=True)
+    info = PartitionInfo(FORMAT_VERSION, bytes(16), 0, 1, 1)
+    environment.write(lambda transaction: transaction.put(PARTITION_INFO_KEY, info.pack()))
+    environment.close()
+
+
+def test_a_partition_with_messages_that_the_catalog_has_lost_is_not_swept_away(path: Path) -> None:
+    """It is registered before it is used: what holds messages and is not registered is damage, not litter."""
+    fill(path)
+    lost = path / "partitions" / "20300101T000000Z"
+    shutil.copytree(partition_directories(path)[0], lost)
+    with pytest.raises(DamagedStore, match="not in the catalog"):
+        DelayedStore.open(path, CONFIG)
+    assert (lost / "g000001" / "data.mdb").is_file()
+
+
 def test_leftovers_of_a_crash_are_removed(path: Path, open_store: OpenStore) -> None:
     """Whatever lies in staging/ and trash/, and directories of partitions and generations that nobody registered."""
     fill(path)
@@ -98,7 +117,7 @@ def test_leftovers_of_a_crash_are_removed(path: Path, open_store: OpenStore) -> 
     shutil.copytree(first, path / "staging" / "half-built")
     shutil.copytree(first, path / "trash" / "half-removed")
     (path / "trash" / "file").touch()
-    shutil.copytree(first, path / "partitions" / "20300101T000000Z")
+    empty_partition(path / "partitions" / "20300101T000000Z" / "g000001")
     shutil.copytree(first / "g000001", first / "g000002")
     with open_store(path, CONFIG) as store:
         assert store._engine.swept == (0, 0, 4 + 1)

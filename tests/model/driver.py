@@ -55,9 +55,9 @@ def recorded() -> Iterator[Recorded]:
             found.setdefault(log.topic_id, []).append(ROLLED)
         return rolled
 
-    ManagedLedger.roll = roll  # type: ignore[method-assign]
-    ManagedLedger.append_markers = append_markers  # type: ignore[method-assign]
-    ManagedLedger.append_messages = append_messages  # type: ignore[method-assign]
+    ManagedLedger.roll = roll  # type: ignore[method-assign, assignment]
+    ManagedLedger.append_markers = append_markers  # type: ignore[method-assign, assignment]
+    ManagedLedger.append_messages = append_messages  # type: ignore[method-assign, assignment]
     try:
         yield found
     finally:
@@ -136,7 +136,7 @@ def stalled_sender(engine: Engine, meanwhile: Callable[[Callable[[], list[Messag
         meanwhile(write)
         return ids
 
-    engine.sender.send = interrupted  # type: ignore[method-assign]
+    engine.sender.send = interrupted  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:

@@ -156,10 +156,12 @@ class History(RuleBasedStateMachine):
     def teardown(self) -> None:
         """Every store ends with a check, which finds nothing but the snapshots that were damaged."""
         if hasattr(self, "store"):
-            self.store.tick()
-            assert [finding for finding in self.store.check() if finding.code != "snapshot"] == []
-            self.store.close()
-            shutil.rmtree(self.path)
+            try:
+                self.store.tick()
+                assert [finding for finding in self.store.check() if finding.code != "snapshot"] == []
+            finally:
+                self.store.close()
+                shutil.rmtree(self.path)
 
     # -- the engine's parts --------------------------------------------------------------------
 
