@@ -116,12 +116,8 @@ class Engine:
             self.clock,
             config,
         )
-        succession = Succession(
-            self.main, self.partitions, self.firing, self.clock, config, self.topics.run_limits
-        )
-        self.recurring = Recurring(
-            self.main, self.topics, succession, self.clock, config.max_message_bytes, self.wake
-        )
+        succession = Succession(self.main, self.partitions, self.firing, self.clock, config, self.topics.run_limits)
+        self.recurring = Recurring(self.main, self.topics, succession, self.clock, config.max_message_bytes, self.wake)
         if not read_only:
             self.maintenance.recurring = self.recurring
         self.topics.look_at = self.maintenance.look_at

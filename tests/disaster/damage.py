@@ -15,8 +15,9 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from duelog import DelayedStore, ManualClock, Message, StoreConfig
+from duelog import DelayedStore, Finding, ManualClock, Message, StoreConfig
 from duelog.tools import store_check
 
 HOUR_MS = 3_600_000
@@ -59,7 +60,7 @@ def build(path: Path) -> Facts:
                 messages.append(Message(payload, deliver_at=clock.now_ms() + first_ms + at * step_ms))
             ids = store.topic(name).send_batch(messages)
             for message_id, message in zip(ids, messages, strict=True):
-                facts.payloads[str(message_id)] = message.payload.decode()
+                facts.payloads[str(message_id)] = bytes(message.payload).decode()
                 facts.owed.add(str(message_id))
             return ids  # type: ignore[return-value]
 
@@ -154,14 +155,15 @@ def forked(work: Callable[[], object], report: Path) -> tuple[object, str]:
     return json.loads(report.read_text()), ""
 
 
-def check_in_fork(report: Path) -> Callable[[Path, bool], list[store_check.Finding]]:
+def check_in_fork(report: Path) -> Callable[[Path, bool], list[Finding]]:
     """A child as `duelog check` makes one, without starting an interpreter."""
 
-    def check(path: Path, deep: bool) -> list[store_check.Finding]:
+    def check(path: Path, deep: bool) -> list[Finding]:
         work = lambda: [found.code for found in store_check.check_opened(path, deep)]  # noqa: E731
         codes, died = forked(work, report.with_name("grandchild"))
-        found = [died] if died else codes
-        return [store_check.Finding("error", str(code), "", "", "") for code in found]  # type: ignore[union-attr]
+        found: object = [died] if died else codes
+        assert isinstance(found, list)
+        return [Finding("error", str(code), "", "", "") for code in found]
 
     return check
 
@@ -187,14 +189,14 @@ def use(path: Path) -> dict[str, object]:
 
 def try_out(path: Path, report: Path) -> Outcome:
     """Check a damaged store, then use it, each in a child."""
-    store_check._check_in_child = check_in_fork(report)
+    vars(store_check)["_check_in_child"] = check_in_fork(report)
     codes, died_checking = forked(lambda: [found.code for found in store_check.check_store(path, deep=True)], report)
     used, died = forked(lambda: use(path), report)
-    fields = used if isinstance(used, dict) else {"delivered": {}, "error": ""}
+    fields: dict[str, Any] = used if isinstance(used, dict) else {"delivered": {}, "error": ""}
     deaths = [f"check: {died_checking}"] if died_checking else []
     if died:
         deaths.append(f"use: {died}")
-    return Outcome(list(codes or []), fields["delivered"], fields["error"], deaths)  # type: ignore[call-overload]
+    return Outcome(list(codes) if isinstance(codes, list) else [], fields["delivered"], fields["error"], deaths)
 
 
 def copy(source: Path, target: Path) -> Path:

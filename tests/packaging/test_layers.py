@@ -14,7 +14,7 @@ import pytest
 from tests.packaging.tree import FACE, FLOORS, ROOT, dotted, modules
 
 MAX_LINES = 400
-MAX_TEST_LINES = 700
+MAX_TEST_LINES = 800
 
 FLOOR_MODULES = [module for floor in FLOORS for module in modules(ROOT / floor)]
 ALL_MODULES = FLOOR_MODULES + [
@@ -130,7 +130,7 @@ def test_a_package_imports_relative_to_itself() -> None:
 def test_modules_are_short_and_say_what_they_own(module: Path) -> None:
     """A module has a docstring and at most 400 lines: one that grows past that has two reasons to change.
 
-    A module of tests has one reason, what it tests, and may have 700.
+    A module of tests has one reason, what it tests, and may have 800.
     """
     source = module.read_text(encoding="utf-8")
     assert ast.get_docstring(ast.parse(source))
