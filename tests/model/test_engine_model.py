@@ -21,6 +21,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from duelog import DelayedStore, ManualClock, Message, MessageId, ReceivedMessage, StoreConfig, Subscription, TickResult
 from duelog.errors import ConsumerBusy, InvalidArgument, StoreFull, UnknownSubscription, UnknownTopic
+from duelog.store import catalog
 from duelog.store.format import PartitionState
 from duelog.store.names import TopicName
 from duelog.topic_state import TopicState
@@ -656,7 +657,7 @@ class EngineMachine(RuleBasedStateMachine):
             self._same_logs()
             self.steps += 1
             if self.steps % 4 == 0:
-                self._look()
+                (self._look_at_figures, self._look_up, self._check)[self.steps // 4 % 3]()
 
     def _same_logs(self) -> None:
         self._learn()
@@ -689,8 +690,7 @@ class EngineMachine(RuleBasedStateMachine):
                 assert ledger.ledger_id in (-1, info.ledger_id)
                 ledger.ledger_id = info.ledger_id
 
-    def _look(self) -> None:
-        """The figures, the lookups and the checker."""
+    def _look_at_figures(self) -> None:
         twin, store = self.twin, self.store
         found = [
             (part.start_ms, part.end_ms, part.state, part.topics, part.messages, part.pending, part.holders)
@@ -701,24 +701,25 @@ class EngineMachine(RuleBasedStateMachine):
             str(TopicName.parse(name)) for name in twin.topics
         )
         for topic in twin.topics.values():
-            face = store.topic(topic.name)
-            pending = twin.pending(topic)
-            assert [(m.message_id, m.due_ms) for m in face.scheduled()] == [(m.message_id, m.due_ms) for m in pending]
-            stats = face.stats()
+            stats = store.topic(topic.name).stats()
             fired = sum(len(log.messages) - len(log.pending) for log in twin.logs(topic))
             figures = (stats.pending, stats.fired, stats.entries, stats.ledgers)
-            assert figures == (len(pending), fired, len(topic.main) - topic.first, len(topic.ledgers))
+            assert figures == (len(twin.pending(topic)), fired, len(topic.main) - topic.first, len(topic.ledgers))
             for sub_stats in stats.subscriptions:
                 sub = topic.subscriptions[sub_stats.name]
                 assert sub_stats.consumers == len(sub.consumers)
                 assert sub_stats.backlog == sub.backlog(len(topic.main))
                 assert sub_stats.unacknowledged == len(sub.held)
                 assert sub_stats.redelivering == len(sub.waiting) + len(sub.ready)
-            for message in [*topic.main[-6:], *pending[:6]]:
+
+    def _look_up(self) -> None:
+        for topic in self.twin.topics.values():
+            face, pending = self.store.topic(topic.name), self.twin.pending(topic)
+            assert [(m.message_id, m.due_ms) for m in face.scheduled()] == [(m.message_id, m.due_ms) for m in pending]
+            for message in [*topic.main[-3:], *topic.main[:1], *pending[:2]]:
                 there = face.get(message.message_id)
-                assert (there is not None) == twin.is_stored(topic, message)
+                assert (there is not None) == self.twin.is_stored(topic, message)
                 assert there is None or (int(there.payload), there.due_ms) == (message.number, message.due_ms)
-        self._check()
 
     def _check(self) -> None:
         findings = [
@@ -727,6 +728,10 @@ class EngineMachine(RuleBasedStateMachine):
             if not (self.creation_failed and finding.code == "orphan-directory")
         ]
         assert findings == []
+        with self.store._engine.main.read() as raw:
+            for topic in self.twin.topics.values():
+                kept = catalog.ledgers(raw, self._state(topic).topic_id)
+                assert len(kept) == len(topic.ledgers), "a ledger was given up, and is still there"
 
     # -- the end -------------------------------------------------------------------------------------
 
@@ -759,7 +764,9 @@ class EngineMachine(RuleBasedStateMachine):
         if not self.config.retention_bytes:
             assert not self.twin.partitions, "a partition was forgotten"
         self._same_logs()
-        self._look()
+        self._look_at_figures()
+        self._look_up()
+        self._check()
 
 
 EXAMPLES = int(os.environ.get("DUELOG_MODEL_EXAMPLES", "0"))
