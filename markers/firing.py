@@ -24,13 +24,14 @@ from ..store import catalog
 from ..store import format as fmt
 from ..store.config import StoreConfig
 from ..store.environment import Environment
-from ..store.errors import CorruptEntry, DamagedStore
+from ..store.errors import CorruptEntry
 from ..store.failpoints import reach
-from ..store.format import FrontierRecord, PartitionRecord, PartitionState
+from ..store.format import FrontierRecord, PartitionState
 from ..store.managed_ledger import ManagedLedger
 from ..store.reader_gate import ReaderGate
 from ..store.run import Int64s, UInt32s
 from ..store.transaction import Transaction
+from .closing import record_closed
 from .loading import Loading, admit, new_log
 from .log_firing import LogFiring, Taken
 from .ready_queue import ReadyQueue
@@ -310,26 +311,10 @@ class Firing:
         if self._left(partition):  # appended before appends were stopped
             self._partitions.resume_appends(partition)
             return False
-        logs = self._loaded[partition.start_ms]
+        topic_ids = list(self._loaded[partition.start_ms])
 
         def work(transaction: Transaction) -> None:
-            holders = 0
-            for topic_id in list(logs):
-                main_log = self._main_log(topic_id)
-                key = fmt.frontier_key(topic_id, partition.start_ms)
-                fields = transaction.get(key)
-                if fields is None:
-                    continue
-                record = FrontierRecord.unpack(fields)
-                held = main_log is not None and record.marker_ledger >= main_log.first_in(transaction)
-                transaction.put(key, record._replace(released=int(not held)).pack())
-                holders += held
-            fields = transaction.get(fmt.partition_key(partition.start_ms))
-            if fields is None:
-                raise DamagedStore(partition.path, "is not in the catalog")
-            closed = PartitionRecord.unpack(fields)._replace(state=PartitionState.CLOSED, holders=holders)
-            transaction.put(fmt.partition_key(partition.start_ms), closed.pack())
-            transaction.put(fmt.counter_key(catalog.CLOCK), fmt.pack_u64(max(now_ms, 0)))
+            record_closed(transaction, partition, topic_ids, self._main_log, now_ms)
 
         try:
             remove_snapshots(partition.environment, self._config.snapshot_part_bytes)
