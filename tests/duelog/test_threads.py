@@ -1,0 +1,227 @@
+"""Threads on one store: producers and consumers, waiting receivers and what wakes them. On the machine's clock."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from duelog import DelayedStore, ManualClock, ReceivedMessage, StoreConfig, Subscription, SystemClock
+from duelog.errors import ClosedError, UnknownSubscription
+from tests.conftest import START_MS, OpenStore
+
+PRODUCERS, EACH = 8, 100
+LIMIT_S = 60.0
+"""How long a test waits for what has to happen; far more than it takes."""
+
+
+class _Waits:
+    """Says when a thread other than the store's own has begun to wait."""
+
+    def __init__(self) -> None:
+        self._condition = threading.Condition()
+        self._count = 0
+
+    def note(self) -> None:
+        if threading.current_thread().name != "duelog-scheduler":
+            with self._condition:
+                self._count += 1
+                self._condition.notify_all()
+
+    def until(self, count: int) -> None:
+        with self._condition:
+            assert self._condition.wait_for(lambda: self._count >= count, LIMIT_S)
+
+
+class WatchedClock(SystemClock):
+    """The wall clock; `waits` tells of those who wait by it."""
+
+    def __init__(self) -> None:
+        self.waits = _Waits()
+
+    def wait(self, condition: threading.Condition, until_ms: int | None) -> None:
+        self.waits.note()
+        super().wait(condition, until_ms)
+
+
+class WatchedManualClock(ManualClock):
+    """A clock that tests move; likewise."""
+
+    def __init__(self, now_ms: int) -> None:
+        super().__init__(now_ms)
+        self.waits = _Waits()
+
+    def wait(self, condition: threading.Condition, until_ms: int | None) -> None:
+        self.waits.note()
+        super().wait(condition, until_ms)
+
+
+@contextmanager
+def waiting(subscription: Subscription, clock: WatchedClock | WatchedManualClock) -> Iterator[Future[Any]]:
+    """A receiver in a thread of its own, which waits when the block begins; gives (messages, when they came)."""
+
+    def receive() -> tuple[list[ReceivedMessage], int]:
+        messages = subscription.receive(timeout=LIMIT_S)
+        return messages, clock.now_ms()
+
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(receive)
+        clock.waits.until(1)
+        yield future
+
+
+@pytest.mark.parametrize(
+    ("partition_ms", "ledger_entries"), [(3_600_000, 50_000), (100, 40)], ids=["one partition", "many partitions"]
+)
+def test_nothing_is_lost_or_doubled_between_producers_and_consumers(
+    open_store: OpenStore, partition_ms: int, ledger_entries: int
+) -> None:
+    """8 producers and 4 consumers of a shared subscription: each message once, none early, and commits are shared."""
+    config = StoreConfig(
+        partition_ms=partition_ms,
+        ledger_max_entries=ledger_entries,
+        ledger_max_age_ms=500,
+        ack_flush_ms=20,
+        fire_batch=50,
+    )
+    clock = SystemClock()
+    store = open_store(config=config, clock_=clock)
+    topic = store.topic("t")
+    seed = random.randrange(1 << 30)
+    print(f"seed {seed}")
+    got: Counter[bytes] = Counter()
+    early: list[ReceivedMessage] = []
+    lock, all_acked = threading.Lock(), threading.Event()
+
+    def produce(number: int) -> None:
+        draw = random.Random(seed + number)
+        for index in range(EACH):
+            topic.send(b"%d-%d" % (number, index), deliver_after=draw.choice((0, draw.randrange(300))) / 1000)
+
+    def consume(subscription: Subscription) -> None:
+        while True:
+            try:
+                batch = subscription.receive(25, timeout=LIMIT_S)
+            except ClosedError:
+                return
+            now_ms = clock.now_ms()
+            assert subscription.ack(batch) == len(batch)
+            with lock:
+                early.extend(message for message in batch if message.due_ms > now_ms)
+                got.update(message.payload for message in batch)
+                if sum(got.values()) >= PRODUCERS * EACH:
+                    all_acked.set()
+
+    consumers = [topic.subscribe("s", type="shared") for _ in range(4)]
+    with ThreadPoolExecutor(PRODUCERS + len(consumers)) as pool:
+        receiving = [pool.submit(consume, subscription) for subscription in consumers]
+        list(pool.map(produce, range(PRODUCERS)))
+        assert all_acked.wait(LIMIT_S)
+        for subscription in consumers:
+            subscription.close()
+        for future in receiving:
+            future.result()
+    assert not early
+    assert set(got) == {b"%d-%d" % (number, index) for number in range(PRODUCERS) for index in range(EACH)}
+    assert set(got.values()) == {1}
+    assert topic.stats().subscriptions[0].backlog == 0
+    if partition_ms == 100:
+        deadline_ms = clock.now_ms() + LIMIT_S * 1000
+        while store.partitions() and clock.now_ms() < deadline_ms:
+            store.tick()
+        assert store.partitions() == []
+    else:
+        commits = store.stats().commits + sum(p.environment.counts.commits for p in store._engine.partitions.held())
+        print(f"{PRODUCERS * EACH} sends, {commits} transactions: {PRODUCERS * EACH / commits:.1f} sends each")
+        assert commits < PRODUCERS * EACH
+
+
+def test_receive_wakes_when_a_message_is_due(open_store: OpenStore) -> None:
+    """A receiver that waits already gets the first message of a new store when it is due, not before and not late."""
+    clock = WatchedClock()
+    store = open_store(clock_=clock)
+    topic = store.topic("t")
+    with waiting(topic.subscribe("s"), clock) as received:
+        topic.send(b"soon", deliver_after=0.15)
+        (message,), came_ms = received.result(LIMIT_S)
+    assert message.payload == b"soon"
+    assert message.due_ms <= came_ms < message.due_ms + 5_000
+
+
+def test_receive_wakes_for_a_message_nearer_than_the_one_it_waits_for(open_store: OpenStore) -> None:
+    """What is sent last is due first, in a partition of its own, and comes first."""
+    clock = WatchedClock()
+    store = open_store(config=StoreConfig(partition_ms=1_000), clock_=clock)
+    topic = store.topic("t")
+    topic.send(b"far", deliver_after=3_600)
+    topic.send(b"near", deliver_after=90)
+    with waiting(topic.subscribe("s"), clock) as received:
+        topic.send(b"now", deliver_after=0.1)
+        (message,), came_ms = received.result(LIMIT_S)
+    assert message.payload == b"now"
+    assert message.due_ms <= came_ms < message.due_ms + 5_000
+
+
+def test_receive_without_a_background_thread_wakes_for_what_another_thread_sends(open_store: OpenStore) -> None:
+    """The receiver fires by itself; a delayed message that comes while it waits shortens its wait."""
+    clock = WatchedClock()
+    store = open_store(config=StoreConfig(background=False), clock_=clock)
+    topic = store.topic("t")
+    with waiting(topic.subscribe("s"), clock) as received:
+        topic.send(b"soon", deliver_after=0.15)
+        (message,), came_ms = received.result(LIMIT_S)
+    assert message.due_ms <= came_ms < message.due_ms + 5_000
+
+
+def test_a_manual_clock_with_a_background_thread_wakes_a_waiting_receiver(open_store: OpenStore) -> None:
+    """Advancing the clock fires and delivers without anybody calling tick, and not a millisecond early."""
+    clock = WatchedManualClock(START_MS)
+    store = open_store(config=StoreConfig(background=True), clock_=clock)
+    topic = store.topic("t")
+    with waiting(topic.subscribe("s"), clock) as received:
+        topic.send(b"later", deliver_after=3_600)
+        clock.advance(3_599_999)
+        clock.waits.until(2)
+        assert not received.done()
+        clock.advance(1)
+        (message,), came_ms = received.result(LIMIT_S)
+    assert message.due_ms == came_ms == START_MS + 3_600_000
+
+
+def _close_store(store: DelayedStore, subscription: Subscription) -> None:
+    store.close()
+
+
+def _close_subscription(store: DelayedStore, subscription: Subscription) -> None:
+    subscription.close()
+
+
+def _delete_topic(store: DelayedStore, subscription: Subscription) -> None:
+    store.delete_topic("t")
+
+
+@pytest.mark.parametrize("background", [True, False])
+@pytest.mark.parametrize(
+    ("end", "error"),
+    [(_close_store, ClosedError), (_close_subscription, ClosedError), (_delete_topic, UnknownSubscription)],
+)
+def test_whatever_ends_a_subscription_wakes_its_receiver(
+    open_store: OpenStore,
+    end: Callable[[DelayedStore, Subscription], None],
+    error: type[Exception],
+    background: bool,
+) -> None:
+    """A receiver that waits for ever gets the error of what was closed or deleted, with a thread of the store or not."""
+    clock = WatchedClock()
+    store = open_store(config=StoreConfig(background=background), clock_=clock)
+    subscription = store.topic("t").subscribe("s")
+    with waiting(subscription, clock) as received:
+        end(store, subscription)
+        with pytest.raises(error):
+            received.result(LIMIT_S)
