@@ -171,8 +171,11 @@ class Engine:
             raise self.main.failed
 
     def wake(self) -> None:
+        """Have whoever waits for the next thing to be due look again: the thread, else receivers, which fire themselves."""
         if self.scheduler is not None:
             self.scheduler.wake()
+        elif not isinstance(self.clock.wrapped, ManualClock):  # by which nobody waits without a thread
+            self._wake_receivers()
 
     def tick(self) -> TickResult:
         self.check_writable()

@@ -10,6 +10,7 @@ import functools
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -22,15 +23,12 @@ from duelog.store.environment import Environment
 from duelog.store.errors import UnknownTopic
 from duelog.store.ledger import RunLimits
 from duelog.store.managed_ledger import Segment
-from duelog.store.position import MessageId
+from duelog.store.position import MessageId, message_ids
 from duelog.store.transaction import Transaction
 
 from .topic_state import TopicState
 
 _THREADS = 8
-
-_new_id = functools.partial(tuple.__new__, MessageId)
-"""MessageId of a pair, without the Python function that a named tuple's constructor is."""
 
 Write = Callable[[Transaction], None]
 Also = Callable[[Transaction, Sequence[int]], None]
@@ -136,7 +134,7 @@ class Sender:
     def _ids(written: Sequence[tuple[Any, list[Segment]]], count: int) -> list[MessageId]:
         if len(written) == 1 and written[0][0] is None and len(written[0][1]) == 1:
             ledger_id, first, _ = written[0][1][0]
-            return [MessageId(ledger_id, first + at) for at in range(count)]
+            return message_ids(repeat(ledger_id), range(first, first + count))
         ledgers = np.empty(count, dtype=np.int64)
         entries = np.empty(count, dtype=np.int64)
         for rows, segments in written:
@@ -146,7 +144,7 @@ class Sender:
                 ledgers[where] = ledger_id
                 entries[where] = np.arange(first, first + length)
                 at += length
-        return list(map(_new_id, zip(ledgers.tolist(), entries.tolist(), strict=True)))
+        return message_ids(ledgers.tolist(), entries.tolist())
 
     def close(self) -> None:
         with self._pool_lock:

@@ -7,7 +7,7 @@ entry that cannot be read is reported, left out, and holds nothing up.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import chain
+from itertools import chain, repeat
 from typing import NamedTuple, Protocol
 
 import lmdb
@@ -21,7 +21,7 @@ from ..store.environment import Environment
 from ..store.errors import CorruptEntry, DamagedStore
 from ..store.managed_ledger import ManagedLedger
 from ..store.message import ReceivedMessage
-from ..store.position import MessageId, Position
+from ..store.position import MessageId, Position, message_ids
 from ..store.run import Run, RunKind, UInt32s
 from ..store.scan import find_run, runs
 
@@ -177,6 +177,7 @@ class MainLogReader:
     ) -> None:
         cursor = raw.cursor()
         received, positions, dues, targets = self._received, markers.positions, markers.dues, markers.targets.tolist()
+        ids = message_ids(repeat(ledger_id), targets)
         run: Run | None = None
         first = limit = 0  # the entries of `run`; none without one
         for at in np.argsort(markers.targets, kind="stable").tolist():
@@ -193,7 +194,7 @@ class MainLogReader:
                     marker_ledger, marker_entry = positions[at]
                     self.set_aside(CorruptEntry(self._main.name, marker_ledger, marker_entry, reason))
                     continue
-                slots[markers.slots[at]] = received(body, MessageId(ledger_id, entry_id), positions[at], dues[at])
+                slots[markers.slots[at]] = received(body, ids[at], positions[at], dues[at])
             except CorruptEntry as error:
                 self.set_aside(CorruptEntry(error.environment, ledger_id, entry_id, error.reason))
             except ValueError as error:
@@ -234,7 +235,7 @@ class _Batch:
         if run.kind == RunKind.MARKERS:
             at = np.frombuffer(wanted.to_array(), dtype=np.uint32) - np.uint32(run.first_entry)
             slots = list(range(len(self._slots), len(self._slots) + len(wanted)))
-            positions = [Position(run.ledger_id, entry_id) for entry_id in wanted]
+            positions = message_ids(repeat(run.ledger_id), wanted)
             piece = _Markers(slots, positions, run.targets()[at], run.dues()[at].tolist())
             self._markers.setdefault(run.target, []).append(piece)
             self._slots += [None] * len(slots)

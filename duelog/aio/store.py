@@ -10,6 +10,7 @@ from concurrent.futures import Future
 from typing import Any, Self
 
 import duelog
+from duelog.backup import BackupResult
 from duelog.stats import PartitionStats, StoreStats
 from duelog.store.policies import EffectivePolicies
 
@@ -90,6 +91,10 @@ class DelayedStore:
     async def check(self, *, deep: bool = False) -> list[duelog.Finding]:
         """As `duelog.DelayedStore.check`, all findings at once: one thread looks, from beginning to end."""
         return await self._threads.run(lambda: list(self._store.check(deep=deep)))
+
+    async def backup(self, dest: str | os.PathLike[str]) -> BackupResult:
+        """As `duelog.DelayedStore.backup`."""
+        return await self._threads.run(lambda: self._store.backup(dest))
 
     async def stats(self) -> StoreStats:
         """As `duelog.DelayedStore.stats`."""

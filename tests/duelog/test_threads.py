@@ -67,7 +67,7 @@ def waiting(subscription: Subscription, clock: WatchedClock | WatchedManualClock
     """A receiver in a thread of its own, which waits when the block begins; gives (messages, when they came)."""
 
     def receive() -> tuple[list[ReceivedMessage], int]:
-        messages = subscription.receive(timeout=LIMIT_S)
+        messages = subscription.receive()
         return messages, clock.now_ms()
 
     with ThreadPoolExecutor(1) as pool:
@@ -217,7 +217,7 @@ def test_whatever_ends_a_subscription_wakes_its_receiver(
     error: type[Exception],
     background: bool,
 ) -> None:
-    """A receiver that waits for ever gets the error of what was closed or deleted, with a thread of the store or not."""
+    """A receiver that waits for ever gets the error of what was closed or deleted, with a background thread or not."""
     clock = WatchedClock()
     store = open_store(config=StoreConfig(background=background), clock_=clock)
     subscription = store.topic("t").subscribe("s")
