@@ -217,7 +217,7 @@ def test_whatever_ends_a_subscription_wakes_its_receiver(
     error: type[Exception],
     background: bool,
 ) -> None:
-    """A receiver that waits for ever gets the error of what was closed or deleted, with a background thread or not."""
+    """A receiver that waits for ever gets the error of what was closed or deleted, with a thread or without."""
     clock = WatchedClock()
     store = open_store(config=StoreConfig(background=background), clock_=clock)
     subscription = store.topic("t").subscribe("s")
