@@ -171,7 +171,7 @@ class Engine:
             raise self.main.failed
 
     def wake(self) -> None:
-        """Have whoever waits for the next thing to be due look again: the thread, else receivers, which fire themselves."""
+        """Have whoever waits for what is due next look again: the thread, or receivers, which fire for themselves."""
         if self.scheduler is not None:
             self.scheduler.wake()
         elif not isinstance(self.clock.wrapped, ManualClock):  # by which nobody waits without a thread
