@@ -123,8 +123,11 @@ class Results:
 
     def show(self) -> None:
         """Print the table, the targets and the JSON line; append the line where it was asked for."""
-        for measure in dict.fromkeys((s.measure.name, s.measure.unit) for s in self.series):
-            console.print(self._table(*measure))
+        if len({series.subject for series in self.series}) == 1:
+            console.print(self._wide_table())
+        else:
+            for measure in dict.fromkeys((s.measure.name, s.measure.unit) for s in self.series):
+                console.print(self._table(*measure))
         for target in self.targets:
             sign = "[green]reached[/]" if target.reached else "[red]not reached[/]"
             limit = f"{'at least' if target.better == 'more' else 'at most'} {_number(target.limit)} {target.unit}"
@@ -155,6 +158,24 @@ class Results:
             case = series.case if series.case != last else ""
             table.add_row(case, series.label, form(series.median), spread, ratio)
             last = series.case
+        return table
+
+    def _wide_table(self) -> Table:
+        """A row for each case and a column for each measure, where there is one subject only."""
+        names = list(dict.fromkeys((series.measure.name, series.measure.unit) for series in self.series))
+        table = Table(title=f"{self.workload}: {self.series[0].label}", title_justify="left", title_style="bold")
+        table.add_column("case")
+        for name, unit in names:
+            table.add_column(f"{name}\n{unit}", justify="right")
+        for case in dict.fromkeys(series.case for series in self.series):
+            cells = []
+            for name, _ in names:
+                series = self.find(case, self.series[0].subject, name)
+                form = _number if series is None else series.measure.show or _number
+                cells.append("" if series is None else form(series.median))
+                if series is not None and len(series.values) > 1:
+                    cells[-1] += f"\n{form(min(series.values))}..{form(max(series.values))}"
+            table.add_row(case, *cells)
         return table
 
     def as_dict(self) -> dict[str, Any]:

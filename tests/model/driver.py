@@ -6,6 +6,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,18 @@ def recorded() -> Iterator[Recorded]:
         ManagedLedger.append_markers = markers  # type: ignore[method-assign]
         ManagedLedger.append_messages = messages  # type: ignore[method-assign]
         ManagedLedger.roll = rolls  # type: ignore[method-assign]
+
+
+class AtOnce(ThreadPoolExecutor):
+    """Runs a task when it is handed in, in that thread: what would go side by side has an order that replays."""
+
+    def submit(self, task: Callable[..., Any], /, *arguments: Any, **named: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        try:
+            future.set_result(task(*arguments, **named))
+        except Exception as error:
+            future.set_exception(error)
+        return future
 
 
 class SimulatedCrash(BaseException):

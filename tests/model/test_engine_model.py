@@ -29,6 +29,7 @@ from duelog.topic_state import TopicState
 from .driver import (
     PAYLOAD,
     ROLLED,
+    AtOnce,
     Once,
     Recorded,
     SimulatedCrash,
@@ -111,6 +112,7 @@ class EngineMachine(RuleBasedStateMachine):
     def open(self, config: dict[str, Any], offset_ms: int, slice_s: float, load_slice_s: float) -> None:
         self.patch = pytest.MonkeyPatch()
         self.patch.setattr("duelog.maintenance._SLICE_S", slice_s)
+        self.patch.setattr("duelog.maintenance._REMOVAL_SLICE_S", load_slice_s)
         self.patch.setattr("duelog.markers.firing._LOAD_SLICE_S", load_slice_s)
         self.directory = scratch_directory()
         self.copies = 0
@@ -181,17 +183,22 @@ class EngineMachine(RuleBasedStateMachine):
         return twins
 
     def _sent(self, topic: TwinTopic, messages: Sequence[TwinMessage]) -> None:
-        """Messages were written now, whenever they were sent: what was due in one transaction, then the rest."""
-        twin = self.twin
+        """Messages were written now, whenever they were sent: a group for the main log and one for each partition.
+
+        The groups go side by side; within a group the messages keep their order.
+        """
+        twin, span_ms = self.twin, self.config.partition_ms
+        direct = [message for message in messages if twin.is_direct(message.due_ms, message.publish_ms)]
+        groups: dict[int | None, list[TwinMessage]] = {}
         for message in messages:
-            if message.due_ms <= message.publish_ms:
-                twin.add_direct(topic, message)
-        later = [message for message in messages if message.due_ms > message.publish_ms]
-        for message in sorted(later, key=lambda message: message.due_ms // self.config.partition_ms):
-            if twin.is_direct(message.due_ms, message.publish_ms):
-                twin.add_direct(topic, message)
-            else:
+            group = None if message.due_ms <= message.publish_ms else message.due_ms // span_ms
+            groups.setdefault(group, []).append(message)
+            if message not in direct:
                 twin.add_delayed(topic, message)
+        for together in groups.values():
+            assert [message.message_id for message in together] == sorted(message.message_id for message in together)
+        for message in sorted(direct, key=lambda message: message.message_id):
+            twin.add_direct(topic, message)
 
     @rule(topic=TOPICS, spec=DUES, relative=st.booleans())
     def send(self, topic: str, spec: Spec, relative: bool) -> None:
@@ -619,6 +626,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     def _open(self, path: Path) -> None:
         self.store = DelayedStore.open(path, self.config, clock=self.clock)
+        self.store._engine.sender._pool = AtOnce(1)
         maintenance = self.store._engine.maintenance
         maintenance.slice = functools.partial(self._slice, maintenance.slice)  # type: ignore[method-assign]
         self.consumers.clear()
