@@ -214,11 +214,11 @@ class Engine:
     def acknowledged(self, topic: TopicState, subscription: SubscriptionState, moved_ledger: bool) -> None:
         """Acknowledgements were taken in memory: see that they reach the disk, and that ledgers are trimmed."""
         now_ms = self.clock.now_ms()
-        if self.flusher.mark(subscription, now_ms):
-            if not self.config.ack_flush_ms:
-                self.flusher.flush()
-            else:
-                self.wake()
+        began = self.flusher.mark(subscription, now_ms)
+        if not self.config.ack_flush_ms:
+            self.flusher.flush()
+        elif began:
+            self.wake()
         if moved_ledger:
             self.maintenance.look_at(topic.topic_id, now_ms + self.config.ack_flush_ms)
 

@@ -2,121 +2,141 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import pytest
 
-from duelog import DelayedStore, ManualClock, Message, StoreConfig
+from duelog import ManualClock, Message, MessageId, StoreConfig
+from duelog.cleanup.trim import unfinished
 from duelog.errors import StoreFull
-from duelog.store import failpoints
-from duelog.store.environment import Environment
-from duelog.store.transaction import Work
 from tests.conftest import OpenStore
+from tests.model.driver import Once, armed, full_disk, stalled_sender
 
 CONFIG = StoreConfig(partition_ms=1_000, preload_ms=0, ledger_max_entries=1, ack_flush_ms=0)
 
 
-@contextmanager
-def no_room_for_write(environment: Environment, number: int) -> Iterator[None]:
-    """The `number`-th write to `environment` within the block finds the disk full."""
-    write, left = environment.write, number
-
-    def fail(work: Work[object]) -> object:
-        nonlocal left
-        left -= 1
-        if left == 0:
-            raise StoreFull(environment.path, "no room, says the test")
-        return write(work)
-
-    environment.write = fail  # type: ignore[method-assign, assignment]
-    try:
-        yield
-    finally:
-        environment.write = write  # type: ignore[method-assign]
-
-
-@contextmanager
-def at(point: str, action: object) -> Iterator[None]:
-    """`action` is called whenever the engine comes to `point` within the block."""
-    assert callable(action)
-    failpoints.arm(point, action)
-    try:
-        yield
-    finally:
-        failpoints.disarm()
-
-
-def writes_of_a_tick(store: DelayedStore, work: object = None) -> int:
-    """How many times a tick of this store writes to the main environment."""
-    return store._engine.main.counts.requests
+def test_four_partitions_loaded_ahead_of_their_time_hold_up_no_earlier_one(
+    open_store: OpenStore, clock: ManualClock
+) -> None:
+    """With partitions shorter than `preload_ms`: the fifth, made last and due first, fires in time."""
+    store = open_store(config=StoreConfig(partition_ms=1_000, preload_ms=60_000))
+    topic = store.topic("t")
+    for after_s in (10, 20, 30, 40):
+        topic.send(b"", deliver_after=after_s)
+    store.tick()
+    topic.send(b"", deliver_after=1)
+    assert store.tick().next_due_ms == clock.now_ms() + 1_000
+    clock.advance(1_000)
+    assert store.tick().fired == 1
 
 
 def test_messages_of_a_deleted_topic_are_not_pending(open_store: OpenStore) -> None:
-    """They lie in their partition until it ends, and are never delivered: no figure counts them as to come."""
+    """They lie in their partition until it ends and are never delivered: no figure counts them as to come."""
     store = open_store(config=CONFIG)
-    store.topic("gone").send(b"", deliver_after=60)
-    store.topic("kept").send(b"", deliver_after=60)
+    store.topic("gone").send(b"", deliver_at=store.clock.now_ms() + 60_000)
+    store.topic("kept").send(b"", deliver_at=store.clock.now_ms() + 60_000)
     store.delete_topic("gone")
     assert [partition.pending for partition in store.partitions()] == [1]
     assert store.stats().pending == 1
 
 
-@pytest.mark.parametrize("number", range(1, 9))
-def test_what_a_full_disk_kept_a_tick_from_doing_the_next_tick_does(
+@pytest.mark.parametrize("number", range(1, 14))
+def test_what_a_full_disk_kept_a_tick_from_doing_the_next_one_does(
     open_store: OpenStore, clock: ManualClock, number: int
 ) -> None:
-    """Whichever write finds no room: the next tick fires, closes, trims, removes and deletes the rest."""
+    """Whichever write finds no room, the next tick fires, closes, trims, removes and deletes the rest."""
     store = open_store(config=CONFIG)
     for name in ("a", "b"):
         store.topic(name).send_batch([Message(b"", deliver_after=1), Message(b"", deliver_after=2)])
     clock.advance(10_000)
-    with no_room_for_write(store._engine.main, number), pytest.raises(StoreFull):
+    with full_disk(store._engine.main, number), pytest.raises(StoreFull):
         store.tick()
     store.tick()
     assert store.partitions() == []
     assert list((store.path / "partitions").iterdir()) == []
+    assert unfinished(store._engine.main) == []
     assert [store.topic(name).stats().entries for name in ("a", "b")] == [0, 0]
-    assert list(store.check()) == []
 
 
-def test_a_partition_closed_just_before_a_failure_is_closed_for_good(open_store: OpenStore, clock: ManualClock) -> None:
-    """Two partitions end, closing the second finds no room, the clock goes back: nothing comes before it is due.
+def test_a_clock_set_back_after_a_failed_tick_is_not_believed(open_store: OpenStore, clock: ManualClock) -> None:
+    """One partition closes, closing the next finds no room, the clock goes back: what is closed stays past.
 
-    The first one refuses messages. Were the store's clock not to know that it has acted at the later time, what is
-    sent for that partition now would go to the main log as if it were due.
+    Else a message for the closed partition would go into the main log as one that is due, before it is.
     """
     store = open_store(config=CONFIG)
-    store.topic("t").send_batch([Message(b"", deliver_after=1), Message(b"", deliver_after=2)])
+    topic = store.topic("t")
+    reader = topic.subscribe("s")
+    store.topic("gone").send_batch([Message(b"", deliver_after=1), Message(b"", deliver_after=2)])
+    store.delete_topic("gone")  # so that two partitions are to be closed, and nothing is to be fired
     later_ms = clock.advance(10_000)
-    closed = 0
-
-    def fail_the_second() -> None:
-        nonlocal closed
-        closed += 1
-        if closed == 2:
-            raise StoreFull(store.path, "no room, says the test")
-
-    store._engine.partitions.created = None
-    with at("close.before", fail_the_second), pytest.raises(StoreFull):
+    fail = Once(2, lambda: _no_room(store.path))
+    with armed("close.before", fail), pytest.raises(StoreFull):
         store.tick()
-    clock.set(later_ms - 20_000)
+    assert fail.done
+    clock.set(later_ms - 10_000)
+    topic.send(b"", deliver_after=1)
+    assert all(message.due_ms <= store.clock.now_ms() for message in reader.receive(10))
     assert store.clock.now_ms() == later_ms
 
 
-def test_a_partition_is_not_made_anew_while_its_directory_is_removed(open_store: OpenStore, clock: ManualClock) -> None:
-    """A sender that looked at the clock long ago writes when the partition of its message is being deleted.
+def _no_room(path: object) -> None:
+    raise StoreFull(path, "no room, says the test")  # type: ignore[arg-type]
 
-    Made anew in the middle of that, the partition lost its place in the catalog, and the message with it.
+
+@pytest.mark.parametrize("point", ["delete.recorded", "delete.moved", "delete.removed"])
+def test_a_partition_is_not_made_anew_while_its_directory_is_removed(
+    open_store: OpenStore, clock: ManualClock, point: str
+) -> None:
+    """A sender looks at the clock, and writes when the partition of its message is being deleted: it is delivered.
+
+    The partition made anew in between lost its directory or its place in the catalog, and the message with it.
     """
     store = open_store(config=CONFIG)
-    topic, engine = store.topic("t"), store._engine
+    topic = store.topic("t")
+    store.topic("other").send(b"", deliver_after=0.5)  # nobody reads it: its partition goes as soon as it has ended
     reader = topic.subscribe("s")
-    topic.send(b"first", deliver_after=0.5)
+
+    def meanwhile(write: Callable[[], list[MessageId]]) -> None:
+        clock.advance(10_000)
+        with armed(point, Once(1, write)):
+            store.tick()
+
+    with stalled_sender(store._engine, meanwhile):
+        topic.send(b"late", deliver_after=0.6)
+    assert [message.payload for message in reader.receive(10)] == [b"late"]
+
+
+def test_a_partition_that_somebody_reads_when_its_topic_is_deleted_goes_later(
+    open_store: OpenStore, clock: ManualClock
+) -> None:
+    """A listing that nobody reads on holds a partition's directory; once it is given up, the next tick deletes that."""
+    store = open_store(config=StoreConfig(partition_ms=1_000, preload_ms=0))
+    topic = store.topic("t")
+    topic.subscribe("s")
+    for after_ms in (500, 600):
+        topic.send(b"", deliver_after=after_ms / 1000)
+    listing = topic.scheduled()
+    next(listing)
     clock.advance(10_000)
-    store.topic("other").send(b"")
-    (message,) = reader.receive()
-    reader.ack(message)
-    send = engine.sender.send
-    stale_ms = clock.now_ms() - 10_000
-    del send, stale_ms
+    store.tick()
+    assert [partition.state for partition in store.partitions()] == ["closed"]
+    store.delete_topic("t")
+    del listing
+    store.tick()
+    assert store.partitions() == []
+    assert list((store.path / "partitions").iterdir()) == []
+
+
+def test_without_delay_between_flushes_every_acknowledgement_is_on_disk(
+    open_store: OpenStore, clock: ManualClock
+) -> None:
+    """`ack_flush_ms` 0: also the one right after a trim, which has left a cursor to be written by the next tick."""
+    store = open_store(config=CONFIG)
+    topic = store.topic("t")
+    reader = topic.subscribe("s")
+    topic.send_batch([Message(b"1"), Message(b"2")])
+    first, second = reader.receive(2)
+    reader.ack(first)
+    store.tick()
+    reader.ack(second)
+    assert store._engine.flusher.due_ms() is None
