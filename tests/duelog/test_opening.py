@@ -174,7 +174,7 @@ def iter_partitions(raw: Any) -> Any:
 HOLD = """
 import sys
 from duelog import DelayedStore, StoreConfig
-with DelayedStore.open(sys.argv[1], StoreConfig(partition_ms=3_600_000)) as store:
+with DelayedStore.open(sys.argv[1], StoreConfig(partition_ms=3_600_000, background=False)) as store:
     print("open", flush=True)
     sys.stdin.readline()
 """
