@@ -12,6 +12,7 @@ from duelog.partitions.due_column import DueBatch, scan_dues
 from duelog.partitions.partition import Partition, PartitionLog
 from duelog.snapshot.inspection import SnapshotInfo, SnapshotState, inspect_snapshots
 from duelog.store import catalog
+from duelog.store import format as fmt
 from duelog.store.cancellations import members
 from duelog.store.errors import DamagedStore
 from duelog.store.format import CorruptRecord, FrontierRecord, LedgerState, PartitionRecord, PartitionState, Table
@@ -54,11 +55,12 @@ class _Partition:
         survey, partition = self._survey, self._partition
         if survey.deep:
             yield from check_pages(partition.environment)
-        logs = partition.logs()
+        # One transaction for the logs' names and their runs: a log that another process makes meanwhile is no finding.
         with partition.environment.read() as raw:
-            yield from check_records(raw, partition.name, {log.ledger_id for log in logs})
+            named = {fmt.unpack_u64(fields) for _, fields in catalog.rows(raw, fmt.prefix(Table.LOG))}
+            yield from check_records(raw, partition.name, named)
         holders = 0
-        for log in logs:
+        for log in partition.logs():
             address = f"{partition.name}, topic {log.topic_id}, ledger {log.ledger_id}"
             tail, findings = self._entries(log)
             survey.tails[log.ledger_id] = tail

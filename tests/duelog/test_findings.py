@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from threading import Thread
 
 import pytest
 
 from duelog import ManualClock, Message, MessageId, StoreConfig
 from duelog.cleanup.trim import unfinished
 from duelog.errors import StoreFull
+from duelog.partitions.partition import Partition, PartitionLog
 from tests.conftest import OpenStore
 from tests.model.driver import Once, armed, full_disk, stalled_sender
 
@@ -140,3 +142,29 @@ def test_without_delay_between_flushes_every_acknowledgement_is_on_disk(
     store.tick()
     reader.ack(second)
     assert store._engine.flusher.due_ms() is None
+
+
+def test_a_log_made_while_check_reads_its_partition_is_no_finding(
+    open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whenever another thread or process makes a topic's log, its runs are not taken for those of no log."""
+    store = open_store(config=CONFIG)
+    due_ms = store.clock.now_ms() + 60_000
+    store.topic("first").send(b"", deliver_at=due_ms)
+    listed = Partition.logs
+    made: list[object] = []
+
+    def send() -> None:
+        made.append(store.topic(f"late{len(made)}").send(b"", deliver_at=due_ms))
+
+    def listed_before_another(partition: Partition) -> list[PartitionLog]:
+        found = listed(partition)
+        sender = Thread(target=send)
+        sender.start()
+        sender.join()
+        return found
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Partition, "logs", listed_before_another)
+        assert list(store.check()) == []
+    assert made
