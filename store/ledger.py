@@ -56,7 +56,7 @@ class Ledger:
 class _Piece:
     """Consecutive entries of one kind; messages have bodies, markers a target."""
 
-    __slots__ = ("ahead", "base_ms", "bodies", "dues", "entries", "replaced", "target")
+    __slots__ = ("ahead", "base_ms", "bodies", "dues", "entries", "fired_ms", "replaced", "target")
 
     def __init__(
         self,
@@ -74,6 +74,7 @@ class _Piece:
         self.entries = entries
         self.replaced = replaced
         self.ahead = False
+        self.fired_ms: int | None = None
 
 
 class StagedLedger:
@@ -117,10 +118,14 @@ class StagedLedger:
         last.ahead |= ahead
         return first
 
-    def add_markers(self, target: int, base_ms: int, entries: UInt32s, dues: Int64s) -> int:
-        """Append markers of `entries` of the partition log `target`; returns the id of the first."""
+    def add_markers(
+        self, target: int, base_ms: int, entries: UInt32s, dues: Int64s, fired_ms: int | None = None
+    ) -> int:
+        """Append markers of `entries` of the partition log `target`, fired at `fired_ms`; returns the first id."""
         first = self._advance(len(entries))
-        self._pieces.append(_Piece([dues], None, base_ms, target, [entries]))
+        piece = _Piece([dues], None, base_ms, target, [entries])
+        piece.fired_ms = fired_ms
+        self._pieces.append(piece)
         return first
 
     def _advance(self, count: int) -> int:
@@ -166,7 +171,8 @@ class StagedLedger:
         for start in range(0, len(entries), MAX_RUN_ENTRIES):
             limit = min(start + MAX_RUN_ENTRIES, len(entries))
             key = run_key(self.ledger.ledger_id, first + start)
-            value = pack_markers(key, piece.target, cast(int, piece.base_ms), entries[start:limit], dues[start:limit])
+            base_ms = cast(int, piece.base_ms)
+            value = pack_markers(key, piece.target, base_ms, entries[start:limit], dues[start:limit], piece.fired_ms)
             self._write(transaction, key, value)
         return first + len(entries)
 

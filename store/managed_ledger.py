@@ -179,13 +179,13 @@ class ManagedLedger:
     def append_markers(
         self, transaction: Transaction, target: int, base_ms: int, entries: UInt32s, dues: Int64s, now_ms: int
     ) -> list[Segment]:
-        """Append markers of entries of one partition log; returns where they went."""
+        """Append markers of entries of one partition log, fired at `now_ms`; returns where they went."""
         staged = self._staged(transaction)
         segments = []
         start = 0
         while start < len(entries):
             limit = min(start + staged.room(transaction, now_ms), len(entries))
-            first = staged.current.add_markers(target, base_ms, entries[start:limit], dues[start:limit])
+            first = staged.current.add_markers(target, base_ms, entries[start:limit], dues[start:limit], now_ms)
             segments.append(staged.took(first, limit - start, 8 * (limit - start)))
             start = limit
         staged.roll_if_full(transaction, now_ms)

@@ -8,7 +8,8 @@ Numbers in values are little-endian, so that numpy reads columns where they lie.
 and everything from `version` to the end of the columns; each body has its own checksum in a column, so
 a scan of due times touches the first page of a run and no payload, and one damaged body costs one entry.
 `due` counts ms from `base_ms`; `end` is where a body ends, counted from where bodies begin (two equal
-ends: compaction dropped the body). The markers of a run all point into the ledger `target`.
+ends: compaction dropped the body). The markers of a run all point into the ledger `target`; with FLAG_TIMED
+`spare` is how many ms after the last of their due times they were written.
 
 The road not taken: a value for each entry. It costs 16 bytes and a node a message, and whole pages
 above about 2,000 bytes.
@@ -39,6 +40,9 @@ FLAG_CONDITIONAL = 0x0001
 
 FLAG_AHEAD = 0x0002
 """Entries of a main log that were not due when they were appended are among these: readers look at due times."""
+
+FLAG_TIMED = 0x0004
+"""Of markers: `spare` counts the ms from the largest due time to the firing; without it the time is not known."""
 
 _CRC = struct.Struct("<I")
 _LOCATE = struct.Struct("<I")
@@ -96,13 +100,21 @@ def pack_messages(
     return _seal(key, rest, bodies)
 
 
-def pack_markers(key: bytes, target: int, base_ms: int, entries: UInt32s, dues: Int64s) -> bytes:
-    """The value of a MARKERS run: markers of `entries` of the partition log with ledger id `target`."""
+def pack_markers(
+    key: bytes, target: int, base_ms: int, entries: UInt32s, dues: Int64s, fired_ms: int | None = None
+) -> bytes:
+    """The value of a MARKERS run: markers of `entries` of the partition log with ledger id `target`.
+
+    `fired_ms` is when they are written; more than MAX_DUE_SPAN_MS after the last due time is stored as that.
+    """
+    flags = after = 0
+    if fired_ms is not None:
+        flags, after = FLAG_TIMED, min(max(fired_ms - int(dues.max()), 0), MAX_DUE_SPAN_MS)
     columns = np.empty((2, len(entries)), dtype="<u4")
     columns[0] = dues - base_ms
     columns[1] = entries
-    rest = HEADER.pack(0, RUN_VERSION, RunKind.MARKERS, 0, len(entries), base_ms, target, 0)[4:] + columns.tobytes()
-    return _seal(key, rest, ())
+    rest = HEADER.pack(0, RUN_VERSION, RunKind.MARKERS, flags, len(entries), base_ms, target, after)[4:]
+    return _seal(key, rest + columns.tobytes(), ())
 
 
 class Run:
@@ -160,6 +172,16 @@ class Run:
     def due(self, index: int) -> int:
         """Due time of the entry at `index` in the run, epoch ms."""
         return self.base_ms + int(_LOCATE.unpack_from(self._value, HEADER_BYTES + 4 * index)[0])
+
+    def fired_ms(self) -> int | None:
+        """When the markers were written, epoch ms of the store's clock; None where it is not stored.
+
+        REQUIRES: kind is MARKERS.
+        """
+        _, _, _, flags, _, _, _, after = HEADER.unpack_from(self._value)
+        if not flags & FLAG_TIMED:
+            return None
+        return self.base_ms + int(self._column(0).max()) + int(after)
 
     def targets(self) -> UInt32s:
         """Entry ids that the markers point at (a view). REQUIRES: kind is MARKERS."""

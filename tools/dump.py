@@ -163,6 +163,8 @@ def _run_rows(environment: str, key: bytes, value: bytes | memoryview, entries: 
     head |= {"base_ms": run.base_ms, "first_due_ms": int(dues.min()), "last_due_ms": int(dues.max())}
     if run.kind == RunKind.MARKERS:
         head["target_ledger"] = run.target
+        if (fired_ms := run.fired_ms()) is not None:
+            head["fired_ms"] = fired_ms
     if run.conditional:
         head["conditional"] = True
     yield Row("RUN", fields, head)

@@ -44,7 +44,8 @@ def test_the_pages_run_of_markers_is_what_is_written() -> None:
     """Key and value of the worked example's marker."""
     key, value = example(1)
     assert key == fmt.run_key(3, 0)
-    assert value == pack_markers(key, 7, START_MS, np.array([0], np.uint32), np.array([SENT_MS + 60_000]))
+    due_ms = SENT_MS + 60_000
+    assert value == pack_markers(key, 7, START_MS, np.array([0], np.uint32), np.array([due_ms]), due_ms + 5)
 
 
 def test_the_pages_frontier_is_what_is_written() -> None:

@@ -72,6 +72,18 @@ def test_a_ledger_that_is_full_is_closed_in_the_commit_that_fills_it(environment
     assert (tail.closed, tail.entries, log.end) == (False, 0, Position(tail.ledger_id, 0))
 
 
+def test_markers_say_when_they_were_written(environment: Environment) -> None:
+    """The time of the firing stands in each of their runs."""
+    log = load(environment)
+    entries, dues = np.arange(15, dtype=np.uint32), np.full(15, NOW_MS - 40)
+    segments = environment.write(
+        lambda transaction: log.append_markers(transaction, 1000, NOW_MS - 1_000, entries, dues, NOW_MS)
+    )
+    with environment.read() as raw:
+        found = [run for ledger_id, _, _ in segments for run in runs(raw, "main", ledger_id)]
+        assert [run.fired_ms() for run in found if isinstance(run, Run)] == [NOW_MS, NOW_MS]
+
+
 def test_a_large_append_goes_into_as_many_ledgers_as_it_needs(environment: Environment) -> None:
     """Several rolls in one commit; the segments say where each part went, in order."""
     log = load(environment)

@@ -57,19 +57,35 @@ def test_messages_come_back_as_they_were(
             assert entries.tolist() == list(range(len(bodies)))
 
 
-@given(ADDRESS, st.integers(0, 2**64 - 1), BASE, st.lists(st.tuples(U32, U32), min_size=1, max_size=50))
+@given(
+    ADDRESS,
+    st.integers(0, 2**64 - 1),
+    BASE,
+    st.lists(st.tuples(U32, U32), min_size=1, max_size=50),
+    st.none() | st.integers(0, MAX_DUE_SPAN_MS),
+)
 def test_markers_come_back_as_they_were(
-    address: tuple[int, int], target: int, base_ms: int, rows: list[tuple[int, int]]
+    address: tuple[int, int], target: int, base_ms: int, rows: list[tuple[int, int]], after_ms: int | None
 ) -> None:
-    """The ledger they point into, the entries and the due times."""
+    """The ledger they point into, the entries, the due times, and when they were written if that was said."""
     key = run_key(*address)
     entries = np.array([entry for entry, _ in rows], dtype=np.uint32)
     dues = np.array([offset for _, offset in rows], dtype=np.int64) + base_ms
-    run = Run("here", key, pack_markers(key, target, base_ms, entries, dues))
+    fired_ms = None if after_ms is None else int(dues.max()) + after_ms
+    run = Run("here", key, pack_markers(key, target, base_ms, entries, dues, fired_ms))
     assert (run.kind, run.target, run.base_ms, run.count) == (RunKind.MARKERS, target, base_ms, len(rows))
     assert run.targets().tolist() == entries.tolist()
     assert run.dues().tolist() == dues.tolist()
     assert run.limit == address[1] + len(rows)
+    assert run.fired_ms() == fired_ms
+
+
+def test_the_time_of_a_firing_is_clipped_to_what_fits() -> None:
+    """Later than 32 bits of ms is stored as that; a clock that was set back as no time at all."""
+    key, entries, dues = run_key(1, 0), np.array([4], np.uint32), np.array([1_000])
+    times = (1_000 + MAX_DUE_SPAN_MS + 5, 990)
+    found = [Run("here", key, pack_markers(key, 9, 0, entries, dues, fired_ms)).fired_ms() for fired_ms in times]
+    assert found == [1_000 + MAX_DUE_SPAN_MS, 1_000]
 
 
 def test_a_marker_costs_eight_bytes() -> None:
