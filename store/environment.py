@@ -59,12 +59,18 @@ class Environment:
         map_bytes: int = 1 << 34,
         read_only: bool = False,
         create: bool = False,
+        lock: bool = True,
     ) -> None:
         """Open `path`, a directory; `name` is what errors and findings call it.
 
+        `lock` False, with `read_only` alone: no reader is registered, so that a directory that this process may not
+        write can be read, by as many readers as there are. Only of a file that nobody writes any more: beside a
+        writer it reads wrong rows silently.
         Raises DamagedStore when the data file is missing, empty, no LMDB file, or truncated so that
         reading it would kill the process.
         """
+        if not lock and not read_only:
+            raise BrokenInvariant(f"{name}: a writer without locks")
         self.path = path
         self.name = name
         self.counts = CommitCounts()
@@ -88,7 +94,7 @@ class Environment:
                 max_dbs=0,
                 readonly=read_only,
                 create=create,
-                lock=True,
+                lock=lock,
                 sync=durability != "none",
                 metasync=durability == "commit",
                 meminit=False,
