@@ -1,0 +1,233 @@
+"""What is still claimed of a partition log: which entries somebody may yet be handed, by the markers in the main log.
+
+Owns the rule of what compaction may drop. Everything is read in the caller's one transaction of the main environment,
+so that it is of one point in time; one pass over a topic's main log serves all its partitions, and markers are read as
+columns. Reads no partition: what must be known of one (its length, its conditional entries) is an argument.
+
+An entry is needed while a marker that is kept points at it and some subscription has not acknowledged that marker. A
+topic without subscriptions has acknowledged nothing. Where what is known does not add up (a run of the main log
+cannot be read, or more entries should have fired than did), whatever was not cancelled or acknowledged is needed:
+compaction never hides a loss.
+"""
+
+from __future__ import annotations
+
+import array
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import lmdb
+import numpy as np
+import numpy.typing as npt
+from pyroaring import BitMap
+
+from ..store import catalog
+from ..store import format as fmt
+from ..store.cancellations import members
+from ..store.errors import CorruptEntry
+from ..store.format import CursorRecord, FrontierRecord, LedgerRecord, LedgerState, Table
+from ..store.ledger import find_tail
+from ..store.run import RunKind, UInt32s
+from ..store.scan import runs
+
+
+class LogClaims(NamedTuple):
+    """What the main environment says of one topic's log in one partition.
+
+    topic: full name, None when the topic was deleted. marked: entries that markers in kept ledgers (not being trimmed)
+    point at. acknowledged: those of them that every subscription has acknowledged, less what retention keeps; empty
+    without subscriptions. set_aside: entries that could not be read. relied_on: by ledger of the main log, the
+    positions whose acknowledgement `acknowledged` rests on. complete: every run of the kept ledgers could be read.
+    """
+
+    topic_id: int
+    ledger_id: int
+    frontier: FrontierRecord
+    topic: str | None
+    cancelled: BitMap
+    admitted: BitMap
+    marked: BitMap
+    acknowledged: BitMap
+    subscriptions: int
+    set_aside: BitMap
+    relied_on: Mapping[int, BitMap]
+    complete: bool
+
+
+def read_claims(
+    raw: lmdb.Transaction, main_name: str, start_ms: int, *, retention_ms: int = 0, now_ms: int = 0
+) -> list[LogClaims]:
+    """The claims on one partition, by topic id: a row for each log that has a frontier; as `read_all_claims`."""
+    return read_all_claims(raw, main_name, [start_ms], retention_ms=retention_ms, now_ms=now_ms)[start_ms]
+
+
+def read_all_claims(
+    raw: lmdb.Transaction, main_name: str, starts: Iterable[int], *, retention_ms: int = 0, now_ms: int = 0
+) -> dict[int, list[LogClaims]]:
+    """The claims on each of several partitions, by start. O(markers of the topics that have a log there).
+
+    retention_ms: acknowledged entries count as needed while the main-log ledger of their marker is open, or was closed
+    less than this before `now_ms`. Raises CorruptRecord.
+    """
+    found: dict[int, list[LogClaims]] = {start_ms: [] for start_ms in starts}
+    wanted: dict[int, list[tuple[int, FrontierRecord]]] = {}
+    for topic_id, start_ms, frontier in catalog.frontiers(raw):
+        if start_ms in found:
+            wanted.setdefault(topic_id, []).append((start_ms, frontier))
+    for topic_id, rows in sorted(wanted.items()):
+        topic = catalog.topic_name(raw, topic_id)
+        log = _read_main_log(raw, main_name, topic_id, {row.ledger_id for _, row in rows}, retention_ms, now_ms)
+        for start_ms, frontier in rows:
+            found[start_ms].append(_claims(raw, topic_id, topic, frontier, log))
+    return found
+
+
+def claims_without_frontier(raw: lmdb.Transaction, topic_id: int, ledger_id: int) -> LogClaims:
+    """The claims on a log of which nothing has fired: its entries were cancelled, or its topic deleted."""
+    topic = catalog.topic_name(raw, topic_id)
+    subscriptions = sum(1 for _ in catalog.cursors(raw, topic_id))
+    return _claims(raw, topic_id, topic, FrontierRecord.start(ledger_id), _MainLog(subscriptions))
+
+
+def needed(claims: LogClaims, tail: int, conditional: BitMap | None) -> BitMap:
+    """The entries of [0, tail) whose bodies must stay.
+
+    conditional: the log's conditional entries; None: not all its runs can be read. REQUIRES: the partition is closed,
+    so that what has no marker will never get one.
+    """
+    if claims.topic is None or claims.frontier.released:
+        return claims.set_aside & _all(tail)
+    needs = (claims.marked - claims.acknowledged) | claims.set_aside
+    never = claims.cancelled.copy()
+    if conditional is not None:
+        never |= conditional - claims.admitted
+    firing = tail - len(never & _all(tail))
+    if not claims.complete or conditional is None or firing != claims.frontier.fired:
+        needs |= _all(tail) - never - claims.acknowledged
+    return needs & _all(tail)
+
+
+def _all(tail: int) -> BitMap:
+    entries = BitMap()
+    entries.add_range(0, tail)
+    return entries
+
+
+def _claims(
+    raw: lmdb.Transaction, topic_id: int, topic: str | None, frontier: FrontierRecord, log: _MainLog
+) -> LogClaims:
+    ledger_id = frontier.ledger_id
+    pieces = log.markers.get(ledger_id, [])
+    marked, open_ = BitMap(), BitMap()
+    relied_on: dict[int, BitMap] = {}
+    if pieces:
+        targets = np.concatenate([piece.targets for piece in pieces])
+        done = np.concatenate([piece.done for piece in pieces])
+        marked, open_ = _bitmap(targets), _bitmap(targets[~done])
+        for main_ledger in {piece.main_ledger for piece in pieces}:
+            here = [piece for piece in pieces if piece.main_ledger == main_ledger]
+            positions = _bitmap(np.concatenate([np.flatnonzero(piece.done) + piece.first_entry for piece in here]))
+            if positions:
+                positions.run_optimize()
+                relied_on[main_ledger] = positions
+    return LogClaims(
+        topic_id,
+        ledger_id,
+        frontier,
+        topic,
+        members(raw, Table.CANCELLED, ledger_id),
+        members(raw, Table.ADMITTED, ledger_id),
+        marked,
+        marked - open_,
+        log.subscriptions,
+        _set_aside(raw, ledger_id),
+        relied_on,
+        log.complete,
+    )
+
+
+# -- the main log ------------------------------------------------------------------------------
+
+
+class _Piece(NamedTuple):
+    """Markers of one run (views into the transaction): where they point, which are done with, and where they lie."""
+
+    targets: UInt32s
+    done: npt.NDArray[np.bool_]
+    main_ledger: int
+    first_entry: int
+
+
+@dataclass(slots=True)
+class _MainLog:
+    """The markers of a topic's kept ledgers, by the partition log they point into."""
+
+    subscriptions: int
+    markers: dict[int, list[_Piece]] = field(default_factory=dict)
+    complete: bool = True
+
+
+def _read_main_log(
+    raw: lmdb.Transaction, name: str, topic_id: int, targets: set[int], retention_ms: int, now_ms: int
+) -> _MainLog:
+    cursors = [record for _, _, record in catalog.cursors(raw, topic_id)]
+    log = _MainLog(len(cursors))
+    kept = [row for row in catalog.ledgers(raw, topic_id) if row[1].state is not LedgerState.TRIMMING]
+    acked = [(cursor, dict(catalog.acked(raw, cursor.subscription_id))) for cursor in cursors]
+    for ledger_id, record in kept:
+        tail = find_tail(raw, name, ledger_id)
+        done = np.zeros(tail, dtype=np.bool_)
+        if cursors and not _retained(record, retention_ms, now_ms):
+            done[_ids(acknowledged_by_all(acked, ledger_id, tail))] = True
+        expected = 0
+        for run in runs(raw, name, ledger_id):
+            if isinstance(run, CorruptEntry) or run.first_entry != expected:
+                log.complete = False
+            if isinstance(run, CorruptEntry):
+                continue
+            expected = run.limit
+            if run.kind == RunKind.MARKERS and run.target in targets:
+                piece = _Piece(run.targets(), done[run.first_entry : run.limit], ledger_id, run.first_entry)
+                log.markers.setdefault(run.target, []).append(piece)
+        if record.state is LedgerState.CLOSED and expected != record.entries:
+            log.complete = False
+    return log
+
+
+def acknowledged_by_all(
+    cursors: Sequence[tuple[CursorRecord, Mapping[int, bytes]]], ledger_id: int, tail: int
+) -> BitMap:
+    """Entries of [0, tail) of a main-log ledger that every one of the subscriptions has acknowledged.
+
+    cursors: each with its serialised bitmaps by ledger id (`catalog.acked`). Without any: none.
+    """
+    found: BitMap | None = None
+    for cursor, rows in cursors:
+        row = rows.get(ledger_id)
+        mine = BitMap() if row is None else BitMap.deserialize(row)
+        if cursor.ledger_id > ledger_id:
+            mine.add_range(0, tail)
+        elif cursor.ledger_id == ledger_id:
+            mine.add_range(0, min(cursor.next_entry, tail))
+        found = mine if found is None else found & mine
+    return BitMap() if found is None else found & _all(tail)
+
+
+def _retained(record: LedgerRecord, retention_ms: int, now_ms: int) -> bool:
+    """Whether acknowledged messages of the ledger are kept for seeking back."""
+    return retention_ms > 0 and (record.state is LedgerState.OPEN or record.closed_ms + retention_ms > now_ms)
+
+
+def _set_aside(raw: lmdb.Transaction, ledger_id: int) -> BitMap:
+    first, limit = fmt.set_aside_key(ledger_id, 0), fmt.set_aside_key(ledger_id + 1, 0)
+    return BitMap(fmt.trailing_u32(key) for key, _ in catalog.rows(raw, fmt.prefix(Table.SET_ASIDE), first, limit))
+
+
+def _bitmap(ids: npt.NDArray[np.integer]) -> BitMap:
+    return BitMap(array.array("I", ids.astype(np.uint32).tobytes()))
+
+
+def _ids(entries: BitMap) -> UInt32s:
+    found: UInt32s = np.frombuffer(entries.to_array(), dtype=np.uint32)
+    return found

@@ -1,0 +1,182 @@
+"""What is still claimed of a partition log: markers, acknowledgements, cancellations, retention, damage."""
+
+from __future__ import annotations
+
+from pyroaring import BitMap
+
+from duelog import DelayedStore, ManualClock, MessageId, StoreConfig
+from duelog.cleanup.claims import LogClaims, claims_without_frontier, needed, read_all_claims, read_claims
+from tests.conftest import OpenStore
+
+DAY_MS = 86_400_000
+DAY = 1_790_035_200_000
+"""2026-09-22T00:00:00Z, the day after the test clock begins."""
+
+
+def send_day(store: DelayedStore, topic: str, count: int, day: int = 0) -> list[MessageId]:
+    """Messages that are due one by one on a day."""
+    return [store.topic(topic).send(b"%d" % at, deliver_at=DAY + day * DAY_MS + at * 1000) for at in range(count)]
+
+
+def close_day(store: DelayedStore, clock: ManualClock, day: int = 0) -> None:
+    """Let a day pass, and everything in it fire."""
+    clock.set(max(clock.now_ms(), DAY + (day + 1) * DAY_MS))
+    store.tick()
+
+
+def claims_of(store: DelayedStore, day: int = 0, **retention: int) -> list[LogClaims]:
+    """The claims on a day's partition."""
+    with store._engine.main.read() as raw:
+        return read_claims(raw, "main", DAY + day * DAY_MS, **retention)
+
+
+def ids(*entries: int) -> BitMap:
+    """A bitmap of entry ids."""
+    return BitMap(entries)
+
+
+def test_an_entry_is_needed_until_every_subscription_has_acknowledged_it(
+    open_store: OpenStore, clock: ManualClock
+) -> None:
+    """Individual and cumulative acknowledgements of two subscriptions, as they stand on disk."""
+    store = open_store()
+    one, two = (store.topic("a").subscribe(name) for name in ("one", "two"))
+    send_day(store, "a", 10)
+    close_day(store, clock)
+    first, second = one.receive(10), two.receive(10)
+    one.ack_cumulative(first[5])
+    one.ack(first[8])
+    two.ack([second[0], second[3], second[8], second[9]], durable=True)
+    (claims,) = claims_of(store)
+    assert claims.topic == "persistent://public/default/a"
+    assert (claims.subscriptions, claims.frontier.fired, claims.complete) == (2, 10, True)
+    assert claims.marked == BitMap(range(10))
+    assert claims.acknowledged == ids(0, 3, 8)
+    assert needed(claims, 10, BitMap()) == BitMap(range(10)) - ids(0, 3, 8)
+    position = first[0].position
+    assert claims.relied_on == {position.ledger_id: ids(0, 3, 8)}
+
+
+def test_a_topic_without_subscriptions_has_acknowledged_nothing(open_store: OpenStore, clock: ManualClock) -> None:
+    """Its messages wait for somebody to subscribe."""
+    store = open_store(config=StoreConfig(ledger_max_age_ms=10 * DAY_MS))  # else what nobody listens to is trimmed
+    send_day(store, "a", 4)
+    close_day(store, clock)
+    (claims,) = claims_of(store)
+    assert claims.acknowledged == BitMap()
+    assert needed(claims, 4, BitMap()) == BitMap(range(4))
+
+
+def test_cancelled_and_replaced_entries_are_not_needed(open_store: OpenStore, clock: ManualClock) -> None:
+    """They have no marker; a rescheduled message is needed where it went."""
+    store = open_store()
+    store.topic("a").subscribe("one")
+    sent = send_day(store, "a", 4)
+    assert store.topic("a").cancel(sent[1])
+    moved = store.topic("a").reschedule(sent[2], deliver_at=DAY + 5)
+    assert moved is not None
+    close_day(store, clock)
+    (claims,) = claims_of(store)
+    assert claims.cancelled == ids(1, 2)
+    assert claims.admitted == ids(moved.entry_id)
+    assert needed(claims, 5, ids(4)) == ids(0, 3, 4)
+
+
+def test_a_log_of_which_all_was_cancelled_has_no_frontier_and_needs_nothing(
+    open_store: OpenStore, clock: ManualClock
+) -> None:
+    """What is known of it is read by its ledger id."""
+    store = open_store()
+    store.topic("a").subscribe("one")
+    store.topic("b").subscribe("one")
+    send_day(store, "b", 1)
+    sent = send_day(store, "a", 3)
+    assert all(store.topic("a").cancel(each) for each in sent)
+    close_day(store, clock)
+    assert [row.topic for row in claims_of(store)] == ["persistent://public/default/b"]
+    with store._engine.main.read() as raw:
+        claims = claims_without_frontier(raw, 1, sent[0].ledger_id)
+    assert claims.topic is not None
+    assert needed(claims, 3, BitMap()) == BitMap()
+    assert needed(claims, 4, BitMap()) == ids(3)  # one that was neither cancelled nor fired: not hidden
+
+
+def test_nothing_is_needed_of_a_released_log_or_a_deleted_topic(open_store: OpenStore, clock: ManualClock) -> None:
+    """What nobody can be handed any more goes, whether or not it was acknowledged."""
+    store = open_store(config=StoreConfig(ledger_max_entries=4))
+    subscription = store.topic("a").subscribe("one")
+    store.topic("b").subscribe("slow")
+    send_day(store, "a", 4)
+    send_day(store, "b", 4)
+    close_day(store, clock)
+    subscription.ack(subscription.receive(4), durable=True)
+    clock.advance(1_000)
+    store.tick()
+    released, held = claims_of(store)
+    assert (released.frontier.released, held.frontier.released) == (1, 0)
+    assert needed(released, 4, BitMap()) == BitMap()
+    assert needed(held, 4, BitMap()) == BitMap(range(4))
+    with store._engine.main.read() as raw:
+        gone = claims_without_frontier(raw, 99, held.ledger_id)
+    assert needed(gone, 4, BitMap()) == BitMap()
+
+
+def test_retention_keeps_what_everybody_has_acknowledged(open_store: OpenStore, clock: ManualClock) -> None:
+    """While its main-log ledger is open, and for as long after it was closed as is asked for."""
+    store = open_store(config=StoreConfig(ledger_max_entries=4, retention_ms=3_600_000))
+    subscription = store.topic("a").subscribe("one")
+    store.topic("b").subscribe("slow")
+    send_day(store, "a", 6)
+    close_day(store, clock)
+    subscription.ack(subscription.receive(6), durable=True)
+    now_ms = clock.now_ms()
+    assert needed(claims_of(store)[0], 6, BitMap()) == BitMap()
+    kept = claims_of(store, retention_ms=3_600_000, now_ms=now_ms + 3_599_999)[0]
+    assert needed(kept, 6, BitMap()) == BitMap(range(6))
+    assert not kept.relied_on
+    later = claims_of(store, retention_ms=3_600_000, now_ms=now_ms + 3_600_000)[0]
+    assert needed(later, 6, BitMap()) == ids(4, 5)  # their ledger is open
+
+
+def test_several_partitions_are_read_in_one_pass(open_store: OpenStore, clock: ManualClock) -> None:
+    """Each gets what points into it."""
+    store = open_store()
+    store.topic("a").subscribe("one")
+    for day in range(3):
+        send_day(store, "a", day + 1, day)
+    close_day(store, clock, 2)
+    starts = [DAY + day * DAY_MS for day in range(4)]
+    with store._engine.main.read() as raw:
+        found = read_all_claims(raw, "main", starts)
+    assert [[len(row.marked) for row in found[start_ms]] for start_ms in starts] == [[1], [2], [3], []]
+
+
+def test_where_the_main_log_is_damaged_only_what_is_known_to_be_done_goes(
+    open_store: OpenStore, clock: ManualClock
+) -> None:
+    """Markers that cannot be read may point at anything that was not cancelled or acknowledged."""
+    store = open_store()
+    subscription = store.topic("a").subscribe("one")
+    sent = send_day(store, "a", 3)
+    store.topic("a").cancel(sent[0])
+    for at in (1, 2):
+        clock.set(DAY + at * 1000)
+        store.tick()
+    close_day(store, clock)
+    subscription.ack(subscription.receive(1), durable=True)
+    main = store._engine.main
+
+    def damage(transaction: object) -> None:
+        cursor = transaction.raw.cursor()  # type: ignore[attr-defined]
+        assert cursor.last()
+        value = bytearray(cursor.value())
+        value[20] ^= 1
+        cursor.put(cursor.key(), bytes(value))
+
+    before = claims_of(store)[0]
+    main.write(damage)
+    after = claims_of(store)[0]
+    assert (before.complete, after.complete) == (True, False)
+    assert needed(before, 3, BitMap()) == needed(after, 3, BitMap()) == ids(2)
+    assert needed(before, 3, None) == ids(2)
+    main.write(damage)
