@@ -222,6 +222,19 @@ class Run:
         start = int(ends[index - 1]) if index else 0
         return bytes(self._value[self._bodies + start : self._bodies + max(start, int(ends[index]))])
 
+    def body_checksums(self) -> UInt32s:
+        """The checksum of each body (a view). REQUIRES: kind is MESSAGES."""
+        return self._column(2)
+
+    def body_region(self, low: int, high: int) -> tuple[int, int, memoryview]:
+        """(start, limit, bytes) of the bodies [low, high) on end, unverified; fewer bytes where the run is short.
+
+        `start` and `limit` count from where bodies begin, as `ends` does.
+        """
+        ends = self.ends()
+        start, limit = int(ends[low - 1]) if low else 0, int(ends[high - 1])
+        return start, limit, memoryview(self._value)[self._bodies + start : self._bodies + limit]
+
     def bodies(self) -> Iterator[tuple[int, bytes | CorruptEntry | None]]:
         """Every (entry id, body); a damaged one comes as the error that says so, and the rest goes on."""
         for index in range(self.count):

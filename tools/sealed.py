@@ -11,10 +11,12 @@ it is open stays readable to its end.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
+
+import lmdb
 
 from ..opening import Identity, open_main, read_identity, stored_span_ms
 from ..partitions.partition import partition_path
@@ -26,6 +28,8 @@ from ..store.environment import Environment
 from ..store.errors import DamagedStore
 from ..store.format import CorruptRecord, PartitionInfo, PartitionRecord, PartitionState
 from .values import require_store
+
+T = TypeVar("T")
 
 
 class Sealed(NamedTuple):
@@ -73,16 +77,26 @@ def sealed_generations(store: Path) -> list[Sealed]:
 
     Raises DamagedStore for a registered one whose file is not there.
     """
-    with open_main_to_read(store) as (_, main):
+    return read_sealed(store, lambda _raw, _identity, generations: generations)
+
+
+def read_sealed(store: Path, work: Callable[[lmdb.Transaction, Identity, list[Sealed]], T]) -> T:
+    """What `work` makes of one read transaction of the main environment and the generations sealed as of it.
+
+    It is run again where one of them has gone meanwhile because the store deleted or replaced it; so it changes
+    nothing. Keep it short. Raises DamagedStore for a registered generation whose file is not there.
+    """
+    with open_main_to_read(store) as (identity, main):
         while True:
             with main.read() as raw:
                 partitions = catalog.partitions(raw)
-            try:
-                return sealed_in(store, partitions)
-            except DamagedStore:
-                with main.read() as raw:
-                    if catalog.partitions(raw) == partitions:
-                        raise  # else it was deleted or replaced between the look at the catalog and that at the file
+                try:
+                    return work(raw, identity, sealed_in(store, partitions))
+                except DamagedStore as error:
+                    damage = error
+            with main.read() as raw:
+                if catalog.partitions(raw) == partitions:
+                    raise damage
 
 
 def sealed_in(store: Path, partitions: list[tuple[int, PartitionRecord]]) -> list[Sealed]:

@@ -68,8 +68,8 @@ def build(path: Path, *, messages: int = 3_000, days: int = 4, seed: int = 11, c
                 )  # fmt: skip
             clock.advance(1)
             left -= count
-        for message in sent[:cancelled]:
-            assert store.topic(message.topic).cancel(MessageId(message.ledger_id, message.entry_id))
+        for first in sent[:cancelled]:
+            assert store.topic(first.topic).cancel(MessageId(first.ledger_id, first.entry_id))
         clock.set(FIRST_MS + (days - 1) * DAY_MS + 1_000)
         while store.tick().fired:
             pass
