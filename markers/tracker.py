@@ -23,21 +23,20 @@ from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
-from pyroaring import BitMap
-from sortedcontainers import SortedDict
 
 from ..store.environment import Environment
 from ..store.errors import CorruptEntry
 from ..store.managed_ledger import ManagedLedger
 from ..store.position import Position
-from ..store.run import Run, RunKind
+from ..store.run import Int64s, Run, RunKind, UInt32s
 from ..store.scan import runs
-
-_ENTRY_BYTES = 4
-_DUE_BYTES = 400
-"""Estimates for `memory_bytes`: of an entry in a bitmap, and of a due time with its dict and bitmap."""
+from .waiting import Stretch, WaitingEntries, position_of
 
 _PRUNE_MS = 1_000
+_PRUNE_ENTRIES = 10_000
+"""What has been served is forgotten once a second, or when this many entries more are indexed than after the last."""
+
+_PAST = Position(2**63, 0)
 
 
 class Unacknowledged(Protocol):
@@ -53,7 +52,7 @@ class SubscriptionView:
 
     def __init__(self, done_ms: int) -> None:
         self.done_ms = done_ms
-        self.done_position = Position(2**63, 0)
+        self.done_position = _PAST
         """Within the due time `done_ms`, the last position served; past every position: all of them."""
 
 
@@ -65,22 +64,24 @@ class TopicDelayTracker:
         self._log = log
         self._set_aside = set_aside
         self._lock = threading.Lock()
-        self._by_due: SortedDict[int, dict[int, BitMap]] = SortedDict()
-        self._count = 0
+        self._waiting = WaitingEntries(self._read_dues)
         self._views: set[SubscriptionView] = set()
         self._start: Position | None = None
         self._cursor = Position(0, 0)
         self._pruned_ms = 0
+        """Entries due before this may be forgotten."""
+        self._looked_ms = 0
+        self._kept = 0
         self.idle_since_ms: int | None = None
         """When the last view closed; None while there is one."""
 
     def __len__(self) -> int:
         """Entries indexed."""
-        return self._count
+        return len(self._waiting)
 
     def memory_bytes(self) -> int:
         """Estimated bytes of the index, all views together."""
-        return self._count * _ENTRY_BYTES + len(self._by_due) * _DUE_BYTES
+        return self._waiting.memory_bytes()
 
     # -- views -------------------------------------------------------------------------------------
 
@@ -119,11 +120,10 @@ class TopicDelayTracker:
         with self._lock:
             self._catch_up()
             found: list[Position] = []
-            for due_ms in self._by_due.irange(view.done_ms, now_ms):
-                ledgers = self._by_due[due_ms]
-                served = view.done_position if due_ms == view.done_ms else None
-                for position in _positions(ledgers):
-                    if (served is not None and position <= served) or position >= read_position:
+            for dues, places in self._waiting.after(view.done_ms, view.done_position, now_ms, limit):
+                for due_ms, number in zip(dues.tolist(), places.tolist(), strict=True):
+                    position = position_of(number)
+                    if position >= read_position:
                         continue
                     if len(found) == limit:
                         return found
@@ -131,7 +131,7 @@ class TopicDelayTracker:
                     if not skip.is_acked(position):
                         found.append(position)
             if now_ms > view.done_ms or len(found) < limit:
-                view.done_ms, view.done_position = max(now_ms, view.done_ms), Position(2**63, 0)
+                view.done_ms, view.done_position = max(now_ms, view.done_ms), _PAST
             self._prune(now_ms)
             return found
 
@@ -139,15 +139,13 @@ class TopicDelayTracker:
         """When the next entry becomes due that the view has not been served; None when none is known."""
         with self._lock:
             self._catch_up()
-            partly = view.done_position[0] < 2**63
-            return next(iter(self._by_due.irange(view.done_ms, inclusive=(partly, True))), None)
+            return self._waiting.next_due_ms(view.done_ms, inclusive=view.done_position < _PAST)
 
     def waiting(self, now_ms: int) -> int:
-        """Indexed entries due after `now_ms`. O(due times)."""
+        """Indexed entries due after `now_ms`. O(log n)."""
         with self._lock:
             self._catch_up()
-            ahead = self._by_due.irange(now_ms, inclusive=(False, True))
-            return sum(len(entries) for due_ms in ahead for entries in self._by_due[due_ms].values())
+            return self._waiting.count_after(now_ms)
 
     # -- inside: the cursor over the log -------------------------------------------------------------
 
@@ -158,11 +156,13 @@ class TopicDelayTracker:
         """See to it that everything from `position` on that is due after `floor_ms` is indexed."""
         if self._start is None:
             self._start = self._cursor = position
+        elif floor_ms + 1 < self._pruned_ms:  # what was forgotten is asked for again: read it all anew
+            self._waiting.clear()
+            self._start = self._cursor = min(position, self._start)
+            self._pruned_ms = 0
         elif position < self._start:
             self._index(position, self._start, floor_ms)
             self._start = position
-        elif floor_ms < self._pruned_ms:
-            self._index(position, self._cursor, floor_ms)
         self._catch_up()
 
     def _catch_up(self) -> None:
@@ -171,9 +171,10 @@ class TopicDelayTracker:
             self._cursor = self._index(self._cursor, end, self._floor())
 
     def _index(self, start: Position, limit: Position, floor_ms: int) -> Position:
-        """Index the entries of [start, limit) due after `floor_ms`; returns `limit`. Adding twice is harmless."""
+        """Index the entries of [start, limit) due after `floor_ms`, none of which is indexed; returns `limit`."""
         log = self._log.snapshot()
         ledger_id, entry_id = start
+        self._pruned_ms = max(self._pruned_ms, floor_ms + 1)
         with self._main.read() as raw:
             while True:
                 committed = log.entries_of(ledger_id) or 0
@@ -189,34 +190,40 @@ class TopicDelayTracker:
                 ledger_id, entry_id = following, 0
 
     def _add(self, run: Run, start: int, end: int, floor_ms: int) -> None:
-        dues = run.dues()
-        for index in np.flatnonzero(dues > floor_ms).tolist():
-            entry_id = run.first_entry + index
-            if start <= entry_id < end:
-                entries = self._by_due.setdefault(int(dues[index]), {}).setdefault(run.ledger_id, BitMap())
-                before = len(entries)
-                entries.add(entry_id)
-                self._count += len(entries) - before
+        first, limit = max(run.first_entry, start), min(run.limit, end)
+        dues = run.dues()[first - run.first_entry : limit - run.first_entry]
+        wanted = dues > floor_ms
+        if wanted.all():
+            self._waiting.add(run.ledger_id, first, dues)
+        else:
+            at = np.flatnonzero(wanted)
+            self._waiting.add_some(run.ledger_id, (at + first).astype(np.uint32), dues[at])
+
+    def _read_dues(self, stretch: Stretch) -> tuple[UInt32s, Int64s]:
+        """Due times of a stretch, from the log."""
+        entries: list[UInt32s] = [np.empty(0, np.uint32)]
+        dues: list[Int64s] = [np.empty(0, np.int64)]
+        with self._main.read() as raw:
+            for run in runs(raw, self._main.name, stretch.ledger_id, stretch.first, stretch.limit):
+                if isinstance(run, CorruptEntry):
+                    self._set_aside(run)
+                    continue
+                first, limit = max(run.first_entry, stretch.first), min(run.limit, stretch.limit)
+                entries.append(np.arange(first, limit, dtype=np.uint32))
+                dues.append(run.dues()[first - run.first_entry : limit - run.first_entry])
+        return np.concatenate(entries), np.concatenate(dues)
 
     def _prune(self, now_ms: int) -> None:
         """Forget what every view has been served, at most once a second."""
         floor_ms = self._floor()
-        if now_ms < self._pruned_ms + _PRUNE_MS and len(self._by_due) < 10_000:
+        if now_ms < self._looked_ms + _PRUNE_MS and len(self._waiting) < self._kept + _PRUNE_ENTRIES:
             return
+        self._looked_ms = now_ms
         self._pruned_ms = max(floor_ms, self._pruned_ms)
-        for due_ms in list(self._by_due.irange(maximum=floor_ms, inclusive=(True, False))):
-            self._count -= sum(map(len, self._by_due.pop(due_ms).values()))
+        self._waiting.prune(floor_ms)
+        self._kept = len(self._waiting)
 
     def forget_before(self, ledger_id: int) -> None:
         """The ledgers before `ledger_id` were trimmed."""
         with self._lock:
-            for due_ms in list(self._by_due):
-                ledgers = self._by_due[due_ms]
-                for gone in [ledger for ledger in ledgers if ledger < ledger_id]:
-                    self._count -= len(ledgers.pop(gone))
-                if not ledgers:
-                    del self._by_due[due_ms]
-
-
-def _positions(ledgers: dict[int, BitMap]) -> list[Position]:
-    return [Position(ledger_id, entry_id) for ledger_id in sorted(ledgers) for entry_id in ledgers[ledger_id]]
+            self._waiting.forget_before(ledger_id)

@@ -160,6 +160,30 @@ def test_the_tracker_is_freed_after_its_last_view_and_not_under_a_new_one(
     assert payloads(subscription) == [b"x"]
 
 
+def test_what_others_were_served_meanwhile_is_tracked_again_for_a_consumer_that_returns(
+    open_store: OpenStore, clock: ManualClock
+) -> None:
+    """Forgotten since everybody there had it, and behind where the tracker began: who passed it over still gets it."""
+    store = open_store(config=INLINE)
+    topic = store.topic("t")
+    gone = topic.subscribe("gone")
+    topic.send(b"early", deliver_after=2)
+    stays = topic.subscribe("stays", initial_position="latest")
+    topic.send_batch([Message(b"late", deliver_after=1.5), Message(b"last", deliver_after=4)])
+    assert gone.receive(10) == []
+    gone.close()
+    clock.advance(300)
+    store.tick()
+    assert tracker_of(store) is None
+    assert stays.receive(10) == []
+    clock.advance(1_300)
+    assert payloads(stays) == [b"late"]
+    clock.advance(1_100)
+    assert stays.receive(10) == []
+    gone = topic.subscribe("gone")
+    assert payloads(gone) == [b"late", b"early"]
+
+
 def test_seeking_back_restores_what_was_pruned(open_store: OpenStore, clock: ManualClock) -> None:
     """After a seek to the beginning every message still kept is delivered again, those not due when they are."""
     config = StoreConfig(inline_delay_ms=5_000, retention_ms=10**9)

@@ -1,0 +1,115 @@
+"""The index of a topic-level tracker against a plain sorted list."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from duelog.markers.waiting import Stretch, WaitingEntries, position_of
+from duelog.store.position import Position
+from duelog.store.run import Int64s, UInt32s
+
+PAST = Position(2**63, 0)
+
+
+class Twin:
+    """What WaitingEntries holds, one by one, and the log that it reads from."""
+
+    def __init__(self) -> None:
+        self.log: dict[tuple[int, int], int] = {}
+        self.entries: set[tuple[int, int, int]] = set()
+
+    def read(self, stretch: Stretch) -> tuple[UInt32s, Int64s]:
+        """Due times of a stretch."""
+        entries = np.arange(stretch.first, stretch.limit, dtype=np.uint32)
+        return entries, np.array([self.log[stretch.ledger_id, int(entry)] for entry in entries], dtype=np.int64)
+
+    def after(self, due_ms: int, served: Position, until_ms: int) -> list[tuple[int, int, int]]:
+        """Entries after (due_ms, served) that are due by `until_ms`."""
+        bound = (due_ms, *served)
+        return [entry for entry in sorted(self.entries) if entry > bound and entry[0] <= until_ms]
+
+
+RUNS = st.lists(
+    st.tuples(
+        st.integers(0, 2),
+        st.one_of(
+            st.lists(st.integers(0, 40), min_size=1, max_size=8),
+            st.lists(st.integers(0, 40), min_size=30, max_size=80).map(sorted),
+        ),
+    ),
+    max_size=12,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(runs=RUNS, data=st.data())
+def test_entries_come_in_due_order_whatever_form_they_are_kept_in(
+    runs: list[tuple[int, list[int]]], data: st.DataObject
+) -> None:
+    """Runs in and out of due order, asked from anywhere, pruned and trimmed: as a sorted list has them."""
+    twin = Twin()
+    index = WaitingEntries(twin.read)
+    ledger, entry = 1, 0
+    floor = 0
+    for step, dues in runs:
+        if step == 1:
+            ledger, entry = ledger + 1, 0
+        column = np.array(dues, dtype=np.int64)
+        for at, due_ms in enumerate(dues):
+            twin.log[ledger, entry + at] = due_ms
+            twin.entries.add((due_ms, ledger, entry + at))
+        index.add(ledger, entry, column)
+        entry += len(dues)
+        due_ms, until_ms = data.draw(st.integers(floor, 45)), data.draw(st.integers(0, 45))
+        served = data.draw(st.sampled_from([PAST, Position(0, 0), Position(ledger, max(entry - 3, 0))]))
+        found = [
+            (due, *position_of(number))
+            for dues_found, places in index.after(due_ms, served, until_ms, 1)
+            for due, number in zip(dues_found.tolist(), places.tolist(), strict=True)
+        ]
+        assert found == twin.after(due_ms, served, until_ms)
+        for inclusive in (False, True):
+            expected = min(
+                (e[0] for e in twin.entries if e[0] > due_ms or (inclusive and e[0] == due_ms)), default=None
+            )
+            assert index.next_due_ms(due_ms, inclusive=inclusive) == expected
+        assert index.count_after(due_ms) == sum(due > due_ms for due, *_ in twin.entries)
+        if step == 2:
+            floor = max(floor, data.draw(st.integers(0, 45)))
+            index.prune(floor)
+            twin.entries = {e for e in twin.entries if e[0] >= floor}
+        if data.draw(st.integers(0, 5)) == 0:
+            index.forget_before(ledger)
+            twin.entries = {e for e in twin.entries if e[1] >= ledger}
+
+
+def test_a_backlog_larger_than_a_batch_comes_in_order() -> None:
+    """Levels longer than what is read at once, and stretches that begin amid them."""
+    twin = Twin()
+    index = WaitingEntries(twin.read)
+    chance = np.random.default_rng(7)
+    first = 0
+    for number in range(40):
+        dues = chance.integers(0, 20_000, 500)
+        if number % 3 == 0:
+            dues = np.sort(dues)
+        for at, due_ms in enumerate(dues.tolist()):
+            twin.log[5, first + at] = due_ms
+            twin.entries.add((due_ms, 5, first + at))
+        index.add(5, first, dues)
+        first += 500
+    found = [number for _, places in index.after(-1, PAST, 30_000, 10) for number in places.tolist()]
+    assert [tuple(position_of(number)) for number in found] == [(e[1], e[2]) for e in sorted(twin.entries)]
+
+
+def test_a_topic_with_a_fixed_delay_needs_no_index() -> None:
+    """A hundred thousand messages in due order, sent one by one or in batches: the ends of some stretches."""
+    for size in (1, 100):
+        twin = Twin()
+        index = WaitingEntries(twin.read)
+        for first in range(0, 100_000, size):
+            index.add(3, first, np.arange(first, first + size, dtype=np.int64) // 7)
+        assert len(index) == 100_000
+        assert index.memory_bytes() < 5_000
