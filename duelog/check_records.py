@@ -12,6 +12,7 @@ from duelog.store.body import decode_body
 from duelog.store.environment import Environment
 from duelog.store.errors import CorruptEntry
 from duelog.store.format import CorruptRecord, Table
+from duelog.store.origin import OriginRecord
 from duelog.store.producers import ProducerRecord
 from duelog.store.run import Run
 from duelog.store.scan import runs
@@ -22,6 +23,7 @@ _SNAPSHOTS = (Table.SNAPSHOT_PART, Table.SNAPSHOT_META)
 _BITMAPS = (Table.ACKED, Table.CANCELLED, Table.ADMITTED)
 _READERS: dict[int, Callable[[bytes], object]] = {
     Table.PRODUCER: ProducerRecord.unpack,
+    Table.ORIGIN: OriginRecord.unpack,
     **dict.fromkeys(_BITMAPS, BitMap.deserialize),
 }
 

@@ -35,6 +35,7 @@ class Table(IntEnum):
     PARTITION = 0x10  # main: partition start -> PartitionRecord
     LOG = 0x11  # partition: topic id -> ledger id
     PARTITION_INFO = 0x12  # partition: one record, PartitionInfo
+    ORIGIN = 0x13  # partition: one record of a generation that compaction made, OriginRecord (origin.py)
     FRONTIER = 0x20  # main: topic id, partition start -> FrontierRecord
     LEDGER = 0x30  # main: topic id, ledger id -> LedgerRecord
     CURSOR = 0x31  # main: topic id, subscription name -> CursorRecord
@@ -109,6 +110,7 @@ def log_key(topic_id: int) -> bytes:
 
 
 PARTITION_INFO_KEY = bytes((Table.PARTITION_INFO,))
+ORIGIN_KEY = bytes((Table.ORIGIN,))
 
 
 def frontier_key(topic_id: int, start_ms: int) -> bytes:

@@ -27,7 +27,7 @@ import numpy.typing as npt
 
 from .checksum import crc32
 from .errors import CorruptEntry
-from .format import split_run_key
+from .format import run_key, split_run_key
 
 RUN_VERSION = 1
 HEADER = struct.Struct("<IBBHIqQI")
@@ -191,6 +191,44 @@ class Run:
         """Where each body ends, counted from where bodies begin (a view). REQUIRES: kind is MESSAGES."""
         return self._column(1)
 
+    def body_bytes(self) -> Int64s:
+        """Bytes of each body, 0 where it was dropped (a copy). REQUIRES: kind is MESSAGES."""
+        sizes: Int64s = self.ends().astype(np.int64)
+        sizes[1:] -= sizes[:-1].copy()
+        return sizes
+
+    @property
+    def bodies_fit(self) -> bool:
+        """Whether every body lies inside the run, after the one before. REQUIRES: kind is MESSAGES."""
+        sizes = self.body_bytes()
+        return int(sizes.min()) >= 0 and self._bodies + int(sizes.sum()) <= len(self._value)
+
+    def fixed(self) -> bytes:
+        """What does not depend on which bodies are there: the header's facts, due times, conditions."""
+        value, columns = self._value, HEADER_BYTES + 12 * self.count
+        parts = (
+            value[4:HEADER_BYTES],
+            value[HEADER_BYTES : HEADER_BYTES + 4 * self.count],
+            value[columns : self._bodies],
+        )
+        return b"".join(parts)
+
+    def keeping(self, keep: npt.NDArray[np.bool_]) -> bytes:
+        """The value of this run with the bodies of the entries in the mask `keep` only.
+
+        Due times and conditions stay, and so do the checksums of the bodies that stay: they are not computed anew,
+        so that damage stays seen. REQUIRES: kind is MESSAGES, `bodies_fit`.
+        """
+        value = self._value
+        columns = np.frombuffer(value, "<u4", 3 * self.count, HEADER_BYTES).reshape(3, self.count).copy()
+        columns[1] = np.cumsum(np.where(keep, self.body_bytes(), 0))
+        columns[2][~keep] = 0
+        edges = np.flatnonzero(np.diff(keep, prepend=False, append=False)).tolist()
+        kept = [self.raw_bodies(start, limit) for start, limit in zip(edges[::2], edges[1::2], strict=True)]
+        conditions = value[HEADER_BYTES + 12 * self.count : self._bodies]
+        rest = b"".join((value[4:HEADER_BYTES], columns.tobytes(), conditions))
+        return _seal(run_key(self.ledger_id, self.first_entry), rest, kept)
+
     def replaced(self) -> tuple[npt.NDArray[np.uint64], UInt32s]:
         """(ledger ids, entry ids) that conditional entries replace (views). REQUIRES: conditional."""
         at = HEADER_BYTES + 12 * self.count
@@ -235,6 +273,12 @@ class Run:
         start, limit = int(ends[low - 1]) if low else 0, int(ends[high - 1])
         return start, limit, memoryview(self._value)[self._bodies + start : self._bodies + limit]
 
+    def raw_bodies(self, start: int, limit: int) -> bytes:
+        """The bytes of the bodies at [start, limit), unverified. REQUIRES: kind is MESSAGES, `bodies_fit`."""
+        ends = self.ends()
+        first = int(ends[start - 1]) if start else 0
+        return bytes(self._value[self._bodies + first : self._bodies + int(ends[limit - 1])])
+
     def bodies(self) -> Iterator[tuple[int, bytes | CorruptEntry | None]]:
         """Every (entry id, body); a damaged one comes as the error that says so, and the rest goes on."""
         for index in range(self.count):
@@ -242,6 +286,19 @@ class Run:
                 yield self.first_entry + index, self.body(index)
             except CorruptEntry as error:
                 yield self.first_entry + index, error
+
+    def damaged_bodies(self) -> list[tuple[int, str]]:
+        """(entry id, reason) of every body that does not match its checksum. O(bytes). REQUIRES: kind is MESSAGES."""
+        found: list[tuple[int, str]] = []
+        value = memoryview(self._value)[self._bodies :]
+        start = 0
+        for index, (end, crc) in enumerate(zip(self.ends().tolist(), self._column(2).tolist(), strict=True)):
+            if end > len(value) or end < start:
+                found.append((self.first_entry + index, "body lies outside its run"))
+            elif end != start and crc32(value[start:end]) != crc:
+                found.append((self.first_entry + index, "body does not match its checksum"))
+            start = end
+        return found
 
 
 def cut(

@@ -22,6 +22,7 @@ from ..store.body import decode_body
 from ..store.environment import Environment
 from ..store.errors import CorruptEntry, DamagedStore, DuelogError, InvalidArgument
 from ..store.format import CorruptRecord, Table
+from ..store.origin import OriginRecord
 from ..store.run import Run, RunKind
 from .output import payload_fields, preview, printable
 from .values import iso_time
@@ -231,6 +232,7 @@ _KEYS: dict[Table, Callable[[bytes], Fields]] = {
     Table.PARTITION: lambda key: {"start_ms": fmt.trailing_u64(key)},
     Table.LOG: lambda key: {"topic_id": fmt.trailing_u32(key)},
     Table.PARTITION_INFO: lambda key: {},
+    Table.ORIGIN: lambda key: {},
     Table.FRONTIER: _u32_u64("topic_id", "start_ms"),
     Table.LEDGER: _u32_u64("topic_id", "ledger_id"),
     Table.CURSOR: _topic_and_name("subscription"),
@@ -274,6 +276,14 @@ def _bitmap(fields: bytes) -> Fields:
     }
 
 
+def _origin(fields: bytes) -> Fields:
+    origin = OriginRecord.unpack(fields)
+    relied_on = [
+        {"topic_id": row.topic_id, "ledger_id": row.ledger_id, **_bitmap(row.positions)} for row in origin.relied_on
+    ]
+    return {**origin._asdict(), "relied_on": relied_on}
+
+
 def _opaque(fields: bytes) -> Fields:
     return {"bytes": len(fields), "begins_with": fields[:32].hex()}
 
@@ -285,6 +295,7 @@ _VALUES: dict[Table, Callable[[bytes], Fields]] = {
     Table.PARTITION: _record(fmt.PartitionRecord.unpack),
     Table.LOG: lambda fields: {"ledger_id": fmt.unpack_u64(fields)},
     Table.PARTITION_INFO: _record(fmt.PartitionInfo.unpack),
+    Table.ORIGIN: _origin,
     Table.FRONTIER: _record(fmt.FrontierRecord.unpack),
     Table.LEDGER: _record(fmt.LedgerRecord.unpack),
     Table.CURSOR: _record(fmt.CursorRecord.unpack),

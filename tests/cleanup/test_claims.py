@@ -4,24 +4,10 @@ from __future__ import annotations
 
 from pyroaring import BitMap
 
-from duelog import DelayedStore, ManualClock, MessageId, StoreConfig
+from duelog import DelayedStore, ManualClock, StoreConfig
 from duelog.cleanup.claims import LogClaims, claims_without_frontier, needed, read_all_claims, read_claims
+from tests.cleanup.compacting import DAY, DAY_MS, close_day, send_day
 from tests.conftest import OpenStore
-
-DAY_MS = 86_400_000
-DAY = 1_790_035_200_000
-"""2026-09-22T00:00:00Z, the day after the test clock begins."""
-
-
-def send_day(store: DelayedStore, topic: str, count: int, day: int = 0) -> list[MessageId]:
-    """Messages that are due one by one on a day."""
-    return [store.topic(topic).send(b"%d" % at, deliver_at=DAY + day * DAY_MS + at * 1000) for at in range(count)]
-
-
-def close_day(store: DelayedStore, clock: ManualClock, day: int = 0) -> None:
-    """Let a day pass, and everything in it fire."""
-    clock.set(max(clock.now_ms(), DAY + (day + 1) * DAY_MS))
-    store.tick()
 
 
 def claims_of(store: DelayedStore, day: int = 0, **retention: int) -> list[LogClaims]:

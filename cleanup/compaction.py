@@ -1,0 +1,190 @@
+"""Compaction of one closed partition: the next generation of its directory, without the bodies nobody needs.
+
+Two steps, each a plain function, for a plan (compaction_plan.py). `stage_generation` writes the next generation into a
+directory of its own below staging/, and reads it back: counts, entry ids, due times, conditions and checksums of what
+is kept, and every other row, against the source. `hand_over` renames it into staging/ready/, from where whoever holds
+the store's lock adopts it (adoption.py).
+
+Nothing here touches the main environment but to read it, or the source at all: a step that fails, is repeated, or runs
+twice at a time leaves the store as it was. What it leaves in staging/ is removed when the store is next opened.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import lmdb
+import numpy as np
+from pyroaring import BitMap
+
+from ..partitions.timespan import directory_name
+from ..store import format as fmt
+from ..store.directory import make_directory, remove_tree, sync_directory
+from ..store.environment import Environment
+from ..store.errors import BrokenInvariant, CorruptEntry
+from ..store.failpoints import reach
+from ..store.format import Table
+from ..store.run import Run
+from ..store.transaction import Transaction
+from .compaction_check import Buffer, Progress, Rows, other_rows, verify_generation
+from .compaction_plan import CompactionPlan, can_be_thinned, mask
+
+READY = "ready"
+"""The directory below staging/ in which finished generations wait."""
+
+_BATCH_BYTES = 8 << 20
+_BATCH_ROWS = 4_096
+
+
+class Staged(NamedTuple):
+    """A verified generation in a directory of its own, not yet handed over. Picklable."""
+
+    directory: str
+    start_ms: int
+    generation: int
+    file_bytes: int
+    source_bytes: int
+    dead_entries: int
+    dead_bytes: int
+
+
+Finished = Staged
+"""The same once it lies in staging/ready/."""
+
+
+# -- writing -----------------------------------------------------------------------------------
+
+
+def stage_generation(
+    store: Path, source: Environment, plan: CompactionPlan, *, progress: Progress = lambda done: None
+) -> Staged:
+    """Write the next generation into a new directory below staging/ of `store`, on disk, and verify it.
+
+    Attempts of one partition do not meet. Raises DamagedStore (the source is not what was planned, or the copy is not
+    what it should be), StoreFull, OSError; then nothing is left.
+    """
+    staging = store / "staging"
+    directory = staging / f"compact-{plan.partition}-{uuid.uuid4().hex}"
+    make_directory(staging)
+    try:
+        copy_generation(source, plan, directory, progress=progress)
+        with closing(Environment(directory, name=f"{source.name}, generation {plan.generation + 1}",
+                                 read_only=True, lock=False)) as copy:  # fmt: skip
+            verify_generation(source, copy, plan, progress=progress)
+    except BaseException:
+        remove_tree(directory)
+        raise
+    size = (directory / "data.mdb").stat().st_size
+    return Staged(
+        os.fspath(directory), plan.start_ms, plan.generation + 1, size, plan.file_bytes, plan.dead_entries,
+        plan.dead_bytes,
+    )  # fmt: skip
+
+
+def hand_over(store: Path, staged: Staged) -> Finished:
+    """Put a staged generation where the store looks for finished ones; it may be adopted at any instant after.
+
+    Raises FileNotFoundError where it is no longer there: the store was opened meanwhile, which clears staging/.
+    """
+    source = Path(staged.directory)
+    ready = store / "staging" / READY
+    unique = source.name.rpartition("-")[2]
+    target = ready / f"{directory_name(staged.start_ms)}-g{staged.generation:06d}-{unique}"
+    while True:
+        make_directory(ready)
+        try:
+            os.rename(source, target)
+        except FileNotFoundError:
+            if not source.exists():
+                raise
+            continue  # the store has just emptied and removed `ready`
+        break
+    with suppress(FileNotFoundError):  # adopted already, which made it durable where it lies now
+        sync_directory(ready)
+    reach("compact.copied")
+    return staged._replace(directory=os.fspath(target))
+
+
+def discard(staged: Staged) -> None:
+    """Remove a staged generation that is not wanted. A second call does nothing."""
+    remove_tree(Path(staged.directory))
+
+
+def copy_generation(
+    source: Environment, plan: CompactionPlan, dest: Path, *, progress: Progress = lambda done: None
+) -> None:
+    """Write the generation after `source` into `dest`, a directory to be made: in order of key, synced at the end.
+
+    Raises DamagedStore when `source` is not the generation that was planned.
+    """
+    environment = Environment(dest, name=f"staging {plan.partition}", durability="none", create=True)
+    with closing(environment), source.read() as raw:
+        plan.require_source(source, raw)
+        batch: list[tuple[bytes, Buffer]] = []
+        size = 0
+        for key, value in _compacted(source.name, raw, plan, progress):
+            batch.append((key, value))
+            size += len(value)
+            if size >= _BATCH_BYTES or len(batch) >= _BATCH_ROWS:
+                _append(environment, batch)
+                batch, size = [], 0
+        _append(environment, batch)
+        environment.sync()
+    descriptor = os.open(dest / "data.mdb", os.O_RDWR)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    sync_directory(dest)
+
+
+def _append(environment: Environment, batch: list[tuple[bytes, Buffer]]) -> None:
+    def work(transaction: Transaction) -> None:
+        for key, value in batch:
+            if not transaction.raw.put(key, value, append=True):
+                raise BrokenInvariant(f"key {key.hex()} is out of order")
+
+    environment.write(work)
+
+
+def _compacted(name: str, raw: lmdb.Transaction, plan: CompactionPlan, progress: Progress) -> Rows:
+    """The rows of the new generation in order of key."""
+    new = sorted(plan.described().items())
+    stays = plan.stays()
+    for key, value in other_rows(raw):
+        while new and new[0][0] < key:
+            yield new.pop(0)
+        progress(len(key) + len(value))
+        if key[0] != Table.RUN:
+            yield key, value
+            continue
+        stay = stays.get(fmt.split_run_key(key)[0])
+        yield key, value if stay is None else _thinned(name, key, value, stay)
+    yield from new
+
+
+def _thinned(name: str, key: bytes, value: Buffer, stay: BitMap) -> Buffer:
+    """A run without the bodies of the entries that are not in `stay`; one that cannot be read, as it is."""
+    try:
+        run = Run(name, key, value)
+    except CorruptEntry:
+        return value
+    if not can_be_thinned(run):
+        return value
+    kept = stay.range_cardinality(run.first_entry, run.limit)
+    if kept == run.count:
+        return value
+    return run.keeping(mask(stay, run) if kept else np.zeros(run.count, dtype=np.bool_))
+
+
+def ready_generations(store: Path) -> list[Path]:
+    """Finished generations that wait to be adopted."""
+    ready = store / "staging" / READY
+    try:
+        return sorted(ready.iterdir())
+    except FileNotFoundError:
+        return []

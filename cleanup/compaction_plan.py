@@ -1,0 +1,207 @@
+"""What compaction of a closed partition would drop: a small value that can be sent to another machine.
+
+Made from the claims on the partition (claims.py) and the headers of its runs; no body is read, nothing is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import lmdb
+import numpy as np
+import numpy.typing as npt
+from pyroaring import BitMap
+
+from ..partitions.timespan import directory_name
+from ..store import catalog
+from ..store import format as fmt
+from ..store.environment import Environment
+from ..store.errors import CorruptEntry, DamagedStore
+from ..store.format import PartitionInfo, Table
+from ..store.ledger import find_tail
+from ..store.origin import OriginRecord, Relied
+from ..store.run import Run, RunKind
+from ..store.scan import runs
+from .claims import LogClaims, claims_without_frontier, needed, read_claims
+
+
+class LogPlan(NamedTuple):
+    """What is to become of one log: `needed` is a serialised bitmap of entries whose bodies stay.
+
+    dead_entries, dead_bytes: bodies that go; body_bytes: all bodies there are now.
+    """
+
+    topic_id: int
+    ledger_id: int
+    entries: int
+    needed: bytes
+    dead_entries: int
+    dead_bytes: int
+    body_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class CompactionPlan:
+    """What compaction of a partition would drop, and of which generation. Picklable.
+
+    transaction: number of the source's last LMDB transaction; file_bytes: the length of its file. relied_on: see
+    store/origin.py.
+    """
+
+    store_id: bytes
+    start_ms: int
+    end_ms: int
+    generation: int
+    transaction: int
+    file_bytes: int
+    logs: tuple[LogPlan, ...]
+    relied_on: tuple[Relied, ...]
+
+    @property
+    def partition(self) -> str:
+        """What the partition's directory is called."""
+        return directory_name(self.start_ms)
+
+    @property
+    def body_bytes(self) -> int:
+        return sum(log.body_bytes for log in self.logs)
+
+    @property
+    def dead_bytes(self) -> int:
+        return sum(log.dead_bytes for log in self.logs)
+
+    @property
+    def dead_entries(self) -> int:
+        return sum(log.dead_entries for log in self.logs)
+
+    @property
+    def dead_ratio(self) -> float:
+        """Share of the bytes of bodies that would go; 0 where there are none."""
+        total = self.body_bytes
+        return self.dead_bytes / total if total else 0.0
+
+    def origin(self) -> OriginRecord:
+        """What the new generation says of where it comes from."""
+        return OriginRecord(
+            self.generation, self.transaction, self.file_bytes, self.dead_entries, self.dead_bytes, self.relied_on
+        )
+
+    def info(self) -> PartitionInfo:
+        """What the new generation says of itself."""
+        return PartitionInfo(fmt.FORMAT_VERSION, self.store_id, self.start_ms, self.end_ms, self.generation + 1)
+
+    def described(self) -> dict[bytes, bytes]:
+        """The rows of the new generation that say what it is, by key."""
+        fields = {fmt.PARTITION_INFO_KEY: self.info().pack(), fmt.ORIGIN_KEY: self.origin().pack()}
+        return {key: fmt.seal(key, packed) for key, packed in fields.items()}
+
+    def stays(self) -> dict[int, BitMap]:
+        """The entries whose bodies stay, by ledger id."""
+        return {log.ledger_id: BitMap.deserialize(log.needed) for log in self.logs}
+
+    def require_source(self, source: Environment, raw: lmdb.Transaction) -> None:
+        """Refuse a source that is not the generation that was planned, as it was. Raises DamagedStore."""
+        value = raw.get(fmt.PARTITION_INFO_KEY)
+        found = None if value is None else PartitionInfo.unpack(fmt.unseal(fmt.PARTITION_INFO_KEY, value))
+        if found != self.info()._replace(generation=self.generation) or raw.id() != self.transaction:
+            message = f"is {found} as of transaction {raw.id()}, not generation {self.generation}"
+            raise DamagedStore(source.path, f"{message} as of {self.transaction}, for which compaction was planned")
+
+
+def plan_compaction(
+    main: Environment,
+    source: Environment,
+    claims: Iterable[LogClaims] | None = None,
+    *,
+    retention_ms: int = 0,
+    now_ms: int = 0,
+) -> CompactionPlan:
+    """What can be dropped from a sealed generation. Reads the headers of its runs; O(entries).
+
+    claims: of the partition, where they have been read already (read_all_claims), with the same retention. REQUIRES:
+    the catalog has the partition as CLOSED. Raises DamagedStore, CorruptRecord.
+    """
+    with source.read() as raw:
+        transaction = raw.id()
+        value = raw.get(fmt.PARTITION_INFO_KEY)
+        if value is None:
+            raise DamagedStore(source.path, "has no partition record")
+        info = PartitionInfo.unpack(fmt.unseal(fmt.PARTITION_INFO_KEY, value))
+        logs = {
+            fmt.trailing_u32(key): fmt.unpack_u64(fields)
+            for key, fields in catalog.rows(raw, fmt.prefix(Table.LOG))
+        }  # fmt: skip
+    with main.read() as raw:
+        if claims is None:
+            claims = read_claims(raw, main.name, info.start_ms, retention_ms=retention_ms, now_ms=now_ms)
+        known = {(row.topic_id, row.ledger_id): row for row in claims}
+        for log in logs.items():
+            if log not in known:
+                known[log] = claims_without_frontier(raw, *log)
+    with source.read() as raw:
+        planned = [_plan_log(raw, source.name, known[log]) for log in logs.items()]
+    relied_on = tuple(
+        Relied(topic_id, ledger_id, positions.serialize())
+        for topic_id, row in sorted((log[0], known[log]) for log in logs.items())
+        if row.topic is not None and not row.frontier.released
+        for ledger_id, positions in sorted(row.relied_on.items())
+    )
+    file_bytes = (source.path / "data.mdb").stat().st_size
+    return CompactionPlan(
+        info.store_id, info.start_ms, info.end_ms, info.generation, transaction, file_bytes, tuple(planned), relied_on
+    )
+
+
+def _plan_log(raw: lmdb.Transaction, name: str, claims: LogClaims) -> LogPlan:
+    ledger_id = claims.ledger_id
+    tail = find_tail(raw, name, ledger_id)
+    stay = needed(claims, tail, _conditional(raw, name, ledger_id))
+    dead_entries = dead_bytes = body_bytes = 0
+    for run in runs(raw, name, ledger_id):
+        if isinstance(run, CorruptEntry) or not can_be_thinned(run):
+            continue
+        sizes = run.body_bytes()
+        size = int(sizes.sum())
+        body_bytes += size
+        kept = stay.range_cardinality(run.first_entry, run.limit)
+        if kept == run.count:
+            continue
+        there = sizes > 0
+        if kept:
+            gone = ~mask(stay, run) & there
+            dead_entries += int(gone.sum())
+            dead_bytes += int(sizes[gone].sum())
+        else:
+            dead_entries += int(there.sum())
+            dead_bytes += size
+    stay.run_optimize()
+    return LogPlan(claims.topic_id, ledger_id, tail, stay.serialize(), dead_entries, dead_bytes, body_bytes)
+
+
+def _conditional(raw: lmdb.Transaction, name: str, ledger_id: int) -> BitMap | None:
+    """The conditional entries of a log; None where one of its runs cannot be read."""
+    found = BitMap()
+    expected = 0
+    for run in runs(raw, name, ledger_id):
+        if isinstance(run, CorruptEntry) or run.first_entry != expected:
+            return None
+        expected = run.limit
+        if run.conditional:
+            found.add_range(run.first_entry, run.limit)
+    return found
+
+
+def can_be_thinned(run: Run) -> bool:
+    """Whether it is known where its bodies are; else it is copied as it is."""
+    return run.kind == RunKind.MESSAGES and run.bodies_fit
+
+
+def mask(entries: BitMap, run: Run) -> npt.NDArray[np.bool_]:
+    """Which entries of a run are in `entries`."""
+    mask = np.zeros(run.count, dtype=np.bool_)
+    window = BitMap()
+    window.add_range(run.first_entry, run.limit)
+    mask[np.frombuffer((entries & window).to_array(), dtype=np.uint32) - np.uint32(run.first_entry)] = True
+    return mask

@@ -1,0 +1,54 @@
+"""Helpers of the compaction tests: days that are sent and closed, a partition that is compacted by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from duelog import DelayedStore, ManualClock, MessageId
+from duelog.cleanup.compaction import Finished, hand_over, stage_generation
+from duelog.cleanup.compaction_plan import CompactionPlan, plan_compaction
+from duelog.partitions.partition import Partition
+from duelog.store.environment import Environment
+
+DAY_MS = 86_400_000
+DAY = 1_790_035_200_000
+"""2026-09-22T00:00:00Z, the day after the test clock begins."""
+
+
+def send_day(store: DelayedStore, topic: str, count: int, day: int = 0) -> list[MessageId]:
+    """Messages that are due one by one on a day."""
+    return [store.topic(topic).send(b"%d" % at, deliver_at=DAY + day * DAY_MS + at * 1000) for at in range(count)]
+
+
+def close_day(store: DelayedStore, clock: ManualClock, day: int = 0) -> None:
+    """Let a day pass, and everything in it fire."""
+    clock.set(max(clock.now_ms(), DAY + (day + 1) * DAY_MS))
+    store.tick()
+
+
+def partition_of(store: DelayedStore, day: int = 0) -> Partition:
+    """A day's partition."""
+    partition = store._engine.partitions.get(DAY + day * DAY_MS)
+    assert partition is not None
+    return partition
+
+
+@contextmanager
+def source_of(store: DelayedStore, day: int = 0) -> Iterator[Environment]:
+    """The environment of a day's partition, as an open store has it."""
+    with store._engine.partitions.lease(partition_of(store, day)) as partition:
+        yield partition.environment
+
+
+def plan_of(store: DelayedStore, day: int = 0) -> CompactionPlan:
+    """What compaction of a day would drop."""
+    with source_of(store, day) as source:
+        return plan_compaction(store._engine.main, source)
+
+
+def finish(store: DelayedStore, day: int = 0, plan: CompactionPlan | None = None) -> Finished:
+    """The next generation of a day, handed over and not adopted."""
+    plan = plan or plan_of(store, day)
+    with source_of(store, day) as source:
+        return hand_over(store.path, stage_generation(store.path, source, plan))

@@ -1,0 +1,216 @@
+"""The next generation of a partition: what is dropped, what stays, and that a wrong copy is found out."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import lmdb
+import numpy as np
+import pytest
+
+from duelog import DelayedStore, ManualClock, Message, StoreConfig
+from duelog.cleanup.compaction import copy_generation, discard, stage_generation
+from duelog.cleanup.compaction_check import verify_generation
+from duelog.cleanup.compaction_plan import CompactionPlan
+from duelog.store import format as fmt
+from duelog.store.environment import Environment
+from duelog.store.errors import DamagedStore
+from duelog.store.origin import OriginRecord
+from duelog.store.run import Run
+from duelog.store.scan import runs
+from tests.cleanup.compacting import close_day, finish, plan_of, send_day, source_of
+from tests.conftest import OpenStore
+
+RUNS_OF_FOUR = StoreConfig(run_entries=4)
+
+
+@pytest.fixture
+def store(open_store: OpenStore, clock: ManualClock) -> DelayedStore:
+    """A closed day of two topics: of `a` 3, 6 and 8 to 11 are acknowledged, of `b` nothing."""
+    store = open_store(config=RUNS_OF_FOUR)
+    topic = store.topic("a")
+    subscription = topic.subscribe("one")
+    store.topic("b").subscribe("slow")
+    topic.send_batch([Message(b"x" * (100 + at), deliver_at=1_790_035_200_000 + at) for at in range(14)])
+    topic.producer("p").send(Message(b"numbered", deliver_at=1_790_035_200_500), sequence_id=7)
+    send_day(store, "b", 5)
+    close_day(store, clock)
+    received = subscription.receive(15)
+    subscription.ack([received[at] for at in (3, 6, 8, 9, 10, 11)], durable=True)
+    return store
+
+
+def copied(store: DelayedStore, tmp_path: Path, plan: CompactionPlan) -> Path:
+    """A copy that nobody has verified."""
+    with source_of(store) as source:
+        copy_generation(source, plan, tmp_path / "copy")
+    return tmp_path / "copy"
+
+
+def stored(raw: lmdb.Transaction, key: bytes) -> bytes:
+    """A value as it is."""
+    value = raw.get(key)
+    assert value is not None
+    return bytes(value)
+
+
+def bodies(path: Path, ledger_id: int) -> list[bytes | None]:
+    """The bodies of a log."""
+    with closing(Environment(path, name="copy", read_only=True, lock=False)) as environment, environment.read() as raw:
+        found = []
+        for run in runs(raw, "copy", ledger_id):
+            assert isinstance(run, Run)
+            found += [body for _, body in run.bodies() if body is None or isinstance(body, bytes)]
+        return found
+
+
+def test_what_is_dropped_is_counted_before_it_is(store: DelayedStore) -> None:
+    """Entries and bytes of bodies, by log and in all; the plan goes through pickle."""
+    plan = plan_of(store)
+    assert plan == pickle.loads(pickle.dumps(plan))
+    of_a, of_b = plan.logs
+    assert (of_a.entries, of_a.dead_entries) == (15, 6)
+    assert of_b.dead_entries == of_b.dead_bytes == 0
+    assert plan.dead_bytes == of_a.dead_bytes == 6 * 13 + sum(100 + at for at in (3, 6, 8, 9, 10, 11)) - 6
+    assert 0 < plan.dead_ratio < 1
+
+
+def test_the_copy_has_every_entry_and_the_bodies_that_are_needed(store: DelayedStore, tmp_path: Path) -> None:
+    """Entry ids and due times stay; the records of producers too; the generation says where it comes from."""
+    plan = plan_of(store)
+    path = copied(store, tmp_path, plan)
+    ledger_id = plan.logs[0].ledger_id
+    after = bodies(path, ledger_id)
+    assert [at for at, body in enumerate(after) if body is None] == [3, 6, 8, 9, 10, 11]
+    with closing(Environment(path, name="copy", read_only=True, lock=False)) as copy:
+        info = copy.get(fmt.PARTITION_INFO_KEY)
+        origin = copy.get(fmt.ORIGIN_KEY)
+        assert copy.get(fmt.producer_key(1, "p")) is not None
+    assert info == plan.info().pack()
+    assert plan.info().generation == 2
+    assert origin is not None
+    found = OriginRecord.unpack(origin)
+    assert found == plan.origin()
+    assert (found.generation, found.entries) == (1, 6)
+    assert [row.topic_id for row in found.relied_on] == [1]
+
+
+def test_a_staged_generation_is_discarded_without_a_trace(store: DelayedStore) -> None:
+    """And one that fails leaves nothing either."""
+    plan = plan_of(store)
+    with source_of(store) as source:
+        staged = stage_generation(store.path, source, plan)
+    assert Path(staged.directory).parent == store.path / "staging"
+    assert staged.file_bytes == (Path(staged.directory) / "data.mdb").stat().st_size
+    discard(staged)
+    discard(staged)
+    assert list((store.path / "staging").iterdir()) == []
+
+    def stop(done: int) -> None:
+        raise KeyboardInterrupt
+
+    with source_of(store) as source, pytest.raises(KeyboardInterrupt):
+        stage_generation(store.path, source, plan, progress=stop)
+    assert list((store.path / "staging").iterdir()) == []
+
+
+def test_a_source_that_is_not_the_planned_one_is_refused(store: DelayedStore) -> None:
+    """Another generation, or one that was written to since."""
+    plan = plan_of(store)
+    with source_of(store) as source:
+        source.write(lambda transaction: transaction.put(fmt.log_key(9), fmt.pack_u64(99)))
+        with pytest.raises(DamagedStore, match="transaction"):
+            stage_generation(store.path, source, plan)
+        source.write(lambda transaction: transaction.delete(fmt.log_key(9)))
+
+
+def thin_one_more(raw: lmdb.Transaction, plan: CompactionPlan) -> None:
+    """Drop the bodies of a run that were to stay."""
+    key = fmt.run_key(plan.logs[1].ledger_id, 0)
+    run = Run("copy", key, stored(raw, key))
+    raw.put(key, run.keeping(np.zeros(run.count, dtype=np.bool_)))
+
+
+def flip_a_body(raw: lmdb.Transaction, plan: CompactionPlan) -> None:
+    """Change a byte of a body of a run that was thinned."""
+    key = fmt.run_key(plan.logs[0].ledger_id, 0)
+    value = bytearray(stored(raw, key))
+    value[-1] ^= 1
+    raw.put(key, bytes(value))
+
+
+def lose_a_run(raw: lmdb.Transaction, plan: CompactionPlan) -> None:
+    """Remove a run."""
+    assert raw.delete(fmt.run_key(plan.logs[0].ledger_id, 8))
+
+
+def add_a_row(raw: lmdb.Transaction, plan: CompactionPlan) -> None:
+    """A row more than the source has."""
+    key = fmt.run_key(1 << 40, 0)
+    raw.put(key, b"x")
+
+
+def change_a_row(raw: lmdb.Transaction, plan: CompactionPlan) -> None:
+    """Another value of a small row."""
+    key = fmt.log_key(1)
+    raw.put(key, fmt.seal(key, fmt.pack_u64(12_345)))
+
+
+def keep_too_much(raw: lmdb.Transaction, plan: CompactionPlan) -> None:
+    """Nothing is wrong with the rows, but less was dropped than was said."""
+    raw.put(fmt.ORIGIN_KEY, fmt.seal(fmt.ORIGIN_KEY, plan.origin()._replace(entries=5).pack()))
+
+
+@pytest.mark.parametrize("change", [thin_one_more, flip_a_body, lose_a_run, add_a_row, change_a_row, keep_too_much])
+def test_a_wrong_copy_is_found_out(
+    store: DelayedStore, tmp_path: Path, change: Callable[[lmdb.Transaction, CompactionPlan], None]
+) -> None:
+    """Each kind of difference from what was planned."""
+    plan = plan_of(store)
+    path = copied(store, tmp_path, plan)
+    with source_of(store) as source:
+        with closing(Environment(path, name="copy", read_only=True, lock=False)) as copy:
+            verify_generation(source, copy, plan)
+        with lmdb.open(str(path), max_dbs=0, lib_version=0) as env, env.begin(write=True) as raw:
+            change(raw, plan)
+        copy = Environment(path, name="copy", read_only=True, lock=False)
+        with closing(copy), pytest.raises(DamagedStore):
+            verify_generation(source, copy, plan)
+
+
+def test_damage_in_the_source_stays_to_be_seen(store: DelayedStore, tmp_path: Path) -> None:
+    """A run whose header cannot be read is copied as it is; a damaged body that is needed keeps its checksum."""
+    plan = plan_of(store)
+    ledger_id = plan.logs[1].ledger_id
+    with source_of(store) as source:
+
+        def damage(transaction: object) -> None:
+            raw = transaction.raw  # type: ignore[attr-defined]
+            key = fmt.run_key(ledger_id, 2)
+            value = bytearray(stored(raw, key))
+            value[20] ^= 1
+            raw.put(key, bytes(value))
+
+        source.write(damage)
+        with source.read() as raw:
+            before = stored(raw, fmt.run_key(ledger_id, 2))
+        plan = plan_of(store)
+        assert plan.logs[1].dead_entries == 0
+        staged = stage_generation(store.path, source, plan)
+        copy = Environment(Path(staged.directory), name="copy", read_only=True, lock=False)
+        with closing(copy), copy.read() as raw:
+            assert stored(raw, fmt.run_key(ledger_id, 2)) == before
+        discard(staged)
+        source.write(damage)
+
+
+def test_a_finished_generation_waits_in_its_place(store: DelayedStore) -> None:
+    """Two of one partition do not meet."""
+    one, two = finish(store), finish(store)
+    names = sorted(child.name for child in (store.path / "staging" / "ready").iterdir())
+    assert sorted([Path(one.directory).name, Path(two.directory).name]) == names
+    assert all(name.startswith("20260922T000000Z-g000002-") for name in names)
+    assert one.file_bytes <= one.source_bytes
