@@ -1,0 +1,101 @@
+"""Results of partitions gathered into the tables of an audit: ids become names, days of several partitions one row."""
+
+from __future__ import annotations
+
+from ...store.format import PartitionState
+from .facts import StoreFacts, log_address, partition_name
+from .log_tally import Day, Issue, LogResult, merge_days
+from .partition_audit import PartitionResult
+from .tables import NO_TOPIC, AheadRow, Audit, AuditFinding, PartitionRow, RetentionRow, finding
+
+
+class Gathering:
+    """The tables of an audit while its partitions come in, in any order."""
+
+    def __init__(self, facts: StoreFacts, audit: Audit) -> None:
+        self._facts = facts
+        self.audit = audit
+        self.pending: dict[tuple[int, int], int] = {}
+        """(topic id, partition start) -> messages that have not fired."""
+        self._days: dict[tuple[str, int], Day] = {}
+        self._hours: dict[int, int] = {}
+
+    def take(self, result: PartitionResult, scope: str) -> None:
+        """A partition that was looked at, or could not be."""
+        start_ms = result.start_ms
+        address = f"partition {partition_name(start_ms)}"
+        if result.unreadable:
+            self.not_read(start_ms, finding("unreadable-partition", address, result.unreadable), result.file_bytes)
+            return
+        for issue in result.issues:
+            self.audit.findings.append(finding(issue.code, address, issue.message, issue.entries))
+        for log in result.logs:
+            self._take_log(start_ms, log)
+        self._row(start_ms, scope, result)
+
+    def not_read(self, start_ms: int, found: AuditFinding, file_bytes: int = 0) -> None:
+        """A partition that nothing can be said of."""
+        self.audit.findings.append(found)
+        self._row(start_ms, "not read", PartitionResult(start_ms, "", file_bytes, [], []))
+
+    def gone(self, start_ms: int) -> None:
+        """A partition that was deleted while the audit ran: nothing is said of it."""
+        del self._facts.partitions[start_ms]
+        for place in [place for place in self._facts.frontiers if place[1] == start_ms]:
+            del self._facts.frontiers[place]
+        for topic in self._facts.topics.values():
+            for target in list(topic.marks):
+                topic.marks[target] = [marks for marks in topic.marks[target] if marks.start_ms != start_ms]
+
+    def _take_log(self, start_ms: int, log: LogResult) -> None:
+        topic = self._facts.topic_name(log.topic_id)
+        address = f"{log_address(topic, log.topic_id, start_ms)}, ledger {log.ledger_id}"
+        for issue in log.issues:
+            self.audit.findings.append(_of_log(issue, address))
+        judged = (log.topic_id, start_ms) not in self._facts.unjudged
+        if topic is not None and judged:
+            self.pending[log.topic_id, start_ms] = log.unfired
+            for hour_ms, messages in log.hours:
+                self._hours[hour_ms] = self._hours.get(hour_ms, 0) + messages
+            if log.unfired and self._facts.partitions[start_ms].state is PartitionState.CLOSED:
+                message = f"{log.unfired:,} had not fired when the partition was closed: entries {log.some_unfired}"
+                self.audit.findings.append(finding("lost", address, message, log.unfired))
+        known_pending = topic is not None and judged
+        for found in log.days:
+            day = found if known_pending else found._replace(pending=0, overdue=0)
+            key = topic or NO_TOPIC, day.day_ms
+            known = self._days.get(key)
+            self._days[key] = day if known is None else merge_days(known, day)
+
+    def _row(self, start_ms: int, scope: str, result: PartitionResult) -> None:
+        record = self._facts.partitions[start_ms]
+        self.audit.partitions.append(
+            PartitionRow(
+                partition_name(start_ms),
+                start_ms,
+                record.end_ms,
+                record.state.name.lower(),
+                record.generation,
+                scope,
+                len(result.logs),
+                sum(log.entries for log in result.logs),
+                sum(day.payload_bytes for log in result.logs for day in log.days),
+                sum(self.pending.get((log.topic_id, start_ms), 0) for log in result.logs),
+                result.file_bytes,
+            )
+        )
+
+    def finish(self) -> None:
+        """Put the tables in order: results come in any."""
+        audit = self.audit
+        audit.retention = [RetentionRow(topic, *day) for (topic, _), day in sorted(self._days.items())]
+        audit.ahead = [AheadRow(*each) for each in sorted(self._hours.items())]
+        audit.findings = sorted(set(audit.findings))
+        audit.partitions.sort(key=lambda row: row.start_ms)
+        audit.held.sort()
+        audit.lateness.sort()
+
+
+def _of_log(issue: Issue, address: str) -> AuditFinding:
+    at = f"{address}, entry {issue.entry_id}" if issue.code == "corrupt-entry" else address
+    return finding(issue.code, at, issue.message, issue.entries)

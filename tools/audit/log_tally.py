@@ -1,0 +1,279 @@
+"""One partition log against what the main environment says of it: what is lost, and how many are what.
+
+Works on columns, a batch of consecutive entries at a time, whether they come from a generation's runs or from an
+export's rows. Names topics and partitions by number only; whoever puts the audit together names them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from pyroaring import BitMap
+
+from ...store.run import Int64s
+from .marks import bitmap_of, ids_of, ranges_text
+from .tables import DAY_MS, HOUR_MS
+
+Mask = npt.NDArray[np.bool_]
+
+
+class LogTask(NamedTuple):
+    """What the main environment says of one log: plain values, so that a task on another machine can carry them.
+
+    seen -1: nothing has fired. judged: whether losses can be told (its records are whole). kept_since_ms: markers of
+    whatever was due after it are in `marked`, if there are any. The bitmaps are serialised.
+    """
+
+    topic_id: int
+    ledger_id: int
+    due_ms: int
+    entry_id: int
+    seen: int
+    fired: int
+    judged: bool
+    kept_since_ms: int
+    cancelled: bytes
+    admitted: bytes
+    marked: bytes
+    acknowledged: bytes
+
+    @classmethod
+    def unknown(cls, topic_id: int, ledger_id: int, cancelled: bytes, admitted: bytes) -> LogTask:
+        """A log of which nothing has fired."""
+        none = BitMap().serialize()
+        return cls(topic_id, ledger_id, -1, -1, -1, 0, True, -1, cancelled, admitted, none, none)
+
+
+class Batch(NamedTuple):
+    """Entries [first_entry, first_entry + len(dues)).
+
+    `sizes`: bytes of the bodies, 0 for a dropped one; `conditional` None: none of them is.
+    """
+
+    first_entry: int
+    dues: Int64s
+    sizes: Int64s
+    conditional: Mask | None
+
+
+class Issue(NamedTuple):
+    """Something wrong with entries of the log; `entry_id` -1: not one in particular."""
+
+    code: str
+    entry_id: int
+    message: str
+    entries: int
+
+
+class Day(NamedTuple):
+    """RetentionRow without its topic."""
+
+    day_ms: int
+    messages: int
+    payload_bytes: int
+    oldest_due_ms: int
+    newest_due_ms: int
+    pending: int
+    overdue: int
+    fired: int
+    acknowledged: int
+    cancelled: int
+    withheld: int
+    dropped: int
+
+
+class LogResult(NamedTuple):
+    """What was found in one log. `unfired`: entries that wait to fire, with the first ids for people."""
+
+    topic_id: int
+    ledger_id: int
+    entries: int
+    unfired: int
+    some_unfired: str
+    days: list[Day]
+    hours: list[tuple[int, int]]
+    issues: list[Issue]
+
+
+class _Known:
+    """The bitmaps of a task, and masks over a range of ids from them."""
+
+    def __init__(self, task: LogTask) -> None:
+        self.cancelled = BitMap.deserialize(task.cancelled)
+        self.admitted = BitMap.deserialize(task.admitted)
+        self.marked = BitMap.deserialize(task.marked)
+        self.acknowledged = BitMap.deserialize(task.acknowledged)
+
+
+def _mask(entries: BitMap, start: int, limit: int) -> Mask:
+    found = np.zeros(limit - start, dtype=np.bool_)
+    if entries:
+        wanted = BitMap()
+        wanted.add_range(start, limit)
+        found[ids_of(entries & wanted) - np.uint32(start)] = True
+    return found
+
+
+class _Tally:
+    def __init__(self, task: LogTask, as_of_ms: int) -> None:
+        self._task = task
+        self._as_of_ms = as_of_ms
+        self._known = _Known(task)
+        self.days: dict[int, Day] = {}
+        self.hours: dict[int, int] = {}
+        self.covered = BitMap()
+        self.live_fired = 0
+        self.unfired = BitMap()
+        self.lost = BitMap()
+        self.maybe_lost = BitMap()
+        self.stray = BitMap()
+
+    def add(self, batch: Batch) -> None:
+        task, known = self._task, self._known
+        first, dues, sizes, conditional = batch
+        limit = first + len(dues)
+        self.covered.add_range(first, limit)
+        ids = np.arange(first, limit, dtype=np.int64)
+        cancelled = _mask(known.cancelled, first, limit)
+        marked = _mask(known.marked, first, limit)
+        acknowledged = _mask(known.acknowledged, first, limit)
+        present = sizes > 0
+        if conditional is None:
+            withheld = np.zeros(len(dues), dtype=np.bool_)
+        else:
+            withheld = conditional & ~_mask(known.admitted, first, limit)
+        passed = (dues < task.due_ms) | ((dues == task.due_ms) & (ids <= task.entry_id))
+        passed &= (ids < task.seen) & ~withheld
+        fired = passed & ~cancelled
+        pending = ~passed & ~cancelled & ~withheld & task.judged
+        missing = fired & ~marked & present
+        self.live_fired += int(fired.sum())
+        if missing.any():
+            provable = missing & (dues > task.kept_since_ms)
+            self.lost |= bitmap_of(ids[provable])
+            self.maybe_lost |= bitmap_of(ids[missing & ~provable])
+        stray = marked & ~fired
+        if stray.any():
+            self.stray |= bitmap_of(ids[stray])
+        waiting = pending & present
+        if waiting.any():
+            self.unfired |= bitmap_of(ids[waiting])
+            self._add_hours(dues[waiting])
+        # A fired message whose marker is gone was acknowledged by everybody: its ledger would not be trimmed else.
+        done = (marked & acknowledged) | (missing & (dues <= task.kept_since_ms)) | (fired & ~marked & ~present)
+        overdue = waiting & (dues <= self._as_of_ms)
+        masks = (waiting, overdue, fired, done & fired, cancelled, withheld & ~cancelled, ~present)
+        self._add_days(dues, sizes, masks)
+
+    def _add_hours(self, dues: Int64s) -> None:
+        hours, counts = np.unique(dues // HOUR_MS, return_counts=True)
+        for hour, count in zip(hours.tolist(), counts.tolist(), strict=True):
+            self.hours[hour * HOUR_MS] = self.hours.get(hour * HOUR_MS, 0) + count
+
+    def _add_days(self, dues: Int64s, sizes: Int64s, masks: tuple[Mask, ...]) -> None:
+        days = dues // DAY_MS
+        first = int(days.min())
+        length = int(days.max()) - first + 1
+        at = days - first
+        counts = np.bincount(at, minlength=length)
+        sums = np.bincount(at, sizes, length).astype(np.int64)
+        oldest = np.full(length, np.iinfo(np.int64).max)
+        newest = np.full(length, -1, dtype=np.int64)
+        np.minimum.at(oldest, at, dues)
+        np.maximum.at(newest, at, dues)
+        columns = [np.bincount(at[mask], minlength=length) for mask in masks]
+        for index in np.flatnonzero(counts).tolist():
+            day = Day(
+                (first + index) * DAY_MS,
+                int(counts[index]),
+                int(sums[index]),
+                int(oldest[index]),
+                int(newest[index]),
+                *(int(column[index]) for column in columns),
+            )
+            known = self.days.get(day.day_ms)
+            self.days[day.day_ms] = day if known is None else merge_days(known, day)
+
+
+def merge_days(one: Day, other: Day) -> Day:
+    """The counts of the same day together."""
+    return Day(
+        one.day_ms,
+        one.messages + other.messages,
+        one.payload_bytes + other.payload_bytes,
+        min(one.oldest_due_ms, other.oldest_due_ms),
+        max(one.newest_due_ms, other.newest_due_ms),
+        *(mine + theirs for mine, theirs in zip(one[5:], other[5:], strict=True)),
+    )
+
+
+def tally_log(batches: Iterable[Batch | Issue], task: LogTask, as_of_ms: int) -> LogResult:
+    """The result of one log, whose entries come in order, what cannot be read as an Issue. O(entries), columns only.
+
+    Of an Issue, `entry_id` is where the damage begins; it ends where the next batch does.
+    """
+    tally = _Tally(task, as_of_ms)
+    issues: list[Issue] = []
+    holes = BitMap()
+    expected = 0
+    damaged = False
+    for batch in batches:
+        if isinstance(batch, Issue):
+            issues.append(batch)
+            damaged |= batch.code == "corrupt-entry" and not batch.entries
+            continue
+        first = batch.first_entry
+        if first > expected:
+            holes.add_range(expected, first)
+            if not damaged:
+                message = f"entries {expected} to {first - 1} are gone"
+                issues.append(Issue("missing-entries", expected, message, first - expected))
+        damaged = False
+        if first < expected:
+            issues.append(Issue("corrupt-entry", first, f"entries up to {expected - 1} come before it", 0))
+            continue
+        tally.add(batch)
+        expected = first + len(batch.dues)
+    if damaged:
+        holes.add_range(expected, 1 << 32)  # how many entries the last run had is not known
+    elif expected < task.seen:
+        message = f"the log ends at entry {expected}, {task.seen} were there when it last fired"
+        holes.add_range(expected, task.seen)
+        issues.append(Issue("missing-entries", expected, message, task.seen - expected))
+    issues += _judge(task, tally, holes)
+    return LogResult(
+        task.topic_id,
+        task.ledger_id,
+        len(tally.covered),
+        len(tally.unfired),
+        ranges_text(tally.unfired),
+        [tally.days[day_ms] for day_ms in sorted(tally.days)],
+        sorted(tally.hours.items()),
+        [each if each.entries else each._replace(entries=1) for each in issues],
+    )
+
+
+def _judge(task: LogTask, tally: _Tally, holes: BitMap) -> Iterable[Issue]:
+    marked = BitMap.deserialize(task.marked)
+    dangling = marked - tally.covered - holes
+    if dangling:
+        message = f"markers point at entries that were never there: {ranges_text(dangling)}"
+        yield Issue("dangling-marker", dangling.min(), message, len(dangling))
+    if not task.judged:
+        return
+    if tally.stray:
+        message = f"markers of entries that were cancelled or have not fired: {ranges_text(tally.stray)}"
+        yield Issue("stray-marker", tally.stray.min(), message, len(tally.stray))
+    if tally.lost:
+        message = f"due, passed by the frontier, and without a marker: entries {ranges_text(tally.lost)}"
+        yield Issue("lost", tally.lost.min(), message, len(tally.lost))
+    never = tally.live_fired - task.fired - len(tally.lost)
+    if never > 0 and task.seen >= 0:
+        message = (
+            f"{tally.live_fired:,} messages lie before the frontier, {task.fired:,} have fired; markers were trimmed, "
+            f"so which ones is not known, but they are among entries {ranges_text(tally.maybe_lost)}"
+        )
+        yield Issue("lost", -1, message, never)
