@@ -12,12 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from duelog.engine import Engine
+from duelog.expiry import Expiry
+from duelog.seeking import expired
 from duelog.store import failpoints
 from duelog.store.body import decode_body
 from duelog.store.environment import Environment
 from duelog.store.errors import StoreFull
 from duelog.store.managed_ledger import ManagedLedger
 from duelog.store.position import MessageId
+from duelog.subscription_state import SubscriptionState
+from duelog.topic_state import TopicState
 
 PAYLOAD = 6
 """Digits of a message's number, which is its payload."""
@@ -65,6 +69,33 @@ def recorded() -> Iterator[Recorded]:
         ManagedLedger.append_markers = markers  # type: ignore[method-assign]
         ManagedLedger.append_messages = messages  # type: ignore[method-assign]
         ManagedLedger.roll = rolls  # type: ignore[method-assign]
+
+
+Expired = dict[tuple[int, str], list[int]]
+"""By topic id and subscription, places that were found too old, counted from the first that is kept."""
+
+
+@contextmanager
+def expiries() -> Iterator[Expired]:
+    """What expires within the block; a subscription that was looked at, and had nothing too old, is there too."""
+    found: Expired = {}
+    expire = Expiry._expire
+
+    def noted(self: Expiry, topic: TopicState, subscription: SubscriptionState, before_ms: int) -> int:
+        offsets, at = {}, 0
+        for ledger in topic.log.ledgers():
+            offsets[ledger.ledger_id] = at
+            at += ledger.entries
+        rows = expired(self._main, topic.log, subscription.acks, before_ms)
+        places = [offsets[ledger_id] + entry for ledger_id, entries in rows for entry in entries]
+        found[topic.topic_id, subscription.name] = places
+        return expire(self, topic, subscription, before_ms)
+
+    Expiry._expire = noted  # type: ignore[method-assign]
+    try:
+        yield found
+    finally:
+        Expiry._expire = expire  # type: ignore[method-assign]
 
 
 class AtOnce(ThreadPoolExecutor):

@@ -14,9 +14,16 @@ from itertools import combinations, pairwise
 from duelog import MessageId, StoreConfig
 from duelog.store.managed_ledger import LedgerInfo
 
+from .twin_policies import TwinPolicies
+from .twin_recurring import TwinSchedule
 from .twin_subscription import TwinSubscription
 
 Key = tuple[int, int]
+
+
+def key_of(number: int) -> str | None:
+    """The key that every message of a number has."""
+    return (None, "a", "b")[number % 3]
 
 
 @dataclass(eq=False)
@@ -32,9 +39,18 @@ class TwinMessage:
     """Appended when the frontier of its log had passed its due time."""
     wild: bool = False
     """Appended by another thread in the middle of a tick: where it fires depends on how far the tick was."""
+    cancelled: bool = False
+    unadmitted: bool = False
+    """Appended to take another's place, which it did not get: it is there and never fires."""
+    addressee: str | None = None
+    retries: int = 0
 
     @property
-    def key(self) -> Key:
+    def key(self) -> str | None:
+        return key_of(self.number)
+
+    @property
+    def order(self) -> Key:
         return self.due_ms, self.message_id.entry_id
 
 
@@ -58,6 +74,9 @@ class TwinTopic:
         self.main: list[TwinMessage] = []
         self.ledgers = [TwinLedger(now_ms, 0)]
         self.subscriptions: dict[str, TwinSubscription] = {}
+        self.schedules: dict[str, TwinSchedule] = {}
+        self.producers: dict[str, int] = {}
+        """By name, the highest number stored."""
         self.deleted = False
         self.unflushed_until_ms = -1
         """Until then acknowledgements may not have been looked at for trimming."""
@@ -80,6 +99,10 @@ class TwinTopic:
         self.ledgers[-1].closed_ms = now_ms
         self.ledgers.append(TwinLedger(now_ms, len(self.main)))
 
+    def sizes(self) -> dict[int, int]:
+        """Entries by ledger id, of the ledgers that are kept."""
+        return {ledger.ledger_id: ledger.count for ledger in self.ledgers}
+
     def position(self, place: int) -> MessageId:
         ledger = next(ledger for ledger in reversed(self.ledgers) if ledger.first <= place)
         return MessageId(ledger.ledger_id, place - ledger.first)
@@ -96,12 +119,27 @@ class TwinLog:
     last_marker: TwinLedger | None = None
     holds: bool = False
     """The partition is closed and the ledger of the last marker is kept."""
+    fired: int = 0
+    left_over: int = 0
+    """Entries of a request that failed: nobody knows them, and they are counted until the partition closes."""
 
     def add(self, message: TwinMessage) -> None:
         assert message.message_id.entry_id == len(self.messages), "entry ids are dense"
-        message.late = message.key <= self.frontier
+        message.late = message.order <= self.frontier
         self.messages.append(message)
-        self.pending.append(message)
+        if not message.unadmitted:
+            self.pending.append(message)
+
+    def leave_over(self, entries: int) -> None:
+        """A request that failed has left so many entries in all."""
+        while len(self.messages) < entries:
+            self.messages.append(TwinMessage(0, -1, -1, MessageId(0, len(self.messages)), unadmitted=True))
+            self.left_over += 1
+
+    @property
+    def unfired(self) -> int:
+        """As the engine counts what is to come."""
+        return len(self.pending) + self.left_over
 
 
 @dataclass(eq=False)
@@ -113,6 +151,9 @@ class TwinPartition:
     closed: bool = False
     logs: dict[TwinTopic, TwinLog] = field(default_factory=dict)
 
+    def log(self, topic: TwinTopic) -> TwinLog:
+        return self.logs.setdefault(topic, TwinLog(topic))
+
     @property
     def holders(self) -> int:
         return sum(log.holds for log in self.logs.values())
@@ -121,7 +162,7 @@ class TwinPartition:
         """Start, end, state, topics, messages, pending, holders, as PartitionStats has them."""
         state = "closed" if self.closed else "current" if self.start_ms <= now_ms else "future"
         messages = sum(len(log.messages) for log in self.logs.values())
-        pending = sum(len(log.pending) for log in self.logs.values() if not log.topic.deleted)
+        pending = sum(log.unfired for log in self.logs.values() if not log.topic.deleted and not self.closed)
         return self.start_ms, self.end_ms, state, len(self.logs), messages, pending, self.holders
 
 
@@ -144,6 +185,7 @@ class Seen:
     rolled: topics whose open ledger was closed for its age. failed: it was broken off by an error, so that cleaning up
     may have been left out. written_to: another thread wrote to this topic, so that trimming may have seen that or not;
     after: what it wrote into the main log when the firing was over; after_roll: and after its ledger was rolled.
+    expired: what was found too old, by subscription, where that was looked for.
     """
 
     appended: Mapping[TwinTopic, Sequence[TwinMessage]]
@@ -156,6 +198,7 @@ class Seen:
     written_to: TwinTopic | None = None
     after: Sequence[TwinMessage] = ()
     after_roll: bool = False
+    expired: Mapping[TwinSubscription, Collection[int]] = field(default_factory=dict)
 
 
 class Twin:
@@ -168,6 +211,7 @@ class Twin:
         self.topics: dict[str, TwinTopic] = {}
         self.partitions: dict[int, TwinPartition] = {}
         self.by_id: dict[MessageId, TwinMessage] = {}
+        self.policies = TwinPolicies()
 
     @property
     def now_ms(self) -> int:
@@ -183,7 +227,7 @@ class Twin:
 
     def pending(self, topic: TwinTopic) -> list[TwinMessage]:
         """In the order in which they will fire."""
-        return [m for log in self.logs(topic) for m in sorted(log.pending, key=lambda m: m.key)]
+        return [m for log in self.logs(topic) for m in sorted(log.pending, key=lambda m: m.order)]
 
     def is_stored(self, topic: TwinTopic, message: TwinMessage) -> bool:
         """Whether it can be looked up: its ledger, or its partition, is there."""
@@ -202,7 +246,7 @@ class Twin:
     def is_direct(self, due_ms: int, sent_ms: int) -> bool:
         """Whether a message that was sent at `sent_ms` goes into the main log if it is written now."""
         part = self.partitions.get(due_ms - due_ms % self.config.partition_ms)
-        return due_ms <= sent_ms or (part is not None and part.closed)
+        return due_ms <= sent_ms + self.config.inline_delay_ms or (part is not None and part.closed)
 
     def add_direct(self, topic: TwinTopic, message: TwinMessage) -> None:
         self.by_id[message.message_id] = message
@@ -215,7 +259,7 @@ class Twin:
         assert not part.closed, "a closed partition took a message"
         assert message.message_id not in self.by_id, "an id was given out twice"
         self.by_id[message.message_id] = message
-        part.logs.setdefault(topic, TwinLog(topic)).add(message)
+        part.log(topic).add(message)
 
     def add_partition(self, due_ms: int) -> TwinPartition:
         """The partition of a due time, there from now on."""
@@ -241,27 +285,45 @@ class Twin:
             self.mark_ms = self.saved_mark_ms = max(self.mark_ms, now_ms)
         trimmed = 0
         for topic in self.topics.values():
+            self._expire(topic, now_ms, seen)
             trimmed += self._trim(topic, now_ms, seen)
         return TwinSlice(fired, len(closed), trimmed, self.release(seen.there if seen.failed else ()))
 
     def _fire(self, topic: TwinTopic, now_ms: int, seen: Seen) -> int:
         order = seen.appended.get(topic, ())
-        due = [m.number for m in self.pending(topic) if m.due_ms <= now_ms]
+        due = [m for m in self.pending(topic) if m.due_ms <= now_ms]
         fired = [m for m in order if m.start_ms is not None]
-        numbers = [m.number for m in fired]
-        assert len(set(numbers)) == len(numbers), "a marker is doubled"
-        assert set(numbers) <= set(due), "fired early, or again"
-        assert len(numbers) == len(due) or not seen.complete, "something due was not fired"
+        assert len(set(fired)) == len(fired), "a marker is doubled"
+        assert set(fired) <= set(due), "fired early, again, or though it was taken back"
+        assert len(fired) == len(due) or not seen.complete, "something due was not fired"
         check_order(fired)
         for message in order:
             ledger = topic.append(message, message.publish_ms if message.start_ms is None else now_ms)
             if message.start_ms is not None:
                 log = self.partitions[message.start_ms].logs[topic]
                 log.pending.remove(message)
-                log.frontier = max(log.frontier, message.key)
+                log.fired += 1
+                log.frontier = max(log.frontier, message.order)
                 log.last_marker = ledger
             message.late = False
         return len(fired)
+
+    def _expire(self, topic: TwinTopic, now_ms: int, seen: Seen) -> None:
+        ttl_ms = self.config.ttl_ms
+        for sub in topic.subscriptions.values():
+            if ttl_ms is None or sub not in seen.expired:
+                continue
+            found = seen.expired[sub]
+            assert all(topic.main[place].due_ms <= now_ms - ttl_ms for place in found), "expired before its time"
+            if topic is not seen.written_to:
+                for place in range(sub.mark, len(topic.main)):
+                    if topic.main[place].due_ms > now_ms - ttl_ms:
+                        break
+                    assert place in found or sub.is_acked(place), "too old, and not expired"
+            if sub.ack(sorted(found)):
+                topic.unflushed_until_ms = max(topic.unflushed_until_ms, now_ms + self.config.ack_flush_ms)
+                if sub.unflushed_since_ms is None:
+                    sub.unflushed_since_ms = now_ms
 
     def _trim(self, topic: TwinTopic, now_ms: int, seen: Seen) -> int:
         kept, beside = seen.kept(topic), topic is seen.written_to
@@ -324,4 +386,4 @@ def check_order(fired: Sequence[TwinMessage]) -> None:
         assert (before.start_ms or 0) <= (after.start_ms or 0), "an earlier partition fires first"
         if before.start_ms == after.start_ms:
             assert before.late >= after.late, "late entries fire first"
-            assert before.late or before.key < after.key, "by due time, then append order"
+            assert before.late or before.order < after.order, "by due time, then append order"

@@ -1,17 +1,33 @@
-"""A subscription said with sets of places in its topic's main log."""
+"""A subscription said with sets of places in its topic's main log, for every type of subscription."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
+from typing import Protocol
+
+from duelog.key_slots import KeySlots
+
+_slots = lru_cache(256)(KeySlots)
+
+
+class Entry(Protocol):
+    """What a subscription asks of a message."""
+
+    @property
+    def key(self) -> str | None: ...
+    @property
+    def due_ms(self) -> int: ...
 
 
 class TwinSubscription:
-    """What is acknowledged, and where everything else is: held by a consumer, waiting, ready, or not read yet.
+    """What is acknowledged, and where everything else is.
 
+    A place is held by a consumer, waiting for a time, ready, passed over because it is not due, or not read yet.
     Places count the entries of the main log from the topic's beginning; `start` is where the subscription begins.
     """
 
-    def __init__(self, name: str, start: int) -> None:
+    def __init__(self, name: str, start: int, log: Sequence[Entry], ack_timeout_ms: int | None) -> None:
         self.name = name
         self.mark = start
         """Everything before it is acknowledged, trimmed, or from before the subscription's time."""
@@ -19,13 +35,21 @@ class TwinSubscription:
         self.flushed: tuple[int, frozenset[int]] = (start, frozenset())
         """What is on disk for certain: a mark and acknowledged places."""
         self.unflushed_since_ms: int | None = None
+        self.paused = False
         self.kind: str | None = None
-        self.consumers: set[int] = set()
+        self.consumers: list[int] = []
         self.held: dict[int, int] = {}
+        self.deadlines: dict[int, int] = {}
         self.waiting: dict[int, int] = {}
         self.ready: set[int] = set()
         self.times: dict[int, int] = {}
+        self.passed_over: set[int] = set()
+        """Read before they were due; they come when they are."""
+        self.tracks = False
+        """It has passed something over: the store's time does not go back behind what it is served by."""
         self.read = start
+        self._log = log
+        self._ack_timeout_ms = ack_timeout_ms
 
     # -- asking ------------------------------------------------------------------------------------
 
@@ -39,53 +63,126 @@ class TwinSubscription:
     def backlog(self, end: int) -> int:
         return end - self.mark - len(self.acked)
 
+    def due_backlog(self, now_ms: int) -> int:
+        """The backlog without what is not due yet."""
+        places = range(self.mark, len(self._log))
+        return sum(place not in self.acked and self._log[place].due_ms <= now_ms for place in places)
+
+    @property
+    def kept_back(self) -> int:
+        """Read, and handed to nobody yet for the sake of their keys."""
+        return sum(place not in self.times for place in self.ready)
+
     # -- consumers ---------------------------------------------------------------------------------
 
     def admits(self, kind: str) -> bool:
-        return not self.consumers or (self.kind == kind == "shared")
+        return not self.consumers or (self.kind == kind != "exclusive")
 
     def attach(self, kind: str, consumer: int) -> None:
         if self.kind != kind:
             self.forget_deliveries()
             self.kind = kind
-        self.consumers.add(consumer)
+        self.consumers.append(consumer)
 
     def detach(self, consumer: int, now_ms: int) -> None:
-        self.nack(consumer, list(self.held), now_ms)
+        self.nack(consumer, dict.fromkeys(self.held, now_ms))
         self.consumers.remove(consumer)
 
     def forget_deliveries(self) -> None:
         """Start anew after what is acknowledged, as after a restart."""
-        for places in (self.held, self.waiting, self.ready, self.times, self.consumers):
-            places.clear()
+        self._forget_places()
+        self.consumers.clear()
         self.kind = None
+        self.tracks = False
         self.read = self.mark
+
+    def _forget_places(self) -> None:
+        for places in (self.held, self.deadlines, self.waiting, self.ready, self.times, self.passed_over):
+            places.clear()
 
     # -- deliveries --------------------------------------------------------------------------------
 
-    def receive(self, consumer: int, count: int, end: int, now_ms: int) -> list[tuple[int, int]]:
-        """(place, redelivery count) of the next batch: first what comes again, in log order, then what is new."""
-        due = [place for place, at_ms in self.waiting.items() if at_ms <= now_ms]
-        self.ready.update(due)
-        for place in due:
-            del self.waiting[place]
-        batch = sorted(self.ready)[:count]
-        while len(batch) < count and self.read < end:
-            if not self.is_acked(self.read):
-                batch.append(self.read)
-            self.read += 1
-        self.ready.difference_update(batch)
-        got = [(place, self.times.get(place, 0)) for place in batch]
-        for place, times in got:
-            self.times[place] = times + 1
-            self.held[place] = consumer
-        return got
+    def receive(self, consumer: int, count: int, now_ms: int) -> list[tuple[int, int]]:
+        """(place, redelivery count) of the next batch.
 
-    def nack(self, consumer: int, places: Sequence[int], at_ms: int) -> int:
-        mine = {place for place in places if self.held.get(place) == consumer}
+        First what comes again, in log order; then what was passed over and has become due, by due time; then new.
+        """
+        if self.paused or (self.kind == "failover" and self.consumers[0] != consumer):
+            return []
+        self._bring_due(now_ms)
+        while True:
+            before = self.read, len(self.passed_over)
+            asked = [place for place in sorted(self.ready) if self._may_have(place, consumer)][:count]
+            batch = [self._hand_out(place, consumer, now_ms) for place in asked]
+            for place in self._fresh(count - len(asked), now_ms) if len(asked) < count else ():
+                if self._may_have(place, consumer) and not self._queued_before(place):
+                    batch.append(self._hand_out(place, consumer, now_ms))
+                else:
+                    self.ready.add(place)
+            if batch or before == (self.read, len(self.passed_over)):
+                return batch
+
+    def _fresh(self, room: int, now_ms: int) -> list[int]:
+        """What has become due behind the read position, then what is read from there on."""
+        due = sorted(
+            (self._log[place].due_ms, place) for place in self.passed_over if self._log[place].due_ms <= now_ms
+        )
+        fresh = [place for _, place in due[:room]]
+        self.passed_over.difference_update(fresh)
+        while len(fresh) < room and self.read < len(self._log):
+            if not self.is_acked(self.read):
+                if self._log[self.read].due_ms <= now_ms:
+                    fresh.append(self.read)
+                else:
+                    self.passed_over.add(self.read)
+                    self.tracks = True
+            self.read += 1
+        return fresh
+
+    def _key(self, place: int) -> str | None:
+        return self._log[place].key if self.kind == "key_shared" else None
+
+    def _may_have(self, place: int, consumer: int) -> bool:
+        """One consumer at a time holds messages of a key, and none comes before an earlier one that waits."""
+        key = self._key(place)
+        if key is None:
+            return True
+        return (
+            _slots(tuple(self.consumers)).owner_of(key) == consumer
+            and all(who == consumer for at, who in self.held.items() if self._key(at) == key)
+            and not any(at < place for at in self.waiting if self._key(at) == key)
+        )
+
+    def _queued_before(self, place: int) -> bool:
+        key = self._key(place)
+        return key is not None and any(self._key(at) == key for at in (*self.ready, *self.waiting))
+
+    def _hand_out(self, place: int, consumer: int, now_ms: int) -> tuple[int, int]:
+        before = self.times.get(place, 0)
+        self.times[place] = before + 1
+        self.ready.discard(place)
+        self.held[place] = consumer
+        if self._ack_timeout_ms is not None:
+            self.deadlines[place] = now_ms + self._ack_timeout_ms
+        return place, before
+
+    def _bring_due(self, now_ms: int) -> None:
+        for place in [place for place, at_ms in self.deadlines.items() if at_ms <= now_ms]:
+            self._take_back(place, now_ms)
+        for place in [place for place, at_ms in self.waiting.items() if at_ms <= now_ms]:
+            del self.waiting[place]
+            self.ready.add(place)
+
+    def _take_back(self, place: int, at_ms: int) -> None:
+        del self.held[place]
+        self.deadlines.pop(place, None)
+        self.waiting[place] = at_ms
+
+    def nack(self, consumer: int, until_ms: dict[int, int]) -> int:
+        """Give places back, each to come again at its time; how many the consumer held."""
+        mine = [place for place in until_ms if self.held.get(place) == consumer]
         for place in mine:
-            del self.held[place]
-            self.waiting[place] = at_ms
+            self._take_back(place, until_ms[place])
         return len(mine)
 
     # -- acknowledging -----------------------------------------------------------------------------
@@ -101,11 +198,16 @@ class TwinSubscription:
         self.read = max(self.read, last + 1)
         return count
 
+    def seek(self, place: int) -> None:
+        """Everything before `place` is acknowledged, and nothing from there on."""
+        self.mark, self.acked, self.read = place, set(), place
+        self._forget_places()
+
     def trimmed(self, first: int) -> None:
         self.mark = max(self.mark, first)
         self.acked = {place for place in self.acked if place >= first}
         self.read = max(self.read, first)
-        self._settle({place for place in self.times if place < first})
+        self._settle({place for place in (*self.times, *self.ready, *self.passed_over) if place < first})
 
     def flush(self) -> None:
         self.flushed = self.mark, frozenset(self.acked)
@@ -120,10 +222,10 @@ class TwinSubscription:
 
     def _settle(self, gone: set[int]) -> None:
         for place in gone:
-            self.held.pop(place, None)
-            self.waiting.pop(place, None)
-            self.times.pop(place, None)
+            for places in (self.held, self.deadlines, self.waiting, self.times):
+                places.pop(place, None)
         self.ready -= gone
+        self.passed_over -= gone
         while self.mark in self.acked:
             self.acked.remove(self.mark)
             self.mark += 1

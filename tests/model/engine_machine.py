@@ -1,0 +1,67 @@
+"""All rules together, and the end that every run comes to."""
+
+from __future__ import annotations
+
+from .comparing import Comparing
+from .rules_delivery import DeliveryRules
+from .rules_recurring import RecurringRules
+from .rules_restarts import RestartRules
+from .rules_sending import SendingRules
+from .rules_time import TimeRules
+from .rules_withdrawal import WithdrawalRules
+
+
+class EngineMachine(
+    SendingRules, WithdrawalRules, RecurringRules, TimeRules, DeliveryRules, RestartRules, Comparing
+):  # fmt: skip
+    """The model test."""
+
+    def _drain(self) -> None:
+        """Going only where `next_due_ms` sends us, everything is delivered, and everything that may go is gone."""
+        for consumer in self.consumers:
+            consumer.face.close()
+            consumer.twin.detach(consumer.number, self.twin.now_ms)
+        self.consumers.clear()
+        for topic in list(self.twin.topics.values()):
+            for name in list(topic.schedules):
+                self.change_a_schedule(topic.name, name, "remove")
+            for name in topic.subscriptions:
+                self.subscribe(topic.name, name, "exclusive", "earliest")
+        for consumer in self.consumers:
+            consumer.face.resume()
+            consumer.twin.paused = False
+        idle = 0
+        for _ in range(2_000):
+            self._tick()
+            for consumer in self.consumers:
+                while items := self._receive(consumer, 100):
+                    self._ack(consumer, items, False)
+            self._tick()
+            planned_ms = self._planned_ms()
+            if planned_ms is None:
+                break
+            idle = idle + 1 if planned_ms <= self.twin.now_ms else 0
+            assert idle < 4, "the scheduler would run without a pause"
+            self._forward_to(planned_ms)
+        else:
+            raise AssertionError("no end of things to do")
+        for topic in self.twin.topics.values():
+            assert not self.twin.pending(topic), "a message was forgotten"
+            assert all(not sub.backlog(len(topic.main)) for sub in topic.subscriptions.values())
+        if not self.config.retention_bytes:
+            assert not self.twin.partitions, "a partition was forgotten"
+        self._same_logs()
+        self._look_at_figures()
+        self._look_up()
+        self._check()
+
+    def _planned_ms(self) -> int | None:
+        """What is next, but for the look for what is old, which a store with a time to live takes for ever."""
+        maintenance = self.store._engine.maintenance
+        if self.config.ttl_ms is None:
+            return self.next_due_ms
+        maintenance._expiry._ttl_ms = None
+        try:
+            return maintenance._next_due_ms()
+        finally:
+            maintenance._expiry._ttl_ms = self.config.ttl_ms

@@ -1,0 +1,386 @@
+"""The machine that the rules of the model test work on: a store on a manual clock, its twin, and how they go together.
+
+The rules are mixins (rules_*.py), so is what is compared (comparing.py).
+"""
+
+from __future__ import annotations
+
+import functools
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import astuple, dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize
+
+from duelog import DelayedStore, ManualClock, Message, MessageId, ReceivedMessage, StoreConfig, Subscription, TickResult
+from duelog.errors import StoreFull
+from duelog.store.format import PartitionState
+from duelog.store.names import TopicName
+from duelog.topic_state import TopicState
+
+from .driver import PAYLOAD, ROLLED, AtOnce, Expired, Recorded, expiries, recorded, scratch_directory
+from .twin import Seen, Twin, TwinMessage, TwinSlice, TwinTopic, key_of
+from .twin_subscription import TwinSubscription
+
+T = TypeVar("T")
+Spec = tuple[Any, ...]
+START_MS = 1_790_000_000_000
+FAR_MS = 10_000_000_000
+
+TOPICS = st.sampled_from(("t0", "t1", "t2"))
+NAMES = st.sampled_from(("a", "b"))
+PICK = st.integers(0, 1_000)
+PICKS = st.lists(PICK, min_size=1, max_size=5)
+DUES = st.one_of(
+    st.tuples(st.sampled_from(("none", "now", "again"))),
+    st.tuples(st.just("after"), st.integers(1, 5) | st.integers(1, 300)),
+    st.tuples(st.just("partition"), st.integers(0, 6), st.integers(-1, 1)),
+    st.tuples(st.just("before"), st.integers(1, 500) | st.just(START_MS)),
+    st.tuples(st.just("far"), st.integers(0, 3)),
+)
+"""A due time, chosen by the store's time and its partitions: see `_due_ms`."""
+
+INLINE = st.sampled_from((0, 0, 0, 5, 60, 400))
+CONFIGS = st.fixed_dictionaries(
+    {
+        "partition_ms": st.sampled_from((10, 37, 100, 1_000)),
+        "bucket_ms": st.sampled_from((1, 7, 50, 60_000)),
+        "preload_ms": st.sampled_from((0, 5, 1_000)),
+        "fire_batch": st.sampled_from((1, 2, 3, 4, 5_000)),
+        "ledger_max_entries": st.integers(1, 5),
+        "ledger_max_age_ms": st.sampled_from((20, 300, 14_400_000)),
+        "retention_ms": st.sampled_from((0, 0, 30, 1_000)),
+        "retention_bytes": st.sampled_from((0, 0, 0, 150, 2_000)),
+        "ack_flush_ms": st.sampled_from((0, 3, 100)),
+        "run_entries": st.integers(1, 3),
+        "max_open_partitions": st.integers(1, 3),
+        "snapshot_every_entries": st.sampled_from((1, 5, 1_000_000)),
+        "durability": st.sampled_from(("none", "none", "relaxed", "commit")),
+        "inline_delay_ms": INLINE,
+        "tracker_idle_ms": st.sampled_from((0, 100, 60_000)),
+        "ttl_ms": st.sampled_from((None, None, None, 40, 3_000)),
+        "ack_timeout_ms": st.sampled_from((None, None, 1, 50)),
+        "nack_backoff_ms": st.sampled_from((0, 10, 1_000)),
+        "nack_backoff_max_ms": st.sampled_from((1_000, 3_000)),
+        "max_redeliveries": st.sampled_from((None, None, 0, 1, 2)),
+    }
+)
+SLICES = st.sampled_from((0.0, 1e9))
+"""A tick is cut by the time that it takes; here it is cut wherever it can be, or nowhere."""
+
+Item = tuple[int, MessageId, ReceivedMessage]
+"""What a consumer was given: its place in the log, its position, and the message."""
+
+
+@dataclass
+class Consumer:
+    """A consumer, its subscription's twin, and everything that it was given."""
+
+    face: Subscription
+    topic: TwinTopic
+    twin: TwinSubscription
+    number: int
+    received: list[Item] = field(default_factory=list)
+
+
+def pick(choices: Sequence[T], number: int) -> T:
+    """One of `choices`, by a number that hypothesis can shrink."""
+    return choices[number % len(choices)]
+
+
+class Machine(RuleBasedStateMachine):
+    """A store on a manual clock, and its twin."""
+
+    @initialize(config=CONFIGS, offset_ms=st.integers(0, 2_000), slice_s=SLICES, load_slice_s=SLICES)
+    def open(self, config: dict[str, Any], offset_ms: int, slice_s: float, load_slice_s: float) -> None:
+        self.patch = pytest.MonkeyPatch()
+        self.patch.setattr("duelog.maintenance._SLICE_S", slice_s)
+        self.patch.setattr("duelog.maintenance._REMOVAL_SLICE_S", load_slice_s)
+        self.patch.setattr("duelog.markers.firing._LOAD_SLICE_S", load_slice_s)
+        self.directory = scratch_directory()
+        self.copies = 0
+        self.config = StoreConfig(map_bytes=64 << 20, **config)
+        self.clock = ManualClock(START_MS + offset_ms)
+        self.twin = Twin(self.config, self.clock.now_ms())
+        self.consumers: list[Consumer] = []
+        self._open(self.directory / "0")
+        self.messages: dict[int, TwinMessage] = {}
+        self.ids: list[tuple[str, MessageId]] = []
+        """Every id that was ever given out, and its topic."""
+        self.beside: tuple[TwinTopic, list[TwinMessage]] | None = None
+        self.cleaning_up = False
+        self.done = TwinSlice(0, 0, 0, 0)
+        self.next_due_ms: int | None = None
+        self.last_due_ms = START_MS
+        self.number = 0
+        self.shown_ms = self.clock.now_ms()
+        """The latest time that the store was ever shown: what was due then may come when the clock has gone back."""
+        self.steps = 0
+        self.creation_failed = False
+
+    def teardown(self) -> None:
+        if hasattr(self, "store"):
+            try:
+                if not self.store.closed:
+                    self._drain()
+            finally:
+                self.store.close()
+                self.patch.undo()
+                shutil.rmtree(self.directory)
+
+    def _drain(self) -> None:
+        """What is to be seen at the end."""
+
+    def _open(self, path: Path) -> None:
+        self.store = DelayedStore.open(path, self.config, clock=self.clock)
+        self.store._engine.sender._pool = AtOnce(1)
+        maintenance = self.store._engine.maintenance
+        maintenance.slice = functools.partial(self._slice, maintenance.slice)  # type: ignore[method-assign]
+        self.consumers.clear()
+        self.creation_failed = False
+        self.twin.mark_ms = self.twin.saved_mark_ms
+        for topic in self.twin.topics.values():
+            topic.unflushed_until_ms = -1
+            for sub in topic.subscriptions.values():
+                sub.forget_deliveries()
+
+    # -- messages ------------------------------------------------------------------------------------
+
+    def _due_ms(self, spec: Spec) -> int | None:
+        now_ms, span_ms = self.twin.now_ms, self.config.partition_ms
+        match spec:
+            case ("none",):
+                return None
+            case ("again",):
+                due_ms = self.last_due_ms
+            case ("after", ms):
+                due_ms = now_ms + ms
+            case ("partition", ahead, offset_ms):
+                due_ms = (now_ms // span_ms + ahead) * span_ms + offset_ms
+            case ("before", ms):
+                due_ms = max(now_ms - ms, 0)
+            case ("far", partitions):
+                due_ms = now_ms + FAR_MS + partitions * span_ms
+            case _:
+                due_ms = now_ms
+        self.last_due_ms = due_ms
+        return due_ms
+
+    def _message(self, spec: Spec, relative: bool = False) -> tuple[Message, int]:
+        self.number += 1
+        payload, due_ms, now_ms = b"%0*d" % (PAYLOAD, self.number), self._due_ms(spec), self.twin.now_ms
+        message = Message(payload, key=key_of(self.number))
+        if due_ms is None:
+            return message, now_ms
+        if relative and due_ms >= now_ms:
+            message.deliver_after = (due_ms - now_ms) / 1000
+        else:
+            message.deliver_at = due_ms
+        return message, due_ms
+
+    def _drawn(
+        self, topic: str, specs: Sequence[Spec], relative: bool = False
+    ) -> tuple[list[Message], list[int] | None]:
+        """Messages, and the due times that policies give them; None: they are refused."""
+        drawn = [self._message(spec, relative) for spec in specs]
+        asked = [due_ms for _, due_ms in drawn]
+        return [message for message, _ in drawn], self.twin.policies.dues(topic, asked, self.twin.now_ms)
+
+    def _twins(
+        self, messages: Sequence[Message], dues: Sequence[int], ids: Sequence[MessageId], sent_ms: int
+    ) -> list[TwinMessage]:
+        twins = [
+            TwinMessage(int(bytes(message.payload)), due_ms, sent_ms, message_id)
+            for message, due_ms, message_id in zip(messages, dues, ids, strict=True)
+        ]
+        self.messages.update((twin.number, twin) for twin in twins)
+        return twins
+
+    def _sent(self, topic: TwinTopic, messages: Sequence[TwinMessage]) -> None:
+        """Messages were written now, whenever they were sent: a group for the main log and one for each partition.
+
+        The groups go side by side; within a group the messages keep their order.
+        """
+        twin, span_ms, inline_ms = self.twin, self.config.partition_ms, self.config.inline_delay_ms
+        self.ids += [(topic.name, message.message_id) for message in messages]
+        direct = [message for message in messages if twin.is_direct(message.due_ms, message.publish_ms)]
+        groups: dict[int | None, list[TwinMessage]] = {}
+        for message in messages:
+            group = None if message.due_ms <= message.publish_ms + inline_ms else message.due_ms // span_ms
+            groups.setdefault(group, []).append(message)
+            if message not in direct:
+                twin.add_delayed(topic, message)
+        for together in groups.values():
+            assert [message.message_id for message in together] == sorted(message.message_id for message in together)
+        for message in sorted(direct, key=lambda message: message.message_id):
+            twin.add_direct(topic, message)
+
+    # -- time ----------------------------------------------------------------------------------------
+
+    def _forward(self, ms: int) -> None:
+        self.twin.wall_ms = self.clock.advance(ms)
+        self.shown_ms = max(self.shown_ms, self.twin.now_ms)
+
+    def _forward_to(self, until_ms: int) -> None:
+        self._forward(max(until_ms - self.twin.wall_ms, 0))
+
+    def _tick(self) -> None:
+        self.done = TwinSlice(0, 0, 0, 0)
+        result = self.store.tick()
+        assert TwinSlice(result.fired, result.closed, result.trimmed, result.deleted) == self.done
+        pending = [message.due_ms for topic in self.twin.topics.values() for message in self.twin.pending(topic)]
+        if pending:
+            assert result.next_due_ms is not None, "something is pending, and nothing is planned"
+            assert result.next_due_ms <= min(pending), "the next message would be late"
+        self.next_due_ms = result.next_due_ms
+
+    def _tick_until_it_works(self) -> None:
+        try:
+            self.store.tick()
+        except StoreFull:
+            self.store.tick()
+
+    def _slice(self, run: Callable[[], tuple[TickResult, bool]]) -> tuple[TickResult, bool]:
+        """Stands in for a slice of a tick: the twin does the same at once."""
+        now_ms = self.twin.now_ms
+        with recorded() as appended, expiries() as old:
+            try:
+                result, more = run()
+            except BaseException:
+                self._advance(now_ms, appended, old, complete=False, failed=True)
+                raise
+        done = self._advance(now_ms, appended, old, complete=not more, failed=False)
+        assert TwinSlice(result.fired, result.closed, result.trimmed, result.deleted) == done
+        self.done = TwinSlice(*(a + b for a, b in zip(astuple(self.done), astuple(done), strict=True)))
+        return result, more
+
+    def _advance(self, now_ms: int, appended: Recorded, old: Expired, *, complete: bool, failed: bool) -> TwinSlice:
+        twin, beside, engine = self.twin, self.beside, self.store._engine
+        self.beside = None
+        ids = {self._state(topic).topic_id: topic for topic in twin.topics.values()}
+        orders: dict[TwinTopic, list[TwinMessage | MessageId]] = {}
+        rolled, after_roll = set(), False
+        for topic_id, items in appended.items():
+            topic = ids[topic_id]
+            entries = [item for item in items if not isinstance(item, str)]
+            orders[topic] = [self.messages[item] if isinstance(item, int) else item for item in entries]
+            if ROLLED in items:
+                rolled.add(topic)
+                after_roll |= beside is not None and beside[0] is topic and items[-1] != ROLLED
+        written_to, after, waiting = None, [], []
+        if beside is not None:
+            complete = False
+            written_to, messages = beside
+            order = orders.get(written_to, [])
+            direct = [message for message in messages if message in order]
+            self._only_what_is_due(direct, now_ms)
+            for message in sorted(set(messages) - set(direct), key=lambda message: message.message_id):
+                message.wild = True
+                if message.message_id in order:
+                    twin.add_delayed(written_to, message)
+                else:
+                    waiting.append(message)
+            if self.cleaning_up:
+                orders[written_to] = [item for item in order if item not in direct]
+                after = direct
+            for message in direct:
+                twin.by_id[message.message_id] = message
+        seen = Seen(
+            {
+                topic: [item if isinstance(item, TwinMessage) else twin.by_id[item] for item in items]
+                for topic, items in orders.items()
+            },
+            {start_ms for start_ms in twin.partitions if self._has_closed(start_ms)},
+            {partition.start_ms for partition in engine.partitions},
+            lambda topic: self._state(topic).log.ledgers(),
+            rolled,
+            complete,
+            failed,
+            written_to,
+            after,
+            after_roll and self.cleaning_up,
+            {
+                ids[topic_id].subscriptions[name]: [ids[topic_id].first + place for place in places]
+                for (topic_id, name), places in old.items()
+            },
+        )
+        done = twin.advance(now_ms, seen)
+        for message in waiting:
+            assert written_to is not None
+            twin.add_delayed(written_to, message)
+        for message in beside[1] if beside is not None else ():
+            message.wild = False
+        self._follow_schedules(now_ms, failed)
+        for topic in twin.topics.values():
+            for sub in topic.subscriptions.values():
+                since_ms = sub.unflushed_since_ms
+                if not failed and since_ms is not None and since_ms + self.config.ack_flush_ms <= now_ms:
+                    sub.flush()
+        return done
+
+    def _only_what_is_due(self, direct: Sequence[TwinMessage], now_ms: int) -> None:
+        span_ms = self.config.partition_ms
+        for message in direct:
+            ended = (message.due_ms // span_ms + 1) * span_ms <= now_ms
+            soon = message.due_ms <= message.publish_ms + self.config.inline_delay_ms
+            assert soon or ended, "it goes to the main log before it is due"
+
+    def _has_closed(self, start_ms: int) -> bool:
+        partition = self.store._engine.partitions.get(start_ms)
+        return partition is None or partition.state is not PartitionState.OPEN
+
+    def _follow_schedules(self, now_ms: int, failed: bool) -> None:
+        """What recurs and was due is followed by its next occurrence, in the same slice."""
+        for topic in self.twin.topics.values():
+            if not topic.schedules:
+                continue
+            found = {schedule.name: schedule for schedule in self.store.topic(topic.name).schedules()}
+            for name, schedule in topic.schedules.items():
+                due_ms, there = schedule.next_due_ms, found[name]
+                if due_ms is None or due_ms > now_ms or (failed and there.next_due_ms == due_ms):
+                    continue
+                assert there.next_due_ms == schedule.following_ms(now_ms), "it is not followed by what comes next"
+                self._occurrence(topic, name, there.next_due_ms, there.next_id)
+        if failed:
+            self._adopt_left_over()
+
+    def _occurrence(self, topic: TwinTopic, name: str, due_ms: int | None, message_id: MessageId | None) -> None:
+        """The next occurrence of a schedule waits; with `due_ms` None there is none."""
+        schedule = topic.schedules[name]
+        schedule.next_due_ms, schedule.next_id = due_ms, message_id
+        if due_ms is not None:
+            assert message_id is not None
+            self.twin.add_delayed(topic, TwinMessage(schedule.number, due_ms, self.twin.now_ms, message_id))
+            self.ids.append((topic.name, message_id))
+
+    def _adopt_left_over(self) -> None:
+        """A request failed half way: its entries are there, known to nobody, and so may be their partition."""
+        engine = self.store._engine
+        ids = {self._state(topic).topic_id: topic for topic in self.twin.topics.values()}
+        for partition in engine.partitions.held():
+            for log in partition.logs():
+                if log.topic_id in ids:
+                    part = self.twin.add_partition(partition.start_ms)
+                    part.log(ids[log.topic_id]).leave_over(log.ledger.entries)
+            self.twin.add_partition(partition.start_ms)
+
+    # -- looking -------------------------------------------------------------------------------------
+
+    def _state(self, topic: TwinTopic) -> TopicState:
+        state = self.store._engine.topics.find(TopicName.parse(topic.name))
+        assert state is not None, f"{topic.name} does not exist"
+        return state
+
+    def _learn(self) -> None:
+        """Compare the lists of ledgers, and note what the engine calls each."""
+        for topic in self.twin.topics.values():
+            found = self._state(topic).log.ledgers()
+            shape = [(info.created_ms, info.closed_ms if info.closed else None, info.entries) for info in found]
+            assert shape == [(ledger.created_ms, ledger.closed_ms, ledger.count) for ledger in topic.ledgers]
+            for ledger, info in zip(topic.ledgers, found, strict=True):
+                assert ledger.ledger_id in (-1, info.ledger_id)
+                ledger.ledger_id = info.ledger_id

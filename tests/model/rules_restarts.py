@@ -1,0 +1,84 @@
+"""Rules: the store is closed and opened again, or copied as a crash would leave it, with other settings at times."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from hypothesis import strategies as st
+from hypothesis.stateful import precondition, rule
+
+from .driver import Once, SimulatedCrash, armed, copy_store
+from .machine import INLINE, Machine
+from .rules_sending import CLEANUP, FIRING
+
+
+class RestartRules(Machine):
+    """Whatever ends a process."""
+
+    @precondition(lambda self: self.consumers)
+    @rule()
+    def flush(self) -> None:
+        self.store.flush()
+        self.twin.flush()
+
+    @precondition(lambda self: self.messages)
+    @rule(inline_ms=st.none() | INLINE)
+    def reopen(self, inline_ms: int | None) -> None:
+        """Closed and opened; now and then with another bound for what waits in the main log."""
+        path = self.store.path
+        self.store.close()
+        self.twin.flush()
+        if inline_ms is not None:
+            self.config = self.twin.config = dataclasses.replace(self.config, inline_delay_ms=inline_ms)
+        self._open(path)
+
+    @precondition(lambda self: self.messages)
+    @rule()
+    def crash(self) -> None:
+        target = self._next_copy()
+        copy_store(self.store.path, target)
+        self._reopen_after_crash(target)
+
+    @rule(point=st.sampled_from((*FIRING, *CLEANUP)), count=st.integers(1, 3))
+    def crash_in_a_tick(self, point: str, count: int) -> None:
+        target = self._next_copy()
+
+        def crash() -> None:
+            copy_store(self.store.path, target)
+            raise SimulatedCrash
+
+        try:
+            with armed(point, Once(count, crash)):
+                self.store.tick()
+        except SimulatedCrash:
+            pass
+        else:
+            copy_store(self.store.path, target)
+        self._reopen_after_crash(target)
+
+    def _reopen_after_crash(self, target: Path) -> None:
+        self._learn()
+        self.store.close()
+        self._open(target)
+        self.twin.release({partition.start_ms for partition in self.store._engine.partitions})
+        self._adopt_acks()
+
+    def _next_copy(self) -> Path:
+        self.copies += 1
+        return self.directory / str(self.copies)
+
+    def _adopt_acks(self) -> None:
+        """After a crash: what was surely on disk is acknowledged, and of the rest nothing that nobody acknowledged."""
+        for topic in self.twin.topics.values():
+            state = self._state(topic)
+            for name, sub in topic.subscriptions.items():
+                found = set()
+                mark, acked = sub.flushed
+                for place in range(topic.first, len(topic.main)):
+                    there = state.subscriptions[name].acks.is_acked(topic.position(place))
+                    assert there or not (place < mark or place in acked), "an acknowledgement was lost"
+                    assert sub.is_acked(place) or not there, "acknowledged by nobody"
+                    if there:
+                        found.add(place)
+                sub.restore(topic.first, found)

@@ -1,0 +1,48 @@
+"""Rules: the clock goes on, back and far ahead, and ticks do what is due, on full disks too."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+from hypothesis.stateful import precondition, rule
+
+from .driver import full_disk
+from .machine import FAR_MS, Machine
+
+
+class TimeRules(Machine):
+    """Whatever time does."""
+
+    @rule(ms=st.integers(1, 10) | st.integers(1, 400))
+    def forward(self, ms: int) -> None:
+        self._forward(ms)
+
+    @rule(partitions=st.integers(1, 6), offset_ms=st.integers(-1, 1))
+    def forward_to_a_boundary(self, partitions: int, offset_ms: int) -> None:
+        span_ms = self.config.partition_ms
+        self._forward_to((self.twin.now_ms // span_ms + partitions) * span_ms + offset_ms)
+
+    @precondition(lambda self: self.next_due_ms is not None)
+    @rule()
+    def forward_to_what_is_next(self) -> None:
+        self._forward_to(self.next_due_ms or 0)
+
+    @precondition(lambda self: self.config.ack_timeout_ms is None)
+    @rule(ms=st.integers(1, 30) | st.integers(1, 1_000))
+    def set_the_clock_back(self, ms: int) -> None:
+        """Not where deadlines are kept: they are lengthened then, as batches lie in a queue."""
+        self.clock.set(self.twin.wall_ms - ms)
+        self.twin.wall_ms -= ms
+
+    @rule()
+    def stop_for_long(self) -> None:
+        self._forward(FAR_MS)
+
+    @rule()
+    def tick(self) -> None:
+        self._tick()
+
+    @rule(count=st.integers(1, 8))
+    def tick_on_a_full_disk(self, count: int) -> None:
+        """Whatever write of a tick fails, the next tick does the rest."""
+        with full_disk(self.store._engine.main, count):
+            self._tick_until_it_works()

@@ -1,0 +1,141 @@
+"""Rules: messages are cancelled, rescheduled, fired now, and asked about; the answers are the twin's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import precondition, rule
+
+from duelog import MessageId, Outcome
+from duelog.errors import DelayTooLong, StoreFull, UnknownTopic
+
+from .driver import full_disk
+from .machine import DUES, PICK, PICKS, TOPICS, Machine, Spec, pick
+from .twin import TwinTopic
+from .twin_withdrawal import cancel, outcome, reschedule
+
+STATES = {
+    Outcome.CANCELLED: "scheduled",
+    Outcome.ALREADY_CANCELLED: "cancelled",
+    Outcome.FIRED: "fired",
+    Outcome.UNKNOWN: "unknown",
+}
+
+
+class WithdrawalRules(Machine):
+    """Whatever takes a message back."""
+
+    def _asked(self, topic: str, picks: Sequence[int]) -> tuple[TwinTopic, list[MessageId]] | None:
+        """Ids of the topic, or of another now and then; None where the topic is unknown, which is said."""
+        mine = [message_id for name, message_id in self.ids if name == topic]
+        if not mine:
+            mine = [MessageId(1_000_000, 0), *(message_id for _, message_id in self.ids)]
+        ids = [pick(mine, -1 - number) if number % 20 else pick(self.ids, number)[1] for number in picks]
+        twin = self.twin.topics.get(topic)
+        if twin is None:
+            with pytest.raises(UnknownTopic):
+                self.store.topic(topic).cancel_batch(ids)
+            return None
+        self._learn()
+        return twin, ids
+
+    @precondition(lambda self: self.ids)
+    @rule(topic=TOPICS, picks=PICKS)
+    def cancel(self, topic: str, picks: list[int]) -> None:
+        asked = self._asked(topic, picks)
+        if asked is None:
+            return
+        twin, ids = asked
+        face = self.store.topic(topic)
+        if len(ids) == 1:
+            expected = outcome(self.twin, twin, ids[0])
+            assert face.cancel(ids[0]) == (expected in (Outcome.CANCELLED, Outcome.ALREADY_CANCELLED))
+            cancel(self.twin, twin, ids)
+        else:
+            assert face.cancel_batch(ids) == cancel(self.twin, twin, ids)
+
+    @precondition(lambda self: self.ids)
+    @rule(topic=TOPICS, number=PICK)
+    def ask(self, topic: str, number: int) -> None:
+        asked = self._asked(topic, [number])
+        if asked is not None:
+            twin, (message_id,) = asked
+            assert self.store.topic(topic).state(message_id) == STATES[outcome(self.twin, twin, message_id)]
+
+    @precondition(lambda self: self.ids)
+    @rule(topic=TOPICS, picks=PICKS, count=st.integers(1, 3), move=st.booleans())
+    def take_back_on_a_full_disk(self, topic: str, picks: list[int], count: int, move: bool) -> None:
+        """A request that raises has taken nothing back."""
+        asked = self._asked(topic, picks)
+        if asked is None:
+            return
+        twin, ids = asked
+        face, due_ms = self.store.topic(topic), self.twin.now_ms + 50
+        dues = self.twin.policies.dues(topic, [due_ms], self.twin.now_ms)
+        if move and dues is None:
+            return
+        try:
+            with full_disk(self.store._engine.main, count):
+                done = face.reschedule_batch(ids, deliver_at=due_ms) if move else face.cancel_batch(ids)
+        except StoreFull:
+            self.creation_failed = True
+            self._adopt_left_over()
+            return
+        if not move:
+            assert done == cancel(self.twin, twin, ids)
+        else:
+            assert dues is not None
+            self._moved(twin, ids, dues[0], [new for new in done if not isinstance(new, Outcome)])
+
+    @precondition(lambda self: self.ids)
+    @rule(topic=TOPICS, picks=PICKS, spec=DUES)
+    def reschedule(self, topic: str, picks: list[int], spec: Spec) -> None:
+        asked = self._asked(topic, picks)
+        if asked is None:
+            return
+        twin, ids = asked
+        face, wanted_ms = self.store.topic(topic), self._due_ms(spec)
+        now_ms = self.twin.now_ms
+        dues = self.twin.policies.dues(topic, [now_ms if wanted_ms is None else wanted_ms] * len(ids), now_ms)
+        if dues is None:
+            with pytest.raises(DelayTooLong):
+                face.reschedule_batch(ids, deliver_at=wanted_ms)
+            return
+        if len(ids) == 1:
+            new_ids = [face.reschedule(ids[0], deliver_at=wanted_ms)]
+        else:
+            new_ids = face.reschedule_batch(ids, deliver_at=wanted_ms)
+        self._moved(twin, ids, dues[0], new_ids)
+
+    @precondition(lambda self: self.ids)
+    @rule(topic=TOPICS, number=PICK)
+    def fire_now(self, topic: str, number: int) -> None:
+        asked = self._asked(topic, [number])
+        if asked is not None:
+            twin, ids = asked
+            self._moved(twin, ids, self.twin.now_ms, [self.store.topic(topic).fire_now(ids[0])])
+
+    def _moved(
+        self, topic: TwinTopic, ids: Sequence[MessageId], due_ms: int, new_ids: Sequence[MessageId | None]
+    ) -> None:
+        moved = reschedule(self.twin, topic, ids, due_ms)
+        answers: dict[int, MessageId] = {}
+        for row, message in moved.appended:
+            part = self.twin.add_partition(message.due_ms)
+            engine_part = self.store._engine.partitions.get(part.start_ms)
+            assert engine_part is not None
+            log = engine_part.log(self._state(topic).topic_id)
+            assert log is not None
+            message.message_id = MessageId(log.ledger_id, len(part.log(topic).messages))
+            self.twin.add_delayed(topic, message)
+            if not message.unadmitted:
+                answers[row] = message.message_id
+        for _, message in moved.direct:
+            topic.append(message, self.twin.now_ms)
+        self._learn()
+        for at, (row, message) in enumerate(moved.direct):
+            message.message_id = answers[row] = topic.position(len(topic.main) - len(moved.direct) + at)
+        assert list(new_ids) == [answers.get(row) for row in range(len(ids))]
+        self.ids += [(topic.name, message_id) for message_id in answers.values()]
