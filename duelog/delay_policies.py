@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable
 
 import lmdb
+import numpy as np
 
 from duelog.store import policies as rows
 from duelog.store.body import EncodedBatch
@@ -91,6 +92,14 @@ class DelayPolicies:
             rows.find(raw, topic.namespace_name),
             rows.find(raw, str(topic)),
         )
+
+    def apply_one(self, topic: TopicName, due_ms: int, now_ms: int) -> int:
+        """The due time that the policies in force ask for, of one message. Raises DelayTooLong."""
+        if not self._any:
+            return due_ms
+        batch = EncodedBatch(np.array([due_ms], dtype=np.int64), np.array([due_ms > now_ms]), [b""])
+        self.apply(topic, batch, now_ms)
+        return int(batch.dues[0])
 
     def apply(self, topic: TopicName, batch: EncodedBatch, now_ms: int) -> None:
         """Give a batch the due times that the policies in force ask for. Raises DelayTooLong; all or none."""

@@ -6,8 +6,7 @@ Nobody waits for a commit with a subscription's lock in hand.
 
 from __future__ import annotations
 
-import os
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from duelog.cleanup.sweep import Swept, sweep
@@ -28,10 +27,12 @@ from duelog.store.errors import ClosedError, ConsumerBusy, CorruptEntry, Damaged
 from duelog.store.format import CorruptRecord, LedgerState, PartitionState
 from duelog.store.ledger import find_tail
 from duelog.store.position import Position
+from duelog.store.process import here
 from duelog.store.set_aside import SetAside
 from duelog.store.transaction import Transaction
 
 from .ack_flusher import AckFlusher
+from .adopting import Adopting
 from .delay_policies import DelayPolicies
 from .due_reader import DueReader
 from .maintenance import Maintenance, TickResult
@@ -55,7 +56,7 @@ class Engine:
         self.config = config
         self.read_only = read_only
         self.closed = False
-        self._process = os.getpid()
+        self._process = here.pid
         self._lock: StoreLock | None = None
         refuse_foreign(path)
         with ExitStack() as undo:
@@ -120,6 +121,9 @@ class Engine:
         self.recurring = Recurring(self.main, self.topics, succession, self.clock, config.max_message_bytes, self.wake)
         if not read_only:
             self.maintenance.recurring = self.recurring
+            self.maintenance.adopting = Adopting(path, self.main, self.partitions, self.topics, identity.store_id)
+            with suppress(StoreFull):  # what could not be adopted for want of room waits
+                self.maintenance.adopting.run()
         self.topics.look_at = self.maintenance.look_at
         self.partitions.created = lambda partition: self.wake()
         self.metrics = None if read_only else StoreMetrics(self, instruments())
@@ -160,8 +164,8 @@ class Engine:
         """Raise ClosedError after close, and in a child process after fork."""
         if self.closed:
             raise ClosedError(f"store {self.path}")
-        if os.getpid() != self._process:
-            raise ClosedError(f"store {self.path} (opened by process {self._process}, used by child {os.getpid()})")
+        if here.pid != self._process:
+            raise ClosedError(f"store {self.path} (opened by process {self._process}, used by child {here.pid})")
 
     def check_writable(self) -> None:
         self.check_open()
@@ -302,7 +306,7 @@ class Engine:
         if self.scheduler is not None:
             self.scheduler.stop()
         try:
-            if not self.read_only and self.main.failed is None and os.getpid() == self._process:
+            if not self.read_only and self.main.failed is None and here.pid == self._process:
                 with self.maintenance.lock:
                     self.flusher.flush()
                     self.set_aside.flush()

@@ -65,13 +65,15 @@ class Outbox:
         """About the memory of what is not written yet."""
         return self._bytes
 
-    def put(self, topic: Topic, batch: EncodedBatch, now_ms: int, *, wait: bool = True) -> Future[MessageId] | None:
+    def put(
+        self, topic: Topic, due_ms: int, body: bytes, now_ms: int, *, wait: bool = True
+    ) -> Future[MessageId] | None:
         """Take one encoded message; None: there is no room, and `wait` is False. Raises ClosedError.
 
         A message larger than the bound is taken when nothing else is in flight. The outbox's own threads (a
         callback of a future) never wait, as nobody else would make room.
         """
-        item = _Item(Future(), int(batch.dues[0]), now_ms, batch.bodies[0])
+        item = _Item(Future(), due_ms, now_ms, body)
         with self._condition:
             while not self._closed and self._bytes and self._bytes + item.size > self._max_bytes:
                 if getattr(self._own, "working", False):

@@ -84,6 +84,23 @@ class Sender:
             jobs.append((rows, functools.partial(self._append, topic, start, part, now_ms, extra)))
         return self._ids(self._side_by_side(jobs), count)
 
+    def send_one(self, topic: TopicState, due_ms: int, body: bytes, now_ms: int) -> MessageId:
+        """Append one message: `send` without what a batch needs."""
+        if topic.deleted:
+            raise UnknownTopic(str(topic.name))
+        dues = np.array((due_ms,), dtype=np.int64)
+        if due_ms > now_ms + self._inline_ms:
+            partition = self._partitions.begin_append(due_ms - due_ms % self._span_ms, now_ms)
+            if partition is not None:
+                try:
+                    return MessageId(
+                        *partition.append(topic.topic_id, dues, (body,), self._run_limits, self._partitions.new_ledger)
+                    )
+                finally:
+                    self._partitions.end_append(partition)
+        batch = EncodedBatch(dues, dues > now_ms, [body])
+        return MessageId(*self._append_direct(topic, batch, now_ms, None)[0][:2])
+
     def _append(
         self, topic: TopicState, start_ms: int | None, batch: EncodedBatch, now_ms: int, also: Write | None
     ) -> list[Segment]:

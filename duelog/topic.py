@@ -72,8 +72,8 @@ class Topic:
         appended.
         """
         message = Message(payload, deliver_at=deliver_at, deliver_after=deliver_after, key=key, properties=properties)
-        batch, now_ms = self._encode_one(message)
-        return self.write(batch, now_ms)[0]
+        due_ms, body, now_ms = self._encode_one(message)
+        return self._engine.sender.send_one(self._state(now_ms), due_ms, body, now_ms)
 
     def send_async(
         self,
@@ -98,16 +98,15 @@ class Topic:
 
     def put(self, message: Message, *, wait: bool) -> Future[MessageId] | None:
         """As `send_async`; with `wait` False None where there is no room now."""
-        batch, now_ms = self._encode_one(message)
-        return self._engine.outbox.put(self, batch, now_ms, wait=wait)
+        due_ms, body, now_ms = self._encode_one(message)
+        return self._engine.outbox.put(self, due_ms, body, now_ms, wait=wait)
 
-    def _encode_one(self, message: Message) -> tuple[EncodedBatch, int]:
-        self._engine.check_writable()
-        now_ms = self._engine.clock.now_ms()
-        due_ms, body = encode_one(message, now_ms, self._engine.config.max_message_bytes)
-        batch = EncodedBatch(np.array([due_ms], dtype=np.int64), np.array([due_ms > now_ms]), [body])
-        self._engine.policies.apply(self._name, batch, now_ms)
-        return batch, now_ms
+    def _encode_one(self, message: Message) -> tuple[int, bytes, int]:
+        engine = self._engine
+        engine.check_writable()
+        now_ms = engine.clock.now_ms()
+        due_ms, body = encode_one(message, now_ms, engine.config.max_message_bytes)
+        return engine.policies.apply_one(self._name, due_ms, now_ms), body, now_ms
 
     def write(self, batch: EncodedBatch, now_ms: int) -> list[MessageId]:
         """Append what `encode` gave."""

@@ -152,7 +152,16 @@ class PartitionSet:
 
     @contextmanager
     def append_lease(self, start_ms: int, now_ms: int) -> Iterator[Partition | None]:
-        """A partition to append to, created when missing; None when it takes no more messages."""
+        """A partition to append to inside the block, created when missing; None when it takes no more messages."""
+        partition = self.begin_append(start_ms, now_ms)
+        try:
+            yield partition
+        finally:
+            if partition is not None:
+                self.end_append(partition)
+
+    def begin_append(self, start_ms: int, now_ms: int) -> Partition | None:
+        """`append_lease` without the block: what it gives is given back by `end_append`."""
         partition = self._partitions.get(start_ms) or self._create(start_ms, now_ms)
         with self._lock:
             if self._closed:
@@ -164,14 +173,14 @@ class PartitionSet:
                 partition.leases += 1
                 partition.appenders += 1
                 self._open.move_to_end(start_ms)
-        try:
-            yield partition if accepted else None
-        finally:
-            if accepted:
-                with self._lock:
-                    partition.leases -= 1
-                    partition.appenders -= 1
-                    self._close_surplus()
+        return partition if accepted else None
+
+    def end_append(self, partition: Partition) -> None:
+        """Give a lease of `begin_append` back."""
+        with self._lock:
+            partition.leases -= 1
+            partition.appenders -= 1
+            self._close_surplus()
 
     def stop_appends(self, partition: Partition) -> bool:
         """Refuse append leases from now on; False, and nothing changes, while somebody holds one."""

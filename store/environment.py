@@ -33,6 +33,7 @@ from .directory import make_directory, sync_directory
 from .errors import BrokenInvariant, ClosedError, DamagedStore, DuelogError, InvalidArgument, StoreFailed, StoreFull
 from .failpoints import reach
 from .format import RUN_PREFIX, unseal
+from .process import here
 from .reader_gate import ReaderGate
 from .room import no_room, reserve_lock_file
 from .transaction import Transaction
@@ -82,7 +83,7 @@ class Environment:
             known = datafile.verify(path)
             map_bytes = max(map_bytes, known.file_bytes * 2)
         self._map_bytes = map_bytes
-        self._process = os.getpid()
+        self._process = here.pid
         self._durability = durability
         self._read_only = read_only
         if not read_only:
@@ -363,8 +364,8 @@ class Environment:
     def _check_open(self) -> None:
         if self._closed:
             raise ClosedError(self.name)
-        if os.getpid() != self._process:
-            raise ClosedError(f"{self.name} (opened by process {self._process}, used by its child {os.getpid()})")
+        if here.pid != self._process:
+            raise ClosedError(f"{self.name} (opened by process {self._process}, used by its child {here.pid})")
 
     def _check_writable(self) -> None:
         self._check_open()
@@ -375,7 +376,7 @@ class Environment:
 
     def close(self) -> None:
         """Close once readers and writers are out. A second call does nothing."""
-        if os.getpid() != self._process:
+        if here.pid != self._process:
             self._closed = True  # the readers that it would wait for are the parent's
             return
         with self._gate.alone():

@@ -154,6 +154,11 @@ class StagedLedger:
         ledger_id = self.ledger.ledger_id
         bodies = cast(list[bytes], piece.bodies)
         dues = piece.dues[0] if len(piece.dues) == 1 else np.concatenate(piece.dues)
+        if len(bodies) == 1 and piece.replaced is None:  # a single send, the commonest commit
+            key = run_key(ledger_id, first)
+            base_ms = int(dues[0]) if piece.base_ms is None else piece.base_ms
+            self._write(transaction, key, pack_messages(key, base_ms, dues, bodies, ahead=piece.ahead))
+            return first + 1
         sizes = list(map(len, bodies))
         for start, limit in cut(dues, sizes, self._limits.entries, self._limits.bytes, piece.base_ms):
             key = run_key(ledger_id, first + start)
@@ -181,6 +186,9 @@ class StagedLedger:
         self.ledger.entries = self.next_entry
         self.ledger.stored_bytes += self._written_bytes
         if self._callback is not None:
+            if len(self._pieces) == 1 and self._pieces[0].replaced is None and len(self._pieces[0].dues) == 1:
+                self._callback(first, self._pieces[0].dues[0])
+                return
             dues = [
                 due if piece.replaced is None else np.full(len(due), HELD)
                 for piece in self._pieces

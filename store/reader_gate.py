@@ -7,6 +7,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 
+class _Depth(threading.local):
+    """How often the calling thread is inside."""
+
+    value = 0
+
+
 class ReaderGate:
     """Counts the readers of this process. A thread that is inside may enter again, also while somebody waits."""
 
@@ -14,17 +20,17 @@ class ReaderGate:
         self._condition = threading.Condition(threading.Lock())
         self._readers = 0
         self._wanted = 0
-        self._depth = threading.local()
+        self._depth = _Depth()
 
     @property
     def held(self) -> bool:
         """Whether the calling thread is inside."""
-        return bool(getattr(self._depth, "value", 0))
+        return self._depth.value > 0
 
     @contextmanager
     def reading(self) -> Iterator[None]:
         """Be inside for the block; waits while somebody is, or wants to be, alone."""
-        depth: int = getattr(self._depth, "value", 0)
+        depth = self._depth.value
         with self._condition:
             while self._wanted and not depth:
                 self._condition.wait()

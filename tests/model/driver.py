@@ -167,10 +167,14 @@ def stalled_sender(engine: Engine, meanwhile: Callable[[Callable[[], list[Messag
 
     `meanwhile` gets what does the rest of the send and gives the ids; it has to call it.
     """
-    send = engine.sender.send
+    send, send_one = engine.sender.send, engine.sender.send_one
+
+    def restore() -> None:
+        engine.sender.send = send  # type: ignore[method-assign]
+        engine.sender.send_one = send_one  # type: ignore[method-assign]
 
     def interrupted(*arguments: Any) -> Any:
-        engine.sender.send = send  # type: ignore[method-assign]
+        restore()
         ids: list[MessageId] = []
 
         def write() -> list[MessageId]:
@@ -180,11 +184,23 @@ def stalled_sender(engine: Engine, meanwhile: Callable[[Callable[[], list[Messag
         meanwhile(write)
         return ids
 
+    def interrupted_one(*arguments: Any) -> Any:
+        restore()
+        ids: list[MessageId] = []
+
+        def write() -> list[MessageId]:
+            ids.append(send_one(*arguments))
+            return ids
+
+        meanwhile(write)
+        return ids[0]
+
     engine.sender.send = interrupted  # type: ignore[method-assign, assignment]
+    engine.sender.send_one = interrupted_one  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:
-        engine.sender.send = send  # type: ignore[method-assign]
+        restore()
 
 
 def copy_store(path: Path, target: Path) -> None:

@@ -1,0 +1,27 @@
+"""Which process this is, without asking the system each time: a child after fork has another number.
+
+LMDB environments must not be used by a child of the process that opened them (docs/design.md, "What py-lmdb
+demands"), so every call looks; a system call for it would be a tenth of a send. A fork that Python does not hear of,
+by a C library, is not seen.
+"""
+
+from __future__ import annotations
+
+import os
+
+
+class _Here:
+    """The process that runs now."""
+
+    __slots__ = ("pid",)
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+
+    def look(self) -> None:
+        """Ask the system again."""
+        self.pid = os.getpid()
+
+
+here = _Here()
+os.register_at_fork(after_in_child=here.look)
