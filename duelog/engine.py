@@ -6,7 +6,7 @@ Nobody waits for a commit with a subscription's lock in hand.
 
 from __future__ import annotations
 
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 
 from duelog.cleanup.sweep import Swept, sweep
@@ -32,7 +32,6 @@ from duelog.store.set_aside import SetAside
 from duelog.store.transaction import Transaction
 
 from .ack_flusher import AckFlusher
-from .adopting import Adopting
 from .delay_policies import DelayPolicies
 from .due_reader import DueReader
 from .maintenance import Maintenance, TickResult
@@ -121,9 +120,6 @@ class Engine:
         self.recurring = Recurring(self.main, self.topics, succession, self.clock, config.max_message_bytes, self.wake)
         if not read_only:
             self.maintenance.recurring = self.recurring
-            self.maintenance.adopting = Adopting(path, self.main, self.partitions, self.topics, identity.store_id)
-            with suppress(StoreFull):  # what could not be adopted for want of room waits
-                self.maintenance.adopting.run()
         self.topics.look_at = self.maintenance.look_at
         self.partitions.created = lambda partition: self.wake()
         self.metrics = None if read_only else StoreMetrics(self, instruments())
