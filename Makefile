@@ -2,7 +2,7 @@
 #   VENV    where it is made (.venv)
 #   PYTHON  the interpreter it is made from (python3.11, else another that is new enough)
 #   ARGS    handed on: make demo ARGS=--help, make test ARGS="-k frontier"
-#   JOBS    processes that run tests (2)
+#   JOBS    processes that run tests (2); those of Spark share one session and run in one of them
 
 VENV ?= .venv
 JOBS ?= 2
@@ -28,7 +28,7 @@ demo: install ## run the demo (ARGS=--help for its options)
 # What is tested is the installed package, not the checkout: a module that packaging forgets fails here and not at a
 # user's. PYTHONSAFEPATH keeps processes that tests start from finding the checkout in the current directory instead.
 test: install-dev ## run every test on the installed package (ARGS are pytest's)
-	PYTHONSAFEPATH=1 $(VENV)/bin/pytest -n $(JOBS) $(ARGS)
+	PYTHONSAFEPATH=1 $(VENV)/bin/pytest -n $(JOBS) --dist loadgroup $(ARGS)
 
 check: lint types packaging ## ruff, mypy --strict, and the tests of layers and packaging
 
@@ -72,7 +72,7 @@ $(VENV)/.ready-run: pyproject.toml | $(VENV)/bin/python
 $(VENV)/.ready-dev: pyproject.toml | $(VENV)/bin/python
 	@echo "installing what duelog and its tests need into $(VENV)"
 	@$(PIP) install 'setuptools>=77'
-	@$(PIP) install --no-build-isolation '.[dev,plot]'
+	@$(PIP) install --no-build-isolation '.[dev,plot,spark]'
 	@rm -rf build duelog.egg-info
 	@touch $@
 

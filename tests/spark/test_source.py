@@ -1,0 +1,223 @@
+"""The data source `duelog`: its rows are those of plain scans, and what is not wanted is not read."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+from pyspark.sql.datasource import EqualTo, GreaterThanOrEqual, IsNotNull, LessThan
+
+from duelog.partitions.timespan import directory_name
+from duelog.tools.main_tables import SMALL, marker_ledgers, read_small, scan_markers
+from duelog.tools.scan_arrow import HEADER_COLUMNS, MESSAGES, scan_messages
+from duelog.tools.scan_plan import Wanted, plan_scan
+from duelog.tools.sealed import open_main_to_read, sealed_generations
+from duelog.tools.spark import register
+from duelog.tools.spark.session import PUSHDOWN, SparkFailed, spark_errors
+from duelog.tools.spark.source import TABLES, PushingDuelogReader, spark_schema
+from tests.duelog.writing_process import HOUR_MS, WritingProcess
+from tests.tools.closed_days import DAY_MS, FIRST_MS, TOPICS, Built
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pyspark.sql import DataFrame, SparkSession
+
+
+def load(spark: SparkSession, store: Path, schema: str | None = None, **options: object) -> DataFrame:
+    """A table of a store."""
+    reader = spark.read.format("duelog")
+    for name, value in options.items():
+        reader = reader.option(name, str(value))
+    if schema is not None:
+        reader = reader.schema(schema)
+    return reader.load(str(store))
+
+
+def rows_of(frame: DataFrame) -> list[dict[str, Any]]:
+    """The rows of a frame in some order that does not depend on tasks."""
+    return ordered([row.asDict() for row in frame.collect()])
+
+
+def ordered(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows by their text, maps as maps and payloads as bytes."""
+    plain = [
+        {
+            name: bytes(value) if isinstance(value, bytearray) else dict(value) if name == "properties" else value
+            for name, value in row.items()
+        }
+        for row in rows
+    ]
+    return sorted(plain, key=str)
+
+
+def plain_rows(store: Path) -> list[dict[str, Any]]:
+    """The messages of a store without Spark."""
+    plan = plan_scan(store, claims=True)
+    return ordered([row for part in plan for batch in scan_messages(part) for row in batch.to_pylist()])
+
+
+@pytest.fixture
+def without_pushdown(spark: SparkSession) -> Iterator[SparkSession]:
+    """The session with Spark's default: no filter is handed to a data source."""
+    spark.conf.set(PUSHDOWN, "false")
+    register(spark)
+    yield spark
+    spark.conf.set(PUSHDOWN, "true")
+    register(spark)
+
+
+def test_messages_are_those_of_a_plain_scan(spark: SparkSession, built: Built) -> None:
+    """Every column of every row, in however many tasks."""
+    frame = load(spark, built.path, slice_entries=200)
+    assert rows_of(frame) == plain_rows(built.path)
+
+
+def test_the_main_environments_tables_are_those_of_plain_reads(spark: SparkSession, built: Built) -> None:
+    """Markers in several tasks, the others in one."""
+    with open_main_to_read(built.path) as (_, main):
+        with main.read() as raw:
+            ledgers = marker_ledgers(raw)
+        markers = [row for ledger in ledgers for batch in scan_markers(main, ledger) for row in batch.to_pylist()]
+    assert len(markers) > 2_000
+    assert rows_of(load(spark, built.path, table="markers", slice_entries=500)) == ordered(markers)
+    for table in SMALL:
+        assert rows_of(load(spark, built.path, table=table)) == ordered(read_small(built.path, table).to_pylist())
+
+
+def test_a_narrow_schema_reads_no_body(spark: SparkSession, built: Built, tmp_path: Path) -> None:
+    """Payloads that are damaged on disk do not show in a scan of headers, and do in one of everything."""
+    store = shutil.copytree(built.path, tmp_path / "store")
+    victim = next(sent for sent in built.sealed if len(sent.payload) == 3_000)
+    for sealed in sealed_generations(store):
+        path = sealed.path / "data.mdb"
+        path.write_bytes(path.read_bytes().replace(victim.payload, bytes(3_000)))
+    narrow = load(spark, store, "due_ms bigint, topic string")
+    assert sorted(row.due_ms for row in narrow.collect()) == sorted(sent.due_ms for sent in built.sealed)
+    damaged = load(spark, store).filter("reason is not null").collect()
+    assert [(row.ledger_id, row.entry_id, row.payload) for row in damaged] == [
+        (victim.ledger_id, victim.entry_id, None)
+    ]
+
+
+FILTERS = [
+    f"topic = '{TOPICS[1]}'",
+    f"topic in ('{TOPICS[0]}', '{TOPICS[2]}', 'none')",
+    f"due_ms >= {FIRST_MS + 3_600_000} and due_ms < {FIRST_MS + DAY_MS + 7_200_000}",
+    f"due_ms > {FIRST_MS + 3_600_000} and due_ms <= {FIRST_MS + DAY_MS + 7_200_000}",
+    f"due_ms = {FIRST_MS + 7_200_000}",
+    f"due_ms in ({FIRST_MS}, {FIRST_MS + 7_200_000}, {FIRST_MS + DAY_MS})",
+    "due_ms >= 0",
+    f"partition = '{directory_name(FIRST_MS + DAY_MS)}' and key is not null",
+    f"topic = '{TOPICS[0]}' or due_ms = {FIRST_MS}",
+    f"not (topic = '{TOPICS[0]}')",
+    "topic = 'none'",
+    f"due_ms < {FIRST_MS} and due_ms > {FIRST_MS}",
+]
+
+
+def test_filters_give_the_same_rows_pushed_down_or_not(spark: SparkSession, built: Built) -> None:
+    """Each kind of filter: what Spark hands on, what it keeps, and what nothing is left of."""
+    columns = "topic string, partition string, due_ms bigint, key string, entry_id bigint"
+    pushed = [rows_of(load(spark, built.path, columns).filter(each)) for each in FILTERS]
+    whole = load(spark, built.path, columns).localCheckpoint()
+    assert pushed == [rows_of(whole.filter(each)) for each in FILTERS]
+    assert [bool(rows) for rows in pushed] == [True] * 10 + [False] * 2
+    markers = load(spark, built.path, table="markers").localCheckpoint()
+    for each in (*FILTERS[:7], FILTERS[8]):
+        assert rows_of(load(spark, built.path, table="markers").filter(each)) == rows_of(markers.filter(each))
+    partitions = load(spark, built.path, table="partitions").filter(FILTERS[7].partition(" and ")[0])
+    assert [row.start_ms for row in partitions.collect()] == [FIRST_MS + DAY_MS]
+
+
+def test_what_filters_leave_out_is_not_planned(built: Built) -> None:
+    """A day and a topic are one task with one log; Spark need not look at the rows again."""
+    reader = PushingDuelogReader("messages", {"path": str(built.path)}, ["due_ms"])
+    null = IsNotNull(("due_ms",))
+    other = EqualTo(("key",), "x")
+    day = [GreaterThanOrEqual(("due_ms",), FIRST_MS + DAY_MS), LessThan(("due_ms",), FIRST_MS + 2 * DAY_MS)]
+    left = list(reader.pushFilters([null, other, EqualTo(("topic",), TOPICS[0]), *day]))
+    assert left == [null, other]
+    (partition,) = reader.partitions()
+    assert partition.value.sealed.start_ms == FIRST_MS + DAY_MS
+    assert [each.topic for each in partition.value.ranges] == [TOPICS[0]]
+
+
+def test_options_prune_where_filters_are_not_handed_on(without_pushdown: SparkSession, built: Built) -> None:
+    """Spark's default is to keep its filters; the source that is registered then defines no pushFilters."""
+    wanted = Wanted.of([TOPICS[0], TOPICS[1]], None, FIRST_MS + 3_600_000, FIRST_MS + DAY_MS)
+    frame = load(
+        without_pushdown,
+        built.path,
+        topic=f"{TOPICS[0]}, shop/mail/reminders",
+        due_from_ms=wanted.due_from_ms,
+        due_until_ms=wanted.due_until_ms,
+    )
+    expected = [
+        row
+        for row in plain_rows(built.path)
+        if row["topic"] in TOPICS[:2] and wanted.due_from_ms <= row["due_ms"] < wanted.due_until_ms
+    ]
+    assert rows_of(frame) == expected
+    assert rows_of(frame.filter(f"topic = '{TOPICS[0]}'")) == [row for row in expected if row["topic"] == TOPICS[0]]
+    days = load(without_pushdown, built.path, partition=directory_name(FIRST_MS), table="partitions").collect()
+    assert [row.start_ms for row in days] == [FIRST_MS]
+
+
+def test_a_store_that_a_process_has_open_can_be_read(spark: SparkSession, tmp_path: Path) -> None:
+    """What has closed is there, each time it is looked at; what has not is not."""
+    store = tmp_path / "store"
+    with WritingProcess(store) as process:
+        process.do("subscribe", "t", "slow")
+        process.send("t", "a", 10, 20, HOUR_MS, 5 * HOUR_MS)
+        assert load(spark, store).count() == 0
+        process.do("advance", HOUR_MS)
+        assert load(spark, store).count() == 2
+        assert load(spark, store, table="markers").count() == 3
+        process.do("advance", HOUR_MS)
+        assert [row.payload for row in load(spark, store).collect()] == [b"a"] * 3
+
+
+@pytest.mark.parametrize(
+    ("schema", "options", "message"),
+    [
+        (None, {"table": "nothing"}, "table='nothing'"),
+        ("due bigint", {}, "schema='due'"),
+        ("due_ms int", {}, "is bigint"),
+        (None, {"due_from_ms": "now"}, "due_from_ms='now'"),
+        (None, {"partition": "today"}, "name='today'"),
+        (None, {"topics": "t"}, "option='topics'"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(
+    spark: SparkSession, built: Built, schema: str | None, options: dict[str, str], message: str
+) -> None:
+    """The error says which option or column, and what there is."""
+    with pytest.raises(SparkFailed, match=message), spark_errors():
+        load(spark, built.path, schema, **options).collect()
+
+
+def test_a_generation_that_goes_between_planning_and_reading_is_an_error(
+    spark: SparkSession, built: Built, tmp_path: Path
+) -> None:
+    """Rows are never silently missing."""
+    store = shutil.copytree(built.path, tmp_path / "store")
+    reader = PushingDuelogReader("messages", {"path": str(store)}, ["due_ms"])
+    plan = reader.partitions()
+    shutil.rmtree(sealed_generations(store)[0].path)
+    with pytest.raises(Exception, match="deleted or replaced"):
+        list(reader.read(plan[0]))
+    with pytest.raises(SparkFailed, match="missing"), spark_errors():
+        load(spark, store).count()
+
+
+def test_schemas_are_those_of_the_tables(spark: SparkSession, built: Built) -> None:
+    """Spark's schema of each table is that of its record batches; headers are columns of messages."""
+    for name, schema in TABLES.items():
+        assert load(spark, built.path, table=name).schema == spark_schema(schema)
+    assert set(MESSAGES.names) > HEADER_COLUMNS
