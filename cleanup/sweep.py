@@ -2,6 +2,7 @@
 
 Deletions that were recorded, ledgers that were given up, directories in staging/ and trash/, and
 partition directories that were never registered: nothing in those was ever acknowledged to anybody.
+Finished generations in staging/ready/ are left to adoption.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from ..store.directory import make_directory, move_away, remove_tree
 from ..store.environment import Environment
 from ..store.errors import DamagedStore
 from ..store.format import PartitionState
+from .compaction import READY
 from .deletion import remove_recorded
 from .trim import remove_runs, unfinished
 
@@ -44,7 +46,7 @@ def sweep(path: Path, main: Environment) -> Swept:
     ledgers = unfinished(main)
     for topic_id, ledger_id in ledgers:
         remove_runs(main, topic_id, ledger_id)
-    directories = _clear(path / "trash") + _clear(path / "staging")
+    directories = _clear(path / "trash") + _clear(path / "staging", keep=READY)
     kept = {
         partition_path(path, start_ms, record.generation)
         for start_ms, record in registered
@@ -54,10 +56,10 @@ def sweep(path: Path, main: Environment) -> Swept:
     for directory in sorted((path / "partitions").iterdir()):
         for generation in sorted(directory.iterdir()) if directory.is_dir() else ():
             if generation not in kept:
-                _discard(path, generation)
+                throw_away(path, generation)
                 directories += 1
         if directory.is_dir() and not any(directory.iterdir()):
-            _discard(path, directory)
+            throw_away(path, directory)
     return Swept(deletions, len(ledgers), directories)
 
 
@@ -72,16 +74,20 @@ def _refuse_lost_partitions(path: Path, known: set[Path]) -> None:
                 raise DamagedStore(generation, "holds messages and is not in the catalog")
 
 
-def _clear(directory: Path) -> int:
+def _clear(directory: Path, keep: str | None = None) -> int:
     make_directory(directory)
-    found = sorted(directory.iterdir())
+    found = sorted(child for child in directory.iterdir() if child.name != keep)
     for child in found:
         remove_tree(child) if child.is_dir() else child.unlink()
     return len(found)
 
 
-def _discard(path: Path, directory: Path) -> None:
+def throw_away(path: Path, directory: Path) -> None:
+    """Remove a directory that nobody refers to, if it is there: it is whole until it is gone from its place."""
+    if not directory.exists():
+        return
     trash = path / "trash" / f"{directory.parent.name}-{directory.name}"
+    make_directory(trash.parent)
     remove_tree(trash)
     move_away(directory, trash)
     remove_tree(trash)

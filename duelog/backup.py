@@ -107,10 +107,13 @@ class _Backup:
     def _copy_partition(self, start_ms: int, target: Path) -> None:
         partitions = self._engine.partitions
         partition = partitions.get(start_ms)
-        if partition is None or partition_path(self._destination, start_ms, partition.generation) != target:
+        if partition is None:
             raise _PartitionGone(target)
         try:
             with partitions.lease(partition):
+                # The next generation may lack what the copied cursors have not acknowledged yet.
+                if partition.environment.path.name != target.name:
+                    raise _PartitionGone(target)
                 self._copy(partition.environment, target)
         except DamagedStore:
             if partitions.registered(partition):

@@ -36,13 +36,22 @@ def check_partitions(survey: Survey) -> Iterator[Finding]:
         if partition is None:
             survey.all_read = False
             continue
+        yield from _check_partition(survey, partition, record)
+
+
+def _check_partition(survey: Survey, partition: Partition, record: PartitionRecord) -> list[Finding]:
+    partitions = survey.engine.partitions
+    while True:
+        generation = partition.generation
         try:
             with partitions.lease(partition):
-                yield from _Partition(survey, partition, record).run()
+                return list(_Partition(survey, partition, record).run())
         except (DamagedStore, CorruptRecord) as reason:
+            registered = partitions.registered(partition)
+            if registered and partition.generation != generation:
+                continue  # its file went from under us when the next generation took over
             survey.all_read = False
-            if partitions.registered(partition):
-                yield error("partition", partition.name, str(reason))
+            return [error("partition", partition.name, str(reason))] if registered else []
 
 
 class _Partition:

@@ -6,7 +6,7 @@ Nobody waits for a commit with a subscription's lock in hand.
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from duelog.cleanup.sweep import Swept, sweep
@@ -23,7 +23,7 @@ from duelog.store import format as fmt
 from duelog.store.clock import Clock, ManualClock, StoreClock
 from duelog.store.config import StoreConfig
 from duelog.store.directory import make_directory
-from duelog.store.errors import ClosedError, ConsumerBusy, CorruptEntry, DamagedStore, UnknownSubscription
+from duelog.store.errors import ClosedError, ConsumerBusy, CorruptEntry, DamagedStore, StoreFull, UnknownSubscription
 from duelog.store.format import CorruptRecord, LedgerState, PartitionState
 from duelog.store.ledger import find_tail
 from duelog.store.position import Position
@@ -32,6 +32,7 @@ from duelog.store.set_aside import SetAside
 from duelog.store.transaction import Transaction
 
 from .ack_flusher import AckFlusher
+from .adopting import Adopting
 from .delay_policies import DelayPolicies
 from .due_reader import DueReader
 from .maintenance import Maintenance, TickResult
@@ -120,6 +121,9 @@ class Engine:
         self.recurring = Recurring(self.main, self.topics, succession, self.clock, config.max_message_bytes, self.wake)
         if not read_only:
             self.maintenance.recurring = self.recurring
+            self.maintenance.adopting = Adopting(path, self.main, self.partitions, self.topics, identity.store_id)
+            with suppress(StoreFull):  # what could not be adopted for want of room waits
+                self.maintenance.adopting.run()
         self.topics.look_at = self.maintenance.look_at
         self.partitions.created = lambda partition: self.wake()
         self.metrics = None if read_only else StoreMetrics(self, instruments())
@@ -191,16 +195,17 @@ class Engine:
         if self.set_aside.add(error) and self.metrics is not None:
             self.metrics.corrupt()
 
-    def reader(self, topic: TopicState, subscription: str) -> DueReader:
+    def reader(self, topic: TopicState, subscription: SubscriptionState) -> DueReader:
         """What a subscription of the topic reads its main log with."""
         plain = MainLogReader(
             self.main,
             self.partitions,
             topic.log,
             topic=str(topic.name),
-            subscription=subscription,
+            subscription=subscription.name,
             span_ms=self.config.partition_ms,
             set_aside=self.note_unreadable,
+            gone=subscription.gone.extend,
         )
 
         def open_view(position: Position, done_ms: int) -> tuple[TopicDelayTracker, SubscriptionView]:

@@ -33,6 +33,7 @@ from duelog.store.format import PartitionState
 from duelog.store.set_aside import SetAside
 
 from .ack_flusher import AckFlusher
+from .adopting import Adopting
 from .expiry import Expiry
 from .recurring import Recurring
 from .topic_state import TopicState
@@ -51,6 +52,7 @@ class TickResult:
 
     fired: messages whose markers were written. closed, deleted: partitions. trimmed: main-log ledgers.
     snapshots: delay indexes saved. next_due_ms: epoch ms of the next thing to do, None: nothing is planned.
+    adopted: partitions that compaction has made anew.
     """
 
     fired: int
@@ -59,6 +61,7 @@ class TickResult:
     deleted: int
     snapshots: int
     next_due_ms: int | None
+    adopted: int = 0
 
 
 def _nobody_sleeps() -> None:
@@ -112,6 +115,7 @@ class Maintenance:
         """Who hold deletions back."""
         self.wake: Callable[[], None] = _nobody_sleeps
         self.recurring: Recurring | None = None
+        self.adopting: Adopting | None = None
         self.on_trim: Callable[[int], None] | None = None
         self.on_delete: Callable[[int], None] | None = None
 
@@ -144,6 +148,7 @@ class Maintenance:
                 result.deleted + following.deleted,
                 result.snapshots + following.snapshots,
                 following.next_due_ms,
+                result.adopted + following.adopted,
             )
         return result
 
@@ -152,7 +157,7 @@ class Maintenance:
         with self.lock:
             now_ms = self._time()
             full: list[StoreFull] = []
-            fired = closed = saved = trimmed = deleted = 0
+            fired = closed = saved = trimmed = deleted = adopted = 0
             more = False
             with _going_on(full):
                 fired, closed, saved, more = self._advance(now_ms)
@@ -171,11 +176,13 @@ class Maintenance:
                 more = more or bool(self._given_up)
             with _going_on(full):
                 deleted = self._delete()
+            with _going_on(full):
+                adopted = self._adopt()
             if full:
                 raise full[0]
             next_due_ms = now_ms if more else self._next_due_ms()
             self._firing.give_back_pages()
-            return TickResult(fired, closed, trimmed, deleted, saved, next_due_ms), more
+            return TickResult(fired, closed, trimmed, deleted, saved, next_due_ms, adopted), more
 
     def _time(self) -> int:
         """Now; refused when the clock ran ahead of the time that passed by more than the bound."""
@@ -295,9 +302,12 @@ class Maintenance:
             return finish_deletion(self._path, self._main, self._partitions, partition)
         return delete_partition(self._path, self._main, self._partitions, partition)
 
+    def _adopt(self) -> int:
+        return 0 if self._holders or self.adopting is None else self.adopting.run()
+
     @contextmanager
     def deletions_held(self) -> Iterator[None]:
-        """No directory of a partition is removed inside the block; what was released waits for its end."""
+        """No directory of a partition is removed or replaced inside the block; what was released waits for its end."""
         with self.lock:
             self._holders += 1
         try:

@@ -45,7 +45,7 @@ class Subscription:
                 ack_timeout_ms=engine.config.ack_timeout_ms,
             )
 
-        self._consumer = state.attach(type_, lambda: engine.reader(topic, state.name), make)
+        self._consumer = state.attach(type_, lambda: engine.reader(topic, state), make)
 
     @property
     def name(self) -> str:
@@ -140,9 +140,12 @@ class Subscription:
                 dispatcher = self._dispatcher()
                 kept_back = dispatcher.kept_back_count
                 batch = [] if self._state.paused else dispatcher.next_batch(self._consumer, max_messages, now_ms)
+                passed_gone = self._pass_gone(dispatcher)
                 kept_more = dispatcher.kept_back_count > kept_back
                 passed_over = None if self._state.reader is None else self._state.reader.next_due_ms()
                 again = (dispatcher.next_redelivery_ms(), passed_over)
+            if passed_gone is not None:
+                engine.acknowledged(topic, self._state, passed_gone)
             if kept_more or (batch and engine.config.ack_timeout_ms is not None):
                 topic.changed()  # others have something to wait for that they did not know of
             if batch:
@@ -155,6 +158,18 @@ class Subscription:
             if stopped is not None:
                 raise stopped
             return [], min((ms for ms in (*again, due_ms) if ms is not None), default=None)
+
+    def _pass_gone(self, dispatcher: Dispatcher) -> bool | None:
+        """Acknowledge what the reader found to be gone; None: nothing, else whether there may be something to trim.
+
+        REQUIRES: the subscription's lock.
+        """
+        gone = self._state.take_gone()
+        if not gone:
+            return None
+        before = dispatcher.acks.mark_delete
+        dispatcher.ack(None, gone)
+        return self._moved_ledger(before)
 
     def _settle(self, batch: list[ReceivedMessage]) -> list[ReceivedMessage]:
         """What of a batch the handler is to get; the rest is for others, or dead, and is acknowledged here."""

@@ -36,6 +36,8 @@ class SubscriptionState:
         self.paused = bool(record.flags & _PAUSED)
         self._dispatcher: Dispatcher | None = None
         self.reader: DueReader | None = None
+        self.gone: list[Position] = []
+        """Positions that the reader met whose messages do not exist any more: to be acknowledged."""
         self._type: SubscriptionType | None = None
         self._consumers: set[int] = set()
         self._ids = itertools.count(1)
@@ -87,6 +89,12 @@ class SubscriptionState:
                 self._dispatcher.remove_consumer(consumer, now_ms)
                 if not self._consumers and self.reader is not None:
                     self.reader.close()
+
+    def take_gone(self) -> list[Position]:
+        """What is in `gone`, once. REQUIRES: the lock."""
+        gone = self.gone.copy()
+        self.gone.clear()
+        return gone
 
     def write_paused(self, transaction: Transaction, paused: bool) -> None:
         """Record whether the subscription is paused."""

@@ -1,7 +1,8 @@
 """Reading a main log: messages as they lie there, markers resolved to the messages they point at.
 
 Markers are resolved in batches, in order of address in their partition log, each run opened once. An
-entry that cannot be read is reported, left out, and holds nothing up.
+entry that cannot be read is reported, left out, and holds nothing up. One whose body was dropped, by
+compaction once everybody had acknowledged it, or by repair, is gone: its position is told, to be acknowledged.
 """
 
 from __future__ import annotations
@@ -30,6 +31,14 @@ class Unacknowledged(Protocol):
     """What a subscription has not acknowledged (AckSet)."""
 
     def unacked(self, ledger_id: int, start: int, limit: int) -> BitMap: ...
+
+
+_LOOKED_AT_ONCE = 4_096
+"""Entries looked at in one go where all before them are gone."""
+
+
+def _untold(positions: list[Position]) -> None:
+    """Nobody asked what is gone."""
 
 
 class _Markers(NamedTuple):
@@ -67,7 +76,9 @@ class MainLogReader:
         subscription: str,
         span_ms: int,
         set_aside: Callable[[CorruptEntry], object],
+        gone: Callable[[list[Position]], object] = _untold,
     ) -> None:
+        """`gone` is told positions whose messages no longer exist, inside the call that met them."""
         self._main = main
         self._partitions = partitions
         self._log = log
@@ -75,6 +86,7 @@ class MainLogReader:
         self._subscription = subscription
         self._span_ms = span_ms
         self.set_aside = set_aside
+        self._gone = gone
 
     def read(
         self, start: Position, max_entries: int, skip: Unacknowledged, now_ms: int
@@ -84,6 +96,22 @@ class MainLogReader:
         At most `max_entries`; also returns the position to go on from, one past the last looked at, and
         whether an unacknowledged message was passed over because it is not due at `now_ms`.
         """
+        passed_over, looked_at = False, max_entries
+        while True:
+            batch, following, over = self._gather(start, looked_at, skip, now_ms)
+            messages = batch.messages()
+            passed_over |= over
+            if messages or not batch.gone:
+                break
+            start, looked_at = following, max(max_entries, min(looked_at * 4, _LOOKED_AT_ONCE))
+        if len(messages) > max_entries:
+            following = messages[max_entries].position
+            messages = messages[:max_entries]
+        return messages, following, passed_over
+
+    def _gather(
+        self, start: Position, max_entries: int, skip: Unacknowledged, now_ms: int
+    ) -> tuple[_Batch, Position, bool]:
         passed_over = False
         batch = _Batch(self)
         ledger_id, entry_id = start
@@ -119,7 +147,7 @@ class MainLogReader:
                 if following is None:
                     break
                 ledger_id, entry_id = following, 0
-        return batch.messages(), Position(ledger_id, entry_id), passed_over
+        return batch, Position(ledger_id, entry_id), passed_over
 
     def read_at(self, positions: Sequence[Position]) -> list[ReceivedMessage]:
         """The messages at `positions`, in log order; those that are gone or unreadable are left out."""
@@ -157,7 +185,7 @@ class MainLogReader:
             message.retries, message.addressee = _retry_facts(extra)
         return message
 
-    def _resolve(self, by_target: dict[int, list[_Markers]], slots: list[ReceivedMessage | None]) -> None:
+    def _resolve(self, by_target: dict[int, list[_Markers]], batch: _Batch) -> None:
         """Fill the slots of markers, given by the ledger they point into, from the partition logs."""
         for target, pieces in by_target.items():
             markers = _Markers.together(pieces)
@@ -168,14 +196,13 @@ class MainLogReader:
                 continue
             try:
                 with self._partitions.lease(partition), partition.environment.read() as raw:
-                    self._resolve_in(raw, partition.name, target, markers, slots)
+                    self._resolve_in(raw, partition.name, target, markers, batch)
             except DamagedStore as error:
                 self._dangling(markers, str(error))
 
-    def _resolve_in(
-        self, raw: lmdb.Transaction, name: str, ledger_id: int, markers: _Markers, slots: list[ReceivedMessage | None]
-    ) -> None:
+    def _resolve_in(self, raw: lmdb.Transaction, name: str, ledger_id: int, markers: _Markers, batch: _Batch) -> None:
         cursor = raw.cursor()
+        slots = batch.slots
         received, positions, dues, targets = self._received, markers.positions, markers.dues, markers.targets.tolist()
         ids = message_ids(repeat(ledger_id), targets)
         run: Run | None = None
@@ -188,8 +215,12 @@ class MainLogReader:
                     run = find_run(cursor, name, ledger_id, entry_id)
                     if run is not None:
                         first, limit = run.first_entry, run.limit
-                body = run.body(entry_id - first) if run is not None else None
-                if body is None:
+                if run is not None:
+                    body = run.body(entry_id - first)
+                    if body is None:
+                        batch.gone.append(positions[at])
+                        continue
+                else:
                     reason = f"marker points at entry {ledger_id}:{entry_id}, which does not exist"
                     marker_ledger, marker_entry = positions[at]
                     self.set_aside(CorruptEntry(self._main.name, marker_ledger, marker_entry, reason))
@@ -222,11 +253,13 @@ class _Batch:
 
     def __init__(self, reader: MainLogReader) -> None:
         self._reader = reader
-        self._slots: list[ReceivedMessage | None] = []
+        self.slots: list[ReceivedMessage | None] = []
+        self.gone: list[Position] = []
+        """Positions whose messages do not exist any more; complete once `messages` was called."""
         self._markers: dict[int, list[_Markers]] = {}
 
     def __len__(self) -> int:
-        return len(self._slots)
+        return len(self.slots)
 
     def add(self, run: Run, wanted: BitMap) -> None:
         """Take the entries `wanted` of a run, read inside the caller's transaction."""
@@ -234,14 +267,14 @@ class _Batch:
             return
         if run.kind == RunKind.MARKERS:
             at = np.frombuffer(wanted.to_array(), dtype=np.uint32) - np.uint32(run.first_entry)
-            slots = list(range(len(self._slots), len(self._slots) + len(wanted)))
+            slots = list(range(len(self.slots), len(self.slots) + len(wanted)))
             positions = message_ids(repeat(run.ledger_id), wanted)
             piece = _Markers(slots, positions, run.targets()[at], run.dues()[at].tolist())
             self._markers.setdefault(run.target, []).append(piece)
-            self._slots += [None] * len(slots)
+            self.slots += [None] * len(slots)
             return
         for entry_id in wanted:
-            self._slots.append(self._message(run, entry_id))
+            self.slots.append(self._message(run, entry_id))
 
     def _message(self, run: Run, entry_id: int) -> ReceivedMessage | None:
         position = Position(run.ledger_id, entry_id)
@@ -249,7 +282,8 @@ class _Batch:
         try:
             body = run.body(index)
             if body is None:
-                raise CorruptEntry(run.environment, run.ledger_id, entry_id, "its body was dropped")
+                self.gone.append(position)
+                return None
             return self._reader._received(body, position, position, run.due(index))
         except CorruptEntry as error:
             self._reader.set_aside(error)
@@ -260,5 +294,7 @@ class _Batch:
     def messages(self) -> list[ReceivedMessage]:
         """What could be read, in log order. REQUIRES: the caller is done with the main environment."""
         if self._markers:
-            self._reader._resolve(self._markers, self._slots)
-        return [message for message in self._slots if message is not None]
+            self._reader._resolve(self._markers, self)
+        if self.gone:
+            self._reader._gone(self.gone)
+        return [message for message in self.slots if message is not None]

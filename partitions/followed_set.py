@@ -1,7 +1,8 @@
 """The partitions of a store that another process writes: they come, change state and go without being asked.
 
-The catalog is read anew whenever somebody lists the partitions or misses one. A partition that has gone, or has a
-newer generation, keeps its environment open as long as somebody holds a lease: its files are unlinked, not emptied.
+The catalog is read anew whenever somebody lists the partitions, misses one, or cannot open one. A partition that has
+gone keeps its environment open as long as somebody holds a lease: its files are unlinked, not emptied. One that has a
+newer generation, which compaction made, is never taken for gone: whoever asks next gets that one.
 
 Deliberately without appends, creation and removal: a read-only store does none of them.
 """
@@ -13,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ..store import catalog
+from ..store.errors import DamagedStore
 from .partition import Partition, partition_path
 from .partition_set import PartitionSet
 
@@ -30,8 +32,10 @@ class FollowedPartitionSet(PartitionSet):
         with self._lock:
             for partition in list(self._partitions.values()):
                 record = found.get(partition.start_ms)
-                if record is None or record.generation != partition.generation:
+                if record is None:
                     self._retire(partition)
+                elif record.generation != partition.generation:
+                    self._replace(partition, record.generation)
             for start_ms, record in found.items():
                 if start_ms in self._partitions:
                     self._partitions[start_ms].state = record.state
@@ -72,14 +76,27 @@ class FollowedPartitionSet(PartitionSet):
         self.load()
         return super().registered(partition)
 
+    def acquire(self, partition: Partition) -> None:
+        """Open the environment if need be, of the newest generation if that of before has gone; count a lease."""
+        while True:
+            generation = partition.generation
+            try:
+                super().acquire(partition)
+            except DamagedStore:
+                if not self.registered(partition) or partition.generation == generation:
+                    raise
+            else:
+                return
+
     def release(self, partition: Partition) -> None:
         with self._lock:
             partition.leases -= 1
             if self._partitions.get(partition.start_ms) is partition:
+                self._let_go(partition)
                 self._close_surplus()
                 return
-            environment = None if partition.leases else partition.detach()
-        if environment is not None:
+            environments = [] if partition.leases else partition.detach()
+        for environment in environments:
             environment.close()
 
 

@@ -1,8 +1,8 @@
 """One time partition: a half-open interval of due time, one LMDB environment, a log for each topic.
 
 A partition object outlives its environment, which the partition set opens when somebody needs it and
-closes when too many are open. Appends of one partition are serialised by its environment; `listener`
-hears of each in commit order.
+closes when too many are open, and its generation, which compaction replaces by the next one. Appends of
+one partition are serialised by its environment; `listener` hears of each in commit order.
 """
 
 from __future__ import annotations
@@ -61,7 +61,10 @@ class Partition:
         """Due times read one by one since pages were last given back; each may have mapped 16 pages."""
         self.leases = 0
         self.appenders = 0
+        self.outdated = False
+        """Whether the open environment is of a generation before `generation`."""
         self._environment: Environment | None = None
+        self._parked: list[Environment] = []
         self._logs: dict[int, PartitionLog] = {}
         self._lock = threading.Lock()
 
@@ -78,14 +81,28 @@ class Partition:
         return self._environment is not None
 
     def attach(self, environment: Environment) -> None:
-        self._environment = environment
-
-    def detach(self) -> Environment | None:
-        """Forget the environment and what was read from it, for the caller to close."""
+        """Use an environment. One of an older generation that is in use stays open until `unpark`."""
         with self._lock:
-            environment, self._environment = self._environment, None
+            if self._environment is not None:
+                self._parked.append(self._environment)
+            self._environment = environment
+            self.outdated = False
             self._logs = {}
-        return environment
+
+    def unpark(self) -> list[Environment]:
+        """Forget environments of older generations, for the caller to close. REQUIRES: nobody holds a lease."""
+        with self._lock:
+            parked, self._parked = self._parked, []
+        return parked
+
+    def detach(self) -> list[Environment]:
+        """Forget every environment and what was read from it, for the caller to close."""
+        with self._lock:
+            environments = self._parked if self._environment is None else [*self._parked, self._environment]
+            self._environment, self._parked = None, []
+            self.outdated = False
+            self._logs = {}
+        return environments
 
     def log(self, topic_id: int) -> PartitionLog | None:
         """The topic's log, None when it has none here. REQUIRES: a lease. O(log n) at first use.
@@ -158,9 +175,12 @@ class Partition:
 
         return log.ledger_id, self.environment.write(work)
 
-    def verify_identity(self, store_id: bytes) -> None:
-        """Refuse a directory that belongs to another store, partition or generation. Raises DamagedStore."""
-        fields = self.environment.get(fmt.PARTITION_INFO_KEY)
+    def verify_identity(self, store_id: bytes, environment: Environment | None = None) -> None:
+        """Refuse a directory that belongs to another store, partition or generation. Raises DamagedStore.
+
+        environment: one that is to be attached; None: the one in use.
+        """
+        fields = (environment or self.environment).get(fmt.PARTITION_INFO_KEY)
         if fields is None:
             raise DamagedStore(self.path, "has no partition record")
         expected = PartitionInfo(fmt.FORMAT_VERSION, store_id, self.start_ms, self.end_ms, self.generation)

@@ -117,7 +117,7 @@ class PartitionSet:
                 raise ClosedError("store")
             if self._partitions.get(partition.start_ms) is not partition or partition.state is PartitionState.DELETING:
                 raise DamagedStore(partition.path, "was deleted")
-            if not partition.is_open:
+            if not partition.is_open or partition.outdated:
                 self._open_environment(partition)
             partition.leases += 1
             self._open.move_to_end(partition.start_ms)
@@ -148,6 +148,7 @@ class PartitionSet:
     def release(self, partition: Partition) -> None:
         with self._lock:
             partition.leases -= 1
+            self._let_go(partition)
             self._close_surplus()
 
     @contextmanager
@@ -205,13 +206,12 @@ class PartitionSet:
             map_bytes=self._config.map_bytes,
             read_only=self._read_only,
         )
-        partition.attach(environment)
         try:
-            partition.verify_identity(self._store_id)
+            partition.verify_identity(self._store_id, environment)
         except BaseException:
-            partition.detach()
             environment.close()
             raise
+        partition.attach(environment)
         self._open[partition.start_ms] = partition
         if self.opened is not None:
             self.opened(partition, environment)
@@ -226,9 +226,33 @@ class PartitionSet:
 
     def _close_environment(self, partition: Partition) -> None:
         del self._open[partition.start_ms]
-        environment = partition.detach()
-        if environment is not None:
+        for environment in partition.detach():
             environment.close()
+
+    # -- generations -------------------------------------------------------------------------------
+
+    def replace(self, partition: Partition, generation: int) -> None:
+        """Have whoever asks for a partition from now on get the generation that the catalog names now.
+
+        Who holds a lease may go on with the environment that he has; it is closed when nobody holds one.
+        """
+        with self._lock:
+            self._replace(partition, generation)
+
+    def _replace(self, partition: Partition, generation: int) -> None:
+        partition.path = partition_path(self._path, partition.start_ms, generation)
+        partition.generation = generation
+        partition.outdated = partition.is_open
+        self._let_go(partition)
+
+    def _let_go(self, partition: Partition) -> None:
+        """Close what is of older generations, if nobody holds a lease."""
+        if partition.leases:
+            return
+        for environment in partition.unpark():
+            environment.close()
+        if partition.outdated:
+            self._close_environment(partition)
 
     # -- creation and removal ----------------------------------------------------------------------
 

@@ -1,0 +1,197 @@
+"""Adoption: a finished generation takes the place of the one that it was made from.
+
+Only who holds the store's lock adopts: the process that has the store open, at its next tick, or whoever opens it
+next. The generation is moved to its final name, then one transaction of the main environment names it, then the old
+one is removed; after a crash the catalog says which of the two is the partition, and opening removes the other.
+
+What the generation was planned on is looked at again inside that transaction: the partition is closed and of the
+generation that was copied, and every acknowledgement that bodies were dropped for still stands, for every
+subscription there is by now. A generation for which that does not hold is thrown away: a subscription went back, or
+one came into being that has still to read what was dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import lmdb
+from pyroaring import BitMap
+
+from ..partitions.partition import partition_path
+from ..partitions.partition_set import PartitionSet
+from ..partitions.timespan import directory_name
+from ..store import catalog
+from ..store import format as fmt
+from ..store.directory import move
+from ..store.environment import Environment
+from ..store.errors import DuelogError, StoreFull
+from ..store.failpoints import reach
+from ..store.format import CorruptRecord, LedgerState, PartitionInfo, PartitionRecord, PartitionState
+from ..store.origin import OriginRecord, Relied
+from ..store.transaction import Transaction
+from .claims import acknowledged_by_all
+from .compaction import READY, ready_generations
+from .sweep import throw_away
+
+StillAcknowledged = Callable[[Sequence[Relied]], bool]
+"""Whether the subscriptions in memory have acknowledged, as of now, what a generation relies on."""
+
+
+class Adopted(NamedTuple):
+    """A generation that is its partition's now; sizes of its file and of the one before."""
+
+    start_ms: int
+    generation: int
+    bytes_before: int
+    bytes_after: int
+
+
+class Refused(NamedTuple):
+    """A finished generation that was thrown away, by the name of its directory."""
+
+    name: str
+    reason: str
+
+
+def in_memory_nothing(relied_on: Sequence[Relied]) -> bool:
+    """For a store that nobody has open: what is on disk is all there is."""
+    return True
+
+
+def adopt_ready(
+    path: Path,
+    main: Environment,
+    store_id: bytes,
+    partitions: PartitionSet | None = None,
+    still_acknowledged: StillAcknowledged = in_memory_nothing,
+) -> list[Adopted | Refused]:
+    """Adopt or throw away every finished generation of the store in `path`.
+
+    partitions: those of the open store, which go over to the new generations; None: none is open. One that this
+    process may not move or read is left where it is. REQUIRES: the store's lock, no deletion or backup beside it.
+    Raises StoreFull (what was not adopted waits on) and StoreFailed.
+    """
+    done: list[Adopted | Refused] = []
+    for directory in ready_generations(path):
+        with suppress(OSError):
+            done.append(_Adoption(path, main, store_id, partitions, still_acknowledged, directory).run())
+    with suppress(OSError):  # none there, or one has just come
+        (path / "staging" / READY).rmdir()
+    return done
+
+
+class _Adoption:
+    def __init__(
+        self,
+        path: Path,
+        main: Environment,
+        store_id: bytes,
+        partitions: PartitionSet | None,
+        still_acknowledged: StillAcknowledged,
+        directory: Path,
+    ) -> None:
+        self._path = path
+        self._main = main
+        self._store_id = store_id
+        self._partitions = partitions
+        self._still_acknowledged = still_acknowledged
+        self._directory = directory
+
+    def run(self) -> Adopted | Refused:
+        """Raises OSError with nothing done, StoreFull likewise, StoreFailed."""
+        path, directory = self._path, self._directory
+        try:
+            info, origin = self._read()
+        except DuelogError as error:
+            return self._refuse(directory, str(error))
+        with self._main.read() as raw:
+            reason = reason_against(raw, info, origin, self._store_id)
+        if reason is None and not self._still_acknowledged(origin.relied_on):
+            reason = "a subscription has gone back to what was dropped"
+        if reason is not None:
+            return self._refuse(directory, reason)
+        before = partition_path(path, info.start_ms, origin.generation)
+        target = partition_path(path, info.start_ms, info.generation)
+        sizes = [(each / "data.mdb").stat().st_size for each in (before, directory)]
+        throw_away(path, target)  # what an adoption whose transaction failed has left: nobody refers to it
+        move(directory, target)
+        reach("compact.published")
+        try:
+            reason = self._main.write(lambda transaction: self._record(transaction, info, origin))
+        except StoreFull:
+            move(target, directory)
+            raise
+        if reason is not None:
+            return self._refuse(target, reason)
+        self._main.sync()  # what is not on disk for sure is not to be relied on by removing the old one
+        reach("compact.adopted")
+        partition = None if self._partitions is None else self._partitions.get(info.start_ms)
+        if self._partitions is not None and partition is not None:
+            self._partitions.replace(partition, info.generation)
+        throw_away(path, before)
+        return Adopted(info.start_ms, info.generation, *sizes)
+
+    def _read(self) -> tuple[PartitionInfo, OriginRecord]:
+        name = f"finished generation {self._directory.name}"
+        with closing(Environment(self._directory, name=name, read_only=True, lock=False)) as environment:
+            fields, origin = environment.get(fmt.PARTITION_INFO_KEY), environment.get(fmt.ORIGIN_KEY)
+        if fields is None or origin is None:
+            raise CorruptRecord(f"{name} does not say what it is")
+        return PartitionInfo.unpack(fields), OriginRecord.unpack(origin)
+
+    def _record(self, transaction: Transaction, info: PartitionInfo, origin: OriginRecord) -> str | None:
+        reason = reason_against(transaction.raw, info, origin, self._store_id)
+        if reason is None:
+            key = fmt.partition_key(info.start_ms)
+            record = PartitionRecord.unpack(transaction.get(key) or b"")
+            transaction.put(key, record._replace(generation=info.generation).pack())
+        return reason
+
+    def _refuse(self, directory: Path, reason: str) -> Refused:
+        throw_away(self._path, directory)
+        return Refused(self._directory.name, reason)
+
+
+def reason_against(raw: lmdb.Transaction, info: PartitionInfo, origin: OriginRecord, store_id: bytes) -> str | None:
+    """Why a generation may not take over, by the main environment as `raw` sees it; None: it may."""
+    record = dict(catalog.partitions(raw)).get(info.start_ms)
+    if record is None or record.state is PartitionState.DELETING:
+        return "its partition was deleted"
+    if record.state is not PartitionState.CLOSED:
+        return f"partition {directory_name(info.start_ms)} is not closed"
+    if record.generation != origin.generation:
+        return f"it was made from generation {origin.generation}, the partition is at {record.generation}"
+    expected = PartitionInfo(fmt.FORMAT_VERSION, store_id, info.start_ms, record.end_ms, record.generation + 1)
+    if info != expected:
+        return f"it is {info}, expected was {expected}"
+    by_topic: dict[int, list[Relied]] = {}
+    for relied in origin.relied_on:
+        by_topic.setdefault(relied.topic_id, []).append(relied)
+    for topic_id, rows in by_topic.items():
+        if (reason := _taken_back(raw, topic_id, rows)) is not None:
+            return reason
+    return None
+
+
+def _taken_back(raw: lmdb.Transaction, topic_id: int, relied_on: list[Relied]) -> str | None:
+    """Who of a topic's subscriptions has not acknowledged what is relied on; None: all have, or it is gone anyway."""
+    name = catalog.topic_name(raw, topic_id)
+    if name is None:
+        return None
+    kept = {ledger_id for ledger_id, row in catalog.ledgers(raw, topic_id) if row.state is not LedgerState.TRIMMING}
+    rows = [row for row in relied_on if row.ledger_id in kept]
+    cursors = list(catalog.cursors(raw, topic_id))
+    if rows and not cursors:
+        return f"{name} has no subscription any more"
+    for _, subscription, cursor in cursors:
+        for row in rows:
+            positions = BitMap.deserialize(row.positions)
+            key = fmt.acked_key(cursor.subscription_id, row.ledger_id)
+            value = raw.get(key)
+            acked = {} if value is None else {row.ledger_id: fmt.unseal(key, value)}
+            if positions - acknowledged_by_all([(cursor, acked)], row.ledger_id, max(positions, default=-1) + 1):
+                return f"subscription {subscription!r} of {name} has still to read what was dropped"
+    return None

@@ -1,0 +1,58 @@
+"""Adoption of what compaction has finished, by the process that has the store open; see cleanup/adoption.py."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from pyroaring import BitMap
+
+from duelog.cleanup.adoption import Adopted, adopt_ready
+from duelog.cleanup.compaction import READY
+from duelog.partitions.partition_set import PartitionSet
+from duelog.store.environment import Environment
+from duelog.store.origin import Relied
+
+from .topics import Topics
+
+
+class Adopting:
+    """Looks for finished generations, and has the partitions of an open store go over to them."""
+
+    def __init__(
+        self, path: Path, main: Environment, partitions: PartitionSet, topics: Topics, store_id: bytes
+    ) -> None:
+        self._path = path
+        self._ready = path / "staging" / READY
+        self._main = main
+        self._partitions = partitions
+        self._topics = topics
+        self._store_id = store_id
+        self.refused: list[str] = []
+        """Why finished generations were thrown away since the store was opened, the newest last."""
+
+    def run(self) -> int:
+        """Adopt what is there; how many generations. One stat(2) where there is nothing.
+
+        REQUIRES: Maintenance.lock, and nobody holds deletions back. Raises StoreFull, StoreFailed.
+        """
+        if not self._ready.exists():
+            return 0
+        done = adopt_ready(self._path, self._main, self._store_id, self._partitions, self._still_acknowledged)
+        self.refused += [f"{each.name}: {each.reason}" for each in done if not isinstance(each, Adopted)]
+        return sum(isinstance(each, Adopted) for each in done)
+
+    def _still_acknowledged(self, relied_on: Sequence[Relied]) -> bool:
+        """Whether no subscription in memory has gone back: a seek takes effect there before it is on disk."""
+        loaded = {topic.topic_id: topic for topic in self._topics.loaded()}
+        for topic_id, ledger_id, serialised in relied_on:
+            topic = loaded.get(topic_id)
+            if topic is None or topic.log.entries_of(ledger_id) is None:
+                continue  # not loaded: the disk has it all; trimmed: nobody can go back to it
+            positions = BitMap.deserialize(serialised)
+            for subscription in list(topic.subscriptions.values()):
+                with subscription.lock:
+                    left = subscription.acks.unacked(ledger_id, 0, max(positions, default=-1) + 1)
+                if left & positions:
+                    return False
+        return True

@@ -1,0 +1,384 @@
+"""Adoption: a finished generation takes over, or is thrown away, whatever happened since it was planned."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from duelog import DelayedStore, ManualClock, StoreConfig, Subscription
+from duelog.cleanup import adoption
+from duelog.store import failpoints
+from duelog.store.errors import StoreFull
+from tests.cleanup.compacting import DAY_MS, close_day, finish, partition_of, plan_of, send_day
+from tests.conftest import OpenStore
+
+SMALL = StoreConfig(run_entries=4, ledger_max_entries=8, ledger_max_age_ms=100 * DAY_MS, partition_ms=DAY_MS)
+
+
+@pytest.fixture(autouse=True)
+def disarmed() -> Iterator[None]:
+    """No failpoint stays armed."""
+    yield
+    failpoints.disarm()
+
+
+@pytest.fixture
+def store(open_store: OpenStore, clock: ManualClock) -> DelayedStore:
+    """A closed day of 20 messages; of `one` 3, 5 and 7 to 11 are acknowledged, and it has a consumer no more."""
+    store = open_store(config=SMALL)
+    with store.topic("a").subscribe("one") as subscription:
+        send_day(store, "a", 20)
+        close_day(store, clock)
+        received = subscription.receive(20)
+        subscription.ack([received[at] for at in (3, 5, 7, 8, 9, 10, 11)], durable=True)
+    return store
+
+
+LEFT = [b"%d" % at for at in range(20) if at not in (3, 5, 7, 8, 9, 10, 11)]
+
+
+def payloads(subscription: Subscription) -> list[bytes]:
+    """What a subscription receives now."""
+    found: list[bytes] = []
+    while batch := subscription.receive(7):
+        found += [message.payload for message in batch]
+    return found
+
+
+def generations(store: DelayedStore, day: int = 0) -> list[str]:
+    """Directories of a day's partition."""
+    return sorted(child.name for child in partition_of(store, day).path.parent.iterdir())
+
+
+def leftovers(path: Path) -> list[str]:
+    """What lies in staging/ and trash/."""
+    return sorted(child.name for folder in ("staging", "trash") for child in (path / folder).iterdir())
+
+
+def adopts(store: DelayedStore) -> bool:
+    """Tick: whether a finished generation was adopted; refused ones are gone either way."""
+    adopted = store.tick().adopted
+    assert leftovers(store.path) == []
+    assert generations(store) == (["g000002"] if adopted else ["g000001"])
+    return bool(adopted)
+
+
+def test_a_running_store_adopts_at_its_next_tick(store: DelayedStore, open_store: OpenStore) -> None:
+    """The catalog, memory and the directory agree; what was not acknowledged is delivered, and nothing else."""
+    finish(store)
+    assert adopts(store)
+    assert partition_of(store).generation == 2
+    assert [(row.generation, row.state) for row in store.partitions()] == [(2, "closed")]
+    assert list(store.check(deep=True)) == []
+    with store.topic("a").subscribe("one") as subscription:
+        assert payloads(subscription) == LEFT
+    store.close()
+    with open_store(config=SMALL).topic("a").subscribe("one") as subscription:
+        assert payloads(subscription) == LEFT
+
+
+def test_opening_a_store_adopts_what_is_ready_and_removes_the_rest(store: DelayedStore, open_store: OpenStore) -> None:
+    """An attempt that died in staging/ is litter; one that was finished is not."""
+    finish(store)
+    attempt = store.path / "staging" / "compact-20260922T000000Z-dead"
+    attempt.mkdir()
+    (attempt / "data.mdb").write_bytes(b"half")
+    store.close()
+    again = open_store(config=SMALL)
+    assert partition_of(again).generation == 2
+    assert (leftovers(again.path), generations(again)) == ([], ["g000002"])
+    assert list(again.check(deep=True)) == []
+
+
+def test_a_generation_can_be_compacted_again(store: DelayedStore) -> None:
+    """What has been acknowledged since goes with the next one."""
+    finish(store)
+    assert store.tick().adopted == 1
+    with store.topic("a").subscribe("one") as subscription:
+        subscription.ack(subscription.receive(2), durable=True)
+        plan = plan_of(store)
+        assert (plan.generation, plan.dead_entries) == (2, 2)
+        finish(store, plan=plan)
+        assert store.tick().adopted == 1
+        assert generations(store) == ["g000003"]
+        assert payloads(subscription) == LEFT[2:]
+    assert list(store.check(deep=True)) == []
+
+
+def test_a_subscription_that_went_back_is_not_cheated(store: DelayedStore) -> None:
+    """The generation is thrown away, and everything is delivered again."""
+    finish(store)
+    with store.topic("a").subscribe("one") as subscription:
+        subscription.seek("earliest")
+        assert not adopts(store)
+        assert payloads(subscription) == [b"%d" % at for at in range(20)]
+
+
+def test_a_seek_that_is_not_on_disk_yet_counts(store: DelayedStore) -> None:
+    """It takes effect in memory first: what memory says is the truth."""
+    finish(store)
+    state = store._engine.topics.loaded()[0].subscriptions["one"]
+    with state.lock:
+        state.acks.reset(state.acks.mark_delete)
+    assert not adopts(store)
+    assert "gone back" in store._engine.maintenance.adopting.refused[0]  # type: ignore[union-attr]
+
+
+def test_a_seek_forward_forgets_single_acknowledgements_after_it(store: DelayedStore) -> None:
+    """Mark-delete moved on, and yet entries that were acknowledged are not any more."""
+    with store.topic("a").subscribe("one") as subscription:
+        received = subscription.receive(20)
+        finish(store)
+        subscription.seek(received[3].position)  # entry 4
+        assert not adopts(store)
+        assert payloads(subscription) == [b"%d" % at for at in range(4, 20)]
+
+
+@pytest.mark.parametrize(("position", "adopted"), [("earliest", False), ("latest", True)])
+def test_a_subscription_that_came_since_gets_what_it_was_promised(
+    store: DelayedStore, position: str, adopted: bool
+) -> None:
+    """From the earliest: all there is, so the generation is thrown away; from the latest: nothing of it."""
+    finish(store)
+    with store.topic("a").subscribe("two", initial_position=position) as two:
+        assert adopts(store) is adopted
+        assert payloads(two) == ([] if adopted else [b"%d" % at for at in range(20)])
+
+
+def test_a_topic_that_nobody_listens_to_any_more_waits_for_somebody(store: DelayedStore, clock: ManualClock) -> None:
+    """What its last subscription had acknowledged is not dropped once that has gone."""
+    finish(store)
+    log = store._engine.topics.loaded()[0].log
+    log.changed = None  # nobody looks at the log for what may be trimmed
+    store._engine.maintenance._look_again.clear()
+    store._engine.maintenance.look_at = lambda topic_id, due_ms: None  # type: ignore[method-assign]
+    store.topic("a").unsubscribe("one")
+    assert not adopts(store)
+
+
+def test_a_subscription_that_left_does_not_matter(store: DelayedStore) -> None:
+    """Those that stay have acknowledged what was dropped."""
+    with store.topic("a").subscribe("two") as two:
+        two.ack(two.receive(20), durable=True)
+    finish(store)
+    store.topic("a").unsubscribe("two")
+    assert adopts(store)
+
+
+def test_a_deleted_topic_does_not_hold_adoption_up(store: DelayedStore, clock: ManualClock) -> None:
+    """Its acknowledgements are asked for no more; here another topic holds the partition."""
+    store.topic("b").subscribe("slow").close()
+    send_day(store, "a", 3, 1)
+    send_day(store, "b", 3, 1)
+    close_day(store, clock, 1)
+    with store.topic("a").subscribe("one") as subscription:
+        subscription.ack_cumulative(subscription.receive(99)[-1], durable=True)
+    finish(store, 1)
+    store.delete_topic("a")
+    assert store.tick().adopted == 1
+    assert generations(store, 1) == ["g000002"]
+
+
+def test_a_partition_that_was_deleted_meanwhile_stays_deleted(store: DelayedStore, clock: ManualClock) -> None:
+    """The finished generation goes too."""
+    finish(store)
+    store.delete_topic("a")
+    assert store.tick().adopted == 0
+    assert leftovers(store.path) == []
+    assert list((store.path / "partitions").iterdir()) == []
+
+
+def test_of_two_finished_generations_one_is_adopted(store: DelayedStore) -> None:
+    """The other was made from a generation that is no longer there."""
+    finish(store)
+    finish(store)
+    assert adopts(store)
+    (reason,) = store._engine.maintenance.adopting.refused  # type: ignore[union-attr]
+    assert "made from generation 1" in reason
+
+
+def test_who_holds_a_lease_reads_on_and_the_next_one_reads_the_new_generation(store: DelayedStore) -> None:
+    """Nobody waits for anybody; the old environment is closed when the last lease on it is given back."""
+    finish(store)
+    partitions, partition = store._engine.partitions, partition_of(store)
+    with partitions.lease(partition):
+        old = partition.environment
+        assert adopts(store)
+        assert partition.environment is old
+        with old.read() as raw:
+            assert raw.stat()["entries"]
+        with partitions.lease(partition):
+            assert partition.environment.path.name == "g000002"
+            with old.read() as raw:  # both are open
+                assert raw.stat()["entries"]
+        assert not old._closed
+    assert old._closed
+    assert partition.environment.path.name == "g000002"
+
+
+def test_a_lease_held_on_through_two_adoptions(store: DelayedStore) -> None:
+    """Every environment that was replaced is closed at the end."""
+    partitions, partition = store._engine.partitions, partition_of(store)
+    with partitions.lease(partition):
+        first = partition.environment
+        finish(store)
+        assert store.tick().adopted == 1
+        finish(store)
+        second = partition.environment
+        assert store.tick().adopted == 1
+        assert second.path.name == "g000002"
+    assert (first._closed, second._closed, partition.is_open) == (True, True, False)
+
+
+def test_a_backup_holds_adoption_back(store: DelayedStore, tmp_path: Path) -> None:
+    """The copied cursors are older than the generation: it may lack what they have not acknowledged."""
+    finish(store)
+    with store._engine.maintenance.deletions_held():
+        assert store.tick().adopted == 0
+        store.backup(tmp_path / "copy")
+    assert adopts(store)
+
+
+def truncate(directory: Path) -> None:
+    """Cut the file."""
+    os.truncate(directory / "data.mdb", 5_000)
+
+
+def empty(directory: Path) -> None:
+    """No file at all."""
+    shutil.rmtree(directory)
+    directory.mkdir()
+
+
+def stranger(directory: Path) -> None:
+    """Some file."""
+    (directory / "data.mdb").write_bytes(b"x" * 10_000)
+
+
+@pytest.mark.parametrize("spoil", [truncate, empty, stranger])
+def test_what_is_no_generation_is_thrown_away(store: DelayedStore, spoil: Callable[[Path], None]) -> None:
+    """And never opened as if it were one."""
+    spoil(Path(finish(store).directory))
+    assert not adopts(store)
+
+
+def test_a_generation_of_another_store_is_thrown_away(
+    store: DelayedStore, open_store: OpenStore, clock: ManualClock, tmp_path: Path
+) -> None:
+    """It names the store that it was made for."""
+    other = open_store(tmp_path / "other", config=SMALL)
+    other.topic("a").subscribe("one").close()
+    for each in (store, other):
+        send_day(each, "a", 5, 1)
+    for each in (store, other):
+        close_day(each, clock, 1)
+    stranger_directory = Path(finish(other, 1).directory)
+    ready = Path(finish(store, 1).directory)
+    shutil.rmtree(ready)
+    shutil.move(stranger_directory, ready)
+    assert store.tick().adopted == 0
+    assert (generations(store, 1), leftovers(store.path)) == (["g000001"], [])
+
+
+def test_without_room_for_the_record_the_generation_waits(store: DelayedStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is adopted when there is room."""
+    finish(store)
+    main = store._engine.main
+
+    def no_room(work: object) -> None:
+        raise StoreFull(store.path, "no room")
+
+    monkeypatch.setattr(main, "write", no_room)
+    with pytest.raises(StoreFull):
+        store.tick()
+    assert generations(store) == ["g000001"]
+    monkeypatch.undo()
+    assert adopts(store)
+
+
+def test_what_may_not_be_moved_is_left_alone(store: DelayedStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Made by another user, say: the store goes on, and does so with the generation that it has."""
+    finish(store)
+
+    def refused(source: Path, target: Path) -> None:
+        raise PermissionError(13, "no")
+
+    monkeypatch.setattr(adoption, "move", refused)
+    assert store.tick().adopted == 0
+    monkeypatch.undo()
+    assert adopts(store)
+
+
+class Stop(Exception):
+    """Raised at a failpoint."""
+
+
+@pytest.mark.parametrize("point", ["compact.copied", "compact.published", "compact.adopted", "commit.before"])
+def test_whatever_step_fails_the_store_opens_with_one_generation(
+    store: DelayedStore, open_store: OpenStore, point: str
+) -> None:
+    """The one that the catalog names, which has everything that is needed."""
+
+    def stop() -> None:
+        raise Stop
+
+    plan = plan_of(store)
+    if point == "compact.copied":
+        failpoints.arm(point, stop)
+        with pytest.raises(Stop):
+            finish(store, plan=plan)
+    else:
+        finish(store, plan=plan)
+        failpoints.arm(point, stop)
+        with pytest.raises(Stop):
+            store.tick()
+    failpoints.disarm()
+    store.close()
+    again = open_store(config=SMALL)
+    assert (leftovers(again.path), len(generations(again))) == ([], 1)
+    assert list(again.check(deep=True)) == []
+    with again.topic("a").subscribe("one") as subscription:
+        assert payloads(subscription) == LEFT
+
+
+# -- what was dropped is gone --------------------------------------------------------------------
+
+
+def test_what_was_dropped_is_acknowledged_for_who_meets_it(store: DelayedStore, clock: ManualClock) -> None:
+    """A subscription from the earliest, made after, gets the rest; its mark-delete passes, and the day is deleted."""
+    finish(store)
+    assert adopts(store)
+    one = store.topic("a").subscribe("one")
+    two = store.topic("a").subscribe("two")
+    assert (payloads(one), payloads(two)) == (LEFT, LEFT)
+    assert store.stats().set_aside == 0
+    for subscription in (one, two):
+        subscription.seek("earliest")
+        while batch := subscription.receive(3):
+            subscription.ack(batch)
+    clock.advance(1_000)
+    store.tick()
+    clock.advance(101 * DAY_MS)  # the last ledger is rolled over for its age
+    store.tick()
+    clock.advance(1_000)
+    assert store.tick().deleted or not store.partitions()
+    assert list(store.check()) == []
+
+
+def test_everything_gone_is_passed_at_once(store: DelayedStore) -> None:
+    """A subscription that meets nothing but gaps is at the end of the log, with nothing received."""
+    with store.topic("a").subscribe("one") as one:
+        one.ack_cumulative(one.receive(20)[-1], durable=True)
+        store.topic("a").send(b"now")
+        finish(store)
+        assert adopts(store)
+        assert store._engine.topics.loaded()[0].log.first_ledger  # the last ledger is kept
+        two = store.topic("a").subscribe("two")
+        (only,) = two.receive(10)
+        assert only.payload == b"now"
+        two.ack(only)
+        assert two.stats().backlog == 0
