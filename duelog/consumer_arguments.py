@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from operator import attrgetter
 from typing import TypeAlias
 
 from duelog.store.errors import InvalidArgument
@@ -13,6 +14,9 @@ from duelog.store.position import MessageId, Position
 Acknowledgeable: TypeAlias = ReceivedMessage | MessageId
 """What can be acknowledged: a received message, or the position of one."""
 
+_RECEIVED = {ReceivedMessage}
+_POSITION = attrgetter("position")
+
 
 def positions_of(messages: Acknowledgeable | Iterable[Acknowledgeable]) -> Sequence[Position]:
     """The positions of one message or many. Raises InvalidArgument."""
@@ -20,6 +24,8 @@ def positions_of(messages: Acknowledgeable | Iterable[Acknowledgeable]) -> Seque
         return [messages.position]
     if isinstance(messages, MessageId):
         return [messages]
+    if type(messages) is list and set(map(type, messages)) == _RECEIVED:  # what `receive` gave
+        return list(map(_POSITION, messages))
     return [item.position if isinstance(item, ReceivedMessage) else item for item in checked(messages)]
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
+from operator import itemgetter
 
 from pyroaring import BitMap
 
@@ -122,6 +123,9 @@ class PositionSet:
             raise BrokenInvariant("a set of positions holds an empty bitmap")
 
 
+_LEDGER, _ENTRY = itemgetter(0), itemgetter(1)
+
+
 def group_by_ledger(positions: Sequence[tuple[int, int]]) -> dict[int, BitMap]:
     """The entry ids of ``positions`` by ledger id; raises InvalidArgument for an entry id outside 32 bits."""
     if not positions:
@@ -129,11 +133,10 @@ def group_by_ledger(positions: Sequence[tuple[int, int]]) -> dict[int, BitMap]:
     if len(positions) == 1:
         ((ledger_id, entry_id),) = positions
         return {ledger_id: _bitmap((entry_id,))}
-    ledger_ids: Sequence[int]
-    ledger_ids, entry_ids = zip(*positions, strict=True)
-    first = ledger_ids[0]
+    first = positions[0][0]
+    ledger_ids = list(map(_LEDGER, positions))  # zip(*positions) would make an iterator for each
     if ledger_ids.count(first) == len(ledger_ids):
-        return {first: _bitmap(entry_ids)}
+        return {first: _bitmap(list(map(_ENTRY, positions)))}
     lists: dict[int, list[int]] = {}
     for ledger_id, entry_id in positions:
         lists.setdefault(ledger_id, []).append(entry_id)

@@ -176,7 +176,9 @@ class MainLogReader:
             batch.add(run, here)
             wanted -= here
 
-    def _received(self, body: bytes, message_id: MessageId, position: Position, due_ms: int) -> ReceivedMessage:
+    def _received(
+        self, body: bytes | memoryview, message_id: MessageId, position: Position, due_ms: int
+    ) -> ReceivedMessage:
         publish_ms, payload, key, properties, extra = decode_body(body)
         message = ReceivedMessage(
             payload, key, properties or {}, message_id, position, due_ms, publish_ms, 0, self._topic, self._subscription
@@ -216,7 +218,7 @@ class MainLogReader:
                     if run is not None:
                         first, limit = run.first_entry, run.limit
                 if run is not None:
-                    body = run.body(entry_id - first)
+                    body = run.body_view(entry_id - first)
                     if body is None:
                         batch.gone.append(positions[at])
                         continue
@@ -280,7 +282,7 @@ class _Batch:
         position = Position(run.ledger_id, entry_id)
         index = entry_id - run.first_entry
         try:
-            body = run.body(index)
+            body = run.body_view(index)
             if body is None:
                 self.gone.append(position)
                 return None

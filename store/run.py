@@ -238,6 +238,11 @@ class Run:
 
     def body(self, index: int) -> bytes | None:
         """The body at `index`, verified; None when compaction dropped it. Raises CorruptEntry."""
+        body = self.body_view(index)
+        return None if body is None else bytes(body)
+
+    def body_view(self, index: int) -> memoryview | bytes | None:
+        """As `body`, where it lies: valid as long as the run."""
         value = self._value
         count, bodies = self.count, self._bodies
         end_at = HEADER_BYTES + 4 * (count + index)
@@ -247,7 +252,7 @@ class Run:
             start = 0
         if start == end:
             return None
-        body = bytes(value[bodies + start : bodies + end])
+        body = value[bodies + start : bodies + end]
         if len(body) != end - start:
             raise self._corrupt(self.first_entry + index, "body lies outside its run")
         if crc32(body) != _LOCATE.unpack_from(value, end_at + 4 * count)[0]:

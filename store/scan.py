@@ -60,16 +60,13 @@ def runs(
 
 def find_run(cursor: lmdb.Cursor, environment: str, ledger_id: int, entry_id: int) -> Run | None:
     """The run that holds an entry, or None. Raises CorruptEntry. O(log n), no payload touched."""
-    key = run_key(ledger_id, entry_id)
-    if cursor.set_range(key):
-        if cursor.key() != key and not cursor.prev():
-            return None
-    elif not cursor.last():
+    after = run_key(ledger_id, entry_id + 1)  # entry ids end below the largest number of 32 bits
+    if not (cursor.prev() if cursor.set_range(after) else cursor.last()):
         return None
     found, value = cursor.item()
     found = bytes(found)
     # A key before those of the ledger: the entry would lie before its first run.
-    if len(found) != _KEY_BYTES or found[:9] != key[:9]:
+    if len(found) != _KEY_BYTES or found[:9] != after[:9]:
         return None
     run = Run(environment, found, value)
     return run if entry_id < run.first_entry + run.count else None
