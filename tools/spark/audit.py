@@ -1,0 +1,38 @@
+"""The audit over Spark: its function of one partition, called by a task for each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from ..audit import Audit, audit_store
+from ..audit.survey import Runner
+from ..audit.partition_audit import audit_packed
+from .session import make_session
+from .tasks import run_tasks
+
+
+def spark_runner(spark: SparkSession) -> Runner:
+    """What runs the tasks of an audit on the workers of a session."""
+
+    def run(tasks: list[bytes]) -> Iterable[bytes]:
+        return run_tasks(spark, audit_packed, tasks)
+
+    return run
+
+
+def audit_with_spark(path: Path, *, master: str | None = None, spark: SparkSession | None = None, **how: Any) -> Audit:
+    """The audit of a store as `audit_store` makes it, with `how` for its other keywords.
+
+    spark: a session to use; else one is made as `master` says, and stopped. Facts are read, and findings put together,
+    in this process. Raises SparkUnavailable, SparkFailed, and what `audit_store` raises.
+    """
+    session = spark or make_session(master, name="duelog audit")
+    try:
+        return audit_store(path, run=spark_runner(session), **how)
+    finally:
+        if spark is None:
+            session.stop()
