@@ -394,6 +394,17 @@ def _rows(raw: object, table: Table) -> Iterator[tuple[bytes, bytes]]:
     return catalog.rows(raw, fmt.prefix(table))  # type: ignore[arg-type]
 
 
+def damaged_main(victim: Victim) -> list[Expected]:
+    """Pages of the main environment are zeros: nothing else can be found then."""
+    with (victim.path / "main" / "data.mdb").open("r+b") as damaged:
+        damaged.seek(4 * 4096)
+        damaged.write(bytes(6 * 4096))
+    return [Expected("damaged-main", "main", 0)]
+
+
+ALONE: list[Plant] = [damaged_main]
+"""Damage that hides all other."""
+
 PLANTS: list[Plant] = [
     lost_by_a_frontier_that_ran_ahead,
     lost_where_markers_were_trimmed,

@@ -12,7 +12,7 @@ from duelog.tools.audit import Audit, audit_store
 from duelog.tools.audit.codes import CODES
 from duelog.tools.audit.tables import AuditFinding
 from tests.audit.histories import build
-from tests.audit.planting import PLANTS, Expected, Plant, Victim
+from tests.audit.planting import ALONE, PLANTS, Expected, Plant, Victim
 
 SEED = 20_261_121
 
@@ -60,7 +60,7 @@ def test_the_undamaged_store_has_no_finding(healthy: tuple[Path, int]) -> None:
     assert audit_store(path, as_of_ms=now_ms + 10**10, verify=False).findings == []
 
 
-@pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.__name__)
+@pytest.mark.parametrize("plant", PLANTS + ALONE, ids=lambda plant: plant.__name__)
 def test_each_kind_of_damage_is_found_alone(healthy: tuple[Path, int], victim: Victim, plant: Plant) -> None:
     """What was planted, and nothing else."""
     expected = plant(victim)
@@ -79,7 +79,7 @@ def test_all_kinds_of_damage_at_once_are_found(healthy: tuple[Path, int], victim
 def test_every_code_has_a_plant(healthy: tuple[Path, int], tmp_path: Path) -> None:
     """A kind of finding that no test provokes is found out."""
     codes = set()
-    for number, plant in enumerate(PLANTS):
+    for number, plant in enumerate(PLANTS + ALONE):
         shutil.copytree(healthy[0], tmp_path / str(number))
         codes |= {want.code for want in plant(Victim(tmp_path / str(number), SEED))}
     assert codes == set(CODES)

@@ -36,7 +36,8 @@ def marker_findings(facts: StoreFacts) -> Iterator[AuditFinding]:
                 yield from _targets(facts, topic, target, mark, address, gone)
     for (topic_id, start_ms), markers in sorted(gone.items()):
         address = log_address(facts.topic_name(topic_id), topic_id, start_ms)
-        message = f"the partition is not in the catalog; {markers:,} markers that are kept point into it"
+        what = f"{markers:,} markers that are kept point" if markers else "the record of what has fired points"
+        message = f"the partition is not in the catalog; {what} into it"
         yield finding("deleted-too-early", address, message, markers)
 
 

@@ -48,6 +48,9 @@ CODES: dict[str, Code] = {
     "unreadable-partition": Code(
         ERROR, "a partition cannot be opened, or its pages do not hold together; it was not looked at", _REPAIR
     ),
+    "damaged-main": Code(
+        ERROR, "the pages of the main environment do not hold together; nothing else was looked at", _REPAIR
+    ),
     "corrupt-entry": Code(ERROR, "entries do not match their checksums: they are never delivered", _REPAIR),
     "missing-entries": Code(ERROR, "entries of a log are gone: their numbers leave a gap", _REPAIR),
     "corrupt-record": Code(ERROR, "a record of the catalog does not match its checksum", _REPAIR),

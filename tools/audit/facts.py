@@ -198,7 +198,7 @@ def _copy_ledger(raw: lmdb.Transaction, name: str, ledger_id: int) -> _LedgerCop
 
 
 def _gap(ledger_id: int, start: int, limit: int) -> AuditFinding:
-    message = f"entries {start} to {limit - 1} are not there"
+    message = f"entries from {start} to before {limit} are gone"
     return finding("missing-entries", f"main, ledger {ledger_id}", message, max(limit - start, 0))
 
 

@@ -99,7 +99,13 @@ def _topic(
     for subscription, cursor in topic.subscriptions:
         if cursor.mark_delete < Position(ledger_id, ledger.entries - 1):
             behind = _behind(topic.ledgers, ledger_id, cursor)
-            why = f"has acknowledged up to {cursor.mark_delete}; the partition's last marker is in ledger {ledger_id}"
+            mark = cursor.mark_delete
+            done = (
+                f"up to entry {mark.entry_id} of ledger {mark.ledger_id}"
+                if cursor.next_entry
+                else (f"nothing from ledger {mark.ledger_id} on")
+            )
+            why = f"has acknowledged {done}; the partition's last marker is in ledger {ledger_id}"
             rows.append(HeldRow(name, topic.name, "subscription", subscription, ledger_id, behind, why))
     if rows:
         return rows, ""

@@ -229,7 +229,7 @@ def tally_log(batches: Iterable[Batch | Issue], task: LogTask, as_of_ms: int) ->
         if first > expected:
             holes.add_range(expected, first)
             if not damaged:
-                message = f"entries {expected} to {first - 1} are gone"
+                message = f"entries from {expected} to before {first} are gone"
                 issues.append(Issue("missing-entries", expected, message, first - expected))
         damaged = False
         if first < expected:

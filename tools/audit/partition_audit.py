@@ -124,7 +124,7 @@ def audit_environment(environment: Environment, task: PartitionTask) -> tuple[li
                 if key[0] == Table.LOG:
                     found[fmt.trailing_u32(key)] = fmt.unpack_u64(fields)
             except ValueError as error:
-                issues.append(Issue("corrupt-record", -1, f"{Table(key[0]).name} {key.hex()}: {error}", 0))
+                issues.append(Issue("corrupt-record", -1, f"{_table(key)} {key.hex()}: {error}", 0))
     known = {log.topic_id: log for log in task.logs}
     withdrawn = {ledger_id: (cancelled, admitted) for ledger_id, cancelled, admitted in task.withdrawn}
     none = BitMap().serialize()
@@ -142,6 +142,10 @@ def audit_environment(environment: Environment, task: PartitionTask) -> tuple[li
         for log in known.values():  # the log table has none of them
             results.append(tally_log([], log, task.as_of_ms))
     return results, issues
+
+
+def _table(key: bytes) -> str:
+    return Table(key[0]).name if key[0] in {int(table) for table in Table} else f"table {key[0]:#04x}"
 
 
 def _small_records(raw: lmdb.Transaction) -> Iterator[tuple[bytes, bytes]]:

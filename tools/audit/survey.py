@@ -17,6 +17,8 @@ from ...store import catalog
 from ...store.environment import Environment
 from ...store.format import PartitionRecord, PartitionState
 from ..sealed import Sealed, open_main_to_read
+from ..store_check import check_file
+from ..values import require_store
 from .catalog_findings import (
     directory_findings,
     holder_findings,
@@ -31,7 +33,7 @@ from .log_tally import LogTask
 from .main_bodies import main_body_findings
 from .open_partitions import PATIENCE_S, audit_open
 from .partition_audit import PartitionResult, PartitionTask, audit_packed
-from .tables import Audit
+from .tables import Audit, finding
 
 Runner = Callable[[list[bytes]], Iterable[bytes]]
 """From packed PartitionTasks to packed PartitionResults (partition_audit.audit_packed of each), in any order."""
@@ -62,9 +64,14 @@ def audit_store(
     long an unfinished snapshot is watched. O(bytes), without `verify` O(headers).
     Raises InvalidArgument for a path that holds no store, FormatMismatch, DamagedStore where main cannot be opened.
     """
+    require_store(path)
+    taken_ms = time.time_ns() // 1_000_000
+    if verify and (problems := [found.message for found in check_file(path / "main")]):  # reading it might kill us
+        audit = Audit(str(path), taken_ms if as_of_ms is None else as_of_ms, taken_ms, "store")
+        audit.findings.append(finding("damaged-main", "main", "; ".join(problems[:5])))
+        return audit
     with open_main_to_read(path) as (identity, main):
         facts, subscriptions = read_facts(main)
-        taken_ms = time.time_ns() // 1_000_000
         as_of_ms = max(taken_ms, facts.clock_ms) if as_of_ms is None else as_of_ms
         audit = Audit(str(path), as_of_ms, taken_ms, "store", subscriptions=sorted(subscriptions))
         audit.findings += facts.findings

@@ -1,0 +1,171 @@
+"""Healthy stores of many shapes: an audit has no finding, and its tables add up to what was done."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from duelog import DelayedStore, ManualClock, Message, StoreConfig
+from duelog.tools.audit import audit_store
+
+HOUR_MS = 3_600_000
+START_MS = 1_790_000_000_000 // HOUR_MS * HOUR_MS
+TOPICS = ("a", "b", "c")
+SUBSCRIPTIONS = ("s", "t")
+
+DELAYS = st.integers(0, 6 * HOUR_MS)
+TOPIC = st.sampled_from(TOPICS)
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("send"), TOPIC, st.lists(DELAYS, min_size=1, max_size=12)),
+        st.tuples(st.just("advance"), st.integers(0, 2 * HOUR_MS)),
+        st.tuples(st.just("subscribe"), TOPIC, st.sampled_from(SUBSCRIPTIONS)),
+        st.tuples(st.just("receive"), TOPIC, st.sampled_from(SUBSCRIPTIONS), st.integers(0, 3)),
+        st.tuples(st.just("cancel"), TOPIC, st.integers(0, 30)),
+        st.tuples(st.just("reschedule"), TOPIC, st.integers(0, 30), DELAYS),
+        st.tuples(st.just("seek"), TOPIC, st.sampled_from(SUBSCRIPTIONS)),
+        st.tuples(st.just("delete"), TOPIC),
+        st.tuples(st.just("reopen")),
+    ),
+    max_size=40,
+)
+
+
+class History:
+    """A store driven by steps, on a manual clock."""
+
+    def __init__(self, path: Path, config: StoreConfig) -> None:
+        self.path = path
+        self.config = config
+        self.clock = ManualClock(START_MS)
+        self.store = DelayedStore.open(path, config, clock=self.clock)
+        self.ids: dict[str, list[Any]] = {name: [] for name in TOPICS}
+
+    def run(self, step: tuple[Any, ...]) -> None:
+        name, *values = step
+        getattr(self, name)(*values)
+
+    def send(self, topic: str, delays: list[int]) -> None:
+        messages = [Message(b"x" * (delay % 50 + 1), deliver_after=delay / 1000) for delay in delays]
+        self.ids[topic] += self.store.topic(topic).send_batch(messages)
+
+    def advance(self, ms: int) -> None:
+        self.clock.advance(ms)
+        self.store.tick()
+
+    def subscribe(self, topic: str, name: str) -> None:
+        self.store.topic(topic).subscribe(name).close()
+
+    def receive(self, topic: str, name: str, skip: int) -> None:
+        with self.store.topic(topic).subscribe(name) as consumer:
+            for at, message in enumerate(consumer.receive(100, timeout=0)):
+                if not skip or at % skip:
+                    consumer.ack(message)
+
+    def cancel(self, topic: str, at: int) -> None:
+        if at < len(self.ids[topic]):
+            self.store.topic(topic).cancel(self.ids[topic][at])
+
+    def reschedule(self, topic: str, at: int, delay: int) -> None:
+        if at < len(self.ids[topic]):
+            moved = self.store.topic(topic).reschedule(self.ids[topic][at], deliver_at=self.clock.now_ms() + delay)
+            if moved is not None:
+                self.ids[topic].append(moved)
+
+    def seek(self, topic: str, name: str) -> None:
+        with self.store.topic(topic).subscribe(name) as consumer:
+            consumer.seek(START_MS)
+
+    def delete(self, topic: str) -> None:
+        if self.store.topic(topic).exists():
+            self.store.delete_topic(topic)
+            self.ids[topic].clear()
+
+    def reopen(self) -> None:
+        self.store.close()
+        self.store = DelayedStore.open(self.path, self.config, clock=self.clock)
+        self.store.tick()
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(steps=STEPS, retention=st.sampled_from((0, HOUR_MS)), ledger=st.sampled_from((3, 10, 50_000)),
+       later=st.sampled_from((0, 10 * HOUR_MS)))  # fmt: skip
+def test_no_healthy_store_has_a_finding(steps: list[tuple[Any, ...]], retention: int, ledger: int, later: int) -> None:
+    """Whatever was sent, fired, trimmed, cancelled, moved, sought back and deleted."""
+    path = Path(tempfile.mkdtemp()) / "store"
+    config = StoreConfig(
+        partition_ms=HOUR_MS, ledger_max_entries=ledger, retention_ms=retention, run_entries=4, background=False
+    )
+    history = History(path, config)
+    try:
+        for step in steps:
+            history.run(step)
+    finally:
+        history.store.close()
+    result = audit_store(path, as_of_ms=history.clock.now_ms() + later, patience_s=0)
+    assert result.findings == []
+    for row in result.retention:
+        assert row.messages >= row.pending + row.fired >= row.acknowledged
+        assert row.oldest_due_ms <= row.newest_due_ms
+    assert sum(row.messages for row in result.ahead) == sum(row.pending for row in result.retention)
+    shutil.rmtree(path.parent)
+
+
+def test_the_tables_say_what_was_done(tmp_path: Path) -> None:
+    """Each count of a small history that is known in full."""
+    clock = ManualClock(START_MS)
+    with DelayedStore.open(tmp_path / "s", StoreConfig(partition_ms=HOUR_MS, background=False), clock=clock) as store:
+        topic = store.topic("t")
+        consumer = topic.subscribe("done")
+        topic.subscribe("idle").close()
+        ids = topic.send_batch([Message(b"12345", deliver_at=START_MS + 1000 * n) for n in range(1, 11)])
+        topic.send_batch([Message(b"later", deliver_at=START_MS + 5 * HOUR_MS)] * 4)
+        assert topic.cancel(ids[0])
+        assert topic.reschedule(ids[1], deliver_at=START_MS + 5 * HOUR_MS + 7)
+        clock.advance(3_500)
+        store.tick()
+        clock.advance(HOUR_MS)
+        store.tick()
+        consumer.ack(consumer.receive(3, timeout=0))
+        consumer.close()
+    result = audit_store(tmp_path / "s", as_of_ms=clock.now_ms())
+    (row,) = result.retention
+    counts = (row.messages, row.pending, row.overdue, row.fired, row.acknowledged, row.cancelled)
+    assert counts == (15, 5, 0, 8, 0, 2)
+    assert (row.oldest_due_ms, row.newest_due_ms) == (START_MS + 1000, START_MS + 5 * HOUR_MS + 7)
+    lateness: Counter[int] = Counter()
+    for late in result.lateness:
+        lateness[late.below_ms] += late.markers
+    assert lateness == {1_000: 1, 3_600_000: 7}
+    assert [(each.hour_ms, each.messages) for each in result.ahead] == [(START_MS + 5 * HOUR_MS, 5)]
+    assert [(each.subscription, each.backlog) for each in result.subscriptions] == [("done", 5), ("idle", 8)]
+    assert [(each.reason, each.subscription, each.behind) for each in result.held] == [
+        ("subscription", "done", 5), ("subscription", "idle", 8)]  # fmt: skip
+    assert [(each.state, each.scope, each.messages) for each in result.partitions] == [
+        ("closed", "whole", 10), ("open", "open", 5)]  # fmt: skip
+
+
+def test_retention_and_as_of_decide_what_should_have_gone(tmp_path: Path) -> None:
+    """A partition that everybody has passed is kept by retention until that is over at the time of the audit."""
+    clock = ManualClock(START_MS)
+    config = StoreConfig(partition_ms=HOUR_MS, retention_ms=10 * HOUR_MS, ledger_max_entries=2, background=False)
+    with DelayedStore.open(tmp_path / "s", config, clock=clock) as store:
+        with store.topic("t").subscribe("s") as consumer:
+            store.topic("t").send_batch([Message(b"a", deliver_after=60.0), Message(b"b", deliver_after=61.0)])
+            clock.advance(2 * HOUR_MS)
+            store.tick()
+            consumer.ack(consumer.receive(10, timeout=0))
+        store.tick()
+    now_ms, path = clock.now_ms(), tmp_path / "s"
+    assert [row.reason for row in audit_store(path, as_of_ms=now_ms).held] == ["retention"]
+    kept = audit_store(path, as_of_ms=now_ms + HOUR_MS, retention_ms=10 * HOUR_MS)
+    assert ([row.reason for row in kept.held], kept.findings) == (["retention"], [])
+    late = audit_store(path, as_of_ms=now_ms + 11 * HOUR_MS, retention_ms=10 * HOUR_MS)
+    assert [found.code for found in late.findings] == ["not-deleted"]
+    assert audit_store(path, as_of_ms=START_MS).held == []

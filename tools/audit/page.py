@@ -1,0 +1,362 @@
+"""The audit as one HTML page for people who do not know duelog: every section says what it shows and what is good.
+
+Self-contained: no script, no font, no image is loaded, so that it can be mailed and opened anywhere. Text of the store
+(topics, subscriptions, reasons) is escaped. Light and dark by the reader's setting; it fits a phone.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from html import escape
+
+from ..output import printable, size_text
+from .charts import Bar, Series, list_bars, time_bars
+from .codes import CODES, ERROR
+from .style import STYLE
+from .tables import DAY_MS, HOUR_MS, Audit, AuditFinding
+from .words import amount, duration, moment, plural, share, short_topic
+
+MOST_ROWS = 20
+OPEN_FINDINGS = 5
+MOST_FINDINGS = 100
+"""Findings of one kind: shown at once, and at all."""
+
+
+def page(audit: Audit) -> str:
+    """The page. Its length is bounded, however large the store: long tables are cut, and say so."""
+    sections = (
+        _verdict(audit),
+        _figures(audit),
+        _findings(audit),
+        _ahead(audit),
+        _lateness(audit),
+        _retention(audit),
+        _held(audit),
+        _subscriptions(audit),
+        _skew(audit),
+        _partitions(audit),
+        _words(audit),
+    )
+    title = f"Audit of {escape(printable(audit.store))}"
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1"><meta name="color-scheme" '
+        f'content="light dark"><title>{title}</title><style>{STYLE}</style></head><body><main>'
+        f'<header><h1>{title}</h1><p class="soft">Judged as of {moment(audit.as_of_ms)} UTC'
+        f"{'' if audit.as_of_ms == audit.taken_ms else f', made at {moment(audit.taken_ms)} UTC'}"
+        f"{', from an export' if audit.source == 'export' else ''}. All times are UTC.</p></header>"
+        f"{''.join(sections)}</main></body></html>\n"
+    )
+
+
+def _section(title: str, explanation: str, *content: str) -> str:
+    return f"<section><h2>{escape(title)}</h2><p>{explanation}</p>{''.join(content)}</section>"
+
+
+def _text(value: object) -> str:
+    return escape(printable(str(value)))
+
+
+def _table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, total: int | None = None) -> str:
+    """Columns that begin with `>` are numbers, aligned to the right."""
+    head = "".join(f'<th class="{_aligned(column)}">{escape(column.lstrip(">"))}</th>' for column in columns)
+    body = []
+    for row in rows:
+        cells = (
+            f'<td class="{_aligned(column)}">{_text(amount(cell) if isinstance(cell, int) else cell)}</td>'
+            for column, cell in zip(columns, row, strict=True)
+        )
+        body.append(f"<tr>{''.join(cells)}</tr>")
+    cut = (
+        "" if total is None or total <= len(body) else f'<p class="soft">The first {len(body)} of {amount(total)}.</p>'
+    )
+    return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{"".join(body)}</tbody></table></div>{cut}'
+
+
+def _aligned(column: str) -> str:
+    return "number" if column.startswith(">") else ""
+
+
+# -- what is wrong -------------------------------------------------------------------------------
+
+
+def _verdict(audit: Audit) -> str:
+    errors = sum(found.severity == ERROR for found in audit.findings)
+    warnings = len(audit.findings) - errors
+    if errors:
+        text = f"{plural(errors, 'error')}: something is lost or wrong. Read the findings below."
+        also = f" {plural(warnings, 'warning')} too." if warnings else ""
+        return f'<p class="verdict bad">{text}{also}</p>'
+    if warnings:
+        text = f"{plural(warnings, 'warning')}: nothing is lost; something is left over or held too long."
+        return f'<p class="verdict so-so">{text}</p>'
+    return '<p class="verdict good">Nothing is wrong: no finding.</p>'
+
+
+def _findings(audit: Audit) -> str:
+    if not audit.findings:
+        return ""
+    explanation = (
+        "Each is one problem: where it is, what it is, and what to do about it. <b>Errors</b> mean that messages are "
+        "lost, doubled or in danger; <b>warnings</b> cost room or time only."
+    )
+    by_code: dict[str, list[AuditFinding]] = {}
+    for found in sorted(audit.findings, key=lambda found: (found.severity != ERROR, found)):
+        by_code.setdefault(found.code, []).append(found)
+    return _section("Findings", explanation, *(_kind(code, found) for code, found in by_code.items()))
+
+
+def _kind(code: str, found: Sequence[AuditFinding]) -> str:
+    """All findings of one kind: the first few open, the rest folded."""
+    known = CODES[code]
+    kind = "bad" if known.severity == ERROR else "so-so"
+    number = f" \N{MULTIPLICATION SIGN} {amount(len(found))}" if len(found) > 1 else ""
+    shown = "".join(map(_finding, found[:OPEN_FINDINGS]))
+    more = "".join(map(_finding, found[OPEN_FINDINGS:MOST_FINDINGS]))
+    folded = f"<details><summary>{amount(len(found) - OPEN_FINDINGS)} more</summary>{more}</details>" if more else ""
+    left = len(found) - MOST_FINDINGS
+    cut = f'<p class="soft">And {amount(left)} more in audit.json.</p>' if left > 0 else ""
+    return (
+        f'<article class="finding {kind}"><p><b>{escape(known.severity)}: {escape(code)}{number}</b></p>'
+        f"<p>{_sentence(known.meaning)}</p><p>What to do: {_with_code(known.advice)}.</p>{shown}{folded}{cut}</article>"
+    )
+
+
+def _sentence(text: str) -> str:
+    return _with_code(text[0].upper() + text[1:] + ".")
+
+
+def _with_code(text: str) -> str:
+    """Escaped; what stands between backticks is code."""
+    parts = escape(text).split("`")
+    return "".join(f"<code>{part}</code>" if at % 2 else part for at, part in enumerate(parts))
+
+
+def _finding(found: AuditFinding) -> str:
+    entries = f" ({plural(found.entries, 'message')})" if found.entries > 1 else ""
+    return f'<p class="address">{_text(found.address)}</p><p class="soft">{_text(found.message)}{entries}</p>'
+
+
+# -- how much there is ---------------------------------------------------------------------------
+
+
+def _figures(audit: Audit) -> str:
+    messages = sum(row.messages for row in audit.retention)
+    pending = sum(row.pending for row in audit.retention)
+    overdue = sum(row.overdue for row in audit.retention)
+    fired = sum(row.fired for row in audit.retention)
+    acknowledged = sum(row.acknowledged for row in audit.retention)
+    tiles = (
+        (amount(messages), "messages in partitions"),
+        (amount(pending - overdue), "wait for their time"),
+        (amount(overdue), "are due and have not fired"),
+        (share(acknowledged, fired), "of what fired is acknowledged by everybody"),
+        (amount(len(audit.partitions)), "partitions"),
+        (size_text(sum(row.file_bytes for row in audit.partitions)), "on disk in partitions"),
+        (amount(len(audit.topics)), "topics"),
+        (amount(len(audit.subscriptions)), "subscriptions"),
+    )
+    shown = "".join(f"<div><b>{escape(number)}</b><span>{escape(what)}</span></div>" for number, what in tiles)
+    explanation = (
+        "A store keeps messages until they are due, in one partition for each span of due time. When a message is due "
+        "it <em>fires</em>: it goes into its topic's main log, from which every subscription gets it and acknowledges "
+        "it. Overdue messages are normal while no process has the store open; else they should be few."
+    )
+    return _section("At a glance", explanation, f'<div class="tiles">{shown}</div>')
+
+
+def _ahead(audit: Audit) -> str:
+    if not audit.ahead:
+        return _section("What is still to come", "No message waits to fire.")
+    counts = {row.hour_ms: row.messages for row in audit.ahead}
+    total = sum(counts.values())
+    peak_ms = max(counts, key=lambda hour: counts[hour])
+    due = {hour: count for hour, count in counts.items() if hour + HOUR_MS <= audit.as_of_ms}
+    later = {hour: count for hour, count in counts.items() if hour + HOUR_MS > audit.as_of_ms}
+    explanation = (
+        f"When the {plural(total, 'message')} that have not fired are due. The fullest hour begins at "
+        f"{moment(peak_ms)} with {amount(counts[peak_ms])} ({share(counts[peak_ms], total)}). Tall single bars are "
+        "times at which much work comes at once. Partitions that are still written to were read while the audit ran, "
+        "so this is as of then, not of one instant."
+    )
+    series = (Series("overdue", "amber", due), Series("to come", "blue", later))
+    return _section("What is still to come", explanation, time_bars(series, HOUR_MS, "pending messages by due time"))
+
+
+def _lateness(audit: Audit) -> str:
+    bins: Counter[int] = Counter()
+    for row in audit.lateness:
+        bins[row.below_ms] += row.markers
+    unknown = bins.pop(-1, 0)
+    known = sum(bins.values())
+    note = f" Of {plural(unknown, 'message')} it is not known: an older version wrote them." if unknown else ""
+    if not known:
+        return _section("How late messages fired", f"No firing whose time is known is in the main logs.{note}")
+    punctual = sum(count for below_ms, count in bins.items() if 0 < below_ms <= 1_000)
+    explanation = (
+        f"How long after its due time each message that is still in the main logs fired: {share(punctual, known)} "
+        "within a second. Good is everything at the top. Bars further down come from times when no process had the "
+        f"store open, or could not keep up.{note}"
+    )
+    edges = sorted(below_ms for below_ms in bins if below_ms)
+    bars = []
+    for below_ms in (*edges, *([0] if 0 in bins else [])):
+        name = f"under {duration(below_ms)}" if below_ms else "longer"
+        colour = "green" if 0 < below_ms <= 1_000 else "blue" if 0 < below_ms <= 60_000 else "amber"
+        bars.append(Bar(name, bins[below_ms], f"{amount(bins[below_ms])} · {share(bins[below_ms], known)}", colour))
+    return _section("How late messages fired", explanation, list_bars(bars))
+
+
+def _retention(audit: Audit) -> str:
+    if not audit.retention:
+        return _section("What is kept", "No partition holds a message.")
+    explanation = (
+        "The messages in partitions by the day they are due. Green is done and goes with its partition, or by "
+        "<code>duelog compact</code>; amber has fired and waits for some subscription; blue waits for its time. Much "
+        "green or amber in old days is room that a slow subscription holds: see the next section."
+    )
+    done: Counter[int] = Counter()
+    waits: Counter[int] = Counter()
+    pending: Counter[int] = Counter()
+    cancelled: Counter[int] = Counter()
+    for row in audit.retention:
+        done[row.day_ms] += row.acknowledged
+        waits[row.day_ms] += row.fired - row.acknowledged
+        pending[row.day_ms] += row.pending
+        cancelled[row.day_ms] += row.messages - row.fired - row.pending
+    series = (
+        Series("acknowledged by everybody", "green", done),
+        Series("fired, not acknowledged by everybody", "amber", waits),
+        Series("pending", "blue", pending),
+        Series("cancelled, moved or released", "grey", cancelled),
+    )
+    topics = _by_topic(audit)
+    columns = ("topic", ">messages", ">size", "oldest", "newest", ">pending", ">fired", ">acknowledged", ">cancelled")
+    table = _table(columns, topics[:MOST_ROWS], total=len(topics))
+    return _section("What is kept", explanation, time_bars(series, DAY_MS, "messages by day"), table)
+
+
+def _by_topic(audit: Audit) -> list[tuple[object, ...]]:
+    topics: dict[str, list[int]] = {}
+    for row in audit.retention:
+        known = topics.setdefault(row.topic, [0, 0, row.oldest_due_ms, row.newest_due_ms, 0, 0, 0, 0])
+        known[2] = min(known[2], row.oldest_due_ms)
+        known[3] = max(known[3], row.newest_due_ms)
+        counts = (row.messages, row.payload_bytes, row.pending, row.fired, row.acknowledged, row.cancelled)
+        for at, count in zip((0, 1, 4, 5, 6, 7), counts, strict=True):
+            known[at] += count
+    largest = sorted(topics.items(), key=lambda item: (-item[1][0], item[0]))
+    return [
+        (short_topic(topic), row[0], size_text(row[1]), moment(row[2]), moment(row[3]), *row[4:])
+        for topic, row in largest
+    ]
+
+
+# -- what holds it -------------------------------------------------------------------------------
+
+
+def _held(audit: Audit) -> str:
+    if not audit.held:
+        return _section("What is held, and by whom", "Every partition whose time has passed is gone.")
+    partitions = {row.partition for row in audit.held}
+    holders = Counter((row.topic, row.subscription, row.reason) for row in audit.held)
+    explanation = (
+        f"{plural(len(partitions), 'partition')} whose time has passed cannot be deleted yet, and why. A "
+        "<b>subscription</b> that is behind is the usual reason: have it receive and acknowledge, or remove it if "
+        "nobody needs it. That is normal operation and no finding; it becomes a worry when the bars grow from audit "
+        "to audit."
+    )
+    bars = [
+        Bar(_holder(*holder), count, plural(count, "partition"), "amber" if holder[2] == "subscription" else "grey")
+        for holder, count in holders.most_common(12)
+    ]
+    columns = ("partition", "topic", "reason", "subscription", ">behind", "explanation")
+    rows = [
+        (row.partition, short_topic(row.topic), row.reason, row.subscription, row.behind, row.explanation)
+        for row in audit.held[:MOST_ROWS]
+    ]
+    table = _table(columns, rows, total=len(audit.held))
+    folded = f"<details><summary>Partition by partition</summary>{table}</details>"
+    return _section("What is held, and by whom", explanation, list_bars(bars), folded)
+
+
+def _holder(topic: str, subscription: str, reason: str) -> str:
+    who = printable(short_topic(topic)) or "the store"
+    return f"{who}: {printable(subscription)}" if subscription else f"{who}: {reason}"
+
+
+def _subscriptions(audit: Audit) -> str:
+    if not audit.subscriptions:
+        return _section("Who is behind", "No topic has a subscription: nothing is delivered to anybody.")
+    behind = sorted((row for row in audit.subscriptions if row.backlog), key=lambda row: -row.backlog)
+    explanation = (
+        "How many messages each subscription has to acknowledge before it is done. Short bars, or none, are good: a "
+        "long one is a receiver that is slow, stopped or forgotten."
+    )
+    if not behind:
+        return _section("Who is behind", f"All {plural(len(audit.subscriptions), 'subscription')} have caught up.")
+    bars = [
+        Bar(f"{printable(short_topic(row.topic))}: {printable(row.subscription)}", row.backlog,
+            amount(row.backlog) + (", paused" if row.paused else ""), "amber")
+        for row in behind[:15]
+    ]  # fmt: skip
+    left = len(behind) - len(bars)
+    cut = f'<p class="soft">{plural(left, "more subscription")} with a smaller backlog.</p>' if left else ""
+    return _section("Who is behind", explanation, list_bars(bars), cut)
+
+
+def _skew(audit: Audit) -> str:
+    topics: Counter[str] = Counter()
+    days: Counter[int] = Counter()
+    for row in audit.retention:
+        topics[row.topic] += row.messages
+        days[row.day_ms] += row.messages
+    total = sum(topics.values())
+    if not total:
+        return ""
+    (topic, most), (day_ms, in_day) = topics.most_common(1)[0], days.most_common(1)[0]
+    explanation = (
+        f"The largest of {plural(len(topics), 'topic')}, {_text(short_topic(topic))}, has {share(most, total)} of all "
+        f"messages; the largest of {plural(len(days), 'day')}, {moment(day_ms, with_time=False)}, has "
+        f"{share(in_day, total)}. Even shares spread the work; one topic or day with most of them is where the store "
+        "is busiest."
+    )
+    bars = [
+        Bar(printable(short_topic(name)), count, f"{amount(count)} · {share(count, total)}", "blue")
+        for name, count in topics.most_common(12)
+    ]
+    left = len(topics) - len(bars)
+    cut = f'<p class="soft">{plural(left, "smaller topic")} besides.</p>' if left else ""
+    return _section("How evenly it is spread", explanation, list_bars(bars), cut)
+
+
+def _partitions(audit: Audit) -> str:
+    explanation = (
+        "<b>open</b> partitions still take messages, <b>closed</b> ones do not and go when nobody holds them. The last "
+        "column is how much of each was read: all of it (<i>whole</i>), due times and sizes but no payload "
+        "(<i>headers</i>, and <i>open</i>: as of the moment it was read), or nothing (<i>not read</i>)."
+    )
+    columns = ("partition", "state", ">topics", ">messages", ">pending", ">payloads", ">on disk", "read")
+    rows = [
+        (row.partition, row.state, row.topics, row.messages, row.pending, size_text(row.payload_bytes),
+         size_text(row.file_bytes), row.scope)
+        for row in audit.partitions[: 3 * MOST_ROWS]
+    ]  # fmt: skip
+    return _section("Partitions", explanation, _table(columns, rows, total=len(audit.partitions)))
+
+
+def _words(audit: Audit) -> str:
+    terms = (
+        ("topic", "a named stream of messages"),
+        ("subscription", "a named receiver of a topic; each gets every message once it is due"),
+        ("partition", "a directory with the messages of all topics that are due in one span of time"),
+        ("fire", "a message's time has come: a marker that points at it goes into its topic's main log"),
+        (
+            "main log",
+            "what subscriptions read; it consists of ledgers, and the oldest go when everybody has passed them",
+        ),
+        ("acknowledge", "a receiver is done with a message; it never gets it again"),
+    )
+    shown = "".join(f"<dt>{term}</dt><dd>{escape(meaning)}</dd>" for term, meaning in terms)
+    return f"<section><h2>Words</h2><dl>{shown}</dl></section>"

@@ -1,0 +1,58 @@
+"""An audit written down: as one JSON value, as a Parquet file for each table, as a page for people.
+
+The names and columns of the tables are those of `tables.py`. Parquet needs pyarrow, which the extra `spark` brings; the
+rest needs nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from ...store.directory import write_file
+from .page import page
+from .tables import TABLES, Audit
+
+PARQUET_MISSING = "Parquet was left out: pyarrow is not installed (pip install 'duelog[spark]')"
+
+
+def as_json(audit: Audit) -> dict[str, Any]:
+    """The audit as values that `json` takes: times in epoch ms, one list of rows for each table."""
+    head: dict[str, Any] = {
+        "store": audit.store,
+        "source": audit.source,
+        "as_of_ms": audit.as_of_ms,
+        "taken_ms": audit.taken_ms,
+    }
+    return head | {name: [row._asdict() for row in getattr(audit, name)] for name in TABLES}
+
+
+def write_report(audit: Audit, output: Path) -> bool:
+    """Write audit.json, audit.html and <table>.parquet into `output`, made if need be; what has these names goes.
+
+    False: Parquet was left out, as pyarrow is not there. Raises OSError.
+    """
+    output.mkdir(parents=True, exist_ok=True)
+    write_file(output / "audit.json", (json.dumps(as_json(audit)) + "\n").encode())
+    write_file(output / "audit.html", page(audit).encode())
+    try:
+        import pyarrow  # noqa: F401 - whether it is there is the question
+    except ImportError:
+        return False
+    for name, kind in TABLES.items():
+        write_table(getattr(audit, name), kind, output / f"{name}.parquet")
+    return True
+
+
+def write_table(rows: Sequence[tuple[object, ...]], kind: type[tuple[object, ...]], path: Path) -> None:
+    """Rows of one of the tables as a Parquet file, an empty one with its columns too."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    types = {int: pa.int64(), str: pa.string(), bool: pa.bool_()}
+    schema = pa.schema([(name, types[hint]) for name, hint in get_type_hints(kind).items()])
+    columns = list(zip(*rows, strict=True)) if rows else [()] * len(schema)
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
+    pq.write_table(pa.Table.from_arrays(arrays, schema=schema), path)
