@@ -1,0 +1,148 @@
+"""`duelog compact`: offline, beside a process that has the store open, and what it says."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from duelog import DelayedStore, ManualClock, Message, StoreConfig
+from duelog.cleanup.compaction import stage_generation
+from duelog.tools import compaction
+from duelog.tools.compaction import compact_store
+from tests.duelog.writing_process import HOUR_MS, WritingProcess
+from tests.tools.command_line import json_of, ok, refused, run
+
+DAY = 1_790_035_200_000
+DAY_MS = 86_400_000
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Three closed days: of 300 messages of 1 KB each the first day's are all acknowledged, of the second's a third."""
+    clock = ManualClock(DAY - 1_000)
+    with DelayedStore.open(tmp_path / "store", StoreConfig(), clock=clock) as store:
+        topic = store.topic("a")
+        with topic.subscribe("one") as subscription:
+            for day in range(3):
+                batch = [Message(b"x" * 1_000, deliver_at=DAY + day * DAY_MS + 1 + at) for at in range(300)]
+                topic.send_batch(batch)
+                clock.set(DAY + (day + 1) * DAY_MS)
+                store.tick()
+            received = subscription.receive(1_000)
+            subscription.ack(received[:300], durable=True)
+            subscription.ack(received[300:600:3], durable=True)
+    return tmp_path / "store"
+
+
+def left(path: Path) -> int:
+    """How many messages the subscription still gets."""
+    clock = ManualClock(DAY + 3 * DAY_MS)
+    with DelayedStore.open(path, StoreConfig(), clock=clock) as store:
+        assert list(store.check(deep=True)) == []
+        with store.topic("a").subscribe("one") as subscription:
+            return len(subscription.receive(1_000))
+
+
+def test_a_store_that_nobody_has_open_is_compacted_at_once(path: Path) -> None:
+    """What is worth it is rewritten and adopted; the figures are those of the files."""
+    answer = json_of("compact", path)
+    rows = {row["partition"]: row for row in answer["partitions"]}
+    assert [row["outcome"] for row in rows.values()] == ["adopted", "adopted", "skipped"]
+    first = rows["20260922T000000Z"]
+    assert (first["messages"], first["dead_messages"], first["dead_ratio"]) == (300, 300, 1.0)
+    assert first["file_bytes_after"] < first["file_bytes"] / 5
+    assert (path / "partitions" / "20260922T000000Z" / "g000002" / "data.mdb").stat().st_size == first[
+        "file_bytes_after"
+    ]
+    assert answer["bytes_after"] < answer["bytes_before"]
+    assert list((path / "staging").iterdir()) == []
+    assert left(path) == 500
+    again = json_of("compact", path)
+    assert {row["outcome"] for row in again["partitions"]} == {"skipped"}
+
+
+def test_a_dry_run_changes_nothing(path: Path) -> None:
+    """It says what would be dropped."""
+    rows = json_of("compact", path, "--dry-run", "--min-dead-ratio", "0.5")["partitions"]
+    assert [(row["outcome"], row["dead_messages"]) for row in rows] == [
+        ("planned", 300),
+        ("skipped", 100),
+        ("skipped", 0),
+    ]
+    assert [child.name for child in path.glob("partitions/*/*")] == ["g000001"] * 3
+    assert "planned" in ok("compact", path, "--dry-run")
+
+
+def test_the_table_has_bytes_before_and_after(path: Path) -> None:
+    """For people: a row for each closed partition, and the sum on standard error."""
+    result = run("compact", path, "--min-dead-ratio", "0.9")
+    assert result.exit_code == 0
+    assert "closed partitions: 3" in result.stdout
+    assert "adopted" in result.stdout
+    assert "compacted: 1 partitions" in result.stderr
+
+
+def test_retention_keeps_what_one_may_go_back_to(path: Path) -> None:
+    """The main log's ledger is open, so nothing that was acknowledged goes."""
+    rows = json_of("compact", path, "--retention", "36500d")["partitions"]
+    assert [row["dead_messages"] for row in rows] == [0, 0, 0]
+    assert "expected seconds" in refused("compact", path, "--retention", "long")
+
+
+def test_beside_a_process_finished_partitions_wait_for_its_next_tick(tmp_path: Path) -> None:
+    """Nothing is locked, nothing adopted here; the process takes them over, and goes on."""
+    path = tmp_path / "store"
+    with WritingProcess(path) as writer:
+        for topic in "ab":
+            writer.do("subscribe", topic, "one")
+            writer.send(topic, "x" * 500, *range(HOUR_MS, HOUR_MS + 20))
+        writer.do("advance", 3 * HOUR_MS)
+        writer.do("drain", "a", "one")
+        result = run("compact", path)
+        assert result.exit_code == 0
+        assert "1 are taken over by the process that has the store open" in result.stderr
+        assert len(list((path / "staging" / "ready").iterdir())) == 1
+        writer.do("advance", 0)
+        assert not (path / "staging" / "ready").exists()
+        assert [child.name for child in path.glob("partitions/*/*")] == ["g000002"]
+        assert writer.do("drain", "b", "one") == 20
+
+
+def test_a_store_that_is_opened_meanwhile_loses_nothing(path: Path) -> None:
+    """Opening clears staging/: what was being copied is reported, and the partition is as it was."""
+
+    def opened(done: int, total: int) -> None:
+        if done:
+            shutil.rmtree(path / "staging", ignore_errors=True)
+
+    report = compact_store(path, progress=opened)
+    assert [each.outcome for each in report.partitions] == ["failed", "failed", "skipped"]
+    assert "opened meanwhile" in report.failed[0].reason
+    assert left(path) == 500
+
+
+def test_a_partition_that_cannot_be_compacted_is_reported(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exit status 1, and the others are done."""
+    calls = []
+    stage = stage_generation
+
+    def fail_once(*arguments: object, **named: object) -> object:
+        calls.append(1)
+        if len(calls) == 1:
+            raise OSError(28, "No space left on device")
+        return stage(*arguments, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(compaction, "stage_generation", fail_once)
+    result = run("compact", path)
+    assert result.exit_code == 1
+    assert "No space left" in result.stdout
+    assert "1 could not be compacted" in result.stderr
+    assert left(path) == 500
+
+
+def test_what_cannot_be_is_refused(path: Path, tmp_path: Path) -> None:
+    """Exit status 2."""
+    assert "no such directory" in refused("compact", tmp_path / "nowhere")
+    assert run("compact", path, "--min-dead-ratio", "2").exit_code == 2
