@@ -1,7 +1,7 @@
 """The command `duelog`: its commands put together, and what all of them have in common.
 
-Exit status: 0; 1: there are findings (`check`) or a demo did not verify; 2: usage, bad input, or a store that cannot be
-used, with one line on standard error that says which value or path it was.
+Exit status: 0; 1: there are findings (`check`, `audit`) or a demo did not verify; 2: usage, bad input, or a store that
+cannot be used, with one line on standard error that says which value or path it was.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import typer
 from typer.core import TyperGroup
 
 from ..store.errors import DuelogError
-from . import cli_policies, cli_snapshot, cli_upkeep, inspection, traffic
+from . import cli_audit, cli_compact, cli_policies, cli_snapshot, cli_upkeep, inspection, traffic
 from .output import say
 
 HELP = """An embedded, durable log of messages that are due later.
 
 A STORE is a directory; `send` makes it. Messages go to a topic with a due time, and each subscription of the topic
 receives them when they are due. One process at a time may write a store, as send, receive and import do; the commands
-that only look (scheduled, stats, partitions, check, dump) work beside it and change nothing.
+that only look (scheduled, stats, partitions, check, audit, dump) work beside it and change nothing.
 
 ```
 duelog send data reminders "pay the bill" --after 10s
@@ -110,9 +110,11 @@ for command in (
     inspection.stats,
     inspection.partitions,
     inspection.check,
+    cli_audit.audit,
     inspection.dump,
     cli_upkeep.backup,
     cli_upkeep.repair,
+    cli_compact.compact,
     demo,
 ):
     app.command(command.__name__.rstrip("_"))(command)
