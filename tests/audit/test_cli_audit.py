@@ -1,0 +1,100 @@
+"""`duelog audit`: exit status, output for people and programs, beside a process that has the store open."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.audit.histories import build, full
+from tests.audit.planting import Victim, doubled_marker
+from tests.duelog.writing_process import HOUR_MS, WritingProcess
+from tests.tools.command_line import files, json_of, ok, refused, run
+
+
+@pytest.fixture(scope="module")
+def healthy(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
+    """A healthy store and the time at its end."""
+    path = tmp_path_factory.mktemp("audit") / "store"
+    return path, build(path)
+
+
+def test_an_audit_changes_none_of_the_stores_files(healthy: tuple[Path, int]) -> None:
+    """No file is made, removed or written."""
+    path, _ = healthy
+    before = files(path)
+    ok("audit", path)
+    ok("audit", path, "--headers", "--json")
+    assert files(path) == before
+
+
+def test_a_healthy_store_gives_status_0_and_says_what_is_held(healthy: tuple[Path, int]) -> None:
+    """A partition that a slow subscription holds is in the table, and is no finding."""
+    path, now_ms = healthy
+    text = ok("audit", path, "--as-of", now_ms)
+    assert "held partitions: 16" in text
+    assert "slow" in text
+
+
+def test_findings_give_status_1(healthy: tuple[Path, int], tmp_path: Path) -> None:
+    """With a line for each: severity, code, address, message, advice."""
+    shutil.copytree(healthy[0], tmp_path / "store")
+    doubled_marker(Victim(tmp_path / "store", 1))
+    result = run("audit", tmp_path / "store", "--as-of", healthy[1])
+    assert result.exit_code == 1
+    assert result.stdout.startswith(f"error: doubled-marker: {full('slow-1')}, partition ")
+    assert "findings: 1" in result.stderr
+
+
+def test_json_is_one_value_with_all_tables(healthy: tuple[Path, int]) -> None:
+    """As of the time that was asked for."""
+    found = json_of("audit", healthy[0], "--as-of", healthy[1])
+    assert found["as_of_ms"] == healthy[1]
+    assert found["findings"] == []
+    assert sum(row["messages"] for row in found["retention"]) > 3_000
+
+
+def test_output_is_written_into_a_directory(healthy: tuple[Path, int], tmp_path: Path) -> None:
+    """Made if need be; a second audit replaces what is there."""
+    for _ in range(2):
+        ok("audit", healthy[0], "--output", tmp_path / "a" / "b")
+    assert (tmp_path / "a" / "b" / "audit.html").read_text().startswith("<!doctype html>")
+    assert json.loads((tmp_path / "a" / "b" / "audit.json").read_text())["findings"] == []
+
+
+def test_what_is_no_store_is_refused(tmp_path: Path) -> None:
+    """A missing directory, none at all, a store and an export at once, a time that is none."""
+    assert "there is no such directory" in refused("audit", tmp_path / "none")
+    assert "expected a store" in refused("audit")
+    assert "expected a store" in refused("audit", tmp_path, "--from-parquet", tmp_path)
+    assert "--as-of" in refused("audit", tmp_path, "--as-of", "soon")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_spark_is_loaded_without_asking_for_it(healthy: tuple[Path, int]) -> None:
+    """Nor pyarrow, where no report is written."""
+    code = (
+        "import sys\nfrom duelog.tools.cli import app\n"
+        f"try:\n    app(['audit', {str(healthy[0])!r}])\nexcept SystemExit as end:\n    assert end.code == 0\n"
+        "assert not {'pyspark', 'pyarrow', 'pandas', 'matplotlib'} & set(sys.modules), sys.modules.keys()\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+def test_beside_a_process_that_has_the_store_open(tmp_path: Path) -> None:
+    """Which goes on sending, firing, acknowledging, closing and deleting between audits."""
+    with WritingProcess(tmp_path / "store", partition_ms=HOUR_MS, ledger_max_entries=20) as writer:
+        writer.do("subscribe", "t", "slow")
+        for turn in range(4):
+            writer.do("send", "t", f"m{turn}", [1_000 * at for at in range(1, 40)])
+            writer.do("send", "u", f"m{turn}", [HOUR_MS + 1_000 * at for at in range(1, 40)])
+            writer.do("advance", HOUR_MS)
+            found = json_of("audit", tmp_path / "store")
+            assert found["findings"] == []
+            assert sum(row["messages"] for row in found["retention"]) > 0
+        writer.do("drain", "t", "slow")
+        assert json_of("audit", tmp_path / "store")["findings"] == []
