@@ -37,7 +37,10 @@ from typing import Any
 
 from duelog import DelayedStore, ManualClock, Message, MessageId, ReceivedMessage, StoreConfig, Subscription
 from duelog.check import check
+from duelog.cleanup.compaction import hand_over, stage_generation
+from duelog.cleanup.compaction_plan import plan_compaction
 from duelog.store import failpoints
+from duelog.store.errors import DamagedStore
 from duelog.store.format import PartitionState
 
 SPAN_MS = 60_000
@@ -123,6 +126,7 @@ class Worker:
         self.clock = clock
         self.random = random.Random(f"{request['seed']}/{request['round']}")
         self.tag = f"{request['seed']}/{request['round']}"
+        self.aside = random.Random(f"compaction {self.tag}")
         self.sent = 0
         self.recent: list[tuple[str, MessageId, str]] = []
         """Topic, id and payload of messages that were sent in this round, and have not been taken back."""
@@ -150,6 +154,8 @@ class Worker:
             if self.recent and self.random.random() < 0.4:
                 self._take_back(*self.recent.pop(self.random.randrange(len(self.recent))))
             self._receive(*self.random.choice(self.subscriptions))
+            if self.aside.random() < 0.5:
+                self._compact()
             if step % 6 == 5:
                 while self._receive_from_all():
                     pass
@@ -208,6 +214,23 @@ class Worker:
         say("taken", topic_name, message_id, text, new, new is not None)
         if new is not None:
             self.recent.append((topic_name, new, text))
+
+    def _compact(self) -> None:
+        """Finish the next generation of a closed partition, worth it or not; the store adopts it at a later tick."""
+        engine = self.store._engine
+        closed = [partition for partition in engine.partitions if partition.state is PartitionState.CLOSED]
+        if not closed:
+            return
+        partition = self.aside.choice(closed)
+        try:
+            engine.partitions.acquire(partition)
+        except DamagedStore:  # the scheduler has deleted it
+            return
+        try:
+            plan = plan_compaction(engine.main, partition.environment)
+            hand_over(self.store.path, stage_generation(self.store.path, partition.environment, plan))
+        finally:
+            engine.partitions.release(partition)
 
     def _message(self, rng: random.Random, tag: str) -> Message:
         with _saying:

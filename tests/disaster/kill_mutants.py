@@ -7,11 +7,15 @@ engine as it is.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from duelog import engine, maintenance
+from pyroaring import BitMap
+
+from duelog import adopting, engine, maintenance
+from duelog.cleanup import adoption, claims
 from duelog.cleanup.deletion import deletable
 from duelog.cleanup.sweep import Swept
 from duelog.markers.firing import Firing
@@ -174,6 +178,35 @@ def ack_before_disk() -> None:
 def no_sweep() -> None:
     """Opening does not finish what a crash left."""
     _patch(engine, "sweep", lambda _: lambda path, main: Swept(0, 0, 0))
+
+
+def remove_before_record() -> None:
+    """The old generation is removed when the new one has its name, before the catalog names that."""
+
+    def wrap(move_: Any) -> Any:
+        def move_and_remove(source: Path, target: Path) -> None:
+            move_(source, target)
+            for generation in target.parent.iterdir():
+                if generation != target:
+                    shutil.rmtree(generation)
+
+        return move_and_remove
+
+    _patch(adoption, "move", wrap)
+
+
+def drop_what_anybody_has_acknowledged() -> None:
+    """Compaction drops what some subscription has acknowledged, not every one."""
+
+    def wrap(by_all: Any) -> Any:
+        def by_anybody(cursors: Any, ledger_id: int, tail: int) -> BitMap:
+            return BitMap.union(BitMap(), *(by_all([cursor], ledger_id, tail) for cursor in cursors))
+
+        return by_anybody
+
+    _patch(claims, "acknowledged_by_all", wrap)
+    _patch(adoption, "_taken_back", lambda _: lambda raw, topic_id, relied_on: None)
+    _patch(adopting.Adopting, "_still_acknowledged", lambda _: lambda self, relied_on: True)
 
 
 def apply(name: str) -> None:
