@@ -27,7 +27,8 @@ class DueReader:
         self._clock = clock
         self._tracker: TopicDelayTracker | None = None
         self._view: SubscriptionView | None = None
-        self._closed_at_ms: int | None = None
+        self._closed_at: tuple[int, Position] | None = None
+        """What the view was served up to when it was closed: a due time, and the last position of those due then."""
 
     def read(self, start: Position, max_entries: int, skip: AckSet) -> tuple[list[ReceivedMessage], Position]:
         """What has become due behind `start`, then messages from `start` on that are due."""
@@ -75,9 +76,9 @@ class DueReader:
             return None
         return self._tracker.next_due_ms(self._view)
 
-    def waiting(self) -> int:
-        """Messages of the log that are known not to be due yet."""
-        return 0 if self._tracker is None else self._tracker.waiting(self._clock.now_ms())
+    def waiting(self, skip: AckSet) -> int:
+        """Messages of the log that are known not to be due yet, and that `skip` has not acknowledged."""
+        return 0 if self._tracker is None else self._tracker.waiting(self._clock.now_ms(), skip)
 
     def rewind(self, position: Position) -> None:
         """The subscription goes back to `position`."""
@@ -87,11 +88,13 @@ class DueReader:
     def close(self) -> None:
         """The last consumer has left: hold nothing in memory for it."""
         if self._tracker is not None and self._view is not None:
-            self._closed_at_ms = self._view.done_ms
+            self._closed_at = self._view.done_ms, self._view.done_position
             self._tracker.close_view(self._view, self._clock.now_ms())
             self._tracker = self._view = None
 
     def reopen(self, unacknowledged: Position) -> None:
         """A consumer has come again: track what was passed over from the first unacknowledged position on."""
-        if self._view is None and self._closed_at_ms is not None:
-            self._tracker, self._view = self._open(unacknowledged, self._closed_at_ms)
+        if self._view is None and self._closed_at is not None:
+            done_ms, done_position = self._closed_at
+            self._tracker, self._view = self._open(unacknowledged, done_ms - 1)  # some that are due then may be left
+            self._view.done_ms, self._view.done_position = done_ms, done_position

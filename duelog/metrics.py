@@ -277,7 +277,7 @@ class StoreMetrics:
             for name, state in topic.subscriptions.items():
                 stats = subscription_stats(topic, state)
                 with state.lock:
-                    waiting = 0 if state.reader is None else state.reader.waiting()
+                    waiting = 0 if state.reader is None else state.reader.waiting(state.acks)
                 named = {**attributes, "pulsar.subscription": name}
                 found[DELAYED].append(Observation(pending.get(topic.topic_id, 0) + waiting, named))
                 found[BACKLOG].append(Observation(stats.backlog, named))

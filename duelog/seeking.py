@@ -15,14 +15,13 @@ from duelog.store.position import Position
 from duelog.store.scan import runs
 
 
-def position_at(main: Environment, log: ManagedLedger, time_ms: int, inline_delay_ms: int) -> Position:
+def position_at(main: Environment, log: ManagedLedger, time_ms: int) -> Position:
     """The first position of the log whose message was due at `time_ms` or later; the end when there is none.
 
-    A time before everything that is kept is the beginning. O(runs of the ledgers that may hold it).
+    A time before everything that is kept is the beginning. O(runs before it). When a ledger was closed says nothing
+    of what is in it: short delays wait there, and a sender may have looked at the clock before others.
     """
     for ledger in log.ledgers():
-        if ledger.closed and ledger.closed_ms + inline_delay_ms < time_ms:
-            continue  # closed before: everything in it was due before
         with main.read() as raw:
             for run in runs(raw, main.name, ledger.ledger_id, 0, ledger.entries):
                 if isinstance(run, CorruptEntry):

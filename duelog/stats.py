@@ -104,7 +104,7 @@ def subscription_stats(topic: TopicState, state: SubscriptionState) -> Subscript
             state.type,
             state.consumers,
             state.acks.mark_delete,
-            max(0, state.acks.backlog(topic.log) - (0 if state.reader is None else state.reader.waiting())),
+            max(0, state.acks.backlog(topic.log) - (0 if state.reader is None else state.reader.waiting(state.acks))),
             0 if dispatcher is None else dispatcher.outstanding_count(),
             0 if dispatcher is None else dispatcher.awaiting_redelivery_count,
         )

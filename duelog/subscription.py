@@ -323,8 +323,7 @@ class Subscription:
         elif isinstance(to, str):
             raise InvalidArgument("to", to, 'expected "earliest", "latest", a position or a time')
         else:
-            time_ms = at_ms("to", to)
-            position = position_at(self._engine.main, log, time_ms, self._engine.config.inline_delay_ms)
+            position = position_at(self._engine.main, log, at_ms("to", to))
         position = max(position, Position(log.first_ledger, 0))
         with self._state.lock:
             self._dispatcher().seek(Position(position.ledger_id, position.entry_id - 1))

@@ -23,6 +23,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
+from pyroaring import BitMap
 
 from ..store.environment import Environment
 from ..store.errors import CorruptEntry
@@ -43,6 +44,7 @@ class Unacknowledged(Protocol):
     """What a subscription has not acknowledged (AckSet)."""
 
     def is_acked(self, position: Position) -> bool: ...
+    def unacked(self, ledger_id: int, start: int, limit: int) -> BitMap: ...
 
 
 class SubscriptionView:
@@ -141,11 +143,11 @@ class TopicDelayTracker:
             self._catch_up()
             return self._waiting.next_due_ms(view.done_ms, inclusive=view.done_position < _PAST)
 
-    def waiting(self, now_ms: int) -> int:
-        """Indexed entries due after `now_ms`. O(log n)."""
+    def waiting(self, now_ms: int, skip: Unacknowledged) -> int:
+        """Indexed entries due after `now_ms` that are not acknowledged."""
         with self._lock:
             self._catch_up()
-            return self._waiting.count_after(now_ms)
+            return self._waiting.count_unacked_after(now_ms, skip.unacked)
 
     # -- inside: the cursor over the log -------------------------------------------------------------
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from threading import Thread
 
 import pytest
 
-from duelog import ManualClock, Message, MessageId, StoreConfig
+from duelog import ManualClock, Message, MessageId, StoreConfig, Subscription
 from duelog.cleanup.trim import unfinished
 from duelog.errors import StoreFull
 from duelog.partitions.partition import Partition, PartitionLog
@@ -168,3 +169,99 @@ def test_a_log_made_while_check_reads_its_partition_is_no_finding(
         patched.setattr(Partition, "logs", listed_before_another)
         assert list(store.check()) == []
     assert made
+
+
+INLINE = StoreConfig(
+    partition_ms=1_000, ledger_max_entries=2, ack_flush_ms=0, inline_delay_ms=5_000, retention_ms=10**9
+)
+
+
+def _payloads(subscription: Subscription, most: int) -> list[bytes]:
+    messages = subscription.receive(most)
+    subscription.ack(messages)
+    return [message.payload for message in messages]
+
+
+def test_what_waits_inline_and_is_acknowledged_already_is_not_taken_off_the_backlog(
+    open_store: OpenStore, clock: ManualClock
+) -> None:
+    """A subscription that has sought past messages that wait owes nothing for them, and what comes then counts."""
+    store = open_store(config=INLINE)
+    topic = store.topic("t")
+    reader = topic.subscribe("s")
+    topic.send_batch([Message(b"", deliver_after=4) for _ in range(3)])
+    assert reader.receive(10) == []
+    assert reader.stats().backlog == 0
+    reader.seek("latest")
+    topic.send_batch([Message(b"1"), Message(b"2")])
+    assert reader.stats().backlog == 2
+
+
+def test_equal_due_times_that_wait_inline_survive_the_consumer_that_had_some_of_them(
+    open_store: OpenStore, clock: ManualClock
+) -> None:
+    """It leaves between two batches of one instant; who comes next gets the rest."""
+    store = open_store(config=INLINE)
+    topic = store.topic("t")
+    reader = topic.subscribe("s")
+    topic.send_batch([Message(b"%d" % number, deliver_after=1) for number in range(5)])
+    assert reader.receive(10) == []
+    clock.advance(1_000)
+    assert _payloads(reader, 2) == [b"0", b"1"]
+    reader.close()
+    assert _payloads(topic.subscribe("s"), 10) == [b"2", b"3", b"4"]
+
+
+def test_a_subscription_that_is_ahead_prunes_nothing_that_another_is_in_the_middle_of(
+    open_store: OpenStore, clock: ManualClock
+) -> None:
+    """One has had two of five that are due at one instant when the other goes past it."""
+    store = open_store(config=INLINE)
+    topic = store.topic("t")
+    slow, quick = topic.subscribe("slow"), topic.subscribe("quick")
+    topic.send_batch([Message(b"%d" % number, deliver_after=1) for number in range(5)])
+    assert slow.receive(10) == quick.receive(10) == []
+    clock.advance(1_000)
+    assert _payloads(slow, 2) == [b"0", b"1"]
+    clock.advance(2_000)
+    assert len(_payloads(quick, 10)) == 5
+    assert quick.receive(10) == []
+    assert _payloads(slow, 10) == [b"2", b"3", b"4"]
+
+
+def test_a_seek_by_time_finds_what_waits_inline_by_settings_of_before(
+    open_store: OpenStore, clock: ManualClock
+) -> None:
+    """A ledger closed long before the time may hold what is due after it, also when short delays are off by now."""
+    store = open_store(config=INLINE)
+    topic = store.topic("t")
+    topic.subscribe("s").close()
+    topic.send_batch([Message(b"%d" % number, deliver_after=4) for number in range(4)])
+    store.close()
+    store = open_store(config=dataclasses.replace(INLINE, inline_delay_ms=0))
+    topic = store.topic("t")
+    reader = topic.subscribe("s")
+    reader.seek(clock.now_ms() + 3_000)
+    clock.advance(4_000)
+    assert len(_payloads(reader, 10)) == 4
+
+
+def test_a_seek_by_time_finds_what_a_stalled_sender_closed_a_ledger_behind(
+    open_store: OpenStore, clock: ManualClock
+) -> None:
+    """A sender that looked at the clock long ago fills a ledger in which later messages lie: they are found."""
+    store = open_store(config=dataclasses.replace(INLINE, inline_delay_ms=0))
+    topic = store.topic("t")
+    reader = topic.subscribe("s")
+
+    def meanwhile(write: Callable[[], list[MessageId]]) -> None:
+        topic.send(b"later", deliver_after=0.5)
+        clock.advance(600)
+        assert store.tick().fired == 1
+        write()
+
+    began_ms = clock.now_ms()
+    with stalled_sender(store._engine, meanwhile):
+        topic.send(b"stalled")
+    reader.seek(began_ms + 300)
+    assert b"later" in _payloads(reader, 10)
