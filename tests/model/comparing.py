@@ -62,7 +62,8 @@ class Comparing(Machine):
                 sub = topic.subscriptions[sub_stats.name]
                 assert sub_stats.consumers == len(sub.consumers)
                 assert sub.due_backlog(twin.now_ms) <= sub_stats.backlog <= sub.backlog(len(topic.main))
-                if self._state(topic).tracker is not None:
+                reader = self._state(topic).subscriptions[sub.name].reader
+                if reader is not None and reader._tracker is not None:
                     assert sub_stats.backlog == sub.due_backlog(twin.now_ms)
                 assert sub_stats.unacknowledged == len(sub.held)
                 assert sub_stats.redelivering == len(sub.waiting) + len(sub.ready) - sub.kept_back

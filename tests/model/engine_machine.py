@@ -26,7 +26,7 @@ class EngineMachine(
             for name in list(topic.schedules):
                 self.change_a_schedule(topic.name, name, "remove")
             for name in topic.subscriptions:
-                self.subscribe(topic.name, name, "exclusive", "earliest")
+                self._subscribe(topic.name, name, "exclusive", "earliest")
         for consumer in self.consumers:
             consumer.face.resume()
             consumer.twin.paused = False
@@ -37,7 +37,7 @@ class EngineMachine(
                 while items := self._receive(consumer, 100):
                     self._ack(consumer, items, False)
             self._tick()
-            planned_ms = self._planned_ms()
+            planned_ms = min((ms for ms in (self._planned_ms(), self._awaited_ms()) if ms is not None), default=None)
             if planned_ms is None:
                 break
             idle = idle + 1 if planned_ms <= self.twin.now_ms else 0
@@ -65,3 +65,12 @@ class EngineMachine(
             return maintenance._next_due_ms()
         finally:
             maintenance._expiry._ttl_ms = self.config.ttl_ms
+
+    def _awaited_ms(self) -> int | None:
+        """When time alone gives a receiver something that is in the main log already."""
+        times: list[int] = []
+        for topic in self.twin.topics.values():
+            for sub in topic.subscriptions.values():
+                times += sub.waiting.values()
+                times += [topic.main[place].due_ms for place in sub.passed_over]
+        return min(times, default=None)

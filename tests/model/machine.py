@@ -10,68 +10,38 @@ import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import pytest
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition
 
 from duelog import DelayedStore, ManualClock, Message, MessageId, ReceivedMessage, StoreConfig, Subscription, TickResult
+from duelog.dispatcher import SubscriptionType
 from duelog.errors import StoreFull
 from duelog.store.format import PartitionState
 from duelog.store.names import TopicName
 from duelog.topic_state import TopicState
 
+from .drawing import (
+    ALL,
+    CONFIGS,
+    FAR_MS,
+    HANDING_OUT,
+    INLINE_DELAYS,
+    KINDS,
+    PICK,
+    SLICES,
+    START_MS,
+    STORING,
+    THEMES,
+    Spec,
+)
 from .driver import PAYLOAD, ROLLED, AtOnce, Expired, Recorded, expiries, recorded, scratch_directory
 from .twin import Seen, Twin, TwinMessage, TwinSlice, TwinTopic, key_of
 from .twin_subscription import TwinSubscription
 
 T = TypeVar("T")
-Spec = tuple[Any, ...]
-START_MS = 1_790_000_000_000
-FAR_MS = 10_000_000_000
-
-TOPICS = st.sampled_from(("t0", "t1", "t2"))
-NAMES = st.sampled_from(("a", "b"))
-PICK = st.integers(0, 1_000)
-PICKS = st.lists(PICK, min_size=1, max_size=5)
-DUES = st.one_of(
-    st.tuples(st.sampled_from(("none", "now", "again"))),
-    st.tuples(st.just("after"), st.integers(1, 5) | st.integers(1, 300)),
-    st.tuples(st.just("partition"), st.integers(0, 6), st.integers(-1, 1)),
-    st.tuples(st.just("before"), st.integers(1, 500) | st.just(START_MS)),
-    st.tuples(st.just("far"), st.integers(0, 3)),
-)
-"""A due time, chosen by the store's time and its partitions: see `_due_ms`."""
-
-INLINE = st.sampled_from((0, 0, 0, 5, 60, 400))
-CONFIGS = st.fixed_dictionaries(
-    {
-        "partition_ms": st.sampled_from((10, 37, 100, 1_000)),
-        "bucket_ms": st.sampled_from((1, 7, 50, 60_000)),
-        "preload_ms": st.sampled_from((0, 5, 1_000)),
-        "fire_batch": st.sampled_from((1, 2, 3, 4, 5_000)),
-        "ledger_max_entries": st.integers(1, 5),
-        "ledger_max_age_ms": st.sampled_from((20, 300, 14_400_000)),
-        "retention_ms": st.sampled_from((0, 0, 30, 1_000)),
-        "retention_bytes": st.sampled_from((0, 0, 0, 150, 2_000)),
-        "ack_flush_ms": st.sampled_from((0, 3, 100)),
-        "run_entries": st.integers(1, 3),
-        "max_open_partitions": st.integers(1, 3),
-        "snapshot_every_entries": st.sampled_from((1, 5, 1_000_000)),
-        "durability": st.sampled_from(("none", "none", "relaxed", "commit")),
-        "inline_delay_ms": INLINE,
-        "tracker_idle_ms": st.sampled_from((0, 100, 60_000)),
-        "ttl_ms": st.sampled_from((None, None, None, 40, 3_000)),
-        "ack_timeout_ms": st.sampled_from((None, None, 1, 50)),
-        "nack_backoff_ms": st.sampled_from((0, 10, 1_000)),
-        "nack_backoff_max_ms": st.sampled_from((1_000, 3_000)),
-        "max_redeliveries": st.sampled_from((None, None, 0, 1, 2)),
-    }
-)
-SLICES = st.sampled_from((0.0, 1e9))
-"""A tick is cut by the time that it takes; here it is cut wherever it can be, or nowhere."""
-
 Item = tuple[int, MessageId, ReceivedMessage]
 """What a consumer was given: its place in the log, its position, and the message."""
 
@@ -87,6 +57,11 @@ class Consumer:
     received: list[Item] = field(default_factory=list)
 
 
+def only(*themes: str) -> Callable[[Any], Any]:
+    """A rule for runs about these, and about everything."""
+    return precondition(lambda self: self.theme in (ALL, *themes))
+
+
 def pick(choices: Sequence[T], number: int) -> T:
     """One of `choices`, by a number that hypothesis can shrink."""
     return choices[number % len(choices)]
@@ -95,14 +70,37 @@ def pick(choices: Sequence[T], number: int) -> T:
 class Machine(RuleBasedStateMachine):
     """A store on a manual clock, and its twin."""
 
-    @initialize(config=CONFIGS, offset_ms=st.integers(0, 2_000), slice_s=SLICES, load_slice_s=SLICES)
-    def open(self, config: dict[str, Any], offset_ms: int, slice_s: float, load_slice_s: float) -> None:
+    themes: ClassVar[tuple[str, ...]] = THEMES
+
+    @initialize(
+        theme=PICK,
+        config=CONFIGS,
+        offset_ms=st.integers(0, 2_000),
+        slice_s=SLICES,
+        load_slice_s=SLICES,
+        kind=KINDS,
+        consumers=st.integers(1, 3),
+    )
+    def open(
+        self,
+        theme: int,
+        config: dict[str, Any],
+        offset_ms: int,
+        slice_s: float,
+        load_slice_s: float,
+        kind: SubscriptionType,
+        consumers: int,
+    ) -> None:
+        self.theme = pick(self.themes, theme)
+        if self.theme == INLINE_DELAYS:
+            config["inline_delay_ms"] = max(config["inline_delay_ms"], 60)
         self.patch = pytest.MonkeyPatch()
         self.patch.setattr("duelog.maintenance._SLICE_S", slice_s)
         self.patch.setattr("duelog.maintenance._REMOVAL_SLICE_S", load_slice_s)
         self.patch.setattr("duelog.markers.firing._LOAD_SLICE_S", load_slice_s)
         self.directory = scratch_directory()
         self.copies = 0
+        self.ever_inline = config["inline_delay_ms"] > 0
         self.config = StoreConfig(map_bytes=64 << 20, **config)
         self.clock = ManualClock(START_MS + offset_ms)
         self.twin = Twin(self.config, self.clock.now_ms())
@@ -121,6 +119,12 @@ class Machine(RuleBasedStateMachine):
         """The latest time that the store was ever shown: what was due then may come when the clock has gone back."""
         self.steps = 0
         self.creation_failed = False
+        if self.theme not in (ALL, STORING):
+            for _ in range(consumers if kind != "exclusive" else 1):
+                self._subscribe("t0", "a", kind, "earliest")
+
+    def _subscribe(self, topic: str, name: str, kind: SubscriptionType, initial: str) -> None:
+        """A consumer comes."""
 
     def teardown(self) -> None:
         if hasattr(self, "store"):
@@ -148,10 +152,16 @@ class Machine(RuleBasedStateMachine):
             for sub in topic.subscriptions.values():
                 sub.forget_deliveries()
 
+    def _topic(self, topic: str) -> str:
+        """A run about one subscription has one topic."""
+        return "t0" if self.theme in (HANDING_OUT, INLINE_DELAYS) else topic
+
     # -- messages ------------------------------------------------------------------------------------
 
     def _due_ms(self, spec: Spec) -> int | None:
         now_ms, span_ms = self.twin.now_ms, self.config.partition_ms
+        if self.theme not in (ALL, STORING) and spec[0] == "far":
+            spec = ("after", 1 + spec[1])
         match spec:
             case ("none",):
                 return None

@@ -13,12 +13,12 @@ from duelog import MessageId, ReceivedMessage
 from duelog.dispatcher import SubscriptionType
 from duelog.errors import ConsumerBusy, InvalidArgument, UnknownSubscription, UnknownTopic
 
+from .drawing import HANDING_OUT, INLINE_DELAYS, KINDS, NAMES, PICK, PICKS, STORING, TAKING_BACK, TOPICS
 from .driver import PAYLOAD
-from .machine import NAMES, PICK, PICKS, TOPICS, Consumer, Item, Machine, pick
+from .machine import Consumer, Item, Machine, only, pick
 from .twin import TwinMessage, TwinTopic
 from .twin_subscription import TwinSubscription
 
-KINDS: st.SearchStrategy[SubscriptionType] = st.sampled_from(("exclusive", "failover", "shared", "key_shared"))
 Settle = Callable[[list[ReceivedMessage]], list[ReceivedMessage]]
 
 
@@ -30,8 +30,20 @@ def received_something(machine: Machine) -> bool:
 class DeliveryRules(Machine):
     """Whatever consumers do."""
 
+    @only(STORING, HANDING_OUT, INLINE_DELAYS)
     @rule(topic=TOPICS, name=NAMES, kind=KINDS, initial=st.sampled_from(("earliest", "latest")))
     def subscribe(self, topic: str, name: str, kind: SubscriptionType, initial: str) -> None:
+        self._subscribe(self._topic(topic), name, kind, initial)
+
+    @only(STORING, HANDING_OUT, INLINE_DELAYS)
+    @precondition(lambda self: any(consumer.twin.kind != "exclusive" for consumer in self.consumers))
+    @rule(which=PICK)
+    def join(self, which: int) -> None:
+        """One more consumer beside another."""
+        consumer = pick([consumer for consumer in self.consumers if consumer.twin.kind != "exclusive"], which)
+        self._subscribe(consumer.topic.name, consumer.twin.name, consumer.face.type, "earliest")
+
+    def _subscribe(self, topic: str, name: str, kind: SubscriptionType, initial: str) -> None:
         twin = self.twin.topic(topic)
         sub = twin.subscriptions.get(name)
         if sub is None:
@@ -48,6 +60,7 @@ class DeliveryRules(Machine):
         face._settle = settle  # type: ignore[method-assign]
         self.consumers.append(consumer)
 
+    @only(STORING, HANDING_OUT, INLINE_DELAYS)
     @precondition(lambda self: self.consumers)
     @rule(which=PICK)
     def leave(self, which: int) -> None:
@@ -61,6 +74,15 @@ class DeliveryRules(Machine):
     @rule(which=PICK, count=st.integers(1, 4) | st.just(100))
     def receive(self, which: int, count: int) -> None:
         self._receive(pick(self.consumers, which), count)
+
+    @only(HANDING_OUT, INLINE_DELAYS, TAKING_BACK)
+    @precondition(lambda self: self.consumers)
+    @rule(which=PICK, ms=st.integers(0, 10) | st.integers(0, 400), counts=st.lists(st.integers(1, 4), min_size=1))
+    def receive_later(self, which: int, ms: int, counts: list[int]) -> None:
+        """Time goes on, and consumers take turns."""
+        self._forward(ms)
+        for at, count in enumerate(counts):
+            self._receive(pick(self.consumers, which + at), count)
 
     def _receive(self, consumer: Consumer, count: int) -> list[Item]:
         self.asked = count
@@ -139,6 +161,7 @@ class DeliveryRules(Machine):
 
     # -- acknowledging -----------------------------------------------------------------------------------
 
+    @only(STORING, HANDING_OUT, INLINE_DELAYS)
     @precondition(received_something)
     @rule(which=PICK, picks=PICKS, durable=st.booleans())
     def ack(self, which: int, picks: list[int], durable: bool) -> None:
@@ -152,6 +175,7 @@ class DeliveryRules(Machine):
         consumer = pick([consumer for consumer in self.consumers if consumer.received], which)
         self._ack(consumer, consumer.received, durable)
 
+    @only(STORING, HANDING_OUT, INLINE_DELAYS)
     @precondition(lambda self: any(consumer.topic.main for consumer in self.consumers))
     @rule(which=PICK, picks=PICKS)
     def ack_what_nobody_was_given(self, which: int, picks: list[int]) -> None:
@@ -172,6 +196,7 @@ class DeliveryRules(Machine):
         assert count == consumer.twin.ack(places)
         self._acked(consumer, count, durable)
 
+    @only(STORING, HANDING_OUT)
     @precondition(received_something)
     @rule(which=PICK, last=PICK, durable=st.booleans())
     def ack_cumulative(self, which: int, last: int, durable: bool) -> None:
@@ -197,6 +222,7 @@ class DeliveryRules(Machine):
         if durable:
             self.twin.flush()
 
+    @only(STORING)
     @precondition(lambda self: self.consumers)
     @rule(which=PICK)
     def ack_what_does_not_exist(self, which: int) -> None:
@@ -207,6 +233,7 @@ class DeliveryRules(Machine):
 
     # -- giving back -------------------------------------------------------------------------------------
 
+    @only(STORING, HANDING_OUT)
     @precondition(received_something)
     @rule(which=PICK, picks=PICKS, ms=st.sampled_from((0, 1, 20, 300)))
     def nack(self, which: int, picks: list[int], ms: int) -> None:
@@ -216,6 +243,7 @@ class DeliveryRules(Machine):
         until_ms = self.twin.now_ms + ms
         assert count == consumer.twin.nack(consumer.number, dict.fromkeys([place for place, _, _ in items], until_ms))
 
+    @only(HANDING_OUT)
     @precondition(received_something)
     @rule(which=PICK, picks=PICKS)
     def nack_with_backoff(self, which: int, picks: list[int]) -> None:
@@ -228,6 +256,7 @@ class DeliveryRules(Machine):
             until_ms[place] = self.twin.now_ms + wait_ms
         assert consumer.face.nack(list(items.values())) == consumer.twin.nack(consumer.number, until_ms)
 
+    @only(HANDING_OUT)
     @precondition(received_something)
     @rule(which=PICK, number=PICK, ms=st.sampled_from((0, 5, 50, 300)))
     def retry_later(self, which: int, number: int, ms: int) -> None:
@@ -248,6 +277,7 @@ class DeliveryRules(Machine):
 
     # -- moving ------------------------------------------------------------------------------------------
 
+    @only(HANDING_OUT, INLINE_DELAYS)
     @precondition(lambda self: self.consumers)
     @rule(which=PICK, to=st.sampled_from(("earliest", "latest")))
     def seek_to_an_end(self, which: int, to: str) -> None:
@@ -255,6 +285,7 @@ class DeliveryRules(Machine):
         consumer.face.seek(to)
         self._sought(consumer, consumer.topic.first if to == "earliest" else len(consumer.topic.main))
 
+    @only(HANDING_OUT, INLINE_DELAYS)
     @precondition(received_something)
     @rule(which=PICK, number=PICK)
     def seek_to_a_message(self, which: int, number: int) -> None:
@@ -263,6 +294,7 @@ class DeliveryRules(Machine):
         consumer.face.seek(message)
         self._sought(consumer, place)
 
+    @only(HANDING_OUT, INLINE_DELAYS)
     @precondition(lambda self: self.consumers)
     @rule(which=PICK, number=PICK, offset_ms=st.integers(-1, 1))
     def seek_to_a_time(self, which: int, number: int, offset_ms: int) -> None:
@@ -281,6 +313,7 @@ class DeliveryRules(Machine):
         consumer.twin.seek(max(place, consumer.topic.first))
         self.twin.flush()
 
+    @only(HANDING_OUT)
     @precondition(lambda self: self.consumers)
     @rule(which=PICK, paused=st.booleans())
     def pause_or_resume(self, which: int, paused: bool) -> None:
@@ -294,6 +327,7 @@ class DeliveryRules(Machine):
 
     # -- going -------------------------------------------------------------------------------------------
 
+    @only(STORING)
     @precondition(lambda self: any(topic.subscriptions for topic in self.twin.topics.values()))
     @rule(topic=TOPICS, name=NAMES)
     def unsubscribe(self, topic: str, name: str) -> None:
@@ -308,6 +342,7 @@ class DeliveryRules(Machine):
             face.unsubscribe(name)
             del twin.subscriptions[name]
 
+    @only(STORING)
     @precondition(lambda self: self.messages)
     @rule(topic=TOPICS)
     def delete_topic(self, topic: str) -> None:

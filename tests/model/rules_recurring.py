@@ -8,8 +8,9 @@ from hypothesis.stateful import precondition, rule
 
 from duelog.errors import UnknownTopic
 
+from .drawing import TAKING_BACK, TOPICS
 from .driver import PAYLOAD
-from .machine import TOPICS, Machine
+from .machine import Machine, only
 from .twin import TwinTopic, key_of
 from .twin_recurring import TwinSchedule
 from .twin_withdrawal import cancel
@@ -25,6 +26,7 @@ class RecurringRules(Machine):
         if schedule.next_id is not None:
             cancel(self.twin, topic, [schedule.next_id])
 
+    @only(TAKING_BACK)
     @rule(topic=TOPICS, name=SCHEDULES, seconds=st.sampled_from((1, 1, 3)))
     def every(self, topic: str, name: str, seconds: int) -> None:
         """The same again changes nothing; another interval replaces what there was."""
@@ -41,6 +43,7 @@ class RecurringRules(Machine):
             self._occurrence(twin, name, self.twin.now_ms + seconds * 1_000, made.next_id)
         self._same_schedules(twin)
 
+    @only(TAKING_BACK)
     @precondition(lambda self: any(topic.schedules for topic in self.twin.topics.values()))
     @rule(topic=TOPICS, name=SCHEDULES, what=st.sampled_from(("pause", "resume", "remove")))
     def change_a_schedule(self, topic: str, name: str, what: str) -> None:

@@ -8,14 +8,16 @@ from pathlib import Path
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
+from .drawing import HANDING_OUT, INLINE, STORING, TAKING_BACK
 from .driver import Once, SimulatedCrash, armed, copy_store
-from .machine import INLINE, Machine
+from .machine import Machine, only
 from .rules_sending import CLEANUP, FIRING
 
 
 class RestartRules(Machine):
     """Whatever ends a process."""
 
+    @only(STORING)
     @precondition(lambda self: self.consumers)
     @rule()
     def flush(self) -> None:
@@ -30,9 +32,11 @@ class RestartRules(Machine):
         self.store.close()
         self.twin.flush()
         if inline_ms is not None:
+            self.ever_inline |= inline_ms > 0
             self.config = self.twin.config = dataclasses.replace(self.config, inline_delay_ms=inline_ms)
         self._open(path)
 
+    @only(STORING, TAKING_BACK, HANDING_OUT)
     @precondition(lambda self: self.messages)
     @rule()
     def crash(self) -> None:
@@ -40,6 +44,7 @@ class RestartRules(Machine):
         copy_store(self.store.path, target)
         self._reopen_after_crash(target)
 
+    @only(STORING, TAKING_BACK)
     @rule(point=st.sampled_from((*FIRING, *CLEANUP)), count=st.integers(1, 3))
     def crash_in_a_tick(self, point: str, count: int) -> None:
         target = self._next_copy()

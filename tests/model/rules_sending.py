@@ -11,8 +11,9 @@ from hypothesis.stateful import precondition, rule
 from duelog import DelayedDeliveryPolicies, DelayedStore, MessageId
 from duelog.errors import DelayTooLong, StoreFull
 
+from .drawing import DUES, STORING, TAKING_BACK, TOPICS, Spec
 from .driver import Once, armed, full_disk, stalled_sender
-from .machine import DUES, TOPICS, Machine, Spec
+from .machine import Machine, only
 from .twin_policies import NAMESPACE, STORE
 
 FIRING = ("fire.before", "fire.after", "close.before", "close.after")
@@ -29,6 +30,7 @@ class SendingRules(Machine):
 
     @rule(topic=TOPICS, spec=DUES, relative=st.booleans())
     def send(self, topic: str, spec: Spec, relative: bool) -> None:
+        topic = self._topic(topic)
         drawn, dues = self._drawn(topic, [spec], relative)
         one, face = drawn[0], self.store.topic(topic)
         if dues is None:
@@ -41,6 +43,7 @@ class SendingRules(Machine):
 
     @rule(topic=TOPICS, specs=st.lists(DUES, max_size=6), relative=st.booleans())
     def send_batch(self, topic: str, specs: list[Spec], relative: bool) -> None:
+        topic = self._topic(topic)
         drawn, dues = self._drawn(topic, specs, relative)
         if dues is None:
             with pytest.raises(DelayTooLong):
@@ -50,6 +53,7 @@ class SendingRules(Machine):
         if drawn:
             self._sent(self.twin.topic(topic), self._twins(drawn, dues, ids, self.twin.now_ms))
 
+    @only(TAKING_BACK)
     @rule(
         topic=TOPICS,
         name=st.sampled_from(("p", "q")),
@@ -60,7 +64,8 @@ class SendingRules(Machine):
         """A number that is stored already is not stored again, whatever became of its message."""
         twin = self.twin.topic(topic)
         producer = self.store.topic(topic).producer(name)
-        last = twin.producers.get(name, -1)
+        stored = twin.producers.setdefault(name, set())
+        last = max(stored, default=-1)
         assert producer.last_sequence_id == last
         drawn, dues = self._drawn(topic, specs)
         if dues is None:
@@ -69,7 +74,10 @@ class SendingRules(Machine):
             return
         ids = producer.send_batch(drawn, first_sequence_id=first)
         start = last + 1 if first is None else first
-        assert [message_id is not None for message_id in ids] == [start + row > last for row in range(len(drawn))]
+        for number, message_id in enumerate(ids, start):
+            assert message_id is None or number not in stored, "what is stored is stored again"
+            # A number that was left out may count as stored, since numbers are to ascend; a later one never does.
+            assert message_id is not None or number <= last, "it is taken for stored, and is not"
         kept = [row for row, message_id in enumerate(ids) if message_id is not None]
         twins = self._twins(
             [drawn[row] for row in kept],
@@ -78,8 +86,9 @@ class SendingRules(Machine):
             self.twin.now_ms,
         )
         self._sent(twin, twins)
-        twin.producers[name] = max(last, start + len(drawn) - 1)
+        stored.update(start + row for row in kept)
 
+    @only(STORING)
     @rule(
         topic=TOPICS,
         specs=st.lists(DUES, min_size=1, max_size=4),
@@ -118,6 +127,7 @@ class SendingRules(Machine):
         with stalled_sender(self.store._engine, meanwhile):
             self.store.topic(topic).send_batch(drawn)
 
+    @only(STORING)
     @rule(topic=TOPICS, spec=DUES, count=st.integers(1, 4))
     def send_to_a_full_disk(self, topic: str, spec: Spec, count: int) -> None:
         """A send that raises has appended nothing."""
@@ -139,6 +149,7 @@ class SendingRules(Machine):
 
     # -- policies ------------------------------------------------------------------------------------
 
+    @only(TAKING_BACK)
     @rule(
         scope=st.sampled_from((STORE, NAMESPACE, "t0", "t1")),
         active=st.sampled_from((None, None, True, False)),
@@ -168,6 +179,7 @@ class SendingRules(Machine):
             policies if any(value is not None for value in fields.values()) else None
         )
 
+    @only(TAKING_BACK)
     @precondition(lambda self: self.twin.policies.scopes)
     @rule(data=st.data())
     def remove_policies(self, data: st.DataObject) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
+from .drawing import FAR_MS, HANDING_OUT, STORING, TAKING_BACK
 from .driver import full_disk
-from .machine import FAR_MS, Machine
+from .machine import Machine, only
 
 
 class TimeRules(Machine):
@@ -16,6 +17,7 @@ class TimeRules(Machine):
     def forward(self, ms: int) -> None:
         self._forward(ms)
 
+    @only(STORING, TAKING_BACK)
     @rule(partitions=st.integers(1, 6), offset_ms=st.integers(-1, 1))
     def forward_to_a_boundary(self, partitions: int, offset_ms: int) -> None:
         span_ms = self.config.partition_ms
@@ -26,13 +28,15 @@ class TimeRules(Machine):
     def forward_to_what_is_next(self) -> None:
         self._forward_to(self.next_due_ms or 0)
 
-    @precondition(lambda self: self.config.ack_timeout_ms is None)
+    @only(STORING, HANDING_OUT)
+    @precondition(lambda self: self.config.ack_timeout_ms is None and not self.ever_inline)
     @rule(ms=st.integers(1, 30) | st.integers(1, 1_000))
     def set_the_clock_back(self, ms: int) -> None:
-        """Not where deadlines are kept: they are lengthened then, as batches lie in a queue."""
+        """Not where deadlines are kept, which are lengthened then, nor where a run of the main log waits as a whole."""
         self.clock.set(self.twin.wall_ms - ms)
         self.twin.wall_ms -= ms
 
+    @only(STORING)
     @rule()
     def stop_for_long(self) -> None:
         self._forward(FAR_MS)
@@ -41,6 +45,7 @@ class TimeRules(Machine):
     def tick(self) -> None:
         self._tick()
 
+    @only(STORING)
     @rule(count=st.integers(1, 8))
     def tick_on_a_full_disk(self, count: int) -> None:
         """Whatever write of a tick fails, the next tick does the rest."""

@@ -11,8 +11,9 @@ from hypothesis.stateful import precondition, rule
 from duelog import MessageId, Outcome
 from duelog.errors import DelayTooLong, StoreFull, UnknownTopic
 
+from .drawing import DUES, PICK, PICKS, TAKING_BACK, TOPICS, Spec
 from .driver import full_disk
-from .machine import DUES, PICK, PICKS, TOPICS, Machine, Spec, pick
+from .machine import Machine, only, pick
 from .twin import TwinTopic
 from .twin_withdrawal import cancel, outcome, reschedule
 
@@ -41,6 +42,7 @@ class WithdrawalRules(Machine):
         self._learn()
         return twin, ids
 
+    @only(TAKING_BACK)
     @precondition(lambda self: self.ids)
     @rule(topic=TOPICS, picks=PICKS)
     def cancel(self, topic: str, picks: list[int]) -> None:
@@ -56,6 +58,7 @@ class WithdrawalRules(Machine):
         else:
             assert face.cancel_batch(ids) == cancel(self.twin, twin, ids)
 
+    @only(TAKING_BACK)
     @precondition(lambda self: self.ids)
     @rule(topic=TOPICS, number=PICK)
     def ask(self, topic: str, number: int) -> None:
@@ -64,6 +67,7 @@ class WithdrawalRules(Machine):
             twin, (message_id,) = asked
             assert self.store.topic(topic).state(message_id) == STATES[outcome(self.twin, twin, message_id)]
 
+    @only(TAKING_BACK)
     @precondition(lambda self: self.ids)
     @rule(topic=TOPICS, picks=PICKS, count=st.integers(1, 3), move=st.booleans())
     def take_back_on_a_full_disk(self, topic: str, picks: list[int], count: int, move: bool) -> None:
@@ -89,6 +93,7 @@ class WithdrawalRules(Machine):
             assert dues is not None
             self._moved(twin, ids, dues[0], [new for new in done if not isinstance(new, Outcome)])
 
+    @only(TAKING_BACK)
     @precondition(lambda self: self.ids)
     @rule(topic=TOPICS, picks=PICKS, spec=DUES)
     def reschedule(self, topic: str, picks: list[int], spec: Spec) -> None:
@@ -109,6 +114,7 @@ class WithdrawalRules(Machine):
             new_ids = face.reschedule_batch(ids, deliver_at=wanted_ms)
         self._moved(twin, ids, dues[0], new_ids)
 
+    @only(TAKING_BACK)
     @precondition(lambda self: self.ids)
     @rule(topic=TOPICS, number=PICK)
     def fire_now(self, topic: str, number: int) -> None:

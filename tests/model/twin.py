@@ -44,6 +44,8 @@ class TwinMessage:
     """Appended to take another's place, which it did not get: it is there and never fires."""
     addressee: str | None = None
     retries: int = 0
+    waits: bool = False
+    """It went into the main log before it was due."""
 
     @property
     def key(self) -> str | None:
@@ -75,8 +77,8 @@ class TwinTopic:
         self.ledgers = [TwinLedger(now_ms, 0)]
         self.subscriptions: dict[str, TwinSubscription] = {}
         self.schedules: dict[str, TwinSchedule] = {}
-        self.producers: dict[str, int] = {}
-        """By name, the highest number stored."""
+        self.producers: dict[str, set[int]] = {}
+        """By name, the numbers stored."""
         self.deleted = False
         self.unflushed_until_ms = -1
         """Until then acknowledgements may not have been looked at for trimming."""
@@ -250,6 +252,7 @@ class Twin:
 
     def add_direct(self, topic: TwinTopic, message: TwinMessage) -> None:
         self.by_id[message.message_id] = message
+        message.waits = message.due_ms > message.publish_ms
         topic.append(message, message.publish_ms)
 
     def add_delayed(self, topic: TwinTopic, message: TwinMessage) -> None:
@@ -280,6 +283,7 @@ class Twin:
             assert not any(log.pending for log in part.logs.values() if not log.topic.deleted), "closed too early"
             part.closed = True
             for log in part.logs.values():
+                log.left_over = 0
                 log.holds = not log.topic.deleted and log.last_marker in log.topic.ledgers
         if fired or closed:
             self.mark_ms = self.saved_mark_ms = max(self.mark_ms, now_ms)

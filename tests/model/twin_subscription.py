@@ -18,6 +18,8 @@ class Entry(Protocol):
     def key(self) -> str | None: ...
     @property
     def due_ms(self) -> int: ...
+    @property
+    def waits(self) -> bool: ...
 
 
 class TwinSubscription:
@@ -66,7 +68,10 @@ class TwinSubscription:
     def due_backlog(self, now_ms: int) -> int:
         """The backlog without what is not due yet."""
         places = range(self.mark, len(self._log))
-        return sum(place not in self.acked and self._log[place].due_ms <= now_ms for place in places)
+        return sum(place not in self.acked and not self._waits(place, now_ms) for place in places)
+
+    def _waits(self, place: int, now_ms: int) -> bool:
+        return self._log[place].waits and self._log[place].due_ms > now_ms
 
     @property
     def kept_back(self) -> int:
@@ -131,11 +136,11 @@ class TwinSubscription:
         self.passed_over.difference_update(fresh)
         while len(fresh) < room and self.read < len(self._log):
             if not self.is_acked(self.read):
-                if self._log[self.read].due_ms <= now_ms:
-                    fresh.append(self.read)
-                else:
+                if self._waits(self.read, now_ms):
                     self.passed_over.add(self.read)
                     self.tracks = True
+                else:
+                    fresh.append(self.read)
             self.read += 1
         return fresh
 

@@ -1,0 +1,174 @@
+"""Wrong engines, patched in for the length of a test, that the model test must find out.
+
+Each breaks one rule of delivery, and wraps the engine instead of copying it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from duelog import dispatcher, recurring, seeking, subscription
+from duelog.delay_policies import DelayPolicies
+from duelog.delivery_order import DeliveryOrder
+from duelog.dispatcher import Dispatcher
+from duelog.due_reader import DueReader
+from duelog.markers import reader, withdrawal
+from duelog.markers.firing import Firing
+from duelog.outstanding import Outstanding
+from duelog.recurring import Recurring
+from duelog.store import producers
+from duelog.store.policies import EffectivePolicies
+from duelog.store.producers import nothing
+from duelog.subscription_state import SubscriptionState
+from duelog.timetable import Timetable
+
+from .drawing import HANDING_OUT, INLINE_DELAYS, TAKING_BACK
+
+Patch = pytest.MonkeyPatch
+
+
+def cancels_what_has_fired(patch: Patch) -> None:
+    """The frontier is not asked: a message in the main log is said to be cancelled."""
+    patch.setattr(withdrawal, "_fired", lambda found, fields: np.zeros(len(found.entries), dtype=np.bool_))
+
+
+def fires_what_was_cancelled(patch: Patch) -> None:
+    """The index does not hear of cancellations."""
+    patch.setattr(Firing, "withdraw", lambda *_: None)
+
+
+def forgets_what_was_rescheduled(patch: Patch) -> None:
+    """The index does not hear of the entry that takes the place of another."""
+    patch.setattr(Firing, "admit", lambda *_: None)
+
+
+def ignores_keys(patch: Patch) -> None:
+    """Key-shared hands out as shared does."""
+    patch.setattr(dispatcher, "KeyOrder", lambda most: DeliveryOrder())
+
+
+def serves_every_failover_consumer(patch: Patch) -> None:
+    """Not only the first."""
+    patch.setattr(Dispatcher, "is_served", lambda self, consumer: True)
+
+
+def redelivers_without_delay(patch: Patch) -> None:
+    """What is given back comes at once."""
+    nack = Dispatcher.nack
+    patch.setattr(Dispatcher, "nack", lambda self, consumer, positions, at_ms: nack(self, consumer, positions, 0))
+
+
+def never_takes_back(patch: Patch) -> None:
+    """The acknowledgement timeout does nothing."""
+    patch.setattr(Outstanding, "take_overdue", lambda self, now_ms: [])
+
+
+def loses_dead_letters(patch: Patch) -> None:
+    """They are acknowledged, and written nowhere."""
+    patch.setattr(subscription, "bury", lambda *_: None)
+
+
+def retries_for_everybody(patch: Patch) -> None:
+    """A postponed message has no addressee."""
+    made = reader.MainLogReader._received
+
+    def received(*arguments: Any) -> Any:
+        message = made(*arguments)
+        message.addressee = None
+        return message
+
+    patch.setattr(reader.MainLogReader, "_received", received)
+
+
+def seeks_past_the_first(patch: Patch) -> None:
+    """A seek by time goes to what was due later than asked, not then."""
+    found = seeking.position_at
+
+    def position_at(main: Any, log: Any, time_ms: int) -> Any:
+        return found(main, log, time_ms + 1)
+
+    patch.setattr(subscription, "position_at", position_at)
+
+
+def forgets_a_pause(patch: Patch) -> None:
+    """A paused subscription goes on when the store is opened again."""
+    patch.setattr(SubscriptionState, "write_paused", lambda *_: None)
+
+
+def keeps_old_policies(patch: Patch) -> None:
+    """What was worked out for a topic stays when policies change."""
+    patch.setattr(DelayPolicies, "changed", lambda self: setattr(self, "_any", True))
+
+
+def rounds_down(patch: Patch) -> None:
+    """A tick of policies makes messages early."""
+    apply = EffectivePolicies.apply
+
+    def down(self: EffectivePolicies, dues: Any, now_ms: int) -> Any:
+        tick_ms = max(self.tick_time_ms, 1)
+        given = apply(self, dues, now_ms)
+        return np.where(given > now_ms, given - (tick_ms - 1), given)
+
+    patch.setattr(EffectivePolicies, "apply", down)
+
+
+def forgets_numbers(patch: Patch) -> None:
+    """A producer starts from nothing when the store is opened again."""
+    patch.setattr(producers, "read", lambda *_: nothing())
+
+
+def loses_step(patch: Patch) -> None:
+    """An interval is counted from when its occurrence was followed, not from when it was due."""
+    after = Timetable.after
+    patch.setattr(Timetable, "after", lambda self, now_ms, anchor_ms: after(self, now_ms, now_ms))
+
+
+def recurs_once(patch: Patch) -> None:
+    """An occurrence is not followed by another."""
+    patch.setattr(Recurring, "run", lambda *_: None)
+    patch.setattr(recurring.Recurring, "next_due_ms", lambda self: None)
+
+
+def delivers_early_inline(patch: Patch) -> None:
+    """What waits in the main log comes a millisecond before it is due."""
+    due_entries = reader._due_entries
+    patch.setattr(reader, "_due_entries", lambda run, now_ms: due_entries(run, now_ms + 1))
+
+
+def forgets_what_it_passed_over(patch: Patch) -> None:
+    """A subscription whose last consumer has left does not come back to what it passed over."""
+    patch.setattr(DueReader, "reopen", lambda self, position: None)
+
+
+MUTANTS: dict[str, tuple[Callable[[Patch], None], str]] = {
+    mutant.__name__: (mutant, theme)
+    for theme, mutants in {
+        TAKING_BACK: (
+            cancels_what_has_fired,
+            fires_what_was_cancelled,
+            forgets_what_was_rescheduled,
+            keeps_old_policies,
+            rounds_down,
+            forgets_numbers,
+            loses_step,
+            recurs_once,
+        ),
+        HANDING_OUT: (
+            ignores_keys,
+            serves_every_failover_consumer,
+            redelivers_without_delay,
+            never_takes_back,
+            loses_dead_letters,
+            retries_for_everybody,
+            seeks_past_the_first,
+            forgets_a_pause,
+        ),
+        INLINE_DELAYS: (delivers_early_inline, forgets_what_it_passed_over),
+    }.items()
+    for mutant in mutants
+}
+"""Each wrong engine, and what the runs are about that find it out."""

@@ -1,0 +1,32 @@
+"""The model test finds out wrong engines: one that passes everything would prove nothing."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from duelog.errors import DuelogError
+
+from .engine_machine import EngineMachine
+from .mutants import MUTANTS
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_the_model_finds_out_a_wrong_engine(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With one rule of delivery broken, the rules that the engine passes fail; the first failure is enough."""
+    break_it, theme = MUTANTS[mutant]
+    break_it(monkeypatch)
+    machine = type("OfOneTheme", (EngineMachine,), {"themes": (theme,)})
+    found_out = settings(
+        max_examples=150,
+        stateful_step_count=40,
+        derandomize=True,
+        database=None,
+        deadline=None,
+        report_multiple_bugs=False,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    with pytest.raises((AssertionError, DuelogError)):
+        run_state_machine_as_test(machine, settings=found_out)
