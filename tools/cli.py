@@ -16,7 +16,7 @@ import typer
 from typer.core import TyperGroup
 
 from ..store.errors import DuelogError
-from . import cli_audit, cli_compact, cli_policies, cli_snapshot, cli_upkeep, inspection, traffic
+from . import cli_audit, cli_compact, cli_export, cli_policies, cli_snapshot, cli_upkeep, inspection, traffic
 from .output import say
 
 HELP = """An embedded, durable log of messages that are due later.
@@ -115,6 +115,7 @@ for command in (
     cli_upkeep.backup,
     cli_upkeep.repair,
     cli_compact.compact,
+    cli_export.export,
     demo,
 ):
     app.command(command.__name__.rstrip("_"))(command)

@@ -1,4 +1,4 @@
-"""The tables of a store's main environment as Arrow record batches: markers, partitions, subscriptions, frontiers.
+"""The tables of a store's main environment as Arrow record batches: markers, partitions, subscriptions, and the rest.
 
 All but markers are read in one transaction, so that their rows are of one point in time. Markers are read in many short
 ones beside a process that writes the store, ledger by ledger: what is trimmed or fired meanwhile may or may not be
@@ -83,6 +83,26 @@ FRONTIERS = pa.schema(
         ("admitted", pa.binary()),  # of conditional entries that may fire
     ]
 )
+LEDGERS = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("topic_id", pa.int64()),
+        ("ledger_id", pa.int64()),
+        ("created_ms", pa.int64()),
+        ("closed_ms", pa.int64()),  # this and the next two hold once it is no longer open
+        ("entries", pa.int64()),
+        ("stored_bytes", pa.int64()),
+        ("state", pa.string()),  # open, closed, trimming
+    ]
+)
+ACKNOWLEDGEMENTS = pa.schema(
+    [
+        ("topic_id", pa.int64()),
+        ("subscription_id", pa.int64()),
+        ("ledger_id", pa.int64()),
+        ("entries", pa.binary()),  # serialised roaring bitmap of entries acknowledged after the mark-delete position
+    ]
+)
 
 _RUNS_A_TRANSACTION = 2_000
 _PAUSED = 0x01
@@ -151,10 +171,32 @@ def frontiers(raw: lmdb.Transaction, store: Path) -> pa.RecordBatch:
     return _rows_of(FRONTIERS, rows)
 
 
+def ledgers(raw: lmdb.Transaction, store: Path) -> pa.RecordBatch:
+    """Every ledger of a main log, by topic and age."""
+    rows = []
+    for key, fields in catalog.rows(raw, fmt.prefix(Table.LEDGER)):
+        topic_id, record = fmt.trailing_u32(key[:5]), fmt.LedgerRecord.unpack(fields)
+        row = record._asdict() | {"topic_id": topic_id, "ledger_id": fmt.trailing_u64(key)}
+        rows.append(row | {"topic": catalog.topic_name(raw, topic_id), "state": record.state.name.lower()})
+    return _rows_of(LEDGERS, rows)
+
+
+def acknowledgements(raw: lmdb.Transaction, store: Path) -> pa.RecordBatch:
+    """What subscriptions have acknowledged after their mark-delete positions, by subscription and ledger."""
+    rows = []
+    for topic_id, _, record in catalog.cursors(raw):
+        for ledger_id, fields in catalog.acked(raw, record.subscription_id):
+            row = {"topic_id": topic_id, "subscription_id": record.subscription_id, "ledger_id": ledger_id}
+            rows.append(row | {"entries": fields})
+    return _rows_of(ACKNOWLEDGEMENTS, rows)
+
+
 SMALL: dict[str, tuple[pa.Schema, Callable[[lmdb.Transaction, Path], pa.RecordBatch]]] = {
     "partitions": (PARTITIONS, partitions),
     "subscriptions": (SUBSCRIPTIONS, subscriptions),
     "frontiers": (FRONTIERS, frontiers),
+    "ledgers": (LEDGERS, ledgers),
+    "acknowledgements": (ACKNOWLEDGEMENTS, acknowledgements),
 }
 """Tables that one transaction reads."""
 
@@ -193,6 +235,15 @@ def scan_markers(main: Environment, ledger: MarkerLedger) -> Iterator[pa.RecordB
             yield batch
         if start < 0:
             return
+
+
+def markers_in(raw: lmdb.Transaction, name: str, ledger: MarkerLedger) -> Iterator[pa.RecordBatch]:
+    """The same in a transaction of the caller's."""
+    start = 0
+    while start >= 0:
+        batch, start = _some_markers(raw, name, ledger, start)
+        if batch is not None:
+            yield batch
 
 
 def _some_markers(

@@ -111,19 +111,30 @@ def plan_scan(
 
     `claims`: read what main says of cancelled and admitted entries too. O(partition logs).
     """
-    asked = wanted or Wanted()
 
     def plan(raw: lmdb.Transaction, identity: Identity, generations: list[Sealed]) -> list[Slice]:
-        found: list[Slice] = []
-        for sealed in generations:
-            if asked.has_partition(sealed):
-                with open_sealed(sealed, identity.store_id) as environment:
-                    logs = logs_of(environment)
-                ranges = _ranges(raw, logs, asked, claims)
-                found += _cut(sealed, identity.store_id, ranges, slice_entries, slice_bytes)
-        return found
+        return plan_in(raw, identity.store_id, generations, wanted or Wanted(), claims, slice_entries, slice_bytes)
 
     return read_sealed(store, plan)
+
+
+def plan_in(
+    raw: lmdb.Transaction,
+    store_id: bytes,
+    generations: Iterable[Sealed],
+    wanted: Wanted,
+    claims: bool,
+    slice_entries: int = SLICE_ENTRIES,
+    slice_bytes: int = SLICE_BYTES,
+) -> list[Slice]:
+    """The same in a read transaction of the caller's (`read_sealed`)."""
+    found: list[Slice] = []
+    for sealed in generations:
+        if wanted.has_partition(sealed):
+            with open_sealed(sealed, store_id) as environment:
+                logs = logs_of(environment)
+            found += _cut(sealed, store_id, _ranges(raw, logs, wanted, claims), slice_entries, slice_bytes)
+    return found
 
 
 def logs_of(environment: Environment) -> list[tuple[int, int, int]]:

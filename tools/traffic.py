@@ -19,6 +19,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from .. import DelayedStore, ReceivedMessage
 from ..store.errors import InvalidArgument
+from .cli_export import import_parquet, require_one_source
 from .import_lines import Import
 from .output import message_json, message_line, say, write_json, write_line
 from .values import duration_seconds, iso_time, open_to_write, properties_of, time_ms
@@ -162,7 +163,9 @@ def _print(batch: list[ReceivedMessage], json_: bool) -> None:
 
 def import_(
     store: Store,
-    file: Annotated[str, typer.Argument(metavar="FILE", help="JSON lines; - is standard input.", show_default=False)],
+    file: Annotated[
+        str | None, typer.Argument(metavar="FILE", help="JSON lines; - is standard input.", show_default=False)
+    ] = None,
     batch: Annotated[
         int, typer.Option(min=1, max=1_000_000, help="Messages that are checked and written together.")
     ] = 5_000,
@@ -172,9 +175,16 @@ def import_(
     topic: Annotated[str, typer.Option(metavar="TOPIC", help="With --ics: where the reminders go.")] = "reminders",
     timezone: Annotated[str, typer.Option(metavar="ZONE", help="With --ics: zone of times that have none.")] = "UTC",
     days: Annotated[int, typer.Option(min=1, max=36_500, help="With --ics: how far ahead.")] = 366,
+    parquet: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="An export of `duelog export`, instead of a file.")
+    ] = None,
+    subscription: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="With --parquet: subscribe every topic; else as it was. May be repeated."),
+    ] = None,
     json_: Json = False,
 ) -> None:
-    """Send messages from a file of JSON lines, in batches; or the reminders of a calendar.
+    """Send messages from a file of JSON lines, in batches; or the reminders of a calendar; or an archive.
 
     A line has "topic", "payload" (text) or "payload_base64", and if wanted "deliver_at" (a time) or "deliver_after"
     (a duration), "key", "properties" (text by name):
@@ -189,8 +199,17 @@ def import_(
     ```
     duelog import data messages.jsonl
     duelog import data --ics calendar.ics --timezone Europe/Rome
+    duelog import data --parquet archive
     ```
+
+    An archive goes into an empty store. Its messages have all been due: they are due at once again, in their old order
+    and with their old times, for subscriptions that have acknowledged nothing.
     """
+    require_one_source(file, parquet)
+    if parquet is not None:
+        import_parquet(store, parquet, subscription, json_)
+        return
+    assert file is not None
     if ics:
         _import_calendar(store, file, topic, timezone, days, json_)
         return

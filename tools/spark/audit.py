@@ -9,8 +9,8 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from ..audit import Audit, audit_store
-from ..audit.survey import Runner
 from ..audit.partition_audit import audit_packed
+from ..audit.survey import Runner
 from .session import make_session
 from .tasks import run_tasks
 

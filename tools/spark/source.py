@@ -2,7 +2,7 @@
 
     spark.read.format("duelog").option("table", "messages").load(store)
 
-Options: `table` (messages, markers, partitions, subscriptions, frontiers; messages is the default), `topic` and
+Options: `table` (messages, markers, or one of main_tables.SMALL; messages is the default), `topic` and
 `partition` (one, or several with commas between), `due_from_ms` (inclusive), `due_until_ms` (exclusive),
 `slice_entries` and `slice_bytes` (about how much one task reads). A schema given to `.schema()` chooses columns: where
 all of them are in HEADER_COLUMNS, bodies are not read.

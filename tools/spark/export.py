@@ -1,0 +1,27 @@
+"""Export over Spark: the slices of sealed partitions are written by tasks, named by the driver."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from ..parquet_export import Exported, export_packed, export_store
+from .session import make_session
+from .tasks import run_tasks
+
+
+def export_with_spark(
+    store: Path, dest: Path, *, master: str | None = None, spark: SparkSession | None = None, **how: Any
+) -> Exported:
+    """What `export_store` does, with `how` for its other keywords; all tasks must reach `store` and `dest`.
+
+    spark: a session to use; else one is made as `master` says, and stopped. Raises SparkUnavailable, SparkFailed.
+    """
+    session = spark or make_session(master, name="duelog export")
+    try:
+        return export_store(store, dest, run=lambda tasks: run_tasks(session, export_packed, tasks), **how)
+    finally:
+        if spark is None:
+            session.stop()
