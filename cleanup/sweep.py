@@ -18,7 +18,7 @@ from ..store.errors import DamagedStore
 from ..store.format import PartitionState
 from .compaction import READY
 from .deletion import remove_recorded
-from .trim import remove_runs, unfinished
+from .trim import remove_ledgers, unfinished
 
 
 class Swept(NamedTuple):
@@ -44,8 +44,7 @@ def sweep(path: Path, main: Environment) -> Swept:
             remove_recorded(path, main, start_ms, record.generation)
             deletions += 1
     ledgers = unfinished(main)
-    for topic_id, ledger_id in ledgers:
-        remove_runs(main, topic_id, ledger_id)
+    remove_ledgers(main, ledgers)
     directories = _clear(path / "trash") + _clear(path / "staging", keep=READY)
     kept = {
         partition_path(path, start_ms, record.generation)

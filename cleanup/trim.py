@@ -60,16 +60,30 @@ def first_kept(
     return ledgers[kept_by_size].ledger_id, None
 
 
-def give_up_ledgers(main: Environment, log: ManagedLedger, first: int) -> list[int]:
-    """Give up the closed ledgers before `first` and release what they held.
+def roll_ledgers(main: Environment, logs: Sequence[ManagedLedger], now_ms: int) -> None:
+    """Close the open ledgers of `logs` and begin the next ones, in one commit; empty ones stay."""
+
+    def work(transaction: Transaction) -> None:
+        for log in logs:
+            log.roll(transaction, now_ms)
+
+    if logs:
+        main.write(work)
+
+
+def give_up_ledgers(main: Environment, firsts: Sequence[tuple[ManagedLedger, int]]) -> list[int]:
+    """Give up the closed ledgers of each log before the ledger with it, and release what they held, in one commit.
 
     Returns the starts of the partitions that no topic holds any more. The runs are still to be removed
-    (`remove_runs`).
+    (`remove_part`).
     """
 
     def work(transaction: Transaction) -> list[int]:
-        log.give_up(transaction, first)
-        return release_before(transaction, log.topic_id, first)
+        freed = []
+        for log, first in firsts:
+            log.give_up(transaction, first)
+            freed += release_before(transaction, log.topic_id, first)
+        return freed
 
     freed = main.write(work)
     reach("trim.recorded")
@@ -97,29 +111,35 @@ def release_before(transaction: Transaction, topic_id: int, first: int | None) -
     return freed
 
 
-def remove_runs(main: Environment, topic_id: int, ledger_id: int) -> int:
-    """Remove the runs of a ledger that was given up, in parts, then its record; returns how many runs."""
+def remove_ledgers(main: Environment, ledgers: Sequence[tuple[int, int]]) -> None:
+    """Remove the runs of the ledgers (topic id, ledger id) that were given up, in parts, then their records."""
+    while ledgers:
+        ledgers = remove_part(main, ledgers)
+
+
+def remove_part(main: Environment, ledgers: Sequence[tuple[int, int]]) -> Sequence[tuple[int, int]]:
+    """One bounded commit of `remove_ledgers`; returns the ledgers that are left."""
 
     def part(transaction: Transaction) -> int:
         cursor = transaction.raw.cursor()
-        removed = 0
-        prefix = fmt.run_key(ledger_id, 0)[:9]
-        more = cursor.set_range(prefix)
-        while more and removed < _RUNS_A_PART and cursor.key()[:9] == prefix:
-            more = cursor.delete()
-            removed += 1
-        if removed < _RUNS_A_PART:
+        room = _RUNS_A_PART
+        done = 0
+        for topic_id, ledger_id in ledgers[:_RUNS_A_PART]:
+            prefix = fmt.run_key(ledger_id, 0)[:9]
+            more = cursor.set_range(prefix)
+            while more and room and cursor.key()[:9] == prefix:
+                more = cursor.delete()
+                room -= 1
+            if not room:
+                break
             transaction.delete(fmt.ledger_key(topic_id, ledger_id))
+            done += 1
         transaction.last_run = _last_run(transaction)
-        return removed
+        return done
 
-    total = 0
-    while True:
-        removed = main.write(part)
-        total += removed
-        reach("trim.part")
-        if removed < _RUNS_A_PART:
-            return total
+    done = main.write(part)
+    reach("trim.part")
+    return ledgers[done:]
 
 
 def _last_run(transaction: Transaction) -> bytes:

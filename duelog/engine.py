@@ -10,7 +10,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from duelog.cleanup.sweep import Swept, sweep
-from duelog.cleanup.trim import release_before, remove_runs
+from duelog.cleanup.trim import release_before, remove_ledgers
 from duelog.markers.firing import Firing
 from duelog.markers.reader import MainLogReader
 from duelog.markers.succession import Succession
@@ -261,8 +261,7 @@ class Engine:
             self.topics.forget(topic)
             self.policies.changed()
             self.firing.forget_topic(topic.topic_id)
-            for ledger_id in given_up:
-                remove_runs(self.main, topic.topic_id, ledger_id)
+            remove_ledgers(self.main, [(topic.topic_id, ledger_id) for ledger_id in given_up])
             self.maintenance.delete_released(freed)
 
     def remove_subscription(self, topic: TopicState, name: str) -> None:

@@ -19,12 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from duelog.cleanup.deletion import deletable, delete_partition, finish_deletion
-from duelog.cleanup.trim import first_kept, give_up_ledgers, remove_runs
 from duelog.markers.firing import Firing
 from duelog.partitions.partition import Partition
 from duelog.partitions.partition_set import PartitionSet
-from duelog.store import catalog
-from duelog.store import format as fmt
 from duelog.store.clock import ManualClock, StoreClock
 from duelog.store.config import StoreConfig
 from duelog.store.environment import Environment
@@ -36,14 +33,11 @@ from .ack_flusher import AckFlusher
 from .adopting import Adopting
 from .expiry import Expiry
 from .recurring import Recurring
-from .topic_state import TopicState
 from .topics import Topics
+from .trimming import Trimming
 
 _SLICE_S = 0.05
 """How long a slice goes on firing."""
-
-_REMOVAL_SLICE_S = 0.01
-"""How long a slice goes on removing what was trimmed, a ledger at least: about 50,000 entries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,30 +99,23 @@ class Maintenance:
         self.lock = threading.Lock()
         """Held during a tick, and by whoever must not run beside one."""
         self.stopping = False
-        self._look_again: dict[int, int] = {}  # topic id -> when its main log may have something to trim or roll
-        self._look_lock = threading.Lock()
+        self.trimming = Trimming(main, topics, flusher, config)
         self._surveyed = False
         self._undeleted: list[int] = []
-        self._given_up: list[tuple[int, int]] = []  # (topic id, ledger id) whose runs are to be removed
         self._seen: tuple[int, float] | None = None
         self._holders = 0
         """Who hold deletions back."""
         self.wake: Callable[[], None] = _nobody_sleeps
         self.recurring: Recurring | None = None
         self.adopting: Adopting | None = None
-        self.on_trim: Callable[[int], None] | None = None
         self.on_delete: Callable[[int], None] | None = None
 
     # -- what others tell ------------------------------------------------------------------------
 
     def look_at(self, topic_id: int, due_ms: int) -> None:
         """Have the topic's main log looked at for trimming at `due_ms` or earlier. Takes leaf locks only."""
-        with self._look_lock:
-            known = self._look_again.get(topic_id)
-            if known is not None and known <= due_ms:
-                return
-            self._look_again[topic_id] = due_ms
-        self.wake()
+        if self.trimming.look_at(topic_id, due_ms):
+            self.wake()
 
     def accept_clock(self) -> None:
         """Believe the clock as it is now (after ClockJumped)."""
@@ -173,7 +160,7 @@ class Maintenance:
                 self._set_aside.flush()
             with _going_on(full):
                 trimmed = self._trim(now_ms)
-                more = more or bool(self._given_up)
+            more = more or self.trimming.is_due(now_ms)
             with _going_on(full):
                 deleted = self._delete()
             with _going_on(full):
@@ -216,64 +203,14 @@ class Maintenance:
 
     def _trim(self, now_ms: int) -> int:
         if not self._surveyed:
-            self._survey()
-        with self._look_lock:
-            due = [topic_id for topic_id, due_ms in self._look_again.items() if due_ms <= now_ms]
-            for topic_id in due:
-                del self._look_again[topic_id]
-        trimmed = 0
-        for at, topic_id in enumerate(due):
-            topic = self._topics.by_id(topic_id)
-            try:
-                trimmed += self._trim_topic(topic, now_ms) if topic is not None else 0
-            except BaseException:
-                with self._look_lock:
-                    self._look_again.update(dict.fromkeys(due[at:], now_ms))
-                raise
-        until = time.perf_counter() + _REMOVAL_SLICE_S
-        while self._given_up:
-            remove_runs(self._main, *self._given_up[0])
-            del self._given_up[0]
-            if time.perf_counter() >= until:  # what is due is fired first, then the rest is removed
-                break
-        return trimmed
-
-    def _trim_topic(self, topic: TopicState, now_ms: int) -> int:
-        topic.free_tracker(now_ms, self._config.tracker_idle_ms)
-        age_due_ms = topic.log.age_due_ms()
-        if age_due_ms is not None and age_due_ms <= now_ms:
-            self._main.write(lambda transaction: topic.log.roll(transaction, now_ms))
-            age_due_ms = topic.log.age_due_ms()
-        if age_due_ms is not None:
-            self.look_at(topic.topic_id, age_due_ms)
-        mark_deletes = []
-        for subscription in list(topic.subscriptions.values()):
-            with subscription.lock:
-                mark_deletes.append(subscription.acks.mark_delete)
-        ledgers = topic.log.ledgers()
-        first, again_ms = first_kept(
-            ledgers, mark_deletes, self._config.retention_ms, self._config.retention_bytes, now_ms
-        )
-        if again_ms is not None:
-            self.look_at(topic.topic_id, again_ms)
-        if first == ledgers[0].ledger_id:
-            return 0
-        given_up = [ledger for ledger in ledgers if ledger.ledger_id < first]
-        if topic.tracker is not None:
-            topic.tracker.forget_before(first)
-        self._undeleted.extend(give_up_ledgers(self._main, topic.log, first))
-        for subscription in list(topic.subscriptions.values()):
-            with subscription.lock:
-                if subscription.dispatcher is not None:
-                    subscription.dispatcher.trimmed(first)
-                else:
-                    subscription.acks.trim_to(first, topic.log)
-            self._flusher.mark(subscription, now_ms)
-        for ledger in given_up:
-            self._given_up.append((topic.topic_id, ledger.ledger_id))
-            if self.on_trim is not None:
-                self.on_trim(ledger.entries)
-        return len(given_up)
+            self._surveyed = True
+            self._undeleted.extend(deletable(self._main))
+            self.trimming.look_at_all()
+        try:
+            return self.trimming.run(now_ms)
+        finally:
+            self._undeleted += self.trimming.freed
+            self.trimming.freed = []
 
     def _delete(self) -> int:
         if self._holders:
@@ -322,17 +259,7 @@ class Maintenance:
         self._undeleted.extend(starts)
         self._delete()
 
-    def _survey(self) -> None:
-        """Once after opening: find what may be trimmed, rolled or deleted already."""
-        self._surveyed = True
-        self._undeleted.extend(deletable(self._main))
-        for page in catalog.pages(self._main, fmt.prefix(fmt.Table.LEDGER)):
-            for key, _ in page:
-                self.look_at(fmt.trailing_u32(key[:5]), 0)
-
     def _next_due_ms(self) -> int | None:
-        with self._look_lock:
-            times = list(self._look_again.values())
         candidates = (
             self._firing.next_due_ms(),
             self._firing.next_load_ms(),
@@ -340,6 +267,6 @@ class Maintenance:
             self._flusher.due_ms(),
             self._expiry.due_ms(),
             None if self.recurring is None else self.recurring.next_due_ms(),
-            min(times, default=None),
+            self.trimming.next_due_ms(),
         )
         return min((due_ms for due_ms in candidates if due_ms is not None), default=None)

@@ -165,7 +165,7 @@ class StoreMetrics:
         engine.policies.on_overridden = lambda topic, count: self._add(OVERRIDDEN, topic, count)
         engine.firing.observe = self._fired
         engine.firing.saving.observe = self._snapshot_written
-        engine.maintenance.on_trim = self._trimmed
+        engine.maintenance.trimming.on_trim = self._trimmed
         engine.maintenance.on_delete = self._deleted
         engine.partitions.opened = self._partition_opened
         self._observe_commits(engine.main, "main")

@@ -154,7 +154,7 @@ def test_a_topic_that_nobody_listens_to_any_more_waits_for_somebody(store: Delay
     finish(store)
     log = store._engine.topics.loaded()[0].log
     log.changed = None  # nobody looks at the log for what may be trimmed
-    store._engine.maintenance._look_again.clear()
+    store._engine.maintenance.trimming._due.clear()
     store._engine.maintenance.look_at = lambda topic_id, due_ms: None  # type: ignore[method-assign]
     store.topic("a").unsubscribe("one")
     assert not adopts(store)

@@ -43,7 +43,7 @@ def test_messages_of_a_deleted_topic_are_not_pending(open_store: OpenStore) -> N
     assert store.stats().pending == 1
 
 
-@pytest.mark.parametrize("number", range(1, 14))
+@pytest.mark.parametrize("number", range(1, 10))
 def test_what_a_full_disk_kept_a_tick_from_doing_the_next_one_does(
     open_store: OpenStore, clock: ManualClock, number: int
 ) -> None:
