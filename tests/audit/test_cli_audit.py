@@ -8,19 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
-from tests.audit.histories import build, full
+from tests.audit.histories import full
 from tests.audit.planting import Victim, doubled_marker
 from tests.duelog.writing_process import HOUR_MS, WritingProcess
 from tests.tools.command_line import files, json_of, ok, refused, run
-
-
-@pytest.fixture(scope="module")
-def healthy(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
-    """A healthy store and the time at its end."""
-    path = tmp_path_factory.mktemp("audit") / "store"
-    return path, build(path)
 
 
 def test_an_audit_changes_none_of_the_stores_files(healthy: tuple[Path, int]) -> None:

@@ -26,7 +26,6 @@ from ...store.format import (
     LedgerState,
     PartitionRecord,
     Table,
-    TopicRecord,
 )
 from ...store.ledger import find_tail
 from ...store.run import RunKind
@@ -57,8 +56,6 @@ class TopicFacts:
 
     topic_id: int
     name: str
-    created_ms: int | None = None
-    """None: its record cannot be read."""
     ledgers: list[KeptLedger] = field(default_factory=list)
     complete: bool = True
     """Whether every run of the kept ledgers could be read."""
@@ -67,14 +64,13 @@ class TopicFacts:
 
     @property
     def kept_since_ms(self) -> int:
-        """The markers of whatever was due after this are in the kept ledgers, if there are any; -1: all of them.
+        """The markers of whatever was due after this are in the kept ledgers, if there are any.
 
-        A marker is never written before its message is due, and ledgers are trimmed from the front.
+        A marker is never written before its message is due, and ledgers are trimmed from the front; the first ledger
+        of all is older than whatever is due later than it was sent.
         """
         first = self.ledgers[0].record if self.ledgers else None
-        if first is None or not self.complete:
-            return NEVER_KEPT
-        return -1 if first.created_ms == self.created_ms else first.created_ms
+        return NEVER_KEPT if first is None or not self.complete else first.created_ms
 
 
 @dataclass(slots=True)
@@ -253,7 +249,7 @@ class _Reader:
         return found
 
     def _verify_the_rest(self) -> None:
-        read_elsewhere = {Table.COUNTER, Table.PARTITION, Table.TOPIC, Table.TOPIC_NAME, Table.FRONTIER, Table.LEDGER,
+        read_elsewhere = {Table.COUNTER, Table.PARTITION, Table.TOPIC_NAME, Table.FRONTIER, Table.LEDGER,
                           Table.CURSOR, Table.ACKED, Table.CANCELLED, Table.ADMITTED, Table.SET_ASIDE}  # fmt: skip
         for table in Table:
             if table not in read_elsewhere:
@@ -269,9 +265,6 @@ class _Reader:
         for key, name in self._read(Table.TOPIC_NAME, bytes, unnamed):
             topic_id = fmt.trailing_u32(key)
             facts.topics[topic_id] = TopicFacts(topic_id, name.decode(errors="replace"))
-        for _, record in self._read(Table.TOPIC, TopicRecord.unpack):
-            if record.topic_id in facts.topics:
-                facts.topics[record.topic_id].created_ms = record.created_ms
 
     def _withdrawn(self) -> None:
         facts = self._facts

@@ -1,0 +1,66 @@
+"""`audit --from-parquet`: an export is judged as the store that it was made from, as far as it holds it."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("pyarrow")
+
+from duelog.tools.audit import audit_store
+from duelog.tools.audit.exported import audit_export
+from duelog.tools.parquet_export import export_store
+from tests.audit import planting
+from tests.audit.planting import Plant, Victim
+from tests.audit.test_planted import SEED, unmatched
+from tests.tools.command_line import json_of, refused
+
+VISIBLE: list[Plant] = [
+    planting.lost_where_markers_were_trimmed,
+    planting.closed_over_what_had_not_fired,
+    planting.doubled_marker,
+    planting.dangling_marker_of_no_entry,
+    planting.dangling_marker_of_another_log,
+    planting.stray_marker,
+    planting.damaged_body,
+    planting.damaged_run,
+    planting.missing_run,
+    planting.missing_end,
+    planting.wrong_holders,
+    planting.released_and_not_deleted,
+]
+"""Damage that can be exported."""
+
+
+def test_the_audit_of_an_export_is_that_of_its_store(healthy: tuple[Path, int], tmp_path: Path) -> None:
+    """Closed partitions, lateness, and what holds them; the export has no open ones."""
+    path, now_ms = healthy
+    export_store(path, tmp_path / "export")
+    there = audit_store(path, as_of_ms=now_ms)
+    found = json_of("audit", "--from-parquet", tmp_path / "export", "--as-of", now_ms)
+    assert found["findings"] == []
+    assert found["lateness"] == [row._asdict() for row in there.lateness]
+    closed = [row for row in there.partitions if row.state == "closed"]
+    assert [row["messages"] for row in found["partitions"]] == [row.messages for row in closed]
+    assert sum(row["pending"] for row in found["retention"]) == 0
+    ours = audit_export(tmp_path / "export", as_of_ms=now_ms)
+    first_day = [row for row in there.retention if row.day_ms == there.retention[0].day_ms]
+    assert [row for row in ours.retention if row.day_ms == first_day[0].day_ms] == first_day
+
+
+def test_damage_that_was_exported_is_found(healthy: tuple[Path, int], tmp_path: Path) -> None:
+    """All kinds at once, and nothing else."""
+    shutil.copytree(healthy[0], tmp_path / "store")
+    victim = Victim(tmp_path / "store", SEED)
+    expected = [want for plant in VISIBLE for want in plant(victim)]
+    export_store(victim.path, tmp_path / "export")
+    found = audit_export(tmp_path / "export", as_of_ms=healthy[1]).findings
+    assert unmatched(found, expected) == ([], [])
+
+
+def test_a_directory_that_is_no_export_is_refused(healthy: tuple[Path, int], tmp_path: Path) -> None:
+    """A store, an empty directory."""
+    assert "no export" in refused("audit", "--from-parquet", healthy[0])
+    assert "no export" in refused("audit", "--from-parquet", tmp_path)
