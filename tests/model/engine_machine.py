@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 from .comparing import Comparing
-from .rules_delivery import DeliveryRules
-from .rules_recurring import RecurringRules
+from .rules_busy import BusyRules
 from .rules_restarts import RestartRules
-from .rules_sending import SendingRules
 from .rules_time import TimeRules
-from .rules_withdrawal import WithdrawalRules
 
 
-class EngineMachine(
-    SendingRules, WithdrawalRules, RecurringRules, TimeRules, DeliveryRules, RestartRules, Comparing
-):  # fmt: skip
+class EngineMachine(BusyRules, TimeRules, RestartRules, Comparing):
     """The model test."""
 
     def _drain(self) -> None:

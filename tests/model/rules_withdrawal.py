@@ -130,9 +130,11 @@ class WithdrawalRules(Machine):
         answers: dict[int, MessageId] = {}
         for row, message in moved.appended:
             part = self.twin.add_partition(message.due_ms)
-            engine_part = self.store._engine.partitions.get(part.start_ms)
+            partitions = self.store._engine.partitions
+            engine_part = partitions.get(part.start_ms)
             assert engine_part is not None
-            log = engine_part.log(self._state(topic).topic_id)
+            with partitions.lease(engine_part):
+                log = engine_part.log(self._state(topic).topic_id)
             assert log is not None
             message.message_id = MessageId(log.ledger_id, len(part.log(topic).messages))
             self.twin.add_delayed(topic, message)

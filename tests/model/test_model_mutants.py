@@ -19,8 +19,8 @@ def test_the_model_finds_out_a_wrong_engine(mutant: str, monkeypatch: pytest.Mon
     break_it(monkeypatch)
     machine = type("OfOneTheme", (EngineMachine,), {"themes": (theme,)})
     found_out = settings(
-        max_examples=150,
-        stateful_step_count=40,
+        max_examples=200,
+        stateful_step_count=12,
         derandomize=True,
         database=None,
         deadline=None,
