@@ -63,9 +63,6 @@ def export(
         None if until is None else time_ms("--until", until),
     )
     if spark:
-        from .spark.session import require_pyspark
-
-        require_pyspark()
         from .spark.export import export_with_spark
 
         done = export_with_spark(store, dest, master=master, wanted=wanted)

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
-
-from pyspark.sql import SparkSession
+from typing import TYPE_CHECKING, Any
 
 from ..audit import Audit, audit_store
 from ..audit.partition_audit import audit_packed
 from ..audit.survey import Runner
 from .session import make_session
-from .tasks import run_tasks
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 
 def spark_runner(spark: SparkSession) -> Runner:
     """What runs the tasks of an audit on the workers of a session."""
+
+    from .tasks import run_tasks
 
     def run(tasks: list[bytes]) -> Iterable[bytes]:
         return run_tasks(spark, audit_packed, tasks)

@@ -14,15 +14,16 @@ import pickle
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-
-from pyspark.sql import SparkSession
+from typing import TYPE_CHECKING
 
 from ...cleanup.compaction import Finished, Staged, hand_over, stage_generation
 from ...cleanup.compaction_plan import CompactionPlan
 from ...store.directory import remove_tree
 from ..sealed import Sealed, open_sealed
 from .session import make_session
-from .tasks import run_tasks
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 
 def compact_with_spark(
@@ -37,6 +38,8 @@ def compact_with_spark(
         return []
     store = store.absolute()
     session = spark or make_session(master, name="duelog compact")
+    from .tasks import run_tasks
+
     there = set(_attempts(store, plans))
     try:
         tasks = [pickle.dumps((str(store), plan)) for plan in plans]

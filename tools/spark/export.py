@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
-
-from pyspark.sql import SparkSession
+from typing import TYPE_CHECKING, Any
 
 from ..parquet_export import Exported, export_packed, export_store
 from .session import make_session
-from .tasks import run_tasks
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 
 def export_with_spark(
@@ -20,6 +20,8 @@ def export_with_spark(
     spark: a session to use; else one is made as `master` says, and stopped. Raises SparkUnavailable, SparkFailed.
     """
     session = spark or make_session(master, name="duelog export")
+    from .tasks import run_tasks
+
     try:
         return export_store(store, dest, run=lambda tasks: run_tasks(session, export_packed, tasks), **how)
     finally:
