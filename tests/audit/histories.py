@@ -1,4 +1,4 @@
-"""A healthy store of many topics, partitions and subscriptions, some of it trimmed, for audits to look at."""
+"""A healthy store of many topics, partitions and subscriptions, some of it trimmed and compacted, for audits."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ import random
 from pathlib import Path
 
 from duelog import DelayedStore, ManualClock, Message, StoreConfig
+from duelog.tools.compaction import compact_store
 
 HOUR_MS = 3_600_000
 START_MS = 1_790_000_000_000 // HOUR_MS * HOUR_MS
 CLOSED = 16
 """Partitions that are closed and held at the end; three more are open."""
+COMPACTED = 0.52
+"""Partitions of which so much is needed by nobody are compacted: some of them."""
 CONFIG = StoreConfig(
     partition_ms=HOUR_MS, ledger_max_entries=50, snapshot_every_entries=60, run_entries=8, background=False
 )
@@ -54,4 +57,6 @@ def build(path: Path, seed: int = 5) -> int:
         store.delete_topic("gone")
         store.tick()
         assert list(store.check(deep=True)) == []
+    outcomes = {each.outcome for each in compact_store(path, min_dead_ratio=COMPACTED).partitions}
+    assert outcomes == {"adopted", "skipped"}
     return clock.now_ms()

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from duelog import DelayedStore, ManualClock, Message, StoreConfig
 from duelog.tools.audit import audit_store
+from duelog.tools.compaction import compact_store
 
 HOUR_MS = 3_600_000
 START_MS = 1_790_000_000_000 // HOUR_MS * HOUR_MS
@@ -32,6 +33,7 @@ STEPS = st.lists(
         st.tuples(st.just("seek"), TOPIC, st.sampled_from(SUBSCRIPTIONS)),
         st.tuples(st.just("delete"), TOPIC),
         st.tuples(st.just("reopen")),
+        st.tuples(st.just("compact")),
     ),
     max_size=40,
 )
@@ -87,8 +89,13 @@ class History:
             self.store.delete_topic(topic)
             self.ids[topic].clear()
 
-    def reopen(self) -> None:
+    def compact(self) -> None:
+        self.reopen(then_compact=True)
+
+    def reopen(self, *, then_compact: bool = False) -> None:
         self.store.close()
+        if then_compact:
+            compact_store(self.path, min_dead_ratio=0.0)
         self.store = DelayedStore.open(self.path, self.config, clock=self.clock)
         self.store.tick()
 
