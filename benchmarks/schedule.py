@@ -53,7 +53,7 @@ def main(argv: list[str]) -> int:
     """Run the workload."""
     options = parse(argv, "schedule", __doc__, n=(100_000, 1_000_000), quick_n=(10_000,))
     results = Results("schedule", options)
-    chosen = subjects("duelog", "duelog:relaxed", *LIMITS, *PEERS)
+    chosen = subjects("duelog", "duelog:messages", "duelog:relaxed", *LIMITS, *PEERS)
     for n in options.n:
         case = f"{n:,} messages"
         compare(results, case, "benchmarks.schedule:measure", {"n": n}, [RATE, CPU, LAST], chosen)

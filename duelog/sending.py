@@ -10,7 +10,6 @@ import functools
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,7 @@ from duelog.store.environment import Environment
 from duelog.store.errors import UnknownTopic
 from duelog.store.ledger import RunLimits
 from duelog.store.managed_ledger import Segment
-from duelog.store.position import MessageId, message_ids
+from duelog.store.position import MessageId, MessageIds
 from duelog.store.transaction import Transaction
 
 from .topic_state import TopicState
@@ -51,7 +50,7 @@ class Sender:
         self._pool: ThreadPoolExecutor | None = None
         self._pool_lock = threading.Lock()
 
-    def send(self, topic: TopicState, batch: EncodedBatch, now_ms: int, also: Also | None = None) -> list[MessageId]:
+    def send(self, topic: TopicState, batch: EncodedBatch, now_ms: int, also: Also | None = None) -> MessageIds:
         """Append a batch; returns the ids in the order of the messages once all of them are durable.
 
         The messages for one partition, and those for the main log, are each one transaction. When one
@@ -62,7 +61,7 @@ class Sender:
             raise UnknownTopic(str(topic.name))
         count = len(batch)
         if not count:
-            return []
+            return MessageIds.run(0, 0, 0)
         if self._inline_ms:  # what is due soon waits in the main log (PIP-448)
             batch.delayed = batch.dues > now_ms + self._inline_ms
         if not batch.delayed.any():
@@ -148,10 +147,10 @@ class Sender:
             return self._pool
 
     @staticmethod
-    def _ids(written: Sequence[tuple[Any, list[Segment]]], count: int) -> list[MessageId]:
+    def _ids(written: Sequence[tuple[Any, list[Segment]]], count: int) -> MessageIds:
         if len(written) == 1 and written[0][0] is None and len(written[0][1]) == 1:
             ledger_id, first, _ = written[0][1][0]
-            return message_ids(repeat(ledger_id), range(first, first + count))
+            return MessageIds.run(ledger_id, first, count)
         ledgers = np.empty(count, dtype=np.int64)
         entries = np.empty(count, dtype=np.int64)
         for rows, segments in written:
@@ -161,7 +160,7 @@ class Sender:
                 ledgers[where] = ledger_id
                 entries[where] = np.arange(first, first + length)
                 at += length
-        return message_ids(ledgers.tolist(), entries.tolist())
+        return MessageIds(ledgers, entries)
 
     def close(self) -> None:
         with self._pool_lock:

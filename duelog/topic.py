@@ -6,17 +6,19 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from datetime import datetime, timedelta
 from itertools import islice
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from duelog.markers.lookup import find_partition, read_entry, scheduled
 from duelog.markers.withdrawal import Outcome
-from duelog.store.body import EncodedBatch, encode_batch, encode_one
+from duelog.store.body import EncodedBatch, encode_batch, encode_one, encode_payloads
 from duelog.store.errors import ClosedError, DamagedStore, InvalidArgument, UnknownSubscription
 from duelog.store.managed_ledger import ManagedLedger
 from duelog.store.message import MAX_DUE_MS, Message, ScheduledMessage, at_ms, resolve_due_ms
 from duelog.store.names import TopicName, validate_subscription_name
-from duelog.store.position import MessageId
+from duelog.store.position import MessageId, MessageIds
 
 from .dispatcher import SubscriptionType
 from .engine import Engine
@@ -108,7 +110,7 @@ class Topic:
         due_ms, body = encode_one(message, now_ms, engine.config.max_message_bytes)
         return engine.policies.apply_one(self._name, due_ms, now_ms), body, now_ms
 
-    def write(self, batch: EncodedBatch, now_ms: int) -> list[MessageId]:
+    def write(self, batch: EncodedBatch, now_ms: int) -> MessageIds:
         """Append what `encode` gave."""
         return self._engine.sender.send(self._state(now_ms), batch, now_ms)
 
@@ -122,6 +124,26 @@ class Topic:
         batch, now_ms = self.encode(messages)
         if not len(batch):
             return []
+        return self._engine.sender.send(self._state(now_ms), batch, now_ms).to_list()
+
+    def send_payloads(
+        self,
+        payloads: Sequence[bytes],
+        *,
+        deliver_at: Sequence[int] | npt.NDArray[np.integer[Any]] | datetime | int | None = None,
+        deliver_after: float | timedelta | None = None,
+    ) -> MessageIds:
+        """`send_batch` for bulk: messages that are nothing but payloads, without an object for each.
+
+        deliver_at: epoch ms for each payload (ints, or an integer array), or one time for all. deliver_after: for
+        all. Each of the ids returned is made when it is looked at. Raises as `send_batch`, naming `deliver_at[3]`.
+        """
+        self._engine.check_writable()
+        now_ms = self._engine.clock.now_ms()
+        batch = encode_payloads(payloads, deliver_at, deliver_after, now_ms, self._engine.config.max_message_bytes)
+        if not len(batch):
+            return MessageIds.run(0, 0, 0)
+        self._engine.policies.apply(self._name, batch, now_ms)
         return self._engine.sender.send(self._state(now_ms), batch, now_ms)
 
     def encode(self, messages: Iterable[Message]) -> tuple[EncodedBatch, int]:

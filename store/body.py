@@ -13,15 +13,17 @@ from __future__ import annotations
 
 import struct
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import cast
 
 import msgpack
 import numpy as np
 import numpy.typing as npt
 
 from .errors import InvalidArgument, InvalidMessage
-from .message import MAX_DUE_MS, Message, resolve_due_ms
+from .message import MAX_DUE_MS, Message, at_ms, resolve_due_ms
 
 MAX_KEY_BYTES = 65_536
 """Longest key in UTF-8."""
@@ -107,6 +109,77 @@ def encode_batch(messages: Iterable[Message], now_ms: int, max_message_bytes: in
         add_due(now_ms if due_ms is None else due_ms)
     columns = np.array(dues, dtype=np.int64)
     return EncodedBatch(columns, columns > now_ms, bodies)
+
+
+def encode_payloads(
+    payloads: Sequence[bytes],
+    deliver_at: object,
+    deliver_after: float | timedelta | None,
+    now_ms: int,
+    max_message_bytes: int,
+) -> EncodedBatch:
+    """Check and encode messages that are nothing but payloads, published at ``now_ms``; all or none.
+
+    deliver_at: None, one time for all, or a column of epoch ms. Raises InvalidMessage naming ``payloads[3]`` or
+    ``deliver_at[3]``, InvalidArgument for what is no sequence. Thread-safe.
+    """
+    if isinstance(payloads, (bytes, bytearray, memoryview, str)) or not isinstance(payloads, Sequence):
+        raise InvalidArgument("payloads", payloads, "expected a sequence of bytes")
+    count = len(payloads)
+    if deliver_at is None or isinstance(deliver_at, (int, datetime, np.integer)):
+        due_ms = resolve_due_ms(Message(b"", deliver_at=cast(int, deliver_at), deliver_after=deliver_after), now_ms)
+        dues = np.full(count, now_ms if due_ms is None else due_ms, dtype=np.int64)
+    else:
+        if deliver_after is not None:
+            raise InvalidMessage("deliver_after", deliver_after, "deliver_at is given too: one of the two")
+        dues = _due_column(deliver_at, count)
+    packed_now = _pack(now_ms)
+    if not set(map(type, payloads)) <= {bytes}:
+        payloads = [_one_of(payloads, at, max_message_bytes) for at in range(count)]
+    heads: dict[int, bytes] = {}
+    for size in set(map(len, payloads)):
+        try:
+            heads[size] = _bare_head(packed_now, size, max_message_bytes)
+        except InvalidMessage as error:
+            at = [len(payload) for payload in payloads].index(size)
+            raise InvalidMessage(f"payloads[{at}]", error.value, error.reason) from None
+    if len(heads) == 1:
+        (head,) = heads.values()
+        bodies = [head + payload for payload in payloads]
+    else:
+        bodies = [heads[len(payload)] + payload for payload in payloads]
+    return EncodedBatch(dues, dues > now_ms, bodies)
+
+
+def _one_of(payloads: Sequence[object], at: int, max_message_bytes: int) -> bytes:
+    try:
+        return _checked_payload(payloads[at], max_message_bytes)
+    except InvalidMessage as error:
+        raise InvalidMessage(f"payloads[{at}]", error.value, error.reason) from None
+
+
+def _due_column(deliver_at: object, count: int) -> npt.NDArray[np.int64]:
+    """A column of due times in epoch ms, checked."""
+    if isinstance(deliver_at, np.ndarray):
+        column = deliver_at
+    elif isinstance(deliver_at, Sequence) and not isinstance(deliver_at, (str, bytes)):
+        if not set(map(type, deliver_at)) <= {int}:
+            for at, value in enumerate(deliver_at):
+                at_ms(f"deliver_at[{at}]", value)
+        try:
+            column = np.array([int(value) for value in deliver_at] if count else [], dtype=np.int64)
+        except OverflowError:
+            column = np.array(deliver_at, dtype=object)
+    else:
+        raise InvalidMessage("deliver_at", deliver_at, "expected epoch ms, an aware datetime, or a column of epoch ms")
+    if column.ndim != 1 or len(column) != count:
+        raise InvalidMessage("deliver_at", deliver_at, f"expected one due time for each of {count} payloads")
+    if not np.issubdtype(column.dtype, np.integer) and column.dtype != object:
+        raise InvalidMessage("deliver_at", deliver_at, f"a column of {column.dtype}; expected integer epoch ms")
+    wrong = np.flatnonzero((column < 0) | (column > MAX_DUE_MS))
+    if len(wrong):
+        at_ms(f"deliver_at[{int(wrong[0])}]", int(column[wrong[0]]))
+    return column.astype(np.int64)
 
 
 def encode_one(

@@ -16,11 +16,15 @@ class DuelogPeer(Peer):
     """One topic, one exclusive subscription.
 
     durable_acks: each `fetch_and_ack` waits for the disk, as the peers' transactions do; else acknowledgements are
-    flushed as the background thread does it, every 100 ms.
+    flushed as the background thread does it, every 100 ms. messages: batches are sent as Message objects, else as
+    columns (`send_payloads`), as the peers get them.
     """
 
-    def __init__(self, *, durable_acks: bool = True, real_time: bool = False, **settings: Any) -> None:
+    def __init__(
+        self, *, durable_acks: bool = True, real_time: bool = False, messages: bool = False, **settings: Any
+    ) -> None:
         self._durable_acks = durable_acks
+        self._messages = messages
         self._real_time = real_time
         self._settings = settings
         self._flush_at = 0.0
@@ -38,8 +42,11 @@ class DuelogPeer(Peer):
         self.topic.send(payload, deliver_at=due_ms)
 
     def schedule_batch(self, payloads: Sequence[bytes], dues: Sequence[int]) -> None:
-        message = self._message
-        self.topic.send_batch([message(p, deliver_at=d) for p, d in zip(payloads, dues, strict=True)])
+        if self._messages:
+            message = self._message
+            self.topic.send_batch([message(p, deliver_at=d) for p, d in zip(payloads, dues, strict=True)])
+        else:
+            self.topic.send_payloads(payloads, deliver_at=dues)
 
     def fetch_and_ack(self, now_ms: int, limit: int, wait_seconds: float = 0.0) -> list[bytes]:
         if self.clock is not None and now_ms > self.clock.now_ms():

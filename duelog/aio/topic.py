@@ -6,6 +6,10 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from datetime import datetime, timedelta
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 import duelog
 from duelog import producer
@@ -55,6 +59,17 @@ class Topic:
     async def send_batch(self, messages: Iterable[duelog.Message]) -> list[duelog.MessageId]:
         """As `duelog.Topic.send_batch`; `messages` is iterated over in another thread."""
         return await self._threads.run(self._topic.send_batch, messages)
+
+    async def send_payloads(
+        self,
+        payloads: Sequence[bytes],
+        *,
+        deliver_at: Sequence[int] | npt.NDArray[np.integer[Any]] | datetime | int | None = None,
+        deliver_after: float | timedelta | None = None,
+    ) -> duelog.MessageIds:
+        """As `duelog.Topic.send_payloads`."""
+        send = self._topic.send_payloads
+        return await self._threads.run(send, payloads, deliver_at=deliver_at, deliver_after=deliver_after)
 
     async def producer(self, name: str) -> Producer:
         """As `duelog.Topic.producer`."""

@@ -22,6 +22,7 @@ NAMES = [
     "ManualClock",
     "Message",
     "MessageId",
+    "MessageIds",
     "Outcome",
     "ReceivedMessage",
     "ScheduledMessage",
