@@ -12,11 +12,12 @@ from duelog.store.config import StoreConfig
 from duelog.store.errors import DuelogError
 from duelog.store.message import Message, ReceivedMessage, ScheduledMessage
 from duelog.store.policies import DelayedDeliveryPolicies
-from duelog.store.position import MessageId, MessageIds
+from duelog.store.position import MessageId
 
 from .check import Finding
 from .delayed_store import DelayedStore
 from .maintenance import TickResult
+from .recurring import Schedule
 from .subscription import Subscription
 from .topic import Topic
 
@@ -29,9 +30,9 @@ __all__ = [
     "ManualClock",
     "Message",
     "MessageId",
-    "MessageIds",
     "Outcome",
     "ReceivedMessage",
+    "Schedule",
     "ScheduledMessage",
     "StoreConfig",
     "Subscription",

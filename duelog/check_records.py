@@ -18,12 +18,14 @@ from duelog.store.run import Run
 from duelog.store.scan import runs
 
 from .finding import REPAIR, Finding, corrupt, error
+from .recurring import unpack_schedule
 
 _SNAPSHOTS = (Table.SNAPSHOT_PART, Table.SNAPSHOT_META)
 _BITMAPS = (Table.ACKED, Table.CANCELLED, Table.ADMITTED)
 _READERS: dict[int, Callable[[bytes], object]] = {
     Table.PRODUCER: ProducerRecord.unpack,
     Table.ORIGIN: OriginRecord.unpack,
+    Table.SCHEDULE: unpack_schedule,
     **dict.fromkeys(_BITMAPS, BitMap.deserialize),
 }
 

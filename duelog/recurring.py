@@ -79,9 +79,9 @@ class Recurring:
             for key, fields in page:
                 number, name = fmt.split_schedule_key(key)
                 try:
-                    schedule = _unpack(fields, name, "")
+                    schedule = unpack_schedule(fields, name, "")
                 except CorruptRecord:
-                    continue  # shown by whoever lists it; it recurs no more
+                    continue  # a finding of `check`; it recurs no more
                 if schedule.next_due_ms is not None:
                     self._due[number, name] = schedule.next_due_ms
 
@@ -180,13 +180,13 @@ class Recurring:
         """The topic's schedules by name. Raises CorruptRecord."""
         with self._main.read() as raw:
             rows = list(catalog.rows(raw, fmt.prefix(Table.SCHEDULE, topic.topic_id)))
-        return [_unpack(fields, fmt.split_schedule_key(key)[1], str(topic.name)) for key, fields in rows]
+        return [unpack_schedule(fields, fmt.split_schedule_key(key)[1], str(topic.name)) for key, fields in rows]
 
     # -- inside --------------------------------------------------------------------------------------
 
     def _read(self, topic: TopicState, name: str) -> Schedule | None:
         fields = self._main.get(fmt.schedule_key(topic.topic_id, name))
-        return None if fields is None else _unpack(fields, name, str(topic.name))
+        return None if fields is None else unpack_schedule(fields, name, str(topic.name))
 
     def _put(
         self, topic: TopicState, schedule: Schedule, old: MessageId | None, *, must_exist: bool = False
@@ -248,11 +248,12 @@ def _pack(schedule: Schedule) -> bytes:
     return packed
 
 
-def _unpack(packed: bytes, name: str, topic: str) -> Schedule:
+def unpack_schedule(packed: bytes, name: str = "", topic: str = "") -> Schedule:
+    """The schedule of a record's fields. Raises CorruptRecord."""
     try:
         fields = msgpack.unpackb(packed)
         next_id = fields.get("next_id")
-        return Schedule(
+        schedule = Schedule(
             name,
             topic,
             fields.get("cron"),
@@ -265,5 +266,12 @@ def _unpack(packed: bytes, name: str, topic: str) -> Schedule:
             None if next_id is None else MessageId(*next_id),
             fields["paused"],
         )
-    except (ValueError, TypeError, KeyError, AttributeError, msgpack.UnpackException) as error:
+        encode_one(Message(schedule.payload, key=schedule.key, properties=schedule.properties), 0, 2**30)
+        if (schedule.cron is None) == (schedule.interval_ms is None) or schedule.paused != (
+            schedule.next_due_ms is None
+        ):
+            raise ValueError("its fields contradict each other")
+        Timetable(schedule.cron, schedule.interval_ms, "UTC").after(schedule.next_due_ms or 0, 0)
+        return schedule
+    except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, msgpack.UnpackException) as error:
         raise CorruptRecord(f"schedule {name!r} cannot be read: {error}") from error

@@ -16,7 +16,17 @@ import typer
 from typer.core import TyperGroup
 
 from ..store.errors import DuelogError
-from . import cli_audit, cli_compact, cli_export, cli_policies, cli_snapshot, cli_upkeep, inspection, traffic
+from . import (
+    cli_audit,
+    cli_compact,
+    cli_export,
+    cli_policies,
+    cli_schedules,
+    cli_snapshot,
+    cli_upkeep,
+    inspection,
+    traffic,
+)
 from .output import say
 
 HELP = """An embedded, durable log of messages that are due later.
@@ -120,6 +130,7 @@ for command in (
 ):
     app.command(command.__name__.rstrip("_"))(command)
 app.add_typer(cli_policies.app)
+app.add_typer(cli_schedules.app)
 app.add_typer(cli_snapshot.app, name="snapshot")
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ..cleanup.mend import GivenUp
 from ..partitions.timespan import parse_directory_name
+from ..recurring import unpack_schedule
 from ..store import catalog, datafile
 from ..store import format as fmt
 from ..store.environment import Environment
@@ -56,7 +57,9 @@ def _damaged_records(main: Environment) -> list[tuple[bytes, bytes, str]]:
             if key[0] == Table.RUN:
                 break
             try:
-                fmt.unseal(key, value)
+                fields = fmt.unseal(key, value)
+                if key[0] == Table.SCHEDULE:
+                    unpack_schedule(fields)
             except CorruptRecord as error:
                 found.append((key, bytes(value), str(error)))
     return found
