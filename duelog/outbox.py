@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from duelog.store.body import EncodedBatch
-from duelog.store.errors import ClosedError
+from duelog.store.errors import ClosedError, DuelogError
 from duelog.store.position import MessageId
 
 if TYPE_CHECKING:
@@ -127,10 +127,15 @@ class Outbox:
             return []
         now_ms = items[-1].now_ms
         dues = np.array([item.due_ms for item in items], dtype=np.int64)
-        return topic.write(EncodedBatch(dues, dues > now_ms, [item.body for item in items]), now_ms).to_list()
+        return topic.write(EncodedBatch(dues, dues > now_ms, [item.body for item in items]), now_ms)
 
     def close(self) -> None:
-        """Take nothing more, and write what is in flight. Whoever waits for room gets ClosedError."""
+        """Take nothing more, and write what is in flight. Whoever waits for room gets ClosedError.
+
+        Raises DuelogError, with nothing done, in the callback of a future, whose end it would wait for for ever.
+        """
+        if getattr(self._own, "working", False):
+            raise DuelogError("a callback of send_async cannot close the store, which waits for the callback to end")
         with self._condition:
             self._closed = True
             pool = self._pool

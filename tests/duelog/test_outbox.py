@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from duelog import DelayedStore, Message, MessageId, StoreConfig
-from duelog.errors import ClosedError, InvalidMessage
+from duelog.errors import ClosedError, DuelogError, InvalidMessage
 from tests.conftest import OpenStore
 
 LIMIT_S = 60
@@ -154,3 +154,28 @@ def test_an_error_of_the_write_is_in_every_future_of_its_batch(small: DelayedSto
     held.let_go.set()
     assert all(isinstance(future.exception(LIMIT_S), RuntimeError) for future in futures)
     del small._engine.main.write
+
+
+def test_closing_the_store_in_a_callback_is_refused_and_does_not_deadlock(open_store: OpenStore) -> None:
+    """The callback runs in a thread that closing waits for: it gets an error, and the store stays open."""
+    store = open_store()
+    held = Held(store)
+    future = store.topic("t").send_async(b"x")
+    assert held.reached.wait(LIMIT_S)
+    raised: list[BaseException] = []
+    called = threading.Event()
+
+    def close(_: Future[MessageId]) -> None:
+        try:
+            store.close()
+        except DuelogError as error:
+            raised.append(error)
+        finally:
+            called.set()
+
+    future.add_done_callback(close)
+    held.let_go.set()
+    assert called.wait(LIMIT_S)
+    assert "callback" in str(raised[0])
+    assert not store.closed
+    assert store.topic("t").send_async(b"y").result(LIMIT_S)
