@@ -208,9 +208,11 @@ class Engine:
             gone=subscription.gone.extend,
         )
 
+        fell_due = None if self.metrics is None else self.metrics.of_inline(topic.name)
+
         def open_view(position: Position, done_ms: int) -> tuple[TopicDelayTracker, SubscriptionView]:
             return topic.track(
-                lambda: TopicDelayTracker(self.main, topic.log, self.note_unreadable),
+                lambda: TopicDelayTracker(self.main, topic.log, self.note_unreadable, fell_due),
                 lambda tracker: (tracker, tracker.open_view(position, done_ms)),
             )
 

@@ -19,12 +19,14 @@ from opentelemetry import metrics
 from opentelemetry.metrics import CallbackOptions, Counter, Histogram, Meter, Observation
 
 from duelog.markers.log_firing import Taken
+from duelog.markers.tracker import FellDue
 from duelog.partitions.partition import Partition
 from duelog.partitions.timespan import directory_name
 from duelog.snapshot.writer import SnapshotWritten
 from duelog.store.environment import Environment
 from duelog.store.errors import DuelogError
 from duelog.store.names import TopicName
+from duelog.store.run import Int64s
 
 from .stats import partition_stats, pending_by_topic, subscription_stats
 
@@ -72,8 +74,8 @@ _ENVIRONMENT = (*_STORE, "duelog.environment")
 SPECS = (
     Spec(REJECTED, "counter", "{message}", _TOPIC, "Messages refused for a delay over the maximum (PIP-437)"),
     Spec(OVERRIDDEN, "counter", "{message}", _TOPIC, "Messages whose delay a fixed delay replaced (PIP-437)"),
-    Spec(FIRED, "counter", "{message}", _TOPIC, "Messages whose markers were written"),
-    Spec(LATENESS, "histogram", "s", _TOPIC, "Time of a message's marker less its due time"),
+    Spec(FIRED, "counter", "{message}", _TOPIC, "Messages fired, or seen due in the main log"),
+    Spec(LATENESS, "histogram", "s", _TOPIC, "Time of firing less due time"),
     Spec(CANCELLED, "counter", "{message}", _TOPIC, "Messages cancelled"),
     Spec(RESCHEDULED, "counter", "{message}", _TOPIC, "Messages given another due time"),
     Spec(DELAYED, "gauge", "{message}", (*_TOPIC, "pulsar.subscription"), "Messages of the subscription not due yet"),
@@ -212,10 +214,22 @@ class StoreMetrics:
         topic = self._engine.topics.by_id(topic_id)
         if topic is None:
             return
-        attributes = self._of(topic.name)
-        self._shared.counters[FIRED].add(len(taken.entries), attributes)
+        self._record_fired(topic.name, taken.dues, now_ms)
+
+    def of_inline(self, topic: TopicName) -> FellDue:
+        """What is to be told of messages that waited in the topic's main log, and have fallen due."""
+
+        def fell_due(dues: Int64s, now_ms: int) -> None:
+            if self._shared.listening:
+                self._record_fired(topic, dues, now_ms)
+
+        return fell_due
+
+    def _record_fired(self, topic: TopicName, dues: Int64s, now_ms: int) -> None:
+        attributes = self._of(topic)
+        self._shared.counters[FIRED].add(len(dues), attributes)
         record = self._shared.histograms[LATENESS].record
-        for late_ms in (now_ms - taken.dues).tolist():
+        for late_ms in (now_ms - dues).tolist():
             record(late_ms / 1000, attributes)
 
     def _trimmed(self, entries: int) -> None:

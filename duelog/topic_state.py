@@ -33,6 +33,7 @@ class TopicState:
         self.producers_lock = threading.Lock()
         self._look_at = look_at
         self._tracker: TopicDelayTracker | None = None
+        self._told_ms = 0
         self._tracker_lock = threading.Lock()
         log.changed = self._log_changed
 
@@ -52,12 +53,14 @@ class TopicState:
         with self._tracker_lock:
             if self._tracker is None:
                 self._tracker = make()
+                self._tracker.told_ms = self._told_ms
             return view(self._tracker)
 
     def free_tracker(self, now_ms: int, idle_ms: int) -> None:
         """Let the tracker go if its last view closed `idle_ms` ago or earlier."""
         with self._tracker_lock:
             if self._tracker is not None and self._tracker.idle(now_ms, idle_ms):
+                self._told_ms = self._tracker.told_ms
                 self._tracker = None
 
     def changed(self) -> None:

@@ -40,6 +40,10 @@ _PRUNE_ENTRIES = 10_000
 _PAST = Position(2**63, 0)
 
 
+FellDue = Callable[[Int64s, int], object]
+"""Told (due times, now) of entries that have become due; takes leaf locks only."""
+
+
 class Unacknowledged(Protocol):
     """What a subscription has not acknowledged (AckSet)."""
 
@@ -61,7 +65,14 @@ class SubscriptionView:
 class TopicDelayTracker:
     """The entries of a main log that are not due yet, each once. Thread-safe."""
 
-    def __init__(self, main: Environment, log: ManagedLedger, set_aside: Callable[[CorruptEntry], object]) -> None:
+    def __init__(
+        self,
+        main: Environment,
+        log: ManagedLedger,
+        set_aside: Callable[[CorruptEntry], object],
+        fell_due: FellDue | None = None,
+    ) -> None:
+        """`fell_due` is told of each entry once, when the first view comes by at its due time or later."""
         self._main = main
         self._log = log
         self._set_aside = set_aside
@@ -74,6 +85,9 @@ class TopicDelayTracker:
         """Entries due before this may be forgotten."""
         self._looked_ms = 0
         self._kept = 0
+        self._fell_due = fell_due
+        self.told_ms = 0
+        """`fell_due` was told of what is due until then; 0: of nothing."""
         self.idle_since_ms: int | None = None
         """When the last view closed; None while there is one."""
 
@@ -93,6 +107,7 @@ class TopicDelayTracker:
             view = SubscriptionView(now_ms)
             self._views.add(view)
             self.idle_since_ms = None
+            self.told_ms = self.told_ms or now_ms
             self._cover(read_position, now_ms)
             return view
 
@@ -121,6 +136,7 @@ class TopicDelayTracker:
         """Positions before `read_position` that have become due for this view, by due time, at most `limit`."""
         with self._lock:
             self._catch_up()
+            self._tell(now_ms)
             found: list[Position] = []
             for dues, places in self._waiting.after(view.done_ms, view.done_position, now_ms, limit):
                 for due_ms, number in zip(dues.tolist(), places.tolist(), strict=True):
@@ -136,6 +152,13 @@ class TopicDelayTracker:
                 view.done_ms, view.done_position = max(now_ms, view.done_ms), _PAST
             self._prune(now_ms)
             return found
+
+    def _tell(self, now_ms: int) -> None:
+        if self._fell_due is not None and now_ms > self.told_ms:
+            dues = self._waiting.dues_between(self.told_ms, now_ms)
+            self.told_ms = now_ms
+            if len(dues):
+                self._fell_due(dues, now_ms)
 
     def next_due_ms(self, view: SubscriptionView) -> int | None:
         """When the next entry becomes due that the view has not been served; None when none is known."""

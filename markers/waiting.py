@@ -253,6 +253,15 @@ class WaitingEntries:
                 count += len(unacked(ledger_id, entries.min(), entries.max() + 1) & entries)
         return count
 
+    def dues_between(self, after_ms: int, until_ms: int) -> Int64s:
+        """Due times of the entries due after `after_ms` and by `until_ms`, in no order."""
+        self.count_after(until_ms)
+        parts = [np.empty(0, np.int64)]
+        for dues, _ in self._levels:
+            first, limit = np.searchsorted(dues, [after_ms, until_ms], side="right").tolist()
+            parts.append(dues[first:limit])
+        return np.concatenate(parts)
+
     # -- removing ----------------------------------------------------------------------------------
 
     def prune(self, due_ms: int) -> None:

@@ -91,6 +91,29 @@ def test_lateness_is_the_time_of_the_marker_less_the_due_time(
     assert fired.value == 3
 
 
+def test_messages_that_waited_inline_are_fired_once_whatever_the_subscriptions(
+    collector: Collector, open_store: OpenStore, clock: ManualClock
+) -> None:
+    """Counted when the first of them comes by, with their lateness, also when the tracker was freed in between."""
+    store = open_store(config=StoreConfig(inline_delay_ms=60_000, tracker_idle_ms=0))
+    topic = store.topic("t")
+    first, second = topic.subscribe("first"), topic.subscribe("second")
+    topic.send_batch([Message(b"x", deliver_after=delay) for delay in (1, 2, 5)])
+    assert first.receive(10) == second.receive(10) == []
+    clock.advance(2_000)
+    assert len(first.receive(10)) == len(second.receive(10)) == 2
+    assert collector.value("duelog.messages.fired", pulsar_topic=TOPIC["pulsar.topic"]) == 2
+    first.close()
+    second.close()
+    clock.advance(1_000)
+    store.tick()
+    clock.advance(3_000)
+    assert len(topic.subscribe("second").receive(10)) == 3
+    (late,) = collector.points()["duelog.messages.lateness"]
+    assert (late.count, late.min, late.max, late.sum) == (3, 0.0, 1.0, 2.0)
+    assert collector.value("duelog.messages.fired", pulsar_topic=TOPIC["pulsar.topic"]) == 3
+
+
 def test_cancelled_and_rescheduled_messages_are_counted_once(collector: Collector, open_store: OpenStore) -> None:
     """A second cancel of the same message does not count."""
     topic = open_store().topic("t")
