@@ -27,6 +27,11 @@ from .sealed import Sealed, identity_of, open_main_to_read, open_sealed, sealed_
 
 DEFAULT_MIN_DEAD_RATIO = 0.3
 
+_ADOPTED_AT_ONCE = 64
+_ADOPTED_AT_ONCE_BYTES = 256 << 20
+"""So many partitions, or so many bytes of them, are finished before the store's lock is taken to adopt them: until
+then both generations take room."""
+
 Progress = Callable[[int, int], object]
 """Told (bytes dealt with so far, bytes in all): each partition is read twice, to copy it and to verify the copy."""
 
@@ -105,7 +110,7 @@ def compact_store(
 
     retention_ms: keep what everybody has acknowledged while its main-log ledger is open, or was closed less than this
     ago: `StoreConfig.retention_ms`, which is not stored. What is dropped cannot be gone back to by seeking, as if it
-    had been trimmed. run: who copies; None: this process, one partition after the other, each adopted before the next.
+    had been trimmed. run: who copies; None: this process, one partition after the other.
     Not in a process that has the store open. Raises InvalidArgument, FormatMismatch, DamagedStore.
     """
     if not 0 <= min_dead_ratio <= 1:
@@ -126,13 +131,19 @@ def compact_store(
 
     progress(0, total)
     rows.update((plan.start_ms, _row(plan, "failed", "nothing came of it")) for plan in chosen)
+    waiting: list[Finished] = []
     for result in (run or run_here)(path, chosen, further):
         row = rows[result.start_ms]
         if isinstance(result, Failed):
             rows[result.start_ms] = replace(row, reason=result.reason)
             continue
         rows[result.start_ms] = replace(row, outcome="waiting", reason="", file_bytes_after=result.file_bytes)
-        _note(rows, _adopt(path, identity), result)
+        waiting.append(result)
+        if len(waiting) >= _ADOPTED_AT_ONCE or sum(each.source_bytes for each in waiting) >= _ADOPTED_AT_ONCE_BYTES:
+            _note(rows, _adopt(path, identity), waiting)
+            waiting = []
+    if waiting:
+        _note(rows, _adopt(path, identity), waiting)
     return CompactionReport(list(rows.values()))
 
 
@@ -186,15 +197,18 @@ def _adopt(path: Path, identity: Identity) -> list[Adopted | Refused] | None:
         lock.release()
 
 
-def _note(rows: dict[int, PartitionCompaction], adopted: list[Adopted | Refused] | None, finished: Finished) -> None:
+def _note(
+    rows: dict[int, PartitionCompaction], adopted: list[Adopted | Refused] | None, waiting: Sequence[Finished]
+) -> None:
+    by_name = {Path(each.directory).name: each.start_ms for each in waiting}
     for each in adopted or ():
         if isinstance(each, Adopted):
             if each.start_ms in rows:
                 row = rows[each.start_ms]
                 rows[each.start_ms] = replace(row, outcome="adopted", file_bytes_after=each.bytes_after)
-        elif each.name == Path(finished.directory).name:
-            row = rows[finished.start_ms]
-            rows[finished.start_ms] = replace(row, outcome="failed", reason=each.reason, file_bytes_after=None)
+        elif each.name in by_name:
+            start_ms = by_name[each.name]
+            rows[start_ms] = replace(rows[start_ms], outcome="failed", reason=each.reason, file_bytes_after=None)
 
 
 def _row(plan: CompactionPlan, outcome: str, reason: str = "") -> PartitionCompaction:

@@ -30,8 +30,11 @@ from pathlib import Path
 from typing import Any
 
 from duelog import DelayedStore, ManualClock, Message, StoreConfig, Subscription, Topic
+from duelog.cleanup.compaction import hand_over, stage_generation
+from duelog.cleanup.compaction_plan import plan_compaction
 from duelog.store import failpoints
 from duelog.store.config import Durability
+from duelog.store.format import PartitionState
 
 START_MS = 1_790_000_000_000
 SPAN_MS = 60_000
@@ -93,6 +96,8 @@ class Worker:
         if self.pending and self.random.random() < 0.3:
             self.take_back(*self.pending.pop(self.random.randrange(len(self.pending))))
         self.receive(*self.random.choice(self.subscriptions))
+        if number % 3 == 2:
+            self.compact()
         if number % 6 == 5:
             while sum(self.receive(name, subscription) for name, subscription in self.subscriptions):
                 pass
@@ -132,6 +137,14 @@ class Worker:
         new = topic.reschedule(id_, deliver_at=due_ms)
         if new is not None:
             say("moved", name, str(due_ms // SPAN_MS * SPAN_MS), [*new, text])
+
+    def compact(self) -> None:
+        """Finish the next generation of the oldest closed partition; a later tick adopts it."""
+        engine = self.store._engine
+        for partition in engine.partitions.held(lambda each: each.state is PartitionState.CLOSED):
+            plan = plan_compaction(engine.main, partition.environment)
+            hand_over(self.store.path, stage_generation(self.store.path, partition.environment, plan))
+            return
 
     def receive(self, name: str, subscription: Subscription) -> bool:
         """Receive some messages and acknowledge them; whether there were any."""
