@@ -12,7 +12,7 @@ from duelog.store.config import StoreConfig
 from duelog.store.errors import DuelogError
 from duelog.store.message import Message, ReceivedMessage, ScheduledMessage
 from duelog.store.policies import DelayedDeliveryPolicies
-from duelog.store.position import MessageId
+from duelog.store.position import MessageId, MessageIds
 
 from .check import Finding
 from .delayed_store import DelayedStore
@@ -30,6 +30,7 @@ __all__ = [
     "ManualClock",
     "Message",
     "MessageId",
+    "MessageIds",
     "Outcome",
     "ReceivedMessage",
     "Schedule",

@@ -127,7 +127,7 @@ class Outbox:
             return []
         now_ms = items[-1].now_ms
         dues = np.array([item.due_ms for item in items], dtype=np.int64)
-        return topic.write(EncodedBatch(dues, dues > now_ms, [item.body for item in items]), now_ms)
+        return topic.write(EncodedBatch(dues, dues > now_ms, [item.body for item in items]), now_ms).to_list()
 
     def close(self) -> None:
         """Take nothing more, and write what is in flight. Whoever waits for room gets ClosedError.
