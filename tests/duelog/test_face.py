@@ -25,6 +25,7 @@ NAMES = [
     "MessageIds",
     "Outcome",
     "ReceivedMessage",
+    "Schedule",
     "ScheduledMessage",
     "StoreConfig",
     "Subscription",
