@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from ...partitions.partition import partition_path
 from ...partitions.timespan import parse_directory_name
-from ...store.format import LedgerState, PartitionState
+from ...store.format import PartitionRecord, PartitionState
 from .facts import StoreFacts, TopicFacts, log_address, partition_name
 from .marks import Marks, ranges_text
 from .tables import AuditFinding, finding
@@ -96,14 +96,17 @@ def trimmed_past(facts: StoreFacts, topic_id: int, ledger_id: int) -> bool:
     return ledger_id < min(kept, default=0)
 
 
-def directory_findings(store: Path, facts: StoreFacts, now_s: float | None = None) -> Iterator[AuditFinding]:
+def directory_findings(
+    store: Path, partitions: Mapping[int, PartitionRecord], unjudged: Iterable[int]
+) -> Iterator[AuditFinding]:
     """Directories that the catalog does not know, generations that it has not, and what a crash left.
 
-    What was made a moment ago is left out: a process may be at it. now_s: of the files' clock.
+    partitions: the catalog's, by start; unjudged: starts of those whose record is damaged. What was made a moment ago
+    is left out: a process may be at it.
     """
-    now_s = time.time() if now_s is None else now_s
-    known = {partition_path(store, start, row.generation).parent.name: row for start, row in facts.partitions.items()}
-    unreadable = {partition_name(start_ms) for start_ms in facts.unreadable_partitions}
+    now_s = time.time()
+    known = {partition_name(start_ms): record for start_ms, record in partitions.items()}
+    unreadable = {partition_name(start_ms) for start_ms in unjudged}
     for directory in _children(store / "partitions"):
         record = known.get(directory.name)
         if record is None:
@@ -154,11 +157,3 @@ def missing_findings(store: Path, facts: StoreFacts) -> Iterator[tuple[int, Audi
         if record.state is not PartitionState.DELETING and not (path / "data.mdb").is_file():
             address = f"partition {partition_name(start_ms)}"
             yield start_ms, finding("missing-partition", address, f"{path.relative_to(store)}/data.mdb is not there")
-
-
-def open_ledger(facts: StoreFacts, topic_id: int) -> int | None:
-    """The ledger that a topic's main log is being written to."""
-    for ledger in facts.topics[topic_id].ledgers:
-        if ledger.record is not None and ledger.record.state is LedgerState.OPEN:
-            return ledger.ledger_id
-    return None

@@ -15,6 +15,7 @@ from pyroaring import BitMap
 from ...partitions.partition import partition_path
 from ...store import catalog
 from ...store.environment import Environment
+from ...store.errors import InvalidArgument
 from ...store.format import PartitionRecord, PartitionState
 from ..sealed import Sealed, open_main_to_read
 from ..store_check import check_file
@@ -33,7 +34,7 @@ from .log_tally import LogTask
 from .main_bodies import main_body_findings
 from .open_partitions import PATIENCE_S, audit_open
 from .partition_audit import PartitionResult, PartitionTask, audit_packed
-from .tables import Audit, finding
+from .tables import Audit, AuditFinding, finding
 
 Runner = Callable[[list[bytes]], Iterable[bytes]]
 """From packed PartitionTasks to packed PartitionResults (partition_audit.audit_packed of each), in any order."""
@@ -62,11 +63,14 @@ def audit_store(
     as_of_ms: the time to judge by; None: now, or the store's clock where that is ahead. retention_ms: what the store
     is used with, if known. verify: read every page and body of sealed partitions; else headers only. patience_s: how
     long an unfinished snapshot is watched. O(bytes), without `verify` O(headers).
-    Raises InvalidArgument for a path that holds no store, FormatMismatch, DamagedStore where main cannot be opened.
+    Not for the process that has the store open itself. Raises InvalidArgument for that one, and for a path that holds
+    no store; FormatMismatch; DamagedStore where main cannot be opened.
     """
     require_store(path)
     taken_ms = time.time_ns() // 1_000_000
     if verify and (problems := [found.message for found in check_file(path / "main")]):  # reading it might kill us
+        if any("already open in this process" in problem for problem in problems):
+            raise InvalidArgument("path", str(path), "this process has the store open: an audit is for another one")
         audit = Audit(str(path), taken_ms if as_of_ms is None else as_of_ms, taken_ms, "store")
         audit.findings.append(finding("damaged-main", "main", "; ".join(problems[:5])))
         return audit
@@ -79,7 +83,8 @@ def audit_store(
             audit.findings += main_body_findings(main, facts)
         gathering = Gathering(facts, audit)
         _partitions(path, main, identity.store_id, facts, gathering, (as_of_ms, verify, run, progress, patience_s))
-        _conclude(path, main, facts, gathering, as_of_ms, retention_ms)
+        audit.findings += _directories(path, main, facts, patience_s)
+        _conclude(main, facts, gathering, as_of_ms, retention_ms)
     return audit
 
 
@@ -93,14 +98,20 @@ def _partitions(
 ) -> None:
     as_of_ms, verify, run, progress, patience_s = options
     missing = dict(missing_findings(path, facts))
+    for start_ms, found in list(missing.items()):
+        again = _replaced(main, start_ms, facts)
+        if again is not None:
+            facts.partitions[start_ms] = again
+            del missing[start_ms]
+        elif _as_before(main, start_ms, facts.partitions[start_ms]):
+            gathering.not_read(start_ms, found)
+        else:
+            gathering.gone(start_ms)
     records = {
         start_ms: record
         for start_ms, record in facts.partitions.items()
         if record.state is not PartitionState.DELETING and start_ms not in missing
     }
-    for start_ms, found in missing.items():
-        if _as_before(main, start_ms, facts.partitions[start_ms]):
-            gathering.not_read(start_ms, found)
     left = set(facts.withdrawn) - {frontier.ledger_id for frontier in facts.frontiers.values()}
     done = 0
 
@@ -128,7 +139,7 @@ def _partitions(
     closed = [(start_ms, record) for start_ms, record in records.items() if record.state is PartitionState.CLOSED]
     for packed in run([task_of(*each).pack() for each in closed]):
         result = PartitionResult.unpack(packed)
-        again = _replaced(main, result, facts) if result.unreadable else None
+        again = _replaced(main, result.start_ms, facts) if result.unreadable else None
         if again is not None:  # compaction put a newer generation in its place meanwhile
             facts.partitions[result.start_ms] = again
             result = PartitionResult.unpack(audit_packed(task_of(result.start_ms, again).pack()))
@@ -175,24 +186,39 @@ def _as_before(main: Environment, start_ms: int, record: PartitionRecord) -> boo
         return dict(catalog.partitions(raw)).get(start_ms) == record
 
 
-def _replaced(main: Environment, result: PartitionResult, facts: StoreFacts) -> PartitionRecord | None:
-    """The catalog's record of a partition that has a newer generation than in the facts."""
+def _replaced(main: Environment, start_ms: int, facts: StoreFacts) -> PartitionRecord | None:
+    """The catalog's record of a partition that compaction has given a newer generation than in the facts."""
     with main.read() as raw:
-        record = dict(catalog.partitions(raw)).get(result.start_ms)
-    known = facts.partitions[result.start_ms]
+        record = dict(catalog.partitions(raw)).get(start_ms)
+    known = facts.partitions[start_ms]
     newer = record is not None and record.state is PartitionState.CLOSED and record.generation != known.generation
     return record if newer else None
 
 
+def _directories(path: Path, main: Environment, facts: StoreFacts, patience_s: float) -> list[AuditFinding]:
+    """What the catalog as it is now does not know; seen twice, as a process may be about to register or remove it."""
+
+    def look() -> list[AuditFinding]:
+        with main.read() as raw:
+            known = dict(catalog.partitions(raw))
+        return list(directory_findings(path, known, facts.unreadable_partitions))
+
+    found = look()
+    if found and patience_s:
+        time.sleep(patience_s)
+        again = set(look())
+        found = [each for each in found if each in again]
+    return found
+
+
 def _conclude(
-    path: Path, main: Environment, facts: StoreFacts, gathering: Gathering, as_of_ms: int, retention_ms: int | None
+    main: Environment, facts: StoreFacts, gathering: Gathering, as_of_ms: int, retention_ms: int | None
 ) -> None:
     """What needs no partition, or all of them."""
     audit = gathering.audit
     audit.findings += marker_findings(facts)
     audit.findings += holder_findings(facts)
     audit.findings += set_aside_findings(facts, audit.findings)
-    audit.findings += directory_findings(path, facts)
     judged = judge_holding(facts, gathering.pending, as_of_ms, retention_ms)
     audit.held = judged.rows
     audit.findings += [

@@ -46,8 +46,8 @@ def duration(ms: int) -> str:
 def share(part: int, whole: int) -> str:
     """A percentage that is 0 % or 100 % only when it is.
 
-    >>> share(1, 3), share(999_999, 1_000_000), share(0, 5)
-    ('33 %', '99.9 %', '0 %')
+    >>> share(1, 3), share(999_999, 1_000_000), share(1, 1_000_000), share(0, 5)
+    ('33 %', '99.9 %', 'under 0.1 %', '0 %')
     """
     if not whole or not part:
         return "0 %"
@@ -56,7 +56,9 @@ def share(part: int, whole: int) -> str:
     percent = 100 * part / whole
     if percent >= 99:
         return f"{min(percent, 99.9):.1f} %"
-    return f"{max(percent, 0.1):.1f} %" if percent < 10 else f"{percent:.0f} %"
+    if percent < 0.1:
+        return "under 0.1 %"
+    return f"{percent:.1f} %" if percent < 10 else f"{percent:.0f} %"
 
 
 def plural(number: int, noun: str) -> str:
