@@ -137,7 +137,8 @@ def compact_store(
         if isinstance(result, Failed):
             rows[result.start_ms] = replace(row, reason=result.reason)
             continue
-        rows[result.start_ms] = replace(row, outcome="waiting", reason="", file_bytes_after=result.file_bytes)
+        if row.outcome != "adopted":  # by an adoption since then, where all were handed over before the first was told
+            rows[result.start_ms] = replace(row, outcome="waiting", reason="", file_bytes_after=result.file_bytes)
         waiting.append(result)
         if len(waiting) >= _ADOPTED_AT_ONCE or sum(each.source_bytes for each in waiting) >= _ADOPTED_AT_ONCE_BYTES:
             _note(rows, _adopt(path, identity), waiting)

@@ -138,6 +138,7 @@ def _export(store: Path, dest: Path, wanted: Wanted, run: Runner, progress: Prog
             "store_id": identity.store_id.hex(),
             "partition_ms": identity.partition_ms,
             "exported_ms": exported_ms,
+            "filtered": wanted != Wanted(),
             "tables": {name: f"{name}.parquet" for name in TABLE_SCHEMAS},
             "partitions": partitions,
             "files": [each.file._asdict() for each in sorted(found, key=lambda each: each.file.path)],

@@ -16,6 +16,7 @@ pytest.importorskip("pyspark")
 from duelog import DelayedStore, ManualClock, StoreConfig
 from duelog.cleanup.compaction import Staged, hand_over
 from duelog.cleanup.compaction_plan import CompactionPlan, plan_compaction
+from duelog.tools.compaction import Failed, compact_store, run_here
 from duelog.tools.sealed import identity_of, open_main_to_read, open_sealed, sealed_generations
 from duelog.tools.spark import compact as module
 from duelog.tools.spark.compact import compact_with_spark, copy_partition
@@ -80,7 +81,7 @@ def test_partitions_are_compacted_by_tasks_and_adopted_at_the_next_open(
     assert all(0.2 < plan.dead_ratio < 0.8 for plan in plans)
     finished = compact_with_spark(store.path, plans, spark=spark)
     assert [each.start_ms for each in finished] == [plan.start_ms for plan in plans]
-    assert all(each.file_bytes < each.source_bytes for each in finished)
+    assert all(isinstance(each, Staged) and each.file_bytes < each.source_bytes for each in finished)
     assert staging(store.path) == []
     compacted = left_to_receive(store)
     assert [sealed.generation for sealed in sealed_generations(store.path)] == [2] * len(plans)
@@ -128,6 +129,26 @@ def test_a_job_that_fails_publishes_nothing(spark: SparkSession, store: Built, m
     assert staging(store.path) == []
     assert not (store.path / "staging" / "ready").exists()
     assert left_to_receive(store) == before
+
+
+def test_one_that_is_damaged_is_reported_and_the_others_are_compacted(spark: SparkSession, store: Built) -> None:
+    """What another attempt would not mend is no failure of the job: it is as without Spark."""
+    plans = plans_of(store.path)
+    with (sealed_generations(store.path)[1].path / "data.mdb").open("r+b") as file:
+        file.truncate(8192)
+    first, second, third = compact_with_spark(store.path, plans, spark=spark)
+    assert isinstance(second, Failed)
+    assert "8192 bytes" in second.reason
+    assert isinstance(first, Staged)
+    assert isinstance(third, Staged)
+    assert staging(store.path) == []
+
+
+def test_all_that_was_handed_over_at_once_is_reported_as_adopted(store: Built, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A runner that tells of its partitions when all are done, and adoption that begins with the first it hears of."""
+    monkeypatch.setattr("duelog.tools.compaction._ADOPTED_AT_ONCE", 1)
+    report = compact_store(store.path, run=lambda path, plans, progress: list(run_here(path, plans, progress)))
+    assert [each.outcome for each in report.partitions] == ["adopted"] * 3
 
 
 def test_of_two_attempts_of_one_partition_one_is_published(store: Built) -> None:

@@ -84,6 +84,7 @@ def test_an_export_has_every_sealed_message_where_its_topic_and_day_say(
         sum(r["withdrawn"] for r in rows),
         0,
     )
+    assert not export.manifest["filtered"]
     names = {child.name for child in path.iterdir()}
     assert names == {"MANIFEST.json", "messages", *(f"{name}.parquet" for name in TABLE_SCHEMAS)}
 
@@ -121,6 +122,7 @@ def test_a_part_of_a_store_is_exported_by_topic_and_partition(built: Built, tmp_
     export = open_export(tmp_path / "a")
     assert [(file.topic, file.day) for file in export.message_files] == [(TOPICS[2], day_of(FIRST_MS + DAY_MS))]
     assert [row["partition"] for row in export.manifest["partitions"]] == [directory_name(FIRST_MS + DAY_MS)]
+    assert export.manifest["filtered"]
 
 
 def test_a_destination_that_is_not_empty_is_refused(built: Built, tmp_path: Path) -> None:

@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING
 from ...cleanup.compaction import Finished, Staged, hand_over, stage_generation
 from ...cleanup.compaction_plan import CompactionPlan
 from ...store.directory import remove_tree
+from ...store.errors import DuelogError
+from ..compaction import Failed
 from ..sealed import Sealed, open_sealed
 from .session import make_session
 
@@ -28,11 +30,12 @@ if TYPE_CHECKING:
 
 def compact_with_spark(
     store: Path, plans: Sequence[CompactionPlan], *, master: str | None = None, spark: SparkSession | None = None
-) -> list[Finished]:
-    """Compact partitions as planned, a task for each; what is returned waits in staging/ready/ to be adopted.
+) -> list[Finished | Failed]:
+    """Compact partitions as planned, a task for each; what is Finished waits in staging/ready/ to be adopted.
 
-    spark: a session to use; else one is made as `master` says, and stopped. Raises SparkUnavailable, and SparkFailed
-    with nothing published.
+    One that cannot be compacted (it is damaged, or the disk is full) is Failed, and the others go on. spark: a session
+    to use; else one is made as `master` says, and stopped. Raises SparkUnavailable, and SparkFailed with nothing
+    published: a task has failed for good in a way that another attempt might not have.
     """
     if not plans:
         return []
@@ -43,8 +46,8 @@ def compact_with_spark(
     there = set(_attempts(store, plans))
     try:
         tasks = [pickle.dumps((str(store), plan)) for plan in plans]
-        staged: list[Staged] = [pickle.loads(answer) for answer in run_tasks(session, copy_partition, tasks)]
-        return [hand_over(store, each) for each in staged]
+        answers: list[Staged | Failed] = [pickle.loads(each) for each in run_tasks(session, copy_partition, tasks)]
+        return [each if isinstance(each, Failed) else _publish(store, each) for each in answers]
     finally:
         if spark is None:
             session.stop()
@@ -56,8 +59,20 @@ def copy_partition(task: bytes) -> bytes:
     """What one task does: copy and verify a partition. From and to a pickle, as tasks want it."""
     store, plan = pickle.loads(task)
     sealed = Sealed(store, plan.start_ms, plan.end_ms, plan.generation, plan.file_bytes)
-    with open_sealed(sealed, plan.store_id) as source:
-        return pickle.dumps(stage_generation(Path(store), source, plan))
+    result: Staged | Failed
+    try:
+        with open_sealed(sealed, plan.store_id) as source:
+            result = stage_generation(Path(store), source, plan)
+    except DuelogError as error:
+        result = Failed(plan.start_ms, str(error))
+    return pickle.dumps(result)
+
+
+def _publish(store: Path, staged: Staged) -> Finished | Failed:
+    try:
+        return hand_over(store, staged)
+    except FileNotFoundError:
+        return Failed(staged.start_ms, "the store was opened meanwhile, which clears staging/: try again")
 
 
 def _attempts(store: Path, plans: Sequence[CompactionPlan]) -> list[Path]:

@@ -1,0 +1,243 @@
+"""pipeline: entries a second of scan, audit, compaction and export: on one core without Spark, with Spark on 1 and 2.
+
+A store of four closed days in 8 topics, payloads of 100 bytes, sent in batches of 1,000; one subscription has
+acknowledged half. Against it a scan of the same files with py-lmdb alone: `headers` reads how many entries each run
+has, `whole` a checksum of every value. Spark's figures are of a session that runs already and has done the job once;
+what its start costs stands beside them, and from how many entries on two cores repay that.
+"""
+
+from __future__ import annotations
+
+import shutil
+import struct
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from zlib import crc32
+
+import lmdb
+
+from duelog import DelayedStore, ManualClock, Message, StoreConfig
+from duelog.cleanup.compaction import stage_generation
+from duelog.cleanup.compaction_plan import CompactionPlan, plan_compaction
+from duelog.tools.audit import audit_store
+from duelog.tools.parquet_export import export_store
+from duelog.tools.scan_arrow import MESSAGES, scan_messages
+from duelog.tools.scan_plan import plan_scan
+from duelog.tools.sealed import identity_of, open_main_to_read, open_sealed, sealed_generations
+
+from .harness import load
+from .harness.compare import Subject, compare
+from .harness.options import parse
+from .harness.plots import short
+from .harness.results import Measure, Results
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+HEADERS = Measure("headers", "entries/s", show=short)
+WHOLE = Measure("whole", "entries/s", show=short)
+AUDIT = Measure("audit", "entries/s", show=short)
+COMPACTION = Measure("compaction", "entries/s", show=short)
+EXPORT = Measure("export", "entries/s", show=short)
+START = Measure("start", "s", "less")
+MEASURES = (HEADERS, WHOLE, AUDIT, COMPACTION, EXPORT, START)
+
+SUBJECTS = (
+    Subject("duelog", "duelog, one core"),
+    Subject("lmdb", "py-lmdb alone, one core"),
+    Subject("local1", "Spark local[1]"),
+    Subject("local2", "Spark local[2]"),
+)
+_DAYS = 4
+_TOPICS = 8
+_PAYLOAD_BYTES = 100
+_COUNT = struct.Struct("<8xI")
+_RUN = 0xF0
+_NARROW = ["topic", "due_ms"]
+
+Jobs = dict[str, Callable[[], object]]
+
+
+def measure(subject: str, n: int, directory: Path) -> dict[str, float]:
+    """Entries a second of each job."""
+    store = directory / "store"
+    _build(store, n)
+    entries = sum(part.entries for part in plan_scan(store))
+    if entries != n:
+        raise RuntimeError(f"{entries} of {n} entries are sealed")
+    if subject == "lmdb":
+        return _rates({HEADERS.name: lambda: _raw(store, False), WHOLE.name: lambda: _raw(store, True)}, n)
+    if subject == "duelog":
+        return _rates(_plain(store, directory), n)
+    started = time.perf_counter()
+    with _session(subject) as spark:
+        spark.range(1).count()
+        start = time.perf_counter() - started
+        return _rates(_on_spark(store, directory, spark), n) | {START.name: start}
+
+
+def _rates(jobs: Jobs, n: int) -> dict[str, float]:
+    found = {}
+    for name, job in jobs.items():
+        job()  # once to warm up: the page cache for all, the JVM and its workers for Spark
+        started = time.perf_counter()
+        job()
+        found[name] = n / (time.perf_counter() - started)
+    return found
+
+
+def _build(path: Path, n: int) -> None:
+    clock = ManualClock(load.NOW_MS)
+    payload = load.payloads(1, _PAYLOAD_BYTES)[0]
+    dues = load.dues(n, load.START_MS, load.START_MS + _DAYS * load.DAY_MS).tolist()
+    with DelayedStore.open(path, StoreConfig(durability="none", max_clock_jump_ms=None), clock=clock) as store:
+        topics = [store.topic(f"topic-{number}") for number in range(_TOPICS)]
+        readers = [topic.subscribe("reader") for topic in topics]
+        for number, at in enumerate(range(0, n, load.BATCH)):
+            topics[number % _TOPICS].send_batch(
+                [Message(payload, deliver_at=due) for due in dues[at : at + load.BATCH]]
+            )
+        clock.set(load.START_MS + _DAYS * load.DAY_MS + 1_000)
+        while store.tick().fired:
+            pass
+        for reader in readers:
+            while batch := reader.receive(10_000):
+                reader.ack(batch[::2])
+            reader.close()
+        clock.advance(1_000)
+        store.tick()
+
+
+# -- py-lmdb alone ---------------------------------------------------------------------------------
+
+
+def _raw(store: Path, whole: bool) -> int:
+    count = 0
+    for sealed in sealed_generations(store):
+        with (
+            lmdb.open(str(sealed.path), readonly=True, lock=False, map_size=sealed.file_bytes * 2) as environment,
+            environment.begin(buffers=True) as raw,
+        ):
+            for key, value in raw.cursor():
+                if key[0] == _RUN:
+                    count += _COUNT.unpack_from(value)[0]
+                    if whole:
+                        crc32(value)
+    return count
+
+
+# -- duelog without and with Spark -----------------------------------------------------------------
+
+
+def _plain(store: Path, directory: Path) -> Jobs:
+    def scan(columns: list[str]) -> int:
+        return sum(batch.num_rows for part in plan_scan(store) for batch in scan_messages(part, columns))
+
+    def compact() -> None:
+        for plan, each in _plans(store):
+            with open_sealed(each, plan.store_id) as source:
+                stage_generation(store, source, plan)
+        _forget(store)
+
+    return {
+        HEADERS.name: lambda: scan(_NARROW),
+        WHOLE.name: lambda: scan(_all_columns()),
+        AUDIT.name: lambda: audit_store(store, patience_s=0),
+        COMPACTION.name: compact,
+        EXPORT.name: lambda: _exported(directory, lambda dest: export_store(store, dest)),
+    }
+
+
+def _on_spark(store: Path, directory: Path, spark: SparkSession) -> Jobs:
+    from duelog.tools.spark.audit import audit_with_spark  # noqa: PLC0415 - only where Spark is measured
+    from duelog.tools.spark.compact import compact_with_spark  # noqa: PLC0415
+    from duelog.tools.spark.export import export_with_spark  # noqa: PLC0415
+    from duelog.tools.spark.source import TABLES, spark_schema  # noqa: PLC0415
+
+    def scan(columns: list[str]) -> None:
+        schema = spark_schema(TABLES["messages"])
+        frame = spark.read.format("duelog").schema(type(schema)([schema[name] for name in columns])).load(str(store))
+        frame.write.format("noop").mode("overwrite").save()
+
+    def compact() -> None:
+        compact_with_spark(store, [plan for plan, _ in _plans(store)], spark=spark)
+        _forget(store)
+
+    return {
+        HEADERS.name: lambda: scan(_NARROW),
+        WHOLE.name: lambda: scan(_all_columns()),
+        AUDIT.name: lambda: audit_with_spark(store, spark=spark, patience_s=0),
+        COMPACTION.name: compact,
+        EXPORT.name: lambda: _exported(directory, lambda dest: export_with_spark(store, dest, spark=spark)),
+    }
+
+
+def _all_columns() -> list[str]:
+    return [name for name in MESSAGES.names if name != "withdrawn"]  # it is the main environment's
+
+
+def _plans(store: Path) -> list[tuple[CompactionPlan, Any]]:
+    store_id = identity_of(store).store_id
+    generations = sealed_generations(store)
+    plans = []
+    with open_main_to_read(store) as (_, main):
+        for sealed in generations:
+            with open_sealed(sealed, store_id) as source:
+                plans.append((plan_compaction(main, source), sealed))
+    return plans
+
+
+def _forget(store: Path) -> None:
+    """Have compaction to do again: what was made is not adopted."""
+    for left in (store / "staging").iterdir():
+        shutil.rmtree(left)
+
+
+def _exported(directory: Path, export: Callable[[Path], object]) -> None:
+    export(directory / "archive")
+    shutil.rmtree(directory / "archive")
+
+
+@contextmanager
+def _session(subject: str) -> Iterator[SparkSession]:
+    from duelog.tools.spark.session import make_session  # noqa: PLC0415 - as above
+
+    session = make_session(f"local[{subject.removeprefix('local')}]")
+    try:
+        yield session
+    finally:
+        session.stop()
+
+
+def main(argv: list[str]) -> int:
+    """Run the workload."""
+    options = parse(argv, "pipeline", __doc__, n=(2_000_000,), quick_n=(100_000,))
+    results = Results("pipeline", options)
+    for n in options.n:
+        case = f"{n:,}"
+        compare(results, case, "benchmarks.pipeline:measure", {"n": n}, MEASURES, SUBJECTS)
+        headers = results.median(case, "local2", HEADERS.name)
+        results.target(f"{case}: headers on 2 cores", headers, 1_000_000, "more", "entries/s")
+        plain, two = (results.median(case, subject, COMPACTION.name) for subject in ("duelog", "local2"))
+        if plain and two:
+            results.target(f"{case}: compaction on 2 cores, to one core without Spark", two / plain, 1.6, "more", "x")
+        for job in (HEADERS, WHOLE, AUDIT, COMPACTION, EXPORT):
+            _note_what_pays(results, case, job.name)
+    results.show()
+    return 0
+
+
+def _note_what_pays(results: Results, case: str, job: str) -> None:
+    plain, two = (results.median(case, subject, job) for subject in ("duelog", "local2"))
+    start = results.median(case, "local2", START.name)
+    if not plain or not two or not start:
+        return
+    if two <= plain:
+        results.notes.append(f"{case}, {job}: two cores with Spark are no faster than one without")
+    else:
+        results.notes.append(
+            f"{case}, {job}: Spark on two cores pays from {start / (1 / plain - 1 / two):,.0f} entries"
+        )

@@ -1,0 +1,165 @@
+"""A standalone cluster on loopback, a master and two workers of one core each, and duelog's jobs submitted to it.
+
+    python tests/spark/cluster.py
+
+Builds the wheel, sends it along as a .zip (Spark takes no .whl), and runs compact, audit, export and a query of the
+data source over both workers. Takes a minute or two, so it is run by hand, before a release; prints what each job said.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pyspark
+
+from duelog import DelayedStore, ManualClock, StoreConfig
+from duelog.tools.spark.session import find_java, wrap_java
+from tests.tools.closed_days import Built, build
+
+ROOT = Path(__file__).resolve().parents[2]
+HOME = Path(pyspark.__file__).parent
+WAIT_S = 60.0
+
+QUERY = """
+import sys
+from duelog.tools.spark.session import make_session
+import duelog
+
+spark = make_session()
+frame = spark.read.format("duelog").schema("topic string, due_ms bigint").option("slice_entries", 200).load(sys.argv[1])
+print("rows", frame.count(), "tasks over", spark.sparkContext.defaultParallelism, "cores, duelog of the driver:",
+      duelog.__file__)
+
+
+def where(batches):
+    import os
+    import pyarrow as pa
+    import duelog
+    for batch in batches:
+        yield pa.RecordBatch.from_pydict({"file": [duelog.__file__], "executor": [os.getcwd().rpartition("/")[2]]})
+
+
+for row in sorted(frame.mapInArrow(where, "file string, executor string").distinct().collect()):
+    print("executor", row.executor, "has duelog of", row.file)
+spark.stop()
+"""
+
+
+def main() -> int:
+    """Run it; 0 if every job did."""
+    with ExitStack() as stack:
+        place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="duelog-cluster-")))
+        environment = {
+            **os.environ,
+            "JAVA_HOME": str(wrap_java(find_java(), place / "java")),
+            "SPARK_LOCAL_IP": "127.0.0.1",
+            "PYSPARK_PYTHON": sys.executable,
+            "PYSPARK_DRIVER_PYTHON": sys.executable,
+            "SPARK_WORKER_DIR": str(place / "work"),
+        }
+        environment.pop("PYTHONPATH", None)
+        archive = zipped_wheel(place)
+        url = f"spark://127.0.0.1:{free_port()}"
+        stack.enter_context(cluster(url, place, environment))
+        store = half_acknowledged(place)
+        (place / "query.py").write_text(QUERY)
+        submit = [str(HOME / "bin" / "spark-submit"), "--master", url, "--py-files", str(archive)]
+        jobs = [
+            [str(place / "query.py"), str(store.path)],
+            [str(ROOT / "tools" / "spark" / "submit.py"), "audit", str(store.path), "--spark"],
+            [str(ROOT / "tools" / "spark" / "submit.py"), "compact", str(store.path), "--spark"],
+            [str(ROOT / "tools" / "spark" / "submit.py"), "export", str(store.path), str(place / "archive"), "--spark"],
+        ]
+        return max(run([*submit, *job], place, environment) for job in jobs)
+
+
+def run(command: list[str], place: Path, environment: dict[str, str]) -> int:
+    """Run a job and show what it printed; its exit status."""
+    started = time.monotonic()
+    done = subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, check=False)
+    print(f"-- {' '.join(command[5:])}: exit status {done.returncode}, {time.monotonic() - started:.1f} s")
+    print(done.stdout)
+    if done.returncode:
+        print(done.stderr[-4_000:])
+    return done.returncode
+
+
+def zipped_wheel(place: Path) -> Path:
+    """The wheel of the checkout, under the name that Spark takes."""
+    source = place / "source"
+    ignored = shutil.ignore_patterns(".git", ".venv", "build", "*.egg-info", "__pycache__", ".*_cache", ".hypothesis")
+    shutil.copytree(ROOT, source, symlinks=True, ignore=ignored)
+    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(place), str(source)]
+    subprocess.run(command, check=True, capture_output=True)
+    (wheel,) = place.glob("*.whl")
+    return wheel.rename(place / "duelog.zip")
+
+
+@contextmanager
+def cluster(url: str, place: Path, environment: dict[str, str]) -> Iterator[None]:
+    """A master and two workers, until the block ends."""
+    host, port = url.removeprefix("spark://").split(":")
+    spark_class = str(HOME / "bin" / "spark-class")
+    master = ["org.apache.spark.deploy.master.Master", "--host", host, "--port", port, "--webui-port", "0"]
+    worker = ["org.apache.spark.deploy.worker.Worker", "--cores", "1", "--memory", "1g", "--webui-port", "0", url]
+    processes: list[subprocess.Popen[bytes]] = []
+    with (place / "cluster.log").open("wb") as log:
+        try:
+            processes.append(subprocess.Popen([spark_class, *master], env=environment, stdout=log, stderr=log))
+            wait_for(host, int(port))
+            processes += [
+                subprocess.Popen([spark_class, *worker], env=environment, stdout=log, stderr=log) for _ in range(2)
+            ]
+            deadline = time.monotonic() + WAIT_S
+            while (place / "cluster.log").read_text().count("Registering worker") < len(processes) - 1:
+                if time.monotonic() > deadline:
+                    raise RuntimeError("the workers did not register")
+                time.sleep(0.2)
+            yield
+        finally:
+            for process in processes:
+                process.terminate()
+            for process in processes:
+                process.wait(30)
+
+
+def wait_for(host: str, port: int) -> None:
+    """Until somebody listens there."""
+    deadline = time.monotonic() + WAIT_S
+    while time.monotonic() < deadline:
+        with socket.socket() as probe:
+            if probe.connect_ex((host, port)) == 0:
+                return
+        time.sleep(0.2)
+    raise RuntimeError("the master does not listen")
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def half_acknowledged(place: Path) -> Built:
+    """A store of three closed days with half of each log acknowledged."""
+    built = build(place / "store", messages=2_000)
+    with DelayedStore.open(built.path, StoreConfig(), clock=ManualClock(built.now_ms)) as opened:
+        for topic in {sent.topic for sent in built.sent}:
+            with opened.topic(topic).subscribe("slow") as consumer:
+                consumer.ack(consumer.receive(10_000)[::2], durable=True)
+    return built
+
+
+if __name__ == "__main__":
+    sys.exit(main())
