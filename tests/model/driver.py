@@ -175,14 +175,14 @@ def stalled_sender(engine: Engine, meanwhile: Callable[[Callable[[], list[Messag
 
     def interrupted(*arguments: Any) -> Any:
         restore()
-        ids: list[MessageId] = []
+        answers: list[Sequence[MessageId]] = []
 
         def write() -> list[MessageId]:
-            ids.extend(send(*arguments))
-            return ids
+            answers.append(send(*arguments))
+            return list(answers[0])
 
         meanwhile(write)
-        return ids
+        return answers[0]
 
     def interrupted_one(*arguments: Any) -> Any:
         restore()
