@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from .comparing import Comparing
 from .rules_busy import BusyRules
-from .rules_restarts import RestartRules
 from .rules_time import TimeRules
 
 
-class EngineMachine(BusyRules, TimeRules, RestartRules, Comparing):
+class EngineMachine(BusyRules, TimeRules, Comparing):
     """The model test."""
 
     def _drain(self) -> None:

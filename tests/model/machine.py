@@ -96,7 +96,7 @@ class Machine(RuleBasedStateMachine):
             config["inline_delay_ms"] = max(config["inline_delay_ms"], 60)
         self.patch = pytest.MonkeyPatch()
         self.patch.setattr("duelog.maintenance._SLICE_S", slice_s)
-        self.patch.setattr("duelog.maintenance._REMOVAL_SLICE_S", load_slice_s)
+        self.patch.setattr("duelog.trimming._SLICE_S", load_slice_s)
         self.patch.setattr("duelog.markers.firing._LOAD_SLICE_S", load_slice_s)
         self.directory = scratch_directory()
         self.copies = 0

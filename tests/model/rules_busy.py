@@ -9,18 +9,19 @@ from .drawing import HANDING_OUT, INLINE_DELAYS, PICK, TAKING_BACK, TOPICS
 from .machine import only
 from .rules_delivery import DeliveryRules
 from .rules_recurring import RecurringRules
+from .rules_restarts import RestartRules
 from .rules_sending import SendingRules
 from .rules_withdrawal import WithdrawalRules
 
 MS = st.sampled_from((0, 1, 5, 30, 300, 1_000))
 HANDING = (
     *("send", "send", "forward", "receive", "receive", "receive", "ack", "nack", "back off", "retry"),
-    *("move", "leave", "join", "pause", "resume"),
+    *("move", "seek", "leave", "join", "pause", "resume", "reopen"),
 )
 LATER = st.sampled_from((1, 2, 5, 5, 30, 300))
 
 
-class BusyRules(SendingRules, DeliveryRules, WithdrawalRules, RecurringRules):
+class BusyRules(SendingRules, DeliveryRules, WithdrawalRules, RecurringRules, RestartRules):
     """Calls of the other rules, one after the other."""
 
     @only(HANDING_OUT, INLINE_DELAYS)
@@ -60,10 +61,17 @@ class BusyRules(SendingRules, DeliveryRules, WithdrawalRules, RecurringRules):
                 case "move" if given:
                     self.seek_to_a_message(number, number)
                 case "leave":
+                    kind = self.consumers[number % len(self.consumers)].face.type
                     self.leave(number)
-                    self._subscribe("t0", "a", self.consumers[0].face.type if self.consumers else "shared", "earliest")
+                    self._subscribe("t0", "a", kind, "earliest")
                 case "join" if self.consumers[0].face.type != "exclusive":
                     self._subscribe("t0", "a", self.consumers[0].face.type, "earliest")
+                case "seek" if given:
+                    self.seek_to_a_time(number, number, number % 3 - 1)
+                case "reopen" if self.consumers[0].twin.name == "a":
+                    kind = self.consumers[0].face.type
+                    self.reopen(None)
+                    self._subscribe("t0", "a", kind, "earliest")
                 case "pause" | "resume" if self.theme == HANDING_OUT:
                     self.pause_or_resume(number, call == "pause")
 
@@ -73,7 +81,20 @@ class BusyRules(SendingRules, DeliveryRules, WithdrawalRules, RecurringRules):
         calls=st.lists(
             st.tuples(
                 st.sampled_from(
-                    ("send", "send", "cancel", "move", "move", "now", "ask", "forward", "tick", "every", "follow")
+                    (
+                        "send",
+                        "send",
+                        "cancel",
+                        "move",
+                        "move",
+                        "now",
+                        "ask",
+                        "forward",
+                        "tick",
+                        "every",
+                        "follow",
+                        "policy",
+                    )
                 ),
                 st.lists(PICK, min_size=1, max_size=3),
                 LATER,
@@ -100,6 +121,8 @@ class BusyRules(SendingRules, DeliveryRules, WithdrawalRules, RecurringRules):
                     self._forward(ms)
                 case "tick":
                     self._tick()
+                case "policy":
+                    self.set_policies(topic, None, ms, None, (None, 0, 30)[len(picks) - 1])
                 case "every":
                     self.every(topic, "s", 1)
                 case "follow" if self.twin.topics.get(topic) and self.twin.topics[topic].schedules:
