@@ -67,8 +67,10 @@ def adopt_ready(
     store_id: bytes,
     partitions: PartitionSet | None = None,
     still_acknowledged: StillAcknowledged = in_memory_nothing,
+    *,
+    at_most: int | None = None,
 ) -> list[Adopted | Refused]:
-    """Adopt or throw away every finished generation of the store in `path`.
+    """Adopt or throw away the finished generations of the store in `path`, or `at_most` so many of them.
 
     partitions: those of the open store, which go over to the new generations; None: none is open. One that this
     process may not move or read is left where it is. REQUIRES: the store's lock, no deletion or backup beside it.
@@ -76,6 +78,8 @@ def adopt_ready(
     """
     done: list[Adopted | Refused] = []
     for directory in ready_generations(path):
+        if len(done) == at_most:
+            break
         with suppress(OSError):
             done.append(_Adoption(path, main, store_id, partitions, still_acknowledged, directory).run())
     with suppress(OSError):  # none there, or one has just come

@@ -28,17 +28,25 @@ class Adopting:
         self._partitions = partitions
         self._topics = topics
         self._store_id = store_id
+        self.more = False
+        """Whether the last run left something to do."""
         self.refused: list[str] = []
         """Why finished generations were thrown away since the store was opened, the newest last."""
 
-    def run(self) -> int:
-        """Adopt what is there; how many generations. One stat(2) where there is nothing.
+    def run(self, at_most: int | None = None) -> int:
+        """Adopt what is there, or throw it away; how many were adopted. One stat(2) where there is nothing.
+
+        at_most: of how many the fate is decided; each costs a commit, some syncs and the removal of a file.
 
         REQUIRES: Maintenance.lock, and nobody holds deletions back. Raises StoreFull, StoreFailed.
         """
         if not self._ready.exists():
+            self.more = False
             return 0
-        done = adopt_ready(self._path, self._main, self._store_id, self._partitions, self._still_acknowledged)
+        done = adopt_ready(
+            self._path, self._main, self._store_id, self._partitions, self._still_acknowledged, at_most=at_most
+        )
+        self.more = bool(done) and self._ready.exists()
         self.refused += [f"{each.name}: {each.reason}" for each in done if not isinstance(each, Adopted)]
         return sum(isinstance(each, Adopted) for each in done)
 

@@ -164,7 +164,8 @@ class Maintenance:
             with _going_on(full):
                 deleted = self._delete()
             with _going_on(full):
-                adopted = self._adopt()
+                adopted, adopting = self._adopt()
+                more = more or adopting
             if full:
                 raise full[0]
             next_due_ms = now_ms if more else self._next_due_ms()
@@ -239,8 +240,11 @@ class Maintenance:
             return finish_deletion(self._path, self._main, self._partitions, partition)
         return delete_partition(self._path, self._main, self._partitions, partition)
 
-    def _adopt(self) -> int:
-        return 0 if self._holders or self.adopting is None else self.adopting.run()
+    def _adopt(self) -> tuple[int, bool]:
+        """Adopt one generation, so that what is due is fired between two: how many, and whether there is more."""
+        if self._holders or self.adopting is None:
+            return 0, False
+        return self.adopting.run(at_most=1), self.adopting.more
 
     @contextmanager
     def deletions_held(self) -> Iterator[None]:

@@ -309,8 +309,8 @@ class Subscription:
 
         to: "earliest", "latest", a position (or a received message: its own), or a time (aware datetime or
         epoch ms): the first message that was due then or later. What was trimmed is gone: a place before
-        the first ledger kept is the first. What other consumers hold may be delivered twice. Returns the
-        position. Raises InvalidArgument.
+        the first ledger kept is the first; so are messages that `duelog compact` dropped, which are passed over.
+        What other consumers hold may be delivered twice. Returns the position. Raises InvalidArgument.
         """
         self._check_usable()
         log = self._topic.log

@@ -382,3 +382,17 @@ def test_everything_gone_is_passed_at_once(store: DelayedStore) -> None:
         assert only.payload == b"now"
         two.ack(only)
         assert two.stats().backlog == 0
+
+
+def test_a_backup_does_not_make_ticks_turn_for_ever(store: DelayedStore) -> None:
+    """What waits for the end of the backup is nothing to do now."""
+    finish(store)
+    finish(store)
+    adopting = store._engine.maintenance.adopting
+    assert adopting is not None
+    assert store._engine.maintenance.slice()[1]  # one of the two is left
+    assert adopting.more
+    with store._engine.maintenance.deletions_held():
+        assert not store._engine.maintenance.slice()[1]
+    assert store.tick().adopted == 0  # the other one was made from the first
+    assert leftovers(store.path) == []
