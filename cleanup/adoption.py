@@ -161,7 +161,9 @@ class _Adoption:
 
 def reason_against(raw: lmdb.Transaction, info: PartitionInfo, origin: OriginRecord, store_id: bytes) -> str | None:
     """Why a generation may not take over, by the main environment as `raw` sees it; None: it may."""
-    record = dict(catalog.partitions(raw)).get(info.start_ms)
+    key = fmt.partition_key(info.start_ms)
+    value = raw.get(key)
+    record = None if value is None else PartitionRecord.unpack(fmt.unseal(key, value))
     if record is None or record.state is PartitionState.DELETING:
         return "its partition was deleted"
     if record.state is not PartitionState.CLOSED:
