@@ -99,7 +99,7 @@ class _Backup:
             main.close()
         files = sorted(path for path in destination.rglob("data.mdb"))
         _write_copy(engine.path / "STORE", destination / "STORE")
-        listed = {str(path.relative_to(destination)): _describe(path) for path in [*files, destination / "STORE"]}
+        listed = {str(path.relative_to(destination)): describe(path) for path in [*files, destination / "STORE"]}
         manifest = {"format": fmt.FORMAT_VERSION, "store_id": engine.store_id.hex(), "taken_ms": taken_ms}
         write_file(destination / MANIFEST, json.dumps({**manifest, "files": listed}, indent=1).encode() + b"\n")
         return BackupResult(destination, len(found), sum(size for size, _ in listed.values()), taken_ms)
@@ -146,8 +146,8 @@ def _write_copy(source: Path, target: Path) -> None:
     sync_directory(target.parent)
 
 
-def _describe(path: Path) -> tuple[int, int]:
-    """(bytes, CRC-32) of a file that nobody has open."""
+def describe(path: Path) -> tuple[int, int]:
+    """(bytes, CRC-32) of a file that this process does not have open."""
     crc = 0
     with path.open("rb") as file:
         while piece := file.read(_READ_BYTES):

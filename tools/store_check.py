@@ -21,6 +21,7 @@ from ..opening import read_identity, stored_span_ms
 from ..store import datafile, pages
 from ..store.errors import CorruptEntry, DamagedStore
 from ..store.format import CorruptRecord
+from .backup_check import check_backup
 from .values import open_to_read
 
 _RESTORE = "run `duelog repair` on a copy of the store, or restore a backup"
@@ -35,8 +36,9 @@ def check_store(path: Path, *, deep: bool = False) -> list[Finding]:
         read_identity(path, StoreConfig(partition_ms=stored_span_ms(path) or StoreConfig().partition_ms))
     except (DuelogError, ValueError) as error:
         return [Finding("error", "store-file", str(path / "STORE"), str(error), "restore the file from a backup")]
-    findings = [found for directory in environments(path) for found in check_file(directory)]
-    if findings:
+    findings = list(check_backup(path, deep=deep))
+    findings += [found for directory in environments(path) for found in check_file(directory)]
+    if findings:  # reading on may be the death of whoever does it
         findings += _check_in_child(path, deep)
     else:
         findings += check_opened(path, deep)
