@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 from hypothesis import strategies as st
+from hypothesis.stateful import precondition
 
 from duelog.dispatcher import SubscriptionType
 
+T = TypeVar("T")
 Spec = tuple[Any, ...]
 START_MS = 1_790_000_000_000
 FAR_MS = 10_000_000_000
@@ -58,3 +61,32 @@ THEMES = (ALL, STORING, HANDING_OUT, INLINE_DELAYS, TAKING_BACK)
 """What a run is about: all rules together seldom come to the point of any of them."""
 
 KINDS: st.SearchStrategy[SubscriptionType] = st.sampled_from(("shared", "key_shared", "failover", "exclusive"))
+
+Call = tuple[str, int, int]
+TakingCall = tuple[str, list[int], int]
+HANDING = (
+    *("send", "send", "send", "forward", "receive", "receive", "receive", "ack", "nack", "back off", "retry"),
+    *("move", "seek", "leave", "join", "pause", "resume", "reopen"),
+)
+HANDING_CALLS = st.lists(
+    st.tuples(st.sampled_from(HANDING), PICK, st.sampled_from((0, 0, 1, 5, 30, 300, 1_000))), min_size=5, max_size=25
+)
+"""What consumers do, a number, ms: see `_hand_out`."""
+
+TAKING = ("send", "send", "cancel", "move", "move", "now", "ask", "forward", "tick", "every", "follow", "policy")
+TAKING_CALLS = st.lists(
+    st.tuples(st.sampled_from(TAKING), st.lists(PICK, min_size=1, max_size=3), st.sampled_from((1, 2, 5, 5, 30, 300))),
+    min_size=5,
+    max_size=25,
+)
+"""What is done to messages that wait, numbers, ms: see `_take_back`."""
+
+
+def only(*themes: str) -> Callable[[Any], Any]:
+    """A rule for runs about these, and about everything."""
+    return precondition(lambda self: self.theme in (ALL, *themes))
+
+
+def pick(choices: Sequence[T], number: int) -> T:
+    """One of `choices`, by a number that hypothesis can shrink."""
+    return choices[number % len(choices)]

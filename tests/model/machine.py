@@ -10,11 +10,11 @@ import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition
+from hypothesis.stateful import RuleBasedStateMachine, initialize
 
 from duelog import DelayedStore, ManualClock, Message, MessageId, ReceivedMessage, StoreConfig, Subscription, TickResult
 from duelog.dispatcher import SubscriptionType
@@ -27,6 +27,7 @@ from .drawing import (
     ALL,
     CONFIGS,
     FAR_MS,
+    HANDING_CALLS,
     HANDING_OUT,
     INLINE_DELAYS,
     KINDS,
@@ -34,14 +35,17 @@ from .drawing import (
     SLICES,
     START_MS,
     STORING,
+    TAKING_CALLS,
     THEMES,
+    Call,
     Spec,
+    TakingCall,
+    pick,
 )
 from .driver import PAYLOAD, ROLLED, AtOnce, Expired, Recorded, expiries, recorded, scratch_directory
 from .twin import Seen, Twin, TwinMessage, TwinSlice, TwinTopic, key_of
 from .twin_subscription import TwinSubscription
 
-T = TypeVar("T")
 Item = tuple[int, MessageId, ReceivedMessage]
 """What a consumer was given: its place in the log, its position, and the message."""
 
@@ -57,16 +61,6 @@ class Consumer:
     received: list[Item] = field(default_factory=list)
 
 
-def only(*themes: str) -> Callable[[Any], Any]:
-    """A rule for runs about these, and about everything."""
-    return precondition(lambda self: self.theme in (ALL, *themes))
-
-
-def pick(choices: Sequence[T], number: int) -> T:
-    """One of `choices`, by a number that hypothesis can shrink."""
-    return choices[number % len(choices)]
-
-
 class Machine(RuleBasedStateMachine):
     """A store on a manual clock, and its twin."""
 
@@ -80,6 +74,8 @@ class Machine(RuleBasedStateMachine):
         load_slice_s=SLICES,
         kind=KINDS,
         consumers=st.integers(1, 3),
+        handing=HANDING_CALLS,
+        taking=TAKING_CALLS,
     )
     def open(
         self,
@@ -90,6 +86,8 @@ class Machine(RuleBasedStateMachine):
         load_slice_s: float,
         kind: SubscriptionType,
         consumers: int,
+        handing: list[Call],
+        taking: list[TakingCall],
     ) -> None:
         self.theme = pick(self.themes, theme)
         if self.theme == INLINE_DELAYS:
@@ -122,6 +120,10 @@ class Machine(RuleBasedStateMachine):
         if self.theme not in (ALL, STORING):
             for _ in range(consumers if kind != "exclusive" else 1):
                 self._subscribe("t0", "a", kind, "earliest")
+        self._begin(handing, taking)
+
+    def _begin(self, handing: list[Call], taking: list[TakingCall]) -> None:
+        """What a run begins with."""
 
     def _subscribe(self, topic: str, name: str, kind: SubscriptionType, initial: str) -> None:
         """A consumer comes."""

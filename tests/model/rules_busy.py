@@ -2,42 +2,43 @@
 
 from __future__ import annotations
 
-from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
-from .drawing import HANDING_OUT, INLINE_DELAYS, PICK, TAKING_BACK, TOPICS
-from .machine import only
+from .drawing import (
+    HANDING_CALLS,
+    HANDING_OUT,
+    INLINE_DELAYS,
+    TAKING_BACK,
+    TAKING_CALLS,
+    TOPICS,
+    Call,
+    TakingCall,
+    only,
+)
 from .rules_delivery import DeliveryRules
 from .rules_recurring import RecurringRules
 from .rules_restarts import RestartRules
 from .rules_sending import SendingRules
 from .rules_withdrawal import WithdrawalRules
 
-MS = st.sampled_from((0, 1, 5, 30, 300, 1_000))
-HANDING = (
-    *("send", "send", "forward", "receive", "receive", "receive", "ack", "nack", "back off", "retry"),
-    *("move", "seek", "leave", "join", "pause", "resume", "reopen"),
-)
-LATER = st.sampled_from((1, 2, 5, 5, 30, 300))
-
 
 class BusyRules(SendingRules, DeliveryRules, WithdrawalRules, RecurringRules, RestartRules):
     """Calls of the other rules, one after the other."""
 
+    def _begin(self, handing: list[Call], taking: list[TakingCall]) -> None:
+        """What a run is about is in every run, whatever rules come after it."""
+        if self.theme in (HANDING_OUT, INLINE_DELAYS):
+            self._hand_out(handing)
+        elif self.theme == TAKING_BACK:
+            self._take_back("t0", taking)
+
     @only(HANDING_OUT, INLINE_DELAYS)
     @precondition(lambda self: self.consumers)
-    @rule(
-        calls=st.lists(
-            st.tuples(
-                st.sampled_from(HANDING),
-                PICK,
-                MS,
-            ),
-            min_size=4,
-            max_size=12,
-        )
-    )
-    def hand_out(self, calls: list[tuple[str, int, int]]) -> None:
+    @rule(calls=HANDING_CALLS)
+    def hand_out(self, calls: list[Call]) -> None:
+        self._hand_out(calls)
+
+    def _hand_out(self, calls: list[Call]) -> None:
         """Consumers of a subscription and their messages."""
         for call, number, ms in calls:
             if not self.consumers:
@@ -76,34 +77,11 @@ class BusyRules(SendingRules, DeliveryRules, WithdrawalRules, RecurringRules, Re
                     self.pause_or_resume(number, call == "pause")
 
     @only(TAKING_BACK)
-    @rule(
-        topic=TOPICS,
-        calls=st.lists(
-            st.tuples(
-                st.sampled_from(
-                    (
-                        "send",
-                        "send",
-                        "cancel",
-                        "move",
-                        "move",
-                        "now",
-                        "ask",
-                        "forward",
-                        "tick",
-                        "every",
-                        "follow",
-                        "policy",
-                    )
-                ),
-                st.lists(PICK, min_size=1, max_size=3),
-                LATER,
-            ),
-            min_size=4,
-            max_size=12,
-        ),
-    )
-    def take_back(self, topic: str, calls: list[tuple[str, list[int], int]]) -> None:
+    @rule(topic=TOPICS, calls=TAKING_CALLS)
+    def take_back(self, topic: str, calls: list[TakingCall]) -> None:
+        self._take_back(topic, calls)
+
+    def _take_back(self, topic: str, calls: list[TakingCall]) -> None:
         """Messages are sent, moved, and taken back before they fire, while they do, and after."""
         for call, picks, ms in calls:
             match call:

@@ -13,9 +13,9 @@ from duelog import MessageId, ReceivedMessage
 from duelog.dispatcher import SubscriptionType
 from duelog.errors import ConsumerBusy, InvalidArgument, UnknownSubscription, UnknownTopic
 
-from .drawing import HANDING_OUT, INLINE_DELAYS, KINDS, NAMES, PICK, PICKS, STORING, TAKING_BACK, TOPICS
+from .drawing import HANDING_OUT, INLINE_DELAYS, KINDS, NAMES, PICK, PICKS, STORING, TAKING_BACK, TOPICS, only, pick
 from .driver import PAYLOAD
-from .machine import Consumer, Item, Machine, only, pick
+from .machine import Consumer, Item, Machine
 from .twin import TwinMessage, TwinTopic
 from .twin_subscription import TwinSubscription
 

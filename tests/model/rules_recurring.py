@@ -8,9 +8,9 @@ from hypothesis.stateful import precondition, rule
 
 from duelog.errors import UnknownTopic
 
-from .drawing import TAKING_BACK, TOPICS
+from .drawing import TAKING_BACK, TOPICS, only
 from .driver import PAYLOAD
-from .machine import Machine, only
+from .machine import Machine
 from .twin import TwinTopic, key_of
 from .twin_recurring import TwinSchedule
 from .twin_withdrawal import cancel
@@ -22,7 +22,7 @@ NUMBERS = {"s": 900_001, "z": 900_003}
 class RecurringRules(Machine):
     """Whatever recurs, by intervals."""
 
-    def _take_back(self, topic: TwinTopic, schedule: TwinSchedule) -> None:
+    def _cancel_waiting(self, topic: TwinTopic, schedule: TwinSchedule) -> None:
         if schedule.next_id is not None:
             cancel(self.twin, topic, [schedule.next_id])
 
@@ -38,7 +38,7 @@ class RecurringRules(Machine):
         found = twin.schedules.get(name)
         if found is None or found.interval_ms != seconds * 1_000:
             if found is not None:
-                self._take_back(twin, found)
+                self._cancel_waiting(twin, found)
             twin.schedules[name] = TwinSchedule(number, seconds * 1_000)
             self._occurrence(twin, name, self.twin.now_ms + seconds * 1_000, made.next_id)
         self._same_schedules(twin)
@@ -57,11 +57,11 @@ class RecurringRules(Machine):
         if what == "remove":
             assert face.remove_schedule(name) == (schedule is not None)
             if schedule is not None:
-                self._take_back(twin, twin.schedules.pop(name))
+                self._cancel_waiting(twin, twin.schedules.pop(name))
         elif what == "pause":
             assert (face.pause_schedule(name) is not None) == (schedule is not None)
             if schedule is not None and not schedule.paused:
-                self._take_back(twin, schedule)
+                self._cancel_waiting(twin, schedule)
                 schedule.next_due_ms = schedule.next_id = None
         else:
             found = face.resume_schedule(name)

@@ -8,9 +8,9 @@ from pathlib import Path
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
-from .drawing import HANDING_OUT, INLINE, STORING, TAKING_BACK
+from .drawing import HANDING_OUT, INLINE, STORING, TAKING_BACK, only
 from .driver import Once, SimulatedCrash, armed, copy_store
-from .machine import Machine, only
+from .machine import Machine
 from .rules_sending import CLEANUP, FIRING
 
 

@@ -11,9 +11,9 @@ from hypothesis.stateful import precondition, rule
 from duelog import DelayedDeliveryPolicies, DelayedStore, MessageId
 from duelog.errors import DelayTooLong, StoreFull
 
-from .drawing import DUES, STORING, TAKING_BACK, TOPICS, Spec
+from .drawing import DUES, STORING, TAKING_BACK, TOPICS, Spec, only
 from .driver import Once, armed, full_disk, stalled_sender
-from .machine import Machine, only
+from .machine import Machine
 from .twin_policies import NAMESPACE, STORE
 
 FIRING = ("fire.before", "fire.after", "close.before", "close.after")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
-from .drawing import FAR_MS, HANDING_OUT, STORING, TAKING_BACK
+from .drawing import FAR_MS, HANDING_OUT, STORING, TAKING_BACK, only
 from .driver import full_disk
-from .machine import Machine, only
+from .machine import Machine
 
 
 class TimeRules(Machine):

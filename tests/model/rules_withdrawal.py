@@ -11,9 +11,9 @@ from hypothesis.stateful import precondition, rule
 from duelog import MessageId, Outcome
 from duelog.errors import DelayTooLong, StoreFull, UnknownTopic
 
-from .drawing import DUES, PICK, PICKS, TAKING_BACK, TOPICS, Spec
+from .drawing import DUES, PICK, PICKS, TAKING_BACK, TOPICS, Spec, only, pick
 from .driver import full_disk
-from .machine import Machine, only, pick
+from .machine import Machine
 from .twin import TwinTopic
 from .twin_withdrawal import cancel, outcome, reschedule
 

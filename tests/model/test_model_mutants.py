@@ -20,7 +20,7 @@ def test_the_model_finds_out_a_wrong_engine(mutant: str, monkeypatch: pytest.Mon
     machine = type("OfOneTheme", (EngineMachine,), {"themes": (theme,)})
     found_out = settings(
         max_examples=200,
-        stateful_step_count=12,
+        stateful_step_count=6,
         derandomize=True,
         database=None,
         deadline=None,
