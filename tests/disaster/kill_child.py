@@ -35,7 +35,16 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from duelog import DelayedStore, ManualClock, Message, MessageId, ReceivedMessage, StoreConfig, Subscription
+from duelog import (
+    DelayedDeliveryPolicies,
+    DelayedStore,
+    ManualClock,
+    Message,
+    MessageId,
+    ReceivedMessage,
+    StoreConfig,
+    Subscription,
+)
 from duelog.check import check
 from duelog.cleanup.compaction import hand_over, stage_generation
 from duelog.cleanup.compaction_plan import plan_compaction
@@ -45,6 +54,12 @@ from duelog.store.format import PartitionState
 
 SPAN_MS = 60_000
 TOPICS = ("mail", "shop/eu/orders")
+INLINE_MS = 3_000
+"""Where more than the plainest is asked for, shorter delays than this wait in the main log."""
+
+BEAT, BEAT_S = "beat", 45
+"""The schedule of each topic, where more is asked for."""
+
 UNHEARD = "nobody-listens"
 """A topic without subscriptions: what it fires is trimmed, and its partitions go all the same."""
 DURABLE, LAZY = "durable", "lazy"
@@ -72,6 +87,7 @@ def config(request: dict[str, Any]) -> StoreConfig:
         run_entries=4,
         run_bytes=1024,
         max_clock_jump_ms=None,
+        inline_delay_ms=INLINE_MS if request.get("more") else 0,
     )
 
 
@@ -132,6 +148,7 @@ class Worker:
         """Topic, id and payload of messages that were sent in this round, and have not been taken back."""
         self.topics = [store.topic(name) for name in TOPICS]
         self.unheard = store.topic(UNHEARD)
+        self.more = bool(request.get("more"))
         self.subscriptions: list[tuple[str, Subscription]] = [
             (name, topic.subscribe(kind, type="exclusive" if kind == DURABLE else "shared"))
             for name, topic in zip(TOPICS, self.topics, strict=True)
@@ -146,6 +163,8 @@ class Worker:
         ]
         for producer in producers:
             producer.start()
+        if self.more:
+            self._set_up_more()
         for step in range(steps):
             if not threads or self.random.random() < 0.3:
                 self._send(self.random, self.tag)
@@ -156,6 +175,8 @@ class Worker:
             self._receive(*self.random.choice(self.subscriptions))
             if self.aside.random() < 0.5:
                 self._compact()
+            if self.more and self.random.random() < 0.2:
+                self._seek_back()
             if step % 6 == 5:
                 while self._receive_from_all():
                     pass
@@ -164,6 +185,8 @@ class Worker:
 
     def drain(self) -> None:
         """Receive and acknowledge everything that there is, however late it is due."""
+        if self.more:
+            self._end_schedules()
         for _ in range(10_000):
             received = self._receive_from_all(durable=True)
             result = self.store.tick()
@@ -175,6 +198,27 @@ class Worker:
         self.store.flush()
         stats = self.store.stats()
         say("left", stats.partitions, stats.pending)
+
+    def _set_up_more(self) -> None:
+        """A schedule in each topic, which is there already but for the first time, and policies that change."""
+        for topic in self.topics:
+            topic.every(BEAT, interval=BEAT_S, payload=BEAT.encode())
+        tick_ms = self.random.choice((None, 1_000, 7_000))
+        self.store.set_policies(DelayedDeliveryPolicies(tick_time_ms=tick_ms), namespace="public/default")
+
+    def _end_schedules(self) -> None:
+        """Before a drain, which would not end: each schedule must have its next occurrence waiting."""
+        self.store.tick()
+        for name, topic in zip(TOPICS, self.topics, strict=True):
+            for schedule in topic.schedules() if topic.exists() else ():
+                if schedule.next_id is None or topic.state(schedule.next_id) != "scheduled":
+                    say("trouble", f"schedule {schedule.name} of {name} waits for {schedule.next_id}, which does not")
+                topic.remove_schedule(schedule.name)
+
+    def _seek_back(self) -> None:
+        """A subscription of which nothing is acknowledged durably goes back to the beginning."""
+        _, subscription = self.random.choice([row for row in self.subscriptions if row[1].name == LAZY])
+        subscription.seek("earliest")
 
     def _move_clock(self, ms: int) -> None:
         self.clock.advance(ms)
@@ -271,6 +315,8 @@ class Worker:
 
 
 def _text(message: Message | ReceivedMessage) -> str:
+    if message.payload == BEAT.encode() and isinstance(message, ReceivedMessage):
+        return f"{BEAT} at {message.due_ms}"  # each occurrence is a message of its own, and comes once
     return bytes(message.payload).rstrip(b".").decode()
 
 

@@ -107,6 +107,11 @@ def test_nothing_is_lost_or_doubled_when_killed_beside_the_scheduler(server: Ser
     kill_random(Series(server, memory / "store", "background", background=True, threads=2), "background")
 
 
+def test_nothing_is_lost_or_doubled_with_short_delays_schedules_and_seeks(server: Server, memory: Path) -> None:
+    """The same with messages that wait inline, ones that recur, policies that change and subscriptions that go back."""
+    kill_random(Series(server, memory / "store", "more", more=True), "more")
+
+
 def kill_random(series: Series, seed: str) -> None:
     """Rounds killed after a random number of facts, then a drain."""
     rng = random.Random(seed)
