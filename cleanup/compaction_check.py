@@ -81,9 +81,11 @@ def _compare(name: str, copy: Environment, key: bytes, value: Buffer, other: Buf
     sizes, left, keep = run.body_bytes(), thin.body_bytes(), mask(stay, run)
     right = thin.bodies_fit and np.array_equal(left, np.where(keep, sizes, 0))
     right = right and np.array_equal(run.body_checksums()[keep], thin.body_checksums()[keep])
-    edges = np.flatnonzero(np.diff(keep, prepend=False, append=False)).tolist()
-    kept = zip(edges[::2], edges[1::2], strict=True)
-    if not right or any(run.raw_bodies(*each) != thin.raw_bodies(*each) for each in kept):
+    right = right and b"".join(run.raw_bodies(keep)) == thin.body_region(0, thin.count)[2]
+    damaged = thin.damaged_bodies() if right and left.any() else []
+    if damaged:  # then it was so before
+        right = damaged == [each for each in run.damaged_bodies() if each[0] in stay]
+    if not right:
         raise DamagedStore(copy.path, f"run {run.ledger_id}:{run.first_entry} is not what was to be kept of it")
     gone = ~keep & (sizes > 0)
     return int(gone.sum()), int(sizes[gone].sum())

@@ -64,7 +64,7 @@ _COLUMN_BYTES: dict[int, int] = {RunKind.MESSAGES: 12, RunKind.MARKERS: 8}
 _CONDITION_BYTES = 12
 
 
-def _seal(key: bytes, rest: bytes, bodies: Sequence[bytes]) -> bytes:
+def _seal(key: bytes, rest: bytes, bodies: Sequence[bytes | memoryview]) -> bytes:
     return b"".join((_CRC.pack(crc32(rest, crc32(key))), rest, *bodies))
 
 
@@ -223,11 +223,20 @@ class Run:
         columns = np.frombuffer(value, "<u4", 3 * self.count, HEADER_BYTES).reshape(3, self.count).copy()
         columns[1] = np.cumsum(np.where(keep, self.body_bytes(), 0))
         columns[2][~keep] = 0
-        edges = np.flatnonzero(np.diff(keep, prepend=False, append=False)).tolist()
-        kept = [self.raw_bodies(start, limit) for start, limit in zip(edges[::2], edges[1::2], strict=True)]
         conditions = value[HEADER_BYTES + 12 * self.count : self._bodies]
         rest = b"".join((value[4:HEADER_BYTES], columns.tobytes(), conditions))
-        return _seal(run_key(self.ledger_id, self.first_entry), rest, kept)
+        return _seal(run_key(self.ledger_id, self.first_entry), rest, self.raw_bodies(keep))
+
+    def raw_bodies(self, keep: npt.NDArray[np.bool_]) -> list[bytes | memoryview]:
+        """The bytes of the bodies in a mask, in order, unverified. REQUIRES: kind is MESSAGES, `bodies_fit`."""
+        edged = np.zeros(self.count + 2, dtype=np.bool_)
+        edged[1:-1] = keep
+        edges = np.flatnonzero(edged[1:] != edged[:-1])
+        bounds = np.zeros(self.count + 1, dtype=np.int64)
+        bounds[1:] = self.ends()
+        bounds += self._bodies
+        value, at = self._value, bounds[edges].tolist()
+        return [value[start:limit] for start, limit in zip(at[::2], at[1::2], strict=True)]
 
     def replaced(self) -> tuple[npt.NDArray[np.uint64], UInt32s]:
         """(ledger ids, entry ids) that conditional entries replace (views). REQUIRES: conditional."""
@@ -277,12 +286,6 @@ class Run:
         ends = self.ends()
         start, limit = int(ends[low - 1]) if low else 0, int(ends[high - 1])
         return start, limit, memoryview(self._value)[self._bodies + start : self._bodies + limit]
-
-    def raw_bodies(self, start: int, limit: int) -> bytes:
-        """The bytes of the bodies at [start, limit), unverified. REQUIRES: kind is MESSAGES, `bodies_fit`."""
-        ends = self.ends()
-        first = int(ends[start - 1]) if start else 0
-        return bytes(self._value[self._bodies + first : self._bodies + int(ends[limit - 1])])
 
     def bodies(self) -> Iterator[tuple[int, bytes | CorruptEntry | None]]:
         """Every (entry id, body); a damaged one comes as the error that says so, and the rest goes on."""
