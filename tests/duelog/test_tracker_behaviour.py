@@ -1,0 +1,320 @@
+"""What brokers hold their delay trackers to, held against both of ours: time partitions, and the main log (inline)."""
+
+from __future__ import annotations
+
+import random
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from duelog import DelayedDeliveryPolicies, DelayedStore, ManualClock, Message, StoreConfig, Subscription, SystemClock
+from duelog.store.body import EncodedBatch, encode_one
+from duelog.store.failpoints import arm, disarm
+from tests.conftest import START_MS, OpenStore
+
+LIMIT_S = 60.0
+PARTITIONS = StoreConfig(partition_ms=1_000, ledger_max_entries=50, ack_flush_ms=10, bucket_ms=50, fire_batch=30)
+INLINE = StoreConfig(partition_ms=1_000, ledger_max_entries=50, ack_flush_ms=10, inline_delay_ms=60_000)
+BOTH = pytest.mark.parametrize("config", [PARTITIONS, INLINE], ids=["partitions", "inline"])
+
+
+def payloads(subscription: Subscription, most: int = 1_000) -> list[bytes]:
+    """Receive and acknowledge."""
+    messages = subscription.receive(most)
+    subscription.ack(messages)
+    return [message.payload for message in messages]
+
+
+@BOTH
+def test_not_before_on_the_very_tick_and_after(open_store: OpenStore, clock: ManualClock, config: StoreConfig) -> None:
+    """A millisecond early there is nothing; on the due time there is; what was due long ago comes too."""
+    topic = open_store(config=config).topic("t")
+    reader = topic.subscribe("s")
+    topic.send(b"x", deliver_at=START_MS + 700)
+    topic.send(b"past", deliver_at=START_MS - 700)
+    assert payloads(reader) == [b"past"]
+    clock.set(START_MS + 699)
+    assert payloads(reader) == []
+    clock.set(START_MS + 700)
+    assert payloads(reader) == [b"x"]
+    topic.send(b"y", deliver_after=0.1)
+    clock.advance(5_000)
+    assert payloads(reader) == [b"y"]
+
+
+@BOTH
+@pytest.mark.parametrize("tick_ms", [0, 1, 100, 1_000])
+def test_with_any_tick_nothing_is_early_and_late_by_less_than_the_tick(
+    open_store: OpenStore, clock: ManualClock, config: StoreConfig, tick_ms: int
+) -> None:
+    """Looked at each millisecond, a message comes in [due, due + tick)."""
+    store = open_store(config=config)
+    store.set_policies(DelayedDeliveryPolicies(tick_time_ms=tick_ms))
+    topic = store.topic("t")
+    reader = topic.subscribe("s")
+    dues = {b"%d" % offset: START_MS + offset for offset in (1, 99, 100, 101, 250, 999, 1_000)}
+    topic.send_batch([Message(name, deliver_at=due_ms) for name, due_ms in dues.items()])
+    came: dict[bytes, int] = {}
+    while len(came) < len(dues) and clock.now_ms() < START_MS + 3_000:
+        came.update(dict.fromkeys(payloads(reader), clock.now_ms()))
+        clock.advance(1)
+    assert {name: 0 <= came[name] - due_ms < max(tick_ms, 1) for name, due_ms in dues.items()} == dict.fromkeys(
+        dues, True
+    )
+
+
+@BOTH
+def test_an_earlier_message_re_arms_what_is_next(
+    open_store: OpenStore, clock: ManualClock, config: StoreConfig
+) -> None:
+    """The time to ask again moves forward with each nearer message, and back when it has been had."""
+    topic = open_store(config=config).topic("t")
+    reader = topic.subscribe("s")
+    for after_ms in (9_000, 5_000, 700):
+        topic.send(b"%d" % after_ms, deliver_after=after_ms / 1_000)
+        assert reader.poll() == ([], START_MS + after_ms)
+    clock.advance(700)
+    assert payloads(reader) == [b"700"]
+    _, again_ms = reader.poll()
+    assert again_ms is not None
+    assert again_ms <= START_MS + 5_000
+
+
+def test_a_cancelled_timer_does_not_fire(open_store: OpenStore, clock: ManualClock) -> None:
+    """Once what it was set for is taken back, nothing is planned at its time, and nothing fires then."""
+    store = open_store(config=PARTITIONS)
+    topic = store.topic("t")
+    topic.subscribe("s").close()
+    near, far = topic.send(b"near", deliver_after=0.5), topic.send(b"far", deliver_after=0.9)
+    assert store.tick().next_due_ms == START_MS + 500
+    assert topic.cancel(near)
+    assert store.tick().next_due_ms == START_MS + 900
+    assert topic.reschedule(far, deliver_after=30) is not None
+    planned_ms = store.tick().next_due_ms
+    assert planned_ms is not None
+    assert planned_ms >= START_MS + 1_000, "nothing is left to do before the partition ends"
+    clock.advance(950)
+    assert store.tick().fired == 0
+
+
+@BOTH
+def test_a_busy_stream_of_far_messages_does_not_starve_a_near_one(open_store: OpenStore, config: StoreConfig) -> None:
+    """By the machine's clock, with a thread that sends all the while: each of those wakes the timer."""
+    store = open_store(config=config, clock_=SystemClock())
+    topic = store.topic("t")
+    reader = topic.subscribe("s")
+    done = threading.Event()
+
+    def stream() -> None:
+        while not done.is_set():
+            topic.send_batch([Message(b"far", deliver_after=50) for _ in range(20)])
+
+    with ThreadPoolExecutor(1) as pool:
+        streaming = pool.submit(stream)
+        try:
+            for number in range(5):
+                topic.send(b"%d" % number, deliver_after=0.05)
+                (message,) = reader.receive(timeout=LIMIT_S)
+                assert message.payload == b"%d" % number
+                assert store.clock.now_ms() - message.due_ms < 10_000
+                reader.ack(message)
+        finally:
+            done.set()
+        streaming.result(LIMIT_S)
+
+
+@BOTH
+@pytest.mark.parametrize("most", [1, 7, 1_000])
+def test_five_hundred_at_one_instant_keep_the_order_they_were_sent_in(
+    open_store: OpenStore, clock: ManualClock, config: StoreConfig, most: int
+) -> None:
+    """Sent alone and in batches, over a restart, received by any number: the order is that of sending."""
+    store = open_store(config=config)
+    due_ms = START_MS + 4_000
+    names = [b"%d" % number for number in range(500)]
+    for at in (0, 1, 2, 30, 250):
+        limit = {0: 1, 1: 2, 2: 30, 30: 250, 250: 500}[at]
+        store.topic("t").send_batch([Message(name, deliver_at=due_ms) for name in names[at:limit]])
+    store.close()
+    store = open_store(config=config)
+    reader = store.topic("t").subscribe("s", type="shared")
+    assert payloads(reader) == []
+    clock.advance(4_000)
+    got: list[bytes] = []
+    while batch := payloads(reader, most):
+        got += batch
+    assert got == names
+
+
+def test_what_is_restored_and_heard_of_is_tracked_once(open_store: OpenStore, clock: ManualClock) -> None:
+    """Reopened in the middle of a partition, with a snapshot, a due column after it, and appends while it loads."""
+    config = StoreConfig(partition_ms=60_000, preload_ms=60_000, snapshot_every_entries=10, fire_batch=5)
+    store = open_store(config=config)
+    chance, sent = random.Random(7), 0
+    for _ in range(4):
+        topic = store.topic("t")
+        topic.send_batch([Message(b"%d" % (sent + at), deliver_after=chance.randrange(1, 50)) for at in range(40)])
+        sent += 40
+        store.tick()
+        topic.send(b"%d" % sent, deliver_after=chance.randrange(1, 50))
+        sent += 1
+        tracked = sum(len(log) for logs in store._engine.firing._loaded.values() for log in logs.values())
+        assert tracked == topic.stats().pending == sent
+        store.close()
+        store = open_store(config=config)
+    reader = store.topic("t").subscribe("s")
+    clock.advance(120_000)
+    got = sorted(int(payload) for _ in range(5) for payload in payloads(reader))
+    assert got == list(range(sent))
+
+
+@BOTH
+def test_limits_on_reads_starve_nobody(open_store: OpenStore, clock: ManualClock, config: StoreConfig) -> None:
+    """One by one, with everything unacknowledged and more falling due all the time, each comes in its turn."""
+    topic = open_store(config=config).topic("t")
+    reader, other = topic.subscribe("s", type="shared"), topic.subscribe("other", type="shared")
+    topic.send_batch([Message(b"%d" % number, deliver_after=(number + 1) / 100) for number in range(100)])
+    assert reader.receive(1) == other.receive(1) == []
+    got, others = [], []
+    for _ in range(100):
+        clock.advance(10)
+        got += [message.payload for message in reader.receive(1)]
+        if clock.now_ms() % 500 == START_MS % 500:
+            others += payloads(other, 3)
+    while batch := payloads(other, 3):
+        others += batch
+    assert got == others == [b"%d" % number for number in range(100)]
+
+
+@pytest.mark.parametrize("point", ["snapshot.part", "snapshot.meta", "fire.before", "trim.recorded", "close.before"])
+@pytest.mark.parametrize("end", ["close", "clear", "unsubscribe"])
+def test_close_clear_and_trim_race_with_loads_and_snapshots(
+    open_store: OpenStore, clock: ManualClock, point: str, end: str
+) -> None:
+    """Another thread closes the store, deletes the topic or a subscription at any step of a tick: neither is hurt."""
+    config = StoreConfig(
+        partition_ms=10_000, preload_ms=0, ledger_max_entries=5, snapshot_every_entries=3, snapshot_part_bytes=1024
+    )
+    store = open_store(config=config)
+    for name in ("t", "kept"):
+        topic = store.topic(name)
+        topic.subscribe("idle").close()
+        reader = topic.subscribe("s")
+        topic.send_batch([Message(b"%d" % number, deliver_after=number % 17) for number in range(60)])
+        payloads(reader)
+        reader.close()
+    store.topic("t").unsubscribe("idle")
+    others: list[Future[None]] = []
+
+    with ThreadPoolExecutor(1) as pool:
+        begun = threading.Event()
+
+        def act() -> None:
+            begun.set()
+            if end == "close":
+                store.close()
+            elif end == "clear":
+                store.delete_topic("t")
+            else:
+                store.topic("kept").unsubscribe("idle")
+
+        def meanwhile() -> None:
+            if not others:
+                others.append(pool.submit(act))
+                assert begun.wait(LIMIT_S)
+
+        arm(point, meanwhile)
+        try:
+            for _ in range(4):
+                if not store.closed:
+                    clock.advance(3_000)
+                    _tick_unless_closed(store)
+        finally:
+            disarm()
+        for other in others:
+            other.result(LIMIT_S)
+    store.close()
+    store = open_store(config=config)
+    assert store.topic("t").exists() == (end != "clear" or not others)
+    clock.advance(40_000)
+    got = [payload for _ in range(20) for payload in payloads(store.topic("kept").subscribe("s", type="shared"))]
+    assert len(set(got)) == len(got) == 56, "all but the four that were due at once and acknowledged before"
+
+
+def _tick_unless_closed(store: DelayedStore) -> None:
+    try:
+        store.tick()
+    except Exception:
+        if not store.closed:
+            raise
+
+
+@BOTH
+def test_a_poison_record_does_not_stop_the_rest(open_store: OpenStore, clock: ManualClock, config: StoreConfig) -> None:
+    """A body in the middle that is not one is set aside; everything before and after it comes."""
+    store = open_store(config=config)
+    topic = store.topic("t")
+    reader = topic.subscribe("s", type="shared")
+    topic.send_batch([Message(b"%d" % number, deliver_after=1) for number in range(3)])
+    poison = encode_one(Message(b"poison"), START_MS, 1_000)[1][:1] + b"\xff" * 9
+
+    state = topic._state(START_MS)
+    store._engine.sender.send(state, EncodedBatch(np.array([START_MS + 1_000]), np.array([True]), [poison]), START_MS)
+    topic.send_batch([Message(b"%d" % number, deliver_after=1) for number in range(3, 6)])
+    clock.advance(1_000)
+    assert payloads(reader) == [b"%d" % number for number in range(6)]
+    assert store.stats().set_aside == 1
+    store.close()
+
+
+@BOTH
+def test_counters_are_never_negative_and_agree_after_a_restart(
+    open_store: OpenStore, clock: ManualClock, config: StoreConfig
+) -> None:
+    """Random work; at every step each figure is at least 0, and after each restart they are what they were."""
+    chance = random.Random(11)
+    store = open_store(config=config)
+
+    def figures() -> list[int]:
+        store.tick()
+        topic, found = store.topic("t").stats(), []
+        for sub in topic.subscriptions:
+            found += [sub.backlog]
+            assert min(sub.backlog, sub.unacknowledged, sub.redelivering) >= 0
+        assert min(topic.pending, topic.fired, topic.entries, topic.index_bytes) >= 0
+        stats = store.stats()
+        assert min(stats.pending, stats.set_aside) >= 0
+        assert stats.pending == topic.pending == len(list(store.topic("t").scheduled()))
+        return [topic.pending, topic.fired, topic.entries, *found]
+
+    reader = store.topic("t").subscribe("s", type="shared")
+    ids = [store.topic("t").send(b"x", deliver_after=1)]
+    for _ in range(150):
+        match chance.randrange(7):
+            case 0 | 1:
+                ids += store.topic("t").send_batch(
+                    [Message(b"x", deliver_after=chance.randrange(4_000) / 1000) for _ in range(3)]
+                )
+            case 2:
+                store.topic("t").cancel(chance.choice(ids))
+            case 3:
+                new_id = store.topic("t").reschedule(chance.choice(ids), deliver_after=chance.randrange(3))
+                ids += [new_id] if new_id is not None else []
+            case 4:
+                clock.advance(chance.randrange(700))
+                batch = reader.receive(4)
+                reader.ack(batch[:2])
+                reader.nack(batch[2:], delay=chance.choice((0.0, 0.3)))
+            case 5:
+                reader.seek(chance.choice(("earliest", "latest")))
+            case _:
+                reader.receive(1)
+                before = figures()
+                store.close()
+                store = open_store(config=config)
+                reader = store.topic("t").subscribe("s", type="shared")
+                reader.nack(reader.receive(1), delay=0)
+                assert figures() == before
+        figures()
