@@ -73,7 +73,22 @@ HANDING_CALLS = st.lists(
 )
 """What consumers do, a number, ms: see `_hand_out`."""
 
-TAKING = ("send", "send", "cancel", "move", "move", "now", "ask", "forward", "tick", "every", "follow", "policy")
+TAKING = (
+    "send",
+    "send",
+    "cancel",
+    "move",
+    "move",
+    "now",
+    "ask",
+    "forward",
+    "tick",
+    "every",
+    "follow",
+    "policy",
+    "number",
+    "reopen",
+)
 TAKING_CALLS = st.lists(
     st.tuples(st.sampled_from(TAKING), st.lists(PICK, min_size=1, max_size=3), st.sampled_from((1, 2, 5, 5, 30, 300))),
     min_size=5,

@@ -99,6 +99,10 @@ class BusyRules(SendingRules, DeliveryRules, WithdrawalRules, RecurringRules, Re
                     self._forward(ms)
                 case "tick":
                     self._tick()
+                case "number":
+                    self.send_numbered(topic, "p", [("after", ms)] * len(picks), None if ms < 5 else picks[0] % 6)
+                case "reopen" if self.messages:
+                    self.reopen(None)
                 case "policy":
                     self.set_policies(topic, None, ms, None, (None, 0, 30)[len(picks) - 1])
                 case "every":
