@@ -35,6 +35,7 @@ STEPS = st.lists(
         st.tuples(st.just("reopen")),
         st.tuples(st.just("compact")),
     ),
+    min_size=8,
     max_size=40,
 )
 
