@@ -21,8 +21,8 @@ def backup(
     """Copy a store while it is in use, by this process or another. Restoring is opening the copy.
 
     What was acknowledged before the command began is in the copy. A file named BACKUP, with the checksums of the
-    others, is written last: a copy without one is not complete. `duelog check --deep DEST` compares the copy with it, as
-    long as nobody has opened it for writing.
+    others, is written last: a copy without one is not complete. `duelog check --deep DEST` compares the copy with it,
+    as long as nobody has opened it for writing.
 
     ```
     duelog backup data copies/2026-11-21
