@@ -19,6 +19,12 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
+QUICK = {
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",  # jobs here end before more pays
+    "spark.sql.shuffle.partitions": "2",
+}
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Keep the tests of this folder together."""
     for item in items:
@@ -30,7 +36,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def spark() -> Iterator[SparkSession]:
     """A session on two cores of which a task may fail twice."""
     pytest.importorskip("pyspark")
-    session = make_session("local[2,3]", name="duelog-tests")
+    session = make_session("local[2,3]", name="duelog-tests", config=QUICK)
     yield session
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)  # the gateway leaves sockets to the garbage collector

@@ -1,9 +1,8 @@
-"""The audit over Spark finds what the audit without it does, row by row."""
+"""The audit over Spark as the command calls it; that it agrees on damage is in test_audit_agrees.py."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,8 +11,6 @@ pytest.importorskip("pyspark")
 
 from duelog.tools.audit import Audit, audit_store
 from duelog.tools.spark.audit import audit_with_spark
-from tests.audit.histories import build as build_history
-from tests.audit.planting import PLANTS, Victim
 from tests.tools.closed_days import Built
 
 if TYPE_CHECKING:
@@ -30,13 +27,3 @@ def test_a_healthy_store_audited_by_tasks(spark: SparkSession, built: Built) -> 
     over_spark = audit_with_spark(built.path, spark=spark, as_of_ms=built.now_ms)
     assert over_spark.findings == []
     assert content(over_spark) == content(audit_store(built.path, as_of_ms=built.now_ms))
-
-
-def test_damage_is_found_by_tasks_as_without_them(spark: SparkSession, tmp_path: Path) -> None:
-    """Every kind at once: the same rows of every table, in the same order."""
-    now_ms = build_history(tmp_path / "store")
-    victim = Victim(tmp_path / "store", 7)
-    expected = [want for plant in PLANTS for want in plant(victim)]
-    plain = audit_store(victim.path, as_of_ms=now_ms, patience_s=0)
-    assert len(plain.findings) == len(expected)
-    assert content(audit_with_spark(victim.path, spark=spark, as_of_ms=now_ms, patience_s=0)) == content(plain)

@@ -129,7 +129,7 @@ def test_filters_give_the_same_rows_pushed_down_or_not(spark: SparkSession, buil
     assert pushed == [rows_of(whole.filter(each)) for each in FILTERS]
     assert [bool(rows) for rows in pushed] == [True] * 10 + [False] * 2
     markers = load(spark, built.path, table="markers").localCheckpoint()
-    for each in (*FILTERS[:7], FILTERS[8]):
+    for each in (FILTERS[0], FILTERS[2], FILTERS[6]):
         assert rows_of(load(spark, built.path, table="markers").filter(each)) == rows_of(markers.filter(each))
     partitions = load(spark, built.path, table="partitions").filter(FILTERS[7].partition(" and ")[0])
     assert [row.start_ms for row in partitions.collect()] == [FIRST_MS + DAY_MS]

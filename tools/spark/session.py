@@ -29,6 +29,7 @@ LEAST_JAVA = 17
 DEFAULT_MASTER = "local[*]"
 PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 
+_JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 _INSTALL = "pip install 'duelog[spark]'"
 _VERSION = re.compile(r'version "(\d+)')
 _RAISED = re.compile(r"(?:duelog|builtins|lmdb|pyarrow)[\w.]*: |\w+(?:Error|Exception): ")
@@ -145,7 +146,8 @@ def make_session(
     """A session with the data source `duelog` registered; the one that is active in this process, if there is one.
 
     master: what Spark calls so (`local[2]`, `spark://host:7077`), or `sc://host:15002` for Spark Connect; None: what
-    `spark-submit` said, else all cores of this machine. config: more settings. Raises SparkUnavailable.
+    `spark-submit` said, else all cores of this machine. config: more settings; options of Java go behind those that
+    keep it quiet. Raises SparkUnavailable.
     """
     require_pyspark()
     from pyspark.sql import SparkSession
@@ -163,7 +165,10 @@ def make_session(
         chosen = master or DEFAULT_MASTER
         builder = builder.master(chosen).appName(name)
         settings = _settings(chosen, _scratch())
-    for key, value in {**settings, **(config or {})}.items():
+    more = dict(config or {})
+    if _JAVA_OPTIONS in settings and _JAVA_OPTIONS in more:
+        more[_JAVA_OPTIONS] = f"{settings[_JAVA_OPTIONS]} {more[_JAVA_OPTIONS]}"
+    for key, value in {**settings, **more}.items():
         builder = builder.config(key, value)
     session = builder.getOrCreate()
     register(session)
@@ -182,7 +187,7 @@ def _scratch() -> Path:
 def _settings(master: str, scratch: Path) -> dict[str, str]:
     settings = {
         PUSHDOWN: "true",
-        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile=file:{scratch / 'log4j2.properties'}",
+        _JAVA_OPTIONS: f"-Dlog4j2.configurationFile=file:{scratch / 'log4j2.properties'}",
         "spark.sql.session.timeZone": "UTC",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": str(sys.stderr.isatty()).lower(),

@@ -193,7 +193,7 @@ def _not_wanted_left_out(reader: DuelogReader, batch: pa.RecordBatch) -> pa.Reco
     """The columns and rows that are wanted, of a batch that has all of its table."""
     wanted = reader.wanted
     names = batch.schema.names
-    keep = pa.array([True] * batch.num_rows)
+    keep = pa.repeat(pa.scalar(True), batch.num_rows)
     for name, values in (("topic", wanted.topics), ("partition", wanted.partitions)):
         if values is not None and name in names:
             keep = pa.compute.and_(keep, pa.compute.is_in(batch.column(name), pa.array(sorted(values), pa.string())))
