@@ -66,7 +66,7 @@ Call = tuple[str, int, int]
 TakingCall = tuple[str, list[int], int]
 HANDING = (
     *("send", "send", "send", "forward", "receive", "receive", "receive", "ack", "nack", "back off", "retry"),
-    *("move", "seek", "leave", "join", "pause", "resume", "reopen"),
+    *("bounce", "move", "seek", "leave", "join", "pause", "resume", "reopen"),
 )
 HANDING_CALLS = st.lists(
     st.tuples(st.sampled_from(HANDING), PICK, st.sampled_from((0, 0, 1, 5, 30, 300, 1_000))), min_size=5, max_size=25

@@ -51,6 +51,10 @@ class BusyRules(SendingRules, DeliveryRules, WithdrawalRules, RecurringRules, Re
                     self._forward(ms)
                 case "receive":
                     self._receive(self.consumers[number % len(self.consumers)], 1 + number % 3)
+                case "bounce" if self.theme != INLINE_DELAYS:
+                    consumer = self.consumers[number % len(self.consumers)]
+                    for _ in range(1 + number % 3):
+                        self._nack(consumer, self._receive(consumer, 3), 0)
                 case "ack" if given:
                     self.ack(number, [number], bool(number % 2))
                 case "nack" if given and self.theme != INLINE_DELAYS:

@@ -238,7 +238,9 @@ class DeliveryRules(Machine):
     @rule(which=PICK, picks=PICKS, ms=st.sampled_from((0, 1, 20, 300)))
     def nack(self, which: int, picks: list[int], ms: int) -> None:
         consumer = pick([consumer for consumer in self.consumers if consumer.received], which)
-        items = [pick(consumer.received, number) for number in picks]
+        self._nack(consumer, [pick(consumer.received, number) for number in picks], ms)
+
+    def _nack(self, consumer: Consumer, items: Sequence[Item], ms: int) -> None:
         count = consumer.face.nack([position for _, position, _ in items], delay=ms / 1000)
         until_ms = self.twin.now_ms + ms
         assert count == consumer.twin.nack(consumer.number, dict.fromkeys([place for place, _, _ in items], until_ms))

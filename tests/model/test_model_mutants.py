@@ -19,7 +19,7 @@ def test_the_model_finds_out_a_wrong_engine(mutant: str, monkeypatch: pytest.Mon
     break_it(monkeypatch)
     machine = type("OfOneTheme", (EngineMachine,), {"themes": (theme,)})
     found_out = settings(
-        max_examples=200,
+        max_examples=600,
         stateful_step_count=6,
         derandomize=True,
         database=None,
