@@ -36,8 +36,8 @@ from .claims import acknowledged_by_all
 from .compaction import READY, ready_generations
 from .sweep import throw_away
 
-StillAcknowledged = Callable[[Sequence[Relied]], bool]
-"""Whether the subscriptions in memory have acknowledged, as of now, what a generation relies on."""
+ReasonInMemory = Callable[[Sequence[Relied]], str | None]
+"""Why the process that has the store open does not want the bodies gone that a generation relies on; None: it does."""
 
 
 class Adopted(NamedTuple):
@@ -56,9 +56,9 @@ class Refused(NamedTuple):
     reason: str
 
 
-def in_memory_nothing(relied_on: Sequence[Relied]) -> bool:
+def in_memory_nothing(relied_on: Sequence[Relied]) -> str | None:
     """For a store that nobody has open: what is on disk is all there is."""
-    return True
+    return None
 
 
 def adopt_ready(
@@ -66,7 +66,7 @@ def adopt_ready(
     main: Environment,
     store_id: bytes,
     partitions: PartitionSet | None = None,
-    still_acknowledged: StillAcknowledged = in_memory_nothing,
+    reason_in_memory: ReasonInMemory = in_memory_nothing,
     *,
     at_most: int | None = None,
 ) -> list[Adopted | Refused]:
@@ -81,7 +81,7 @@ def adopt_ready(
         if len(done) == at_most:
             break
         with suppress(OSError):
-            done.append(_Adoption(path, main, store_id, partitions, still_acknowledged, directory).run())
+            done.append(_Adoption(path, main, store_id, partitions, reason_in_memory, directory).run())
     with suppress(OSError):  # none there, or one has just come
         (path / "staging" / READY).rmdir()
     return done
@@ -94,14 +94,14 @@ class _Adoption:
         main: Environment,
         store_id: bytes,
         partitions: PartitionSet | None,
-        still_acknowledged: StillAcknowledged,
+        reason_in_memory: ReasonInMemory,
         directory: Path,
     ) -> None:
         self._path = path
         self._main = main
         self._store_id = store_id
         self._partitions = partitions
-        self._still_acknowledged = still_acknowledged
+        self._reason_in_memory = reason_in_memory
         self._directory = directory
 
     def run(self) -> Adopted | Refused:
@@ -113,8 +113,8 @@ class _Adoption:
             return self._refuse(directory, str(error))
         with self._main.read() as raw:
             reason = reason_against(raw, info, origin, self._store_id)
-        if reason is None and not self._still_acknowledged(origin.relied_on):
-            reason = "a subscription has gone back to what was dropped"
+        if reason is None:
+            reason = self._reason_in_memory(origin.relied_on)
         if reason is not None:
             return self._refuse(directory, reason)
         before = partition_path(path, info.start_ms, origin.generation)

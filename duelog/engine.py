@@ -121,7 +121,9 @@ class Engine:
         self.recurring = Recurring(self.main, self.topics, succession, self.clock, config.max_message_bytes, self.wake)
         if not read_only:
             self.maintenance.recurring = self.recurring
-            self.maintenance.adopting = Adopting(path, self.main, self.partitions, self.topics, identity.store_id)
+            self.maintenance.adopting = Adopting(
+                path, self.main, self.partitions, self.topics, identity.store_id, config, self.clock
+            )
             with suppress(StoreFull):  # what could not be adopted for want of room waits
                 self.maintenance.adopting.run()
         self.topics.look_at = self.maintenance.look_at

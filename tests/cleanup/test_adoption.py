@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -147,6 +149,24 @@ def test_a_subscription_that_came_since_gets_what_it_was_promised(
     with store.topic("a").subscribe("two", initial_position=position) as two:
         assert adopts(store) is adopted
         assert payloads(two) == ([] if adopted else [b"%d" % at for at in range(20)])
+
+
+@pytest.mark.parametrize("retention", [{"retention_ms": 300 * DAY_MS}, {"retention_bytes": 1 << 30}])
+def test_what_retention_keeps_for_seeking_back_is_not_given_up(
+    store: DelayedStore, open_store: OpenStore, retention: dict[str, Any]
+) -> None:
+    """Compaction does not know how the store is configured; who adopts does, and says what to do."""
+    finish(store)
+    store.close()
+    kept = open_store(config=replace(SMALL, **retention))
+    assert generations(kept) == ["g000001"]
+    assert leftovers(kept.path) == []
+    adopting = kept._engine.maintenance.adopting
+    assert adopting is not None
+    assert "--retention" in adopting.refused[0]
+    with kept.topic("a").subscribe("one") as subscription:
+        subscription.seek("earliest")
+        assert payloads(subscription) == [b"%d" % at for at in range(20)]
 
 
 def test_a_topic_that_nobody_listens_to_any_more_waits_for_somebody(store: DelayedStore, clock: ManualClock) -> None:

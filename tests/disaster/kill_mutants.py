@@ -206,7 +206,7 @@ def drop_what_anybody_has_acknowledged() -> None:
 
     _patch(claims, "acknowledged_by_all", wrap)
     _patch(adoption, "_taken_back", lambda _: lambda raw, topic_id, relied_on: None)
-    _patch(adopting.Adopting, "_still_acknowledged", lambda _: lambda self, relied_on: True)
+    _patch(adopting.Adopting, "_gone_back", lambda _: lambda self, relied_on: None)
 
 
 def apply(name: str) -> None:
