@@ -86,7 +86,8 @@ class Producer:
 
     Every message has a sequence number, ascending; one that is stored already is not stored again, also
     after a crash between the commit and the answer, and also when its due time was relative and would be
-    another one now. So a program that does not know whether a send succeeded sends it again.
+    another one now. So a program that does not know whether a send succeeded sends it again. A number below the
+    last that was left out may be taken for stored.
     """
 
     def __init__(self, engine: Engine, topic: Topic, state: TopicState, producer: ProducerState, name: str) -> None:
