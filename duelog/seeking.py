@@ -35,22 +35,26 @@ def position_at(main: Environment, log: ManagedLedger, time_ms: int) -> Position
 def expired(main: Environment, log: ManagedLedger, acks: AckSet, before_ms: int) -> Iterator[tuple[int, BitMap]]:
     """(ledger id, entries) that were due at `before_ms` or earlier and are not acknowledged, oldest first.
 
-    Ends at the first run without one: what is in the log was due in about the order in which it lies.
+    Ends at the first run with something unacknowledged and nothing old, but for one that waits inline: what is in the
+    log was due in about the order in which it lies.
     """
-    ledger_id: int | None = acks.mark_delete.ledger_id
+    marked, last = acks.mark_delete
+    ledger_id: int | None = marked
     while ledger_id is not None:
         entries = log.entries_of(ledger_id)
         if entries:
             with main.read() as raw:
-                for run in runs(raw, main.name, ledger_id, 0, entries):
+                for run in runs(raw, main.name, ledger_id, last + 1 if ledger_id == marked else 0, entries):
                     if isinstance(run, CorruptEntry):
                         continue
                     limit = min(run.limit, entries)
-                    old = np.flatnonzero(run.dues()[: limit - run.first_entry] <= before_ms)
-                    if not len(old):
-                        return
                     unacked = acks.unacked(ledger_id, run.first_entry, limit)
+                    if not unacked:
+                        continue
+                    old = np.flatnonzero(run.dues()[: limit - run.first_entry] <= before_ms)
                     unacked &= BitMap((old + run.first_entry).tolist())
                     if unacked:
                         yield ledger_id, unacked
+                    elif not run.ahead:
+                        return
         ledger_id = log.following(ledger_id)

@@ -265,3 +265,24 @@ def test_a_seek_by_time_finds_what_a_stalled_sender_closed_a_ledger_behind(
         topic.send(b"stalled")
     reader.seek(began_ms + 300)
     assert b"later" in _payloads(reader, 10)
+
+
+@pytest.mark.parametrize("acked", [False, True])
+def test_what_waits_inline_keeps_nothing_that_is_too_old(
+    open_store: OpenStore, clock: ManualClock, acked: bool
+) -> None:
+    """One due later lies before one due at once, acknowledged already or not: the other expires."""
+    config = dataclasses.replace(INLINE, inline_delay_ms=60_000, ttl_ms=2_000, ledger_max_entries=10)
+    store = open_store(config=config)
+    topic = store.topic("t")
+    reader = topic.subscribe("s")
+    waiting = topic.send(b"waits", deliver_after=50)
+    topic.send(b"old")
+    assert [message.payload for message in reader.receive(10)] == [b"old"]
+    if acked:
+        reader.ack(waiting)
+    clock.advance(5_000)
+    store.tick()
+    assert reader.stats().backlog == 0
+    clock.advance(45_000)
+    assert _payloads(reader, 10) == ([] if acked else [b"waits"])
