@@ -65,6 +65,7 @@ class Machine(RuleBasedStateMachine):
     """A store on a manual clock, and its twin."""
 
     themes: ClassVar[tuple[str, ...]] = THEMES
+    kind: ClassVar[SubscriptionType | None] = None
 
     @initialize(
         theme=PICK,
@@ -89,7 +90,7 @@ class Machine(RuleBasedStateMachine):
         handing: list[Call],
         taking: list[TakingCall],
     ) -> None:
-        self.theme = pick(self.themes, theme)
+        self.theme, kind = pick(self.themes, theme), self.kind or kind
         if self.theme == INLINE_DELAYS:
             config["inline_delay_ms"] = max(config["inline_delay_ms"], 60)
         self.patch = pytest.MonkeyPatch()

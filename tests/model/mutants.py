@@ -14,7 +14,7 @@ import pytest
 from duelog import dispatcher, recurring, seeking, subscription
 from duelog.delay_policies import DelayPolicies
 from duelog.delivery_order import DeliveryOrder
-from duelog.dispatcher import Dispatcher
+from duelog.dispatcher import Dispatcher, SubscriptionType
 from duelog.due_reader import DueReader
 from duelog.markers import reader, withdrawal
 from duelog.markers.firing import Firing
@@ -23,7 +23,6 @@ from duelog.recurring import Recurring
 from duelog.store import producers
 from duelog.store.policies import EffectivePolicies
 from duelog.store.producers import nothing
-from duelog.subscription_state import SubscriptionState
 from duelog.timetable import Timetable
 
 from .drawing import HANDING_OUT, INLINE_DELAYS, TAKING_BACK
@@ -94,11 +93,6 @@ def seeks_past_the_first(patch: Patch) -> None:
     patch.setattr(subscription, "position_at", position_at)
 
 
-def forgets_a_pause(patch: Patch) -> None:
-    """A paused subscription goes on when the store is opened again."""
-    patch.setattr(SubscriptionState, "write_paused", lambda *_: None)
-
-
 def keeps_old_policies(patch: Patch) -> None:
     """What was worked out for a topic stays when policies change."""
     patch.setattr(DelayPolicies, "changed", lambda self: setattr(self, "_any", True))
@@ -165,10 +159,12 @@ MUTANTS: dict[str, tuple[Callable[[Patch], None], str]] = {
             loses_dead_letters,
             retries_for_everybody,
             seeks_past_the_first,
-            forgets_a_pause,
         ),
         INLINE_DELAYS: (delivers_early_inline, forgets_what_it_passed_over),
     }.items()
     for mutant in mutants
 }
 """Each wrong engine, and what the runs are about that find it out."""
+
+KINDS: dict[str, SubscriptionType] = {"ignores_keys": "key_shared", "serves_every_failover_consumer": "failover"}
+"""The type of subscription that a wrong engine gets wrong."""

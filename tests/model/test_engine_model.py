@@ -14,7 +14,7 @@ from .engine_machine import EngineMachine
 
 EXAMPLES = int(os.environ.get("DUELOG_MODEL_EXAMPLES", "0"))
 EngineMachine.TestCase.settings = settings(
-    max_examples=EXAMPLES or 60,
+    max_examples=EXAMPLES or 50,
     stateful_step_count=60 if EXAMPLES else 40,
     derandomize=not EXAMPLES,
     database=None,

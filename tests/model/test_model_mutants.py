@@ -9,7 +9,7 @@ from hypothesis.stateful import run_state_machine_as_test
 from duelog.errors import DuelogError
 
 from .engine_machine import EngineMachine
-from .mutants import MUTANTS
+from .mutants import KINDS, MUTANTS
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)
@@ -17,7 +17,7 @@ def test_the_model_finds_out_a_wrong_engine(mutant: str, monkeypatch: pytest.Mon
     """With one rule of delivery broken, the rules that the engine passes fail; the first failure is enough."""
     break_it, theme = MUTANTS[mutant]
     break_it(monkeypatch)
-    machine = type("OfOneTheme", (EngineMachine,), {"themes": (theme,)})
+    machine = type("OfOneTheme", (EngineMachine,), {"themes": (theme,), "kind": KINDS.get(mutant)})
     found_out = settings(
         max_examples=600,
         stateful_step_count=6,
