@@ -199,7 +199,7 @@ def import_(
     ```
     duelog import data messages.jsonl
     duelog import data --ics calendar.ics --timezone Europe/Rome
-    duelog import data --parquet archive
+    duelog import copy --parquet archive
     ```
 
     An archive goes into an empty store. Its messages have all been due: they are due at once again, in their old order

@@ -189,8 +189,12 @@ def use(path: Path) -> dict[str, object]:
 
 def try_out(path: Path, report: Path) -> Outcome:
     """Check a damaged store, then use it, each in a child."""
-    vars(store_check)["_check_in_child"] = check_in_fork(report)
-    codes, died_checking = forked(lambda: [found.code for found in store_check.check_store(path, deep=True)], report)
+
+    def check() -> list[str]:
+        vars(store_check)["_check_in_child"] = check_in_fork(report)  # of this child alone
+        return [found.code for found in store_check.check_store(path, deep=True)]
+
+    codes, died_checking = forked(check, report)
     used, died = forked(lambda: use(path), report)
     fields: dict[str, Any] = used if isinstance(used, dict) else {"delivered": {}, "error": ""}
     deaths = [f"check: {died_checking}"] if died_checking else []
