@@ -58,7 +58,9 @@ def measure(subject: str, n: int, directory: Path) -> dict[str, float]:
 def _duelog(n: int, delivered: bool, directory: Path) -> dict[str, float]:
     clock = ManualClock(load.NOW_MS)
     payloads, dues = load.payloads(load.BATCH), load.dues(n).tolist()
-    with DelayedStore.open(directory / "store", StoreConfig(ack_flush_ms=0), clock=clock) as store:
+    # The open ledger is rolled a millisecond later, before messages of the next day come into it.
+    config = StoreConfig(ack_flush_ms=0, ledger_max_age_ms=1)
+    with DelayedStore.open(directory / "store", config, clock=clock) as store:
         topic = store.topic("benchmark")
         if delivered:
             topic.subscribe("reader").close()
