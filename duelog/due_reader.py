@@ -63,7 +63,7 @@ class DueReader:
             fresh, following, _ = self._reader.read(start, limit - len(due), skip, now_ms)
             return [*found, *fresh], following
         except BaseException:
-            view.done_ms, view.done_position = before
+            tracker.untake(view, *before)
             raise
 
     def read_at(self, positions: Sequence[Position]) -> list[ReceivedMessage]:

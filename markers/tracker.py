@@ -19,7 +19,8 @@ nothing fires a tick early; and there is no timer here: `next_due_ms` is asked a
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
 import numpy as np
@@ -103,7 +104,7 @@ class TopicDelayTracker:
 
     def open_view(self, read_position: Position, now_ms: int) -> SubscriptionView:
         """A view that has passed over nothing before `read_position` that was due later than `now_ms`."""
-        with self._lock:
+        with self._whole_or_anew():
             view = SubscriptionView(now_ms)
             self._views.add(view)
             self.idle_since_ms = None
@@ -113,19 +114,19 @@ class TopicDelayTracker:
 
     def close_view(self, view: SubscriptionView, now_ms: int) -> None:
         """Forget a view. A second call does nothing."""
-        with self._lock:
+        with self._whole_or_anew():
             self._views.discard(view)
             if not self._views and self.idle_since_ms is None:
                 self.idle_since_ms = now_ms
 
     def rewind(self, view: SubscriptionView, read_position: Position) -> None:
         """The view's subscription goes back to `read_position`: what it will pass over there is tracked again."""
-        with self._lock:
+        with self._whole_or_anew():
             self._cover(read_position, view.done_ms)
 
     def idle(self, now_ms: int, idle_ms: int) -> bool:
         """Whether the last view closed `idle_ms` ago or earlier and none has come since."""
-        with self._lock:
+        with self._whole_or_anew():
             return self.idle_since_ms is not None and self.idle_since_ms + idle_ms <= now_ms
 
     # -- serving -----------------------------------------------------------------------------------
@@ -134,24 +135,41 @@ class TopicDelayTracker:
         self, view: SubscriptionView, read_position: Position, limit: int, now_ms: int, skip: Unacknowledged
     ) -> list[Position]:
         """Positions before `read_position` that have become due for this view, by due time, at most `limit`."""
-        with self._lock:
-            self._catch_up()
-            self._tell(now_ms)
-            found: list[Position] = []
-            for dues, places in self._waiting.after(view.done_ms, view.done_position, now_ms, limit):
-                for due_ms, number in zip(dues.tolist(), places.tolist(), strict=True):
-                    position = position_of(number)
-                    if position >= read_position:
-                        continue
-                    if len(found) == limit:
-                        return found
-                    view.done_ms, view.done_position = due_ms, position
-                    if not skip.is_acked(position):
-                        found.append(position)
-            if now_ms > view.done_ms or len(found) < limit:
-                view.done_ms, view.done_position = max(now_ms, view.done_ms), _PAST
-            self._prune(now_ms)
-            return found
+        with self._whole_or_anew():
+            before = view.done_ms, view.done_position
+            try:
+                return self._take(view, read_position, limit, now_ms, skip)
+            except BaseException:
+                view.done_ms, view.done_position = before
+                raise
+
+    def untake(self, view: SubscriptionView, done_ms: int, done_position: Position) -> None:
+        """The view is where it was before a `take` whose messages could not be read. What was forgotten comes anew."""
+        with self._whole_or_anew():
+            view.done_ms, view.done_position = done_ms, done_position
+            if done_ms < self._pruned_ms:
+                self._forget()
+
+    def _take(
+        self, view: SubscriptionView, read_position: Position, limit: int, now_ms: int, skip: Unacknowledged
+    ) -> list[Position]:
+        self._catch_up()
+        self._tell(now_ms)
+        found: list[Position] = []
+        for dues, places in self._waiting.after(view.done_ms, view.done_position, now_ms, limit):
+            for due_ms, number in zip(dues.tolist(), places.tolist(), strict=True):
+                position = position_of(number)
+                if position >= read_position:
+                    continue
+                if len(found) == limit:
+                    return found
+                view.done_ms, view.done_position = due_ms, position
+                if not skip.is_acked(position):
+                    found.append(position)
+        if now_ms > view.done_ms or len(found) < limit:
+            view.done_ms, view.done_position = max(now_ms, view.done_ms), _PAST
+        self._prune(now_ms)
+        return found
 
     def _tell(self, now_ms: int) -> None:
         if self._fell_due is not None and now_ms > self.told_ms:
@@ -162,15 +180,33 @@ class TopicDelayTracker:
 
     def next_due_ms(self, view: SubscriptionView) -> int | None:
         """When the next entry becomes due that the view has not been served; None when none is known."""
-        with self._lock:
+        with self._whole_or_anew():
             self._catch_up()
             return self._waiting.next_due_ms(view.done_ms, inclusive=view.done_position < _PAST)
 
     def waiting(self, now_ms: int, skip: Unacknowledged) -> int:
         """Indexed entries due after `now_ms` that are not acknowledged."""
-        with self._lock:
+        with self._whole_or_anew():
             self._catch_up()
             return self._waiting.count_unacked_after(now_ms, skip.unacked)
+
+    # -- inside ------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _whole_or_anew(self) -> Iterator[None]:
+        """The lock. What breaks off inside (an interrupt, a read that fails) leaves an index that is read anew."""
+        with self._lock:
+            try:
+                yield
+            except BaseException:
+                self._forget()
+                raise
+
+    def _forget(self) -> None:
+        """Have the log read anew from where the index begins."""
+        self._waiting.clear()
+        self._cursor = self._start or self._cursor
+        self._pruned_ms = 0
 
     # -- inside: the cursor over the log -------------------------------------------------------------
 
@@ -182,9 +218,8 @@ class TopicDelayTracker:
         if self._start is None:
             self._start = self._cursor = position
         elif floor_ms + 1 < self._pruned_ms:  # what was forgotten is asked for again: read it all anew
-            self._waiting.clear()
-            self._start = self._cursor = min(position, self._start)
-            self._pruned_ms = 0
+            self._start = min(position, self._start)
+            self._forget()
         elif position < self._start:
             self._index(position, self._start, floor_ms)
             self._start = position
@@ -250,5 +285,5 @@ class TopicDelayTracker:
 
     def forget_before(self, ledger_id: int) -> None:
         """The ledgers before `ledger_id` were trimmed."""
-        with self._lock:
+        with self._whole_or_anew():
             self._waiting.forget_before(ledger_id)

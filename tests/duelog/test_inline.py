@@ -6,12 +6,17 @@ The findings named here are those of the code under review for PIP-448, and none
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from duelog import DelayedStore, ManualClock, Message, MessageId, StoreConfig, Subscription
+from duelog.markers import tracker as tracking
+from duelog.markers.reader import MainLogReader
 from duelog.markers.tracker import TopicDelayTracker
 from duelog.store.names import TopicName
+from duelog.store.scan import runs
 from tests.conftest import START_MS, OpenStore
 
 INLINE = StoreConfig(
@@ -182,6 +187,53 @@ def test_what_others_were_served_meanwhile_is_tracked_again_for_a_consumer_that_
     assert stays.receive(10) == []
     gone = topic.subscribe("gone")
     assert payloads(gone) == [b"late", b"early"]
+
+
+def test_what_could_not_be_read_when_it_was_due_is_not_forgotten(
+    open_store: OpenStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tracker takes a view for served once it has given the positions; reading them may fail after that."""
+    store = open_store(config=INLINE)
+    topic = store.topic("t")
+    subscription = topic.subscribe("s")
+    topic.send_batch([Message(b"a", deliver_after=1), Message(b"b", deliver_after=1.2)])
+    assert subscription.receive(10) == []
+    clock.advance(3_000)
+    with monkeypatch.context() as patched:
+        patched.setattr(MainLogReader, "read_at", _interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            subscription.receive(10)
+    assert payloads(subscription) == [b"a", b"b"]
+
+
+def test_an_index_that_was_broken_off_halfway_is_read_anew(
+    open_store: OpenStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An interrupt between two runs: none of them is indexed twice, none is missing."""
+    store = open_store(config=INLINE)
+    topic = store.topic("t")
+    subscription = topic.subscribe("s", type="shared")
+    for name in (b"a", b"b", b"c"):
+        topic.send(name, deliver_after=1)
+
+    def broken_off(*arguments: Any) -> Iterator[Any]:
+        yield next(runs(*arguments))
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(tracking, "runs", broken_off)
+        with pytest.raises(KeyboardInterrupt):
+            subscription.receive(10)
+    assert subscription.receive(10) == []
+    found = tracker_of(store)
+    assert found is not None
+    assert len(found) == 3
+    clock.advance(1_000)
+    assert payloads(subscription) == [b"a", b"b", b"c"]
+
+
+def _interrupted(*_: object) -> None:
+    raise KeyboardInterrupt
 
 
 def test_seeking_back_restores_what_was_pruned(open_store: OpenStore, clock: ManualClock) -> None:
