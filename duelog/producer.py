@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
 from pyroaring import BitMap64
 
 from duelog.store import producers
@@ -126,7 +127,7 @@ class Producer:
         ids: list[MessageId | None] = [None] * len(batch)
         if rows:
             numbers = [sequences[row] for row in rows]
-            part = encoded if len(rows) == len(batch) else encoded.rows(rows)
+            part = encoded if len(rows) == len(batch) else encoded.rows(np.array(rows))
 
             def also(transaction: Transaction, places: Sequence[int]) -> None:
                 self._producer.write(transaction, [numbers[place] for place in places])

@@ -10,7 +10,6 @@ import functools
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
 
 import numpy as np
 
@@ -64,24 +63,28 @@ class Sender:
             return MessageIds.run(0, 0, 0)
         if self._inline_ms:  # what is due soon waits in the main log (PIP-448)
             batch.delayed = batch.dues > now_ms + self._inline_ms
-        if not batch.delayed.any():
-            return self._ids([(None, self._append_direct(topic, batch, now_ms, _bind(also, range(count))))], count)
-        groups: list[tuple[int | None, Any]] = []
-        if not batch.delayed.all():
-            groups.append((None, np.flatnonzero(~batch.delayed)))
-        later = None if not groups else np.flatnonzero(batch.delayed)
-        dues = batch.dues if later is None else batch.dues[later]
-        for start_ms, rows in group_by_partition(dues, self._span_ms):
-            groups.append((start_ms, rows if later is None else later[rows]))
+        delayed = int(np.count_nonzero(batch.delayed))
+        if not delayed:
+            return MessageIds(self._append_direct(topic, batch, now_ms, _bind(also, range(count))))
+        groups: list[tuple[int | None, int, int]]
+        if delayed == count:
+            order, found = group_by_partition(batch.dues, self._span_ms)
+            groups = list(found)
+        else:
+            direct, later = (~batch.delayed).nonzero()[0], batch.delayed.nonzero()[0]
+            order, found = group_by_partition(batch.dues[later], self._span_ms)
+            order = np.concatenate((direct, later[order]))
+            ahead = len(direct)
+            groups = [(None, 0, ahead), *((start_ms, ahead + low, ahead + high) for start_ms, low, high in found)]
         if len(groups) == 1:
-            extra = _bind(also, range(count))
-            return self._ids([(None, self._append(topic, groups[0][0], batch, now_ms, extra))], count)
-        jobs: list[tuple[Any, Callable[[], list[Segment]]]] = []
-        for start, rows in groups:
-            part = batch.rows(rows.tolist())
-            extra = _bind(also, rows.tolist()) if also is not None else None
-            jobs.append((rows, functools.partial(self._append, topic, start, part, now_ms, extra)))
-        return self._ids(self._side_by_side(jobs), count)
+            return MessageIds(self._append(topic, groups[0][0], batch, now_ms, _bind(also, range(count))))
+        batch = batch.rows(order)
+        jobs: list[Callable[[], list[Segment]]] = []
+        for start_ms, low, high in groups:
+            extra = _bind(also, order[low:high].tolist()) if also is not None else None
+            jobs.append(functools.partial(self._append, topic, start_ms, batch.part(low, high), now_ms, extra))
+        written = self._side_by_side(jobs)
+        return MessageIds([segment for segments in written for segment in segments], order)
 
     def send_one(self, topic: TopicState, due_ms: int, body: bytes, now_ms: int) -> MessageId:
         """Append one message: `send` without what a batch needs."""
@@ -122,19 +125,19 @@ class Sender:
 
         return self._main.write(work)
 
-    def _side_by_side(self, jobs: list[tuple[Any, Callable[[], list[Segment]]]]) -> list[tuple[Any, list[Segment]]]:
+    def _side_by_side(self, jobs: Sequence[Callable[[], list[Segment]]]) -> list[list[Segment]]:
         pool = self._threads()
-        futures: list[Future[list[Segment]]] = [pool.submit(job) for _, job in jobs[1:]]
-        done: list[tuple[Any, list[Segment]]] = []
+        futures: list[Future[list[Segment]]] = [pool.submit(job) for job in jobs[1:]]
+        done: list[list[Segment]] = []
         failure: BaseException | None = None
         try:
-            done.append((jobs[0][0], jobs[0][1]()))
+            done.append(jobs[0]())
         except Exception as error:
             failure = error
-        for (rows, _), future in zip(jobs[1:], futures, strict=True):
+        for future in futures:
             broken = future.exception()
             if broken is None:
-                done.append((rows, future.result()))
+                done.append(future.result())
             failure = failure or broken
         if failure is not None:
             raise failure
@@ -145,22 +148,6 @@ class Sender:
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="duelog-send")
             return self._pool
-
-    @staticmethod
-    def _ids(written: Sequence[tuple[Any, list[Segment]]], count: int) -> MessageIds:
-        if len(written) == 1 and written[0][0] is None and len(written[0][1]) == 1:
-            ledger_id, first, _ = written[0][1][0]
-            return MessageIds.run(ledger_id, first, count)
-        ledgers = np.empty(count, dtype=np.int64)
-        entries = np.empty(count, dtype=np.int64)
-        for rows, segments in written:
-            at = 0
-            for ledger_id, first, length in segments:
-                where = slice(at, at + length) if rows is None else rows[at : at + length]
-                ledgers[where] = ledger_id
-                entries[where] = np.arange(first, first + length)
-                at += length
-        return MessageIds(ledgers, entries)
 
     def close(self) -> None:
         with self._pool_lock:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -50,31 +51,31 @@ def partition_starts(dues: npt.NDArray[np.int64], span_ms: int) -> npt.NDArray[n
     return dues - dues % span_ms
 
 
-def group_by_partition(dues: npt.NDArray[np.int64], span_ms: int) -> list[tuple[int, npt.NDArray[np.intp]]]:
-    """Split a batch by partition: ``(start_ms, positions in the batch)``, earliest partition first.
+def group_by_partition(
+    dues: npt.NDArray[np.int64], span_ms: int
+) -> tuple[npt.NDArray[np.intp], list[tuple[int, int, int]]]:
+    """Sort a batch by partition: its positions, and the partitions with the ranges of them.
 
-    Positions are ascending within each group, so append order is kept. O(n) if one partition takes all,
+    A partition is ``(start_ms, start, limit)``, earliest first: its messages stand at ``positions[start:limit]``.
+    Positions are ascending within each partition, so append order is kept. O(n) if one partition takes all,
     O(n log n) otherwise. Raises InvalidArgument as ``partition_starts`` does.
     """
     _require_span(span_ms)
-    if not len(dues):
-        return []
-    if len(dues) == 1:
-        return [(partition_start(int(dues[0]), span_ms), np.zeros(1, dtype=np.intp))]
+    count = len(dues)
+    if not count:
+        return np.empty(0, dtype=np.intp), []
     earliest, latest = _require_dues(dues)
     first = earliest - earliest % span_ms
     if latest < first + span_ms:
-        return [(first, np.arange(len(dues), dtype=np.intp))]
+        return np.arange(count, dtype=np.intp), [(first, 0, count)]
     numbers = (dues - first) // span_ms
     if latest - first < span_ms << 16:  # numpy sorts 16-bit keys by radix, several times faster
-        order = np.argsort(numbers.astype(np.uint16), kind="stable")
-    else:
-        order = np.argsort(numbers, kind="stable")
+        numbers = numbers.astype(np.uint16)
+    order = numbers.argsort(kind="stable")
     ordered = numbers[order]
-    cuts = np.flatnonzero(ordered[1:] != ordered[:-1]) + 1
-    heads = ordered[np.concatenate(([0], cuts))]
-    groups = np.split(order, cuts)
-    return [(first + number * span_ms, group) for number, group in zip(heads.tolist(), groups, strict=True)]
+    cuts = [0, *((ordered[1:] != ordered[:-1]).nonzero()[0] + 1).tolist(), count]
+    heads = ordered[cuts[:-1]].tolist()
+    return order, [(first + head * span_ms, *cut) for head, cut in zip(heads, pairwise(cuts), strict=True)]
 
 
 def directory_name(start_ms: int) -> str:

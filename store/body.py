@@ -22,6 +22,7 @@ import msgpack
 import numpy as np
 import numpy.typing as npt
 
+from .bodies import Bodies
 from .errors import InvalidArgument, InvalidMessage
 from .message import MAX_DUE_MS, Message, at_ms, resolve_due_ms
 
@@ -46,19 +47,23 @@ class EncodedBatch:
 
     dues: int64, due time in ms as asked; of a message without a delay, ``now_ms``.
     delayed: bool, whether the due time is after ``now_ms``.
-    bodies: the encoded bodies.
+    bodies: the encoded bodies, as a list or as columns.
     """
 
     dues: npt.NDArray[np.int64]
     delayed: npt.NDArray[np.bool_]
-    bodies: list[bytes]
+    bodies: list[bytes] | Bodies
 
     def __len__(self) -> int:
         return len(self.bodies)
 
-    def rows(self, rows: list[int]) -> EncodedBatch:
+    def rows(self, rows: npt.NDArray[np.intp]) -> EncodedBatch:
         """Some of the messages, by their places in the batch."""
-        return EncodedBatch(self.dues[rows], self.delayed[rows], list(map(self.bodies.__getitem__, rows)))
+        return EncodedBatch(self.dues[rows], self.delayed[rows], Bodies.of(self.bodies).pick(rows.tolist()))
+
+    def part(self, start: int, limit: int) -> EncodedBatch:
+        """The messages at places [start, limit)."""
+        return EncodedBatch(self.dues[start:limit], self.delayed[start:limit], self.bodies[start:limit])
 
 
 class _Local(threading.local):
@@ -134,21 +139,20 @@ def encode_payloads(
             raise InvalidMessage("deliver_after", deliver_after, "deliver_at is given too: one of the two")
         dues = _due_column(deliver_at, count)
     packed_now = _pack(now_ms)
-    if not set(map(type, payloads)) <= {bytes}:
-        payloads = [_one_of(payloads, at, max_message_bytes) for at in range(count)]
+    rests = list(payloads)
+    if not set(map(type, rests)) <= {bytes}:
+        rests = [_one_of(payloads, at, max_message_bytes) for at in range(count)]
     heads: dict[int, bytes] = {}
-    for size in set(map(len, payloads)):
+    for size in set(map(len, rests)):
         try:
             heads[size] = _bare_head(packed_now, size, max_message_bytes)
         except InvalidMessage as error:
-            at = [len(payload) for payload in payloads].index(size)
+            at = [len(payload) for payload in rests].index(size)
             raise InvalidMessage(f"payloads[{at}]", error.value, error.reason) from None
     if len(heads) == 1:
-        (head,) = heads.values()
-        bodies = [head + payload for payload in payloads]
-    else:
-        bodies = [heads[len(payload)] + payload for payload in payloads]
-    return EncodedBatch(dues, dues > now_ms, bodies)
+        ((size, head),) = heads.items()
+        return EncodedBatch(dues, dues > now_ms, Bodies(rests, head, len(head) + size))
+    return EncodedBatch(dues, dues > now_ms, [heads[len(payload)] + payload for payload in rests])
 
 
 def _one_of(payloads: Sequence[object], at: int, max_message_bytes: int) -> bytes:
@@ -163,11 +167,12 @@ def _due_column(deliver_at: object, count: int) -> npt.NDArray[np.int64]:
     if isinstance(deliver_at, np.ndarray):
         column = deliver_at
     elif isinstance(deliver_at, Sequence) and not isinstance(deliver_at, (str, bytes)):
-        if not set(map(type, deliver_at)) <= {int}:
+        plain = set(map(type, deliver_at)) <= {int}
+        if not plain:
             for at, value in enumerate(deliver_at):
                 at_ms(f"deliver_at[{at}]", value)
         try:
-            column = np.array([int(value) for value in deliver_at] if count else [], dtype=np.int64)
+            column = np.array(deliver_at if plain else [int(value) for value in deliver_at], dtype=np.int64)
         except OverflowError:
             column = np.array(deliver_at, dtype=object)
     else:
@@ -176,10 +181,10 @@ def _due_column(deliver_at: object, count: int) -> npt.NDArray[np.int64]:
         raise InvalidMessage("deliver_at", deliver_at, f"expected one due time for each of {count} payloads")
     if not np.issubdtype(column.dtype, np.integer) and column.dtype != object:
         raise InvalidMessage("deliver_at", deliver_at, f"a column of {column.dtype}; expected integer epoch ms")
-    wrong = np.flatnonzero((column < 0) | (column > MAX_DUE_MS))
-    if len(wrong):
+    if count and (column.min() < 0 or column.max() > MAX_DUE_MS):
+        wrong = np.flatnonzero((column < 0) | (column > MAX_DUE_MS))
         at_ms(f"deliver_at[{int(wrong[0])}]", int(column[wrong[0]]))
-    return column.astype(np.int64)
+    return column.astype(np.int64)  # a copy: the array is the caller's
 
 
 def encode_one(

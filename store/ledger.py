@@ -6,13 +6,14 @@ work of the commit is done, so that the sends of many threads to one log become 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, cast
 
 import lmdb
 import numpy as np
 import numpy.typing as npt
 
+from .bodies import Bodies
 from .errors import CorruptEntry, InvalidArgument
 from .format import MAX_ENTRY_ID, run_key, split_run_key
 from .run import Int64s, Run, UInt32s, cut, pack_markers, pack_messages
@@ -61,7 +62,7 @@ class _Piece:
     def __init__(
         self,
         dues: list[Int64s],
-        bodies: list[bytes] | None,
+        bodies: list[bytes] | Bodies | None,
         base_ms: int | None,
         target: int = 0,
         entries: list[UInt32s] | None = None,
@@ -109,8 +110,16 @@ class StagedLedger:
         """
         first = self._advance(len(bodies))
         last = self._pieces[-1] if self._pieces else None
-        if last is None or last.bodies is None or last.base_ms != base_ms or last.replaced or replaced:
-            last = _Piece([dues], list(bodies), base_ms, replaced=replaced)
+        columns = isinstance(bodies, Bodies)  # a batch of its own, not copied to be one with its neighbours
+        if (
+            last is None
+            or columns
+            or not isinstance(last.bodies, list)
+            or last.base_ms != base_ms
+            or last.replaced
+            or replaced
+        ):
+            last = _Piece([dues], bodies if isinstance(bodies, Bodies) else list(bodies), base_ms, replaced=replaced)
             self._pieces.append(last)
         else:
             last.dues.append(dues)
@@ -152,15 +161,20 @@ class StagedLedger:
 
     def _write_messages(self, transaction: Transaction, first: int, piece: _Piece) -> int:
         ledger_id = self.ledger.ledger_id
-        bodies = cast(list[bytes], piece.bodies)
+        bodies = cast(list[bytes] | Bodies, piece.bodies)
         dues = piece.dues[0] if len(piece.dues) == 1 else np.concatenate(piece.dues)
         if len(bodies) == 1 and piece.replaced is None:  # a single send, the commonest commit
             key = run_key(ledger_id, first)
             base_ms = int(dues[0]) if piece.base_ms is None else piece.base_ms
             self._write(transaction, key, pack_messages(key, base_ms, dues, bodies, ahead=piece.ahead))
             return first + 1
-        sizes = list(map(len, bodies))
-        for start, limit in cut(dues, sizes, self._limits.entries, self._limits.bytes, piece.base_ms):
+        bodies = Bodies.of(bodies)
+        limits = self._limits
+        if piece.base_ms is not None and len(bodies) <= limits.entries and bodies.total() <= limits.bytes:
+            ranges: Iterable[tuple[int, int]] = ((0, len(bodies)),)
+        else:
+            ranges = cut(dues, bodies.sizes(), limits.entries, limits.bytes, piece.base_ms)
+        for start, limit in ranges:
             key = run_key(ledger_id, first + start)
             base_ms = int(dues[start:limit].min()) if piece.base_ms is None else piece.base_ms
             replaced = piece.replaced

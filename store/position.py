@@ -59,27 +59,58 @@ def message_ids(ledgers: Iterable[int], entries: Iterable[int]) -> list[MessageI
     return list(map(_new, zip(ledgers, entries, strict=False)))
 
 
+Int64s = npt.NDArray[np.int64]
+
+
 class MessageIds(Sequence[MessageId]):
     """Many message ids as two columns: a MessageId is made of each when somebody looks at it.
 
     Equal to any other sequence of the same ids.
     """
 
-    __slots__ = ("_entries", "_ledgers")
+    __slots__ = ("_columns", "_count", "_places", "_segments")
 
-    def __init__(self, ledgers: npt.NDArray[np.int64], entries: npt.NDArray[np.int64]) -> None:
-        """int64 columns of one length, taken over."""
-        self._ledgers = ledgers
-        self._entries = entries
+    def __init__(self, segments: Sequence[tuple[int, int, int]], places: npt.NDArray[np.intp] | None = None) -> None:
+        """(ledger id, first entry id, count) of consecutive entries, one segment after the other.
+
+        places: a permutation; the first id stands at `places[0]`, the second at `places[1]`. None: in order.
+        """
+        self._segments = segments
+        self._places = places
+        self._count = sum(count for _, _, count in segments)
+        self._columns: tuple[Int64s, Int64s] | None = None
+
+    @classmethod
+    def of(cls, ledgers: Int64s, entries: Int64s) -> MessageIds:
+        """Ids by columns of one length, taken over."""
+        ids = cls(())
+        ids._columns, ids._count = (ledgers, entries), len(ledgers)
+        return ids
 
     @classmethod
     def run(cls, ledger_id: int, first: int, count: int) -> MessageIds:
         """The ids of consecutive entries of a ledger."""
-        entries = np.arange(first, first + count, dtype=np.int64)
-        return cls(np.full(count, ledger_id, dtype=np.int64), entries)
+        return cls([(ledger_id, first, count)])
+
+    def columns(self) -> tuple[Int64s, Int64s]:
+        """Ledger ids and entry ids, not to be written to. O(ids) at first use."""
+        if self._columns is None:
+            counts = [count for _, _, count in self._segments]
+            ledgers: Int64s = np.repeat(np.array([ledger for ledger, _, _ in self._segments], dtype=np.int64), counts)
+            entries: Int64s = np.empty(len(ledgers), dtype=np.int64)
+            at = 0
+            for _, first, count in self._segments:
+                entries[at : at + count] = np.arange(first, first + count)
+                at += count
+            if self._places is not None:
+                placed = np.empty_like(ledgers), np.empty_like(entries)
+                placed[0][self._places], placed[1][self._places] = ledgers, entries
+                ledgers, entries = placed
+            self._columns = ledgers, entries
+        return self._columns
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return self._count
 
     @overload
     def __getitem__(self, index: int) -> MessageId: ...
@@ -88,20 +119,22 @@ class MessageIds(Sequence[MessageId]):
     def __getitem__(self, index: slice) -> MessageIds: ...
 
     def __getitem__(self, index: int | slice) -> MessageId | MessageIds:
+        ledgers, entries = self.columns()
         if isinstance(index, slice):
-            return MessageIds(self._ledgers[index], self._entries[index])
-        return MessageId(int(self._ledgers[index]), int(self._entries[index]))
+            return MessageIds.of(ledgers[index], entries[index])
+        return MessageId(int(ledgers[index]), int(entries[index]))
 
     def __iter__(self) -> Iterator[MessageId]:
         return iter(self.to_list())
 
     def to_list(self) -> list[MessageId]:
         """All of them as a list."""
-        return message_ids(self._ledgers.tolist(), self._entries.tolist())
+        ledgers, entries = self.columns()
+        return message_ids(ledgers.tolist(), entries.tolist())
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, MessageIds):
-            return np.array_equal(self._ledgers, other._ledgers) and np.array_equal(self._entries, other._entries)
+            return all(map(np.array_equal, self.columns(), other.columns()))
         return self.to_list() == list(other) if isinstance(other, Sequence) else NotImplemented
 
     __hash__ = None  # type: ignore[assignment]

@@ -20,11 +20,11 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator, Sequence
 from enum import IntEnum
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from .bodies import Bodies
 from .checksum import crc32
 from .errors import CorruptEntry
 from .format import run_key, split_run_key
@@ -64,8 +64,8 @@ _COLUMN_BYTES: dict[int, int] = {RunKind.MESSAGES: 12, RunKind.MARKERS: 8}
 _CONDITION_BYTES = 12
 
 
-def _seal(key: bytes, rest: bytes, bodies: Sequence[bytes | memoryview]) -> bytes:
-    return b"".join((_CRC.pack(crc32(rest, crc32(key))), rest, *bodies))
+def _seal(key: bytes, rest: bytes, parts: Sequence[bytes | memoryview]) -> bytes:
+    return b"".join((_CRC.pack(crc32(rest, crc32(key))), rest, *parts))
 
 
 def pack_messages(
@@ -85,19 +85,23 @@ def pack_messages(
     """
     count = len(bodies)
     if count == 1:  # the run of a single send: numpy costs more than the rest of it
-        packed = _ONE.pack(int(dues[0]) - base_ms, len(bodies[0]), crc32(bodies[0]))
+        body = bodies[0]
+        parts: Sequence[bytes] = (body,)
+        packed = _ONE.pack(int(dues[0]) - base_ms, len(body), crc32(body))
     else:
+        bodies = Bodies.of(bodies)
+        parts = bodies.parts()
         columns = np.empty((3, count), dtype="<u4")
-        columns[0] = dues - base_ms
-        columns[1] = np.cumsum(np.fromiter(map(len, bodies), dtype=np.int64, count=count))
-        columns[2] = np.fromiter(map(crc32, bodies), dtype=np.int64, count=count)
+        np.subtract(dues, base_ms, out=columns[0], casting="unsafe")
+        np.cumsum(bodies.sizes(), out=columns[1])
+        columns[2] = bodies.checksums()
         packed = columns.tobytes()
     flags = (FLAG_AHEAD if ahead else 0) | (FLAG_CONDITIONAL if replaced is not None else 0)
     rest = HEADER.pack(0, RUN_VERSION, RunKind.MESSAGES, flags, count, base_ms, 0, 0)
     rest = rest[4:] + packed
     if replaced is not None:
         rest += replaced[0].astype("<u8").tobytes() + replaced[1].astype("<u4").tobytes()
-    return _seal(key, rest, bodies)
+    return _seal(key, rest, parts)
 
 
 def pack_markers(
@@ -310,7 +314,7 @@ class Run:
 
 
 def cut(
-    dues: Int64s, sizes: Sequence[int], max_entries: int, max_bytes: int, base_ms: int | None
+    dues: Int64s, sizes: Sequence[int] | Int64s, max_entries: int, max_bytes: int, base_ms: int | None
 ) -> Iterator[tuple[int, int]]:
     """Split a batch into runs: (start, limit) of each, in order.
 
@@ -319,10 +323,10 @@ def cut(
     """
     count = len(sizes)
     narrow = base_ms is not None or count == 1 or int(dues.max()) - int(dues.min()) <= MAX_DUE_SPAN_MS
-    if narrow and (count == 1 or (count <= max_entries and sum(sizes) <= max_bytes)):
+    ends: Int64s = np.cumsum(sizes, dtype=np.int64)
+    if narrow and (count == 1 or (count <= max_entries and int(ends[-1]) <= max_bytes)):
         yield 0, count
         return
-    ends: npt.NDArray[Any] = np.cumsum(np.fromiter(sizes, dtype=np.int64, count=count))
     start = 0
     while start < count:
         before = int(ends[start - 1]) if start else 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -66,6 +67,13 @@ def batches(draw: st.DrawFn) -> tuple[list[int], int]:
     return draw(st.lists(near, max_size=40) | st.lists(near | dues, max_size=40)), span_ms
 
 
+def grouped(batch: npt.NDArray[np.int64], span_ms: int) -> list[tuple[int, list[int]]]:
+    """The start of each partition and the positions of its messages."""
+    order, groups = group_by_partition(batch, span_ms)
+    assert [start for _, start, _ in groups] == [0, *(limit for *_, limit in groups)][: len(groups)]
+    return [(start_ms, order[start:limit].tolist()) for start_ms, start, limit in groups]
+
+
 @given(batches())
 def test_groups_hold_every_position_once_in_append_order(case: tuple[list[int], int]) -> None:
     """Grouping a batch agrees with a plain dictionary of lists, sorted by start."""
@@ -73,14 +81,12 @@ def test_groups_hold_every_position_once_in_append_order(case: tuple[list[int], 
     expected: dict[int, list[int]] = {}
     for position, due_ms in enumerate(batch):
         expected.setdefault(due_ms - due_ms % span_ms, []).append(position)
-    groups = group_by_partition(np.array(batch, dtype=np.int64), span_ms)
-    assert [(start_ms, positions.tolist()) for start_ms, positions in groups] == sorted(expected.items())
+    assert grouped(np.array(batch, dtype=np.int64), span_ms) == sorted(expected.items())
 
 
 def test_partitions_2_to_the_16_apart_are_not_taken_for_one() -> None:
     """Grouping sorts near partitions by a short number; farther ones must not wrap around onto them."""
-    groups = group_by_partition(np.array([65_536, 0, 1, 131_072, 0], dtype=np.int64), 1)
-    assert [(start_ms, positions.tolist()) for start_ms, positions in groups] == [
+    assert grouped(np.array([65_536, 0, 1, 131_072, 0], dtype=np.int64), 1) == [
         (0, [1, 4]),
         (1, [2]),
         (65_536, [0]),
@@ -92,9 +98,7 @@ def test_a_batch_within_one_partition_is_one_group() -> None:
     """A thousand entries of one day come back as one group of all positions."""
     start_ms = utc_ms(2026, 11, 20)
     batch = np.random.default_rng(1).integers(start_ms, start_ms + DAY_MS, 1_000)
-    [(found, positions)] = group_by_partition(batch, DAY_MS)
-    assert found == start_ms
-    assert positions.tolist() == list(range(1_000))
+    assert grouped(batch, DAY_MS) == [(start_ms, list(range(1_000)))]
 
 
 def test_directory_names_are_utc_times_with_milliseconds_only_where_needed() -> None:
