@@ -90,16 +90,18 @@ class Sender:
         """Append one message: `send` without what a batch needs."""
         if topic.deleted:
             raise UnknownTopic(str(topic.name))
-        dues = np.array((due_ms,), dtype=np.int64)
         if due_ms > now_ms + self._inline_ms:
             partition = self._partitions.begin_append(due_ms - due_ms % self._span_ms, now_ms)
             if partition is not None:
                 try:
                     return MessageId(
-                        *partition.append(topic.topic_id, dues, (body,), self._run_limits, self._partitions.new_ledger)
+                        *partition.append(
+                            topic.topic_id, (due_ms,), (body,), self._run_limits, self._partitions.new_ledger
+                        )
                     )
                 finally:
                     self._partitions.end_append(partition)
+        dues = np.array((due_ms,), dtype=np.int64)
         batch = EncodedBatch(dues, dues > now_ms, [body])
         return MessageId(*self._append_direct(topic, batch, now_ms, None)[0][:2])
 

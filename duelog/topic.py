@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from duelog.markers.lookup import find_partition, read_entry, scheduled
 from duelog.markers.withdrawal import Outcome
-from duelog.store.body import EncodedBatch, encode_batch, encode_one, encode_payloads
+from duelog.store.body import EncodedBatch, encode_batch, encode_one, encode_payloads, encode_send
 from duelog.store.errors import ClosedError, DamagedStore, InvalidArgument, UnknownSubscription
 from duelog.store.managed_ledger import ManagedLedger
 from duelog.store.message import MAX_DUE_MS, Message, ScheduledMessage, at_ms, resolve_due_ms
@@ -73,9 +73,11 @@ class Topic:
         Raises InvalidMessage, DelayTooLong (a policy forbids the delay), StoreFull, StoreFailed; then nothing was
         appended.
         """
-        message = Message(payload, deliver_at=deliver_at, deliver_after=deliver_after, key=key, properties=properties)
-        due_ms, body, now_ms = self._encode_one(message)
-        return self._engine.sender.send_one(self._state(now_ms), due_ms, body, now_ms)
+        engine, now_ms = self._engine, self._writing_at()
+        limit = engine.config.max_message_bytes
+        due_ms, body = encode_send(payload, deliver_at, deliver_after, key, properties, now_ms, limit)
+        due_ms = engine.policies.apply_one(self._name, due_ms, now_ms)
+        return engine.sender.send_one(self._state(now_ms), due_ms, body, now_ms)
 
     def send_async(
         self,
@@ -100,15 +102,15 @@ class Topic:
 
     def put(self, message: Message, *, wait: bool) -> Future[MessageId] | None:
         """As `send_async`; with `wait` False None where there is no room now."""
-        due_ms, body, now_ms = self._encode_one(message)
-        return self._engine.outbox.put(self, due_ms, body, now_ms, wait=wait)
-
-    def _encode_one(self, message: Message) -> tuple[int, bytes, int]:
-        engine = self._engine
-        engine.check_writable()
-        now_ms = engine.clock.now_ms()
+        engine, now_ms = self._engine, self._writing_at()
         due_ms, body = encode_one(message, now_ms, engine.config.max_message_bytes)
-        return engine.policies.apply_one(self._name, due_ms, now_ms), body, now_ms
+        due_ms = engine.policies.apply_one(self._name, due_ms, now_ms)
+        return engine.outbox.put(self, due_ms, body, now_ms, wait=wait)
+
+    def _writing_at(self) -> int:
+        """The time, of a store that can be written to."""
+        self._engine.check_writable()
+        return self._engine.clock.now_ms()
 
     def write(self, batch: EncodedBatch, now_ms: int) -> MessageIds:
         """Append what `encode` gave."""
@@ -138,8 +140,7 @@ class Topic:
         deliver_at: epoch ms for each payload (ints, or an integer array), or one time for all. deliver_after: for
         all. Each of the ids returned is made when it is looked at. Raises as `send_batch`, naming `deliver_at[3]`.
         """
-        self._engine.check_writable()
-        now_ms = self._engine.clock.now_ms()
+        now_ms = self._writing_at()
         batch = encode_payloads(payloads, deliver_at, deliver_after, now_ms, self._engine.config.max_message_bytes)
         if not len(batch):
             return MessageIds.run(0, 0, 0)
@@ -148,8 +149,7 @@ class Topic:
 
     def encode(self, messages: Iterable[Message]) -> tuple[EncodedBatch, int]:
         """Check and encode messages as `send_batch` does, delay policies applied; and the time it was done at."""
-        self._engine.check_writable()
-        now_ms = self._engine.clock.now_ms()
+        now_ms = self._writing_at()
         batch = encode_batch(messages, now_ms, self._engine.config.max_message_bytes)
         if len(batch):
             self._engine.policies.apply(self._name, batch, now_ms)
@@ -254,8 +254,7 @@ class Topic:
         deliver_after: float | timedelta | None = None,
     ) -> list[MessageId | None]:
         """Give messages another due time, in one transaction; as `reschedule`."""
-        self._engine.check_writable()
-        now_ms = self._engine.clock.now_ms()
+        now_ms = self._writing_at()
         asked = resolve_due_ms(Message(b"", deliver_at=deliver_at, deliver_after=deliver_after), now_ms)
         due_ms = now_ms if asked is None else asked
         ids = _ids(message_ids)

@@ -11,12 +11,14 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from ..store import catalog
 from ..store import format as fmt
 from ..store.environment import Environment
 from ..store.errors import DamagedStore
 from ..store.format import PartitionInfo, PartitionState
-from ..store.ledger import Ledger, Replaced, RunLimits, StagedLedger, find_tail
+from ..store.ledger import Dues, Ledger, Replaced, RunLimits, StagedLedger, find_tail
 from ..store.run import Int64s
 from ..store.transaction import Transaction
 from .timespan import directory_name
@@ -139,7 +141,7 @@ class Partition:
     def append(
         self,
         topic_id: int,
-        dues: Int64s,
+        dues: Dues,
         bodies: Sequence[bytes],
         limits: RunLimits,
         new_ledger: Callable[[], int],
@@ -164,14 +166,14 @@ class Partition:
             staged = transaction.stage(log, lambda: StagedLedger(log.ledger, limits, heard))
             if also is not None:
                 also(transaction)
-            assert isinstance(staged, StagedLedger)
+            assert type(staged) is StagedLedger
             return staged.add_messages(dues, bodies, self.start_ms, replaced)
 
-        def heard(first: int, appended: Int64s) -> None:
+        def heard(first: int, appended: Dues) -> None:
             log.registered = True
             listener = self.listener
             if listener is not None:
-                listener(log, first, appended)
+                listener(log, first, np.asarray(appended, dtype=np.int64))
 
         return log.ledger_id, self.environment.write(work)
 

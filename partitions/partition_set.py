@@ -181,7 +181,8 @@ class PartitionSet:
         with self._lock:
             partition.leases -= 1
             partition.appenders -= 1
-            self._close_surplus()
+            if len(self._open) > self._config.max_open_partitions:
+                self._close_surplus()
 
     def stop_appends(self, partition: Partition) -> bool:
         """Refuse append leases from now on; False, and nothing changes, while somebody holds one."""

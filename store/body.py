@@ -36,6 +36,9 @@ _NIL = b"\xc0"
 _BARE_16 = struct.Struct(">HQBH")
 _BARE_FORM = 0x92CF
 _BIN_16 = 0xC5
+_BARE_FROM_MS = 1 << 32
+_BARE_FROM_BYTES, _BARE_TO_BYTES = 1 << 8, (1 << 16) - 1
+"""Where msgpack's shortest forms of the two are those."""
 
 Body = tuple[int, bytes, str | None, dict[str, str] | None, dict[str, object] | None]
 """publish_ms, payload, key, properties, extra."""
@@ -203,6 +206,32 @@ def encode_one(
     due_ms = resolve_due_ms(message, now_ms)
     body = _encode_fields(message, _pack(now_ms), max_message_bytes, extra)
     return now_ms if due_ms is None else due_ms, body
+
+
+def encode_send(
+    payload: bytes | bytearray | memoryview,
+    deliver_at: int | datetime | None,
+    deliver_after: float | timedelta | None,
+    key: str | None,
+    properties: Mapping[str, str] | None,
+    now_ms: int,
+    max_message_bytes: int,
+) -> tuple[int, bytes]:
+    """As ``encode_one`` of a Message with these fields: what a plain one needs, without making one."""
+    if (
+        type(payload) is bytes
+        and key is None
+        and properties is None
+        and deliver_after is None
+        and (type(deliver_at) is int or deliver_at is None)
+        and _BARE_FROM_BYTES <= (size := len(payload)) <= min(_BARE_TO_BYTES, max_message_bytes - _BARE_16.size)
+        and now_ms >= _BARE_FROM_MS
+    ):
+        due_ms = now_ms if deliver_at is None else deliver_at
+        if 0 <= due_ms <= MAX_DUE_MS:
+            return due_ms, _BARE_16.pack(_BARE_FORM, now_ms, _BIN_16, size) + payload
+    message = Message(payload, deliver_at=deliver_at, deliver_after=deliver_after, key=key, properties=properties)
+    return encode_one(message, now_ms, max_message_bytes)
 
 
 def decode_body(data: bytes | memoryview) -> Body:

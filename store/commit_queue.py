@@ -22,8 +22,13 @@ class Request:
         self.error: BaseException | None = None
         self.done = False
         self.leads = False
-        self.gate = threading.Lock()
-        self.gate.acquire()
+        self.gate: threading.Lock | None = None
+        """Held until the request is done or leads; None: it leads from the beginning, and nobody waits."""
+
+    def open(self) -> None:
+        """Let the thread that waits go on."""
+        if self.gate is not None:
+            self.gate.release()
 
 
 class CommitQueue:
@@ -58,9 +63,12 @@ class CommitQueue:
             with self._mutex:
                 self._admit()
                 self._waiting.append(request)
-                if not self._led:
+                if self._led:
+                    request.gate = threading.Lock()
+                    request.gate.acquire()
+                else:
                     self._led = request.leads = True
-            if not request.leads:
+            if request.gate is not None:
                 request.gate.acquire()
             if not request.done:
                 self._lead(request)
@@ -85,7 +93,7 @@ class CommitQueue:
         leader.leads = False
         if self._waiting:
             self._waiting[0].leads = True
-            self._waiting[0].gate.release()
+            self._waiting[0].open()
         else:
             self._led = False
 
@@ -111,4 +119,4 @@ class CommitQueue:
                 self._hand_over(own)
             for request in batch:
                 if request is not own:
-                    request.gate.release()
+                    request.open()

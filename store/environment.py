@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import TypeVar
 
 import lmdb
 
@@ -176,7 +176,8 @@ class Environment:
         """
         if self._gate.held:
             raise BrokenInvariant(f"{self.name}: write inside a read transaction")
-        return cast(T, self._queue.run(work))
+        value: T = self._queue.run(work)
+        return value
 
     def _serve(self, batch: list[Request]) -> None:
         with self._committing:
@@ -368,7 +369,8 @@ class Environment:
             raise ClosedError(f"{self.name} (opened by process {self._process}, used by its child {here.pid})")
 
     def _check_writable(self) -> None:
-        self._check_open()
+        if self._closed or here.pid != self._process:
+            self._check_open()
         if self._failed is not None:
             raise self._failed
         if self._read_only:

@@ -7,7 +7,7 @@ work of the commit is done, so that the sends of many threads to one log become 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import lmdb
 import numpy as np
@@ -16,7 +16,7 @@ import numpy.typing as npt
 from .bodies import Bodies
 from .errors import CorruptEntry, InvalidArgument
 from .format import MAX_ENTRY_ID, run_key, split_run_key
-from .run import Int64s, Run, UInt32s, cut, pack_markers, pack_messages
+from .run import Int64s, Run, UInt32s, cut, pack_markers, pack_message, pack_messages
 from .transaction import Transaction
 
 MAX_RUN_ENTRIES = 65_535
@@ -54,6 +54,10 @@ class Ledger:
         """Bytes of the runs written since the ledger was opened here, and before where that is known."""
 
 
+Dues = Int64s | tuple[int]
+"""Due times in ms: a column, or the one of a single message."""
+
+
 class _Piece:
     """Consecutive entries of one kind; messages have bodies, markers a target."""
 
@@ -61,7 +65,7 @@ class _Piece:
 
     def __init__(
         self,
-        dues: list[Int64s],
+        dues: list[Dues],
         bodies: list[bytes] | Bodies | None,
         base_ms: int | None,
         target: int = 0,
@@ -81,9 +85,7 @@ class _Piece:
 class StagedLedger:
     """What one transaction appends to one ledger."""
 
-    def __init__(
-        self, ledger: Ledger, limits: RunLimits, committed: Callable[[int, Int64s], None] | None = None
-    ) -> None:
+    def __init__(self, ledger: Ledger, limits: RunLimits, committed: Callable[[int, Dues], None] | None = None) -> None:
         """`committed` is called once with (first entry id, due times) when messages are on disk.
 
         The due time it gets for a conditional entry is HELD.
@@ -97,7 +99,7 @@ class StagedLedger:
 
     def add_messages(
         self,
-        dues: Int64s,
+        dues: Dues,
         bodies: Sequence[bytes],
         base_ms: int | None,
         replaced: Replaced | None = None,
@@ -110,16 +112,11 @@ class StagedLedger:
         """
         first = self._advance(len(bodies))
         last = self._pieces[-1] if self._pieces else None
-        columns = isinstance(bodies, Bodies)  # a batch of its own, not copied to be one with its neighbours
-        if (
-            last is None
-            or columns
-            or not isinstance(last.bodies, list)
-            or last.base_ms != base_ms
-            or last.replaced
-            or replaced
-        ):
-            last = _Piece([dues], bodies if isinstance(bodies, Bodies) else list(bodies), base_ms, replaced=replaced)
+        if type(bodies) is Bodies:  # a batch of its own, not copied to be one with its neighbours
+            last = _Piece([dues], bodies, base_ms, replaced=replaced)
+            self._pieces.append(last)
+        elif last is None or type(last.bodies) is not list or last.base_ms != base_ms or last.replaced or replaced:
+            last = _Piece([dues], list(bodies), base_ms, replaced=replaced)
             self._pieces.append(last)
         else:
             last.dues.append(dues)
@@ -161,13 +158,15 @@ class StagedLedger:
 
     def _write_messages(self, transaction: Transaction, first: int, piece: _Piece) -> int:
         ledger_id = self.ledger.ledger_id
-        bodies = cast(list[bytes] | Bodies, piece.bodies)
-        dues = piece.dues[0] if len(piece.dues) == 1 else np.concatenate(piece.dues)
+        bodies = piece.bodies
+        assert bodies is not None
         if len(bodies) == 1 and piece.replaced is None:  # a single send, the commonest commit
+            due_ms, body = int(piece.dues[0][0]), bodies[0]
             key = run_key(ledger_id, first)
-            base_ms = int(dues[0]) if piece.base_ms is None else piece.base_ms
-            self._write(transaction, key, pack_messages(key, base_ms, dues, bodies, ahead=piece.ahead))
+            base_ms = due_ms if piece.base_ms is None else piece.base_ms
+            self._write(transaction, key, pack_message(key, base_ms, due_ms, body, ahead=piece.ahead))
             return first + 1
+        dues = _joined(piece.dues)
         bodies = Bodies.of(bodies)
         limits = self._limits
         if piece.base_ms is not None and len(bodies) <= limits.entries and bodies.total() <= limits.bytes:
@@ -185,12 +184,13 @@ class StagedLedger:
         return first + len(bodies)
 
     def _write_markers(self, transaction: Transaction, first: int, piece: _Piece) -> int:
-        entries = cast(list[UInt32s], piece.entries)[0]
-        dues = piece.dues[0]
+        assert piece.entries is not None
+        assert piece.base_ms is not None
+        entries, base_ms = piece.entries[0], piece.base_ms
+        dues = _joined(piece.dues)
         for start in range(0, len(entries), MAX_RUN_ENTRIES):
             limit = min(start + MAX_RUN_ENTRIES, len(entries))
             key = run_key(self.ledger.ledger_id, first + start)
-            base_ms = cast(int, piece.base_ms)
             value = pack_markers(key, piece.target, base_ms, entries[start:limit], dues[start:limit], piece.fired_ms)
             self._write(transaction, key, value)
         return first + len(entries)
@@ -203,12 +203,17 @@ class StagedLedger:
             if len(self._pieces) == 1 and self._pieces[0].replaced is None and len(self._pieces[0].dues) == 1:
                 self._callback(first, self._pieces[0].dues[0])
                 return
-            dues = [
+            dues: list[Dues] = [
                 due if piece.replaced is None else np.full(len(due), HELD)
                 for piece in self._pieces
                 for due in piece.dues
             ]
-            self._callback(first, dues[0] if len(dues) == 1 else np.concatenate(dues))
+            self._callback(first, _joined(dues))
+
+
+def _joined(dues: Sequence[Dues]) -> Int64s:
+    """One column of several."""
+    return np.asarray(dues[0], dtype=np.int64) if len(dues) == 1 else np.concatenate(dues, dtype=np.int64)
 
 
 def find_tail(raw: lmdb.Transaction, environment: str, ledger_id: int) -> int:

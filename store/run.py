@@ -47,7 +47,7 @@ FLAG_TIMED = 0x0004
 _CRC = struct.Struct("<I")
 _LOCATE = struct.Struct("<I")
 _SPAN = struct.Struct("<II")
-_ONE = struct.Struct("<III")
+_SINGLE = struct.Struct("<BBHIqQIIII")
 
 Int64s = npt.NDArray[np.int64]
 UInt32s = npt.NDArray[np.uint32]
@@ -84,24 +84,24 @@ def pack_messages(
     body stands for one that compaction dropped.
     """
     count = len(bodies)
-    if count == 1:  # the run of a single send: numpy costs more than the rest of it
-        body = bodies[0]
-        parts: Sequence[bytes] = (body,)
-        packed = _ONE.pack(int(dues[0]) - base_ms, len(body), crc32(body))
-    else:
-        bodies = Bodies.of(bodies)
-        parts = bodies.parts()
-        columns = np.empty((3, count), dtype="<u4")
-        np.subtract(dues, base_ms, out=columns[0], casting="unsafe")
-        np.cumsum(bodies.sizes(), out=columns[1])
-        columns[2] = bodies.checksums()
-        packed = columns.tobytes()
+    bodies = Bodies.of(bodies)
+    columns = np.empty((3, count), dtype="<u4")
+    np.subtract(dues, base_ms, out=columns[0], casting="unsafe")
+    np.cumsum(bodies.sizes(), out=columns[1])
+    columns[2] = bodies.checksums()
     flags = (FLAG_AHEAD if ahead else 0) | (FLAG_CONDITIONAL if replaced is not None else 0)
     rest = HEADER.pack(0, RUN_VERSION, RunKind.MESSAGES, flags, count, base_ms, 0, 0)
-    rest = rest[4:] + packed
+    rest = rest[4:] + columns.tobytes()
     if replaced is not None:
         rest += replaced[0].astype("<u8").tobytes() + replaced[1].astype("<u4").tobytes()
-    return _seal(key, rest, parts)
+    return _seal(key, rest, bodies.parts())
+
+
+def pack_message(key: bytes, base_ms: int, due_ms: int, body: bytes, *, ahead: bool = False) -> bytes:
+    """As `pack_messages` of one: the run of a single send, which numpy would cost more than the rest of it."""
+    flags, offset = FLAG_AHEAD if ahead else 0, due_ms - base_ms
+    rest = _SINGLE.pack(RUN_VERSION, RunKind.MESSAGES, flags, 1, base_ms, 0, 0, offset, len(body), crc32(body))
+    return b"".join((_CRC.pack(crc32(rest, crc32(key))), rest, body))
 
 
 def pack_markers(

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from duelog.store.body import MAX_KEY_BYTES, EncodedBatch, decode_body, encode_batch, encode_one
+from duelog.store.body import MAX_KEY_BYTES, EncodedBatch, decode_body, encode_batch, encode_one, encode_send
 from duelog.store.errors import InvalidArgument, InvalidMessage
 from duelog.store.message import MAX_DUE_MS, Message
 
@@ -364,3 +364,28 @@ def test_a_map_key_without_a_hash_is_a_value_error() -> None:
     """The one form at which msgpack raises TypeError is refused like the others."""
     with pytest.raises(ValueError, match=r"body"):
         decode_body(b"\x95\x01\xc4\x00\xc0\xc0\x81\x90\x01")
+
+
+@given(
+    st.sampled_from([0, 1, 255, 256, 257, 1024, 65_535, 65_536]).map(bytes) | st.binary(max_size=400),
+    st.sampled_from([None, 0, 5, MAX_DUE_MS, MAX_DUE_MS + 1, -1, True, 1.5]),
+    st.sampled_from([None, 0, 3]),
+    st.sampled_from([None, "k"]),
+    st.sampled_from([None, {}, {"a": "b"}]),
+    st.sampled_from([0, 2**32 - 1, 2**32, NOW]),
+    st.sampled_from([300, 1036, 1 << 20]),
+)
+def test_a_plain_send_is_encoded_as_any_message(
+    payload: bytes, at: Any, after: Any, key: Any, properties: Any, now_ms: int, limit: int
+) -> None:
+    """It has a way of its own, with the same result and the same refusals, at every limit of its forms."""
+
+    def outcome(encode: Any) -> Any:
+        try:
+            return encode()
+        except InvalidMessage as error:
+            return error.field, error.reason
+
+    message = Message(payload, deliver_at=at, deliver_after=after, key=key, properties=properties)
+    expected = outcome(lambda: encode_one(message, now_ms, limit))
+    assert outcome(lambda: encode_send(payload, at, after, key, properties, now_ms, limit)) == expected

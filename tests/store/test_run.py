@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from duelog.store.errors import CorruptEntry
 from duelog.store.format import run_key
-from duelog.store.run import HEADER_BYTES, MAX_DUE_SPAN_MS, Run, RunKind, cut, pack_markers, pack_messages
+from duelog.store.run import HEADER_BYTES, MAX_DUE_SPAN_MS, Run, RunKind, cut, pack_markers, pack_message, pack_messages
 
 U32 = st.integers(0, 2**32 - 1)
 ADDRESS = st.tuples(st.integers(0, 2**64 - 1), st.integers(0, 2**32 - 200))
@@ -176,6 +176,14 @@ def test_a_dropped_body_is_none_and_moves_no_other() -> None:
     key, value = messages(0, [0, 1, 2], [b"one", b"", b"three"])
     run = Run("main", key, value)
     assert [run.body(index) for index in range(3)] == [b"one", None, b"three"]
+
+
+@given(st.integers(0, MAX_DUE_SPAN_MS), st.integers(0, 2**40), st.binary(max_size=300), st.booleans())
+def test_the_run_of_a_single_send_is_a_run_like_any(offset: int, base_ms: int, body: bytes, ahead: bool) -> None:
+    """It is packed in a way of its own, to the same bytes."""
+    key = run_key(7, 3)
+    many = pack_messages(key, base_ms, np.array([base_ms + offset]), [body], ahead=ahead)
+    assert pack_message(key, base_ms, base_ms + offset, body, ahead=ahead) == many
 
 
 # -- cutting a batch into runs -----------------------------------------------------------------
