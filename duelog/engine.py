@@ -170,7 +170,8 @@ class Engine:
             raise ClosedError(f"store {self.path} (opened by process {self._process}, used by child {here.pid})")
 
     def check_writable(self) -> None:
-        self.check_open()
+        if self.closed or here.pid != self._process:
+            self.check_open()
         if self.read_only:
             raise ClosedError(f"store {self.path} is open read-only; for writing it")
         if self.main.failed is not None:

@@ -108,16 +108,16 @@ class Sender:
     def _append(
         self, topic: TopicState, start_ms: int | None, batch: EncodedBatch, now_ms: int, also: Write | None
     ) -> list[Segment]:
-        if start_ms is None:
+        partition = None if start_ms is None else self._partitions.begin_append(start_ms, now_ms)
+        if partition is None:  # or it has closed meanwhile, so its messages are due
             return self._append_direct(topic, batch, now_ms, also)
-        with self._partitions.append_lease(start_ms, now_ms) as partition:
-            if partition is not None:
-                ledger_id, first = partition.append(
-                    topic.topic_id, batch.dues, batch.bodies, self._run_limits, self._partitions.new_ledger, also=also
-                )
-                return [Segment(ledger_id, first, len(batch))]
-        # The partition has closed meanwhile, so its messages are due.
-        return self._append_direct(topic, batch, now_ms, also)
+        try:
+            ledger_id, first = partition.append(
+                topic.topic_id, batch.dues, batch.bodies, self._run_limits, self._partitions.new_ledger, also=also
+            )
+        finally:
+            self._partitions.end_append(partition)
+        return [Segment(ledger_id, first, len(batch))]
 
     def _append_direct(self, topic: TopicState, batch: EncodedBatch, now_ms: int, also: Write | None) -> list[Segment]:
         def work(transaction: Transaction) -> list[Segment]:

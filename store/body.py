@@ -92,6 +92,7 @@ def encode_batch(messages: Iterable[Message], now_ms: int, max_message_bytes: in
     # What stands before the payload of a bare message depends on its size alone; a size is in here once it is found
     # to be within the limit.
     heads: dict[int, bytes] = {}
+    bare = True  # all so far, and `bodies` are their payloads
     for message in messages:
         try:
             payload = message.payload
@@ -104,9 +105,11 @@ def encode_batch(messages: Iterable[Message], now_ms: int, max_message_bytes: in
                 size = len(payload)
                 if size not in heads:
                     heads[size] = _bare_head(packed_now, size, max_message_bytes)
-                body = heads[size] + payload
+                body = payload if bare else heads[size] + payload
             else:
                 body = _encode_fields(message, packed_now, max_message_bytes, None)
+                if bare:
+                    bare, bodies[:] = False, _with_heads(heads, bodies)
         except InvalidMessage as error:
             raise InvalidMessage(f"messages[{len(bodies)}].{error.field}", error.value, error.reason) from None
         except AttributeError:
@@ -116,7 +119,19 @@ def encode_batch(messages: Iterable[Message], now_ms: int, max_message_bytes: in
         add_body(body)
         add_due(now_ms if due_ms is None else due_ms)
     columns = np.array(dues, dtype=np.int64)
-    return EncodedBatch(columns, columns > now_ms, bodies)
+    return EncodedBatch(columns, columns > now_ms, _bare_bodies(heads, bodies) if bare else bodies)
+
+
+def _with_heads(heads: Mapping[int, bytes], payloads: Iterable[bytes]) -> list[bytes]:
+    return [heads[len(payload)] + payload for payload in payloads]
+
+
+def _bare_bodies(heads: Mapping[int, bytes], payloads: list[bytes]) -> list[bytes] | Bodies:
+    """Bodies of bare messages, given what stands before a payload of each size."""
+    if len(heads) != 1:
+        return _with_heads(heads, payloads)
+    ((size, head),) = heads.items()
+    return Bodies(payloads, head, len(head) + size)
 
 
 def encode_payloads(
@@ -152,10 +167,7 @@ def encode_payloads(
         except InvalidMessage as error:
             at = [len(payload) for payload in rests].index(size)
             raise InvalidMessage(f"payloads[{at}]", error.value, error.reason) from None
-    if len(heads) == 1:
-        ((size, head),) = heads.items()
-        return EncodedBatch(dues, dues > now_ms, Bodies(rests, head, len(head) + size))
-    return EncodedBatch(dues, dues > now_ms, [heads[len(payload)] + payload for payload in rests])
+    return EncodedBatch(dues, dues > now_ms, _bare_bodies(heads, rests))
 
 
 def _one_of(payloads: Sequence[object], at: int, max_message_bytes: int) -> bytes:

@@ -1,8 +1,7 @@
 """One LMDB environment with shared commits, a map that grows, and the guards that LMDB needs.
 
-Writers share commits: the first in the queue leads, runs the work of everybody who queued up behind it
-in one transaction, commits once and wakes them; then the next one waiting leads. There is no thread of
-its own, and a single writer pays one uncontended lock.
+Writers share commits (commit_queue.py): the first in the queue leads, runs the work of everybody who
+queued up behind it in one transaction, commits once and wakes them; then the next one waiting leads.
 
 Contract of a unit of work (a callable that gets a Transaction): it changes nothing but the transaction,
 because it may run more than once (another unit failed, or the map was full and the transaction is dead);
@@ -26,6 +25,7 @@ from typing import TypeVar
 import lmdb
 
 from . import datafile, pages
+from .ahead import RoomAhead
 from .commit_counts import CommitCounts
 from .commit_queue import CommitQueue, Request
 from .config import Durability
@@ -128,6 +128,7 @@ class Environment:
         self._gate = ReaderGate()
         self._unsynced = False
         self._syncing = threading.Lock()
+        self._ahead = None if durability == "none" or read_only else RoomAhead(path, self._env)
 
     # -- reading -------------------------------------------------------------------------------
 
@@ -262,6 +263,8 @@ class Environment:
 
     def _count(self, requests: int, entries: int, elapsed_ns: int) -> None:
         self.counts.add(requests, entries, elapsed_ns)
+        if self._ahead is not None:
+            self._ahead.committed()
         if not self.counts.commits % _COMMITS_A_READER_CHECK:
             with suppress(lmdb.Error):  # what is committed stays committed, whatever becomes of this
                 self._env.reader_check()
