@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -64,9 +65,16 @@ class RedisPeer(Peer):
         self._client.zremrangebyscore("queue", "-inf", f"({limit_ms}")
 
     def give_back(self) -> None:
+        self._wait_for_rewrite()  # one that Redis began by itself: another is refused meanwhile
         self._client.bgrewriteaof()
-        while self._client.info("persistence")["aof_rewrite_in_progress"]:
-            pass
+        self._wait_for_rewrite()
+
+    def _wait_for_rewrite(self) -> None:
+        while True:
+            found = self._client.info("persistence")
+            if not found["aof_rewrite_in_progress"] and not found["aof_rewrite_scheduled"]:
+                return
+            time.sleep(0.01)
 
     def processes(self) -> list[int]:
         return self._server.processes
