@@ -16,6 +16,7 @@ from duelog.store import catalog
 from duelog.store import format as fmt
 from duelog.store.config import StoreConfig
 from duelog.store.environment import Environment
+from duelog.store.format import CorruptRecord
 
 from .ack_flusher import AckFlusher
 from .topic_state import TopicState
@@ -72,11 +73,17 @@ class Trimming:
         return bool(self._given_up) or (due_ms is not None and due_ms <= now_ms)
 
     def run(self, now_ms: int) -> int:
-        """Roll and trim a slice of what is due, and remove some runs; returns how many ledgers were given up."""
+        """Roll and trim a slice of what is due, and remove some runs; returns how many ledgers were given up.
+
+        Raises CorruptRecord once all is done but for a topic whose records cannot be read.
+        """
         topic_ids = self._take(now_ms)
         topics = [topic for topic in map(self._topics.by_id, topic_ids) if topic is not None]
+        unreadable: CorruptRecord | None = None
         try:
             trimmed = self._trim(topics, now_ms) if topics else 0
+        except CorruptRecord:
+            trimmed, unreadable = self._trim_apart(topics, now_ms)
         except BaseException:
             for topic_id in topic_ids:
                 self.look_at(topic_id, now_ms)
@@ -86,7 +93,21 @@ class Trimming:
             self._given_up = remove_part(self._main, self._given_up)
             if time.perf_counter() >= until:  # what is due is fired first, then the rest is removed
                 break
+        if unreadable is not None:
+            raise unreadable
         return trimmed
+
+    def _trim_apart(self, topics: Sequence[TopicState], now_ms: int) -> tuple[int, CorruptRecord | None]:
+        """Trim topics one by one, so that one whose records are damaged holds up no other; it is tried again."""
+        trimmed = 0
+        unreadable: CorruptRecord | None = None
+        for topic in topics:
+            try:
+                trimmed += self._trim([topic], now_ms)
+            except CorruptRecord as error:
+                unreadable = unreadable or error
+                self.look_at(topic.topic_id, now_ms)
+        return trimmed, unreadable
 
     def _take(self, now_ms: int) -> list[int]:
         due: list[int] = []
