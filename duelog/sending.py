@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
@@ -46,6 +46,7 @@ class Sender:
         self._span_ms = config.partition_ms
         self._inline_ms = config.inline_delay_ms
         self._run_limits = run_limits
+        self._waits_for_nothing = config.durability == "none"
         self._pool: ThreadPoolExecutor | None = None
         self._pool_lock = threading.Lock()
 
@@ -83,7 +84,7 @@ class Sender:
         for start_ms, low, high in groups:
             extra = _bind(also, order[low:high].tolist()) if also is not None else None
             jobs.append(functools.partial(self._append, topic, start_ms, batch.part(low, high), now_ms, extra))
-        written = self._side_by_side(jobs)
+        written = self._run_all(jobs)
         return MessageIds([segment for segments in written for segment in segments], order)
 
     def send_one(self, topic: TopicState, due_ms: int, body: bytes, now_ms: int) -> MessageId:
@@ -127,15 +128,17 @@ class Sender:
 
         return self._main.write(work)
 
-    def _side_by_side(self, jobs: Sequence[Callable[[], list[Segment]]]) -> list[list[Segment]]:
-        pool = self._threads()
-        futures: list[Future[list[Segment]]] = [pool.submit(job) for job in jobs[1:]]
+    def _run_all(self, jobs: Sequence[Callable[[], list[Segment]]]) -> list[list[Segment]]:
+        """Run every job, side by side where they wait for the disk; raises the first error once all have ended."""
+        alone = jobs if self._waits_for_nothing else jobs[:1]
+        futures = [self._threads().submit(job) for job in jobs[len(alone) :]]
         done: list[list[Segment]] = []
         failure: BaseException | None = None
-        try:
-            done.append(jobs[0]())
-        except Exception as error:
-            failure = error
+        for job in alone:
+            try:
+                done.append(job())
+            except Exception as error:
+                failure = failure or error
         for future in futures:
             broken = future.exception()
             if broken is None:
