@@ -6,6 +6,7 @@ payload only in the value of the run that it is written in. So a payload is copi
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator, Sequence
 from itertools import repeat
 from operator import itemgetter
@@ -17,6 +18,7 @@ import numpy.typing as npt
 from .checksum import crc32
 
 Int64s = npt.NDArray[np.int64]
+UInt32s = npt.NDArray[np.uint32]
 
 
 class Bodies(Sequence[bytes]):
@@ -72,11 +74,17 @@ class Bodies(Sequence[bytes]):
         sizes = np.fromiter(map(len, self.rests), dtype=np.int64, count=len(self.rests))
         return sizes + len(self.head) if self.head else sizes
 
-    def checksums(self) -> Int64s:
-        """The CRC-32 of each."""
+    def ends(self) -> UInt32s:
+        """Where each ends, counted from where the first begins."""
+        if self.each:
+            return np.arange(self.each, self.each * (len(self.rests) + 1), self.each, dtype="<u4")
+        return np.cumsum(self.sizes()).astype("<u4")
+
+    def checksums(self) -> bytes:
+        """The CRC-32 of each, as a column of little-endian u32."""
         rests = self.rests
         found = map(crc32, rests, repeat(crc32(self.head))) if self.head else map(crc32, rests)
-        return np.fromiter(found, dtype=np.int64, count=len(rests))
+        return struct.pack(f"<{len(rests)}I", *found)  # numpy takes half as long again to gather them
 
     def parts(self) -> list[bytes]:
         """What joined gives all of them, one after the other."""

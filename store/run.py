@@ -85,13 +85,10 @@ def pack_messages(
     """
     count = len(bodies)
     bodies = Bodies.of(bodies)
-    columns = np.empty((3, count), dtype="<u4")
-    np.subtract(dues, base_ms, out=columns[0], casting="unsafe")
-    np.cumsum(bodies.sizes(), out=columns[1])
-    columns[2] = bodies.checksums()
     flags = (FLAG_AHEAD if ahead else 0) | (FLAG_CONDITIONAL if replaced is not None else 0)
-    rest = HEADER.pack(0, RUN_VERSION, RunKind.MESSAGES, flags, count, base_ms, 0, 0)
-    rest = rest[4:] + columns.tobytes()
+    header = HEADER.pack(0, RUN_VERSION, RunKind.MESSAGES, flags, count, base_ms, 0, 0)
+    offsets = (dues - base_ms).astype("<u4")
+    rest = b"".join((header[4:], offsets.tobytes(), bodies.ends().tobytes(), bodies.checksums()))
     if replaced is not None:
         rest += replaced[0].astype("<u8").tobytes() + replaced[1].astype("<u4").tobytes()
     return _seal(key, rest, bodies.parts())

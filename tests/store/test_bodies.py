@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from zlib import crc32
 
 from hypothesis import given
@@ -38,5 +39,6 @@ def test_columns_of_bodies_are_the_bodies(case: tuple[Bodies, list[bytes]], data
         assert [found[place] for place in range(len(found))] == expected
         assert found.sizes().tolist() == [len(body) for body in expected]
         assert found.total() == sum(map(len, expected))
-        assert found.checksums().tolist() == [crc32(body) for body in expected]
+        assert found.ends().tolist() == list(accumulate(map(len, expected)))
+        assert found.checksums() == b"".join(crc32(body).to_bytes(4, "little") for body in expected)
         assert b"".join(found.parts()) == b"".join(expected)
