@@ -93,7 +93,7 @@ def mend_ledger(
             filled = np.fromiter((dues.get(start + at, base_ms) for at in range(count)), np.int64, count)
             key = run_key(ledger_id, start)
             changes = [change for change in changes if change[0] != key]
-            changes.append((key, pack_messages(key, base_ms, filled, [b""] * count)))
+            changes.append((key, bytes(pack_messages(key, base_ms, filled, [b""] * count))))
     for at in range(0, len(changes), _RUNS_AT_ONCE):
         part = changes[at : at + _RUNS_AT_ONCE]
         environment.write(lambda transaction: _apply(transaction, part))  # noqa: B023 - it has returned by then
@@ -134,7 +134,7 @@ def _without(run: Run, key: bytes, damaged: BitMap) -> bytes:
     if run.conditional:
         ledgers, entries = run.replaced()
         replaced = (ledgers.copy(), entries.copy())
-    return pack_messages(key, run.base_ms, run.dues(), bodies, replaced, ahead=run.ahead)  # type: ignore[arg-type]
+    return bytes(pack_messages(key, run.base_ms, run.dues(), bodies, replaced, ahead=run.ahead))  # type: ignore[arg-type]
 
 
 def _ranges(entries: BitMap) -> list[tuple[int, int]]:

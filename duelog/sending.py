@@ -15,11 +15,12 @@ import numpy as np
 
 from duelog.partitions.partition_set import PartitionSet
 from duelog.partitions.timespan import group_by_partition
+from duelog.store.bodies import Bodies
 from duelog.store.body import EncodedBatch
 from duelog.store.config import StoreConfig
 from duelog.store.environment import Environment
 from duelog.store.errors import UnknownTopic
-from duelog.store.ledger import RunLimits
+from duelog.store.ledger import PackedMessages, RunLimits
 from duelog.store.managed_ledger import Segment
 from duelog.store.position import MessageId, MessageIds
 from duelog.store.transaction import Transaction
@@ -27,6 +28,9 @@ from duelog.store.transaction import Transaction
 from .topic_state import TopicState
 
 _THREADS = 8
+
+_PACKED_AT_ONCE_BYTES = 16 << 20
+"""A larger batch is packed partition by partition as it is written, so that it is not in memory once more."""
 
 Write = Callable[[Transaction], None]
 Also = Callable[[Transaction, Sequence[int]], None]
@@ -80,10 +84,14 @@ class Sender:
         if len(groups) == 1:
             return MessageIds(self._append(topic, groups[0][0], batch, now_ms, _bind(also, range(count))))
         batch = batch.rows(order)
+        at_once = Bodies.of(batch.bodies).total() <= _PACKED_AT_ONCE_BYTES
         jobs: list[Callable[[], list[Segment]]] = []
         for start_ms, low, high in groups:
+            part, packed = batch.part(low, high), None
+            if start_ms is not None and at_once:  # by this thread: those that write only wait for the disk
+                packed = PackedMessages(part.dues, Bodies.of(part.bodies), start_ms, self._run_limits)
             extra = _bind(also, order[low:high].tolist()) if also is not None else None
-            jobs.append(functools.partial(self._append, topic, start_ms, batch.part(low, high), now_ms, extra))
+            jobs.append(functools.partial(self._append, topic, start_ms, part, now_ms, extra, packed))
         written = self._run_all(jobs)
         return MessageIds([segment for segments in written for segment in segments], order)
 
@@ -107,15 +115,20 @@ class Sender:
         return MessageId(*self._append_direct(topic, batch, now_ms, None)[0][:2])
 
     def _append(
-        self, topic: TopicState, start_ms: int | None, batch: EncodedBatch, now_ms: int, also: Write | None
+        self,
+        topic: TopicState,
+        start_ms: int | None,
+        batch: EncodedBatch,
+        now_ms: int,
+        also: Write | None,
+        packed: PackedMessages | None = None,
     ) -> list[Segment]:
         partition = None if start_ms is None else self._partitions.begin_append(start_ms, now_ms)
         if partition is None:  # or it has closed meanwhile, so its messages are due
             return self._append_direct(topic, batch, now_ms, also)
         try:
-            ledger_id, first = partition.append(
-                topic.topic_id, batch.dues, batch.bodies, self._run_limits, self._partitions.new_ledger, also=also
-            )
+            messages, limits, new_ledger = packed or batch.bodies, self._run_limits, self._partitions.new_ledger
+            ledger_id, first = partition.append(topic.topic_id, batch.dues, messages, limits, new_ledger, also=also)
         finally:
             self._partitions.end_append(partition)
         return [Segment(ledger_id, first, len(batch))]

@@ -18,7 +18,7 @@ from ..store import format as fmt
 from ..store.environment import Environment
 from ..store.errors import DamagedStore
 from ..store.format import PartitionInfo, PartitionState
-from ..store.ledger import Dues, Ledger, Replaced, RunLimits, StagedLedger, find_tail
+from ..store.ledger import Dues, Ledger, PackedMessages, Replaced, RunLimits, StagedLedger, find_tail
 from ..store.run import Int64s
 from ..store.transaction import Transaction
 from .timespan import directory_name
@@ -142,7 +142,7 @@ class Partition:
         self,
         topic_id: int,
         dues: Dues,
-        bodies: Sequence[bytes],
+        bodies: Sequence[bytes] | PackedMessages,
         limits: RunLimits,
         new_ledger: Callable[[], int],
         replaced: Replaced | None = None,
@@ -150,8 +150,9 @@ class Partition:
     ) -> tuple[int, int]:
         """Append messages to the topic's log; returns (ledger id, first entry id) once they are durable.
 
-        `new_ledger` allocates the id of a log's first ledger; `also` writes more in the same
-        transaction (it may run more than once). REQUIRES: an append lease. Raises StoreFull, StoreFailed.
+        Packed messages have their due times with them. `new_ledger` allocates the id of a log's first ledger; `also`
+        writes more in the same transaction (it may run more than once). REQUIRES: an append lease. Raises StoreFull,
+        StoreFailed.
         """
         log = self._logs.get(topic_id)
         if log is None:
@@ -167,6 +168,8 @@ class Partition:
             if also is not None:
                 also(transaction)
             assert type(staged) is StagedLedger
+            if isinstance(bodies, PackedMessages):
+                return staged.add_packed(bodies)
             return staged.add_messages(dues, bodies, self.start_ms, replaced)
 
         def heard(first: int, appended: Dues) -> None:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from .bodies import Bodies
 from .errors import CorruptEntry, InvalidArgument
 from .format import MAX_ENTRY_ID, run_key, split_run_key
-from .run import Int64s, Run, UInt32s, cut, pack_markers, pack_message, pack_messages
+from .run import Int64s, PackedRun, Run, UInt32s, cut, pack_markers, pack_message, pack_messages
 from .transaction import Transaction
 
 MAX_RUN_ENTRIES = 65_535
@@ -58,10 +58,23 @@ Dues = Int64s | tuple[int]
 """Due times in ms: a column, or the one of a single message."""
 
 
-class _Piece:
-    """Consecutive entries of one kind; messages have bodies, markers a target."""
+class PackedMessages:
+    """Messages for a partition log in runs that want nothing but their keys: packed before a commit, by any thread."""
 
-    __slots__ = ("ahead", "base_ms", "bodies", "dues", "entries", "fired_ms", "replaced", "target")
+    __slots__ = ("count", "dues", "runs")
+
+    def __init__(self, dues: Int64s, bodies: Bodies, base_ms: int, limits: RunLimits) -> None:
+        """Due times lie within [base_ms, base_ms + MAX_DUE_SPAN_MS]."""
+        self.dues = dues
+        self.count = len(bodies)
+        ranges = _ranges(dues, bodies, base_ms, limits)
+        self.runs = [PackedRun(base_ms, dues[start:limit], bodies[start:limit]) for start, limit in ranges]
+
+
+class _Piece:
+    """Consecutive entries of one kind; messages have bodies or are packed, markers have a target."""
+
+    __slots__ = ("ahead", "base_ms", "bodies", "dues", "entries", "fired_ms", "packed", "replaced", "target")
 
     def __init__(
         self,
@@ -80,6 +93,7 @@ class _Piece:
         self.replaced = replaced
         self.ahead = False
         self.fired_ms: int | None = None
+        self.packed: list[PackedRun] | None = None
 
 
 class StagedLedger:
@@ -124,6 +138,14 @@ class StagedLedger:
         last.ahead |= ahead
         return first
 
+    def add_packed(self, messages: PackedMessages) -> int:
+        """Append packed messages; returns the id of the first."""
+        first = self._advance(messages.count)
+        piece = _Piece([messages.dues], None, None)
+        piece.packed = messages.runs
+        self._pieces.append(piece)
+        return first
+
     def add_markers(
         self, target: int, base_ms: int, entries: UInt32s, dues: Int64s, fired_ms: int | None = None
     ) -> int:
@@ -146,13 +168,14 @@ class StagedLedger:
         transaction.entries += self.next_entry - first
         self._written_bytes = 0
         for piece in self._pieces:
-            first = (
-                self._write_messages(transaction, first, piece)
-                if piece.bodies is not None
-                else self._write_markers(transaction, first, piece)
-            )
+            if piece.bodies is not None:
+                first = self._write_messages(transaction, first, piece)
+            elif piece.packed is not None:
+                first = self._write_packed(transaction, first, piece.packed)
+            else:
+                first = self._write_markers(transaction, first, piece)
 
-    def _write(self, transaction: Transaction, key: bytes, value: bytes) -> None:
+    def _write(self, transaction: Transaction, key: bytes, value: bytes | bytearray) -> None:
         transaction.insert_run(key, value)
         self._written_bytes += len(value)
 
@@ -168,12 +191,7 @@ class StagedLedger:
             return first + 1
         dues = _joined(piece.dues)
         bodies = Bodies.of(bodies)
-        limits = self._limits
-        if piece.base_ms is not None and len(bodies) <= limits.entries and bodies.total() <= limits.bytes:
-            ranges: Iterable[tuple[int, int]] = ((0, len(bodies)),)
-        else:
-            ranges = cut(dues, bodies.sizes(), limits.entries, limits.bytes, piece.base_ms)
-        for start, limit in ranges:
+        for start, limit in _ranges(dues, bodies, piece.base_ms, self._limits):
             key = run_key(ledger_id, first + start)
             base_ms = int(dues[start:limit].min()) if piece.base_ms is None else piece.base_ms
             replaced = piece.replaced
@@ -182,6 +200,13 @@ class StagedLedger:
             value = pack_messages(key, base_ms, dues[start:limit], bodies[start:limit], replaced, ahead=piece.ahead)
             self._write(transaction, key, value)
         return first + len(bodies)
+
+    def _write_packed(self, transaction: Transaction, first: int, runs: Sequence[PackedRun]) -> int:
+        for run in runs:
+            key = run_key(self.ledger.ledger_id, first)
+            self._write(transaction, key, run.sealed(key))
+            first += run.count
+        return first
 
     def _write_markers(self, transaction: Transaction, first: int, piece: _Piece) -> int:
         assert piece.entries is not None
@@ -209,6 +234,13 @@ class StagedLedger:
                 for due in piece.dues
             ]
             self._callback(first, _joined(dues))
+
+
+def _ranges(dues: Int64s, bodies: Bodies, base_ms: int | None, limits: RunLimits) -> Iterable[tuple[int, int]]:
+    """Where messages are cut into runs (`cut`)."""
+    if base_ms is not None and len(bodies) <= limits.entries and bodies.total() <= limits.bytes:
+        return ((0, len(bodies)),)
+    return cut(dues, bodies.sizes(), limits.entries, limits.bytes, base_ms)
 
 
 def _joined(dues: Sequence[Dues]) -> Int64s:

@@ -76,22 +76,45 @@ def pack_messages(
     replaced: tuple[npt.NDArray[np.uint64], UInt32s] | None = None,
     *,
     ahead: bool = False,
-) -> bytes:
+) -> bytearray:
     """The value of a MESSAGES run.
 
     `dues` are epoch ms within [base_ms, base_ms + MAX_DUE_SPAN_MS]; `replaced` (ledger ids, entry ids)
     makes the entries conditional; `ahead`: some were not due when they were appended to a main log. An empty
     body stands for one that compaction dropped.
     """
-    count = len(bodies)
-    bodies = Bodies.of(bodies)
-    flags = (FLAG_AHEAD if ahead else 0) | (FLAG_CONDITIONAL if replaced is not None else 0)
-    header = HEADER.pack(0, RUN_VERSION, RunKind.MESSAGES, flags, count, base_ms, 0, 0)
-    offsets = (dues - base_ms).astype("<u4")
-    rest = b"".join((header[4:], offsets.tobytes(), bodies.ends().tobytes(), bodies.checksums()))
-    if replaced is not None:
-        rest += replaced[0].astype("<u8").tobytes() + replaced[1].astype("<u4").tobytes()
-    return _seal(key, rest, bodies.parts())
+    run = PackedRun(base_ms, dues, Bodies.of(bodies), replaced, ahead=ahead)
+    return run.sealed(key)
+
+
+class PackedRun:
+    """The value of a MESSAGES run but for its first checksum, which covers the key: made before the key is known."""
+
+    __slots__ = ("_bodies", "_value", "count")
+
+    def __init__(
+        self,
+        base_ms: int,
+        dues: Int64s,
+        bodies: Bodies,
+        replaced: tuple[npt.NDArray[np.uint64], UInt32s] | None = None,
+        *,
+        ahead: bool = False,
+    ) -> None:
+        """As `pack_messages`."""
+        self.count = len(bodies)
+        flags = (FLAG_AHEAD if ahead else 0) | (FLAG_CONDITIONAL if replaced is not None else 0)
+        header = HEADER.pack(0, RUN_VERSION, RunKind.MESSAGES, flags, self.count, base_ms, 0, 0)
+        columns = [(dues - base_ms).astype("<u4").tobytes(), bodies.ends().tobytes(), bodies.checksums()]
+        if replaced is not None:
+            columns += [replaced[0].astype("<u8").tobytes(), replaced[1].astype("<u4").tobytes()]
+        self._bodies = HEADER_BYTES + sum(map(len, columns))
+        self._value = bytearray().join((header, *columns, *bodies.parts()))
+
+    def sealed(self, key: bytes) -> bytearray:
+        """The value under `key`. Valid until it is asked for another one."""
+        _CRC.pack_into(self._value, 0, crc32(memoryview(self._value)[4 : self._bodies], crc32(key)))
+        return self._value
 
 
 def pack_message(key: bytes, base_ms: int, due_ms: int, body: bytes, *, ahead: bool = False) -> bytes:

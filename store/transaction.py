@@ -51,7 +51,7 @@ class Transaction:
         """Remove a record; False when it is not there."""
         return bool(self.raw.delete(key))
 
-    def insert_run(self, key: bytes, value: bytes) -> None:
+    def insert_run(self, key: bytes, value: bytes | bytearray) -> None:
         """Store a run under a key that must be new; past every other key it is appended.
 
         Invariant: LMDB answers True; False would mean that nothing was stored.

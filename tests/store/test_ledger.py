@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -10,10 +14,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from duelog.store.bodies import Bodies
 from duelog.store.environment import Environment
 from duelog.store.errors import CorruptEntry, InvalidArgument
 from duelog.store.format import MAX_ENTRY_ID, run_key
-from duelog.store.ledger import HELD, MAX_RUN_ENTRIES, Ledger, Replaced, RunLimits, StagedLedger, find_tail
+from duelog.store.ledger import (
+    HELD,
+    MAX_RUN_ENTRIES,
+    Ledger,
+    PackedMessages,
+    Replaced,
+    RunLimits,
+    StagedLedger,
+    find_tail,
+)
 from duelog.store.run import Run, RunKind
 from duelog.store.scan import find_run, runs
 from duelog.store.transaction import Transaction
@@ -168,6 +182,54 @@ def test_messages_and_markers_of_one_commit_keep_their_order(environment: Enviro
             (5, RunKind.MESSAGES, 0),
         ]
         assert found[1].targets().tolist() == [5, 3]
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.lists(st.binary(min_size=1, max_size=40), min_size=1, max_size=12), min_size=1, max_size=4))
+def test_messages_packed_before_the_commit_are_stored_as_any(batches: list[list[bytes]]) -> None:
+    """Byte for byte, in one commit with others, and again where the transaction has to be run a second time."""
+    with TemporaryDirectory() as folder:
+        environment = Environment(Path(folder) / "main", name="main", map_bytes=1 << 20, create=True)
+        ledgers = Ledger(7), Ledger(8)
+        told: dict[int, list[tuple[int, list[int]]]] = {7: [], 8: []}
+        packed = []
+        for number, bodies in enumerate(batches):
+            dues = np.arange(len(bodies), dtype=np.int64) + 100 * number
+            packed.append((dues, Bodies(bodies), PackedMessages(dues, Bodies(bodies), 0, LIMITS)))
+
+        def note(heard: list[tuple[int, list[int]]], first: int, dues: Any) -> None:
+            heard.append((first, np.asarray(dues).tolist()))
+
+        def work(transaction: Transaction) -> None:
+            for ledger in ledgers:
+                make = partial(StagedLedger, ledger, LIMITS, partial(note, told[ledger.ledger_id]))
+                staged = transaction.stage(ledger, make)
+                assert isinstance(staged, StagedLedger)
+                for dues, bodies, messages in packed:
+                    first = staged.next_entry
+                    if ledger.ledger_id == 7:
+                        assert staged.add_packed(messages) == first
+                    else:
+                        assert staged.add_messages(dues, bodies, 0) == first
+
+        def refused(transaction: Transaction) -> None:
+            work(transaction)
+            transaction.flush()
+            raise ValueError
+
+        for unit in (refused, work, work):  # at other entry ids the second time
+            with suppress(ValueError):
+                environment.write(unit)
+        assert told[7] == told[8]
+        with environment.read() as raw:
+            rows = [
+                [(run.first_entry, run.count, run.dues().tolist(), list(run.bodies()), run.stored_bytes)
+                 for run in runs(raw, "main", ledger.ledger_id) if isinstance(run, Run)]
+                for ledger in ledgers
+            ]  # fmt: skip
+        assert rows[0] == rows[1]
+        assert sum(row[1] for row in rows[0]) == 2 * sum(map(len, batches))
+        environment.close()
 
 
 def test_a_ledger_ends_at_the_last_entry_id_there_can_be(environment: Environment) -> None:

@@ -31,7 +31,7 @@ def messages(
     dues = np.array(offsets, dtype=np.int64) + base_ms
     count = len(bodies)
     replaced = (np.arange(1000, 1000 + count, dtype=np.uint64), np.arange(count, dtype=np.uint32))
-    return key, pack_messages(key, base_ms, dues, bodies, replaced if conditional else None)
+    return key, bytes(pack_messages(key, base_ms, dues, bodies, replaced if conditional else None))
 
 
 @given(ADDRESS, BASE, BODIES, st.booleans(), st.data())

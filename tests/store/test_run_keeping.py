@@ -19,7 +19,7 @@ def packed(bodies: list[bytes], *, conditional: bool = False) -> bytes:
     """A run of these bodies, one ms apart."""
     count = len(bodies)
     replaced = (np.arange(count, dtype=np.uint64) + 50, np.arange(count, dtype=np.uint32) + 9) if conditional else None
-    return pack_messages(KEY, BASE_MS, np.arange(count) + BASE_MS, bodies, replaced)
+    return bytes(pack_messages(KEY, BASE_MS, np.arange(count) + BASE_MS, bodies, replaced))
 
 
 @pytest.mark.parametrize("conditional", [False, True])
