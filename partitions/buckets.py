@@ -5,6 +5,9 @@ Intervals begin at the multiples of ``bucket_ms`` and at the cuts made since: ``
 holds too much, and the cuts go when what is before them has gone. So adding needs no exact due time kept and no
 search among buckets, and a bucket with ten million entries at one instant can still be read a part at a time.
 
+A bucket that was restored may be asleep (``asleep.py``). It wakes when it is the earliest and asked for, or when an
+entry of it is removed. To add to it, to count it, or to look for an entry that it does not hold leaves it asleep.
+
 Which entries are where follows from the due times handed in; this module never reads one.
 Not thread-safe.
 """
@@ -13,7 +16,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -21,6 +24,7 @@ from pyroaring import BitMap
 from sortedcontainers import SortedDict
 
 from ..store.errors import BrokenInvariant
+from .asleep import Asleep
 from .window import Dues, Ids, Keys
 
 _GROUP_ENTRIES = 1 << 20  # entries grouped at a time: bounds the temporary arrays to about 40 MB
@@ -40,12 +44,20 @@ class Bucket(NamedTuple):
     ids: BitMap
 
 
+class Span(NamedTuple):
+    """A bucket without its entries: how many there are."""
+
+    start_ms: int
+    limit_ms: int
+    entries: int
+
+
 class Buckets:
     """A map from intervals of due time to bitmaps of entry ids."""
 
     def __init__(self, bucket_ms: int) -> None:
         self._bucket_ms = bucket_ms
-        self._bitmaps: SortedDict[int, BitMap] = SortedDict()
+        self._bitmaps: SortedDict[int, BitMap | Asleep] = SortedDict()
         self._cuts: list[int] = []  # ascending; starts of buckets besides the multiples of bucket_ms
 
     def __len__(self) -> int:
@@ -53,26 +65,45 @@ class Buckets:
         return len(self._bitmaps)
 
     def __iter__(self) -> Iterator[Bucket]:
-        """Buckets by due time; nothing may be added or removed meanwhile."""
+        """Buckets by due time, to look at: none is woken. Nothing may be added or removed meanwhile."""
         for start_ms, ids in self._bitmaps.items():
-            yield Bucket(start_ms, self._limit_of(start_ms), ids)
+            yield Bucket(start_ms, self._limit_of(start_ms), ids.bitmap() if isinstance(ids, Asleep) else ids)
 
-    def after(self, start_ms: int) -> Iterator[Bucket]:
-        """Buckets that start after ``start_ms``, by due time; nothing may be added or removed meanwhile."""
-        for later_ms in self._bitmaps.irange(start_ms, None, (False, True)):
-            yield Bucket(later_ms, self._limit_of(later_ms), self._bitmaps[later_ms])
+    def spans(self) -> Iterator[Span]:
+        """Buckets by due time, none woken; nothing may be added or removed meanwhile."""
+        for start_ms, ids in self._bitmaps.items():
+            yield Span(start_ms, self._limit_of(start_ms), len(ids))
+
+    def starts_after(self, start_ms: int) -> Iterator[int]:
+        """Where the buckets after ``start_ms`` start, ascending; nothing may be added or removed meanwhile."""
+        yield from self._bitmaps.irange(start_ms, None, (False, True))
+
+    def saved_below(self, start_ms: int, limit_id: int) -> tuple[int, bytes] | None:
+        """Entries and serialised bitmap of a bucket asleep as it was saved, all of it below ``limit_id``; else None."""
+        ids = self._bitmaps[start_ms]
+        saved = ids.saved_below(limit_id) if isinstance(ids, Asleep) else None
+        return None if saved is None else (len(ids), saved)
+
+    def entries_of(self, start_ms: int) -> BitMap:
+        """The entries of the bucket that starts at ``start_ms``, which wakes; not to be changed."""
+        return self._awake(start_ms)
+
+    def first_span(self) -> Span:
+        """The earliest bucket, not woken; REQUIRES that there is one. O(1)."""
+        start_ms, ids = self._bitmaps.peekitem(0)
+        return Span(start_ms, self._limit_of(start_ms), len(ids))
 
     def first(self) -> Bucket:
-        """The earliest bucket; REQUIRES that there is one."""
-        start_ms, ids = self._bitmaps.peekitem(0)
-        return Bucket(start_ms, self._limit_of(start_ms), ids)
+        """The earliest bucket, woken; REQUIRES that there is one."""
+        start_ms = self._bitmaps.peekitem(0)[0]
+        return Bucket(start_ms, self._limit_of(start_ms), self._awake(start_ms))
 
     def add_one(self, entry_id: int, due_ms: int) -> None:
         """Add one entry. O(1), O(log buckets) for the first of its bucket."""
         start_ms = self._start_of(due_ms)
-        ids = self._bitmaps.get(start_ms)
+        ids = self._taking(start_ms)
         if ids is None:
-            self._bitmaps[start_ms] = BitMap((entry_id,))
+            self._put(start_ms, BitMap((entry_id,)))
         else:
             ids.add(entry_id)
 
@@ -90,11 +121,33 @@ class Buckets:
         """Add a whole bucket; takes ``ids`` over. REQUIRES that a bucket may start at ``start_ms``."""
         if not ids:
             return
-        present = self._bitmaps.get(start_ms)
+        present = self._taking(start_ms)
         if present is None:
-            self._bitmaps[start_ms] = ids
+            self._put(start_ms, ids)
         else:
             present |= ids
+
+    def restore(self, saved: Iterable[tuple[int, BitMap | Asleep]]) -> int:
+        """Take whole buckets over into a map without any; how many entries that makes.
+
+        A start may come more than once: then its bucket is awake, and the union. REQUIRES that buckets may start there.
+        """
+        whole: dict[int, BitMap | Asleep] = {}
+        for start_ms, ids in saved:
+            present = whole.get(start_ms)
+            if present is None:
+                if ids:
+                    whole[start_ms] = ids
+                continue
+            if isinstance(present, Asleep):
+                present = whole[start_ms] = present.bitmap()
+            present |= ids.bitmap() if isinstance(ids, Asleep) else ids
+        self._bitmaps.update(whole)
+        for start_ms, ids in whole.items():
+            if isinstance(ids, Asleep):
+                ids.sheet.needed += len(ids.saved)
+                ids.sheet.starts_ms.append(start_ms)
+        return sum(map(len, whole.values()))
 
     def remove_first(self, ids: BitMap | None = None) -> None:
         """Remove the earliest bucket, with the cuts that it was the last to need; or only ``ids`` of it."""
@@ -121,31 +174,43 @@ class Buckets:
         """Undo a ``split_first`` half done: one bucket again, of its parts and what ``bucket.ids`` still holds."""
         ids = bucket.ids
         for start_ms in list(self._bitmaps.irange(bucket.start_ms, bucket.limit_ms, (True, False))):
-            ids |= self._bitmaps.pop(start_ms)
+            ids |= self._awake(start_ms)
+            del self._bitmaps[start_ms]
         del self._cuts[bisect_right(self._cuts, bucket.start_ms) : bisect_left(self._cuts, bucket.limit_ms)]
         self.add_bitmap(bucket.start_ms, ids)
 
     def discard_one(self, entry_id: int, due_ms: int) -> bool:
-        """Remove one entry from the bucket of ``due_ms``; False if it is not there. O(1)."""
+        """Remove one entry from the bucket of ``due_ms``; False if it is not there. O(1), unless that is asleep."""
         start_ms = self._start_of(due_ms)
-        ids = self._bitmaps.get(start_ms)
-        if ids is None or entry_id not in ids:
+        kept = self._bitmaps.get(start_ms)
+        if kept is None:
             return False
+        ids = kept.bitmap() if isinstance(kept, Asleep) else kept
+        if entry_id not in ids:
+            return False
+        if isinstance(kept, Asleep):
+            self._wake(start_ms, kept, ids)
         ids.discard(entry_id)
         if not ids:
             del self._bitmaps[start_ms]
         return True
 
     def discard(self, ids: BitMap) -> int:
-        """Remove ``ids`` wherever they are; how many there were. Looks into every bucket until all are found."""
+        """Remove ``ids`` wherever they are; how many there were. Looks into every bucket until all are found.
+
+        A bucket asleep in which there is none of them stays so.
+        """
         found = 0
         emptied: list[int] = []
-        for start_ms, present in self._bitmaps.items():
+        for start_ms, kept in self._bitmaps.items():
             if found == len(ids):
                 break
+            present = kept.bitmap() if isinstance(kept, Asleep) else kept
             hits = present.intersection_cardinality(ids)
             if hits:
                 found += hits
+                if isinstance(kept, Asleep):
+                    self._wake(start_ms, kept, present)
                 present.difference_update(ids)
                 if not present:
                     emptied.append(start_ms)
@@ -157,19 +222,27 @@ class Buckets:
         """A copy that shares nothing and has no cuts."""
         copy = Buckets(self._bucket_ms)
         for start_ms, ids in self._bitmaps.items():
-            copy.add_bitmap(start_ms - start_ms % self._bucket_ms, ids.copy())
+            copied = ids.bitmap() if isinstance(ids, Asleep) else ids.copy()
+            copy.add_bitmap(start_ms - start_ms % self._bucket_ms, copied)
         return copy
 
     def run_optimize(self) -> None:
-        """Give each bitmap the smallest representation and no spare room."""
-        for ids in self._bitmaps.values():
-            ids.run_optimize()
-            ids.shrink_to_fit()
+        """Give each bitmap that is awake the smallest representation and no spare room."""
+        for kept in self._bitmaps.values():
+            ids = kept.added if isinstance(kept, Asleep) else kept
+            if ids is not None:
+                ids.run_optimize()
+                ids.shrink_to_fit()
 
     def memory_bytes(self) -> int:
         """Resident bytes, estimated from the sizes of the bitmaps' containers. O(containers)."""
         total = 8 * len(self._cuts)
-        for ids in self._bitmaps.values():
+        for kept in self._bitmaps.values():
+            if isinstance(kept, Asleep):
+                total += kept.memory_bytes()
+            ids = kept.added if isinstance(kept, Asleep) else kept
+            if ids is None:
+                continue
             sizes = ids.get_statistics()
             total += _BITMAP_BYTES + _CONTAINER_BYTES * sizes["n_containers"]
             total += sizes["n_bytes_array_containers"] + sizes["n_bytes_run_containers"]
@@ -182,11 +255,18 @@ class Buckets:
             raise BrokenInvariant("buckets: cuts out of order")
         every = BitMap()
         total = 0
+        asleep: list[Asleep] = []
         for start_ms, ids in self._bitmaps.items():
             if not ids or self._start_of(start_ms) != start_ms:
                 raise BrokenInvariant(f"buckets: {len(ids)} entries at {start_ms}, which is no bucket's start")
-            every |= ids
+            every |= ids.bitmap() if isinstance(ids, Asleep) else ids
             total += len(ids)
+            if isinstance(ids, Asleep):
+                asleep.append(ids)
+        for sheet in {each.sheet for each in asleep}:
+            needed = sum(len(each.saved) for each in asleep if each.sheet is sheet)
+            if sheet.needed != needed:
+                raise BrokenInvariant(f"buckets: {needed} bytes asleep, their sheet counts {sheet.needed}")
         if total != len(every):
             raise BrokenInvariant("buckets: an entry is in two buckets")
 
@@ -239,9 +319,9 @@ class Buckets:
                 self._add_sorted(start_ms, ordered[begin:limit])
 
     def _add_few(self, start_ms: int, ids: list[int]) -> None:
-        present = self._bitmaps.get(start_ms)
+        present = self._taking(start_ms)
         if present is None:
-            self._bitmaps[start_ms] = BitMap(ids)
+            self._put(start_ms, BitMap(ids))
         else:
             for entry_id in ids:
                 present.add(entry_id)
@@ -250,11 +330,48 @@ class Buckets:
         """Add distinct ascending ``ids`` to the bucket that starts at ``start_ms``."""
         first, last = int(ids[0]), int(ids[-1])
         if last - first + 1 == len(ids):
-            present = self._bitmaps.get(start_ms)
+            present = self._taking(start_ms)
             if present is None:
-                present = self._bitmaps[start_ms] = BitMap()
+                present = BitMap()
+                self._put(start_ms, present)
             present.add_range(first, last + 1)
             return
         # BitMap takes an array.array by its buffer, a numpy array item by item; and containers that come by union
         # have no spare room, while those grown by update() take a sixth more memory.
         self.add_bitmap(start_ms, BitMap(array("I", ids.tobytes())))
+
+    # -- asleep and awake ----------------------------------------------------------------------
+
+    def _taking(self, start_ms: int) -> BitMap | None:
+        """What takes entries added to a bucket; None: ``_put`` the first ones. Wakes nothing."""
+        kept = self._bitmaps.get(start_ms)
+        return kept.added if isinstance(kept, Asleep) else kept
+
+    def _put(self, start_ms: int, ids: BitMap) -> None:
+        """The first entries of a bucket, or those added to one asleep; takes ``ids`` over."""
+        kept = self._bitmaps.get(start_ms)
+        if isinstance(kept, Asleep):
+            kept.added = ids
+        else:
+            self._bitmaps[start_ms] = ids
+
+    def _awake(self, start_ms: int) -> BitMap:
+        kept = self._bitmaps[start_ms]
+        if not isinstance(kept, Asleep):
+            return kept
+        ids = kept.bitmap()
+        self._wake(start_ms, kept, ids)
+        return ids
+
+    def _wake(self, start_ms: int, asleep: Asleep, ids: BitMap) -> None:
+        """Have ``ids``, its entries, in place of a bucket asleep; and those too that would keep its sheet for less."""
+        self._bitmaps[start_ms] = ids
+        sheet = asleep.sheet
+        sheet.needed -= len(asleep.saved)
+        if 2 * sheet.needed < len(sheet.bytes):
+            for other_ms in sheet.starts_ms:
+                other = self._bitmaps.get(other_ms)
+                if isinstance(other, Asleep) and other.sheet is sheet:
+                    self._bitmaps[other_ms] = other.bitmap()
+            sheet.needed = 0
+            sheet.starts_ms.clear()

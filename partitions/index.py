@@ -32,7 +32,8 @@ import numpy as np
 from pyroaring import BitMap
 
 from ..store.errors import BrokenInvariant, InvalidArgument
-from .buckets import Bucket, Buckets
+from .asleep import Asleep
+from .buckets import Bucket, Buckets, Span
 from .index_cut import IndexCut
 from .window import ID_BITS, MAX_ID, OFFSET_LIMIT_MS, Dues, Ids, Window, pack, unpack
 
@@ -80,7 +81,7 @@ class DelayIndex:
     @classmethod
     def from_buckets(
         cls,
-        buckets: Iterable[tuple[int, BitMap]],
+        buckets: Iterable[tuple[int, BitMap | Asleep]],
         due_of: DueOf,
         *,
         start_ms: int,
@@ -89,21 +90,30 @@ class DelayIndex:
     ) -> DelayIndex:
         """An index of what ``buckets()`` gave, with the same ``start_ms`` and ``bucket_ms``; takes the bitmaps over.
 
-        A start may come more than once: its bitmaps are united. Reads no due time.
-        Raises InvalidArgument for a bucket off the grid or outside the partition.
+        A start may come more than once: its bitmaps are united. Buckets that come asleep stay so until they are
+        needed. Reads no due time. Raises InvalidArgument for a bucket off the grid or outside the partition.
         """
         index = cls(due_of, start_ms=start_ms, bucket_ms=bucket_ms, window_entries=window_entries)
-        for bucket_start_ms, ids in buckets:
+        whole = list(buckets)
+        for bucket_start_ms, _ in whole:
             if bucket_start_ms % bucket_ms:
                 raise InvalidArgument("bucket_start_ms", bucket_start_ms, f"no multiple of bucket_ms={bucket_ms}")
             if not start_ms - bucket_ms < bucket_start_ms < start_ms + OFFSET_LIMIT_MS:
                 raise InvalidArgument("bucket_start_ms", bucket_start_ms, f"outside the partition at {start_ms}")
-            index._buckets.add_bitmap(bucket_start_ms, ids)
-        index._count = sum(len(bucket.ids) for bucket in index._buckets)
+        index._count = index._buckets.restore(whole)
         return index
 
     def __len__(self) -> int:
         return self._count
+
+    def restore_window(self, ids: Ids, dues: Dues, limit_ms: int) -> None:
+        """Add what the earliest bucket, which ends at ``limit_ms``, holds, with due times as ``due_of`` gave them.
+
+        So they need not be read again. REQUIRES: a new index, with no bucket that starts before ``limit_ms``.
+        """
+        if len(ids):
+            self._count += len(ids)
+            self._fill(*self._readable(ids, dues), limit_ms, _ALL_IDS)
 
     # -- adding --------------------------------------------------------------------------------
 
@@ -183,7 +193,7 @@ class DelayIndex:
             return self._start_ms + (first >> ID_BITS)
         if not len(self._buckets):
             return None
-        return max(self._buckets.first().start_ms, self._start_ms + (self._limit + 1 >> ID_BITS))
+        return max(self._buckets.first_span().start_ms, self._start_ms + (self._limit + 1 >> ID_BITS))
 
     def exact_next_due_ms(self) -> int | None:
         """The earliest due time, or None if the index is empty. Loads the window if it is empty."""
@@ -263,15 +273,15 @@ class DelayIndex:
         while not len(self._window):
             if not len(self._buckets):
                 return False
-            bucket = self._buckets.first()
-            if until_ms is not None and bucket.start_ms > until_ms:
+            first = self._buckets.first_span()
+            if until_ms is not None and first.start_ms > until_ms:
                 return False
-            if len(bucket.ids) <= self._window_entries:
+            if first.entries <= self._window_entries:
                 self._load_buckets(until_ms)
-            elif bucket.limit_ms - bucket.start_ms > 1:
+            elif first.limit_ms - first.start_ms > 1:
                 self._split_bucket()
             else:
-                self._load_instant(bucket)
+                self._load_instant(self._buckets.first())
         return True
 
     def _load_buckets(self, until_ms: int | None) -> None:
@@ -279,14 +289,14 @@ class DelayIndex:
 
         So a backlog of many buckets is read in few sweeps of the due column, not in one for each minute.
         """
-        taken: list[Bucket] = []
+        taken: list[Span] = []
         size = 0
-        for bucket in self._buckets:
-            size += len(bucket.ids)
-            if taken and (until_ms is None or bucket.start_ms > until_ms or size > self._window_entries):
+        for span in self._buckets.spans():
+            size += span.entries
+            if taken and (until_ms is None or span.start_ms > until_ms or size > self._window_entries):
                 break
-            taken.append(bucket)
-        bitmaps = [bucket.ids for bucket in taken]
+            taken.append(span)
+        bitmaps = [self._buckets.entries_of(span.start_ms) for span in taken]
         ids, dues = self._read(bitmaps[0] if len(bitmaps) == 1 else BitMap.union(*bitmaps))
         for _ in taken:
             self._buckets.remove_first()
@@ -343,6 +353,10 @@ class DelayIndex:
         dues = self.due_of(ids)
         if len(dues) != len(ids):
             raise BrokenInvariant(f"due_of gave {len(dues)} due times for {len(ids)} entries")
+        return self._readable(ids, dues)
+
+    def _readable(self, ids: Ids, dues: Dues) -> tuple[Ids, Dues]:
+        """Those with a due time; the rest go to ``unreadable``, and are counted no more."""
         readable = (dues >= self._start_ms) & (dues < self._start_ms + OFFSET_LIMIT_MS)
         if readable.all():
             return ids, dues

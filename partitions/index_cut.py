@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from pyroaring import BitMap
 
-from .buckets import Bucket, Buckets
+from .buckets import Buckets
 from .window import MAX_ID, Keys, unpack
 
 
@@ -62,9 +62,9 @@ class IndexCut:
         pieces: list[Piece] = []
         found = 0
         if not self._buckets_done:
-            for bucket in self._buckets.after(self._last_ms):
-                piece = self._piece(bucket)
-                self._last_ms = bucket.start_ms
+            for start_ms in self._buckets.starts_after(self._last_ms):
+                piece = self._piece(start_ms)
+                self._last_ms = start_ms
                 if piece.entries:
                     pieces.append(piece)
                     found += piece.entries
@@ -79,10 +79,14 @@ class IndexCut:
                 found += piece.entries
         return pieces
 
-    def _piece(self, bucket: Bucket) -> Piece:
-        grid_ms = bucket.start_ms - bucket.start_ms % self._bucket_ms
+    def _piece(self, start_ms: int) -> Piece:
+        grid_ms = start_ms - start_ms % self._bucket_ms
         near = self._near.get(grid_ms)
-        return self._below_limit(grid_ms, bucket.ids if near is None else bucket.ids - near)
+        saved = self._buckets.saved_below(start_ms, self._limit_id) if near is None else None
+        if saved is not None:
+            return Piece(grid_ms, *saved)
+        ids = self._buckets.entries_of(start_ms)
+        return self._below_limit(grid_ms, ids if near is None else ids - near)
 
     def _below_limit(self, grid_ms: int, ids: BitMap) -> Piece:
         if ids and ids.max() >= self._limit_id:

@@ -31,9 +31,12 @@ import numpy as np
 import numpy.typing as npt
 from pyroaring import BitMap
 
+from ..partitions.asleep import Asleep, Sheet
 from ..partitions.index_cut import Piece
 from ..partitions.window import MAX_ID
+from ..store.checksum import crc32
 from ..store.format import CRC_BYTES, CorruptRecord, Table, seal, snapshot_meta_key, unseal
+from .vouching import vouched
 
 VERSION = 1
 
@@ -195,16 +198,16 @@ def seal_part(key: bytes, part: PackedPart) -> tuple[bytes, PartRecord]:
 class Part:
     """A verified part; a copy, which outlives the read transaction that `value` came from."""
 
-    __slots__ = ("_bitmaps", "_ends", "entries", "starts_ms")
+    __slots__ = ("_begins", "_ends", "_sheet", "entries", "starts_ms")
 
     def __init__(self, key: bytes, value: bytes | memoryview, record: PartRecord) -> None:
         """Verify a part against its seal and against the metadata. Raises Unusable."""
         if len(value) != record.stored_bytes or _SEAL.unpack_from(value, len(value) - CRC_BYTES)[0] != record.crc:
             raise Unusable(f"part {key.hex()} is not the one that the metadata lists")
-        try:
-            fields = unseal(key, value)
-        except CorruptRecord as error:
-            raise Unusable(str(error)) from error
+        self._sheet = Sheet(value)
+        fields = self._sheet.bytes[:-CRC_BYTES]
+        if crc32(fields, crc32(key)) != record.crc:  # of the copy: what is used later is what was verified
+            raise Unusable(f"record {key.hex()} does not match its checksum")
         version, _, count = _PART.unpack_from(fields) if len(fields) >= _PART.size else (0, 0, 0)
         if version != VERSION:
             raise Unusable(f"part {key.hex()} is of version {version}, this is {VERSION}")
@@ -213,22 +216,40 @@ class Part:
             raise Unusable(f"part {key.hex()} of {len(fields)} bytes cannot hold {count} bitmaps")
         self.starts_ms: npt.NDArray[np.int64] = np.frombuffer(fields, "<i8", count, _PART.size)
         self.entries: npt.NDArray[np.uint32] = np.frombuffer(fields, "<u4", count, _PART.size + 8 * count)
-        self._ends: npt.NDArray[np.uint32] = np.frombuffer(fields, "<u4", count, _PART.size + 12 * count)
-        self._bitmaps = memoryview(fields)[bitmaps:]
+        ends = np.frombuffer(fields, "<u4", count, _PART.size + 12 * count)
+        self._ends: npt.NDArray[np.int64] = bitmaps + np.minimum(ends, len(fields) - bitmaps).astype(np.int64)
+        """Where bitmaps end in the sheet; one that ends behind the part is cut off there, and so is no bitmap."""
+        self._begins = np.concatenate(([bitmaps], self._ends[:-1])) if count else self._ends
         if int(self.entries.sum(dtype=np.int64)) != record.entries:
             raise Unusable(f"part {key.hex()} does not hold the {record.entries} entries that the metadata lists")
 
     def bitmaps(self, wanted: npt.NDArray[np.bool_]) -> Iterator[tuple[int, BitMap]]:
         """(bucket start, entries) of the pieces chosen. Raises Unusable for a bitmap that is not what it should be."""
-        starts, entries, ends = self.starts_ms.tolist(), self.entries.tolist(), self._ends.tolist()
+        starts, entries = self.starts_ms.tolist(), self.entries.tolist()
+        begins, ends = self._begins.tolist(), self._ends.tolist()
         for at in np.flatnonzero(wanted).tolist():
             try:
-                ids = BitMap.deserialize(self._bitmaps[ends[at - 1] if at else 0 : ends[at]])  # type: ignore[arg-type]  # any buffer
+                ids = BitMap.deserialize(self._sheet.bytes[begins[at] : ends[at]])  # type: ignore[arg-type]  # any buffer
             except ValueError as error:
                 raise Unusable(f"bitmap of bucket {starts[at]}: {error}") from error
             if len(ids) != entries[at]:
                 raise Unusable(f"bitmap of bucket {starts[at]} holds {len(ids)} entries, not {entries[at]}")
             yield starts[at], ids
+
+    def asleep(self, wanted: npt.NDArray[np.bool_], tail: int) -> Iterator[tuple[int, Asleep]]:
+        """(bucket start, entries) of the pieces chosen, not made bitmaps.
+
+        REQUIRES: `vouched` for them, with this tail.
+        """
+        starts, entries = self.starts_ms[wanted].tolist(), self.entries[wanted].tolist()
+        begins, ends = self._begins[wanted].tolist(), self._ends[wanted].tolist()
+        sheet = self._sheet
+        for start_ms, count, begin, end in zip(starts, entries, begins, ends, strict=True):
+            yield start_ms, Asleep(sheet, sheet.bytes[begin:end], count, tail)
+
+    def vouched(self, tail: int) -> npt.NDArray[np.bool_]:
+        """Which pieces are surely bitmaps of as many entries as they should hold, one at least, all below `tail`."""
+        return vouched(self._sheet.bytes, self._begins, self._ends, self.entries, tail)
 
 
 # -- what is there ---------------------------------------------------------------------------------

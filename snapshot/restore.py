@@ -29,13 +29,16 @@ A snapshot that cannot be used is passed over for the one before it, and the las
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Generator
 from typing import NamedTuple
 
 import numpy as np
 from pyroaring import BitMap
 
+from ..partitions.asleep import Asleep
 from ..partitions.index import UNREADABLE_DUE, DelayIndex, DueOf
+from ..partitions.window import Dues
 from ..store.environment import Environment
 from ..store.format import FrontierRecord, Table, snapshot_part_key
 from .format import Metadata, Part, Unusable, read_metadata, snapshot_ids
@@ -65,7 +68,8 @@ def restore_steps(
     """Restore the index of `frontier`'s log; None where no snapshot can be used. Yields after each part.
 
     frontier: as recorded now in the main environment. tail: entries of the log, all committed. passed_over: told
-    (snapshot id, why) of each snapshot that is not used. 0.15 s for ten million entries.
+    (snapshot id, why) of each snapshot that is not used. About 15 ms for ten million entries, and the due times of
+    the bucket that the frontier lies in.
     """
     ledger_id = frontier.ledger_id
     with environment.read() as raw:
@@ -75,11 +79,17 @@ def restore_steps(
             with environment.read() as raw:
                 metadata = read_metadata(raw, ledger_id, snapshot_id)
             require_usable(metadata, frontier, tail, start_ms, bucket_ms)
-            pieces = yield from _read(environment, ledger_id, snapshot_id, metadata, frontier, due_of)
+            later, around = yield from _read(environment, ledger_id, snapshot_id, metadata, frontier)
         except Unusable as error:
             passed_over(snapshot_id, str(error))
             continue
-        index = DelayIndex.from_buckets(pieces, due_of, start_ms=start_ms, bucket_ms=bucket_ms)
+        around_ms = frontier.due_ms - frontier.due_ms % bucket_ms
+        left, dues = _after_frontier(around, frontier, due_of)
+        if dues is None:
+            later.append((around_ms, left))
+        index = DelayIndex.from_buckets(later, due_of, start_ms=start_ms, bucket_ms=bucket_ms)
+        if dues is not None:
+            index.restore_window(np.frombuffer(left.to_array(), dtype=np.uint32), dues, around_ms + bucket_ms)
         return Restored(index, metadata.tail, snapshot_id)
     return None
 
@@ -122,16 +132,15 @@ def require_usable(metadata: Metadata, now: FrontierRecord, tail: int, start_ms:
 
 
 def _read(
-    environment: Environment,
-    ledger_id: int,
-    snapshot_id: int,
-    metadata: Metadata,
-    now: FrontierRecord,
-    due_of: DueOf,
-) -> Generator[None, None, list[tuple[int, BitMap]]]:
-    """What is left to fire of a snapshot, by bucket; several items may be of one bucket. Raises Unusable."""
+    environment: Environment, ledger_id: int, snapshot_id: int, metadata: Metadata, now: FrontierRecord
+) -> Generator[None, None, tuple[list[tuple[int, BitMap | Asleep]], BitMap]]:
+    """Of a snapshot, what comes after the bucket that C lies in, by bucket, and the entries of that one.
+
+    Several items may be of one bucket; they are asleep where that is safe. Raises Unusable.
+    """
     moved = (metadata.due_ms, metadata.entry_id) != (now.due_ms, now.entry_id)
-    left: list[tuple[int, BitMap]] = []
+    later: list[tuple[int, BitMap | Asleep]] = []
+    around = BitMap()
     for number, record in enumerate(metadata.parts):
         key = snapshot_part_key(ledger_id, snapshot_id, number)
         with environment.read() as raw:
@@ -139,24 +148,36 @@ def _read(
             if value is None:
                 raise Unusable(f"part {number} of {len(metadata.parts)} is missing")
             part = Part(key, value, record)
-        ends_ms = part.starts_ms + metadata.bucket_ms
-        ahead = ends_ms > now.due_ms if moved else np.ones(len(ends_ms), dtype=np.bool_)
-        for start_ms, ids in part.bitmaps(ahead):
+        ahead = after = np.ones(len(part.starts_ms), dtype=np.bool_)
+        if moved:
+            ahead = part.starts_ms + metadata.bucket_ms > now.due_ms
+            after = part.starts_ms > now.due_ms
+        asleep = after & part.vouched(metadata.tail)
+        later += part.asleep(asleep, metadata.tail)
+        for start_ms, ids in part.bitmaps(ahead & ~asleep):
             if ids and ids.max() >= metadata.tail:
                 raise Unusable(f"bucket {start_ms} holds entry {ids.max()}, the tail is {metadata.tail}")
-            cut_off = moved and start_ms <= now.due_ms
-            left.append((start_ms, _after_frontier(ids, now, due_of) if cut_off else ids))
+            if moved and start_ms <= now.due_ms:
+                around |= ids
+            else:
+                later.append((start_ms, ids))
         yield
-    return left
+    return later, around
 
 
-def _after_frontier(ids: BitMap, now: FrontierRecord, due_of: DueOf) -> BitMap:
-    """Those after C. One whose due time cannot be read stays: the index sets it aside when its time comes."""
+def _after_frontier(ids: BitMap, now: FrontierRecord, due_of: DueOf) -> tuple[BitMap, Dues | None]:
+    """Those after C, and their due times; None: they are many.
+
+    One whose due time cannot be read stays: the index sets it aside.
+    """
     kept = BitMap()
+    known: list[Dues] = [np.empty(0, dtype=np.int64)]
     entries = np.frombuffer(ids.to_array(), dtype=np.uint32)
     for at in range(0, len(entries), _READ_ENTRIES):
         some = entries[at : at + _READ_ENTRIES]
         dues = due_of(some)
         after = (dues > now.due_ms) | ((dues == now.due_ms) & (some > now.entry_id)) | (dues == UNREADABLE_DUE)
-        kept |= BitMap(some[after])
-    return kept
+        kept |= BitMap(array("I", some[after].tobytes()))
+        if len(kept) <= _READ_ENTRIES:
+            known.append(dues[after])
+    return kept, np.concatenate(known) if len(kept) <= _READ_ENTRIES else None

@@ -15,6 +15,7 @@ from duelog.partitions import window
 from duelog.partitions.index import DelayIndex
 from duelog.partitions.window import MAX_ID, OFFSET_LIMIT_MS, Dues, Ids
 from duelog.store.errors import BrokenInvariant, InvalidArgument
+from tests.partitions.sleeping import asleep_in, put_to_sleep
 
 MINUTE_MS = 60_000
 DAY_MS = 86_400_000
@@ -182,15 +183,29 @@ class IndexAndDict(RuleBasedStateMachine):
         assert exact == min(self.waiting.values(), default=None)
         assert self.index.next_due_ms() == exact
 
-    @rule(restore=st.booleans())
-    def save(self, restore: bool) -> None:
+    @rule(restore=st.sampled_from(["no", "awake", "asleep", "asleep"]), together=st.integers(1, 5))
+    def save(self, restore: str, together: int) -> None:
         saved = self.index.buckets()
         bucket_ms = self.settings["bucket_ms"]
         assert [start for start, _ in saved] == sorted({due - due % bucket_ms for due in self.waiting.values()})
         for start, ids in saved:
             assert set(ids) == {i for i, due in self.waiting.items() if start <= due < start + bucket_ms}
-        if restore:
+        if restore == "awake":
             self.index = DelayIndex.from_buckets(saved, self.column, **self.settings)
+        if restore == "asleep":
+            sleeping = put_to_sleep(saved, self.next_id, together=together)
+            self.index = DelayIndex.from_buckets(sleeping, self.column, **self.settings)
+            assert len(asleep_in(self.index)) == len(saved)
+
+    @rule(back=st.integers(0, 3))
+    def cut(self, back: int) -> None:
+        limit_id = max(self.next_id - back, 0)
+        cutting = self.index.cut(limit_id)
+        cutting.arrange()
+        pieces = cutting.more(1 << 32)
+        copied = [entry_id for piece in pieces for entry_id in BitMap.deserialize(piece.bitmap)]
+        assert sorted(copied) == sorted(entry_id for entry_id in self.waiting if entry_id < limit_id)
+        assert sum(piece.entries for piece in pieces) == len(copied)
 
     @rule()
     def run_optimize(self) -> None:
@@ -205,7 +220,7 @@ class IndexAndDict(RuleBasedStateMachine):
 
 
 TestIndexAndDict = IndexAndDict.TestCase
-TestIndexAndDict.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestIndexAndDict.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from pyroaring import BitMap
 from duelog.partitions.index import DelayIndex
 from duelog.partitions.index_cut import IndexCut, Piece
 from duelog.partitions.window import Dues, Ids
+from tests.partitions.sleeping import put_to_sleep
 
 START_MS = 60_000
 BUCKET_MS = 10
@@ -65,9 +66,10 @@ offsets = st.lists(st.integers(0, 60), min_size=1, max_size=30)
     taken=st.integers(0, 20),
     window=st.integers(1, 8),
     added=st.lists(offsets, max_size=8),
+    asleep=st.booleans(),
 )
 def test_what_comes_in_meanwhile_is_not_in_the_copy(
-    before: list[int], taken: int, window: int, added: list[list[int]]
+    before: list[int], taken: int, window: int, added: list[list[int]], asleep: bool
 ) -> None:
     """Whatever is added between slices, also what pushes the window back into buckets, the copy is of the beginning."""
     column = Column()
@@ -76,6 +78,11 @@ def test_what_comes_in_meanwhile_is_not_in_the_copy(
     index.take(START_MS + 100, taken)
     index.exact_next_due_ms()  # loads the window, and splits a crowded bucket
     expected = {start_ms: set(ids) for start_ms, ids in index.buckets()}
+    if asleep:
+        sleeping = put_to_sleep(index.buckets(), len(before))
+        index = DelayIndex.from_buckets(sleeping, column, start_ms=START_MS, bucket_ms=BUCKET_MS, window_entries=window)
+        if taken % 2:
+            index.exact_next_due_ms()
     left = list(added)
 
     def more_comes_in() -> None:

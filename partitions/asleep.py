@@ -1,0 +1,78 @@
+"""A bucket of a delay index in the form it was saved in, until somebody has to look into it.
+
+Of the buckets that a start restores only the first is needed soon. To make a bitmap of bytes costs about 25 us a
+bucket at ten million entries over a day, and half as much memory again as the bytes take; so the bytes are kept, and
+made a bitmap when the bucket is the earliest, or when an entry is looked for in it. What is added meanwhile is kept
+beside them.
+
+Bytes come in sheets, a part of a snapshot each: one piece of memory, given back when no bucket needs it any more.
+Buckets that wake in any order would keep it for the last one's sake, so the map of buckets wakes what is left of a
+sheet as soon as that is less than half of it: bytes that nobody needs never take more than those that are needed.
+"""
+
+from __future__ import annotations
+
+import mmap
+
+from pyroaring import BitMap
+
+from ..store.errors import BrokenInvariant
+
+_FLAGS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_POPULATE", 0)
+_MAPPED_BYTES = 1 << 17
+"""From this many on, memory of its own whose pages come in one call: half the time of a page fault for each."""
+
+_SHEET_BYTES = 300  # resident, of the objects of one bucket
+
+
+class Sheet:
+    """A read-only copy of bytes, and how many of them are of buckets that are asleep."""
+
+    __slots__ = ("bytes", "needed", "starts_ms")
+
+    def __init__(self, contents: bytes | memoryview) -> None:
+        if len(contents) < _MAPPED_BYTES:
+            self.bytes = memoryview(bytes(contents))
+        else:
+            # The view keeps the mapping; it goes with the last view of it.
+            mapped = mmap.mmap(-1, len(contents), flags=_FLAGS)
+            mapped[:] = contents
+            self.bytes = memoryview(mapped).toreadonly()
+        self.needed = 0
+        self.starts_ms: list[int] = []
+        """Buckets that were or are asleep on it."""
+
+
+class Asleep:
+    """One bucket: a serialised BitMap, and the entries added since."""
+
+    __slots__ = ("_entries", "_limit_id", "added", "saved", "sheet")
+
+    def __init__(self, sheet: Sheet, saved: memoryview, entries: int, limit_id: int) -> None:
+        """REQUIRES: `saved`, a part of `sheet`, is a bitmap of `entries` > 0 ids, all below `limit_id`."""
+        self.sheet = sheet
+        self.saved = saved
+        self._entries = entries
+        self._limit_id = limit_id
+        self.added: BitMap | None = None
+        """Entries that are not among those saved."""
+
+    def __len__(self) -> int:
+        return self._entries if self.added is None else self._entries + len(self.added)
+
+    def bitmap(self) -> BitMap:
+        """Its entries; the bucket is as it was. Raises BrokenInvariant where they are not as many as it says."""
+        ids = BitMap.deserialize(self.saved)  # type: ignore[arg-type]  # any buffer
+        if self.added is not None:
+            ids |= self.added
+        if len(ids) != len(self):
+            raise BrokenInvariant(f"bucket: {len(self)} entries, of which {len(ids)} are found")
+        return ids
+
+    def saved_below(self, limit_id: int) -> bytes | None:
+        """The bytes of its bitmap, if it is known to be what was saved and to hold nothing from `limit_id` on."""
+        return bytes(self.saved) if self.added is None and self._limit_id <= limit_id else None
+
+    def memory_bytes(self) -> int:
+        """Resident bytes without `added`."""
+        return len(self.saved) + _SHEET_BYTES

@@ -1,0 +1,33 @@
+"""Buckets of a delay index brought into the form in which a start restores them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from pyroaring import BitMap
+
+from duelog.partitions.asleep import Asleep, Sheet
+from duelog.partitions.index import DelayIndex
+
+
+def put_to_sleep(
+    buckets: Iterable[tuple[int, BitMap]], limit_id: int, *, together: int = 4
+) -> list[tuple[int, BitMap | Asleep]]:
+    """The same buckets asleep, so many of them on one sheet, as in the parts of a snapshot."""
+    whole = list(buckets)
+    found: list[tuple[int, BitMap | Asleep]] = []
+    for at in range(0, len(whole), together):
+        some = whole[at : at + together]
+        saved = [ids.serialize() for _, ids in some]
+        sheet = Sheet(b"head" + b"".join(saved))
+        begin = len(b"head")
+        for (start_ms, ids), contents in zip(some, saved, strict=True):
+            limit = begin + len(contents)
+            found.append((start_ms, Asleep(sheet, sheet.bytes[begin:limit], len(ids), limit_id)))
+            begin = limit
+    return found
+
+
+def asleep_in(index: DelayIndex) -> list[int]:
+    """Where the buckets of an index start that are asleep."""
+    return [start_ms for start_ms, kept in index._buckets._bitmaps.items() if isinstance(kept, Asleep)]
