@@ -15,112 +15,77 @@ and are made and asked.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
-
 import numpy as np
 import numpy.typing as npt
 
 _COOKIE = 12_346
-_HEAD_BYTES = 8
-_CONTAINER_BYTES = 8
+_HEAD = 4
+_CONTAINER = 4
+"""Sizes in 16-bit numbers, of which everything in a bitmap consists."""
 _SMALL_ENTRIES = 4_096
 _MOST_CONTAINERS = 1 << 16
 
 _Int64s = npt.NDArray[np.int64]
+_UInt16s = npt.NDArray[np.uint16]
 _Bools = npt.NDArray[np.bool_]
-
-
-class _Bitmaps(NamedTuple):
-    """Columns of bitmaps: where each begins and ends, how many entries and containers it has."""
-
-    begins: _Int64s
-    ends: _Int64s
-    entries: _Int64s
-    containers: _Int64s
-
-    def only(self, some: npt.NDArray[Any]) -> _Bitmaps:
-        return _Bitmaps(*(column[some] for column in self))
 
 
 def vouched(whole: memoryview, begins: _Int64s, ends: _Int64s, entries: npt.NDArray[np.uint32], tail: int) -> _Bools:
     """Which of the bitmaps `whole[begin:end]` deserialize to as many `entries`, more than none, all below `tail`.
 
-    True is sure, False is not. REQUIRES: begins and ends in `whole`. O(bytes): 0.3 ms a MiB.
+    True is sure, False is not. REQUIRES: begins and ends in `whole`, no two bitmaps overlap. O(bytes): 0.2 ms a MiB.
     """
     sure = np.zeros(len(begins), dtype=np.bool_)
-    likely = np.flatnonzero((ends - begins > _HEAD_BYTES + _CONTAINER_BYTES) & (entries > 0))
-    if not len(likely):
-        return sure
-    words, halves = _at_every_byte(whole, "<u4"), _at_every_byte(whole, "<u2")
-    containers = words[begins[likely] + 4].astype(np.int64)
-    bitmaps = _Bitmaps(begins[likely], ends[likely], entries[likely].astype(np.int64), containers)
-    length = _HEAD_BYTES + _CONTAINER_BYTES * containers + 2 * bitmaps.entries
-    good = (words[bitmaps.begins] == _COOKIE) & (containers > 0) & (containers <= _MOST_CONTAINERS)
-    good &= bitmaps.ends - bitmaps.begins == length
-    likely, bitmaps = likely[good], bitmaps.only(good)
-    if not len(likely):
-        return sure
-    containers_of = _Containers.of(bitmaps, halves)
-    good = _heads(halves, bitmaps, containers_of, tail)
-    for odd in (0, 1):
-        some = good & (bitmaps.begins % 2 == odd)
-        if some.all():
-            sure[likely] = _ascending(whole, bitmaps, containers_of, odd)
-        elif some.any():
-            these = bitmaps.only(some)
-            sure[likely[some]] = _ascending(whole, these, _Containers.of(these, halves), odd)
+    likely = (ends - begins > 2 * (_HEAD + _CONTAINER)) & ((ends - begins) % 2 == 0) & (entries > 0)
+    for odd in (0, 1):  # a bitmap of an odd number of bytes, which is one with runs, shifts those after it
+        some = np.flatnonzero(likely & (begins % 2 == odd))
+        if len(some):
+            numbers = np.frombuffer(whole, "<u2", (len(whole) - odd) // 2, odd)
+            columns = begins[some] // 2, (ends[some] - odd) // 2, entries[some].astype(np.int64)
+            sure[some] = _vouched(numbers, *columns, tail)
     return sure
 
 
-class _Containers(NamedTuple):
-    """All containers of several bitmaps, one after the other, and which is the first of each bitmap."""
-
-    first: _Int64s
-    places: _Int64s
-    """Where keys lie, in bytes."""
-    sizes: _Int64s
-    """Entries, as the head says."""
-
-    @classmethod
-    def of(cls, bitmaps: _Bitmaps, halves: npt.NDArray[np.uint16]) -> _Containers:
-        first = np.cumsum(bitmaps.containers) - bitmaps.containers
-        places = np.repeat(bitmaps.begins + _HEAD_BYTES - 4 * first, bitmaps.containers)
-        places += np.arange(0, 4 * len(places), 4)
-        return cls(first, places, halves[places + 2].astype(np.int64) + 1)
-
-
-def _heads(halves: npt.NDArray[np.uint16], bitmaps: _Bitmaps, containers: _Containers, tail: int) -> _Bools:
-    """Which have small containers only, of as many entries as there are, with ascending keys, and end below `tail`.
-
-    REQUIRES: each is as long as its entries and containers make it.
-    """
-    first, places, sizes = containers
-    good: _Bools = np.add.reduceat(sizes, first) == bitmaps.entries
-    good &= np.maximum.reduceat(sizes, first) <= _SMALL_ENTRIES
-    keys = halves[places]
-    falls = np.zeros(len(keys), dtype=np.bool_)
-    np.less_equal(keys[1:], keys[:-1], out=falls[1:])
+def _vouched(numbers: _UInt16s, begins: _Int64s, ends: _Int64s, entries: _Int64s, tail: int) -> _Bools:
+    """The same with places counted in 16-bit numbers. REQUIRES: bitmaps are longer than a head and a container."""
+    containers = numbers[begins + 2] | numbers[begins + 3].astype(np.int64) << 16
+    good = (numbers[begins] == _COOKIE) & (numbers[begins + 1] == 0) & (containers > 0)
+    good &= (containers <= _MOST_CONTAINERS) & (ends - begins == _HEAD + _CONTAINER * containers + entries)
+    if not good.all():
+        return _of_these(good, numbers, begins, ends, entries, tail)
+    # All containers of all bitmaps: where their keys lie in the heads, then the numbers of their entries.
+    first = np.cumsum(containers) - containers
+    places = np.repeat(begins + _HEAD - 2 * first, containers)
+    places += np.arange(0, 2 * len(places), 2)
+    keys, sizes = numbers[places], numbers[places + 1].astype(np.int64) + 1
+    good = (np.add.reduceat(sizes, first) == entries) & (np.maximum.reduceat(sizes, first) <= _SMALL_ENTRIES)
+    last_key = keys[first + containers - 1].astype(np.int64)
+    good &= (last_key << 16 | numbers[ends - 1]) < tail
+    falls = _falls(keys)[:-1]
     falls[first] = False
     good &= ~np.logical_or.reduceat(falls, first)
-    last_key = keys[first + bitmaps.containers - 1].astype(np.int64)
-    good &= (last_key << 16 | halves[bitmaps.ends - 2]) < tail
+    if not good.all():
+        return _of_these(good, numbers, begins, ends, entries, tail)
+    # Entries lie at the end of a bitmap, container after container.
+    falls = _falls(numbers)
+    values = ends - entries
+    before = np.cumsum(sizes) - sizes
+    falls[before + np.repeat(values - before[first], containers)] = False
+    good = ~np.logical_or.reduceat(falls, np.stack((values, ends), axis=1).ravel())[::2]
     return good
 
 
-def _ascending(whole: memoryview, bitmaps: _Bitmaps, containers: _Containers, odd: int) -> _Bools:
-    """In which entries ascend within every container. REQUIRES: `_heads`; all begin at even bytes, or at `odd` ones."""
-    values = np.frombuffer(whole, "<u2", (len(whole) - odd) // 2, odd)
-    falls = np.empty(len(values) + 1, dtype=np.bool_)
+def _of_these(good: _Bools, numbers: _UInt16s, begins: _Int64s, ends: _Int64s, entries: _Int64s, tail: int) -> _Bools:
+    """Once more for those that are `good` so far; at most twice, since what has been asked is so of all of them."""
+    sure = np.zeros(len(good), dtype=np.bool_)
+    if good.any():
+        sure[good] = _vouched(numbers, begins[good], ends[good], entries[good], tail)
+    return sure
+
+
+def _falls(numbers: _UInt16s) -> _Bools:
+    """Where a number is not more than the one before it; one item more than there are numbers, never true."""
+    falls = np.empty(len(numbers) + 1, dtype=np.bool_)
     falls[0] = falls[-1] = False
-    np.less_equal(values[1:], values[:-1], out=falls[1:-1])  # falls[i]: from i - 1 to i
-    first, _, sizes = containers
-    begins = (bitmaps.ends - odd) // 2 - bitmaps.entries  # of the entries, in halves
-    before = np.cumsum(sizes) - sizes
-    falls[before + np.repeat(begins - before[first], bitmaps.containers)] = False
-    found: _Bools = ~np.logical_or.reduceat(falls, np.stack((begins, begins + bitmaps.entries), axis=1).ravel())[::2]
-    return found
-
-
-def _at_every_byte(whole: memoryview, number: str) -> npt.NDArray[Any]:
-    """The number that begins at each byte, wherever that lies."""
-    return np.ndarray((len(whole) - np.dtype(number).itemsize + 1,), number, whole, strides=(1,))
+    np.less_equal(numbers[1:], numbers[:-1], out=falls[1:-1])
+    return falls

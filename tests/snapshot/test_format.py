@@ -199,3 +199,30 @@ def test_a_bitmap_past_the_tail_is_refused(environment: Environment) -> None:
     reasons: list[str] = []
     assert log.restore(environment, reasons) is None
     assert "the tail is 10" in reasons[0]
+
+
+@pytest.mark.parametrize("at", [4, 10, -1, -3])
+def test_a_sealed_bitmap_that_is_none_is_found_when_restoring(environment: Environment, at: int) -> None:
+    """Bytes of a later bucket wrong before they were sealed, in its head or its entries: not left for its due time."""
+    log = Log(scattered(400))
+    cut = log.cut()
+    pieces = list(cut.pieces)
+    bad = bytearray(pieces[-1].bitmap)
+    bad[at] ^= 0xFF
+    pieces[-1] = pieces[-1]._replace(bitmap=bytes(bad))
+    write_snapshot(environment, cut._replace(pieces=pieces), PART_BYTES, 1)
+    reasons: list[str] = []
+    assert log.restore(environment, reasons) is None
+    assert len(reasons) == 1
+
+
+def test_a_part_that_counts_another_number_of_entries_is_found_when_restoring(environment: Environment) -> None:
+    """The bitmap of a later bucket holds one entry fewer than its part and the metadata say."""
+    log = Log(scattered(400))
+    cut = log.cut()
+    pieces = list(cut.pieces)
+    pieces[-1] = pieces[-1]._replace(entries=pieces[-1].entries + 1)
+    write_snapshot(environment, cut._replace(pieces=pieces), PART_BYTES, 1)
+    reasons: list[str] = []
+    assert log.restore(environment, reasons) is None
+    assert "entries, not" in reasons[0]

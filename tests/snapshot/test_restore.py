@@ -12,6 +12,7 @@ from duelog.snapshot.writer import write_snapshot
 from duelog.store.environment import Environment
 from duelog.store.format import snapshot_meta_key
 from duelog.store.transaction import Transaction
+from tests.partitions.sleeping import asleep_in
 from tests.snapshot.logs import BUCKET_MS, LEDGER, START_MS, Log, drained, new_environment, scattered
 
 PART_BYTES = 1_024
@@ -53,6 +54,58 @@ def test_due_times_are_read_for_one_bucket_only(environment: Environment) -> Non
     log.due_of = counting  # type: ignore[method-assign]
     assert log.restore(environment) is not None
     assert 0 < sum(read) < 400
+
+
+def test_due_times_of_the_frontiers_bucket_are_read_once(environment: Environment) -> None:
+    """They are the window already: what is due of that bucket is taken without reading them again."""
+    log = Log(scattered(5_000))
+    write_snapshot(environment, log.cut(), 1 << 20, 1)
+    log.fire(2_510)
+    original = log.due_of
+    read: list[int] = []
+
+    def counting(ids: Ids) -> Dues:
+        read.extend(ids.tolist())
+        return original(ids)
+
+    log.due_of = counting  # type: ignore[method-assign]
+    restored = log.restore(environment)
+    assert restored is not None
+    restored.pending._check()
+    read_before = len(read)
+    read.clear()
+    bucket_ms = log.frontier.due_ms - log.frontier.due_ms % BUCKET_MS
+    expected = [key for key in log.pending() if key[0] < bucket_ms + BUCKET_MS]
+    ids, _ = restored.pending.take(bucket_ms + BUCKET_MS - 1, 1 << 32)
+    assert ids.tolist() == [entry_id for _, entry_id in expected]
+    assert 0 < len(expected) <= read_before
+    assert not read
+
+
+def test_a_frontiers_bucket_too_large_for_the_window_is_left_to_be_read_in_parts(
+    environment: Environment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its due times are not kept in memory; what has fired of it is left out all the same."""
+    monkeypatch.setattr("duelog.snapshot.restore._READ_ENTRIES", 64)
+    log = Log(scattered(500, span_ms=90))
+    write_snapshot(environment, log.cut(), PART_BYTES, 1)
+    log.fire(200)
+    restored = log.restore(environment)
+    assert restored is not None
+    assert not len(restored.pending._window)
+    assert drained(restored) == log.pending()
+
+
+def test_later_buckets_are_restored_asleep(environment: Environment) -> None:
+    """Of a snapshot in several parts, with the frontier in it, only the buckets after that one, and no bitmap made."""
+    log = Log(scattered(5_000))
+    write_snapshot(environment, log.cut(), PART_BYTES, 1)
+    log.fire(1_000)
+    restored = log.restore(environment)
+    assert restored is not None
+    bucket_ms = log.frontier.due_ms - log.frontier.due_ms % BUCKET_MS
+    assert asleep_in(restored.pending) == list(range(bucket_ms + BUCKET_MS, START_MS + 2_000, BUCKET_MS))
+    assert drained(restored) == log.pending()
 
 
 def test_many_entries_at_one_instant_are_cut_at_the_entry(environment: Environment) -> None:
