@@ -46,14 +46,15 @@ class Sheet:
 class Asleep:
     """One bucket: a serialised BitMap, and the entries added since."""
 
-    __slots__ = ("_entries", "_limit_id", "added", "saved", "sheet")
+    __slots__ = ("_entries", "added", "limit_id", "saved", "sheet")
 
     def __init__(self, sheet: Sheet, saved: memoryview, entries: int, limit_id: int) -> None:
         """REQUIRES: `saved`, a part of `sheet`, is a bitmap of `entries` > 0 ids, all below `limit_id`."""
         self.sheet = sheet
         self.saved = saved
         self._entries = entries
-        self._limit_id = limit_id
+        self.limit_id = limit_id
+        """No entry saved is at or after it."""
         self.added: BitMap | None = None
         """Entries that are not among those saved."""
 
@@ -69,9 +70,19 @@ class Asleep:
             raise BrokenInvariant(f"bucket: {len(self)} entries, of which {len(ids)} are found")
         return ids
 
+    def discard_added(self, ids: BitMap) -> int:
+        """Remove ``ids`` from what was added; how many there were."""
+        if self.added is None:
+            return 0
+        hits = self.added.intersection_cardinality(ids)
+        if hits:
+            self.added.difference_update(ids)
+            self.added = self.added or None
+        return hits
+
     def saved_below(self, limit_id: int) -> bytes | None:
         """The bytes of its bitmap, if it is known to be what was saved and to hold nothing from `limit_id` on."""
-        return bytes(self.saved) if self.added is None and self._limit_id <= limit_id else None
+        return bytes(self.saved) if self.added is None and self.limit_id <= limit_id else None
 
     def memory_bytes(self) -> int:
         """Resident bytes without `added`."""

@@ -198,13 +198,17 @@ class Buckets:
     def discard(self, ids: BitMap) -> int:
         """Remove ``ids`` wherever they are; how many there were. Looks into every bucket until all are found.
 
-        A bucket asleep in which there is none of them stays so.
+        A bucket asleep stays so if none of them was saved with it, and is not looked into if none can have been.
         """
         found = 0
+        lowest = ids.min() if ids else 0
         emptied: list[int] = []
         for start_ms, kept in self._bitmaps.items():
             if found == len(ids):
                 break
+            if isinstance(kept, Asleep) and kept.limit_id <= lowest:
+                found += kept.discard_added(ids)
+                continue
             present = kept.bitmap() if isinstance(kept, Asleep) else kept
             hits = present.intersection_cardinality(ids)
             if hits:

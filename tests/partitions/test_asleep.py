@@ -88,6 +88,21 @@ def test_an_entry_added_to_a_bucket_asleep_can_be_taken_out_again() -> None:
     assert index.take(START_MS + MINUTE_MS - 1, 100)[0].tolist() == [0, 24, 36, 48]
 
 
+def test_entries_added_after_the_snapshot_are_discarded_without_waking_a_bucket() -> None:
+    """None of them can be among those saved; one older than they are is looked for, and wakes the buckets hit."""
+    index = sleeping_index(together=MINUTES)
+    more = np.arange(60, 84, dtype=np.uint32)
+    index.add(60, due_of(more))
+    assert index.discard(BitMap([60, 72, 61, 500])) == 3
+    index._check()
+    assert len(asleep_in(index)) == MINUTES
+    assert len(index) == MINUTES * EACH + len(more) - 3
+    assert index.discard(BitMap([13, 62, 500])) == 2
+    index._check()
+    assert len(asleep_in(index)) == MINUTES - 2
+    assert index.take(START_MS + MINUTE_MS - 1, 100)[0].tolist() == [0, 12, 24, 36, 48]
+
+
 def test_a_snapshot_takes_buckets_asleep_as_they_are() -> None:
     """Copying the index for a snapshot wakes only what was added to, and not one that is as it was."""
     index = sleeping_index()
