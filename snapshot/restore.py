@@ -68,8 +68,8 @@ def restore_steps(
     """Restore the index of `frontier`'s log; None where no snapshot can be used. Yields after each part.
 
     frontier: as recorded now in the main environment. tail: entries of the log, all committed. passed_over: told
-    (snapshot id, why) of each snapshot that is not used. About 15 ms for ten million entries, and the due times of
-    the bucket that the frontier lies in.
+    (snapshot id, why) of each snapshot that is not used. About 20 ms for ten million entries, and the due times
+    of the bucket that the frontier lies in: some 8 us each where they are scattered.
     """
     ledger_id = frontier.ledger_id
     with environment.read() as raw:
