@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from operator import attrgetter
 from typing import TypeAlias
+
+from pyroaring import BitMap
 
 from duelog.store.errors import InvalidArgument
 from duelog.store.message import ReceivedMessage
 from duelog.store.position import MessageId, Position
 
+from .position_set import group_by_ledger, group_messages
+
 Acknowledgeable: TypeAlias = ReceivedMessage | MessageId
 """What can be acknowledged: a received message, or the position of one."""
 
 _RECEIVED = {ReceivedMessage}
-_POSITION = attrgetter("position")
 
 
 def positions_of(messages: Acknowledgeable | Iterable[Acknowledgeable]) -> Sequence[Position]:
@@ -24,9 +26,14 @@ def positions_of(messages: Acknowledgeable | Iterable[Acknowledgeable]) -> Seque
         return [messages.position]
     if isinstance(messages, MessageId):
         return [messages]
-    if type(messages) is list and set(map(type, messages)) == _RECEIVED:  # what `receive` gave
-        return list(map(_POSITION, messages))
     return [item.position if isinstance(item, ReceivedMessage) else item for item in checked(messages)]
+
+
+def entries_of(messages: Acknowledgeable | Iterable[Acknowledgeable]) -> dict[int, BitMap]:
+    """The positions of one message or many, as entry ids by ledger id. Raises InvalidArgument."""
+    if type(messages) is list and set(map(type, messages)) == _RECEIVED:  # what `receive` gave
+        return group_messages(messages)
+    return group_by_ledger(positions_of(messages))
 
 
 def checked(messages: Iterable[Acknowledgeable]) -> Iterator[Acknowledgeable]:

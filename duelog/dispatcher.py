@@ -16,7 +16,7 @@ a dispatcher exists, every acknowledgement and trim of its subscription goes thr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal, Protocol
 
 from pyroaring import BitMap
@@ -225,7 +225,10 @@ class Dispatcher:
         consumer_id: who probably holds them, which saves a search; None if unknown. Raises InvalidArgument for a
         position that the topic does not have; nothing is acknowledged then.
         """
-        groups = group_by_ledger(positions)
+        return self.ack_entries(consumer_id, group_by_ledger(positions))
+
+    def ack_entries(self, consumer_id: int | None, groups: Mapping[int, BitMap]) -> int:
+        """`ack` of entries by ledger id."""
         if len(groups) > 1:
             for ledger_id, entries in groups.items():
                 self.acks.validate(ledger_id, entries.max(), self._ledgers)

@@ -20,7 +20,7 @@ from duelog.store.errors import BrokenInvariant
 from duelog.store.message import ReceivedMessage
 from duelog.store.position import Position
 
-from .position_set import PositionSet, group_by_ledger
+from .position_set import PositionSet, group_messages
 
 
 class _Batch(NamedTuple):
@@ -84,11 +84,9 @@ class Outstanding:
             times = 1 if last is None else last.times
             message.redelivery_count = times
             of_ledger[entry_id] = _Repeated(times + 1, self._batch_number)
-        positions = [message.position for message in again]
         for message in fresh:
             message.redelivery_count = 0
-            positions.append(message.position)
-        entries = group_by_ledger(positions)
+        entries = group_messages([*again, *fresh] if again else fresh)
         held = self._held[consumer_id]
         for ledger_id, of_batch in entries.items():
             held.update(ledger_id, of_batch)

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 
 from pyroaring import BitMap
 
 from duelog.store.errors import BrokenInvariant, InvalidArgument
-from duelog.store.position import Position
+from duelog.store.message import ReceivedMessage
+from duelog.store.position import ENTRY_MASK, Position
 
 
 class PositionSet:
@@ -124,6 +125,8 @@ class PositionSet:
 
 
 _LEDGER, _ENTRY = itemgetter(0), itemgetter(1)
+_PLACE = attrgetter("_place")
+_NUMBERS = {int}
 
 
 def group_by_ledger(positions: Sequence[tuple[int, int]]) -> dict[int, BitMap]:
@@ -141,6 +144,16 @@ def group_by_ledger(positions: Sequence[tuple[int, int]]) -> dict[int, BitMap]:
     for ledger_id, entry_id in positions:
         lists.setdefault(ledger_id, []).append(entry_id)
     return {ledger_id: _bitmap(entry_list) for ledger_id, entry_list in lists.items()}
+
+
+def group_messages(messages: Sequence[ReceivedMessage]) -> dict[int, BitMap]:
+    """The entry ids of the messages' positions by ledger id, as `group_by_ledger`."""
+    places = list(map(_PLACE, messages))
+    if places and set(map(type, places)) == _NUMBERS:  # numbers, as whoever reads the log makes them
+        ledger_id = min(places) >> 32
+        if max(places) >> 32 == ledger_id:
+            return {ledger_id: BitMap([place & ENTRY_MASK for place in places])}
+    return group_by_ledger([message.position for message in messages])
 
 
 def _bitmap(entry_ids: Iterable[int]) -> BitMap:

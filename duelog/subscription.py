@@ -11,7 +11,7 @@ from duelog.store.errors import ClockJumped, ClosedError, DuelogError, InvalidAr
 from duelog.store.message import ReceivedMessage, at_ms
 from duelog.store.position import MessageId, Position
 
-from .consumer_arguments import Acknowledgeable, checked, deadline_of, delay_ms_of, positions_of
+from .consumer_arguments import Acknowledgeable, checked, deadline_of, delay_ms_of, entries_of, positions_of
 from .dispatcher import Dispatcher, SubscriptionType
 from .due_reader import DueReader
 from .engine import Engine
@@ -216,12 +216,12 @@ class Subscription:
         waits for the disk. Returns how many were not acknowledged before.
         Raises InvalidArgument for a position that the topic does not have; then nothing is acknowledged.
         """
-        positions = positions_of(messages)
+        entries = entries_of(messages)
         self._check_usable()
         with self._state.lock:
             dispatcher = self._dispatcher()
             before = dispatcher.acks.mark_delete
-            count = dispatcher.ack(self._consumer, positions)
+            count = dispatcher.ack_entries(self._consumer, entries)
             moved = self._moved_ledger(before)
             waiting = bool(dispatcher.kept_back_count)
         if waiting:

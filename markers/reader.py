@@ -8,7 +8,7 @@ compaction once everybody had acknowledged it, or by repair, is gone: its positi
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import chain, repeat
+from itertools import chain
 from typing import NamedTuple, Protocol
 
 import lmdb
@@ -17,14 +17,14 @@ from pyroaring import BitMap
 
 from ..partitions.partition_set import PartitionSet
 from ..partitions.timespan import partition_start
-from ..store.body import decode_body
 from ..store.environment import Environment
 from ..store.errors import CorruptEntry, DamagedStore
 from ..store.managed_ledger import ManagedLedger
 from ..store.message import ReceivedMessage
-from ..store.position import MessageId, Position, message_ids
+from ..store.position import Place, Position, position_at
+from ..store.received import MessageMaker
 from ..store.run import Run, RunKind, UInt32s
-from ..store.scan import find_run, runs
+from ..store.scan import find_run, find_run_after, runs
 
 
 class Unacknowledged(Protocol):
@@ -45,7 +45,7 @@ class _Markers(NamedTuple):
     """Markers that point into one partition log, as columns; a slot is a place in the batch being read."""
 
     slots: list[int]
-    positions: list[Position]
+    places: list[Place]
     targets: UInt32s
     dues: list[int]
 
@@ -54,10 +54,10 @@ class _Markers(NamedTuple):
         """Pieces as one, so that those of many small firings are resolved run by run too."""
         if len(pieces) == 1:
             return pieces[0]
-        slots, positions, targets, dues = zip(*pieces, strict=True)
+        slots, places, targets, dues = zip(*pieces, strict=True)
         return cls(
             list(chain.from_iterable(slots)),
-            list(chain.from_iterable(positions)),
+            list(chain.from_iterable(places)),
             np.concatenate(targets),
             list(chain.from_iterable(dues)),
         )
@@ -176,17 +176,6 @@ class MainLogReader:
             batch.add(run, here)
             wanted -= here
 
-    def _received(
-        self, body: bytes | memoryview, message_id: MessageId, position: Position, due_ms: int
-    ) -> ReceivedMessage:
-        publish_ms, payload, key, properties, extra = decode_body(body)
-        message = ReceivedMessage(
-            payload, key, properties or {}, message_id, position, due_ms, publish_ms, 0, self._topic, self._subscription
-        )
-        if extra is not None:
-            message.retries, message.addressee = _retry_facts(extra)
-        return message
-
     def _resolve(self, by_target: dict[int, list[_Markers]], batch: _Batch) -> None:
         """Fill the slots of markers, given by the ledger they point into, from the partition logs."""
         for target, pieces in by_target.items():
@@ -204,45 +193,44 @@ class MainLogReader:
 
     def _resolve_in(self, raw: lmdb.Transaction, name: str, ledger_id: int, markers: _Markers, batch: _Batch) -> None:
         cursor = raw.cursor()
-        slots = batch.slots
-        received, positions, dues, targets = self._received, markers.positions, markers.dues, markers.targets.tolist()
-        ids = message_ids(repeat(ledger_id), targets)
+        slots, make = batch.slots, batch.maker.make
+        places, dues, at_slots = markers.places, markers.dues, markers.slots
+        order = np.argsort(markers.targets, kind="stable")
+        before = ledger_id << 32
         run: Run | None = None
         first = limit = 0  # the entries of `run`; none without one
-        for at in np.argsort(markers.targets, kind="stable").tolist():
-            entry_id = targets[at]
+        for at, entry_id in zip(order.tolist(), markers.targets[order].tolist(), strict=True):
             try:
                 if entry_id >= limit:
-                    run, limit = None, 0
-                    run = find_run(cursor, name, ledger_id, entry_id)
+                    last, run, limit = run, None, 0
+                    if last is None:
+                        run = find_run(cursor, name, ledger_id, entry_id)
+                    else:
+                        run = find_run_after(cursor, name, last, entry_id)
                     if run is not None:
                         first, limit = run.first_entry, run.limit
                 if run is not None:
                     body = run.body_view(entry_id - first)
                     if body is None:
-                        batch.gone.append(positions[at])
+                        batch.gone.append(position_at(places[at]))
                         continue
                 else:
                     reason = f"marker points at entry {ledger_id}:{entry_id}, which does not exist"
-                    marker_ledger, marker_entry = positions[at]
-                    self.set_aside(CorruptEntry(self._main.name, marker_ledger, marker_entry, reason))
+                    self._set_aside_at(places[at], reason)
                     continue
-                slots[markers.slots[at]] = received(body, ids[at], positions[at], dues[at])
+                slots[at_slots[at]] = make(body, before | entry_id, places[at], dues[at])
             except CorruptEntry as error:
                 self.set_aside(CorruptEntry(error.environment, ledger_id, entry_id, error.reason))
             except ValueError as error:
                 self.set_aside(CorruptEntry(name, ledger_id, entry_id, str(error)))
 
     def _dangling(self, markers: _Markers, reason: str) -> None:
-        for position in markers.positions:
-            self.set_aside(CorruptEntry(self._main.name, *position, reason))
+        for place in markers.places:
+            self._set_aside_at(place, reason)
 
-
-def _retry_facts(extra: dict[str, object]) -> tuple[int, str | None]:
-    retries, addressee = extra.get("retries", 0), extra.get("addressee")
-    if not isinstance(retries, int) or not (addressee is None or isinstance(addressee, str)):
-        raise ValueError(f"retry facts {extra!r} of a body are malformed")
-    return retries, addressee
+    def _set_aside_at(self, place: Place, reason: str) -> None:
+        """Set a marker aside."""
+        self.set_aside(CorruptEntry(self._main.name, *position_at(place), reason))
 
 
 def _due_entries(run: Run, now_ms: int) -> BitMap:
@@ -255,6 +243,7 @@ class _Batch:
 
     def __init__(self, reader: MainLogReader) -> None:
         self._reader = reader
+        self.maker = MessageMaker(reader._topic, reader._subscription)
         self.slots: list[ReceivedMessage | None] = []
         self.gone: list[Position] = []
         """Positions whose messages do not exist any more; complete once `messages` was called."""
@@ -270,8 +259,9 @@ class _Batch:
         if run.kind == RunKind.MARKERS:
             at = np.frombuffer(wanted.to_array(), dtype=np.uint32) - np.uint32(run.first_entry)
             slots = list(range(len(self.slots), len(self.slots) + len(wanted)))
-            positions = message_ids(repeat(run.ledger_id), wanted)
-            piece = _Markers(slots, positions, run.targets()[at], run.dues()[at].tolist())
+            before = run.ledger_id << 32
+            places: list[Place] = [before | entry_id for entry_id in wanted]
+            piece = _Markers(slots, places, run.targets()[at], run.dues()[at].tolist())
             self._markers.setdefault(run.target, []).append(piece)
             self.slots += [None] * len(slots)
             return
@@ -279,14 +269,14 @@ class _Batch:
             self.slots.append(self._message(run, entry_id))
 
     def _message(self, run: Run, entry_id: int) -> ReceivedMessage | None:
-        position = Position(run.ledger_id, entry_id)
+        place = run.ledger_id << 32 | entry_id
         index = entry_id - run.first_entry
         try:
             body = run.body_view(index)
             if body is None:
-                self.gone.append(position)
+                self.gone.append(Position(run.ledger_id, entry_id))
                 return None
-            return self._reader._received(body, position, position, run.due(index))
+            return self.maker.make(body, place, place, run.due(index))
         except CorruptEntry as error:
             self._reader.set_aside(error)
         except ValueError as error:

@@ -12,9 +12,10 @@ from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import Context, Decimal
+from typing import TYPE_CHECKING
 
 from .errors import InvalidMessage
-from .position import MessageId, Position
+from .position import MessageId, Position, place_of, position_at
 
 MAX_DUE_MS = 253_402_300_799_999
 """Latest due time: 9999-12-31T23:59:59.999Z, the last that a ``datetime`` can show."""
@@ -45,7 +46,7 @@ class Message:
     properties: Mapping[str, str] | None = None
 
 
-@dataclass(slots=True)
+@dataclass(init=False)
 class ReceivedMessage:
     """A message handed out by a subscription.
 
@@ -55,6 +56,12 @@ class ReceivedMessage:
     the store was opened. retries: how often it was handed out before `retry_later` postponed it. addressee: the only
     subscription that is to get it; None: all of them.
     """
+
+    # What is kept without an object of its own is made when somebody looks at it: ids are numbers (`place_of`), and
+    # "no properties" is None until its dict is asked for. Objects that the garbage collector follows cost the most.
+    if not TYPE_CHECKING:  # which would refuse to set what is a property here
+        __slots__ = ("_id_place", "_place", "_properties", "addressee", "due_ms", "key", "payload", "publish_ms",
+                     "redelivery_count", "retries", "subscription", "topic")  # fmt: skip
 
     payload: bytes
     key: str | None
@@ -66,8 +73,61 @@ class ReceivedMessage:
     redelivery_count: int
     topic: str
     subscription: str
-    retries: int = 0
-    addressee: str | None = None
+    retries: int
+    addressee: str | None
+
+    def __init__(
+        self,
+        payload: bytes,
+        key: str | None,
+        properties: dict[str, str] | None,
+        message_id: MessageId,
+        position: Position,
+        due_ms: int,
+        publish_ms: int,
+        redelivery_count: int,
+        topic: str,
+        subscription: str,
+        retries: int = 0,
+        addressee: str | None = None,
+    ) -> None:
+        self.payload = payload
+        self.key = key
+        self._properties = properties
+        self._id_place = place_of(message_id)
+        self._place = place_of(position)
+        self.due_ms = due_ms
+        self.publish_ms = publish_ms
+        self.redelivery_count = redelivery_count
+        self.topic = topic
+        self.subscription = subscription
+        self.retries = retries
+        self.addressee = addressee
+
+    def _get_properties(self) -> dict[str, str]:
+        if self._properties is None:
+            self._properties = {}
+        return self._properties
+
+    def _set_properties(self, properties: dict[str, str]) -> None:
+        self._properties = properties
+
+    def _get_message_id(self) -> MessageId:
+        return position_at(self._id_place)
+
+    def _set_message_id(self, message_id: MessageId) -> None:
+        self._id_place = place_of(message_id)
+
+    def _get_position(self) -> Position:
+        return position_at(self._place)
+
+    def _set_position(self, position: Position) -> None:
+        self._place = place_of(position)
+
+
+for _name in ("properties", "message_id", "position"):  # in the class body they would be the fields' defaults
+    _get, _set = getattr(ReceivedMessage, f"_get_{_name}"), getattr(ReceivedMessage, f"_set_{_name}")
+    setattr(ReceivedMessage, _name, property(_get, _set))
 
 
 @dataclass(slots=True)

@@ -6,6 +6,7 @@ Everything here works inside a read transaction that the caller holds, and yield
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 
 import lmdb
 
@@ -70,3 +71,20 @@ def find_run(cursor: lmdb.Cursor, environment: str, ledger_id: int, entry_id: in
         return None
     run = Run(environment, found, value)
     return run if entry_id < run.first_entry + run.count else None
+
+
+def find_run_after(cursor: lmdb.Cursor, environment: str, last: Run, entry_id: int) -> Run | None:
+    """As `find_run`, for an entry after `last`, on which `cursor` stands.
+
+    Tries the run that follows first, where it holds the entry if it is as long as `last`.
+    """
+    if entry_id < last.limit + last.count and cursor.next():
+        key = run_key(last.ledger_id, entry_id)
+        found, value = cursor.item()
+        found = bytes(found)
+        if len(found) == _KEY_BYTES and found[:9] == key[:9] and found <= key:
+            with suppress(CorruptEntry):  # it may be another run that holds the entry
+                run = Run(environment, found, value)
+                if entry_id < run.first_entry + run.count:
+                    return run
+    return find_run(cursor, environment, last.ledger_id, entry_id)

@@ -23,6 +23,7 @@ from duelog.recurring import Recurring
 from duelog.store import producers
 from duelog.store.policies import EffectivePolicies
 from duelog.store.producers import nothing
+from duelog.store.received import MessageMaker
 from duelog.timetable import Timetable
 
 from .drawing import HANDING_OUT, INLINE_DELAYS, TAKING_BACK
@@ -73,14 +74,14 @@ def loses_dead_letters(patch: Patch) -> None:
 
 def retries_for_everybody(patch: Patch) -> None:
     """A postponed message has no addressee."""
-    made = reader.MainLogReader._received
+    made = MessageMaker.make
 
     def received(*arguments: Any) -> Any:
         message = made(*arguments)
         message.addressee = None
         return message
 
-    patch.setattr(reader.MainLogReader, "_received", received)
+    patch.setattr(MessageMaker, "make", received)
 
 
 def seeks_past_the_first(patch: Patch) -> None:

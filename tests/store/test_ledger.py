@@ -29,7 +29,7 @@ from duelog.store.ledger import (
     find_tail,
 )
 from duelog.store.run import Run, RunKind
-from duelog.store.scan import find_run, runs
+from duelog.store.scan import find_run, find_run_after, runs
 from duelog.store.transaction import Transaction
 from tests.store.shared_commits import share
 
@@ -339,3 +339,30 @@ def test_a_damaged_run_comes_as_its_error_and_the_rest_goes_on(environment: Envi
         with pytest.raises(CorruptEntry):
             find_run(raw.cursor(), "main", 7, 5)
         assert find_run(raw.cursor(), "main", 7, 8) is not None
+
+
+def test_the_run_that_follows_is_found_as_any_other(environment: Environment) -> None:
+    """It is tried first and told from the right one, whatever lies between two entries: a gap, damage, the end."""
+    for ledger_id in (6, 7, 8):
+        ledger = Ledger(ledger_id)
+        for count in (4, 1, 2, 4, 4, 3, 1, 4, 4):
+            environment.write(appending(ledger, [b"x"] * count))
+    damage(environment, 7, 7, at=30)
+    environment.write(lambda transaction: transaction.raw.delete(run_key(7, 15)))
+
+    def found(lookup: Callable[..., Run | None], *arguments: Any) -> object:
+        try:
+            run = lookup(*arguments)
+        except CorruptEntry as error:
+            return str(error)
+        return None if run is None else (run.ledger_id, run.first_entry, run.count)
+
+    with environment.read() as raw:
+        for before in (entry_id for entry_id in range(27) if entry_id not in (*range(7, 11), *range(15, 18))):
+            for entry_id in range(before + 1, 29):
+                cursor = raw.cursor()
+                last = find_run(cursor, "main", 7, before)
+                assert last is not None
+                if entry_id >= last.limit:
+                    expected = found(find_run, raw.cursor(), "main", 7, entry_id)
+                    assert found(find_run_after, cursor, "main", last, entry_id) == expected

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+from dataclasses import asdict, fields, replace
 from datetime import UTC, datetime, timedelta, timezone
 from decimal import Decimal
 from fractions import Fraction
@@ -13,8 +16,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from duelog.store.body import encode_one
 from duelog.store.message import MAX_DUE_MS, Message, ReceivedMessage, ScheduledMessage, resolve_due_ms
-from duelog.store.position import MessageId
+from duelog.store.position import MessageId, place_of
+from duelog.store.received import MessageMaker
 
 NOW = 1_790_000_000_000
 
@@ -144,3 +149,71 @@ def test_messages_compare_by_value_and_have_no_dict() -> None:
     for value in (Message(b"a"), received, scheduled):
         assert not hasattr(value, "__dict__")
     assert (received.message_id, received.position, received.subscription) == ((1, 2), (3, 4), "s")
+
+
+def _received(**others: object) -> ReceivedMessage:
+    message = ReceivedMessage(b"p", "k", {"a": "b"}, MessageId(1, 2), MessageId(3, 4), 5, 6, 7, "t", "s", 8, "r")
+    return replace(message, **others)  # type: ignore[arg-type]
+
+
+def _made() -> ReceivedMessage:
+    return MessageMaker("t", "s").make(encode_one(Message(b"p"), 6, 1_000)[1], place_of(MessageId(1, 2)),
+                                       place_of(MessageId(3, 4)), 5)  # fmt: skip
+
+
+def test_a_received_message_is_a_dataclass_like_any_other() -> None:
+    """Fields, equality, text, replacing, copies and pickles go by its fields, whatever they are kept as."""
+    message = _received()
+    assert [field.name for field in fields(message)] == [
+        "payload", "key", "properties", "message_id", "position", "due_ms", "publish_ms", "redelivery_count", "topic",
+        "subscription", "retries", "addressee"]  # fmt: skip
+    assert asdict(message)["position"] == (3, 4)
+    assert repr(message) == (
+        "ReceivedMessage(payload=b'p', key='k', properties={'a': 'b'}, message_id=MessageId(ledger_id=1, entry_id=2), "
+        "position=MessageId(ledger_id=3, entry_id=4), due_ms=5, publish_ms=6, redelivery_count=7, topic='t', "
+        "subscription='s', retries=8, addressee='r')"
+    )
+    for same in (copy.copy(message), copy.deepcopy(message), pickle.loads(pickle.dumps(message)), _received()):
+        assert same == message
+    assert all(
+        message != _received(**{name: value})
+        for name, value in [("position", MessageId(3, 5)), ("message_id", MessageId(3, 4)), ("properties", {})]
+    )
+    with pytest.raises(TypeError):
+        hash(message)
+
+
+def test_what_a_received_message_makes_on_demand_is_what_it_was_given() -> None:
+    """Ids and properties are set and read as if they were kept as they are."""
+    message = _made()
+    assert message == ReceivedMessage(b"p", None, {}, MessageId(1, 2), MessageId(3, 4), 5, 6, 0, "t", "s")
+    assert (type(message.message_id), type(message.position)) == (MessageId, MessageId)
+    message.properties["a"] = "b"
+    assert message.properties == {"a": "b"}
+    assert _made().properties == {}
+    assert pickle.loads(pickle.dumps(_made())) == copy.deepcopy(_made()) == _made()
+    message.position = MessageId(2**40, 2**32 - 1)
+    assert message.position == MessageId(2**40, 2**32 - 1)
+    for odd in (MessageId(3, -1), MessageId(3, 2**32), MessageId(-1, 0)):  # no entry stands there, but it was given
+        message.position = message.message_id = odd
+        assert message.position == message.message_id == odd
+
+
+def test_bodies_of_one_batch_are_told_apart_by_all_that_stands_before_the_payload() -> None:
+    """Of one size but published at another time, with a key, with facts added: each gives its own."""
+    maker = MessageMaker("t", "s")
+    at = place_of(MessageId(1, 0))
+
+    def made(message: Message, now_ms: int, extra: dict[str, object] | None = None) -> ReceivedMessage:
+        return maker.make(memoryview(encode_one(message, now_ms, 100_000, extra)[1]), at, at, 0)
+
+    for size in (0, 1, 255, 256, 16_371, 16_372, 16_384, 20_000, 65_536):
+        for now_ms in (6, 1_700_000_000_000, 1_700_000_000_001):
+            for letter in (b"a", b"b"):
+                found = made(Message(letter * size), now_ms)
+                assert (found.payload, found.publish_ms, found.key) == (letter * size, now_ms, None)
+                assert (found.properties, found.retries, found.addressee) == ({}, 0, None)
+        keyed = made(Message(b"c" * size, key="k", properties={"a": "b"}), 6)
+        assert (keyed.key, keyed.properties, keyed.payload) == ("k", {"a": "b"}, b"c" * size)
+        again = made(Message(b"d" * size), 6, {"retries": 2, "addressee": "s"})
+        assert (again.retries, again.addressee, again.payload) == (2, "s", b"d" * size)
