@@ -14,15 +14,20 @@ from duelog.store.clock import StoreClock
 from duelog.store.message import ReceivedMessage
 from duelog.store.position import Position
 
+from .read_ahead import ReadAhead, ReadAheadBudget
+
 OpenView = Callable[[Position, int], tuple[TopicDelayTracker, SubscriptionView]]
 
 
 class DueReader:
     """A dispatcher's LogReader. Not thread-safe: the subscription's lock is held around every call."""
 
-    def __init__(self, reader: MainLogReader, open_view: OpenView, clock: StoreClock) -> None:
+    def __init__(
+        self, reader: MainLogReader, open_view: OpenView, clock: StoreClock, budget: ReadAheadBudget | None = None
+    ) -> None:
         """`open_view` (read position, served up to) opens a view on the topic's tracker, made at first need."""
         self._reader = reader
+        self._ahead = ReadAhead(reader, budget or ReadAheadBudget())
         self._open = open_view
         self._clock = clock
         self._tracker: TopicDelayTracker | None = None
@@ -36,7 +41,7 @@ class DueReader:
         if self._tracker is not None and self._view is not None:
             # What is served is served by this time for good: the clock must not go back behind it.
             return self._read_tracked(self._tracker, self._view, start, max_entries, self._clock.raise_to(now_ms), skip)
-        fresh, following, passed_over = self._reader.read(start, max_entries, skip, now_ms)
+        fresh, following, passed_over = self._ahead.read(start, max_entries, skip, now_ms)
         if passed_over and self._view is None:
             self._clock.raise_to(now_ms)
             self._tracker, self._view = self._open(start, now_ms)
@@ -82,11 +87,13 @@ class DueReader:
 
     def rewind(self, position: Position) -> None:
         """The subscription goes back to `position`."""
+        self._ahead.clear()
         if self._tracker is not None and self._view is not None:
             self._tracker.rewind(self._view, position)
 
     def close(self) -> None:
         """The last consumer has left: hold nothing in memory for it."""
+        self._ahead.clear()
         if self._tracker is not None and self._view is not None:
             self._closed_at = self._view.done_ms, self._view.done_position
             self._tracker.close_view(self._view, self._clock.now_ms())

@@ -39,6 +39,7 @@ from .maintenance import Maintenance, TickResult
 from .metrics import StoreMetrics, instruments
 from .opening import StoreLock, create, open_main, read_identity, refuse_foreign
 from .outbox import Outbox
+from .read_ahead import ReadAheadBudget
 from .recurring import Recurring
 from .scheduler import Scheduler
 from .sending import Sender
@@ -92,6 +93,7 @@ class Engine:
         self.policies = DelayPolicies(self.main, read_only=read_only)
         self.set_aside = SetAside(self.main)
         self.sender = Sender(self.main, self.partitions, config, self.topics.run_limits)
+        self.read_ahead = ReadAheadBudget()
         self.outbox = Outbox(config.max_in_flight_bytes)
         self.flusher = AckFlusher(self.main, config.ack_flush_ms)
         self.firing = Firing(
@@ -219,7 +221,7 @@ class Engine:
                 lambda tracker: (tracker, tracker.open_view(position, done_ms)),
             )
 
-        return DueReader(plain, open_view, self.clock)
+        return DueReader(plain, open_view, self.clock, self.read_ahead)
 
     def acknowledged(self, topic: TopicState, subscription: SubscriptionState, moved_ledger: bool) -> None:
         """Acknowledgements were taken in memory: see that they reach the disk, and that ledgers are trimmed."""
