@@ -83,6 +83,18 @@ def read_all_claims(
     return found
 
 
+def claims_of_logs(
+    raw: lmdb.Transaction, known: Iterable[LogClaims], logs: Iterable[tuple[int, int]]
+) -> list[LogClaims]:
+    """The claims on these logs (topic id, ledger id) of one partition, a row for each.
+
+    known: those on the partition's logs that have a frontier, from the same transaction. They are picklable,
+    and small to send: of each bitmap at most 8 KiB for 65,536 entries.
+    """
+    by_log = {(row.topic_id, row.ledger_id): row for row in known}
+    return [by_log.get(log) or claims_without_frontier(raw, *log) for log in logs]
+
+
 def claims_without_frontier(raw: lmdb.Transaction, topic_id: int, ledger_id: int) -> LogClaims:
     """The claims on a log of which nothing has fired: its entries were cancelled, or its topic deleted."""
     topic = catalog.topic_name(raw, topic_id)

@@ -1,6 +1,7 @@
 """What compaction of a closed partition would drop: a small value that can be sent to another machine.
 
-Made from the claims on the partition (claims.py) and the headers of its runs; no body is read, nothing is written.
+Made from the claims on the partition (claims.py), which are picklable too, and the headers of its runs; no body is
+read, nothing is written.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from ..partitions.timespan import directory_name
 from ..store import catalog
 from ..store import format as fmt
 from ..store.environment import Environment
-from ..store.errors import CorruptEntry, DamagedStore
+from ..store.errors import BrokenInvariant, CorruptEntry, DamagedStore
 from ..store.format import PartitionInfo, Table
 from ..store.ledger import find_tail
 from ..store.origin import OriginRecord, Relied
 from ..store.run import Run, RunKind
 from ..store.scan import runs
-from .claims import LogClaims, claims_without_frontier, needed, read_claims
+from .claims import LogClaims, claims_of_logs, needed, read_claims
 
 
 class LogPlan(NamedTuple):
@@ -111,55 +112,69 @@ class CompactionPlan:
 
 
 def plan_compaction(
-    main: Environment,
-    source: Environment,
-    claims: Iterable[LogClaims] | None = None,
-    *,
-    retention_ms: int = 0,
-    now_ms: int = 0,
+    main: Environment, source: Environment, *, retention_ms: int = 0, now_ms: int = 0
 ) -> CompactionPlan:
-    """What can be dropped from a sealed generation. Reads the headers of its runs; O(entries).
+    """What can be dropped from a sealed generation as of now; for one partition, where main is at hand. O(entries).
 
-    claims: of the partition, where they have been read already (read_all_claims), with the same retention. REQUIRES:
-    the catalog has the partition as CLOSED. Raises DamagedStore, CorruptRecord.
+    REQUIRES: the catalog has the partition as CLOSED. Raises DamagedStore, CorruptRecord.
     """
     with source.read() as raw:
-        transaction = raw.id()
-        value = raw.get(fmt.PARTITION_INFO_KEY)
-        if value is None:
-            raise DamagedStore(source.path, "has no partition record")
-        info = PartitionInfo.unpack(fmt.unseal(fmt.PARTITION_INFO_KEY, value))
-        logs = {
-            fmt.trailing_u32(key): fmt.unpack_u64(fields)
-            for key, fields in catalog.rows(raw, fmt.prefix(Table.LOG))
-        }  # fmt: skip
+        start_ms = _info(source, raw).start_ms
+        logs = partition_logs(raw)
     with main.read() as raw:
-        if claims is None:
-            claims = read_claims(raw, main.name, info.start_ms, retention_ms=retention_ms, now_ms=now_ms)
-        known = {(row.topic_id, row.ledger_id): row for row in claims}
-        for log in logs.items():
-            if log not in known:
-                known[log] = claims_without_frontier(raw, *log)
+        known = read_claims(raw, main.name, start_ms, retention_ms=retention_ms, now_ms=now_ms)
+        claims = claims_of_logs(raw, known, logs)
+    return plan_generation(source, claims)
+
+
+def plan_generation(source: Environment, claims: Iterable[LogClaims]) -> CompactionPlan:
+    """What can be dropped from a sealed generation, by the claims on each of its logs (`claims_of_logs`).
+
+    Reads the headers of its runs, and nothing else; O(entries). REQUIRES: at the time of the claims the catalog had
+    the partition as CLOSED. Raises DamagedStore, CorruptRecord.
+    """
+    known = {(row.topic_id, row.ledger_id): row for row in claims}
     with source.read() as raw:
-        planned = [_plan_log(raw, source.name, known[log]) for log in logs.items()]
+        info = _info(source, raw)
+        found = []
+        for log in partition_logs(raw):
+            if log not in known:
+                raise BrokenInvariant(f"{source.name}: nobody has read the claims on log {log[1]} of topic {log[0]}")
+            found.append(known[log])
+        planned = tuple(_plan_log(raw, source.name, each) for each in found)
+        transaction = raw.id()
     relied_on = tuple(
-        Relied(topic_id, ledger_id, positions.serialize())
-        for topic_id, row in sorted((log[0], known[log]) for log in logs.items())
-        if row.topic is not None and not row.frontier.released
-        for ledger_id, positions in sorted(row.relied_on.items())
+        Relied(each.topic_id, ledger_id, positions.serialize())
+        for each in sorted(found, key=lambda each: each.topic_id)
+        if each.topic is not None and not each.frontier.released
+        for ledger_id, positions in sorted(each.relied_on.items())
     )
     file_bytes = (source.path / "data.mdb").stat().st_size
     return CompactionPlan(
-        info.store_id, info.start_ms, info.end_ms, info.generation, transaction, file_bytes, tuple(planned), relied_on
+        info.store_id, info.start_ms, info.end_ms, info.generation, transaction, file_bytes, planned, relied_on
     )
+
+
+def partition_logs(raw: lmdb.Transaction) -> list[tuple[int, int]]:
+    """(topic id, ledger id) of every log of a partition, in a read transaction of its environment. O(logs)."""
+    found = catalog.rows(raw, fmt.prefix(Table.LOG))
+    return [(fmt.trailing_u32(key), fmt.unpack_u64(fields)) for key, fields in found]
+
+
+def _info(source: Environment, raw: lmdb.Transaction) -> PartitionInfo:
+    value = raw.get(fmt.PARTITION_INFO_KEY)
+    if value is None:
+        raise DamagedStore(source.path, "has no partition record")
+    return PartitionInfo.unpack(fmt.unseal(fmt.PARTITION_INFO_KEY, value))
 
 
 def _plan_log(raw: lmdb.Transaction, name: str, claims: LogClaims) -> LogPlan:
     ledger_id = claims.ledger_id
     tail = find_tail(raw, name, ledger_id)
-    stay = needed(claims, tail, _conditional(raw, name, ledger_id))
+    read = list(runs(raw, name, ledger_id))
+    stay = needed(claims, tail, _conditional(read))
     dead_entries = dead_bytes = body_bytes = 0
-    for run in runs(raw, name, ledger_id):
+    for run in read:
         if isinstance(run, CorruptEntry) or not can_be_thinned(run):
             continue
         sizes = run.body_bytes()
@@ -180,11 +195,11 @@ def _plan_log(raw: lmdb.Transaction, name: str, claims: LogClaims) -> LogPlan:
     return LogPlan(claims.topic_id, ledger_id, tail, stay.serialize(), dead_entries, dead_bytes, body_bytes)
 
 
-def _conditional(raw: lmdb.Transaction, name: str, ledger_id: int) -> BitMap | None:
-    """The conditional entries of a log; None where one of its runs cannot be read."""
+def _conditional(read: Iterable[Run | CorruptEntry]) -> BitMap | None:
+    """The conditional entries of a log, by its runs in order; None where one of them cannot be read."""
     found = BitMap()
     expected = 0
-    for run in runs(raw, name, ledger_id):
+    for run in read:
         if isinstance(run, CorruptEntry) or run.first_entry != expected:
             return None
         expected = run.limit

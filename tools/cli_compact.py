@@ -25,7 +25,7 @@ def compact(
         typer.Option(metavar="DURATION", help="Keep what everybody has acknowledged for so long, to seek back to."),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be dropped.")] = False,
-    spark: Annotated[bool, typer.Option("--spark", help="Copy the partitions by Spark (duelog[spark]).")] = False,
+    spark: Annotated[bool, typer.Option("--spark", help="Plan and copy by Spark (duelog[spark]).")] = False,
     master: Annotated[
         str | None, typer.Option(metavar="URL", help="Spark master, such as local[2]; with --spark.")
     ] = None,
@@ -66,7 +66,7 @@ def compact(
 def _spark_runner(master: str | None) -> Runner:
     from .spark.compact import compact_with_spark
 
-    return lambda path, plans, progress: compact_with_spark(path, plans, master=master)
+    return lambda tasks, progress: compact_with_spark(tasks, master=master)
 
 
 def _show(report: CompactionReport, dry_run: bool, json_: bool) -> None:

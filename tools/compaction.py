@@ -1,29 +1,39 @@
 """Compaction of a store's closed partitions, beside the process that has the store open or with none.
 
-Plans from one read transaction of the main environment, has the partitions copied that are worth it, here or by
-somebody else (Spark), and sees that they are adopted: at once where no process has the store open, else by that one at
-its next tick. The store's lock is held for the moments of adoption only, so a store can be opened meanwhile; what was
-being copied then is lost, and reported.
+Reads what is claimed of all of them in one read transaction of the main environment, has each planned and copied that
+is worth it (partition_compaction.py), here or by somebody else (Spark), and sees that they are adopted: at once where
+no process has the store open, else by that one at its next tick. The store's lock is held for the moments of adoption
+only, so a store can be opened meanwhile; what was being copied then is lost, and reported.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
+import lmdb
+
 from ..cleanup.adoption import Adopted, Refused, adopt_ready
-from ..cleanup.claims import read_all_claims
-from ..cleanup.compaction import Finished, hand_over, stage_generation
-from ..cleanup.compaction_plan import CompactionPlan, plan_compaction
+from ..cleanup.claims import claims_of_logs, read_all_claims
+from ..cleanup.compaction import Finished
+from ..cleanup.compaction_plan import partition_logs
 from ..opening import Identity, StoreLock, open_main
-from ..partitions.timespan import directory_name
 from ..store import catalog
 from ..store.clock import SystemClock
 from ..store.config import StoreConfig
-from ..store.errors import DamagedStore, DuelogError, InvalidArgument, StoreLocked
-from .sealed import Sealed, identity_of, open_main_to_read, open_sealed, sealed_generations, sealed_in
+from ..store.errors import DuelogError, InvalidArgument, StoreLocked
+from ..store.format import PartitionState
+from .partition_compaction import (
+    CompactionTask,
+    Failed,
+    Figures,
+    PartitionAnswer,
+    compact_partition,
+    publish,
+)
+from .sealed import Sealed, identity_of, open_main_to_read, open_sealed, read_sealed
 
 DEFAULT_MIN_DEAD_RATIO = 0.3
 
@@ -33,7 +43,8 @@ _ADOPTED_AT_ONCE_BYTES = 256 << 20
 then both generations take room."""
 
 Progress = Callable[[int, int], object]
-"""Told (bytes dealt with so far, bytes in all): each partition is read twice, to copy it and to verify the copy."""
+"""Told (bytes dealt with so far, bytes in all): a partition is read twice, to copy it and to verify the copy. One that
+is not copied has been dealt with once it is planned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +53,7 @@ class PartitionCompaction:
 
     outcome: "skipped" (too little to drop), "planned" (a dry run), "adopted", "waiting" (for the process that has the
     store open) or "failed", with the `reason`. dead_*: bodies that nobody needs; file_bytes: the length of the file.
+    messages, body_bytes and dead_* are 0 where it failed before it was planned.
     """
 
     partition: str
@@ -85,16 +97,8 @@ class CompactionReport:
         return sum(each.file_bytes_after or 0 for each in self.partitions)
 
 
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """A partition that could not be compacted; the store is as it was."""
-
-    start_ms: int
-    reason: str
-
-
-Runner = Callable[[Path, Sequence[CompactionPlan], Callable[[int], object]], Iterable[Finished | Failed]]
-"""Copies partitions as planned and hands them over; told bytes dealt with as it goes."""
+Runner = Callable[[Sequence[CompactionTask], Callable[[int], object]], Iterable[PartitionAnswer]]
+"""Does tasks and publishes what they have staged, in any order; told bytes dealt with as it goes."""
 
 
 def compact_store(
@@ -110,19 +114,16 @@ def compact_store(
 
     retention_ms: keep what everybody has acknowledged while its main-log ledger is open, or was closed less than this
     ago: `StoreConfig.retention_ms`, which is not stored. What is dropped cannot be gone back to by seeking, as if it
-    had been trimmed. run: who copies; None: this process, one partition after the other.
+    had been trimmed. run: who plans and copies; None: this process, one partition after the other. A partition that
+    the store deletes or replaces before it was planned is left out; one that is damaged has failed.
     Not in a process that has the store open. Raises InvalidArgument, FormatMismatch, DamagedStore.
     """
     if not 0 <= min_dead_ratio <= 1:
         raise InvalidArgument("min_dead_ratio", min_dead_ratio, "expected a ratio of 0 to 1")
     identity = identity_of(path)
-    found = {plan.start_ms: plan for plan in _plan(path, identity, retention_ms)}
-    chosen = [plan for plan in found.values() if plan.dead_entries and plan.dead_ratio >= min_dead_ratio]
-    rows = {start_ms: _row(plan, "skipped") for start_ms, plan in found.items()}
-    rows.update((plan.start_ms, _row(plan, "planned")) for plan in chosen)
-    if dry_run or not chosen:
-        return CompactionReport(list(rows.values()))
-    done, total = 0, 2 * sum(plan.file_bytes for plan in chosen)
+    tasks, found = _tasks(path, min_dead_ratio, retention_ms, dry_run)
+    dealt_with = done = 0
+    total = 2 * sum(task.sealed.file_bytes for task in tasks)
 
     def further(size: int) -> None:
         nonlocal done
@@ -130,58 +131,55 @@ def compact_store(
         progress(min(done, total), total)
 
     progress(0, total)
-    rows.update((plan.start_ms, _row(plan, "failed", "nothing came of it")) for plan in chosen)
     waiting: list[Finished] = []
-    for result in (run or run_here)(path, chosen, further):
-        row = rows[result.start_ms]
-        if isinstance(result, Failed):
-            rows[result.start_ms] = replace(row, reason=result.reason)
+    for answer in (run or run_here)(tasks, further) if tasks else ():
+        found.answers[answer.start_ms] = answer
+        dealt_with += 2 * found.sealed[answer.start_ms].file_bytes
+        further(max(0, dealt_with - done))
+        if answer.result is None or isinstance(answer.result, Failed):
             continue
-        if row.outcome != "adopted":  # by an adoption since then, where all were handed over before the first was told
-            rows[result.start_ms] = replace(row, outcome="waiting", reason="", file_bytes_after=result.file_bytes)
-        waiting.append(result)
+        waiting.append(answer.result)
         if len(waiting) >= _ADOPTED_AT_ONCE or sum(each.source_bytes for each in waiting) >= _ADOPTED_AT_ONCE_BYTES:
-            _note(rows, _adopt(path, identity), waiting)
+            found.note(_adopt(path, identity))
             waiting = []
     if waiting:
-        _note(rows, _adopt(path, identity), waiting)
-    return CompactionReport(list(rows.values()))
+        found.note(_adopt(path, identity))
+    return found.report(path)
 
 
 def run_here(
-    path: Path, plans: Sequence[CompactionPlan], progress: Callable[[int], object]
-) -> Iterator[Finished | Failed]:
-    """Copy partitions in this process, one after the other."""
-    for plan in plans:
-        sealed = Sealed(str(path.absolute()), plan.start_ms, plan.end_ms, plan.generation, plan.file_bytes)
-        try:
-            with open_sealed(sealed, plan.store_id) as source:
-                result: Finished | Failed = hand_over(path, stage_generation(path, source, plan, progress=progress))
-        except FileNotFoundError:
-            result = Failed(plan.start_ms, "the store was opened meanwhile, which clears staging/: try again")
-        except (DuelogError, OSError) as error:
-            result = Failed(plan.start_ms, str(error))
-        yield result
+    tasks: Sequence[CompactionTask], progress: Callable[[int], object] = lambda done: None
+) -> Iterator[PartitionAnswer]:
+    """Compact partitions in this process, one after the other."""
+    for task in tasks:
+        yield publish(Path(task.sealed.store), compact_partition(task, progress=progress))
 
 
-def _plan(path: Path, identity: Identity, retention_ms: int) -> Iterator[CompactionPlan]:
-    """A plan for each closed partition; one that goes meanwhile is left out."""
-    generations = sealed_generations(path)  # opens main by itself, as is done next
-    with open_main_to_read(path) as (_, main):
+def _tasks(path: Path, min_dead_ratio: float, retention_ms: int, dry_run: bool) -> tuple[list[CompactionTask], _Found]:
+    """A task for each closed partition, with the claims on all of them as of one point in time.
+
+    Of one that cannot be read there is no task, and the answer instead.
+    """
+
+    def work(
+        raw: lmdb.Transaction, identity: Identity, generations: list[Sealed]
+    ) -> tuple[list[CompactionTask], _Found]:
+        found = _Found({sealed.start_ms: sealed for sealed in generations})
         now_ms = SystemClock().now_ms()
-        with main.read() as raw:
-            starts = [sealed.start_ms for sealed in generations]
-            claims = read_all_claims(raw, main.name, starts, retention_ms=retention_ms, now_ms=now_ms)
-        for sealed in generations:
+        known = read_all_claims(raw, "main", found.sealed, retention_ms=retention_ms, now_ms=now_ms)
+        tasks = []
+        for start_ms, sealed in found.sealed.items():
             try:
-                with open_sealed(sealed, identity.store_id) as source:
-                    plan = plan_compaction(main, source, claims[sealed.start_ms])
-            except DamagedStore:
-                with main.read() as raw:
-                    if sealed in sealed_in(path, catalog.partitions(raw)):
-                        raise
+                with open_sealed(sealed, identity.store_id) as source, source.read() as rows:
+                    logs = partition_logs(rows)
+            except DuelogError as error:
+                found.answers[start_ms] = PartitionAnswer(start_ms, None, False, Failed(str(error)))
                 continue
-            yield plan
+            claims = tuple(claims_of_logs(raw, known[start_ms], logs))
+            tasks.append(CompactionTask(sealed, identity.store_id, claims, min_dead_ratio, dry_run))
+        return tasks, found
+
+    return read_sealed(path, work)
 
 
 def _adopt(path: Path, identity: Identity) -> list[Adopted | Refused] | None:
@@ -198,30 +196,60 @@ def _adopt(path: Path, identity: Identity) -> list[Adopted | Refused] | None:
         lock.release()
 
 
-def _note(
-    rows: dict[int, PartitionCompaction], adopted: list[Adopted | Refused] | None, waiting: Sequence[Finished]
-) -> None:
-    by_name = {Path(each.directory).name: each.start_ms for each in waiting}
-    for each in adopted or ():
-        if isinstance(each, Adopted):
-            if each.start_ms in rows:
-                row = rows[each.start_ms]
-                rows[each.start_ms] = replace(row, outcome="adopted", file_bytes_after=each.bytes_after)
-        elif each.name in by_name:
-            start_ms = by_name[each.name]
-            rows[start_ms] = replace(rows[start_ms], outcome="failed", reason=each.reason, file_bytes_after=None)
+@dataclass(slots=True)
+class _Found:
+    """What is known of the partitions by now, by start."""
 
+    sealed: dict[int, Sealed]
+    answers: dict[int, PartitionAnswer] = field(default_factory=dict)
+    adopted: dict[int, int] = field(default_factory=dict)
+    """Bytes of the new file."""
+    refused: dict[str, str] = field(default_factory=dict)
+    """Why, by the name of the directory."""
 
-def _row(plan: CompactionPlan, outcome: str, reason: str = "") -> PartitionCompaction:
-    return PartitionCompaction(
-        directory_name(plan.start_ms),
-        plan.generation,
-        sum(log.entries for log in plan.logs),
-        plan.body_bytes,
-        plan.dead_entries,
-        plan.dead_bytes,
-        plan.file_bytes,
-        None,
-        outcome,
-        reason,
-    )
+    def note(self, outcomes: Sequence[Adopted | Refused] | None) -> None:
+        """What became of finished generations: these, or others that were there when adoption began."""
+        for each in outcomes or ():
+            if isinstance(each, Adopted):
+                self.adopted[each.start_ms] = each.bytes_after
+            else:
+                self.refused[each.name] = each.reason
+
+    def report(self, path: Path) -> CompactionReport:
+        """A row for each partition but those that the store has deleted or replaced before they were planned."""
+        rows = {start_ms: self._row(sealed) for start_ms, sealed in self.sealed.items()}
+        unplanned = [
+            start_ms
+            for start_ms, row in rows.items()
+            if row.outcome == "failed" and (start_ms not in self.answers or self.answers[start_ms].figures is None)
+        ]
+        if unplanned:
+            with open_main_to_read(path) as (_, main), main.read() as raw:
+                records = dict(catalog.partitions(raw))
+            for start_ms in unplanned:
+                record = records.get(start_ms)
+                expected = (PartitionState.CLOSED, self.sealed[start_ms].generation)
+                if record is None or (record.state, record.generation) != expected:
+                    del rows[start_ms]
+        return CompactionReport(list(rows.values()))
+
+    def _row(self, sealed: Sealed) -> PartitionCompaction:
+        answer = self.answers.get(sealed.start_ms)
+        if answer is None:
+            answer = PartitionAnswer(sealed.start_ms, None, False, Failed("nothing came of it"))
+        after, reason = None, ""
+        if sealed.start_ms in self.adopted:
+            outcome, after = "adopted", self.adopted[sealed.start_ms]
+        elif answer.result is None:
+            outcome = "planned" if answer.worth_it else "skipped"
+        elif isinstance(answer.result, Failed):
+            outcome, reason = "failed", answer.result.reason
+        else:
+            name = Path(answer.result.directory).name
+            outcome, after = "waiting", answer.result.file_bytes
+            if name in self.refused:
+                outcome, after, reason = "failed", None, self.refused[name]
+        figures = answer.figures or Figures(0, 0, 0, 0)
+        return PartitionCompaction(
+            sealed.partition, sealed.generation, *figures, sealed.file_bytes, after, outcome, reason
+        )

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import pickle
+
 from pyroaring import BitMap
 
-from duelog import DelayedStore, ManualClock, StoreConfig
-from duelog.cleanup.claims import LogClaims, claims_without_frontier, needed, read_all_claims, read_claims
+from duelog import DelayedStore, ManualClock, Message, StoreConfig
+from duelog.cleanup.claims import (
+    LogClaims,
+    claims_of_logs,
+    claims_without_frontier,
+    needed,
+    read_all_claims,
+    read_claims,
+)
 from tests.cleanup.compacting import DAY, DAY_MS, close_day, send_day
 from tests.conftest import OpenStore
 
@@ -85,6 +94,42 @@ def test_a_log_of_which_all_was_cancelled_has_no_frontier_and_needs_nothing(
     assert claims.topic is not None
     assert needed(claims, 3, BitMap()) == BitMap()
     assert needed(claims, 4, BitMap()) == ids(3)  # one that was neither cancelled nor fired: not hidden
+
+
+def test_each_log_of_a_partition_gets_its_claims(open_store: OpenStore, clock: ManualClock) -> None:
+    """Those with a frontier as they were read; of the others what the cancellations and the topics say."""
+    store = open_store()
+    for topic in "abc":
+        store.topic(topic).subscribe("one")
+    fired = send_day(store, "a", 2)
+    sent = send_day(store, "b", 3)
+    assert all(store.topic("b").cancel(each) for each in sent)
+    close_day(store, clock)
+    known = claims_of(store)
+    logs = [(2, sent[0].ledger_id), (1, fired[0].ledger_id)]
+    with store._engine.main.read() as raw:
+        of_b, of_a = claims_of_logs(raw, known, logs)
+        (older,) = claims_of_logs(raw, known, [(1, 4_711)])
+        (deleted,) = claims_of_logs(raw, known, [(99, 4_712)])
+    assert [of_a] == known
+    assert (of_b.topic, of_b.cancelled) == ("persistent://public/default/b", ids(0, 1, 2))
+    assert (older.marked, older.frontier.fired) == (BitMap(), 0)
+    assert deleted.topic is None
+
+
+def test_claims_are_small_to_send(open_store: OpenStore, clock: ManualClock) -> None:
+    """Less than a byte an entry where every second one is acknowledged; little where all are in a row."""
+    store = open_store()
+    count = 20_000
+    subscriptions = [store.topic(topic).subscribe("one") for topic in "ab"]
+    for topic in "ab":
+        store.topic(topic).send_batch([Message(b"x", deliver_at=DAY + at) for at in range(count)])
+    close_day(store, clock)
+    for subscription, step in zip(subscriptions, (1, 2), strict=True):
+        subscription.ack(subscription.receive(count)[::step], durable=True)
+    in_a_row, every_second = (len(pickle.dumps(each)) for each in claims_of(store))
+    assert in_a_row < 1_000
+    assert every_second < count  # two bitmaps, of 8 KiB for up to 65,536 entries
 
 
 def test_nothing_is_needed_of_a_released_log_or_a_deleted_topic(open_store: OpenStore, clock: ManualClock) -> None:

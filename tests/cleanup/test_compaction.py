@@ -12,16 +12,17 @@ import numpy as np
 import pytest
 
 from duelog import DelayedStore, ManualClock, Message, StoreConfig
+from duelog.cleanup.claims import claims_of_logs, read_claims
 from duelog.cleanup.compaction import copy_generation, discard, stage_generation
 from duelog.cleanup.compaction_check import verify_generation
-from duelog.cleanup.compaction_plan import CompactionPlan
+from duelog.cleanup.compaction_plan import CompactionPlan, partition_logs, plan_generation
 from duelog.store import format as fmt
 from duelog.store.environment import Environment
-from duelog.store.errors import DamagedStore
+from duelog.store.errors import BrokenInvariant, DamagedStore
 from duelog.store.origin import OriginRecord
 from duelog.store.run import Run
 from duelog.store.scan import runs
-from tests.cleanup.compacting import close_day, finish, plan_of, send_day, source_of
+from tests.cleanup.compacting import DAY, close_day, finish, plan_of, send_day, source_of
 from tests.conftest import OpenStore
 
 RUNS_OF_FOUR = StoreConfig(run_entries=4)
@@ -76,6 +77,22 @@ def test_what_is_dropped_is_counted_before_it_is(store: DelayedStore) -> None:
     assert of_b.dead_entries == of_b.dead_bytes == 0
     assert plan.dead_bytes == of_a.dead_bytes == 6 * 13 + sum(100 + at for at in (3, 6, 8, 9, 10, 11)) - 6
     assert 0 < plan.dead_ratio < 1
+
+
+def test_a_plan_is_made_of_the_generation_and_claims_that_were_pickled(store: DelayedStore) -> None:
+    """Whoever has both needs no main environment; where claims on a log are missing, nothing is planned."""
+    with source_of(store) as source:
+        with source.read() as raw:
+            logs = partition_logs(raw)
+        with store._engine.main.read() as raw:
+            claims = claims_of_logs(raw, read_claims(raw, "main", DAY), logs)
+        packed = pickle.dumps(claims)
+        expected = plan_of(store)
+        plan = plan_generation(source, pickle.loads(packed))
+        assert plan == expected
+        assert plan.dead_entries == 6
+        with pytest.raises(BrokenInvariant, match="nobody has read the claims"):
+            plan_generation(source, claims[1:])
 
 
 def test_the_copy_has_every_entry_and_the_bodies_that_are_needed(store: DelayedStore, tmp_path: Path) -> None:

@@ -1,26 +1,35 @@
-"""Compaction over Spark: one attempt of each partition is published, whatever happens to the others."""
+"""Compaction over Spark: it reports what one core would, and one attempt of each partition is published."""
 
 from __future__ import annotations
 
 import os
 import pickle
 import shutil
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 pytest.importorskip("pyspark")
 
 from duelog import DelayedStore, ManualClock, StoreConfig
-from duelog.cleanup.compaction import Staged, hand_over
-from duelog.cleanup.compaction_plan import CompactionPlan, plan_compaction
-from duelog.tools.compaction import Failed, compact_store, run_here
-from duelog.tools.sealed import identity_of, open_main_to_read, open_sealed, sealed_generations
+from duelog.cleanup.compaction import Staged
+from duelog.tools.compaction import CompactionReport, Runner, compact_store, run_here
+from duelog.tools.partition_compaction import (
+    CompactionTask,
+    Failed,
+    PartitionAnswer,
+    compact_packed,
+    compact_partition,
+    publish,
+)
+from duelog.tools.sealed import sealed_generations
 from duelog.tools.spark import compact as module
-from duelog.tools.spark.compact import compact_with_spark, copy_partition
+from duelog.tools.spark.compact import compact_with_spark
 from duelog.tools.spark.session import SparkFailed
+from duelog.tools.spark.tasks import run_tasks
 from tests.tools.closed_days import Built, Sent, build
 
 if TYPE_CHECKING:
@@ -40,16 +49,31 @@ def store(tmp_path: Path) -> Built:
     return built
 
 
-def plans_of(store: Path) -> list[CompactionPlan]:
-    """What compaction of each closed partition would drop."""
-    store_id = identity_of(store).store_id
-    plans = []
-    generations = sealed_generations(store)
-    with open_main_to_read(store) as (_, main):
-        for sealed in generations:
-            with open_sealed(sealed, store_id) as source:
-                plans.append(plan_compaction(main, source))
-    return plans
+def on(spark: SparkSession, before: Callable[[], object] = lambda: None) -> Runner:
+    """The runner of a session; something may be done before its tasks begin."""
+
+    def run(tasks: Sequence[CompactionTask], progress: Callable[[int], object]) -> list[PartitionAnswer]:
+        before()
+        return compact_with_spark(tasks, spark=spark)
+
+    return run
+
+
+def tasks_of(store: Path) -> list[CompactionTask]:
+    """What is to be done for each closed partition."""
+    found: list[CompactionTask] = []
+
+    def keep(tasks: Sequence[CompactionTask], progress: Callable[[int], object]) -> Sequence[PartitionAnswer]:
+        found.extend(tasks)
+        return ()
+
+    compact_store(store, min_dead_ratio=0.0, run=keep)
+    return found
+
+
+def outcomes(report: CompactionReport) -> list[str]:
+    """What became of the partitions, by start."""
+    return [each.outcome for each in report.partitions]
 
 
 def left_to_receive(built: Built) -> list[Sent]:
@@ -72,19 +96,31 @@ def staging(store: Path) -> list[str]:
     return sorted(path.name for path in (store / "staging").iterdir() if path.name != "ready")
 
 
-def test_partitions_are_compacted_by_tasks_and_adopted_at_the_next_open(
-    spark: SparkSession, store: Built, tmp_path: Path
+def test_tasks_plan_copy_and_verify_in_one_job_and_the_report_is_that_of_one_core(
+    spark: SparkSession, store: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Half of the bodies go; what is left to receive does not change."""
+    """Half of the bodies go; what is left to receive does not change; some are worth it and others not."""
+    here = Path(shutil.copytree(store.path, tmp_path / "here"))
     untouched = store._replace(path=shutil.copytree(store.path, tmp_path / "untouched"))
-    plans = plans_of(store.path)
-    assert all(0.2 < plan.dead_ratio < 0.8 for plan in plans)
-    finished = compact_with_spark(store.path, plans, spark=spark)
-    assert [each.start_ms for each in finished] == [plan.start_ms for plan in plans]
-    assert all(isinstance(each, Staged) and each.file_bytes < each.source_bytes for each in finished)
+    jobs = []
+
+    def counted(*arguments: Any) -> list[bytes]:
+        jobs.append(arguments)
+        return run_tasks(*arguments)
+
+    monkeypatch.setattr("duelog.tools.spark.tasks.run_tasks", counted)
+    planned = compact_store(store.path, dry_run=True, min_dead_ratio=0.0, run=on(spark))
+    assert planned == compact_store(here, dry_run=True, min_dead_ratio=0.0)
+    assert outcomes(planned) == ["planned"] * 3
+    assert staging(store.path) == []
+    middle = sorted(each.dead_ratio for each in planned.partitions)[1]
+    report = compact_store(store.path, min_dead_ratio=middle, run=on(spark))
+    assert report == compact_store(here, min_dead_ratio=middle)
+    assert sorted(outcomes(report)) == ["adopted", "adopted", "skipped"]
+    assert len(jobs) == 2
     assert staging(store.path) == []
     compacted = left_to_receive(store)
-    assert [sealed.generation for sealed in sealed_generations(store.path)] == [2] * len(plans)
+    assert sorted(sealed.generation for sealed in sealed_generations(store.path)) == [1, 2, 2]
     assert compacted == left_to_receive(untouched)
     assert compacted
 
@@ -96,84 +132,119 @@ def test_a_task_whose_first_attempt_dies_publishes_once(
     mark = str(tmp_path / "died")
 
     def dies_once(task: bytes) -> bytes:
-        answer = copy_partition(task)
+        answer = compact_packed(task)
         try:
             open(mark, "x").close()
         except FileExistsError:
             return answer
         os._exit(9)
 
-    monkeypatch.setattr(module, "copy_partition", dies_once)
-    plans = plans_of(store.path)
-    finished = compact_with_spark(store.path, plans, spark=spark)
+    monkeypatch.setattr(module, "compact_packed", dies_once)
+    answers = compact_with_spark(tasks_of(store.path), spark=spark)
     assert Path(mark).exists()
-    assert len(finished) == len(plans)
+    assert [type(each.result) for each in answers] == [Staged] * 3
     assert staging(store.path) == []
-    assert len(list((store.path / "staging" / "ready").iterdir())) == len(plans)
+    assert len(list((store.path / "staging" / "ready").iterdir())) == 3
 
 
 def test_a_job_that_fails_publishes_nothing(spark: SparkSession, store: Built, monkeypatch: pytest.MonkeyPatch) -> None:
     """One partition cannot be copied: the others, copied and verified, are thrown away."""
-    plans = plans_of(store.path)
-    bad = plans[1].start_ms
+    bad = tasks_of(store.path)[1].sealed
 
     def fails_for_one(task: bytes) -> bytes:
-        if pickle.loads(task)[1].start_ms == bad:
+        if pickle.loads(task).sealed == bad:
             raise OSError("the disk says no")
-        return copy_partition(task)
+        return compact_packed(task)
 
     before = left_to_receive(store)
-    monkeypatch.setattr(module, "copy_partition", fails_for_one)
+    monkeypatch.setattr(module, "compact_packed", fails_for_one)
     with pytest.raises(SparkFailed, match="the disk says no"):
-        compact_with_spark(store.path, plans_of(store.path), spark=spark)
+        compact_store(store.path, run=on(spark))
     assert staging(store.path) == []
     assert not (store.path / "staging" / "ready").exists()
     assert left_to_receive(store) == before
 
 
-def test_one_that_is_damaged_is_reported_and_the_others_are_compacted(spark: SparkSession, store: Built) -> None:
-    """What another attempt would not mend is no failure of the job: it is as without Spark."""
-    plans = plans_of(store.path)
-    with (sealed_generations(store.path)[1].path / "data.mdb").open("r+b") as file:
+def spoil(path: Path) -> None:
+    """Somebody else compacts the first partition, and the second is damaged."""
+    compact_store(path, run=lambda tasks, progress: run_here(tasks[:1], progress))
+    with (sealed_generations(path)[1].path / "data.mdb").open("r+b") as file:
         file.truncate(8192)
-    first, second, third = compact_with_spark(store.path, plans, spark=spark)
-    assert isinstance(second, Failed)
-    assert "8192 bytes" in second.reason
-    assert isinstance(first, Staged)
-    assert isinstance(third, Staged)
+
+
+def test_what_is_damaged_or_has_gone_is_told_as_on_one_core(spark: SparkSession, store: Built, tmp_path: Path) -> None:
+    """One that is damaged when its task opens it has failed; one that another has compacted is left out."""
+    copy = Path(shutil.copytree(store.path, tmp_path / "copy"))
+
+    def here(tasks: Sequence[CompactionTask], progress: Callable[[int], object]) -> Iterable[PartitionAnswer]:
+        spoil(copy)
+        return run_here(tasks, progress)
+
+    report = compact_store(store.path, run=on(spark, lambda: spoil(store.path)))
+    assert outcomes(report) == ["failed", "adopted"]
+    assert "8192 bytes" in report.failed[0].reason
     assert staging(store.path) == []
-
-
-def test_all_that_was_handed_over_at_once_is_reported_as_adopted(store: Built, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A runner that tells of its partitions when all are done, and adoption that begins with the first it hears of."""
-    monkeypatch.setattr("duelog.tools.compaction._ADOPTED_AT_ONCE", 1)
-    report = compact_store(store.path, run=lambda path, plans, progress: list(run_here(path, plans, progress)))
-    assert [each.outcome for each in report.partitions] == ["adopted"] * 3
+    rows = [replace(each, reason=each.reason.replace(str(store.path), "")) for each in report.partitions]
+    others = compact_store(copy, run=here).partitions
+    assert rows == [replace(each, reason=each.reason.replace(str(copy), "")) for each in others]
 
 
 def test_of_two_attempts_of_one_partition_one_is_published(store: Built) -> None:
     """Speculation: both succeed, in directories of their own; the driver takes one, and opening removes the other."""
-    (plan, *_) = plans_of(store.path)
-    task = pickle.dumps((str(store.path), plan))
-    first, second = (pickle.loads(copy_partition(task)) for _ in range(2))
-    assert isinstance(first, Staged)
-    assert first.directory != second.directory
-    attempts = len(staging(store.path))
-    hand_over(store.path, first)
+    task = pickle.dumps(tasks_of(store.path)[0])
+    one, other = (pickle.loads(compact_packed(task)) for _ in range(2))
+    assert one.result.directory != other.result.directory
+    assert len(staging(store.path)) == 2
+    publish(store.path, one)
     assert left_to_receive(store)
-    assert not Path(second.directory).exists()
+    assert not Path(other.result.directory).exists()
     assert sealed_generations(store.path)[0].generation == 2
-    assert attempts == 2
 
 
 def test_a_driver_that_dies_leaves_nothing_after_the_next_open(store: Built) -> None:
     """All tasks have staged, nobody has published: the store is as it was, and its staging/ empty."""
-    for plan in plans_of(store.path):
-        copy_partition(pickle.dumps((str(store.path), plan)))
+    for task in tasks_of(store.path):
+        compact_packed(pickle.dumps(task))
     assert len(staging(store.path)) == 3
-    with suppress(FileNotFoundError):
-        assert list((store.path / "staging" / "ready").iterdir()) == []
+    assert not (store.path / "staging" / "ready").exists()
     with DelayedStore.open(store.path, StoreConfig(), clock=ManualClock(store.now_ms)) as opened:
         assert staging(store.path) == []
         assert list(opened.check()) == []
     assert [sealed.generation for sealed in sealed_generations(store.path)] == [1, 1, 1]
+
+
+def test_the_largest_partition_is_begun_first(store: Built, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that cores end together; and nothing is sent where there is nothing to do."""
+    sent: list[CompactionTask] = []
+
+    def run_tasks(spark: object, function: Callable[[bytes], bytes], values: list[bytes]) -> list[bytes]:
+        sent.extend(pickle.loads(value) for value in values)
+        return [function(value) for value in values]
+
+    monkeypatch.setattr("duelog.tools.spark.tasks.run_tasks", run_tasks)
+    tasks = tasks_of(store.path)
+    sized = [
+        task._replace(sealed=task.sealed._replace(file_bytes=size))
+        for task, size in zip(tasks, (4096, 40960, 8192), strict=True)
+    ]
+    answers = compact_with_spark(sized, spark=object())  # type: ignore[arg-type]
+    assert [task.sealed.file_bytes for task in sent] == [40960, 8192, 4096]
+    assert {each.start_ms for each in answers} == {task.sealed.start_ms for task in tasks}
+    assert all(isinstance(each.result, Failed) for each in answers)  # none of them is of that size
+    assert compact_with_spark([], spark=object()) == []  # type: ignore[arg-type]
+
+
+def test_what_another_attempt_might_mend_is_no_answer(store: Built, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An OSError fails a Spark task, so that it is begun again; one core has nobody to do that."""
+
+    def no_disk(*arguments: object, **named: object) -> Staged:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr("duelog.tools.partition_compaction.stage_generation", no_disk)
+    task = tasks_of(store.path)[0]
+    with pytest.raises(OSError, match="Input/output"):
+        compact_packed(pickle.dumps(task))
+    answer = compact_partition(task)
+    assert answer.result == Failed("[Errno 5] Input/output error")
+    assert answer.figures
+    assert answer.worth_it

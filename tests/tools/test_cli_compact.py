@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from duelog import DelayedStore, ManualClock, Message, StoreConfig
 from duelog.cleanup.compaction import stage_generation
-from duelog.tools import compaction
-from duelog.tools.compaction import compact_store
+from duelog.tools import compaction, partition_compaction
+from duelog.tools.compaction import CompactionReport, compact_store, run_here
+from duelog.tools.partition_compaction import CompactionTask, PartitionAnswer
+from duelog.tools.sealed import sealed_generations
 from tests.duelog.writing_process import HOUR_MS, WritingProcess
 from tests.tools.command_line import json_of, ok, refused, run
 
@@ -134,12 +138,113 @@ def test_a_partition_that_cannot_be_compacted_is_reported(path: Path, monkeypatc
             raise OSError(28, "No space left on device")
         return stage(*arguments, **named)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(compaction, "stage_generation", fail_once)
+    monkeypatch.setattr(partition_compaction, "stage_generation", fail_once)
     result = run("compact", path)
     assert result.exit_code == 1
     assert "No space left" in result.stdout
     assert "1 could not be compacted" in result.stderr
     assert left(path) == 500
+
+
+def test_a_damaged_partition_is_reported_and_the_others_are_compacted(path: Path) -> None:
+    """Nothing can be said of what is in it, so its figures are 0; with --dry-run it is told as well."""
+    first, second, _ = sealed_generations(path)
+    with (first.path / "data.mdb").open("r+b") as file:
+        file.truncate(8192)
+    for arguments, outcomes in (
+        (["--dry-run"], ["failed", "planned", "skipped"]),
+        ([], ["failed", "adopted", "skipped"]),
+    ):
+        result = run("compact", path, "--json", *arguments)
+        assert result.exit_code == 1
+        rows = json.loads(result.stdout)["partitions"]
+        assert [row["outcome"] for row in rows] == outcomes
+        assert (rows[0]["messages"], rows[0]["dead_bytes"], rows[0]["file_bytes"]) == (0, 0, 8192)
+        assert "8192 bytes" in rows[0]["reason"]
+    assert [sealed.generation for sealed in sealed_generations(path)] == [1, 2, 1]
+    assert sealed_generations(path)[1].start_ms == second.start_ms
+
+
+def compact_after(path: Path, change: Callable[[], object], *, dry_run: bool = False) -> CompactionReport:
+    """Compact a store in which something is done when all claims have been read and nothing is planned yet."""
+
+    def runner(tasks: Sequence[CompactionTask], progress: Callable[[int], object]) -> Iterator[PartitionAnswer]:
+        change()
+        return run_here(tasks, progress)
+
+    return compact_store(path, run=runner, dry_run=dry_run)
+
+
+def delete_all(path: Path) -> None:
+    """Open the store, and have it delete everything."""
+    with DelayedStore.open(path, StoreConfig(), clock=ManualClock(DAY + 3 * DAY_MS)) as store:
+        store.delete_topic("a")
+        store.tick()
+    assert sealed_generations(path) == []
+
+
+@pytest.mark.parametrize("dry_run", [False, True])
+def test_a_partition_that_is_deleted_meanwhile_is_left_out(path: Path, dry_run: bool) -> None:
+    """It is no failure that there is nothing left to compact."""
+    report = compact_after(path, lambda: delete_all(path), dry_run=dry_run)
+    assert report.partitions == []
+    assert not (path / "staging").exists() or list((path / "staging").iterdir()) == []
+
+
+def test_a_partition_that_is_compacted_meanwhile_is_left_out(path: Path) -> None:
+    """Somebody else has done it; what was skipped is still told."""
+    others: list[CompactionReport] = []
+    report = compact_after(path, lambda: others.append(compact_store(path)))
+    assert [each.outcome for each in others[0].partitions] == ["adopted", "adopted", "skipped"]
+    assert [each.outcome for each in report.partitions] == ["skipped"]
+    assert left(path) == 500
+
+
+def test_one_that_goes_after_it_was_copied_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It had been planned by then, so it is told: adoption sees that there is another generation."""
+    publish = partition_compaction.publish
+    others: list[CompactionReport] = []
+
+    def late(store: Path, answer: PartitionAnswer) -> PartitionAnswer:
+        if not others:
+            monkeypatch.setattr(compaction, "publish", publish)
+            others.append(compact_store(path, min_dead_ratio=0.9))
+        return publish(store, answer)
+
+    monkeypatch.setattr(compaction, "publish", late)
+    monkeypatch.setattr("duelog.tools.compaction._ADOPTED_AT_ONCE", 1)
+    report = compact_store(path, min_dead_ratio=0.9)
+    assert [each.outcome for each in others[0].partitions] == ["adopted", "skipped", "skipped"]
+    assert [each.outcome for each in report.partitions] == ["failed", "skipped", "skipped"]
+    assert report.failed[0].reason
+    assert report.failed[0].dead_messages == 300
+    assert left(path) == 500
+
+
+def test_a_task_that_is_never_answered_has_failed(path: Path) -> None:
+    """A runner that forgets one."""
+    report = compact_store(path, run=lambda tasks, progress: run_here(tasks[1:], progress))
+    assert [each.outcome for each in report.partitions] == ["failed", "adopted", "skipped"]
+    assert report.failed[0].reason == "nothing came of it"
+
+
+@pytest.mark.parametrize("dry_run", [False, True])
+def test_progress_ends_with_all_bytes_dealt_with(path: Path, dry_run: bool) -> None:
+    """Twice those of the files, and never back, whether or not they are copied."""
+    told: list[tuple[int, int]] = []
+    compact_store(path, dry_run=dry_run, progress=lambda done, total: told.append((done, total)))
+    total = 2 * sum(sealed.file_bytes for sealed in sealed_generations(path)) if dry_run else told[0][1]
+    assert told[0] == (0, total)
+    assert told[-1] == (total, total)
+    assert told == sorted(told)
+
+
+def test_all_that_was_handed_over_at_once_is_reported_as_adopted(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A runner that tells of its partitions when all are done, and adoption that begins with the first it hears of."""
+    monkeypatch.setattr("duelog.tools.compaction._ADOPTED_AT_ONCE", 1)
+    report = compact_store(path, run=lambda tasks, progress: list(run_here(tasks, progress)))
+    assert [each.outcome for each in report.partitions] == ["adopted", "adopted", "skipped"]
+    assert all(each.file_bytes_after for each in report.partitions[:2])
 
 
 def test_what_cannot_be_is_refused(path: Path, tmp_path: Path) -> None:

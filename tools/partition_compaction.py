@@ -1,0 +1,103 @@
+"""Compaction of one sealed generation: planned and, where it is worth it, copied and verified while it is open once.
+
+A task carries all that is needed of the main environment and an answer all that the report tells, both picklable: so
+this is what one core does one partition after the other, and what a Spark task does somewhere else. It reads the
+generation and writes a directory of its own below staging/; to publish what it made (`publish`) is for whoever asked.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from ..cleanup.claims import LogClaims
+from ..cleanup.compaction import Staged, hand_over, stage_generation
+from ..cleanup.compaction_plan import CompactionPlan, plan_generation
+from ..store.errors import DuelogError
+from .sealed import Sealed, open_sealed
+
+SWEPT = "the store was opened meanwhile, which clears staging/: try again"
+
+
+class CompactionTask(NamedTuple):
+    """One partition, and what makes its compaction worth it.
+
+    claims: on each of its logs, as of the transaction in which the catalog had the generation. dry_run: plan only.
+    """
+
+    sealed: Sealed
+    store_id: bytes
+    claims: tuple[LogClaims, ...]
+    min_dead_ratio: float
+    dry_run: bool
+
+
+class Figures(NamedTuple):
+    """What is in a partition, and what nobody needs of it; bytes are those of bodies."""
+
+    messages: int
+    body_bytes: int
+    dead_messages: int
+    dead_bytes: int
+
+
+class Failed(NamedTuple):
+    """Why a partition could not be compacted; the store is as it was."""
+
+    reason: str
+
+
+class PartitionAnswer(NamedTuple):
+    """What came of a task. figures None: it failed before it was planned. result None: nothing was to be copied."""
+
+    start_ms: int
+    figures: Figures | None
+    worth_it: bool
+    result: Staged | Failed | None
+
+
+def compact_partition(
+    task: CompactionTask, *, again: bool = False, progress: Callable[[int], object] = lambda done: None
+) -> PartitionAnswer:
+    """Plan a partition; if enough of it is dead, copy and verify it. Told bytes of the file dealt with, twice over.
+
+    What is wrong with the partition, and a full disk, is an answer (Failed). So is an OSError, unless the task is
+    begun `again` by who gets it raised.
+    """
+    figures, worth_it = None, False
+    result: Staged | Failed | None = None
+    try:
+        with open_sealed(task.sealed, task.store_id) as source:
+            plan = plan_generation(source, task.claims)
+            figures = _figures(plan)
+            worth_it = plan.dead_entries > 0 and plan.dead_ratio >= task.min_dead_ratio
+            if worth_it and not task.dry_run:
+                result = stage_generation(Path(task.sealed.store), source, plan, progress=progress)
+    except DuelogError as error:
+        result = Failed(str(error))
+    except OSError as error:
+        if again:
+            raise
+        result = Failed(SWEPT if isinstance(error, FileNotFoundError) else str(error))
+    return PartitionAnswer(task.sealed.start_ms, figures, worth_it, result)
+
+
+def compact_packed(task: bytes) -> bytes:
+    """The same from a pickle to a pickle, for who begins a task again that raises."""
+    return pickle.dumps(compact_partition(pickle.loads(task), again=True))
+
+
+def publish(store: Path, answer: PartitionAnswer) -> PartitionAnswer:
+    """Hand over what an answer has staged, from when on it may be adopted; Failed where it is no longer there."""
+    if not isinstance(answer.result, Staged):
+        return answer
+    try:
+        return answer._replace(result=hand_over(store, answer.result))
+    except FileNotFoundError:
+        return answer._replace(result=Failed(SWEPT))
+
+
+def _figures(plan: CompactionPlan) -> Figures:
+    return Figures(sum(log.entries for log in plan.logs), plan.body_bytes, plan.dead_entries, plan.dead_bytes)
