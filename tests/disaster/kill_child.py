@@ -271,8 +271,12 @@ class Worker:
         except DamagedStore:  # the scheduler has deleted it
             return
         try:
-            plan = plan_compaction(engine.main, partition.environment)
-            hand_over(self.store.path, stage_generation(self.store.path, partition.environment, plan))
+            source = partition.environment
+            plan = plan_compaction(engine.main, source)
+            hand_over(self.store.path, stage_generation(self.store.path, source, plan))
+        except FileNotFoundError:  # the scheduler has adopted a generation made before, and removed this one
+            if source.path.exists():
+                raise
         finally:
             engine.partitions.release(partition)
 
