@@ -3,14 +3,15 @@
 A store of four closed days in 8 topics, payloads of 100 bytes, sent in batches of 1,000; one subscription has
 acknowledged half. Compaction is what `compact_store` does beside a process that has the store open: planned, copied,
 verified and handed over, and not adopted, so that it is there to be done again. Against it a scan of the same files
-with py-lmdb alone: `headers` reads how many entries each run has, `whole` a checksum of every value. Spark's figures
-are of a session that runs already and has done the job once; what its start costs stands beside them, and from how many
+with py-lmdb alone: `headers` reads how many entries each run has, `whole` a checksum of every value. A figure is the
+median of three after one to warm up, Spark's in one session; what its start costs stands beside them, and from how many
 entries on two cores repay that.
 """
 
 from __future__ import annotations
 
 import shutil
+import statistics
 import struct
 import time
 from collections.abc import Callable, Iterator
@@ -56,6 +57,7 @@ SUBJECTS = (
 _DAYS = 4
 _TOPICS = 8
 _PAYLOAD_BYTES = 100
+_REPEATS = 3
 _COUNT = struct.Struct("<8xI")
 _RUN = 0xF0
 _NARROW = ["topic", "due_ms"]
@@ -82,13 +84,18 @@ def measure(subject: str, n: int, directory: Path) -> dict[str, float]:
 
 
 def _rates(jobs: Jobs, n: int) -> dict[str, float]:
-    found = {}
-    for name, job in jobs.items():
-        job()  # once to warm up: the page cache for all, the JVM and its workers for Spark
+    return {name: n / statistics.median(_times(job)) for name, job in jobs.items()}
+
+
+def _times(job: Callable[[], object]) -> list[float]:
+    """Seconds of a job, several times, after once to warm up: the page cache for all, the JVM and its workers too."""
+    job()
+    took = []
+    for _ in range(_REPEATS):
         started = time.perf_counter()
         job()
-        found[name] = n / (time.perf_counter() - started)
-    return found
+        took.append(time.perf_counter() - started)
+    return took
 
 
 def _build(path: Path, n: int) -> None:
