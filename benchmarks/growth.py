@@ -94,7 +94,7 @@ def measure(subject: str, n: int, topics: int, days: int, subscriptions: int, di
         store.flush()
         answer[RECEIVED.name] = received / (time.perf_counter() - started)
         settle_memory()
-        answer[MEMORY.name] = (anonymous_bytes() - memory - dues.nbytes) / 1e6
+        answer[MEMORY.name] = (anonymous_bytes() - memory) / 1e6
     return answer
 
 
