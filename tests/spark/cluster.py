@@ -1,6 +1,6 @@
 """A standalone cluster on loopback, a master and two workers of one core each, and duelog's jobs submitted to it.
 
-    python tests/spark/cluster.py
+    python -m tests.spark.cluster
 
 Builds the wheel, sends it along as a .zip (Spark takes no .whl), and runs compact, audit, export and a query of the
 data source over both workers. Takes a minute or two, so it is run by hand, before a release; prints what each job said.
