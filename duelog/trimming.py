@@ -10,6 +10,7 @@ import heapq
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from duelog.cleanup.trim import first_kept, give_up_ledgers, remove_part, roll_ledgers
 from duelog.store import catalog
@@ -79,11 +80,8 @@ class Trimming:
         """
         topic_ids = self._take(now_ms)
         topics = [topic for topic in map(self._topics.by_id, topic_ids) if topic is not None]
-        unreadable: CorruptRecord | None = None
         try:
-            trimmed = self._trim(topics, now_ms) if topics else 0
-        except CorruptRecord:
-            trimmed, unreadable = self._trim_apart(topics, now_ms)
+            trimmed, unreadable = self._trim_all(topics, now_ms) if topics else (0, None)
         except BaseException:
             for topic_id in topic_ids:
                 self.look_at(topic_id, now_ms)
@@ -97,8 +95,13 @@ class Trimming:
             raise unreadable
         return trimmed
 
-    def _trim_apart(self, topics: Sequence[TopicState], now_ms: int) -> tuple[int, CorruptRecord | None]:
-        """Trim topics one by one, so that one whose records are damaged holds up no other; it is tried again."""
+    def _trim_all(self, topics: Sequence[TopicState], now_ms: int) -> tuple[int, CorruptRecord | None]:
+        """Trim topics together; one by one where the records of one are damaged, which holds up no other then.
+
+        That one is tried again.
+        """
+        with suppress(CorruptRecord):
+            return self._trim(topics, now_ms), None
         trimmed = 0
         unreadable: CorruptRecord | None = None
         for topic in topics:

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from duelog import ManualClock, StoreConfig
+from duelog import trimming as module
+from duelog.cleanup import trim
 from duelog.store import format as fmt
+from duelog.store.environment import Environment
+from duelog.store.errors import StoreFull
 from duelog.store.format import CorruptRecord
+from duelog.store.managed_ledger import ManagedLedger
 from duelog.store.transaction import Transaction
 from tests.conftest import START_MS, OpenStore
 
@@ -48,3 +55,36 @@ def test_a_topic_with_a_damaged_record_holds_up_no_other(open_store: OpenStore, 
     engine.main.write(lambda transaction: transaction.put(key, good))
     store.tick()
     assert store.partitions() == []
+
+
+def test_topics_trimmed_one_by_one_are_not_forgotten_by_a_full_disk(
+    open_store: OpenStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever stops it in the middle, the topics that are left are looked at again."""
+    store = open_store(config=StoreConfig(ledger_max_entries=1))
+    topics = [store.topic(f"t{number}") for number in range(4)]
+    readers = [topic.subscribe("s") for topic in topics]
+    for topic, reader in zip(topics, readers, strict=True):
+        topic.send(b"x")
+        reader.ack(reader.receive(1), durable=True)
+    clock.advance(2_000)
+    give_up, alone = trim.give_up_ledgers, 0
+
+    def failing(main: Environment, firsts: Sequence[tuple[ManagedLedger, int]]) -> list[int]:
+        nonlocal alone
+        if len(firsts) > 1:
+            raise CorruptRecord("a record of one of them")
+        alone += 1
+        if alone == 2:
+            raise StoreFull(store.path, "no room")
+        return give_up(main, firsts)
+
+    monkeypatch.setattr(module, "give_up_ledgers", failing)
+    trimming = store._engine.maintenance.trimming
+    with pytest.raises(StoreFull):
+        trimming.run(clock.now_ms())
+    assert set(trimming._due) >= {store._engine.topics.get(topic._name).topic_id for topic in topics[1:]}
+    monkeypatch.undo()
+    store.tick()
+    logs = [store._engine.topics.get(topic._name).log for topic in topics]
+    assert [[ledger.entries for ledger in log.ledgers()] for log in logs] == [[0]] * 4
