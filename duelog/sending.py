@@ -7,9 +7,7 @@ all of them side by side.
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
@@ -25,6 +23,7 @@ from duelog.store.managed_ledger import Segment
 from duelog.store.position import MessageId, MessageIds
 from duelog.store.transaction import Transaction
 
+from .crew import Crew, run_in_turn
 from .topic_state import TopicState
 
 _THREADS = 8
@@ -51,8 +50,7 @@ class Sender:
         self._inline_ms = config.inline_delay_ms
         self._run_limits = run_limits
         self._waits_for_nothing = config.durability == "none"
-        self._pool: ThreadPoolExecutor | None = None
-        self._pool_lock = threading.Lock()
+        self._crew = Crew(_THREADS, "duelog-send")
 
     def send(self, topic: TopicState, batch: EncodedBatch, now_ms: int, also: Also | None = None) -> MessageIds:
         """Append a batch; returns the ids in the order of the messages once all of them are durable.
@@ -143,31 +141,8 @@ class Sender:
 
     def _run_all(self, jobs: Sequence[Callable[[], list[Segment]]]) -> list[list[Segment]]:
         """Run every job, side by side where they wait for the disk; raises the first error once all have ended."""
-        alone = jobs if self._waits_for_nothing else jobs[:1]
-        futures = [self._threads().submit(job) for job in jobs[len(alone) :]]
-        done: list[list[Segment]] = []
-        failure: BaseException | None = None
-        for job in alone:
-            try:
-                done.append(job())
-            except Exception as error:
-                failure = failure or error
-        for future in futures:
-            broken = future.exception()
-            if broken is None:
-                done.append(future.result())
-            failure = failure or broken
-        if failure is not None:
-            raise failure
-        return done
-
-    def _threads(self) -> ThreadPoolExecutor:
-        with self._pool_lock:
-            if self._pool is None:
-                self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="duelog-send")
-            return self._pool
+        return run_in_turn(jobs) if self._waits_for_nothing else self._crew.run(jobs)
 
     def close(self) -> None:
-        with self._pool_lock:
-            if self._pool is not None:
-                self._pool.shutdown(wait=True)
+        """Take no more batches; those that were begun are written."""
+        self._crew.close()

@@ -6,11 +6,11 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from duelog.crew import Crew, run_in_turn
 from duelog.engine import Engine
 from duelog.expiry import Expiry
 from duelog.seeking import expired
@@ -22,6 +22,8 @@ from duelog.store.managed_ledger import ManagedLedger
 from duelog.store.position import MessageId
 from duelog.subscription_state import SubscriptionState
 from duelog.topic_state import TopicState
+
+T = TypeVar("T")
 
 PAYLOAD = 6
 """Digits of a message's number, which is its payload."""
@@ -98,16 +100,11 @@ def expiries() -> Iterator[Expired]:
         Expiry._expire = expire  # type: ignore[method-assign]
 
 
-class AtOnce(ThreadPoolExecutor):
-    """Runs a task when it is handed in, in that thread: what would go side by side has an order that replays."""
+class AtOnce(Crew):
+    """Runs every job in the thread that asks: what would go side by side has an order that replays."""
 
-    def submit(self, task: Callable[..., Any], /, *arguments: Any, **named: Any) -> Future[Any]:
-        future: Future[Any] = Future()
-        try:
-            future.set_result(task(*arguments, **named))
-        except Exception as error:
-            future.set_exception(error)
-        return future
+    def run(self, jobs: Sequence[Callable[[], T]]) -> list[T]:
+        return run_in_turn(jobs)
 
 
 class SimulatedCrash(BaseException):

@@ -144,7 +144,7 @@ class Machine(RuleBasedStateMachine):
 
     def _open(self, path: Path) -> None:
         self.store = DelayedStore.open(path, self.config, clock=self.clock)
-        self.store._engine.sender._pool = AtOnce(1)
+        self.store._engine.sender._crew = AtOnce(1, "sends")
         maintenance = self.store._engine.maintenance
         maintenance.slice = functools.partial(self._slice, maintenance.slice)  # type: ignore[method-assign]
         self.consumers.clear()
