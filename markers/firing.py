@@ -201,19 +201,20 @@ class Firing:
             self._ready.arm(log, log.next_due_ms())
         return None
 
-    def fire(self, now_ms: int, also: Callable[[Transaction], None] | None = None) -> int:
+    def fire(self, now_ms: int, stay: Callable[[int], bool] | None = None) -> int:
         """Fire one batch of at most `fire_batch` messages due by `now_ms`; returns how many, 0: none is due.
 
-        One transaction holds their markers, the frontiers, the clock mark and what `also` writes.
+        One transaction holds their markers, the frontiers and the clock mark. `stay`, where `now_ms` is yet to come,
+        waits for it before anything is written; when it says False, for the clock was set back, nothing is fired.
         Raises StoreFull or StoreFailed with nothing fired.
         """
         with self.gate.alone():
-            fired = self._fire(now_ms, also)
+            fired = self._fire(now_ms, stay)
             if fired:
                 self.reached(now_ms)
             return fired
 
-    def _fire(self, now_ms: int, also: Callable[[Transaction], None] | None) -> int:
+    def _fire(self, now_ms: int, stay: Callable[[int], bool] | None) -> int:
         batch: list[tuple[LogFiring, Taken, ManagedLedger]] = []
         came_up: list[LogFiring] = []
         room = self._config.fire_batch
@@ -226,8 +227,8 @@ class Firing:
                 if taken is not None and main_log is not None:
                     batch.append((log, taken, main_log))
                     room -= len(taken.entries)
-            if batch:
-                self._commit(batch, now_ms, also)
+            if not batch or not self._commit(batch, now_ms, stay):
+                return 0
         finally:
             for log in came_up:
                 if self._main_log(log.topic_id) is not None:
@@ -245,8 +246,8 @@ class Firing:
         self,
         batch: list[tuple[LogFiring, Taken, ManagedLedger]],
         now_ms: int,
-        also: Callable[[Transaction], None] | None,
-    ) -> None:
+        stay: Callable[[int], bool] | None,
+    ) -> bool:
         def work(transaction: Transaction) -> list[FrontierRecord]:
             records = []
             for log, taken, main_log in batch:
@@ -260,26 +261,31 @@ class Firing:
                 transaction.put(fmt.frontier_key(log.topic_id, log.start_ms), record.pack())
                 records.append(record)
             transaction.put(fmt.counter_key(catalog.CLOCK), fmt.pack_u64(max(now_ms, 0)))
-            if also is not None:
-                also(transaction)
             return records
+
+        def roll_back() -> None:
+            for log, taken, _ in reversed(batch):
+                log.roll_back(taken)
 
         try:
             for start_ms in {log.start_ms for log, _, _ in batch}:
                 partition = self._partitions.get(start_ms)
                 if partition is not None:
                     partition.environment.sync()
+            if stay is not None and not stay(now_ms):
+                roll_back()
+                return False
             reach("fire.before")
             records = self._main.write(work)
         except BaseException:
-            for log, taken, _ in reversed(batch):
-                log.roll_back(taken)
+            roll_back()
             raise
         reach("fire.after")
         for (log, taken, _), record in zip(batch, records, strict=True):
             log.confirm(record)
             if self.observe is not None:
                 self.observe(log.topic_id, taken, now_ms)
+        return True
 
     # -- closing -----------------------------------------------------------------------------------
 

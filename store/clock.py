@@ -16,6 +16,8 @@ from .errors import InvalidArgument
 MAX_WAIT_S = 60.0
 """Longest single real wait, in seconds: a wall clock that is set forward meanwhile is noticed after it."""
 
+_NEAR_NS = 600_000
+
 
 class Clock(ABC):
     """A source of time in ms since the Unix epoch; may be read from any thread."""
@@ -37,6 +39,21 @@ class Clock(ABC):
         if remaining_ms > 0:
             condition.wait(min(remaining_ms / 1000, MAX_WAIT_S))
 
+    def wait_ahead(self, condition: threading.Condition, until_ms: int | None) -> None:
+        """As ``wait``, to get ready: may return as soon as ``until_ms`` is near; ``wait`` takes the rest."""
+        self.wait(condition, until_ms)
+
+    def is_near(self, until_ms: int) -> bool:
+        """Whether ``until_ms`` is still to come, and so soon that it is better stayed for than come back for.
+
+        Never, with a clock that cannot tell when it will show what.
+        """
+        return False
+
+    def stay(self, until_ms: int) -> bool:
+        """Sleep until this clock shows ``until_ms``, which is near; False: it is not, as the clock was set back."""
+        return self.now_ms() >= until_ms
+
 
 class SystemClock(Clock):
     """The wall clock of the machine."""
@@ -47,10 +64,29 @@ class SystemClock(Clock):
 
     def wait(self, condition: threading.Condition, until_ms: int | None) -> None:
         """As ``Clock.wait``; a wait that runs out ends at the start of millisecond ``until_ms``, not before it."""
-        if until_ms is None:
+        self._wait(condition, None if until_ms is None else until_ms * 1_000_000)
+
+    def wait_ahead(self, condition: threading.Condition, until_ms: int | None) -> None:
+        """As ``Clock.wait_ahead``; ends 0.6 ms before ``until_ms``: a thread that slept is slow for its first steps."""
+        self._wait(condition, None if until_ms is None else until_ms * 1_000_000 - _NEAR_NS)
+
+    def is_near(self, until_ms: int) -> bool:
+        """Whether ``until_ms`` comes within 0.6 ms."""
+        return 0 < until_ms * 1_000_000 - time.time_ns() <= _NEAR_NS
+
+    def stay(self, until_ms: int) -> bool:
+        """As ``Clock.stay``."""
+        until_ns = until_ms * 1_000_000
+        while (remaining_ns := until_ns - time.time_ns()) > 0:
+            if remaining_ns > 2 * _NEAR_NS:
+                return False
+            time.sleep(remaining_ns / 1e9)
+        return True
+
+    def _wait(self, condition: threading.Condition, until_ns: int | None) -> None:
+        if until_ns is None:
             condition.wait(MAX_WAIT_S)
             return
-        until_ns = until_ms * 1_000_000
         # The condition waits by the monotonic clock, which may end a hair before the wall clock's boundary:
         # then the little that is left is waited for again.
         while (remaining_ns := until_ns - time.time_ns()) > 0:
@@ -163,6 +199,19 @@ class StoreClock(Clock):
         if until_ms is not None and until_ms <= self._mark_ms:
             return
         self._wrapped.wait(condition, until_ms)
+
+    def wait_ahead(self, condition: threading.Condition, until_ms: int | None) -> None:
+        """As ``Clock.wait_ahead``, and as ``wait`` with the mark."""
+        if until_ms is None or until_ms > self._mark_ms:
+            self._wrapped.wait_ahead(condition, until_ms)
+
+    def is_near(self, until_ms: int) -> bool:
+        """As the wrapped clock says; what the mark has passed is not to come any more."""
+        return until_ms > self._mark_ms and self._wrapped.is_near(until_ms)
+
+    def stay(self, until_ms: int) -> bool:
+        """As ``Clock.stay``."""
+        return until_ms <= self._mark_ms or self._wrapped.stay(until_ms)
 
 
 def _checked_ms(field: str, value: int) -> int:

@@ -305,3 +305,79 @@ def test_a_time_the_mark_has_reached_is_not_waited_for() -> None:
     with condition:
         clock.wait(condition, 1_000)
     assert condition.timeouts == []
+
+
+def test_who_waits_ahead_is_up_when_the_time_is_near(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ends 0.6 ms before, at once where that has passed, and a plain wait takes the rest."""
+    condition = StubCondition()
+    condition.clock_ns = 10_000_400_000
+    monkeypatch.setattr(time, "time_ns", lambda: condition.clock_ns)
+    clock = SystemClock()
+    assert not clock.is_near(10_002)
+    with condition:
+        clock.wait_ahead(condition, 10_002)
+        assert condition.clock_ns == 10_001_400_000
+        assert clock.is_near(10_002)
+        clock.wait_ahead(condition, 10_002)
+        clock.wait(condition, 10_002)
+        assert not clock.is_near(10_002)  # it has come
+        clock.wait_ahead(condition, None)
+    assert condition.timeouts == pytest.approx([0.001, 0.0006, 60.0])
+
+
+def test_staying_ends_at_the_boundary_however_often_sleep_ends_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Never before the millisecond begins."""
+    now = [10_001_500_000]
+    slept: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        now[0] += round(seconds * 1e9) - (20_000 if len(slept) < 3 else 0)
+
+    monkeypatch.setattr(time, "time_ns", lambda: now[0])
+    monkeypatch.setattr(time, "sleep", sleep)
+    assert SystemClock().stay(10_002)
+    assert now[0] == 10_002_000_000
+    assert slept == pytest.approx([0.0005, 0.00002, 0.00002])
+    assert SystemClock().stay(10_002)
+    assert len(slept) == 3
+
+
+def test_nobody_stays_for_a_time_that_went_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock that was set back in the middle says so after one short sleep, not after an hour."""
+    now = [10_001_500_000]
+    slept: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        now[0] -= 3_600_000_000_000
+
+    monkeypatch.setattr(time, "time_ns", lambda: now[0])
+    monkeypatch.setattr(time, "sleep", sleep)
+    assert not SystemClock().stay(10_002)
+    assert slept == [0.0005]
+
+
+def test_nothing_is_near_by_a_clock_that_is_moved_by_hand() -> None:
+    """Nobody knows when it moves; it can be asked whether it has."""
+    clock = ManualClock(999)
+    assert not clock.is_near(1_000)
+    assert not clock.stay(1_000)
+    clock.advance(1)
+    assert clock.stay(1_000)
+
+
+def test_what_the_mark_has_passed_is_neither_near_nor_stayed_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the store's time it is due; after it the wrapped clock decides."""
+    condition = StubCondition()
+    condition.clock_ns = 9_999_500_000
+    monkeypatch.setattr(time, "time_ns", lambda: condition.clock_ns)
+    clock = StoreClock(SystemClock(), mark_ms=10_000)
+    assert not clock.is_near(10_000)
+    assert clock.stay(10_000)
+    with condition:
+        clock.wait_ahead(condition, 10_000)
+        assert condition.timeouts == []
+        clock.wait_ahead(condition, 10_003)
+    assert condition.clock_ns == 10_002_400_000
+    assert clock.is_near(10_003)

@@ -1,0 +1,217 @@
+"""Firing that is ready before its instant: everything but the commit is done, and that waits for the clock."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from duelog import DelayedStore, ManualClock, Message, StoreConfig
+from duelog.scheduler import Scheduler
+from duelog.store import failpoints
+from duelog.store.clock import Clock
+from duelog.store.environment import Environment
+from duelog.store.errors import StoreFull
+from tests.conftest import START_MS, OpenStore
+
+CONFIG = StoreConfig(partition_ms=3_600_000, background=False)
+PATIENCE_S = 20.0
+
+
+class NearClock(ManualClock):
+    """A clock that shows by itself what comes within 5 ms, after what the test has put in between."""
+
+    def __init__(self, now_ms: int) -> None:
+        super().__init__(now_ms)
+        self.meanwhile: Callable[[], object] = lambda: None
+        self.goes_back = False
+        self.stays = 0
+
+    def is_near(self, until_ms: int) -> bool:
+        """Within 5 ms."""
+        return 0 < until_ms - self.now_ms() <= 5
+
+    def stay(self, until_ms: int) -> bool:
+        """Let the test do something, then show `until_ms`, or an hour ago."""
+        self.stays += 1
+        self.meanwhile()
+        if self.goes_back:
+            self.set(self.now_ms() - 3_600_000)
+            return False
+        self.set(until_ms)
+        return True
+
+
+@contextmanager
+def noting_commits(clock: Clock) -> Iterator[list[int]]:
+    """What the clock shows whenever a firing is about to be written."""
+    shown: list[int] = []
+    failpoints.arm("fire.before", lambda: shown.append(clock.now_ms()))
+    try:
+        yield shown
+    finally:
+        failpoints.disarm()
+
+
+def received(store: DelayedStore) -> list[bytes]:
+    """All that topic t has to give, acknowledged."""
+    with store.topic("t").subscribe("s") as consumer:
+        messages = consumer.receive(100)
+        consumer.ack(messages)
+        return [message.payload for message in messages]
+
+
+@pytest.fixture
+def near() -> NearClock:
+    """The clock of these tests."""
+    return NearClock(START_MS)
+
+
+@pytest.fixture
+def store(open_store: OpenStore, near: NearClock) -> DelayedStore:
+    """A store on it, with topic t and subscription s."""
+    store = open_store(config=CONFIG, clock_=near)
+    store.topic("t").subscribe("s").close()
+    return store
+
+
+def test_what_is_due_in_a_moment_is_stayed_for_and_never_written_early(store: DelayedStore, near: NearClock) -> None:
+    """A tick 3 ms before fires it, once the clock shows its time; one 6 ms before does not."""
+    store.topic("t").send_batch([Message(b"a", deliver_at=START_MS + 10), Message(b"b", deliver_at=START_MS + 20)])
+    with noting_commits(near) as written_ms:
+        near.set(START_MS + 4)
+        assert store.tick().fired == 0
+        near.set(START_MS + 7)
+        assert store.tick().fired == 1
+    assert written_ms == [START_MS + 10]
+    assert received(store) == [b"a"]
+    near.set(START_MS + 20)
+    assert received(store) == [b"b"]
+    assert near.stays == 1
+
+
+def test_a_clock_set_back_while_it_is_stayed_for_fires_nothing(store: DelayedStore, near: NearClock) -> None:
+    """Everything taken goes back in order, and fires once when its time has come again."""
+    due_ms = START_MS + 10
+    store.topic("t").send_batch([Message(b"%d" % number, deliver_at=due_ms) for number in range(5)])
+    near.set(START_MS + 8)
+    near.goes_back = True
+    with noting_commits(near) as written_ms:
+        assert store.tick().fired == 0
+        assert near.stays == 1
+        assert written_ms == []
+        assert received(store) == []
+        near.goes_back = False
+        near.set(START_MS + 9)
+        assert store.tick().fired == 5
+    assert written_ms == [due_ms]
+    assert received(store) == [b"0", b"1", b"2", b"3", b"4"]
+
+
+def test_who_cancels_while_it_is_stayed_for_is_told_the_truth(store: DelayedStore, near: NearClock) -> None:
+    """It is answered once that has ended: too late, or in time where the clock was set back."""
+    answers: list[bool] = []
+    for goes_back in (False, True):
+        message_id = store.topic("t").send(b"%d" % goes_back, deliver_at=near.now_ms() + 10)
+        canceller = threading.Thread(target=lambda wanted=message_id: answers.append(store.topic("t").cancel(wanted)))
+        near.meanwhile = canceller.start
+        near.goes_back = goes_back
+        near.advance(8)
+        store.tick()
+        canceller.join(PATIENCE_S)
+    near.meanwhile, near.goes_back = (lambda: None), False
+    near.advance(2 * 3_600_000)
+    assert answers == [False, True]
+    assert received(store) == [b"0"]
+
+
+def test_a_message_sent_while_it_is_stayed_for_is_not_lost(store: DelayedStore, near: NearClock) -> None:
+    """Due with it, before it or after it: each fires once, though the frontier passes some of them by then."""
+    topic = store.topic("t")
+    topic.send(b"first", deliver_at=START_MS + 10)
+    near.set(START_MS + 7)
+
+    def send() -> None:
+        near.meanwhile = lambda: None
+        topic.send_batch([Message(b"%d" % at, deliver_at=START_MS + at) for at in (8, 9, 10, 11)])
+
+    near.meanwhile = send
+    fired = store.tick().fired
+    near.set(START_MS + 20)
+    fired += store.tick().fired
+    assert fired == 5
+    assert received(store) == [b"first", b"8", b"9", b"10", b"11"]
+
+
+def test_a_disk_that_is_full_when_the_instant_comes_fires_nothing(
+    store: DelayedStore, near: NearClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error reaches whoever ticks, and the message fires when there is room."""
+    store.topic("t").send(b"a", deliver_at=START_MS + 10)
+    near.set(START_MS + 7)
+    main = store._engine.main
+
+    def full(work: object) -> None:
+        raise StoreFull(main.path, "no room")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(main, "write", full)
+        with pytest.raises(StoreFull):
+            store.tick()
+    assert isinstance(main, Environment)
+    assert near.stays == 1
+    assert received(store) == [b"a"]
+
+
+class _Waits(Clock):
+    """A clock on which nothing is ever due; notes how it is waited on, and ends the scheduler after some waits."""
+
+    def __init__(self) -> None:
+        self.waits: list[str] = []
+        self.near = False
+        self.end: Callable[[], None] = lambda: None
+
+    def now_ms(self) -> int:
+        """Always the beginning."""
+        return 0
+
+    def is_near(self, until_ms: int) -> bool:
+        """Once it was waited for ahead."""
+        return self.near
+
+    def wait(self, condition: threading.Condition, until_ms: int | None) -> None:
+        """Until it has come."""
+        self._note("wait", near=False)
+
+    def wait_ahead(self, condition: threading.Condition, until_ms: int | None) -> None:
+        """Until it is near."""
+        self._note("wait ahead", near=True)
+
+    def _note(self, wait: str, *, near: bool) -> None:
+        self.waits.append(wait)
+        self.near = near
+        if len(self.waits) == 4:
+            self.end()
+
+
+def test_the_scheduler_does_not_go_round_and_round_before_its_time() -> None:
+    """Up a moment early with nothing to fire, it waits for the rest: one tick ahead of its time, not a hundred."""
+    clock = _Waits()
+    ticks: list[int] = []
+
+    def tick() -> int:
+        ticks.append(1)
+        return 1_000
+
+    scheduler = Scheduler(tick, clock, lambda: None)
+
+    def end() -> None:
+        scheduler._stopping = True
+
+    clock.end = end
+    scheduler.start()
+    scheduler._thread.join(PATIENCE_S)
+    assert clock.waits == ["wait ahead", "wait", "wait ahead", "wait"]
+    assert len(ticks) == 4
