@@ -23,7 +23,7 @@ from duelog.tools.demo_trace import DATA
 from .harness import load
 from .harness.compare import DUELOG
 from .harness.isolated import MeasurementFailed, run_isolated
-from .harness.machine import anonymous_bytes, disk_bytes
+from .harness.machine import anonymous_bytes, disk_bytes, settle_memory
 from .harness.options import parse
 from .harness.plots import Line, lines
 from .harness.results import Measure, Results
@@ -66,7 +66,10 @@ class _Consumer(threading.Thread):
 
 
 def measure(subject: str, rate: int, seconds: int, directory: Path) -> dict[str, Any]:
-    """Run for `seconds`; returns a list of samples for each figure."""
+    """Run for `seconds`; returns a list of samples for each figure, and the memory at the end in MB.
+
+    That is what is held: the allocator is told to give back what is free, which it does not by itself.
+    """
     counts, delays = _shape(rate, seconds)
     payload = load.payloads(1)[0]
     config = StoreConfig(partition_ms=20_000, ledger_max_age_ms=20_000, preload_ms=2_000)
@@ -82,7 +85,9 @@ def measure(subject: str, rate: int, seconds: int, directory: Path) -> dict[str,
             consumer.join()
         if consumer.error is not None:
             raise consumer.error
-    return {"samples": samples}
+        settle_memory()
+        held = anonymous_bytes() / 1e6
+    return {"samples": samples, "held": held}
 
 
 def _produce(
@@ -163,6 +168,8 @@ def main(argv: list[str]) -> int:
             measure_ = Measure(name, "", "more" if name.endswith("second") else "less")
             value = statistics.median(samples[name][at] for at in places)
             results.add(case, DUELOG.key, DUELOG.label, measure_, value)
+    held = Measure("memory held at the end, MB", "", "less")
+    results.add("end", DUELOG.key, DUELOG.label, held, answer["held"])
     for name in FIGURES[2:]:
         before, after = (results.median(case, DUELOG.key, name) or 0.0 for case in parts)
         results.target(f"{name}: last third to second third", after / before if before else None, 1.1, "less", "x")
