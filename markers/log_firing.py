@@ -160,9 +160,9 @@ class LogFiring:
         for first_entry, dues in heard:
             self._absorb(first_entry, dues)
         self._heard = None
-        self._discard(self._cancelled)
         for entries, dues in self._admitted:
             self._admit(entries, dues)
+        self._discard(self._cancelled)
         self._cancelled, self._admitted = BitMap(), []
 
     def skip_unreadable(self, limit: int) -> None:
