@@ -74,7 +74,7 @@ class Firing:
         self._wake = wake
         self._ready = ReadyQueue()
         self._loaded: dict[int, dict[int, LogFiring]] = {}
-        self._loading: tuple[Partition, Iterator[None]] | None = None
+        self._loading: tuple[Partition, Iterator[bool]] | None = None
         self.saving = Saving(config)
         self.gate = ReaderGate()
         """Firing is alone in it; whoever cancels or reschedules is inside, so that nothing is on its way into
@@ -90,12 +90,14 @@ class Firing:
     # -- loading ---------------------------------------------------------------------------------
 
     def load(self, now_ms: int) -> bool:
-        """Load partitions that begin within `preload_ms`, in order, for a while; True while there is more to load."""
+        """Load partitions that begin within `preload_ms`, in order, for a while; True while there is more to load.
+
+        Less than a while where it would pay to fire first.
+        """
         until = time.perf_counter() + _LOAD_SLICE_S
         while self._loading is not None or self._begin_loading(now_ms):
-            if not self._load_more():
-                continue
-            if time.perf_counter() >= until:
+            fire_first = self._load_more()
+            if fire_first is not None and (fire_first or time.perf_counter() >= until):
                 return True
         return False
 
@@ -128,26 +130,25 @@ class Firing:
             listener=functools.partial(self._heard, partition),
             exists=lambda topic_id: self._main_log(topic_id) is not None,
             set_aside=self._set_aside,
-            finished=lambda log: self._ready.arm(log, log.next_due_ms()),
+            fires=lambda log: self._ready.arm(log, log.next_due_ms()),
         )
         self._loading = partition, loading.steps()
         return True
 
-    def _load_more(self) -> bool:
-        """One step; False when the partition is loaded with it."""
+    def _load_more(self) -> bool | None:
+        """One step: whether it would pay to fire before the next; None when the partition is loaded with it."""
         assert self._loading is not None
         partition, steps = self._loading
         try:
-            next(steps)
+            return next(steps)
         except StopIteration:
             self._loading = None
             self.saving.loaded(partition.start_ms, self._loaded_logs(partition.start_ms))
-            return False
+            return None
         except BaseException:
             self._loading = None
             self._unload(partition)
             raise
-        return True
 
     def _loaded_logs(self, start_ms: int) -> list[LogFiring]:
         return [log for log in list(self._loaded.get(start_ms, {}).values()) if log.loaded]
@@ -163,7 +164,7 @@ class Firing:
             logs[appended.topic_id] = log
         log.hear(first_entry, dues)
         save = self.saving.heard(partition.start_ms, len(dues))
-        if (log.loaded and self._ready.arm(log, log.next_due_ms())) or save:
+        if (log.fires and self._ready.arm(log, log.next_due_ms())) or save:
             self._wake()
 
     # -- cancelling and rescheduling ---------------------------------------------------------------
@@ -182,7 +183,7 @@ class Firing:
         log = self._loaded.get(partition.start_ms, {}).get(topic_id)
         if log is not None:
             admit(partition, log, entries)
-            if log.loaded and self._ready.arm(log, log.next_due_ms()):
+            if log.fires and self._ready.arm(log, log.next_due_ms()):
                 self._wake()
 
     # -- firing ------------------------------------------------------------------------------------

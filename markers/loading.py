@@ -1,15 +1,18 @@
 """Bringing the delay indexes of a partition into memory, in slices, while others fire and producers append.
 
 First the log of every topic is registered and from then on hears of what is committed; then each is restored from a
-snapshot and the due column after it, up to where listening began; then what was heard meanwhile is added. All of it
-is done by the thread that fires, a slice at a time between batches: a partition of ten million entries takes seconds,
-and the messages of others are not late for it. A thread of its own would not make it faster (most of it is Python
-holding the interpreter's lock) and would need the indexes to be guarded against it.
+snapshot and the due column after it, up to where listening began; then what was heard meanwhile is added. Of a
+snapshot of several parts only the first are read for that, and the log fires what is due in them while the others are
+read (head of snapshot/restore.py); the due column after it is read before, so that what is due fires in order.
+
+All of it is done by the thread that fires, a slice at a time between batches: a partition of ten million entries takes
+seconds, and the messages of others are not late for it. A thread of its own would not make it faster (most of it is
+Python holding the interpreter's lock) and would need the indexes to be guarded against it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 
 import numpy as np
 from pyroaring import BitMap
@@ -17,7 +20,9 @@ from pyroaring import BitMap
 from ..partitions.due_column import DueBatch, dues_of, scan_dues
 from ..partitions.index import DelayIndex
 from ..partitions.partition import Listener, Partition
-from ..snapshot.restore import restore_steps
+from ..snapshot.format import Unusable
+from ..snapshot.parts import Parts
+from ..snapshot.restore import Restored, restore_steps
 from ..store import catalog
 from ..store import format as fmt
 from ..store.cancellations import members
@@ -26,6 +31,7 @@ from ..store.errors import CorruptEntry, DamagedStore
 from ..store.format import FrontierRecord
 from ..store.ledger import find_tail
 from ..store.run import Int64s, UInt32s
+from .half_loaded import Missing
 from .log_firing import LogFiring
 
 _MANY_ENTRIES = 1 << 17
@@ -65,11 +71,11 @@ class Loading:
         listener: Listener,
         exists: Callable[[int], bool],
         set_aside: Callable[[CorruptEntry], object],
-        finished: Callable[[LogFiring], object],
+        fires: Callable[[LogFiring], object],
     ) -> None:
         """`registered` is given the logs before `listener` hears of the first append, both in the leader of a commit.
 
-        `exists`: whether a topic has not been deleted; `finished`: a log is loaded and may fire.
+        `exists`: whether a topic has not been deleted; `fires`: a log may fire, or more of it than before.
         """
         self.partition = partition
         self._main = main
@@ -78,21 +84,29 @@ class Loading:
         self._listener = listener
         self._exists = exists
         self._set_aside = set_aside
-        self._finished = finished
+        self._fires = fires
         self._tails: dict[int, int] = {}
         self._read = 0
 
-    def steps(self) -> Iterator[None]:
-        """Load; each step is some ten ms of work at most.
+    def steps(self) -> Iterator[bool]:
+        """Load; each step is some ten ms of work at most. Yields whether it would pay to fire before the next.
 
-        Raises DamagedStore, CorruptRecord; the owner then stops listening.
+        REQUIRES: nothing is on its way into the main log between steps. Raises DamagedStore, CorruptRecord; the owner
+        then stops listening.
         """
         logs = self._listen()
-        yield
+        yield False
+        half: list[tuple[LogFiring, Parts]] = []
         for topic_id, log in list(logs.items()):
             if topic_id in self._tails and self._exists(topic_id):
-                yield from self._read_back(log, self._tails[topic_id])
-                self._finished(log)
+                rest = yield from self._read_back(log, self._tails[topic_id])
+                self._fires(log)
+                if rest is not None:
+                    half.append((log, rest))
+                    yield True
+        for log, rest in half:
+            if self._exists(log.topic_id):
+                yield from self._read_rest(log, rest)
         if self._read >= _MANY_ENTRIES:
             self.partition.dues_read = _MANY_ENTRIES
 
@@ -123,24 +137,33 @@ class Loading:
             raise failure[0]
         return logs
 
-    def _read_back(self, log: LogFiring, tail: int) -> Iterator[None]:
+    def _read_back(self, log: LogFiring, tail: int, before: int | None = None) -> Generator[bool, None, Parts | None]:
+        """Have a log fire: whole, or but for what is left of the snapshot returned.
+
+        before: only snapshots with a smaller id are used.
+        """
         partition = self.partition
         if tail < log.frontier.seen:
             raise DamagedStore(
                 partition.path,
                 f"ledger {log.ledger_id} ends at entry {tail}, its frontier at {log.frontier.seen}: entries were lost",
             )
-        restored = yield from restore_steps(
-            partition.environment,
-            log.frontier,
-            tail,
-            log.due_of,
-            start_ms=partition.start_ms,
-            bucket_ms=self._bucket_ms,
+        restored = yield from _restored(
+            restore_steps(
+                partition.environment,
+                log.frontier,
+                tail,
+                log.due_of,
+                start_ms=partition.start_ms,
+                bucket_ms=self._bucket_ms,
+                before=before,
+            )
         )
+        rest = None
         if restored is not None:
             log.restore_index(restored.pending, restored.tail)
             self._read += len(restored.pending)
+            rest = restored.rest if restored.rest.left else None
         with self._main.read() as raw:
             cancelled = members(raw, fmt.Table.CANCELLED, log.ledger_id)
             admitted = members(raw, fmt.Table.ADMITTED, log.ledger_id)
@@ -152,6 +175,32 @@ class Loading:
                 self._read += len(batch.dues)
             else:
                 self._set_aside(batch)
-            yield
+            yield False
         log.skip_unreadable(tail)
-        log.finish_loading()
+        log.finish_loading(None if rest is None else Missing(rest.limit_ms, rest.tail, BitMap()))
+        return rest
+
+    def _read_rest(self, log: LogFiring, rest: Parts | None) -> Iterator[bool]:
+        """Read what is left of a snapshot of a log that fires; if it is damaged, restore the log without it."""
+        while rest is not None:
+            try:
+                while rest.left:
+                    buckets = rest.read()
+                    log.add_missing(buckets, rest.limit_ms if rest.left else None)
+                    self._fires(log)
+                    self._read += sum(len(ids) for _, ids in buckets)
+                    yield False
+                return
+            except Unusable:
+                rest = yield from self._read_back(log, log.begin_again(), rest.snapshot_id)
+                self._fires(log)
+
+
+def _restored(steps: Generator[None, None, Restored | None]) -> Generator[bool, None, Restored | None]:
+    while True:
+        try:
+            next(steps)
+        except StopIteration as done:
+            restored: Restored | None = done.value
+            return restored
+        yield False

@@ -128,9 +128,10 @@ class Buckets:
             present |= ids
 
     def restore(self, saved: Iterable[tuple[int, BitMap | Asleep]]) -> int:
-        """Take whole buckets over into a map without any; how many entries that makes.
+        """Take whole buckets over; how many entries that makes.
 
-        A start may come more than once: then its bucket is awake, and the union. REQUIRES that buckets may start there.
+        A start may come more than once: then its bucket is awake, and the union. REQUIRES that buckets may start
+        there, and that what has been added to them by now is awake and of other entries.
         """
         whole: dict[int, BitMap | Asleep] = {}
         for start_ms, ids in saved:
@@ -142,12 +143,19 @@ class Buckets:
             if isinstance(present, Asleep):
                 present = whole[start_ms] = present.bitmap()
             present |= ids.bitmap() if isinstance(ids, Asleep) else ids
-        self._bitmaps.update(whole)
+        entries = sum(map(len, whole.values()))
         for start_ms, ids in whole.items():
+            added = self._bitmaps.get(start_ms)
+            if isinstance(added, Asleep):
+                raise BrokenInvariant(f"buckets: the one at {start_ms} is restored twice")
             if isinstance(ids, Asleep):
+                ids.added = added
                 ids.sheet.needed += len(ids.saved)
                 ids.sheet.starts_ms.append(start_ms)
-        return sum(map(len, whole.values()))
+            elif added is not None:
+                ids.update(added)
+        self._bitmaps.update(whole)
+        return entries
 
     def remove_first(self, ids: BitMap | None = None) -> None:
         """Remove the earliest bucket, with the cuts that it was the last to need; or only ``ids`` of it."""

@@ -79,29 +79,24 @@ class DelayIndex:
         self._count = 0
 
     @classmethod
-    def from_buckets(
-        cls,
-        buckets: Iterable[tuple[int, BitMap | Asleep]],
-        due_of: DueOf,
-        *,
-        start_ms: int,
-        bucket_ms: int = 60_000,
-        window_entries: int = 262_144,
-    ) -> DelayIndex:
+    def from_buckets(cls, buckets: Iterable[tuple[int, BitMap | Asleep]], due_of: DueOf, **settings: int) -> DelayIndex:
         """An index of what ``buckets()`` gave, with the same ``start_ms`` and ``bucket_ms``; takes the bitmaps over.
 
         A start may come more than once: its bitmaps are united. Buckets that come asleep stay so until they are
         needed. Reads no due time. Raises InvalidArgument for a bucket off the grid or outside the partition.
         """
-        index = cls(due_of, start_ms=start_ms, bucket_ms=bucket_ms, window_entries=window_entries)
-        whole = list(buckets)
-        for bucket_start_ms, _ in whole:
-            if bucket_start_ms % bucket_ms:
-                raise InvalidArgument("bucket_start_ms", bucket_start_ms, f"no multiple of bucket_ms={bucket_ms}")
-            if not start_ms - bucket_ms < bucket_start_ms < start_ms + OFFSET_LIMIT_MS:
-                raise InvalidArgument("bucket_start_ms", bucket_start_ms, f"outside the partition at {start_ms}")
-        index._count = index._buckets.restore(whole)
+        index = cls(due_of, **settings)
+        index.restore_buckets(buckets)
         return index
+
+    def restore_buckets(self, buckets: Iterable[tuple[int, BitMap | Asleep]]) -> None:
+        """More whole buckets, of entries not added; REQUIRES: none begins before a time taken or prepared until."""
+        whole = list(buckets)
+        earliest_ms, limit_ms = self._start_ms - self.bucket_ms + 1, self._start_ms + OFFSET_LIMIT_MS
+        for start_ms, _ in whole:
+            if start_ms % self.bucket_ms or not earliest_ms <= start_ms < limit_ms:
+                raise InvalidArgument("bucket_start_ms", start_ms, f"no bucket of the partition at {self._start_ms}")
+        self._count += self._buckets.restore(whole)
 
     def __len__(self) -> int:
         return self._count

@@ -9,11 +9,12 @@
                 parts * (crc:u32 stored_bytes:u32 entries:u32)
 
 A piece is a serialised roaring bitmap (the portable format) of entries due in the bucket that starts at `start`; the
-bitmap of a large bucket is several pieces, by ranges of ids, in one part or in several. `end` is where a bitmap ends,
-counted from where bitmaps begin. Numbers in a part are little-endian, so that numpy reads columns where they lie;
-metadata is big-endian like every small record. Both are sealed: a CRC-32 over key and value ends the value, so a part
-moved to another snapshot's key is seen. Metadata repeats each part's seal, size and count, so a part of the right key
-and the wrong contents is seen as well.
+bitmap of a large bucket is several pieces, by ranges of ids, in one part or in several. Bit 0 of `flags` says that
+pieces stand in order of `start`, over all parts; a snapshot without it is read whole before anything of it fires. `end`
+is where a bitmap ends, counted from where bitmaps begin. Numbers in a part are little-endian, so that numpy reads
+columns where they lie; metadata is big-endian like every small record. Both are sealed: a CRC-32 over key and value
+ends the value, so a part moved to another snapshot's key is seen. Metadata repeats each part's seal, size and count, so
+a part of the right key and the wrong contents is seen as well.
 
 The frontier (`due_ms`, `entry_id`, `seen`) and `tail` are of the instant of the copy: the bitmaps hold exactly the
 entries below `tail` that come after it and had not been cancelled. `version` comes first in both and is looked at
@@ -42,6 +43,7 @@ VERSION = 1
 
 _PART = struct.Struct("<HHI")
 _PIECE_BYTES = 16
+_ORDERED = 1
 _META = struct.Struct(">HHIQIqqIQQQI")
 _PART_RECORD = struct.Struct(">III")
 _SEAL = struct.Struct("<I")
@@ -73,6 +75,8 @@ class Metadata(NamedTuple):
     """The frontier (C, T) at the instant of the copy: C is (due_ms, entry_id), T is seen."""
     created_ms: int
     parts: tuple[PartRecord, ...]
+    ordered: bool = False
+    """Whether pieces stand in order of their buckets, from the first part to the last."""
 
     @property
     def entries(self) -> int:
@@ -85,7 +89,7 @@ class Metadata(NamedTuple):
     def pack(self) -> bytes:
         head = _META.pack(
             VERSION,
-            0,
+            _ORDERED if self.ordered else 0,
             self.bucket_ms,
             self.start_ms,
             self.tail,
@@ -107,13 +111,13 @@ class Metadata(NamedTuple):
             raise Unusable(f"metadata of version {version}, this is {VERSION}")
         if len(fields) < _META.size:
             raise Unusable(f"metadata of {len(fields)} bytes")
-        _, _, bucket_ms, start_ms, tail, due_ms, entry_id, seen, entries, stored, created_ms, count = _META.unpack_from(
-            fields
-        )
+        head = _META.unpack_from(fields)
+        _, flags, bucket_ms, start_ms, tail, due_ms, entry_id, seen, entries, stored, created_ms, count = head
         if len(fields) != _META.size + count * _PART_RECORD.size:
             raise Unusable(f"metadata of {len(fields)} bytes cannot list {count} parts")
         parts = tuple(PartRecord(*record) for record in _PART_RECORD.iter_unpack(fields[_META.size :]))
-        found = cls(bucket_ms, start_ms, tail, due_ms, entry_id, seen, created_ms, parts)
+        ordered = bool(flags & _ORDERED)
+        found = cls(bucket_ms, start_ms, tail, due_ms, entry_id, seen, created_ms, parts, ordered)
         if (found.entries, found.stored_bytes) != (entries, stored):
             raise Unusable("metadata contradicts itself")
         return found

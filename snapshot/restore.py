@@ -25,6 +25,14 @@ read. What was cancelled, or admitted, since the copy is the owner's to take out
 taking out or putting in twice does no harm.
 
 A snapshot that cannot be used is passed over for the one before it, and the last for full replay.
+
+What may fire before all of it is read. Where pieces stand in order, what is still to be read is due in buckets that
+start at or after a `limit_ms`, the start of the last piece read. As soon as the bucket that C' lies in is whole, the
+index holds all of S that is due before the limit; with the due column after `tail` added it holds all that is left to
+fire of the log before the limit. So whatever fires in order from it, with due times before the limit and T set to all
+entries absorbed, leaves a frontier that means what it should. The rest comes as buckets after C, whatever C is by
+then. If a part turns out to be unusable, the frontier recorded by then tells what has fired, and the log is restored
+anew by it, from a snapshot before this one or by full replay.
 """
 
 from __future__ import annotations
@@ -36,23 +44,27 @@ from typing import NamedTuple
 import numpy as np
 from pyroaring import BitMap
 
-from ..partitions.asleep import Asleep
 from ..partitions.index import UNREADABLE_DUE, DelayIndex, DueOf
 from ..partitions.window import Dues
 from ..store.environment import Environment
-from ..store.format import FrontierRecord, Table, snapshot_part_key
-from .format import Metadata, Part, Unusable, read_metadata, snapshot_ids
+from ..store.format import FrontierRecord, Table
+from .format import Metadata, Unusable, read_metadata, snapshot_ids
+from .parts import Parts, SavedBucket
 
 _READ_ENTRIES = 1 << 18
 """Due times read at a time from the bucket that the frontier lies in."""
 
 
 class Restored(NamedTuple):
-    """An index that covers the entries below `tail`, and the id of the snapshot that it came from."""
+    """An index that covers the entries below `tail`, the id of the snapshot that it came from, and what is left of it.
+
+    `rest`: of entries due from `rest.limit_ms` on the index holds none until they have been read there.
+    """
 
     pending: DelayIndex
     tail: int
     snapshot_id: int
+    rest: Parts
 
 
 def restore_steps(
@@ -63,34 +75,42 @@ def restore_steps(
     *,
     start_ms: int,
     bucket_ms: int,
+    before: int | None = None,
     passed_over: Callable[[int, str], object] = lambda snapshot_id, reason: None,
 ) -> Generator[None, None, Restored | None]:
-    """Restore the index of `frontier`'s log; None where no snapshot can be used. Yields after each part.
+    """Restore the index of `frontier`'s log until something of it may fire; None where no snapshot can be used.
 
-    frontier: as recorded now in the main environment. tail: entries of the log, all committed. passed_over: told
-    (snapshot id, why) of each snapshot that is not used. About 20 ms for ten million entries, and the due times
-    of the bucket that the frontier lies in: some 8 us each where they are scattered.
+    frontier: as recorded now in the main environment. tail: entries of the log, all committed. before: only snapshots
+    with a smaller id are used. passed_over: told (snapshot id, why) of each snapshot that is not used. Yields after
+    each part, of 1 MiB by default: about a ms. On top come the due times of the bucket that the frontier lies in:
+    some 8 us each where they are scattered.
     """
     ledger_id = frontier.ledger_id
     with environment.read() as raw:
         found = snapshot_ids(raw, Table.SNAPSHOT_META, ledger_id)
     for snapshot_id in reversed(found):
+        if before is not None and snapshot_id >= before:
+            continue
         try:
             with environment.read() as raw:
                 metadata = read_metadata(raw, ledger_id, snapshot_id)
             require_usable(metadata, frontier, tail, start_ms, bucket_ms)
-            later, around = yield from _read(environment, ledger_id, snapshot_id, metadata, frontier)
+            parts = Parts(environment, ledger_id, snapshot_id, metadata, frontier)
+            later: list[SavedBucket] = []
+            while parts.left and not (parts.limit_ms > frontier.due_ms and (later or parts.around)):
+                later += parts.read()
+                yield
         except Unusable as error:
             passed_over(snapshot_id, str(error))
             continue
         around_ms = frontier.due_ms - frontier.due_ms % bucket_ms
-        left, dues = _after_frontier(around, frontier, due_of)
+        left, dues = _after_frontier(parts.around, frontier, due_of)
         if dues is None:
             later.append((around_ms, left))
         index = DelayIndex.from_buckets(later, due_of, start_ms=start_ms, bucket_ms=bucket_ms)
         if dues is not None:
             index.restore_window(np.frombuffer(left.to_array(), dtype=np.uint32), dues, around_ms + bucket_ms)
-        return Restored(index, metadata.tail, snapshot_id)
+        return Restored(index, metadata.tail, snapshot_id, parts)
     return None
 
 
@@ -104,10 +124,32 @@ def restore(
     bucket_ms: int,
     passed_over: Callable[[int, str], object] = lambda snapshot_id, reason: None,
 ) -> Restored | None:
-    """The same in one go."""
-    steps = restore_steps(
-        environment, frontier, tail, due_of, start_ms=start_ms, bucket_ms=bucket_ms, passed_over=passed_over
-    )
+    """The same in one go, with nothing left to be read."""
+    before = None
+    while True:
+        steps = restore_steps(
+            environment,
+            frontier,
+            tail,
+            due_of,
+            start_ms=start_ms,
+            bucket_ms=bucket_ms,
+            before=before,
+            passed_over=passed_over,
+        )
+        restored = _last(steps)
+        if restored is None:
+            return None
+        try:
+            while restored.rest.left:
+                restored.pending.restore_buckets(restored.rest.read())
+            return restored
+        except Unusable as error:
+            before = restored.snapshot_id
+            passed_over(before, str(error))
+
+
+def _last(steps: Generator[None, None, Restored | None]) -> Restored | None:
     while True:
         try:
             next(steps)
@@ -129,40 +171,6 @@ def require_usable(metadata: Metadata, now: FrontierRecord, tail: int, start_ms:
         raise Unusable(f"its frontier {before}, {metadata.seen} is ahead of {after}, {now.seen}")
     if before != after and now.seen < metadata.tail:
         raise Unusable(f"covers {metadata.tail} entries, of which firing has passed some and seen only {now.seen}")
-
-
-def _read(
-    environment: Environment, ledger_id: int, snapshot_id: int, metadata: Metadata, now: FrontierRecord
-) -> Generator[None, None, tuple[list[tuple[int, BitMap | Asleep]], BitMap]]:
-    """Of a snapshot, what comes after the bucket that C lies in, by bucket, and the entries of that one.
-
-    Several items may be of one bucket; they are asleep where that is safe. Raises Unusable.
-    """
-    moved = (metadata.due_ms, metadata.entry_id) != (now.due_ms, now.entry_id)
-    later: list[tuple[int, BitMap | Asleep]] = []
-    around = BitMap()
-    for number, record in enumerate(metadata.parts):
-        key = snapshot_part_key(ledger_id, snapshot_id, number)
-        with environment.read() as raw:
-            value = raw.get(key)
-            if value is None:
-                raise Unusable(f"part {number} of {len(metadata.parts)} is missing")
-            part = Part(key, value, record)
-        ahead = after = np.ones(len(part.starts_ms), dtype=np.bool_)
-        if moved:
-            ahead = part.starts_ms + metadata.bucket_ms > now.due_ms
-            after = part.starts_ms > now.due_ms
-        asleep = after & part.vouched(metadata.tail)
-        later += part.asleep(asleep, metadata.tail)
-        for start_ms, ids in part.bitmaps(ahead & ~asleep):
-            if ids and ids.max() >= metadata.tail:
-                raise Unusable(f"bucket {start_ms} holds entry {ids.max()}, the tail is {metadata.tail}")
-            if moved and start_ms <= now.due_ms:
-                around |= ids
-            else:
-                later.append((start_ms, ids))
-        yield
-    return later, around
 
 
 def _after_frontier(ids: BitMap, now: FrontierRecord, due_of: DueOf) -> tuple[BitMap, Dues | None]:

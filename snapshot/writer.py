@@ -99,7 +99,8 @@ class _Writing:
 
     def __init__(self, environment: Environment, cut: Cut, part_bytes: int) -> None:
         self.cut = cut
-        self.parts = pack_parts(cut.pieces, part_bytes)
+        in_order = sorted(cut.pieces, key=lambda piece: piece.start_ms)  # what an index has nearest is cut last
+        self.parts = pack_parts(in_order, part_bytes)
         self.records: list[PartRecord] = []
         with environment.read() as raw:
             complete = snapshot_ids(raw, Table.SNAPSHOT_META, cut.ledger_id)
@@ -127,6 +128,7 @@ class _Writing:
             frontier.seen,
             max(created_ms, 0),
             tuple(self.records),
+            ordered=True,
         )
 
 

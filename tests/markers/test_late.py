@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from duelog import DelayedStore, ManualClock, Message, StoreConfig, Topic
-from duelog.markers import log_firing
+from duelog.markers.log_entries import at_or_before
 from duelog.markers.log_firing import LogFiring
 from duelog.store.run import Int64s, UInt32s
 from tests.conftest import START_MS, OpenStore
@@ -44,7 +44,7 @@ def test_without_the_clamp_of_late_entries_messages_are_lost(
 
     def no_clamp(self: LogFiring, entries: UInt32s, dues: Int64s) -> None:
         key = (self.frontier.due_ms, self.frontier.entry_id)
-        ahead = ~log_firing._at_or_before(entries, dues, key)
+        ahead = ~at_or_before(entries, dues, key)
         if ahead.any():
             self._index.add(entries[ahead], dues[ahead])
 

@@ -81,6 +81,27 @@ def test_nothing_is_lost_or_doubled_that_is_sent_while_its_partition_loads(
     assert [message.due_ms for message in received] == sorted(message.due_ms for message in received)
 
 
+def test_a_message_rescheduled_and_then_cancelled_while_its_partition_loads_never_fires(
+    open_store: OpenStore, clock: ManualClock, in_small_steps: None
+) -> None:
+    """Both are heard before the log fires: the cancellation is the last word."""
+    store = open_store(config=CONFIG)
+    ids = store.topic("t").send_batch([Message(b"m", deliver_at=FIRST_MS + 1_000 + at) for at in range(200)])
+    clock.set(FIRST_MS)
+    while not store._engine.firing.loaded_starts():
+        store._engine.slice()
+    assert loaded(store) == []
+    moved = store.topic("t").reschedule(ids[0], deliver_at=FIRST_MS + 500)
+    assert moved is not None
+    assert store.topic("t").cancel(moved)
+    assert loaded(store) == []
+    clock.advance(HOUR_MS // 2)
+    with store.topic("t").subscribe("reader") as reader:
+        received = [message.message_id for _ in range(3) for message in reader.receive(200)]
+    assert len(received) == 199
+    assert moved not in received
+
+
 def test_partitions_that_have_begun_drain_in_due_order(open_store: OpenStore, clock: ManualClock) -> None:
     """After a long stop six hours have begun: their messages come in order of due time over all of them."""
     store = open_store(config=CONFIG)

@@ -61,6 +61,7 @@ def test_metadata_gives_back_its_fields() -> None:
     """Every field survives, also before anything has fired."""
     metadata = Metadata(BUCKET_MS, START_MS, 9, -1, -1, 0, 5, (PartRecord(1, 2, 3), PartRecord(4, 5, 6)))
     assert Metadata.unpack(metadata.pack()) == metadata
+    assert Metadata.unpack(metadata._replace(ordered=True).pack()) == metadata._replace(ordered=True)
     assert (metadata.entries, metadata.stored_bytes) == (9, 7)
 
 
