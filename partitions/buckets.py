@@ -148,16 +148,17 @@ class Buckets:
                 self._entered(start_ms, ids)
         return sum(map(len, whole.values()))
 
-    def unsettled_after(self, start_ms: int | None) -> Iterator[tuple[int, int]]:
-        """Starts and sizes of buckets that are awake, or asleep with entries added, ascending.
+    def unsettled_after(self, start_ms: int | None) -> Iterator[tuple[int, int, BitMap]]:
+        """Starts and sizes of buckets that are awake, or asleep with entries added, and which entries are awake.
 
         Those after ``start_ms``, None: after the earliest. Nothing may be added or removed meanwhile.
         """
         if self._bitmaps:
             for other_ms in self.starts_after(self._bitmaps.peekitem(0)[0] if start_ms is None else start_ms):
                 kept = self._bitmaps[other_ms]
-                if not isinstance(kept, Asleep) or kept.added is not None:
-                    yield other_ms, len(kept)
+                awake = kept.added if isinstance(kept, Asleep) else kept
+                if awake is not None:
+                    yield other_ms, len(kept), awake
 
     def replace(self, buckets: list[tuple[int, Asleep]]) -> None:
         """Have buckets asleep, by their starts, for those here. REQUIRES: each holds the entries of its bucket."""

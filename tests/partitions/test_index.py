@@ -211,7 +211,7 @@ class IndexAndDict(RuleBasedStateMachine):
     def settle(self, at_once: int, slices: int) -> None:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(settling, "_AT_ONCE_BUCKETS", at_once)
-            starts = [start for start, _ in self.index._buckets.unsettled_after(None)]
+            starts = [start for start, *_ in self.index._buckets.unsettled_after(None)]
             after_ms = self.index.settle()
             for _ in range(slices - 1):
                 if after_ms is not None:

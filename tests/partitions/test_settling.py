@@ -110,24 +110,25 @@ def test_a_bucket_too_large_to_copy_at_once_stays_awake(monkeypatch: pytest.Monk
 
 
 def test_it_is_worth_it_only_when_much_has_come_in() -> None:
-    """Not for few entries a bucket, not while a third is not awake, and not when cancelling woke them."""
+    """Not for few entries a bucket, and not while less than half of the index is awake and came since."""
     growing = Growing(10)
-    growing.add(2_560)
-    assert not growing.index.is_worth_settling(2_560)
+    growing.add(5_120)
+    assert not growing.index.is_worth_settling(5_120)
     growing.add(1)
-    assert growing.index.is_worth_settling(2_561)
-    assert not growing.index.is_worth_settling(2_560)
+    assert growing.index.is_worth_settling(5_121)
+    assert not growing.index.is_worth_settling(5_120)
     settle_all(growing.index)
     awake = len(growing.index) - growing.index._buckets.asleep
-    assert awake < 300
+    assert awake < 600
     growing.add(10_000)
     settle_all(growing.index)
     awake = len(growing.index) - growing.index._buckets.asleep
-    growing.add(2_600)
-    assert growing.index._buckets.asleep + awake + 2_600 == len(growing.index)
-    assert not growing.index.is_worth_settling(10_000)  # a fifth of the index
-    growing.add(10_000)
-    assert growing.index.is_worth_settling(10_000)
+    growing.add(6_000)
+    assert growing.index._buckets.asleep + awake + 6_000 == len(growing.index)
+    assert not growing.index.is_worth_settling(10_000)  # a third of the index
+    growing.add(12_000)
+    assert growing.index.is_worth_settling(18_000)
+    assert not growing.index.is_worth_settling(10_000)
 
 
 def test_cancelling_which_wakes_buckets_is_no_reason_to_begin() -> None:
@@ -140,14 +141,15 @@ def test_cancelling_which_wakes_buckets_is_no_reason_to_begin() -> None:
     growing.index._check()
     assert growing.index._buckets.asleep == 0
     assert not growing.index.is_worth_settling(0)
-    growing.add(5_000)
-    assert growing.index.is_worth_settling(5_000)
+    growing.add(11_000)
+    assert growing.index.is_worth_settling(11_000)
 
 
 def test_entries_in_the_window_are_not_waiting_to_fall_asleep() -> None:
     """A loaded window is no reason to begin, however large."""
     growing = Growing(1)
     growing.add(5_000)
+    assert growing.index.is_worth_settling(5_000)
     growing.index.exact_next_due_ms()
     assert not growing.index.is_worth_settling(5_000)
 
