@@ -36,6 +36,7 @@ from .loading import Loading, admit, new_log
 from .log_firing import LogFiring, Taken
 from .ready_queue import ReadyQueue
 from .saving import Saving
+from .settling import Settling
 
 LOADED_AT_ONCE = 4
 """The first so many partitions that are open and have begun have their indexes in memory; the next is loaded when
@@ -76,6 +77,7 @@ class Firing:
         self._loaded: dict[int, dict[int, LogFiring]] = {}
         self._loading: tuple[Partition, Iterator[None]] | None = None
         self.saving = Saving(config)
+        self.settling = Settling()
         self.gate = ReaderGate()
         """Firing is alone in it; whoever cancels or reschedules is inside, so that nothing is on its way into
         the main log meanwhile and the recorded frontiers tell what has fired."""
@@ -141,7 +143,10 @@ class Firing:
             next(steps)
         except StopIteration:
             self._loading = None
-            self.saving.loaded(partition.start_ms, self._loaded_logs(partition.start_ms))
+            logs = self._loaded_logs(partition.start_ms)
+            self.saving.loaded(partition.start_ms, logs)
+            for log in logs:
+                self.settling.heard(log)
             return False
         except BaseException:
             self._loading = None
@@ -163,7 +168,8 @@ class Firing:
             logs[appended.topic_id] = log
         log.hear(first_entry, dues)
         save = self.saving.heard(partition.start_ms, len(dues))
-        if (log.loaded and self._ready.arm(log, log.next_due_ms())) or save:
+        settle = self.settling.heard(log)
+        if (log.loaded and self._ready.arm(log, log.next_due_ms())) or save or settle:
             self._wake()
 
     # -- cancelling and rescheduling ---------------------------------------------------------------
@@ -336,6 +342,7 @@ class Firing:
         self.saving.forget(partition.start_ms)
         for log in self._loaded.pop(partition.start_ms, {}).values():
             self._ready.discard(log)
+            self.settling.forget(log)
         self._partitions.release(partition)
 
     # -- saving ------------------------------------------------------------------------------------
@@ -387,3 +394,4 @@ class Firing:
             log = logs.pop(topic_id, None)
             if log is not None:
                 self._ready.discard(log)
+                self.settling.forget(log)
