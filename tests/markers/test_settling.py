@@ -189,9 +189,31 @@ def test_the_thread_is_woken_to_settle(open_store: OpenStore, monkeypatch: pytes
 
     monkeypatch.setattr(LogFiring, "settle", settle)
     store = open_store(config=StoreConfig(partition_ms=24 * HOUR_MS, durability="none", background=True))
-    send(store, 1)
+    store.topic("t").send(b"first", deliver_at=START_MS + HOUR_MS - 1)
+    store.tick()  # it is loaded, and what comes is due later: for that alone the thread would sleep on
     send(store, 500)
     assert done.wait(20)
+
+
+def test_the_index_is_settled_with_the_lock_of_its_log_in_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An entry added to a bucket between its copying and its falling asleep would be lost."""
+    column = START_MS + np.arange(300) * MINUTE_MS // 30
+    log = LogFiring(
+        1, START_MS, FrontierRecord.start(7), DelayIndex(lambda ids: column[ids], start_ms=START_MS), loaded=True
+    )
+    log.hear(0, column)
+    locked: list[bool] = []
+    original = DelayIndex.settle
+
+    def settle(index: DelayIndex, after_ms: int | None = None) -> int | None:
+        locked.append(log._lock.locked())
+        return original(index, after_ms)
+
+    monkeypatch.setattr(DelayIndex, "settle", settle)
+    while log.settle():
+        assert not log._lock.locked()
+    assert len(locked) > 3
+    assert all(locked)
 
 
 def test_a_log_that_goes_is_forgotten(
@@ -221,7 +243,7 @@ def test_a_log_that_goes_is_forgotten(
 
 def test_a_log_that_is_being_loaded_is_left_alone() -> None:
     """Its index belongs to who loads it, without the lock."""
-    column = START_MS + np.arange(100) * MINUTE_MS // 10
+    column = START_MS + np.arange(300) * MINUTE_MS // 30
     index = DelayIndex(lambda ids: column[ids], start_ms=START_MS)
     log = LogFiring(1, START_MS, FrontierRecord.start(7), index, loaded=False)
     log.restore(0, column)
@@ -229,6 +251,7 @@ def test_a_log_that_is_being_loaded_is_left_alone() -> None:
     assert not log.settle()
     assert asleep_in(index) == []
     log.finish_loading()
+    assert log.unsettled
     while log.settle():
         pass
     assert len(asleep_in(index)) == len(index._buckets) - 1 >= 9
