@@ -4,9 +4,9 @@ A tick does whatever is due now, in that order, and says when the next thing is.
 scheduler thread, by the program, or by `receive` where there is no thread.
 
 A tick is made of slices of some ten ms: a piece of a partition being loaded, batches of what is due, one
-transaction of a snapshot, and the small things. So what takes long (loading ten million entries, saving them, a
-backlog after a long stop) holds up neither what is due meanwhile nor the flushing of acknowledgements, and
-`receive` hands out what the first slices fired while later partitions still load.
+transaction of a snapshot, some of an index put to sleep, and the small things. So what takes long (loading ten
+million entries, saving them, a backlog after a long stop) holds up neither what is due meanwhile nor the flushing of
+acknowledgements, and `receive` hands out what the first slices fired while later partitions still load.
 """
 
 from __future__ import annotations
@@ -188,7 +188,7 @@ class Maintenance:
         return max(now_ms, self._clock.mark_ms)
 
     def _advance(self, now_ms: int) -> tuple[int, int, int, bool]:
-        """Load, fire, close and save a little: how many fired, closed, were saved, and whether there is more."""
+        """Load, fire, close, save, settle a little: how many fired, closed, were saved, and whether there is more."""
         if self.stopping:
             return 0, 0, 0, False
         until = time.perf_counter() + _SLICE_S
@@ -204,7 +204,9 @@ class Maintenance:
             self._undeleted.append(start_ms)
             closed += 1
         saved = self._firing.save(now_ms)
-        return fired, closed, saved, loading or closed > 0 or self._firing.saving.is_due()
+        self._firing.settling.step()
+        more = loading or closed > 0 or self._firing.saving.is_due() or self._firing.settling.is_due()
+        return fired, closed, saved, more
 
     def _fire_at_the_instant(self) -> int:
         """Fire what is due in a moment: when that has come, nothing is left to do but the commit."""

@@ -36,6 +36,7 @@ from .loading import Loading, admit, new_log
 from .log_firing import LogFiring, Taken
 from .ready_queue import ReadyQueue
 from .saving import Saving
+from .settling import Settling
 
 LOADED_AT_ONCE = 4
 """The first so many partitions that are open and have begun have their indexes in memory; the next is loaded when
@@ -46,6 +47,8 @@ _MANY_DUES = 1_024
 
 _LOAD_SLICE_S = 0.02
 """How long `load` goes on before it lets others fire."""
+
+_Batch = list[tuple[LogFiring, Taken, ManagedLedger]]
 
 
 class Firing:
@@ -76,6 +79,7 @@ class Firing:
         self._loaded: dict[int, dict[int, LogFiring]] = {}
         self._loading: tuple[Partition, Iterator[bool]] | None = None
         self.saving = Saving(config)
+        self.settling = Settling()
         self.gate = ReaderGate()
         """Firing is alone in it; whoever cancels or reschedules is inside, so that nothing is on its way into
         the main log meanwhile and the recorded frontiers tell what has fired."""
@@ -143,7 +147,8 @@ class Firing:
             return next(steps)
         except StopIteration:
             self._loading = None
-            self.saving.loaded(partition.start_ms, self._loaded_logs(partition.start_ms))
+            self.saving.loaded(partition.start_ms, logs := self._loaded_logs(partition.start_ms))
+            self.settling.loaded(logs)
             return None
         except BaseException:
             self._loading = None
@@ -164,7 +169,8 @@ class Firing:
             logs[appended.topic_id] = log
         log.hear(first_entry, dues)
         save = self.saving.heard(partition.start_ms, len(dues))
-        if (log.fires and self._ready.arm(log, log.next_due_ms())) or save:
+        settle = self.settling.heard(log)
+        if (log.fires and self._ready.arm(log, log.next_due_ms())) or save or settle:
             self._wake()
 
     # -- cancelling and rescheduling ---------------------------------------------------------------
@@ -216,7 +222,7 @@ class Firing:
             return fired
 
     def _fire(self, now_ms: int, stay: Callable[[int], bool] | None) -> int:
-        batch: list[tuple[LogFiring, Taken, ManagedLedger]] = []
+        batch: _Batch = []
         came_up: list[LogFiring] = []
         room = self._config.fire_batch
         try:
@@ -243,12 +249,7 @@ class Firing:
             name = f"partition at {log.start_ms}"
             self._set_aside(CorruptEntry(name, log.ledger_id, entry_id, "its due time cannot be read"))
 
-    def _commit(
-        self,
-        batch: list[tuple[LogFiring, Taken, ManagedLedger]],
-        now_ms: int,
-        stay: Callable[[int], bool] | None,
-    ) -> bool:
+    def _commit(self, batch: _Batch, now_ms: int, stay: Callable[[int], bool] | None) -> bool:
         def work(transaction: Transaction) -> list[FrontierRecord]:
             records = []
             for log, taken, main_log in batch:
@@ -343,6 +344,7 @@ class Firing:
         self.saving.forget(partition.start_ms)
         for log in self._loaded.pop(partition.start_ms, {}).values():
             self._ready.discard(log)
+            self.settling.forget(log)
         self._partitions.release(partition)
 
     # -- saving ------------------------------------------------------------------------------------
@@ -394,3 +396,4 @@ class Firing:
             log = logs.pop(topic_id, None)
             if log is not None:
                 self._ready.discard(log)
+                self.settling.forget(log)

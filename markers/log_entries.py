@@ -68,6 +68,9 @@ class LogEntries:
         """Whether something was taken and neither confirmed nor rolled back."""
         self.saved_tail = 0
         """Entries below it are covered by a complete snapshot; belongs to whoever saves and loads."""
+        self._settled_tail = 0
+        """The tail when `settle` last began."""
+        self._settled_ms: int | None = None
         self._lock = threading.Lock()
 
     @property
@@ -174,6 +177,7 @@ class LogEntries:
             self._index = DelayIndex(index.due_of, start_ms=self.start_ms, bucket_ms=index.bucket_ms)
             self._late_entries, self._late_dues = self._late_entries[:0], self._late_dues[:0]
             self._heard, self._missing = [], None
+            self._settled_tail, self._settled_ms = 0, None
             return limit
 
     def skip_unreadable(self, limit: int) -> None:

@@ -24,7 +24,7 @@ from .log_entries import LogEntries, at_or_before
 _COPIED_AT_ONCE = 1 << 18
 """Entries of the index copied with the lock in hand: about 1 ms."""
 
-_HAND_OVER_S = 0.0005
+HAND_OVER_S = 0.0005
 """A thread that lets a lock go and takes it at once gets it again; one that waits for it needs this long."""
 
 
@@ -160,7 +160,22 @@ class LogFiring(LogEntries):
             if not more:
                 return Cut(self.start_ms, self._index.bucket_ms, tail, frontier, pieces)
             pieces += more
-            time.sleep(_HAND_OVER_S)
+            time.sleep(HAND_OVER_S)
+
+    @property
+    def unsettled(self) -> bool:
+        """Whether so much has come in that it is worth it to `settle`; asked without the lock, it is a guess. O(1)."""
+        return self.loaded and self._index.is_worth_settling(self._tail - self._settled_tail)
+
+    def settle(self) -> bool:
+        """Bring some of the index to its smaller form, 1 to 2 ms with the lock in hand; True: there is more of it."""
+        with self._lock:
+            if not self.loaded:
+                return False
+            if self._settled_ms is None:
+                self._settled_tail = self._tail
+            self._settled_ms = self._index.settle(self._settled_ms)
+            return self._settled_ms is not None
 
     def unreadable(self) -> list[int]:
         """Entries whose due time could not be read when they were to fire, taken once."""

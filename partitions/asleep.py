@@ -1,11 +1,12 @@
 """A bucket of a delay index in the form it was saved in, until somebody has to look into it.
 
-Of the buckets that a start restores only the first is needed soon. To make a bitmap of bytes costs about 25 us a
-bucket at ten million entries over a day, and half as much memory again as the bytes take; so the bytes are kept, and
-made a bitmap when the bucket is the earliest, or when an entry is looked for in it. What is added meanwhile is kept
-beside them.
+Of the buckets that a start restores, or that a day of appends has filled, only the first is needed soon. To make a
+bitmap of bytes costs about 25 us a bucket at ten million entries over a day, and half as much memory again as the
+bytes take; so the bytes are kept, and made a bitmap when the bucket is the earliest, or when an entry is looked for
+in it. What is added meanwhile is kept beside them.
 
-Bytes come in sheets, a part of a snapshot each: one piece of memory, given back when no bucket needs it any more.
+Bytes come in sheets, a part of a snapshot or some buckets that fell asleep together: one piece of memory, given back
+when no bucket needs it any more.
 Buckets that wake in any order would keep it for the last one's sake, so the map of buckets wakes what is left of a
 sheet when one wakes and less than half is needed: then bytes that nobody needs never take more than those needed.
 """
@@ -13,6 +14,7 @@ sheet when one wakes and less than half is needed: then bytes that nobody needs 
 from __future__ import annotations
 
 import mmap
+from collections.abc import Iterable
 
 from pyroaring import BitMap
 
@@ -22,7 +24,10 @@ _FLAGS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_POPULATE", 0
 _MAPPED_BYTES = 1 << 17
 """From this many on, memory of its own that goes back at once, and whose pages come in one call: a third quicker."""
 
-_SHEET_BYTES = 300  # resident, of the objects of one bucket
+# Resident bytes beside the values, fitted to the resident memory of 1,440 buckets of ten million entries.
+_ASLEEP_BYTES = 300
+_BITMAP_BYTES = 400
+_CONTAINER_BYTES = 64
 
 
 class Sheet:
@@ -46,20 +51,21 @@ class Sheet:
 class Asleep:
     """One bucket: a serialised BitMap, and the entries added since."""
 
-    __slots__ = ("_entries", "added", "limit_id", "saved", "sheet")
+    __slots__ = ("added", "entries", "limit_id", "saved", "sheet")
 
     def __init__(self, sheet: Sheet, saved: memoryview, entries: int, limit_id: int) -> None:
         """REQUIRES: `saved`, a part of `sheet`, is a bitmap of `entries` > 0 ids, all below `limit_id`."""
         self.sheet = sheet
         self.saved = saved
-        self._entries = entries
+        self.entries = entries
+        """How many are saved."""
         self.limit_id = limit_id
         """No entry saved is at or after it."""
         self.added: BitMap | None = None
         """Entries that are not among those saved."""
 
     def __len__(self) -> int:
-        return self._entries if self.added is None else self._entries + len(self.added)
+        return self.entries if self.added is None else self.entries + len(self.added)
 
     def bitmap(self) -> BitMap:
         """Its entries; the bucket is as it was. Raises BrokenInvariant where they are not as many as it says."""
@@ -85,5 +91,44 @@ class Asleep:
         return bytes(self.saved) if self.added is None and self.limit_id <= limit_id else None
 
     def memory_bytes(self) -> int:
-        """Resident bytes without `added`."""
-        return len(self.saved) + _SHEET_BYTES
+        """Resident bytes with its part of what nobody needs of the sheet. REQUIRES: the map of buckets has it."""
+        added = 0 if self.added is None else bitmap_bytes(self.added)
+        return len(self.saved) * len(self.sheet.bytes) // self.sheet.needed + _ASLEEP_BYTES + added
+
+
+def check_sheets(buckets: Iterable[Asleep]) -> int:
+    """Raise BrokenInvariant unless all buckets asleep are as they say, and their sheets; how many entries are saved."""
+    needed: dict[Sheet, int] = {}
+    entries = 0
+    for each in buckets:
+        ids = BitMap.deserialize(each.saved)  # type: ignore[arg-type]  # any buffer
+        if not ids or ids.max() >= each.limit_id:
+            raise BrokenInvariant(f"bucket: {len(ids)} entries saved, not all below {each.limit_id}")
+        needed[each.sheet] = needed.get(each.sheet, 0) + len(each.saved)
+        entries += len(ids)
+    for sheet, count in needed.items():
+        if sheet.needed != count:
+            raise BrokenInvariant(f"buckets: {count} bytes asleep, their sheet counts {sheet.needed}")
+    return entries
+
+
+def bitmap_bytes(ids: BitMap) -> int:
+    """Resident bytes of a bitmap, estimated from the sizes of its containers. O(containers)."""
+    sizes = ids.get_statistics()
+    values = sizes["n_bytes_array_containers"] + sizes["n_bytes_run_containers"] + sizes["n_bytes_bitset_containers"]
+    return values + _BITMAP_BYTES + _CONTAINER_BYTES * sizes["n_containers"]
+
+
+def united(buckets: Iterable[tuple[int, BitMap | Asleep]]) -> dict[int, BitMap | Asleep]:
+    """Buckets by their starts, without empty ones; one that comes more than once is awake, and the union."""
+    whole: dict[int, BitMap | Asleep] = {}
+    for start_ms, ids in buckets:
+        present = whole.get(start_ms)
+        if present is None:
+            if ids:
+                whole[start_ms] = ids
+            continue
+        if isinstance(present, Asleep):
+            present = whole[start_ms] = present.bitmap()
+        present |= ids.bitmap() if isinstance(ids, Asleep) else ids
+    return whole

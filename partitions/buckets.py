@@ -5,8 +5,9 @@ Intervals begin at the multiples of ``bucket_ms`` and at the cuts made since: ``
 holds too much, and the cuts go when what is before them has gone. So adding needs no exact due time kept and no
 search among buckets, and a bucket with ten million entries at one instant can still be read a part at a time.
 
-A bucket that was restored may be asleep (``asleep.py``). It wakes when it is the earliest and asked for, or when an
-entry of it is removed. To add to it, to count it, or to look for an entry that it does not hold leaves it asleep.
+A bucket may be asleep (``asleep.py``): one that was restored, or was put to sleep since (``settling.py``). It wakes
+when it is the earliest and asked for, or when an entry of it is removed. To add to it, to count it, to copy it, or to
+look for an entry that it does not hold leaves it asleep.
 
 Which entries are where follows from the due times handed in; this module never reads one.
 Not thread-safe.
@@ -24,16 +25,12 @@ from pyroaring import BitMap
 from sortedcontainers import SortedDict
 
 from ..store.errors import BrokenInvariant
-from .asleep import Asleep
+from .asleep import Asleep, bitmap_bytes, check_sheets, united
 from .window import Dues, Ids, Keys
 
 _GROUP_ENTRIES = 1 << 20  # entries grouped at a time: bounds the temporary arrays to about 40 MB
 _SPARSE_ENTRIES = 16  # entries a bucket, on average, below which adding them one by one is quicker
 _SHIFT = np.uint64(32)
-
-# Resident bytes beside the values, fitted to the resident memory of 1,440 bitmaps of ten million entries.
-_BITMAP_BYTES = 400
-_CONTAINER_BYTES = 64
 
 
 class Bucket(NamedTuple):
@@ -59,6 +56,8 @@ class Buckets:
         self._bucket_ms = bucket_ms
         self._bitmaps: SortedDict[int, BitMap | Asleep] = SortedDict()
         self._cuts: list[int] = []  # ascending; starts of buckets besides the multiples of bucket_ms
+        self.asleep = 0
+        """Entries saved in buckets asleep; those added to them since are not counted."""
 
     def __len__(self) -> int:
         """How many buckets, not how many entries."""
@@ -85,8 +84,9 @@ class Buckets:
         return None if saved is None else (len(ids), saved)
 
     def entries_of(self, start_ms: int) -> BitMap:
-        """The entries of the bucket that starts at ``start_ms``, which wakes; not to be changed."""
-        return self._awake(start_ms)
+        """The entries of the bucket that starts at ``start_ms``, which is not woken; not to be changed."""
+        kept = self._bitmaps[start_ms]
+        return kept.bitmap() if isinstance(kept, Asleep) else kept
 
     def first_span(self) -> Span:
         """The earliest bucket, not woken; REQUIRES that there is one. O(1)."""
@@ -133,16 +133,7 @@ class Buckets:
         A start may come more than once: then its bucket is awake, and the union. REQUIRES that buckets may start
         there, and that what has been added to them by now is awake and of other entries.
         """
-        whole: dict[int, BitMap | Asleep] = {}
-        for start_ms, ids in saved:
-            present = whole.get(start_ms)
-            if present is None:
-                if ids:
-                    whole[start_ms] = ids
-                continue
-            if isinstance(present, Asleep):
-                present = whole[start_ms] = present.bitmap()
-            present |= ids.bitmap() if isinstance(ids, Asleep) else ids
+        whole = united(saved)
         entries = sum(map(len, whole.values()))
         for start_ms, ids in whole.items():
             added = self._bitmaps.get(start_ms)
@@ -150,22 +141,46 @@ class Buckets:
                 raise BrokenInvariant(f"buckets: the one at {start_ms} is restored twice")
             if isinstance(ids, Asleep):
                 ids.added = added
-                ids.sheet.needed += len(ids.saved)
-                ids.sheet.starts_ms.append(start_ms)
+                self._entered(start_ms, ids)
             elif added is not None:
                 ids.update(added)
         self._bitmaps.update(whole)
         return entries
 
+    def unsettled_after(self, start_ms: int | None) -> Iterator[tuple[int, int, BitMap]]:
+        """Starts and sizes of buckets that are awake, or asleep with entries added, and which entries are awake.
+
+        Those after ``start_ms``, None: after the earliest. Nothing may be added or removed meanwhile.
+        """
+        if self._bitmaps:
+            for other_ms in self.starts_after(self._bitmaps.peekitem(0)[0] if start_ms is None else start_ms):
+                kept = self._bitmaps[other_ms]
+                awake = kept.added if isinstance(kept, Asleep) else kept
+                if awake is not None:
+                    yield other_ms, len(kept), awake
+
+    def replace(self, buckets: list[tuple[int, Asleep]]) -> None:
+        """Have buckets asleep, by their starts, for those here. REQUIRES: each holds the entries of its bucket."""
+        before = [self._bitmaps[start_ms] for start_ms, _ in buckets]
+        for start_ms, asleep in buckets:
+            self._bitmaps[start_ms] = asleep
+            self._entered(start_ms, asleep)
+        for kept in before:
+            if isinstance(kept, Asleep):
+                self._left(kept)
+
     def remove_first(self, ids: BitMap | None = None) -> None:
         """Remove the earliest bucket, with the cuts that it was the last to need; or only ``ids`` of it."""
-        bucket = self.first()
-        if ids is not None and len(ids) < len(bucket.ids):
-            bucket.ids.difference_update(ids)
+        start_ms, kept = self._bitmaps.peekitem(0)
+        if ids is not None and len(ids) < len(kept):
+            self._awake(start_ms).difference_update(ids)
             return
+        limit_ms = self._limit_of(start_ms)
         self._bitmaps.popitem(0)
+        if isinstance(kept, Asleep):
+            self._left(kept)
         if ids is None:
-            del self._cuts[: bisect_left(self._cuts, bucket.limit_ms)]
+            del self._cuts[: bisect_left(self._cuts, limit_ms)]
 
     def split_first(self, cuts: list[int]) -> Bucket:
         """Remove the earliest bucket and divide its interval at ``cuts``, ascending and inside it.
@@ -238,28 +253,12 @@ class Buckets:
             copy.add_bitmap(start_ms - start_ms % self._bucket_ms, copied)
         return copy
 
-    def run_optimize(self) -> None:
-        """Give each bitmap that is awake the smallest representation and no spare room."""
-        for kept in self._bitmaps.values():
-            ids = kept.added if isinstance(kept, Asleep) else kept
-            if ids is not None:
-                ids.run_optimize()
-                ids.shrink_to_fit()
-
     def memory_bytes(self) -> int:
         """Resident bytes, estimated from the sizes of the bitmaps' containers. O(containers)."""
-        total = 8 * len(self._cuts)
-        for kept in self._bitmaps.values():
-            if isinstance(kept, Asleep):
-                total += kept.memory_bytes()
-            ids = kept.added if isinstance(kept, Asleep) else kept
-            if ids is None:
-                continue
-            sizes = ids.get_statistics()
-            total += _BITMAP_BYTES + _CONTAINER_BYTES * sizes["n_containers"]
-            total += sizes["n_bytes_array_containers"] + sizes["n_bytes_run_containers"]
-            total += sizes["n_bytes_bitset_containers"]
-        return total
+        kept = self._bitmaps.values()
+        return 8 * len(self._cuts) + sum(
+            ids.memory_bytes() if isinstance(ids, Asleep) else bitmap_bytes(ids) for ids in kept
+        )
 
     def check(self) -> None:
         """Raise BrokenInvariant unless buckets start where they may, are not empty and share no entry."""
@@ -267,18 +266,14 @@ class Buckets:
             raise BrokenInvariant("buckets: cuts out of order")
         every = BitMap()
         total = 0
-        asleep: list[Asleep] = []
         for start_ms, ids in self._bitmaps.items():
             if not ids or self._start_of(start_ms) != start_ms:
                 raise BrokenInvariant(f"buckets: {len(ids)} entries at {start_ms}, which is no bucket's start")
             every |= ids.bitmap() if isinstance(ids, Asleep) else ids
             total += len(ids)
-            if isinstance(ids, Asleep):
-                asleep.append(ids)
-        for sheet in {each.sheet for each in asleep}:
-            needed = sum(len(each.saved) for each in asleep if each.sheet is sheet)
-            if sheet.needed != needed:
-                raise BrokenInvariant(f"buckets: {needed} bytes asleep, their sheet counts {sheet.needed}")
+        asleep = check_sheets(ids for ids in self._bitmaps.values() if isinstance(ids, Asleep))
+        if asleep != self.asleep:
+            raise BrokenInvariant(f"buckets: {asleep} entries asleep, counted {self.asleep}")
         if total != len(every):
             raise BrokenInvariant("buckets: an entry is in two buckets")
 
@@ -376,8 +371,19 @@ class Buckets:
         return ids
 
     def _wake(self, start_ms: int, asleep: Asleep, ids: BitMap) -> None:
-        """Have ``ids``, its entries, in place of a bucket asleep; and those too that would keep its sheet for less."""
+        """Have ``ids``, its entries, in place of a bucket asleep."""
         self._bitmaps[start_ms] = ids
+        self._left(asleep)
+
+    def _entered(self, start_ms: int, asleep: Asleep) -> None:
+        """A bucket asleep has come into the map."""
+        self.asleep += asleep.entries
+        asleep.sheet.needed += len(asleep.saved)
+        asleep.sheet.starts_ms.append(start_ms)
+
+    def _left(self, asleep: Asleep) -> None:
+        """A bucket asleep has gone from the map: wake those that would keep its sheet for less than half of it."""
+        self.asleep -= asleep.entries
         sheet = asleep.sheet
         sheet.needed -= len(asleep.saved)
         if 2 * sheet.needed < len(sheet.bytes):
@@ -385,5 +391,6 @@ class Buckets:
                 other = self._bitmaps.get(other_ms)
                 if isinstance(other, Asleep) and other.sheet is sheet:
                     self._bitmaps[other_ms] = other.bitmap()
+                    self.asleep -= other.entries
             sheet.needed = 0
             sheet.starts_ms.clear()

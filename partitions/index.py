@@ -35,6 +35,8 @@ from ..store.errors import BrokenInvariant, InvalidArgument
 from .asleep import Asleep
 from .buckets import Bucket, Buckets, Span
 from .index_cut import IndexCut
+from .settling import is_worth_it, settle
+from .splitting import cuts_of
 from .window import ID_BITS, MAX_ID, OFFSET_LIMIT_MS, Dues, Ids, Window, pack, unpack
 
 DueOf = Callable[[Ids], Dues]
@@ -43,8 +45,6 @@ DueOf = Callable[[Ids], Dues]
 UNREADABLE_DUE = -1
 
 _READ_ENTRIES = 1 << 18  # due times read at a time while a large bucket is split
-_SAMPLE_ENTRIES = 4_096
-_MAX_PARTS = 256
 _MAX_KEY = (1 << 64) - 1
 _ALL_IDS = MAX_ID
 
@@ -235,9 +235,13 @@ class DelayIndex:
         """A copy of the entries below ``limit_id``, to be taken in slices while others are added; see IndexCut."""
         return IndexCut(self._buckets, self._window.keys(), self._start_ms, self.bucket_ms, limit_id)
 
-    def run_optimize(self) -> None:
-        """Bring the bitmaps to their smallest form; worth it after a bulk add. O(size of the bitmaps)."""
-        self._buckets.run_optimize()
+    def is_worth_settling(self, added: int) -> bool:
+        """Whether ``settle`` should begin, ``added`` entries after it last did. O(1)."""
+        return is_worth_it(self._buckets, self._count - len(self._window), added)
+
+    def settle(self, after_ms: int | None = None) -> int | None:
+        """Put the next buckets to sleep, 1 to 2 ms of work; None: all had their turn. See settling.settle."""
+        return settle(self._buckets, after_ms)
 
     def memory_bytes(self) -> int:
         """Resident bytes, estimated: sizes of containers plus a measured overhead, and the window. O(containers)."""
@@ -312,7 +316,7 @@ class DelayIndex:
 
     def _split_bucket(self) -> None:
         """Divide the earliest bucket so that its parts fit the window; reads each due time once."""
-        source = self._buckets.split_first(self._cuts_of(self._buckets.first()))
+        source = self._buckets.split_first(cuts_of(self._buckets.first(), self.due_of, self._window_entries))
         try:
             while source.ids:
                 some = source.ids[:_READ_ENTRIES]
@@ -322,25 +326,6 @@ class DelayIndex:
         except BaseException:
             self._buckets.rejoin(source)
             raise
-
-    def _cuts_of(self, bucket: Bucket) -> list[int]:
-        """Where to divide ``bucket``, longer than 1 ms: quantiles of a sample, about half a window apart.
-
-        A due time that takes several quantiles is cut off on both sides, so that one crowded instant among
-        others is alone in its part at once. At least one cut, inside the bucket.
-        """
-        size = len(bucket.ids)
-        sample = np.array([bucket.ids[at] for at in range(0, size, -(-size // _SAMPLE_ENTRIES))], dtype=np.uint32)
-        dues = np.sort(self.due_of(sample))
-        dues = dues[(dues >= bucket.start_ms) & (dues < bucket.limit_ms)]
-        if not len(dues):  # all misplaced or unreadable
-            return [(bucket.start_ms + bucket.limit_ms) // 2]
-        parts = min(-(-2 * size // self._window_entries), _MAX_PARTS)
-        marks = dues[np.linspace(0, len(dues) - 1, parts + 1).astype(np.intp)]
-        crowded = marks[1:][marks[1:] == marks[:-1]]
-        cuts = np.unique(np.concatenate((marks, crowded + 1)))
-        inside: list[int] = cuts[(cuts > bucket.start_ms) & (cuts < bucket.limit_ms)].tolist()
-        return inside
 
     def _read(self, bitmap: BitMap) -> tuple[Ids, Dues]:
         """Due times of ``bitmap``'s entries; those without one go to ``unreadable``. The caller removes ``bitmap``."""

@@ -28,6 +28,14 @@ def put_to_sleep(
     return found
 
 
+def settle_all(index: DelayIndex) -> int:
+    """Have every bucket but the earliest asleep; how many slices that took."""
+    slices, after_ms = 1, index.settle()
+    while after_ms is not None:
+        slices, after_ms = slices + 1, index.settle(after_ms)
+    return slices
+
+
 def asleep_in(index: DelayIndex) -> list[int]:
     """Where the buckets of an index start that are asleep."""
     return [start_ms for start_ms, kept in index._buckets._bitmaps.items() if isinstance(kept, Asleep)]

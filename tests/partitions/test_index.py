@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from pyroaring import BitMap
 
-from duelog.partitions import window
+from duelog.partitions import settling, window
 from duelog.partitions.index import DelayIndex
 from duelog.partitions.window import MAX_ID, OFFSET_LIMIT_MS, Dues, Ids
 from duelog.store.errors import BrokenInvariant, InvalidArgument
-from tests.partitions.sleeping import asleep_in, put_to_sleep
+from tests.partitions.sleeping import asleep_in, put_to_sleep, settle_all
 
 MINUTE_MS = 60_000
 DAY_MS = 86_400_000
@@ -207,9 +207,18 @@ class IndexAndDict(RuleBasedStateMachine):
         assert sorted(copied) == sorted(entry_id for entry_id in self.waiting if entry_id < limit_id)
         assert sum(piece.entries for piece in pieces) == len(copied)
 
-    @rule()
-    def run_optimize(self) -> None:
-        self.index.run_optimize()
+    @rule(at_once=st.integers(1, 4), slices=st.integers(1, 6) | st.just(1_000))
+    def settle(self, at_once: int, slices: int) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(settling, "_AT_ONCE_BUCKETS", at_once)
+            starts = [start for start, *_ in self.index._buckets.unsettled_after(None)]
+            after_ms = self.index.settle()
+            for _ in range(slices - 1):
+                if after_ms is not None:
+                    after_ms = self.index.settle(after_ms)
+        assert slices < 1_000 or after_ms is None
+        if after_ms is None:
+            assert set(starts) <= set(asleep_in(self.index))
 
     @invariant()
     def holds(self) -> None:
@@ -519,12 +528,13 @@ def test_an_unloaded_index_names_its_first_bucket_as_next_due_and_reads_nothing(
 
 
 def test_a_day_of_messages_takes_few_bytes_each(column: Column) -> None:
-    """At the density of ten million over a day, 60 s buckets are estimated below four bytes a message."""
+    """At the density of ten million over a day, 60 s buckets are estimated below four bytes a message, asleep 2.5."""
     index = DelayIndex(column, start_ms=START_MS)
     dues = np.random.default_rng(11).integers(START_MS, START_MS + 30 * MINUTE_MS, 200_000)
     index.add(np.arange(0, 9_600_000, 48, dtype=np.uint32), dues)
-    index.run_optimize()
-    assert 2 < index.memory_bytes() / 200_000 < 4
+    assert 3 < index.memory_bytes() / 200_000 < 4
+    settle_all(index)
+    assert 2 < index.memory_bytes() / 200_000 < 2.5
 
 
 def test_consecutive_entries_of_one_minute_take_no_memory_to_speak_of(column: Column) -> None:
