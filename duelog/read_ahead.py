@@ -81,29 +81,32 @@ class ReadAhead:
     def read(
         self, start: Position, max_entries: int, skip: AckSet, now_ms: int
     ) -> tuple[list[ReceivedMessage], Position, bool]:
-        """As MainLogReader.read."""
+        """As MainLogReader.read: fewer than `max_entries` where there are no more."""
         if start != self._start:
             self.clear()
-        while self._messages:
-            limit = self._limit or start
-            given = self._messages[: -max_entries - 1 : -1]
-            del self._messages[-max_entries:]
+        given: list[ReceivedMessage] = []
+        while self._messages and len(given) < max_entries:
+            room, limit = max_entries - len(given), self._limit or start
+            piece = self._messages[: -room - 1 : -1]
+            del self._messages[-room:]
             start = self._start = self._messages[-1].position if self._messages else limit
             if not self._messages:
                 self._let_go()
-            given = _unacknowledged(given, skip)
-            if given:
-                return given, start, False
-        return self._read(start, max_entries, skip, now_ms)
+            given += _unacknowledged(piece, skip)
+        if len(given) == max_entries:
+            return given, start, False
+        more, start, passed_over = self._read(start, max_entries, max_entries - len(given), skip, now_ms)
+        return given + more if given else more, start, passed_over
 
     def _read(
-        self, start: Position, max_entries: int, skip: AckSet, now_ms: int
+        self, start: Position, asked: int, max_entries: int, skip: AckSet, now_ms: int
     ) -> tuple[list[ReceivedMessage], Position, bool]:
+        """The rest, `max_entries`, of what was `asked` for. What it raises leaves nothing held."""
         pieces, self._pieces, self._start = self._pieces, 1, None
         wanted = max_entries
         if pieces > 1:
             fitting = min(_MOST_BYTES, self._budget.left) // max(self._each, 1)
-            wanted = max(min(max_entries * pieces, _MOST, fitting), max_entries)
+            wanted = max(min(asked * pieces, _MOST, fitting), max_entries)
         messages, following, passed_over = self._reader.read(start, wanted, skip, now_ms)
         ahead = messages[max_entries:]
         if ahead:

@@ -88,7 +88,6 @@ def test_what_is_read_ahead_is_what_a_plain_reader_gives(steps: list[tuple[str, 
     plain, ahead = Log(), ReadAhead(Log(), ReadAheadBudget())
     acks, ledgers = nothing_acknowledged(), Ledgers()
     start = again = Position(1, 0)
-    left: list[Position] = []
     for step, number in steps:
         if step == "ack":
             acks.ack(1 + number // 40, BitMap([number % 40]), ledgers)
@@ -97,15 +96,37 @@ def test_what_is_read_ahead_is_what_a_plain_reader_gives(steps: list[tuple[str, 
             acks.reset(Position(start.ledger_id, start.entry_id - 1))
         else:
             expected, start, _ = plain.read(start, number, acks, 0)
-            while len(left) < len(expected):  # a batch may be short where something of it was acknowledged meanwhile
-                given_now, following, over = ahead.read(again, number - len(left), acks, 0)
-                assert not over
-                if not given_now and following == again:
-                    break
-                left += positions(given_now)
-                again = following
-            assert left == positions(expected)
-            left = []
+            found, again, over = ahead.read(again, number, acks, 0)
+            assert positions(found) == positions(expected)
+            assert not over
+
+
+def test_who_asks_for_more_than_was_read_ahead_gets_all_of_it() -> None:
+    """A batch is as large as it can be, whatever the ones before it asked for."""
+    log = Log()
+    ahead = ReadAhead(log, ReadAheadBudget())
+    start, found = Position(1, 0), []
+    for count in (1, 1, 2, 20, 30):
+        messages, start, _ = ahead.read(start, count, nothing_acknowledged(), 0)
+        assert len(messages) == count
+        found += positions(messages)
+    assert found == positions(Log().read(Position(1, 0), 54, nothing_acknowledged(), 0)[0])
+
+
+def test_a_read_that_fails_after_some_was_read_ahead_loses_none_of_it() -> None:
+    """Nothing was handed out, so all of it comes with the next read from there."""
+    log = Log()
+    ahead = ReadAhead(log, ReadAheadBudget())
+    start = Position(1, 0)
+    for _ in range(2):
+        _, start, _ = ahead.read(start, 1, nothing_acknowledged(), 0)
+    assert log.reads == [1, 2]
+    log.failing = True
+    with pytest.raises(OSError, match="unreadable"):
+        ahead.read(start, 3, nothing_acknowledged(), 0)
+    log.failing = False
+    messages, _, _ = ahead.read(start, 3, nothing_acknowledged(), 0)
+    assert positions(messages) == [Position(1, entry_id) for entry_id in (2, 3, 4)]
 
 
 def test_who_reads_on_has_more_read_at_once_each_time() -> None:
@@ -211,7 +232,7 @@ def test_what_is_acknowledged_while_it_is_read_ahead_is_not_handed_out(
     for _ in range(4):
         reader.ack(reader.receive(5))
     reader.ack([ids[22], ids[23]])
-    assert [message.payload for message in reader.receive(5)] == [b"20", b"21", b"24"]
+    assert [message.payload for message in reader.receive(5)] == [b"20", b"21", b"24", b"25", b"26"]
     reader.ack_cumulative(ids[31])
     assert [message.payload for message in reader.receive(5)] == [b"32", b"33", b"34", b"35", b"36"]
 
