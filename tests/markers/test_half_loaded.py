@@ -406,3 +406,35 @@ def test_a_log_that_begins_again_takes_nothing_until_it_is_read_back() -> None:
     assert taken is not None
     assert (taken.entries.tolist(), taken.late) == ([3, 2], 1)
     assert log.take(START_MS + 100, 10) is None
+
+
+def test_a_half_loaded_log_puts_nothing_to_sleep(store: DelayedStore, clock: ManualClock) -> None:
+    """A bucket whose saved entries are still to come is not closed to them; once all have come it may sleep."""
+    clock.set(due_ms(4))
+    until_half_loaded(store)
+    ahead = [Message(b"%d" % (COUNT + at), deliver_at=due_ms(900 + at) + 1) for at in range(20)]
+    store.topic("t").send_batch(ahead)
+    log = log_of(store)
+    assert not log.settle()
+    store.tick()
+    assert log.loaded
+    while log.settle():
+        pass
+    log._check()
+    clock.advance(HOUR_MS)
+    assert sorted(received(store)) == list(range(COUNT + 20))
+
+
+def test_a_log_that_begins_again_settles_anew(store: DelayedStore, clock: ManualClock) -> None:
+    """What it remembers of the last time is about an index that is gone."""
+    clock.set(due_ms(4))
+    until_half_loaded(store)
+    log = log_of(store)
+    log._settled_tail, log._settled_ms = log.tail, FIRST_MS + 1_000_000
+    log.begin_again()
+    assert not log._settled_tail
+    assert not log._settled_ms
+    store._engine.firing._loading = None
+    partition = store._engine.partitions.get(FIRST_MS)
+    assert partition is not None
+    store._engine.firing._unload(partition)

@@ -140,6 +140,30 @@ class HalfLoading(RuleBasedStateMachine):
         finally:
             failpoints.disarm()
 
+    @rule(ms=st.integers(1, 400), comes=st.booleans())
+    def stay(self, ms: int, comes: bool) -> None:
+        """What is due in a moment is taken, and its time comes, or the clock is set back and it does not."""
+        until_ms, before = self.clock.now_ms() + ms, set(self.fired)
+
+        def wait(due_ms: int) -> bool:
+            assert due_ms == until_ms
+            if comes:
+                self.clock.set(due_ms)
+            return comes
+
+        fired = self.firing.fire(until_ms, stay=wait)
+        assert len(self.fired - before) == fired
+        assert comes or not fired
+
+    @precondition(lambda self: self.firing.loaded_starts())
+    @rule(steps=st.integers(1, 3))
+    def settle(self, steps: int) -> None:
+        """Buckets are put to sleep, as they would be if more had come in; not while some are missing."""
+        with patch("duelog.partitions.settling._AT_ONCE_BYTES", 64):
+            for _ in range(steps):
+                if not self._log().settle():
+                    break
+
     @precondition(lambda self: self._loaded())
     @rule()
     def snapshot(self) -> None:
