@@ -39,8 +39,8 @@ from .trimming import Trimming
 _SLICE_S = 0.05
 """How long a slice goes on firing."""
 
-_GIVE_WAY_S = 0.0002
-"""After a firing that was stayed for: whoever it has woken gets the interpreter before the rest of the slice does."""
+_GIVE_WAY_MS = 3
+"""After a firing that was stayed for: whoever it has woken gets the interpreter before the rest of a slice does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +105,8 @@ class Maintenance:
         self.trimming = Trimming(main, topics, flusher, config)
         self._surveyed = False
         self._undeleted: list[int] = []
+        self._gives_way = False
+        """Whether the last slice left all but its firing to the next one."""
         self._seen: tuple[int, float] | None = None
         self._holders = 0
         """Who hold deletions back."""
@@ -143,7 +145,10 @@ class Maintenance:
         return result
 
     def slice(self) -> tuple[TickResult, bool]:
-        """Do a piece of what is due, and say whether there is more; then `next_due_ms` is now. Raises as `tick`."""
+        """Do a piece of what is due, and say whether there is more; then `next_due_ms` is now, or when to go on.
+
+        Raises as `tick`.
+        """
         with self.lock:
             now_ms = self._time()
             full: list[StoreFull] = []
@@ -151,6 +156,10 @@ class Maintenance:
             more = False
             with _going_on(full):
                 fired, closed, saved, more = self._advance(now_ms)
+            if self._gives_way:
+                due_ms = self._firing.next_due_ms()
+                again_ms = now_ms + _GIVE_WAY_MS if due_ms is None else min(due_ms, now_ms + _GIVE_WAY_MS)
+                return TickResult(fired, 0, 0, 0, 0, again_ms), True
             with _going_on(full):
                 if self.recurring is not None:
                     self.recurring.run(now_ms)
@@ -189,6 +198,7 @@ class Maintenance:
 
     def _advance(self, now_ms: int) -> tuple[int, int, int, bool]:
         """Load, fire, close, save, settle a little: how many fired, closed, were saved, and whether there is more."""
+        gave_way, self._gives_way = self._gives_way, False
         if self.stopping:
             return 0, 0, 0, False
         until = time.perf_counter() + _SLICE_S
@@ -198,7 +208,11 @@ class Maintenance:
             fired += batch
             if self.stopping or time.perf_counter() >= until:
                 return fired, 0, 0, not self.stopping
-        fired += self._fire_at_the_instant()
+        if at_the_instant := self._fire_at_the_instant():
+            fired += at_the_instant
+            self._gives_way = not gave_way
+        if self._gives_way:
+            return fired, 0, 0, True
         closed = 0
         for start_ms in self._firing.close_finished(now_ms):
             self._undeleted.append(start_ms)
@@ -213,10 +227,7 @@ class Maintenance:
         due_ms = self._firing.next_due_ms()
         if due_ms is None or not self._clock.is_near(due_ms):
             return 0
-        fired = self._firing.fire(due_ms, stay=self._clock.stay)
-        if fired:
-            time.sleep(_GIVE_WAY_S)
-        return fired
+        return self._firing.fire(due_ms, stay=self._clock.stay)
 
     def _trim(self, now_ms: int) -> int:
         if not self._surveyed:

@@ -165,6 +165,39 @@ def test_a_disk_that_is_full_when_the_instant_comes_fires_nothing(
     assert received(store) == [b"a"]
 
 
+def test_upkeep_gives_way_once_to_who_was_woken_and_never_twice(
+    store: DelayedStore, near: NearClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The slice that stayed does nothing else and says when to go on; the next one does it, though it stays as well."""
+    topic = store.topic("t")
+    topic.send_batch([Message(b"%d" % at, deliver_at=START_MS + at) for at in (10, 12, 500)])
+    with topic.subscribe("s") as consumer:
+        topic.send(b"now")
+        near.set(START_MS + 1)
+        store.tick()
+        consumer.ack(consumer.receive(1))  # to be flushed at START_MS + 101
+    near.set(START_MS + 7)
+    flusher = store._engine.flusher
+    flushed: list[int] = []
+    flush = flusher.flush
+
+    def noted() -> None:
+        flushed.append(near.now_ms())
+        flush()
+
+    monkeypatch.setattr(flusher, "flush", noted)
+    near.set(START_MS + 9)
+    result, more = store._engine.slice()
+    assert (result.fired, result.next_due_ms, more) == (1, START_MS + 12, True)
+    result, more = store._engine.slice()
+    assert (result.fired, more) == (1, False)
+    near.set(START_MS + 498)
+    result, more = store._engine.slice()
+    assert (result.fired, result.next_due_ms, more, flushed) == (1, START_MS + 501, True, [])
+    store._engine.slice()
+    assert flushed == [START_MS + 500]
+
+
 class _Waits(Clock):
     """A clock on which nothing is ever due; notes how it is waited on, and ends the scheduler after some waits."""
 
