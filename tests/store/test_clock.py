@@ -325,37 +325,52 @@ def test_who_waits_ahead_is_up_when_the_time_is_near(monkeypatch: pytest.MonkeyP
     assert condition.timeouts == pytest.approx([0.001, 0.0006, 60.0])
 
 
-def test_staying_ends_at_the_boundary_however_often_sleep_ends_early(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Never before the millisecond begins."""
-    now = [10_001_500_000]
-    slept: list[float] = []
+class TickingTime:
+    """A wall clock that goes on by 10 us whenever it is looked at, and by what is slept.
 
-    def sleep(seconds: float) -> None:
-        slept.append(seconds)
-        now[0] += round(seconds * 1e9) - (20_000 if len(slept) < 3 else 0)
+    The first sleep ends early by `early_ns`.
+    """
 
-    monkeypatch.setattr(time, "time_ns", lambda: now[0])
-    monkeypatch.setattr(time, "sleep", sleep)
+    def __init__(self, now_ns: int) -> None:
+        self.now_ns = now_ns
+        self.slept: list[float] = []
+        self.early_ns = 0
+
+    def time_ns(self) -> int:
+        self.now_ns += 10_000
+        return self.now_ns
+
+    def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.now_ns += round(seconds * 1e9) - self.early_ns
+        self.early_ns = 0
+
+
+@pytest.mark.parametrize("early_ns", [-30_000, 0, 100_000])
+def test_staying_ends_at_the_boundary_and_sleeps_but_for_the_last_of_it(
+    early_ns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Never before the millisecond begins, though a sleep may end early; a little is waited out awake."""
+    ticking = TickingTime(10_001_500_000)
+    ticking.early_ns = early_ns
+    monkeypatch.setattr(time, "time_ns", ticking.time_ns)
+    monkeypatch.setattr(time, "sleep", ticking.sleep)
     assert SystemClock().stay(10_002)
-    assert now[0] == 10_002_000_000
-    assert slept == pytest.approx([0.0005, 0.00002, 0.00002])
+    assert 10_002_000_000 <= ticking.now_ns <= 10_002_010_000
+    assert ticking.slept[0] == pytest.approx(0.00042)  # 0.49 ms were left when it looked
+    assert len(ticking.slept) == (2 if early_ns > 0 else 1)
     assert SystemClock().stay(10_002)
-    assert len(slept) == 3
+    assert len(ticking.slept) == (2 if early_ns > 0 else 1)
 
 
 def test_nobody_stays_for_a_time_that_went_away(monkeypatch: pytest.MonkeyPatch) -> None:
     """A clock that was set back in the middle says so after one short sleep, not after an hour."""
-    now = [10_001_500_000]
-    slept: list[float] = []
-
-    def sleep(seconds: float) -> None:
-        slept.append(seconds)
-        now[0] -= 3_600_000_000_000
-
-    monkeypatch.setattr(time, "time_ns", lambda: now[0])
-    monkeypatch.setattr(time, "sleep", sleep)
+    ticking = TickingTime(10_001_500_000)
+    ticking.early_ns = 3_600_000_000_000
+    monkeypatch.setattr(time, "time_ns", ticking.time_ns)
+    monkeypatch.setattr(time, "sleep", ticking.sleep)
     assert not SystemClock().stay(10_002)
-    assert slept == [0.0005]
+    assert len(ticking.slept) == 1
 
 
 def test_nothing_is_near_by_a_clock_that_is_moved_by_hand() -> None:
