@@ -1,8 +1,8 @@
 """restart: from opening a store until the first due message is received, with a snapshot and by full replay; memory.
 
 N small messages are pending in the current partition, due at uniform times over the rest of its day. The files are in
-the page cache. Also: when all of the delay index is loaded, its memory then, and how long a single send takes at most while
-snapshots of the whole index are written, against sends without.
+the page cache. Also: when all of the delay index is loaded, its memory then, and how long a single send takes at most
+while snapshots of the whole index are written, against sends without.
 """
 
 from __future__ import annotations
