@@ -59,9 +59,10 @@ def main(argv: list[str]) -> int:
         one, many = f"1 thread, {n:,} messages", f"16 threads, {n:,} messages"
         function = "benchmarks.schedule_one:measure"
         others = [key for key in ("sqlite-normal", "redis-everysec", "beanstalkd") if not options.quick]
-        chosen = subjects("duelog", "duelog:relaxed", "raw-lmdb", "raw-file", *DURABLE_PEERS, *others)
+        chosen = subjects("duelog", "duelog:relaxed", "duelog:none", "raw-lmdb", "raw-file", *DURABLE_PEERS, *others)
         compare(results, one, function, {"n": n, "threads": 1}, [RATE], chosen)
-        compare(results, many, function, {"n": n, "threads": 16}, [RATE], subjects("duelog", "duelog:relaxed"))
+        own = subjects("duelog", "duelog:relaxed", "duelog:none")  # without the disk: what threads cost each other
+        compare(results, many, function, {"n": n, "threads": 16}, [RATE], own)
         ours, shared = results.find(one, "duelog", RATE.name), results.find(many, "duelog", RATE.name)
         raw = results.find(one, "raw-lmdb", RATE.name)
         best = results.best(one, RATE.name, DURABLE_PEERS)
