@@ -157,9 +157,7 @@ class Maintenance:
             with _going_on(full):
                 fired, closed, saved, more = self._advance(now_ms)
             if self._gives_way:
-                due_ms = self._firing.next_due_ms()
-                again_ms = now_ms + _GIVE_WAY_MS if due_ms is None else min(due_ms, now_ms + _GIVE_WAY_MS)
-                return TickResult(fired, 0, 0, 0, 0, again_ms), True
+                return TickResult(fired, 0, 0, 0, 0, self._after_giving_way(now_ms)), True
             with _going_on(full):
                 if self.recurring is not None:
                     self.recurring.run(now_ms)
@@ -228,6 +226,13 @@ class Maintenance:
         if due_ms is None or not self._clock.is_near(due_ms):
             return 0
         return self._firing.fire(due_ms, stay=self._clock.stay)
+
+    def _after_giving_way(self, now_ms: int) -> int:
+        """When to go on: at once where there is something to stay for again."""
+        due_ms, again_ms = self._firing.next_due_ms(), now_ms + _GIVE_WAY_MS
+        if due_ms is None or due_ms > again_ms:
+            return again_ms
+        return now_ms if self._clock.is_near(due_ms) else due_ms
 
     def _trim(self, now_ms: int) -> int:
         if not self._surveyed:

@@ -28,10 +28,11 @@ class NearClock(ManualClock):
         self.meanwhile: Callable[[], object] = lambda: None
         self.goes_back = False
         self.stays = 0
+        self.reach_ms = 5
 
     def is_near(self, until_ms: int) -> bool:
         """Within 5 ms."""
-        return 0 < until_ms - self.now_ms() <= 5
+        return 0 < until_ms - self.now_ms() <= self.reach_ms
 
     def stay(self, until_ms: int) -> bool:
         """Let the test do something, then show `until_ms`, or an hour ago."""
@@ -170,7 +171,7 @@ def test_upkeep_gives_way_once_to_who_was_woken_and_never_twice(
 ) -> None:
     """The slice that stayed does nothing else and says when to go on; the next one does it, though it stays as well."""
     topic = store.topic("t")
-    topic.send_batch([Message(b"%d" % at, deliver_at=START_MS + at) for at in (10, 11, 500)])
+    topic.send_batch([Message(b"%d" % at, deliver_at=START_MS + at) for at in (10, 11, 20, 22, 500)])
     with topic.subscribe("s") as consumer:
         topic.send(b"now")
         near.set(START_MS + 1)
@@ -188,9 +189,16 @@ def test_upkeep_gives_way_once_to_who_was_woken_and_never_twice(
     monkeypatch.setattr(flusher, "flush", noted)
     near.set(START_MS + 9)
     result, more = store._engine.slice()
-    assert (result.fired, result.next_due_ms, more) == (1, START_MS + 11, True)
+    assert (result.fired, result.next_due_ms, more) == (1, START_MS + 9, True)  # the next is to be stayed for, too
     result, more = store._engine.slice()
     assert (result.fired, more) == (1, False)
+    near.reach_ms = 1
+    near.set(START_MS + 19)
+    result, more = store._engine.slice()
+    assert (result.fired, result.next_due_ms, more) == (1, START_MS + 22, True)
+    near.set(START_MS + 22)
+    assert store.tick().fired == 1
+    near.reach_ms = 5
     near.set(START_MS + 498)
     result, more = store._engine.slice()
     assert (result.fired, result.next_due_ms, more, flushed) == (1, START_MS + 501, True, [])
