@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import NamedTuple
 
+import lmdb
 import numpy as np
 from pyroaring import BitMap
 
@@ -29,7 +30,7 @@ from ..store.clock import Clock
 from ..store.config import StoreConfig
 from ..store.environment import Environment
 from ..store.errors import BrokenInvariant, CorruptEntry
-from ..store.format import FrontierRecord, PartitionState, Table
+from ..store.format import FrontierRecord, PartitionRecord, PartitionState, Table
 from ..store.ledger import Replaced, RunLimits
 from ..store.managed_ledger import ManagedLedger
 from ..store.position import MessageId
@@ -117,9 +118,9 @@ class Withdrawals:
                 states: list[Outcome | None] = list(outcomes)
                 with self._main.read() as raw:
                     for found in logs:
-                        key = fmt.frontier_key(log.topic_id, found.partition.start_ms)
-                        value = raw.get(key)
-                        fields = None if value is None else fmt.unseal(key, value)
+                        if _gone(found, _fields(raw, fmt.partition_key(found.partition.start_ms))):
+                            continue
+                        fields = _fields(raw, fmt.frontier_key(log.topic_id, found.partition.start_ms))
                         fired = _fired(found, fields)
                         cancelled = cancellations.members(raw, Table.CANCELLED, found.ledger_id)
                         for row, entry_id, has_fired in zip(found.rows, found.entries.tolist(), fired, strict=True):
@@ -258,6 +259,10 @@ class Withdrawals:
 
     def _cancel_in(self, transaction: Transaction, topic_id: int, found: _Log, outcomes: list[Outcome]) -> BitMap:
         """Cancel what has not fired, and say so in `outcomes`; returns what was cancelled."""
+        if _gone(found, transaction.get(fmt.partition_key(found.partition.start_ms))):
+            for row in found.rows:
+                outcomes[row] = Outcome.UNKNOWN
+            return BitMap()
         fields = transaction.get(fmt.frontier_key(topic_id, found.partition.start_ms))
         fired = _fired(found, fields)
         wanted = BitMap(found.entries[~fired].tolist())
@@ -344,6 +349,19 @@ class Withdrawals:
                 leased.append(partition)
                 new.append(_New(partition, ledger_id, first, rows))
         return new
+
+
+def _fields(raw: lmdb.Transaction, key: bytes) -> bytes | None:
+    value = raw.get(key)
+    return None if value is None else fmt.unseal(key, value)
+
+
+def _gone(found: _Log, fields: bytes | None) -> bool:
+    """Whether the partition's deletion is recorded: what was cancelled in it is not known any more.
+
+    The lease keeps the directory, not the record.
+    """
+    return fields is None or PartitionRecord.unpack(fields).state is PartitionState.DELETING
 
 
 def _fired(found: _Log, fields: bytes | None) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 
@@ -185,3 +186,39 @@ def test_bad_input_to_cancel_and_reschedule_is_refused(open_store: OpenStore) ->
     with pytest.raises(InvalidMessage, match="deliver_after"):
         topic.reschedule(message_id, deliver_after=-1)
     assert topic.state(message_id) == "scheduled"
+
+
+@pytest.mark.parametrize("asks", ["cancel", "state"])
+def test_a_cancelled_message_is_never_called_fired_while_its_partition_is_deleted(
+    open_store: OpenStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, asks: str
+) -> None:
+    """Who asks between the record of the deletion, which takes the cancellations, and its end: it is not known."""
+    hour_ms = 3_600_000
+    store = open_store(config=StoreConfig(partition_ms=hour_ms, preload_ms=0))
+    topic = store.topic("t")
+    topic.subscribe("s").close()
+    message_id = topic.send(b"a", deliver_after=60)
+    assert topic.cancel(message_id)
+    engine = store._engine
+    (partition,) = engine.partitions
+    clock.advance(2 * hour_ms)
+    with engine.maintenance.deletions_held():
+        assert store.tick().closed == 1
+    before = topic.cancel_batch([message_id])
+    assert before == [Outcome.ALREADY_CANCELLED]
+    withdrawals = engine.withdrawals
+    locate = withdrawals._locate
+
+    def then_delete(*arguments: Any) -> Any:
+        found = locate(*arguments)
+        assert not engine.maintenance._delete_one(partition)  # recorded; somebody holds a lease
+        return found
+
+    monkeypatch.setattr(withdrawals, "_locate", then_delete)
+    if asks == "cancel":
+        assert topic.cancel_batch([message_id]) == [Outcome.UNKNOWN]
+    else:
+        assert topic.state(message_id) == "unknown"
+    monkeypatch.undo()
+    engine.maintenance.delete_released([partition.start_ms])
+    assert list(engine.partitions) == []
