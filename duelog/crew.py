@@ -1,7 +1,7 @@
 """A few threads that run the parts of one piece of work side by side, started when first needed.
 
-A batch for seven days is seven commits, each some 20 us of handing over: futures and their conditions would be a
-twentieth of the time of a batch. Here a part is put into a queue, and the last one to end opens one lock.
+A batch for seven days is seven commits, and a future with its condition for each costs more than handing it over has
+to. Here a part is put into a queue, and the last one to end opens one lock.
 """
 
 from __future__ import annotations

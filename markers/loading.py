@@ -22,7 +22,7 @@ from ..partitions.index import DelayIndex
 from ..partitions.partition import Listener, Partition
 from ..snapshot.format import Unusable
 from ..snapshot.parts import Parts
-from ..snapshot.restore import Restored, restore_steps
+from ..snapshot.restore import restore_steps
 from ..store import catalog
 from ..store import format as fmt
 from ..store.cancellations import members
@@ -148,16 +148,14 @@ class Loading:
                 partition.path,
                 f"ledger {log.ledger_id} ends at entry {tail}, its frontier at {log.frontier.seen}: entries were lost",
             )
-        restored = yield from _restored(
-            restore_steps(
-                partition.environment,
-                log.frontier,
-                tail,
-                log.due_of,
-                start_ms=partition.start_ms,
-                bucket_ms=self._bucket_ms,
-                before=before,
-            )
+        restored = yield from restore_steps(
+            partition.environment,
+            log.frontier,
+            tail,
+            log.due_of,
+            start_ms=partition.start_ms,
+            bucket_ms=self._bucket_ms,
+            before=before,
         )
         rest = None
         if restored is not None:
@@ -194,13 +192,3 @@ class Loading:
             except Unusable:
                 rest = yield from self._read_back(log, log.begin_again(), rest.snapshot_id)
                 self._fires(log)
-
-
-def _restored(steps: Generator[None, None, Restored | None]) -> Generator[bool, None, Restored | None]:
-    while True:
-        try:
-            next(steps)
-        except StopIteration as done:
-            restored: Restored | None = done.value
-            return restored
-        yield False

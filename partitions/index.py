@@ -79,13 +79,21 @@ class DelayIndex:
         self._count = 0
 
     @classmethod
-    def from_buckets(cls, buckets: Iterable[tuple[int, BitMap | Asleep]], due_of: DueOf, **settings: int) -> DelayIndex:
+    def from_buckets(
+        cls,
+        buckets: Iterable[tuple[int, BitMap | Asleep]],
+        due_of: DueOf,
+        *,
+        start_ms: int,
+        bucket_ms: int = 60_000,
+        window_entries: int = 262_144,
+    ) -> DelayIndex:
         """An index of what ``buckets()`` gave, with the same ``start_ms`` and ``bucket_ms``; takes the bitmaps over.
 
         A start may come more than once: its bitmaps are united. Buckets that come asleep stay so until they are
         needed. Reads no due time. Raises InvalidArgument for a bucket off the grid or outside the partition.
         """
-        index = cls(due_of, **settings)
+        index = cls(due_of, start_ms=start_ms, bucket_ms=bucket_ms, window_entries=window_entries)
         index.restore_buckets(buckets)
         return index
 

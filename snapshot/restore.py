@@ -77,13 +77,13 @@ def restore_steps(
     bucket_ms: int,
     before: int | None = None,
     passed_over: Callable[[int, str], object] = lambda snapshot_id, reason: None,
-) -> Generator[None, None, Restored | None]:
+) -> Generator[bool, None, Restored | None]:
     """Restore the index of `frontier`'s log until something of it may fire; None where no snapshot can be used.
 
     frontier: as recorded now in the main environment. tail: entries of the log, all committed. before: only snapshots
-    with a smaller id are used. passed_over: told (snapshot id, why) of each snapshot that is not used. Yields after
-    each part, of 1 MiB by default: about a ms. On top come the due times of the bucket that the frontier lies in:
-    some 8 us each where they are scattered.
+    with a smaller id are used. passed_over: told (snapshot id, why) of each snapshot that is not used. Yields False, as
+    nothing may fire yet, after each part, of 1 MiB by default: about a ms. On top come the due times of the bucket that
+    the frontier lies in: some 8 us each where they are scattered.
     """
     ledger_id = frontier.ledger_id
     with environment.read() as raw:
@@ -99,7 +99,7 @@ def restore_steps(
             later: list[SavedBucket] = []
             while parts.left and not (parts.limit_ms > frontier.due_ms and (later or parts.around)):
                 later += parts.read()
-                yield
+                yield False
         except Unusable as error:
             passed_over(snapshot_id, str(error))
             continue
@@ -149,7 +149,7 @@ def restore(
             passed_over(before, str(error))
 
 
-def _last(steps: Generator[None, None, Restored | None]) -> Restored | None:
+def _last(steps: Generator[bool, None, Restored | None]) -> Restored | None:
     while True:
         try:
             next(steps)
