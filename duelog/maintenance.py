@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from duelog.cleanup.deletion import deletable, delete_partition, finish_deletion
+from duelog.markers.ahead import Ahead
 from duelog.markers.firing import Firing
 from duelog.partitions.partition import Partition
 from duelog.partitions.partition_set import PartitionSet
@@ -157,7 +158,7 @@ class Maintenance:
             with _going_on(full):
                 fired, closed, saved, more = self._advance(now_ms)
             if self._gives_way:
-                return TickResult(fired, 0, 0, 0, 0, self._after_giving_way(now_ms)), True
+                return TickResult(fired, 0, 0, 0, 0, self._after_giving_way()), True
             with _going_on(full):
                 if self.recurring is not None:
                     self.recurring.run(now_ms)
@@ -206,7 +207,7 @@ class Maintenance:
             fired += batch
             if self.stopping or time.perf_counter() >= until:
                 return fired, 0, 0, not self.stopping
-        if at_the_instant := self._fire_at_the_instant():
+        if at_the_instant := self._fire_at_the_instant(now_ms):
             fired += at_the_instant
             self._gives_way = not gave_way
         if self._gives_way:
@@ -220,15 +221,16 @@ class Maintenance:
         more = loading or closed > 0 or self._firing.saving.is_due() or self._firing.settling.is_due()
         return fired, closed, saved, more
 
-    def _fire_at_the_instant(self) -> int:
-        """Fire what is due in a moment: when that has come, nothing is left to do but the commit."""
+    def _fire_at_the_instant(self, now_ms: int) -> int:
+        """Fire what is due in a moment: when that has come, it is on the disk already."""
         due_ms = self._firing.next_due_ms()
         if due_ms is None or not self._clock.is_near(due_ms):
             return 0
-        return self._firing.fire(due_ms, stay=self._clock.stay)
+        return self._firing.fire(now_ms, Ahead(self._clock.near_ms(), self._clock.stay))
 
-    def _after_giving_way(self, now_ms: int) -> int:
+    def _after_giving_way(self) -> int:
         """When to go on: at once where there is something to stay for again."""
+        now_ms = self._clock.now_ms()
         due_ms, again_ms = self._firing.next_due_ms(), now_ms + _GIVE_WAY_MS
         if due_ms is None or due_ms > again_ms:
             return again_ms

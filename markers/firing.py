@@ -27,10 +27,11 @@ from ..store.environment import Environment
 from ..store.errors import CorruptEntry
 from ..store.failpoints import reach
 from ..store.format import FrontierRecord, PartitionState
-from ..store.managed_ledger import ManagedLedger
+from ..store.managed_ledger import ManagedLedger, Segment
 from ..store.reader_gate import ReaderGate
 from ..store.run import Int64s, UInt32s
 from ..store.transaction import Transaction
+from .ahead import Ahead, Written
 from .closing import record_closed
 from .loading import Loading, admit, new_log
 from .log_firing import LogFiring, Taken
@@ -208,86 +209,85 @@ class Firing:
             self._ready.arm(log, log.next_due_ms())
         return None
 
-    def fire(self, now_ms: int, stay: Callable[[int], bool] | None = None) -> int:
+    def fire(self, now_ms: int, ahead: Ahead | None = None) -> int:
         """Fire one batch of at most `fire_batch` messages due by `now_ms`; returns how many, 0: none is due.
 
-        One transaction holds their markers, the frontiers and the clock mark. `stay`, where `now_ms` is yet to come,
-        waits for it before anything is written; when it says False, for the clock was set back, nothing is fired.
+        One transaction holds their markers, the frontiers and the clock mark. With `ahead` those that will be due in a
+        moment are written with them, and each is shown when its time has come, which is before this returns.
         Raises StoreFull or StoreFailed with nothing fired.
         """
         with self.gate.alone():
-            fired = self._fire(now_ms, stay)
-            if fired:
-                self.reached(now_ms)
-            return fired
+            return self._fire(now_ms, ahead)
 
-    def _fire(self, now_ms: int, stay: Callable[[int], bool] | None) -> int:
+    def _fire(self, now_ms: int, ahead: Ahead | None) -> int:
         batch: _Batch = []
         came_up: list[LogFiring] = []
         room = self._config.fire_batch
+        until_ms = now_ms if ahead is None else ahead.until_ms
         try:
-            while room > 0 and (log := self._ready.pop(now_ms)) is not None:
+            while room > 0 and (log := self._ready.pop(until_ms)) is not None:
                 came_up.append(log)
                 main_log = self._main_log(log.topic_id)
-                taken = log.take(now_ms, room) if main_log is not None else None
+                taken = log.take(until_ms, room) if main_log is not None else None
                 self._report_unreadable(log)
                 if taken is not None and main_log is not None:
                     batch.append((log, taken, main_log))
                     room -= len(taken.entries)
-            if not batch or not self._commit(batch, now_ms, stay):
-                return 0
+            if batch:
+                self._commit(batch, now_ms, ahead)
         finally:
             for log in came_up:
                 if self._main_log(log.topic_id) is not None:
                     self._ready.arm(log, log.next_due_ms())
-        count = sum(len(taken.entries) for _, taken, _ in batch)
-        self.fired += count
-        return count
+        return sum(len(taken.entries) for _, taken, _ in batch)
 
     def _report_unreadable(self, log: LogFiring) -> None:
         for entry_id in log.unreadable():
             name = f"partition at {log.start_ms}"
             self._set_aside(CorruptEntry(name, log.ledger_id, entry_id, "its due time cannot be read"))
 
-    def _commit(self, batch: _Batch, now_ms: int, stay: Callable[[int], bool] | None) -> bool:
-        def work(transaction: Transaction) -> list[FrontierRecord]:
-            records = []
+    def _commit(self, batch: _Batch, now_ms: int, ahead: Ahead | None) -> None:
+        by_ms = max(now_ms, *(int(taken.dues.max()) for _, taken, _ in batch))
+        keep_back = by_ms > now_ms
+
+        def work(transaction: Transaction) -> list[tuple[FrontierRecord, list[Segment]]]:
+            written = []
             for log, taken, main_log in batch:
                 segments = main_log.append_markers(
-                    transaction, log.ledger_id, log.start_ms, taken.entries, taken.dues, now_ms
+                    transaction, log.ledger_id, log.start_ms, taken.entries, taken.dues, by_ms, keep_back=keep_back
                 )
                 last = segments[-1]
                 record = taken.frontier._replace(
                     marker_ledger=last.ledger_id, marker_entry=last.first_entry + last.length - 1
                 )
                 transaction.put(fmt.frontier_key(log.topic_id, log.start_ms), record.pack())
-                records.append(record)
-            transaction.put(fmt.counter_key(catalog.CLOCK), fmt.pack_u64(max(now_ms, 0)))
-            return records
-
-        def roll_back() -> None:
-            for log, taken, _ in reversed(batch):
-                log.roll_back(taken)
+                written.append((record, segments))
+            transaction.put(fmt.counter_key(catalog.CLOCK), fmt.pack_u64(max(by_ms, 0)))
+            return written
 
         try:
             for start_ms in {log.start_ms for log, _, _ in batch}:
                 partition = self._partitions.get(start_ms)
                 if partition is not None:
                     partition.environment.sync()
-            if stay is not None and not stay(now_ms):
-                roll_back()
-                return False
             reach("fire.before")
-            records = self._main.write(work)
+            written = self._main.write(work)
         except BaseException:
-            roll_back()
+            for log, taken, _ in reversed(batch):
+                log.roll_back(taken)
             raise
         reach("fire.after")
-        for (log, taken, _), record in zip(batch, records, strict=True):
+        for (log, taken, _), (record, _) in zip(batch, written, strict=True):
             log.confirm(record)
+            self.fired += len(taken.entries)
             if self.observe is not None:
-                self.observe(log.topic_id, taken, now_ms)
-        return True
+                self.observe(log.topic_id, taken, by_ms)
+        try:
+            if ahead is not None and keep_back:
+                pieces = zip(batch, written, strict=True)
+                ahead.show([Written(main_log, taken.dues, segments) for (_, taken, main_log), (_, segments) in pieces])
+        finally:
+            self.reached(by_ms)
 
     # -- closing -----------------------------------------------------------------------------------
 

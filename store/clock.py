@@ -16,8 +16,14 @@ from .errors import InvalidArgument
 MAX_WAIT_S = 60.0
 """Longest single real wait, in seconds: a wall clock that is set forward meanwhile is noticed after it."""
 
-_NEAR_NS = 600_000
+_NEAR_NS = 2_000_000
+"""Time enough to write what is due to the disk before its instant."""
+
 _OVERSLEPT_NS = 70_000
+"""By so much a sleep ends late."""
+
+_SLEWED_NS = 1_000_000
+"""A wall clock that is behind the monotonic one by more, after a few ms, was set back; by less, it goes slower."""
 
 
 class Clock(ABC):
@@ -44,16 +50,24 @@ class Clock(ABC):
         """As ``wait``, to get ready: may return as soon as ``until_ms`` is near; ``wait`` takes the rest."""
         self.wait(condition, until_ms)
 
-    def is_near(self, until_ms: int) -> bool:
-        """Whether ``until_ms`` is still to come, and so soon that it is better stayed for than come back for.
+    def near_ms(self) -> int:
+        """The latest time that is near: what is due by then is better got ready, and stayed for, than come back for.
 
-        Never, with a clock that cannot tell when it will show what.
+        That is ``now_ms``, so that nothing is, with a clock that cannot tell when it will show what.
         """
-        return False
+        return self.now_ms()
 
-    def stay(self, until_ms: int) -> bool:
-        """Sleep until this clock shows ``until_ms``, which is near; False: it is not, as the clock was set back."""
-        return self.now_ms() >= until_ms
+    def is_near(self, until_ms: int) -> bool:
+        """Whether ``until_ms`` is still to come, and near."""
+        return self.now_ms() < until_ms <= self.near_ms()
+
+    def stay(self, until_ms: int) -> None:
+        """Sleep until this clock shows ``until_ms``, which is near.
+
+        No longer than it would take now: a clock that is set back meanwhile shows something else when this returns.
+        """
+        while self.now_ms() < until_ms <= self.near_ms():
+            time.sleep(0)
 
 
 class SystemClock(Clock):
@@ -68,22 +82,21 @@ class SystemClock(Clock):
         self._wait(condition, None if until_ms is None else until_ms * 1_000_000)
 
     def wait_ahead(self, condition: threading.Condition, until_ms: int | None) -> None:
-        """As ``Clock.wait_ahead``; ends 0.6 ms before ``until_ms``: a thread that slept is slow for its first steps."""
+        """As ``Clock.wait_ahead``; ends 2 ms before ``until_ms``."""
         self._wait(condition, None if until_ms is None else until_ms * 1_000_000 - _NEAR_NS)
 
-    def is_near(self, until_ms: int) -> bool:
-        """Whether ``until_ms`` comes within 0.6 ms."""
-        return 0 < until_ms * 1_000_000 - time.time_ns() <= _NEAR_NS
+    def near_ms(self) -> int:
+        """The last millisecond that begins within 2 ms."""
+        return (time.time_ns() + _NEAR_NS) // 1_000_000
 
-    def stay(self, until_ms: int) -> bool:
+    def stay(self, until_ms: int) -> None:
         """As ``Clock.stay``; the last 0.07 ms, by which a sleep ends late, are waited out awake."""
-        until_ns = until_ms * 1_000_000
-        while (remaining_ns := until_ns - time.time_ns()) > 0:
-            if remaining_ns > 2 * _NEAR_NS:
-                return False
+        remaining_ns = until_ms * 1_000_000 - time.time_ns()
+        over_ns = time.monotonic_ns() + min(remaining_ns, _NEAR_NS) + _SLEWED_NS
+        while remaining_ns > 0 and time.monotonic_ns() < over_ns:
             if remaining_ns > _OVERSLEPT_NS:
-                time.sleep((remaining_ns - _OVERSLEPT_NS) / 1e9)
-        return True
+                time.sleep(min(remaining_ns - _OVERSLEPT_NS, _NEAR_NS) / 1e9)
+            remaining_ns = until_ms * 1_000_000 - time.time_ns()
 
     def _wait(self, condition: threading.Condition, until_ns: int | None) -> None:
         if until_ns is None:
@@ -207,13 +220,14 @@ class StoreClock(Clock):
         if until_ms is None or until_ms > self._mark_ms:
             self._wrapped.wait_ahead(condition, until_ms)
 
-    def is_near(self, until_ms: int) -> bool:
-        """As the wrapped clock says; what the mark has passed is not to come any more."""
-        return until_ms > self._mark_ms and self._wrapped.is_near(until_ms)
+    def near_ms(self) -> int:
+        """As the wrapped clock says; not before the mark."""
+        return max(self._wrapped.near_ms(), self._mark_ms)
 
-    def stay(self, until_ms: int) -> bool:
-        """As ``Clock.stay``."""
-        return until_ms <= self._mark_ms or self._wrapped.stay(until_ms)
+    def stay(self, until_ms: int) -> None:
+        """As ``Clock.stay``; not for what the mark has passed."""
+        if until_ms > self._mark_ms:
+            self._wrapped.stay(until_ms)
 
 
 def _checked_ms(field: str, value: int) -> int:

@@ -17,6 +17,7 @@ from typing import NamedTuple, cast
 import lmdb
 
 from . import catalog
+from .errors import BrokenInvariant
 from .format import LedgerRecord, LedgerState, ledger_key
 from .ledger import Ledger, RunLimits, StagedLedger, find_tail
 from .position import Position
@@ -63,22 +64,23 @@ class _View:
 
 
 class LedgerSnapshot(NamedTuple):
-    """The committed list at one instant."""
+    """The committed list at one instant, as far as it may be read."""
 
     view: _View
-    tail_entries: int
+    end: Position
+    """One past the last entry that may be read; its ledger is in the list."""
 
     def entries_of(self, ledger_id: int) -> int | None:
-        """Committed entries of a ledger; None when it is not in the list."""
-        if ledger_id == self.view.tail.ledger_id:
-            return self.tail_entries
+        """Entries of a ledger that may be read; None when it is not in the list."""
+        if ledger_id >= self.end.ledger_id:
+            return self.end.entry_id if ledger_id == self.end.ledger_id else None
         info = self.view.by_id.get(ledger_id)
         return None if info is None else info.entries
 
     def following(self, ledger_id: int) -> int | None:
         """The id of the first ledger after `ledger_id`, which need not be there itself; None past the last."""
         view = self.view
-        if ledger_id >= view.tail.ledger_id:
+        if ledger_id >= self.end.ledger_id:
             return None
         at = bisect_right(view.closed, ledger_id, key=_id_of)
         return view.closed[at].ledger_id if at < len(view.closed) else view.tail.ledger_id
@@ -93,8 +95,10 @@ class ManagedLedger:
         self._runs = runs_
         self._limits = limits
         self.changed: Callable[[bool], None] | None = None
-        """Called in the leader's thread after each commit that touched the log; takes leaf locks only. True:
-        a ledger was closed or given up, or the open one got its first entry."""
+        """Called in the leader's thread after each commit that touched the log, or by `show`; takes leaf locks only.
+        True: a ledger was closed or given up, or the open one got its first entry."""
+        self._held: LedgerSnapshot | None = None
+        """What may be read while the last entries are kept back (`append_markers`); None: all."""
 
     @classmethod
     def load(
@@ -129,7 +133,7 @@ class ManagedLedger:
         ]
 
     def entries_of(self, ledger_id: int) -> int | None:
-        """Committed entries of a ledger; None when it is not in the list."""
+        """Entries of a ledger that may be read; None when it is not in the list."""
         return self.snapshot().entries_of(ledger_id)
 
     def following(self, ledger_id: int) -> int | None:
@@ -137,9 +141,13 @@ class ManagedLedger:
         return self.snapshot().following(ledger_id)
 
     def snapshot(self) -> LedgerSnapshot:
-        """The list as it is now. A read transaction begun after this sees everything in it."""
+        """What may be read now. A read transaction begun after this sees everything in it."""
+        held = self._held
+        return self._committed() if held is None else held
+
+    def _committed(self) -> LedgerSnapshot:
         view = self._view
-        return LedgerSnapshot(view, view.tail.entries)
+        return LedgerSnapshot(view, Position(view.tail.ledger_id, view.tail.entries))
 
     @property
     def first_ledger(self) -> int:
@@ -148,9 +156,22 @@ class ManagedLedger:
 
     @property
     def end(self) -> Position:
-        """The position that the next append gets."""
-        tail = self._view.tail
-        return Position(tail.ledger_id, tail.entries)
+        """One past the last entry that may be read: where the next append goes, unless entries are kept back."""
+        return self.snapshot().end
+
+    def show(self, end: Position | None) -> None:
+        """Let entries that were kept back be read up to `end`, or all of them, and those behind them: None.
+
+        REQUIRES: one caller at a time, the one who has kept them back; nothing that was shown is taken back.
+        """
+        held = self._held
+        if held is not None:
+            # Invariant: what may be read only grows.
+            if end is not None and end < held.end:
+                raise BrokenInvariant(f"{end} is before {held.end}, up to which was shown")
+            self._held = None if end is None else LedgerSnapshot(self._view, end)
+            if self.changed is not None:
+                self.changed(False)
 
     # -- changes ---------------------------------------------------------------------------------
 
@@ -177,10 +198,23 @@ class ManagedLedger:
         return segments
 
     def append_markers(
-        self, transaction: Transaction, target: int, base_ms: int, entries: UInt32s, dues: Int64s, now_ms: int
+        self,
+        transaction: Transaction,
+        target: int,
+        base_ms: int,
+        entries: UInt32s,
+        dues: Int64s,
+        now_ms: int,
+        *,
+        keep_back: bool = False,
     ) -> list[Segment]:
-        """Append markers of entries of one partition log, fired at `now_ms`; returns where they went."""
+        """Append markers of entries of one partition log, fired at `now_ms`; returns where they went.
+
+        keep_back: nobody may read them, nor what comes after them, until `show`.
+        """
         staged = self._staged(transaction)
+        if keep_back:
+            staged.keep_back(transaction, now_ms)
         segments = []
         start = 0
         while start < len(entries):
@@ -262,6 +296,13 @@ class _StagedLog:
         self.bytes = view.tail.stored_bytes
         self._filled: list[StagedLedger] = []
         self.changed = False
+        self._kept_back: Position | None = None
+
+    def keep_back(self, transaction: Transaction, now_ms: int) -> None:
+        """Keep back what is appended from here on."""
+        self.room(transaction, now_ms)
+        if self._kept_back is None:
+            self._kept_back = Position(self.current.ledger.ledger_id, self.current.next_entry)
 
     def room(self, transaction: Transaction, now_ms: int) -> int:
         """Entries that the current ledger still takes, a new one begun where it is full; at least 1."""
@@ -294,8 +335,14 @@ class _StagedLog:
             staged.flush(transaction)
 
     def committed(self) -> None:
-        look = self.changed or not self._log.end.entry_id
+        log = self._log
+        look = self.changed or not log._view.tail.entries
+        held = log._held  # by a firing that was broken off, else by none
+        if self._kept_back is not None:
+            log._held = log.snapshot()
         for staged in (*self._filled, self.current):
             staged.committed()
         view = _view(tuple(self.closed), self.current.ledger, self.created_ms) if self.changed else None
-        self._log._publish(view, look)
+        if self._kept_back is not None:
+            log._held = LedgerSnapshot(view or log._view, self._kept_back if held is None else held.end)
+        log._publish(view, look)

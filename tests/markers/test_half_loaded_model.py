@@ -20,6 +20,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from duelog import DelayedStore, ManualClock, Message, MessageId, StoreConfig
 from duelog.markers import firing as firing_module
+from duelog.markers.ahead import Ahead
 from duelog.markers.log_firing import LogFiring, Taken
 from duelog.partitions import due_column
 from duelog.snapshot.format import snapshot_keys
@@ -140,20 +141,31 @@ class HalfLoading(RuleBasedStateMachine):
         finally:
             failpoints.disarm()
 
-    @rule(ms=st.integers(1, 400), comes=st.booleans())
-    def stay(self, ms: int, comes: bool) -> None:
-        """What is due in a moment is taken, and its time comes, or the clock is set back and it does not."""
-        until_ms, before = self.clock.now_ms() + ms, set(self.fired)
+    @rule(ms=st.integers(1, 400), interrupted=st.booleans())
+    def ahead(self, ms: int, interrupted: bool) -> None:
+        """What is due in a moment is written, and shown in order of its time, be the wait interrupted or not."""
+        now_ms, before = self.clock.now_ms(), set(self.fired)
+        until_ms = now_ms + ms
+        log = self.topic._existing().log
+        shown = [(0, log.end)]
+        interrupts = [KeyboardInterrupt()] if interrupted else []
 
-        def wait(due_ms: int) -> bool:
-            assert due_ms == until_ms
-            if comes:
-                self.clock.set(due_ms)
-            return comes
+        def stay(due_ms: int) -> None:
+            assert shown[-1][0] <= due_ms <= until_ms
+            shown.append((due_ms, log.end))
+            if interrupts:
+                raise interrupts.pop()
+            self.clock.set(max(due_ms, now_ms))
 
-        fired = self.firing.fire(until_ms, stay=wait)
+        try:
+            fired = self.firing.fire(now_ms, Ahead(until_ms, stay))
+        except KeyboardInterrupt:
+            fired = len(self.fired - before)
         assert len(self.fired - before) == fired
-        assert comes or not fired
+        ends = [end for _, end in [*shown, (until_ms, log.end)]]
+        assert ends == sorted(ends)
+        assert log.snapshot() == log._committed()
+        assert all(self.due[entry] <= self.clock.now_ms() for entry in self.fired - before)
 
     @precondition(lambda self: self.firing.loaded_starts())
     @rule(steps=st.integers(1, 3))

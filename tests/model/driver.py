@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+from duelog import ManualClock
 from duelog.crew import Crew, run_in_turn
 from duelog.engine import Engine
 from duelog.expiry import Expiry
@@ -34,6 +35,19 @@ Recorded = dict[int, list[MessageId | int | str]]
 where the open ledger was closed for its age."""
 
 
+class NearClock(ManualClock):
+    """A clock that is moved by hand, but for what it was told to reach by itself, once."""
+
+    reach_ms = 0
+
+    def near_ms(self) -> int:
+        return self.now_ms() + self.reach_ms
+
+    def stay(self, until_ms: int) -> None:
+        self.reach_ms = 0
+        self.set(max(until_ms, self.now_ms()))
+
+
 def scratch_directory() -> Path:
     """A directory of its own, in memory where the machine has a place for that: the model is about order, not disks."""
     memory = Path("/dev/shm")
@@ -46,8 +60,10 @@ def recorded() -> Iterator[Recorded]:
     found: Recorded = {}
     markers, messages, rolls = ManagedLedger.append_markers, ManagedLedger.append_messages, ManagedLedger.roll
 
-    def append_markers(log: ManagedLedger, transaction: Any, target: int, base: int, entries: Any, *rest: Any) -> Any:
-        segments = markers(log, transaction, target, base, entries, *rest)
+    def append_markers(
+        log: ManagedLedger, transaction: Any, target: int, base: int, entries: Any, *rest: Any, **options: Any
+    ) -> Any:
+        segments = markers(log, transaction, target, base, entries, *rest, **options)
         found.setdefault(log.topic_id, []).extend(MessageId(target, entry) for entry in entries.tolist())
         return segments
 

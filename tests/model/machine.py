@@ -16,7 +16,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize
 
-from duelog import DelayedStore, ManualClock, Message, MessageId, ReceivedMessage, StoreConfig, Subscription, TickResult
+from duelog import DelayedStore, Message, MessageId, ReceivedMessage, StoreConfig, Subscription, TickResult
 from duelog.dispatcher import SubscriptionType
 from duelog.errors import StoreFull
 from duelog.store.format import PartitionState
@@ -42,7 +42,7 @@ from .drawing import (
     TakingCall,
     pick,
 )
-from .driver import PAYLOAD, ROLLED, AtOnce, Expired, Recorded, expiries, recorded, scratch_directory
+from .driver import PAYLOAD, ROLLED, AtOnce, Expired, NearClock, Recorded, expiries, recorded, scratch_directory
 from .twin import Seen, Twin, TwinMessage, TwinSlice, TwinTopic, key_of
 from .twin_subscription import TwinSubscription
 
@@ -101,7 +101,7 @@ class Machine(RuleBasedStateMachine):
         self.copies = 0
         self.ever_inline = config["inline_delay_ms"] > 0
         self.config = StoreConfig(map_bytes=64 << 20, **config)
-        self.clock = ManualClock(START_MS + offset_ms)
+        self.clock = NearClock(START_MS + offset_ms)
         self.twin = Twin(self.config, self.clock.now_ms())
         self.consumers: list[Consumer] = []
         self._open(self.directory / "0")
@@ -266,12 +266,26 @@ class Machine(RuleBasedStateMachine):
             except BaseException:
                 self._advance(now_ms, appended, old, complete=False, failed=True)
                 raise
-        done = self._advance(now_ms, appended, old, complete=not more, failed=False)
+        began_ms, gave_way = now_ms, self.store._engine.maintenance._gives_way
+        if gave_way:  # it has stayed for what was due in a moment, and left the rest to the next
+            self.twin.wall_ms = self.clock.now_ms()
+            now_ms = self.twin.now_ms
+            self.shown_ms = max(self.shown_ms, now_ms)
+        done = self._advance(now_ms, appended, old, complete=not more, failed=gave_way, began_ms=began_ms)
         assert TwinSlice(result.fired, result.closed, result.trimmed, result.deleted) == done
         self.done = TwinSlice(*(a + b for a, b in zip(astuple(self.done), astuple(done), strict=True)))
         return result, more
 
-    def _advance(self, now_ms: int, appended: Recorded, old: Expired, *, complete: bool, failed: bool) -> TwinSlice:
+    def _advance(
+        self,
+        now_ms: int,
+        appended: Recorded,
+        old: Expired,
+        *,
+        complete: bool,
+        failed: bool,
+        began_ms: int = 0,
+    ) -> TwinSlice:
         twin, beside, engine = self.twin, self.beside, self.store._engine
         self.beside = None
         ids = {self._state(topic).topic_id: topic for topic in twin.topics.values()}
@@ -320,6 +334,7 @@ class Machine(RuleBasedStateMachine):
                 ids[topic_id].subscriptions[name]: [ids[topic_id].first + place for place in places]
                 for (topic_id, name), places in old.items()
             },
+            began_ms,
         )
         done = twin.advance(now_ms, seen)
         for message in waiting:

@@ -17,6 +17,12 @@ class TimeRules(Machine):
     def forward(self, ms: int) -> None:
         self._forward(ms)
 
+    @rule(ms=st.integers(1, 30))
+    def reach(self, ms: int) -> None:
+        """The next slice may write what is due so far ahead; not one that only does what the last one has left."""
+        if not self.store._engine.maintenance._gives_way:
+            self.clock.reach_ms = ms
+
     @only(STORING, TAKING_BACK)
     @rule(partitions=st.integers(1, 6), offset_ms=st.integers(-1, 1))
     def forward_to_a_boundary(self, partitions: int, offset_ms: int) -> None:

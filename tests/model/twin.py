@@ -187,7 +187,8 @@ class Seen:
     rolled: topics whose open ledger was closed for its age. failed: it was broken off by an error, so that cleaning up
     may have been left out. written_to: another thread wrote to this topic, so that trimming may have seen that or not;
     after: what it wrote into the main log when the firing was over; after_roll: and after its ledger was rolled.
-    expired: what was found too old, by subscription, where that was looked for.
+    expired: what was found too old, by subscription, where that was looked for. began_ms: the time before the slice
+    stayed for what was due in a moment, if it has.
     """
 
     appended: Mapping[TwinTopic, Sequence[TwinMessage]]
@@ -201,6 +202,7 @@ class Seen:
     after: Sequence[TwinMessage] = ()
     after_roll: bool = False
     expired: Mapping[TwinSubscription, Collection[int]] = field(default_factory=dict)
+    began_ms: int = 0
 
 
 class Twin:
@@ -302,7 +304,8 @@ class Twin:
         assert len(fired) == len(due) or not seen.complete, "something due was not fired"
         check_order(fired)
         for message in order:
-            ledger = topic.append(message, message.publish_ms if message.start_ms is None else now_ms)
+            fired_ms = now_ms if message.due_ms > seen.began_ms else seen.began_ms
+            ledger = topic.append(message, message.publish_ms if message.start_ms is None else fired_ms)
             if message.start_ms is not None:
                 log = self.partitions[message.start_ms].logs[topic]
                 log.pending.remove(message)

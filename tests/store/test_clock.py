@@ -308,42 +308,52 @@ def test_a_time_the_mark_has_reached_is_not_waited_for() -> None:
 
 
 def test_who_waits_ahead_is_up_when_the_time_is_near(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It ends 0.6 ms before, at once where that has passed, and a plain wait takes the rest."""
+    """It ends 2 ms before, at once where that has passed, and a plain wait takes the rest."""
     condition = StubCondition()
     condition.clock_ns = 10_000_400_000
     monkeypatch.setattr(time, "time_ns", lambda: condition.clock_ns)
     clock = SystemClock()
-    assert not clock.is_near(10_002)
+    assert clock.near_ms() == 10_002
+    assert not clock.is_near(10_004)
     with condition:
-        clock.wait_ahead(condition, 10_002)
-        assert condition.clock_ns == 10_001_400_000
-        assert clock.is_near(10_002)
-        clock.wait_ahead(condition, 10_002)
-        clock.wait(condition, 10_002)
-        assert not clock.is_near(10_002)  # it has come
+        clock.wait_ahead(condition, 10_004)
+        assert condition.clock_ns == 10_002_000_000
+        assert clock.is_near(10_004)
+        assert not clock.is_near(10_005)
+        clock.wait_ahead(condition, 10_004)
+        clock.wait(condition, 10_004)
+        assert not clock.is_near(10_004)  # it has come
         clock.wait_ahead(condition, None)
-    assert condition.timeouts == pytest.approx([0.001, 0.0006, 60.0])
+    assert condition.timeouts == pytest.approx([0.0016, 0.002, 60.0])
 
 
 class TickingTime:
-    """A wall clock that goes on by 10 us whenever it is looked at, and by what is slept.
+    """Clocks that go on by 10 us whenever the wall clock is looked at, and by what is slept.
 
-    The first sleep ends early by `early_ns`.
+    The first sleep ends early by `early_ns`; after it the wall clock is set back by `back_ns`.
     """
 
-    def __init__(self, now_ns: int) -> None:
+    def __init__(self, now_ns: int, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_ns = now_ns
+        self.passed_ns = 0
         self.slept: list[float] = []
         self.early_ns = 0
+        self.back_ns = 0
+        monkeypatch.setattr(time, "time_ns", self.time_ns)
+        monkeypatch.setattr(time, "monotonic_ns", lambda: self.passed_ns)
+        monkeypatch.setattr(time, "sleep", self.sleep)
 
     def time_ns(self) -> int:
         self.now_ns += 10_000
+        self.passed_ns += 10_000
         return self.now_ns
 
     def sleep(self, seconds: float) -> None:
         self.slept.append(seconds)
-        self.now_ns += round(seconds * 1e9) - self.early_ns
-        self.early_ns = 0
+        slept_ns = round(seconds * 1e9) - self.early_ns
+        self.now_ns += slept_ns - self.back_ns
+        self.passed_ns += slept_ns
+        self.early_ns = self.back_ns = 0
 
 
 @pytest.mark.parametrize("early_ns", [-30_000, 0, 100_000])
@@ -351,48 +361,78 @@ def test_staying_ends_at_the_boundary_and_sleeps_but_for_the_last_of_it(
     early_ns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Never before the millisecond begins, though a sleep may end early; a little is waited out awake."""
-    ticking = TickingTime(10_001_500_000)
+    ticking = TickingTime(10_001_500_000, monkeypatch)
     ticking.early_ns = early_ns
-    monkeypatch.setattr(time, "time_ns", ticking.time_ns)
-    monkeypatch.setattr(time, "sleep", ticking.sleep)
-    assert SystemClock().stay(10_002)
+    SystemClock().stay(10_002)
     assert 10_002_000_000 <= ticking.now_ns <= 10_002_010_000
     assert ticking.slept[0] == pytest.approx(0.00042)  # 0.49 ms were left when it looked
     assert len(ticking.slept) == (2 if early_ns > 0 else 1)
-    assert SystemClock().stay(10_002)
+    SystemClock().stay(10_002)
     assert len(ticking.slept) == (2 if early_ns > 0 else 1)
 
 
-def test_nobody_stays_for_a_time_that_went_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A clock that was set back in the middle says so after one short sleep, not after an hour."""
-    ticking = TickingTime(10_001_500_000)
-    ticking.early_ns = 3_600_000_000_000
-    monkeypatch.setattr(time, "time_ns", ticking.time_ns)
-    monkeypatch.setattr(time, "sleep", ticking.sleep)
-    assert not SystemClock().stay(10_002)
-    assert len(ticking.slept) == 1
+@pytest.mark.parametrize("back_ns", [3_000_000, 3_600_000_000_000])
+def test_nobody_stays_longer_for_a_time_that_went_away(back_ns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock that was set back in the middle is stayed for a few ms, not an hour."""
+    ticking = TickingTime(10_001_500_000, monkeypatch)
+    ticking.back_ns = back_ns
+    SystemClock().stay(10_002)
+    assert 490_000 <= ticking.passed_ns < 4_000_000
+
+
+def test_a_wall_clock_that_goes_slower_is_stayed_for_to_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Less by half a millisecond than what has passed: not early all the same."""
+    ticking = TickingTime(10_001_500_000, monkeypatch)
+    ticking.back_ns = 500_000
+    SystemClock().stay(10_002)
+    assert ticking.now_ns >= 10_002_000_000
 
 
 def test_nothing_is_near_by_a_clock_that_is_moved_by_hand() -> None:
-    """Nobody knows when it moves; it can be asked whether it has."""
+    """Nobody knows when it moves, so nobody stays for it."""
     clock = ManualClock(999)
+    assert clock.near_ms() == 999
     assert not clock.is_near(1_000)
-    assert not clock.stay(1_000)
+    clock.stay(1_000)
     clock.advance(1)
-    assert clock.stay(1_000)
+    assert clock.near_ms() == 1_000
+    assert not clock.is_near(1_000)
+
+
+@pytest.mark.parametrize(("shown", "left"), [([10, 11, 12, 13, 14, 99], [99]), ([10, 11, 3, 4, 99], [99])])
+def test_a_clock_that_only_tells_what_is_near_is_looked_at_until_it_comes_or_goes_away(
+    shown: list[int], left: list[int]
+) -> None:
+    """`stay` of a clock of one's own ends when 14 is shown, or is not near any more as the clock was set back."""
+    looks = iter(shown)
+
+    class Own(Clock):
+        """Shows the next number at every look; what is less than 5 away is near."""
+
+        def now_ms(self) -> int:
+            self.shown = next(looks)
+            return self.shown
+
+        def near_ms(self) -> int:
+            return self.now_ms() + 4
+
+    Own().stay(14)
+    assert list(looks) == left
 
 
 def test_what_the_mark_has_passed_is_neither_near_nor_stayed_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """By the store's time it is due; after it the wrapped clock decides."""
     condition = StubCondition()
-    condition.clock_ns = 9_999_500_000
+    condition.clock_ns = 9_997_500_000
     monkeypatch.setattr(time, "time_ns", lambda: condition.clock_ns)
     clock = StoreClock(SystemClock(), mark_ms=10_000)
     assert not clock.is_near(10_000)
-    assert clock.stay(10_000)
+    assert clock.near_ms() == 10_000
+    clock.stay(10_000)
     with condition:
         clock.wait_ahead(condition, 10_000)
         assert condition.timeouts == []
         clock.wait_ahead(condition, 10_003)
-    assert condition.clock_ns == 10_002_400_000
+    assert condition.clock_ns == 10_001_000_000
+    assert clock.near_ms() == 10_003
     assert clock.is_near(10_003)
