@@ -46,6 +46,8 @@ from .driver import PAYLOAD, ROLLED, AtOnce, Expired, NearClock, Recorded, expir
 from .twin import Seen, Twin, TwinMessage, TwinSlice, TwinTopic, key_of
 from .twin_subscription import TwinSubscription
 
+_NOWHERE = MessageId(0, 0)
+
 Item = tuple[int, MessageId, ReceivedMessage]
 """What a consumer was given: its place in the log, its position, and the message."""
 
@@ -367,8 +369,10 @@ class Machine(RuleBasedStateMachine):
             if not topic.schedules:
                 continue
             found = {schedule.name: schedule for schedule in self.store.topic(topic.name).schedules()}
-            for name, schedule in topic.schedules.items():
-                due_ms, there = schedule.next_due_ms, found[name]
+            written = {name: found[name].next_id or _NOWHERE for name in topic.schedules}
+            for name in sorted(written, key=written.__getitem__):
+                schedule, there = topic.schedules[name], found[name]
+                due_ms = schedule.next_due_ms
                 if due_ms is None or due_ms > now_ms or (failed and there.next_due_ms == due_ms):
                     continue
                 assert there.next_due_ms == schedule.following_ms(now_ms), "it is not followed by what comes next"
