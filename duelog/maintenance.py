@@ -4,9 +4,9 @@ A tick does whatever is due now, in that order, and says when the next thing is.
 scheduler thread, by the program, or by `receive` where there is no thread.
 
 A tick is made of slices of some ten ms: a piece of a partition being loaded, batches of what is due, one
-transaction of a snapshot, some of an index put to sleep, and the small things. So what takes long (loading ten
-million entries, saving them, a backlog after a long stop) holds up neither what is due meanwhile nor the flushing of
-acknowledgements, and `receive` hands out what the first slices fired while later partitions still load.
+transaction of a snapshot, some of an index put to sleep or of a file read ahead, and the small things. So what takes
+long (loading ten million entries, saving them, a backlog after a long stop) holds up neither what is due meanwhile nor
+the flushing of acknowledgements, and `receive` hands out what the first slices fired while later partitions still load.
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ class Maintenance:
         return max(now_ms, self._clock.mark_ms)
 
     def _advance(self, now_ms: int) -> tuple[int, int, int, bool]:
-        """Load, fire, close, save, settle a little: how many fired, closed, were saved, and whether there is more."""
+        """Load, fire, close, save, settle, warm: how many fired, closed, were saved, and whether there is more."""
         gave_way, self._gives_way = self._gives_way, False
         if self.stopping:
             return 0, 0, 0, False
@@ -219,7 +219,9 @@ class Maintenance:
         saved = self._firing.save(now_ms)
         self._firing.settling.step()
         more = loading or closed > 0 or self._firing.saving.is_due() or self._firing.settling.is_due()
-        return fired, closed, saved, more
+        if not more:
+            self._firing.warming.step()
+        return fired, closed, saved, more or self._firing.warming.is_due()
 
     def _fire_at_the_instant(self, now_ms: int) -> int:
         """Fire what is due in a moment: when that has come, it is on the disk already."""
@@ -263,6 +265,7 @@ class Maintenance:
                 raise
             if gone:
                 deleted += 1
+                self._firing.warming.forget(start_ms)
                 if self.on_delete is not None:
                     self.on_delete(start_ms)
             elif partition.state is PartitionState.DELETING:

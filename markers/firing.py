@@ -38,13 +38,11 @@ from .log_firing import LogFiring, Taken
 from .ready_queue import ReadyQueue
 from .saving import Saving
 from .settling import Settling
+from .warming import Warming
 
 LOADED_AT_ONCE = 4
 """The first so many partitions that are open and have begun have their indexes in memory; the next is loaded when
 one has closed."""
-
-_MANY_DUES = 1_024
-"""Due times read one by one after which the pages they were read from are given back: up to 64 MB."""
 
 _LOAD_SLICE_S = 0.02
 """How long `load` goes on before it lets others fire."""
@@ -81,6 +79,7 @@ class Firing:
         self._loading: tuple[Partition, Iterator[bool]] | None = None
         self.saving = Saving(config)
         self.settling = Settling()
+        self.warming = Warming()
         self.gate = ReaderGate()
         """Firing is alone in it; whoever cancels or reschedules is inside, so that nothing is on its way into
         the main log meanwhile and the recorded frontiers tell what has fired."""
@@ -125,7 +124,7 @@ class Firing:
         if partition is None or partition.start_ms - self._config.preload_ms > now_ms:
             return False
         self._partitions.acquire(partition)  # given back when the partition closes
-        start_ms = partition.start_ms
+        start_ms, dropped = partition.start_ms, partition.keep_pages()
         self.saving.begin(start_ms)
         loading = Loading(
             self._main,
@@ -137,7 +136,8 @@ class Firing:
             set_aside=self._set_aside,
             fires=lambda log: self._ready.arm(log, log.next_due_ms()),
         )
-        self._loading = partition, loading.steps()
+        directory = partition.environment.path
+        self._loading = partition, self.warming.begun(start_ms, directory, dropped, loading.steps())
         return True
 
     def _load_more(self) -> bool | None:
@@ -342,6 +342,7 @@ class Firing:
     def _unload(self, partition: Partition) -> None:
         partition.listener = None
         self.saving.forget(partition.start_ms)
+        self.warming.closed(partition.start_ms)
         for log in self._loaded.pop(partition.start_ms, {}).values():
             self._ready.discard(log)
             self.settling.forget(log)
@@ -360,9 +361,8 @@ class Firing:
     def give_back_pages(self) -> None:
         """Have the pages that due times were read from no longer count as memory of this process."""
         for start_ms in self._loaded:
-            partition = self._partitions.get(start_ms)
-            if partition is not None and partition.dues_read >= _MANY_DUES and partition.environment.give_back_pages():
-                partition.dues_read = 0
+            if (partition := self._partitions.get(start_ms)) is not None:
+                partition.give_back_pages()
 
     def _saveable(self) -> dict[int, tuple[Partition, list[LogFiring]]]:
         loading = None if self._loading is None else self._loading[0]

@@ -23,6 +23,9 @@ from ..store.run import Int64s
 from ..store.transaction import Transaction
 from .timespan import directory_name
 
+_MANY_DUES = 1_024
+"""Due times read one by one after which the pages they were read from are given back: up to 64 MB."""
+
 Listener = Callable[["PartitionLog", int, Int64s], None]
 """Called by the leader of a commit with (log, first entry id, due times); takes leaf locks only."""
 
@@ -61,6 +64,9 @@ class Partition:
         self.listener: Listener | None = None
         self.dues_read = 0
         """Due times read one by one since pages were last given back; each may have mapped 16 pages."""
+        self.keeps_pages = False
+        """Whether what is written to the open environment stays in the page cache (`keep_pages`)."""
+        self._dropped = 0
         self.leases = 0
         self.appenders = 0
         self.outdated = False
@@ -88,6 +94,7 @@ class Partition:
             if self._environment is not None:
                 self._parked.append(self._environment)
             self._environment = environment
+            self.keeps_pages = False
             self.outdated = False
             self._logs = {}
 
@@ -101,10 +108,28 @@ class Partition:
         """Forget every environment and what was read from it, for the caller to close."""
         with self._lock:
             environments = self._parked if self._environment is None else [*self._parked, self._environment]
+            self._dropped = max([self._dropped, *(environment.keep_pages() for environment in environments)])
             self._environment, self._parked = None, []
             self.outdated = False
             self._logs = {}
         return environments
+
+    def keep_pages(self) -> int:
+        """Have what is written stay in the page cache: the partition has begun, it is read soon. REQUIRES: a lease.
+
+        Returns how many bytes from the beginning of its file were dropped by this process.
+        """
+        self._dropped = max(self._dropped, self.environment.keep_pages())
+        self.keeps_pages = True
+        return self._dropped
+
+    def give_back_pages(self) -> None:
+        """Have the pages that many due times were read from no longer count as memory of this process.
+
+        Waits for nobody: they stay while somebody uses the environment. REQUIRES: a lease.
+        """
+        if self.dues_read >= _MANY_DUES and self.environment.give_back_pages():
+            self.dues_read = 0
 
     def log(self, topic_id: int) -> PartitionLog | None:
         """The topic's log, None when it has none here. REQUIRES: a lease. O(log n) at first use.

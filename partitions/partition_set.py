@@ -174,7 +174,11 @@ class PartitionSet:
                 partition.leases += 1
                 partition.appenders += 1
                 self._open.move_to_end(start_ms)
-        return partition if accepted else None
+        if not accepted:
+            return None
+        if not partition.keeps_pages and start_ms - self._config.preload_ms <= now_ms:
+            partition.keep_pages()
+        return partition
 
     def end_append(self, partition: Partition) -> None:
         """Give a lease of `begin_append` back."""
@@ -206,6 +210,7 @@ class PartitionSet:
             durability=self._config.durability,
             map_bytes=self._config.map_bytes,
             read_only=self._read_only,
+            drops_behind=partition.state is PartitionState.OPEN,
         )
         try:
             partition.verify_identity(self._store_id, environment)

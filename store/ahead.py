@@ -12,11 +12,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import lmdb
-
-_COMMITS = 16
-"""Commits from one look to the next."""
-
 _SMALL_BYTES = 16 << 10
 """Commits that make the file longer by less, on average, are small."""
 
@@ -29,28 +24,17 @@ _FREE_TIMES = 256
 class RoomAhead:
     """Keeps room ahead of the file of one environment. For the one thread that commits."""
 
-    def __init__(self, path: Path, environment: lmdb.Environment) -> None:
-        """`path` is the directory of the environment, which is open for writing."""
+    def __init__(self, path: Path, used: int) -> None:
+        """`path` is the directory of the environment; `used`: the bytes of its file that are in use."""
         self._file = path / "data.mdb"
-        self._environment = environment
-        self._page_bytes: int = environment.stat()["psize"]
-        self._commits = 0
-        self._used = self._used_bytes()
+        self._used = used
         self._end = 0
 
-    def _used_bytes(self) -> int:
-        used: int = (self._environment.info()["last_pgno"] + 1) * self._page_bytes
-        return used
-
-    def committed(self) -> None:
-        """Count a commit, and see to the room for those to come."""
-        self._commits += 1
-        if self._commits < _COMMITS:
-            return
-        self._commits = 0
-        before, self._used = self._used, self._used_bytes()
-        grown = self._used - before
-        if 0 < grown < _COMMITS * _SMALL_BYTES and self._used + 2 * grown > self._end:
+    def look(self, used: int, commits: int) -> None:
+        """See to the room for commits to come, after so many since the last time."""
+        before, self._used = self._used, used
+        grown = used - before
+        if 0 < grown < commits * _SMALL_BYTES and self._used + 2 * grown > self._end:
             self._write_zeros(min(max(_LEAST_BYTES, self._used // 8), _MOST_BYTES))
 
     def _write_zeros(self, size: int) -> None:

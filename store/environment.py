@@ -18,34 +18,32 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
 import lmdb
 
 from . import datafile, pages
-from .ahead import RoomAhead
 from .commit_counts import CommitCounts
 from .commit_queue import CommitQueue, Request
 from .config import Durability
 from .directory import make_directory, sync_directory
-from .errors import BrokenInvariant, ClosedError, DamagedStore, DuelogError, InvalidArgument, StoreFailed, StoreFull
+from .errors import BrokenInvariant, ClosedError, DuelogError, StoreFailed, StoreFull
 from .failpoints import reach
 from .format import RUN_PREFIX, unseal
+from .opening import open_lmdb
 from .process import here
 from .reader_gate import ReaderGate
-from .room import no_room, reserve_lock_file
+from .room import no_room
 from .transaction import Transaction
+from .upkeep import Upkeep
 
 T = TypeVar("T")
 Work = Callable[[Transaction], T]
 
 MAX_MAP_BYTES = 1 << 44
 """Largest map an environment grows to: virtual address space ends near 2**47."""
-
-_COMMITS_A_READER_CHECK = 1_000
-"""Commits between two looks for readers that were killed inside a transaction: they would hold pages for ever."""
 
 
 class Environment:
@@ -61,12 +59,14 @@ class Environment:
         read_only: bool = False,
         create: bool = False,
         lock: bool = True,
+        drops_behind: bool = False,
     ) -> None:
         """Open `path`, a directory; `name` is what errors and findings call it.
 
         `lock` False, with `read_only` alone: no reader is registered, so that a directory that this process may not
         write can be read, by as many readers as there are. Only of a file that nobody writes any more: beside a
         writer it reads wrong rows silently.
+        `drops_behind`: what is written does not stay in the page cache, until `keep_pages` is called (behind.py).
         Raises DamagedStore when the data file is missing, empty, no LMDB file, or truncated so that
         reading it would kill the process.
         """
@@ -86,39 +86,10 @@ class Environment:
         self._process = here.pid
         self._durability = durability
         self._read_only = read_only
-        if not read_only:
-            reserve_lock_file(path)
-        try:
-            self._env = lmdb.open(
-                os.fspath(path),
-                map_size=map_bytes,
-                max_dbs=0,
-                readonly=read_only,
-                create=create,
-                lock=lock,
-                sync=durability != "none",
-                metasync=durability == "commit",
-                meminit=False,
-                readahead=False,
-                max_readers=1024,
-                max_spare_txns=4,
-                lib_version=0,
-            )
-        except lmdb.Error as error:  # no permission, no address space, or another process has just removed it
-            if "already open in this process" in str(error):
-                raise InvalidArgument("path", str(path), "this process has it open already") from error
-            full = no_room(path, error) if create else None
-            raise full or DamagedStore(path, f"cannot be opened: {error}") from error
-        if create:
-            sync_directory(path)
-        try:
-            with self._env.begin() as raw:
-                cursor = raw.cursor()
-                last = cursor.key() if cursor.last() else b""
-        except lmdb.Error as error:
-            self._env.close()
-            raise DamagedStore(path, f"cannot be read: {error}") from error
-        self._last_run = max(bytes(last), RUN_PREFIX)
+        self._env, last = open_lmdb(
+            path, map_bytes=map_bytes, durability=durability, read_only=read_only, create=create, lock=lock
+        )
+        self._last_run = max(last, RUN_PREFIX)
         self._committing = threading.Lock()
         self._queue = CommitQueue(self._check_writable, self._serve, self._broke_off)
         self._publishing = False
@@ -128,7 +99,11 @@ class Environment:
         self._gate = ReaderGate()
         self._unsynced = False
         self._syncing = threading.Lock()
-        self._ahead = None if durability == "none" or read_only else RoomAhead(path, self._env)
+        self._upkeep = None
+        if not read_only:
+            self._upkeep = Upkeep(
+                path, self._env, self._map_anew, synced=durability != "none", drops_behind=drops_behind
+            )
 
     # -- reading -------------------------------------------------------------------------------
 
@@ -263,11 +238,8 @@ class Environment:
 
     def _count(self, requests: int, entries: int, elapsed_ns: int) -> None:
         self.counts.add(requests, entries, elapsed_ns)
-        if self._ahead is not None:
-            self._ahead.committed()
-        if not self.counts.commits % _COMMITS_A_READER_CHECK:
-            with suppress(lmdb.Error):  # what is committed stays committed, whatever becomes of this
-                self._env.reader_check()
+        if self._upkeep is not None:
+            self._upkeep.committed()
         if self.observe_commit is not None:
             self.observe_commit(elapsed_ns, requests)
 
@@ -293,13 +265,24 @@ class Environment:
         if not self._committing.acquire(blocking=False):
             return False
         try:
-            with self._gate.alone_at_once() as alone:
-                self._check_open()
-                if alone:
-                    self._env.set_mapsize(self._map_bytes)  # LMDB maps the file anew
-                return alone
+            self._check_open()
+            return self._map_anew()
         finally:
             self._committing.release()
+
+    def _map_anew(self) -> bool:
+        """False while somebody reads. REQUIRES: `_committing` held, as closing does too, and no transaction in it."""
+        with self._gate.alone_at_once() as alone:
+            if alone:
+                self._env.set_mapsize(self._map_bytes)  # LMDB maps the file anew
+            return alone
+
+    def keep_pages(self) -> int:
+        """From now on what is written stays in the page cache: it will be read soon. There is no way back.
+
+        Returns how many bytes from the beginning of data.mdb were dropped since it was opened.
+        """
+        return 0 if self._upkeep is None else self._upkeep.keep_pages()
 
     def sync(self) -> None:
         """Make every commit so far durable whatever `durability` is. Raises StoreFailed, StoreFull."""
