@@ -138,8 +138,8 @@ class DelayedStore:
     def tick(self) -> TickResult:
         """Do whatever is due now: fire, close, trim, delete, persist; and say what it did and what is next.
 
-        For programs and tests that drive the store themselves; harmless beside the background thread. By the machine's
-        clock it stays for what is due within 2 ms. Raises ClockJumped, StoreFull, StoreFailed; what was done stands.
+        For programs and tests that drive the store themselves; harmless beside the background thread.
+        Raises ClockJumped, StoreFull, StoreFailed; what was done stands.
         """
         return self._engine.tick()
 

@@ -38,9 +38,10 @@ class DueReader:
     def read(self, start: Position, max_entries: int, skip: AckSet) -> tuple[list[ReceivedMessage], Position]:
         """What has become due behind `start`, then messages from `start` on that are due."""
         now_ms = self._clock.now_ms()
+        if self._view is not None or self._reader.keeps_back:
+            now_ms = self._clock.raise_to(now_ms)  # what is served by it is served for good: it must not go back
         if self._tracker is not None and self._view is not None:
-            # What is served is served by this time for good: the clock must not go back behind it.
-            return self._read_tracked(self._tracker, self._view, start, max_entries, self._clock.raise_to(now_ms), skip)
+            return self._read_tracked(self._tracker, self._view, start, max_entries, now_ms, skip)
         fresh, following, passed_over = self._ahead.read(start, max_entries, skip, now_ms)
         if passed_over and self._view is None:
             self._clock.raise_to(now_ms)
@@ -76,10 +77,11 @@ class DueReader:
         return self._reader.read_at(positions)
 
     def next_due_ms(self) -> int | None:
-        """When the next message that was passed over becomes due; None when none was."""
+        """When the next message that was passed over, or not read before its time, becomes due; None: there is none."""
+        kept_back_ms = self._reader.next_readable_ms(self._clock.now_ms())
         if self._tracker is None or self._view is None:
-            return None
-        return self._tracker.next_due_ms(self._view)
+            return kept_back_ms
+        return min((ms for ms in (kept_back_ms, self._tracker.next_due_ms(self._view)) if ms is not None), default=None)
 
     def waiting(self, skip: AckSet) -> int:
         """Messages of the log that are known not to be due yet, and that `skip` has not acknowledged."""

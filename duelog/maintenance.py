@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from duelog.cleanup.deletion import deletable, delete_partition, finish_deletion
-from duelog.markers.ahead import Ahead
 from duelog.markers.firing import Firing
 from duelog.partitions.partition import Partition
 from duelog.partitions.partition_set import PartitionSet
@@ -41,7 +40,7 @@ _SLICE_S = 0.05
 """How long a slice goes on firing."""
 
 _GIVE_WAY_MS = 3
-"""After a firing that was stayed for: whoever it has woken gets the interpreter before the rest of a slice does."""
+"""After what was fired ahead is due: whoever waits for that gets the interpreter before the rest of a slice does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +183,10 @@ class Maintenance:
             return TickResult(fired, closed, trimmed, deleted, saved, next_due_ms, adopted), more
 
     def _time(self) -> int:
-        """Now; refused when the clock ran ahead of the time that passed by more than the bound."""
+        """Now; refused when the clock ran ahead of the time that passed by more than the bound.
+
+        After a clock was set back, no earlier than what was fired ahead of it: those messages are not held back again.
+        """
         now_ms = self._clock.wrapped.now_ms()
         passed_ms = time.clock_gettime(time.CLOCK_BOOTTIME) * 1000
         bound_ms = self._config.max_clock_jump_ms
@@ -192,6 +194,8 @@ class Maintenance:
             seen_ms, seen_at = self._seen
             if now_ms - seen_ms - (passed_ms - seen_at) > bound_ms:
                 raise ClockJumped(seen_ms, now_ms, bound_ms)
+        if self._seen is not None and now_ms < self._seen[0]:
+            self._clock.raise_to(self._firing.recorded_ms)
         self._seen = (now_ms, passed_ms)
         return max(now_ms, self._clock.mark_ms)
 
@@ -203,14 +207,12 @@ class Maintenance:
         until = time.perf_counter() + _SLICE_S
         loading = self._firing.load(now_ms)
         fired = 0
-        while batch := self._firing.fire(now_ms):
+        while batch := self._firing.fire(now_ms, now_ms + self._clock.lead_ms):
             fired += batch
             if self.stopping or time.perf_counter() >= until:
                 return fired, 0, 0, not self.stopping
-        if at_the_instant := self._fire_at_the_instant(now_ms):
-            fired += at_the_instant
-            self._gives_way = not gave_way
-        if self._gives_way:
+        if fired and self._firing.recorded_ms > now_ms and not gave_way:
+            self._gives_way = True
             return fired, 0, 0, True
         closed = 0
         for start_ms in self._firing.close_finished(now_ms):
@@ -223,20 +225,14 @@ class Maintenance:
             self._firing.warming.step()
         return fired, closed, saved, more or self._firing.warming.is_due()
 
-    def _fire_at_the_instant(self, now_ms: int) -> int:
-        """Fire what is due in a moment: when that has come, it is on the disk already."""
-        due_ms = self._firing.next_due_ms()
-        if due_ms is None or not self._clock.is_near(due_ms):
-            return 0
-        return self._firing.fire(now_ms, Ahead(self._clock.near_ms(), self._clock.stay))
-
     def _after_giving_way(self) -> int:
-        """When to go on: at once where there is something to stay for again."""
-        now_ms = self._clock.now_ms()
-        due_ms, again_ms = self._firing.next_due_ms(), now_ms + _GIVE_WAY_MS
-        if due_ms is None or due_ms > again_ms:
-            return again_ms
-        return now_ms if self._clock.is_near(due_ms) else due_ms
+        """When to go on: sooner where there is something to fire again."""
+        again_ms, due_ms = self._firing.recorded_ms + _GIVE_WAY_MS, self._next_firing_ms()
+        return again_ms if due_ms is None else min(again_ms, due_ms)
+
+    def _next_firing_ms(self) -> int | None:
+        due_ms = self._firing.next_due_ms()
+        return None if due_ms is None else due_ms - self._clock.lead_ms
 
     def _trim(self, now_ms: int) -> int:
         if not self._surveyed:
@@ -302,7 +298,7 @@ class Maintenance:
 
     def _next_due_ms(self) -> int | None:
         candidates = (
-            self._firing.next_due_ms(),
+            self._next_firing_ms(),
             self._firing.next_load_ms(),
             self._firing.next_close_ms(),
             self._flusher.due_ms(),

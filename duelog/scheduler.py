@@ -58,8 +58,7 @@ class Scheduler:
             with self._condition:
                 # One wait, then a new tick: a clock that was moved, or set back, is noticed.
                 if not self._woken and not self._stopping:
-                    near = until_ms is not None and self._clock.is_near(until_ms)  # the tick stays for what is to fire
-                    (self._clock.wait if near else self._clock.wait_ahead)(self._condition, until_ms)
+                    self._clock.wait(self._condition, until_ms)
                 self._woken = False
                 if self._stopping:
                     return

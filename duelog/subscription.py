@@ -317,7 +317,7 @@ class Subscription:
         if to == "earliest":
             position = Position(log.first_ledger, 0)
         elif to == "latest":
-            position = log.end
+            position = log.readable(self._engine.clock.now_ms()).end
         elif isinstance(to, (ReceivedMessage, MessageId)):
             position = self._existing_position(positions_of(to)[0])
         elif isinstance(to, str):

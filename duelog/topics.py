@@ -115,7 +115,8 @@ class Topics:
             fields = transaction.get(key)
             if fields is not None:
                 return CursorRecord.unpack(fields)
-            start = Position(state.log.first_in(transaction), 0) if earliest else state.log.end_in(transaction)
+            log = state.log
+            start = Position(log.first_in(transaction), 0) if earliest else log.latest_in(transaction, now_ms)
             number = catalog.take_numbers(transaction, catalog.SUBSCRIPTIONS)
             record = CursorRecord(number, max(now_ms, 0), start.ledger_id, start.entry_id, 0)
             transaction.put(key, record.pack())

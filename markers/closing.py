@@ -18,11 +18,12 @@ def record_closed(
     partition: Partition,
     topic_ids: Iterable[int],
     main_log: Callable[[int], ManagedLedger | None],
-    now_ms: int,
+    mark_ms: int,
 ) -> None:
     """Close a partition in the catalog, held by each topic whose last marker is in a ledger that is kept.
 
     A topic without a marker, one whose ledgers have been trimmed past it, or one that was deleted, holds nothing.
+    `mark_ms` becomes the clock mark.
     """
     holders = 0
     for topic_id in topic_ids:
@@ -40,4 +41,4 @@ def record_closed(
         raise DamagedStore(partition.path, "is not in the catalog")
     closed = PartitionRecord.unpack(fields)._replace(state=PartitionState.CLOSED, holders=holders)
     transaction.put(fmt.partition_key(partition.start_ms), closed.pack())
-    transaction.put(fmt.counter_key(catalog.CLOCK), fmt.pack_u64(max(now_ms, 0)))
+    transaction.put(fmt.counter_key(catalog.CLOCK), fmt.pack_u64(max(mark_ms, 0)))

@@ -27,11 +27,10 @@ from ..store.environment import Environment
 from ..store.errors import CorruptEntry
 from ..store.failpoints import reach
 from ..store.format import FrontierRecord, PartitionState
-from ..store.managed_ledger import ManagedLedger, Segment
+from ..store.managed_ledger import ManagedLedger
 from ..store.reader_gate import ReaderGate
 from ..store.run import Int64s, UInt32s
 from ..store.transaction import Transaction
-from .ahead import Ahead, Written
 from .closing import record_closed
 from .loading import Loading, admit, new_log
 from .log_firing import LogFiring, Taken
@@ -86,6 +85,8 @@ class Firing:
         self.reached: Callable[[int], object] = lambda now_ms: None
         """Told, inside the gate, the time that has been recorded with a firing: the store's clock never goes back
         behind it, so that nobody who is let in next finds it earlier."""
+        self.recorded_ms = 0
+        """The clock mark on the disk, which may be a moment ahead; it never goes back. 0: nothing was recorded yet."""
         self.fired = 0
         """Messages fired since the store was opened."""
         self.observe: Callable[[int, Taken, int], None] | None = None
@@ -209,21 +210,23 @@ class Firing:
             self._ready.arm(log, log.next_due_ms())
         return None
 
-    def fire(self, now_ms: int, ahead: Ahead | None = None) -> int:
+    def fire(self, now_ms: int, until_ms: int | None = None) -> int:
         """Fire one batch of at most `fire_batch` messages due by `now_ms`; returns how many, 0: none is due.
 
-        One transaction holds their markers, the frontiers and the clock mark. With `ahead` those that will be due in a
-        moment are written with them, and each is shown when its time has come, which is before this returns.
+        One transaction holds their markers, the frontiers and the clock mark. With `until_ms`, which is a moment later,
+        those due by then are written as well, and nobody reads one before it is due (`ManagedLedger.readable`).
         Raises StoreFull or StoreFailed with nothing fired.
         """
         with self.gate.alone():
-            return self._fire(now_ms, ahead)
+            fired = self._fire(now_ms, now_ms if until_ms is None else max(until_ms, now_ms))
+            if fired:
+                self.reached(now_ms)
+            return fired
 
-    def _fire(self, now_ms: int, ahead: Ahead | None) -> int:
+    def _fire(self, now_ms: int, until_ms: int) -> int:
         batch: _Batch = []
         came_up: list[LogFiring] = []
         room = self._config.fire_batch
-        until_ms = now_ms if ahead is None else ahead.until_ms
         try:
             while room > 0 and (log := self._ready.pop(until_ms)) is not None:
                 came_up.append(log)
@@ -234,7 +237,7 @@ class Firing:
                     batch.append((log, taken, main_log))
                     room -= len(taken.entries)
             if batch:
-                self._commit(batch, now_ms, ahead)
+                self._commit(batch, now_ms)
         finally:
             for log in came_up:
                 if self._main_log(log.topic_id) is not None:
@@ -246,24 +249,24 @@ class Firing:
             name = f"partition at {log.start_ms}"
             self._set_aside(CorruptEntry(name, log.ledger_id, entry_id, "its due time cannot be read"))
 
-    def _commit(self, batch: _Batch, now_ms: int, ahead: Ahead | None) -> None:
+    def _commit(self, batch: _Batch, now_ms: int) -> None:
         by_ms = max(now_ms, *(int(taken.dues.max()) for _, taken, _ in batch))
-        keep_back = by_ms > now_ms
+        mark_ms, ahead_of_ms = max(by_ms, self.recorded_ms), now_ms if by_ms > now_ms else None
 
-        def work(transaction: Transaction) -> list[tuple[FrontierRecord, list[Segment]]]:
-            written = []
+        def work(transaction: Transaction) -> list[FrontierRecord]:
+            records = []
             for log, taken, main_log in batch:
                 segments = main_log.append_markers(
-                    transaction, log.ledger_id, log.start_ms, taken.entries, taken.dues, by_ms, keep_back=keep_back
+                    transaction, log.ledger_id, log.start_ms, taken.entries, taken.dues, by_ms, ahead_of_ms
                 )
                 last = segments[-1]
                 record = taken.frontier._replace(
                     marker_ledger=last.ledger_id, marker_entry=last.first_entry + last.length - 1
                 )
                 transaction.put(fmt.frontier_key(log.topic_id, log.start_ms), record.pack())
-                written.append((record, segments))
-            transaction.put(fmt.counter_key(catalog.CLOCK), fmt.pack_u64(max(by_ms, 0)))
-            return written
+                records.append(record)
+            transaction.put(fmt.counter_key(catalog.CLOCK), fmt.pack_u64(max(mark_ms, 0)))
+            return records
 
         try:
             for start_ms in {log.start_ms for log, _, _ in batch}:
@@ -271,23 +274,18 @@ class Firing:
                 if partition is not None:
                     partition.environment.sync()
             reach("fire.before")
-            written = self._main.write(work)
+            records = self._main.write(work)
         except BaseException:
             for log, taken, _ in reversed(batch):
                 log.roll_back(taken)
             raise
         reach("fire.after")
-        for (log, taken, _), (record, _) in zip(batch, written, strict=True):
+        self.recorded_ms = mark_ms
+        for (log, taken, _), record in zip(batch, records, strict=True):
             log.confirm(record)
             self.fired += len(taken.entries)
             if self.observe is not None:
                 self.observe(log.topic_id, taken, by_ms)
-        try:
-            if ahead is not None and keep_back:
-                pieces = zip(batch, written, strict=True)
-                ahead.show([Written(main_log, taken.dues, segments) for (_, taken, main_log), (_, segments) in pieces])
-        finally:
-            self.reached(by_ms)
 
     # -- closing -----------------------------------------------------------------------------------
 
@@ -322,7 +320,7 @@ class Firing:
         topic_ids = list(self._loaded[partition.start_ms])
 
         def work(transaction: Transaction) -> None:
-            record_closed(transaction, partition, topic_ids, self._main_log, now_ms)
+            record_closed(transaction, partition, topic_ids, self._main_log, max(now_ms, self.recorded_ms))
 
         try:
             remove_snapshots(partition.environment, self._config.snapshot_part_bytes)

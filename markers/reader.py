@@ -88,6 +88,15 @@ class MainLogReader:
         self.set_aside = set_aside
         self._gone = gone
 
+    @property
+    def keeps_back(self) -> bool:
+        """Whether the log has something that is not read before its time; then `read` takes no earlier time again."""
+        return self._log.keeps_back
+
+    def next_readable_ms(self, now_ms: int) -> int | None:
+        """When `read` finds more than at `now_ms`, if nothing is appended; None: never."""
+        return self._log.next_readable_ms(now_ms)
+
     def read(
         self, start: Position, max_entries: int, skip: Unacknowledged, now_ms: int
     ) -> tuple[list[ReceivedMessage], Position, bool]:
@@ -115,7 +124,7 @@ class MainLogReader:
         passed_over = False
         batch = _Batch(self)
         ledger_id, entry_id = start
-        log = self._log.snapshot()  # before the transaction begins, which therefore sees all of it
+        log = self._log.readable(now_ms)  # before the transaction begins, which therefore sees all of it
         with self._main.read() as raw:
             while True:
                 committed = log.entries_of(ledger_id)

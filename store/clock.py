@@ -16,18 +16,13 @@ from .errors import InvalidArgument
 MAX_WAIT_S = 60.0
 """Longest single real wait, in seconds: a wall clock that is set forward meanwhile is noticed after it."""
 
-_NEAR_NS = 2_000_000
-"""Time enough to write what is due to the disk before its instant."""
-
-_OVERSLEPT_NS = 70_000
-"""By so much a sleep ends late."""
-
-_SLEWED_NS = 1_000_000
-"""A wall clock that is behind the monotonic one by more, after a few ms, was set back; by less, it goes slower."""
-
 
 class Clock(ABC):
     """A source of time in ms since the Unix epoch; may be read from any thread."""
+
+    lead_ms = 0
+    """How long before its time what is due is written to the disk, so that nobody waits for that then; 0: at its time,
+    with a clock of which nobody knows when it will show what."""
 
     @abstractmethod
     def now_ms(self) -> int:
@@ -46,32 +41,11 @@ class Clock(ABC):
         if remaining_ms > 0:
             condition.wait(min(remaining_ms / 1000, MAX_WAIT_S))
 
-    def wait_ahead(self, condition: threading.Condition, until_ms: int | None) -> None:
-        """As ``wait``, to get ready: may return as soon as ``until_ms`` is near; ``wait`` takes the rest."""
-        self.wait(condition, until_ms)
-
-    def near_ms(self) -> int:
-        """The latest time that is near: what is due by then is better got ready, and stayed for, than come back for.
-
-        That is ``now_ms``, so that nothing is, with a clock that cannot tell when it will show what.
-        """
-        return self.now_ms()
-
-    def is_near(self, until_ms: int) -> bool:
-        """Whether ``until_ms`` is still to come, and near."""
-        return self.now_ms() < until_ms <= self.near_ms()
-
-    def stay(self, until_ms: int) -> None:
-        """Sleep until this clock shows ``until_ms``, which is near.
-
-        No longer than it would take now: a clock that is set back meanwhile shows something else when this returns.
-        """
-        while self.now_ms() < until_ms <= self.near_ms():
-            time.sleep(0)
-
 
 class SystemClock(Clock):
     """The wall clock of the machine."""
+
+    lead_ms = 4
 
     def now_ms(self) -> int:
         """The wall clock's time; goes back where the machine's clock is set back."""
@@ -79,31 +53,12 @@ class SystemClock(Clock):
 
     def wait(self, condition: threading.Condition, until_ms: int | None) -> None:
         """As ``Clock.wait``; a wait that runs out ends at the start of millisecond ``until_ms``, not before it."""
-        self._wait(condition, None if until_ms is None else until_ms * 1_000_000)
-
-    def wait_ahead(self, condition: threading.Condition, until_ms: int | None) -> None:
-        """As ``Clock.wait_ahead``; ends 2 ms before ``until_ms``."""
-        self._wait(condition, None if until_ms is None else until_ms * 1_000_000 - _NEAR_NS)
-
-    def near_ms(self) -> int:
-        """The last millisecond that begins within 2 ms."""
-        return (time.time_ns() + _NEAR_NS) // 1_000_000
-
-    def stay(self, until_ms: int) -> None:
-        """As ``Clock.stay``; the last 0.07 ms, by which a sleep ends late, are waited out awake."""
-        remaining_ns = until_ms * 1_000_000 - time.time_ns()
-        over_ns = time.monotonic_ns() + min(remaining_ns, _NEAR_NS) + _SLEWED_NS
-        while remaining_ns > 0 and time.monotonic_ns() < over_ns:
-            if remaining_ns > _OVERSLEPT_NS:
-                time.sleep(min(remaining_ns - _OVERSLEPT_NS, _NEAR_NS) / 1e9)
-            remaining_ns = until_ms * 1_000_000 - time.time_ns()
-
-    def _wait(self, condition: threading.Condition, until_ns: int | None) -> None:
-        if until_ns is None:
+        if until_ms is None:
             condition.wait(MAX_WAIT_S)
             return
         # The condition waits by the monotonic clock, which may end a hair before the wall clock's boundary:
         # then the little that is left is waited for again.
+        until_ns = until_ms * 1_000_000
         while (remaining_ns := until_ns - time.time_ns()) > 0:
             if remaining_ns >= MAX_WAIT_S * 1e9:
                 condition.wait(MAX_WAIT_S)
@@ -188,6 +143,7 @@ class StoreClock(Clock):
         self._wrapped = wrapped
         self._lock = threading.Lock()
         self._mark_ms = mark_ms
+        self.lead_ms = wrapped.lead_ms
 
     @property
     def wrapped(self) -> Clock:
@@ -214,20 +170,6 @@ class StoreClock(Clock):
         if until_ms is not None and until_ms <= self._mark_ms:
             return
         self._wrapped.wait(condition, until_ms)
-
-    def wait_ahead(self, condition: threading.Condition, until_ms: int | None) -> None:
-        """As ``Clock.wait_ahead``, and as ``wait`` with the mark."""
-        if until_ms is None or until_ms > self._mark_ms:
-            self._wrapped.wait_ahead(condition, until_ms)
-
-    def near_ms(self) -> int:
-        """As the wrapped clock says; not before the mark."""
-        return max(self._wrapped.near_ms(), self._mark_ms)
-
-    def stay(self, until_ms: int) -> None:
-        """As ``Clock.stay``; not for what the mark has passed."""
-        if until_ms > self._mark_ms:
-            self._wrapped.stay(until_ms)
 
 
 def _checked_ms(field: str, value: int) -> int:

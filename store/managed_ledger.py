@@ -17,13 +17,13 @@ from typing import NamedTuple, cast
 import lmdb
 
 from . import catalog
-from .errors import BrokenInvariant
 from .format import LedgerRecord, LedgerState, ledger_key
 from .ledger import Ledger, RunLimits, StagedLedger, find_tail
 from .position import Position
 from .run import Int64s, UInt32s
 from .scan import runs
 from .transaction import Transaction
+from .waits import Wait, first_wait, waiting
 
 
 class LedgerLimits(NamedTuple):
@@ -64,14 +64,14 @@ class _View:
 
 
 class LedgerSnapshot(NamedTuple):
-    """The committed list at one instant, as far as it may be read."""
+    """The committed list at one instant, or the beginning of it."""
 
     view: _View
     end: Position
-    """One past the last entry that may be read; its ledger is in the list."""
+    """One past the last entry; its ledger is in the list."""
 
     def entries_of(self, ledger_id: int) -> int | None:
-        """Entries of a ledger that may be read; None when it is not in the list."""
+        """Entries of a ledger before the end; None when it is not in the list, or after the end."""
         if ledger_id >= self.end.ledger_id:
             return self.end.entry_id if ledger_id == self.end.ledger_id else None
         info = self.view.by_id.get(ledger_id)
@@ -95,10 +95,10 @@ class ManagedLedger:
         self._runs = runs_
         self._limits = limits
         self.changed: Callable[[bool], None] | None = None
-        """Called in the leader's thread after each commit that touched the log, or by `show`; takes leaf locks only.
-        True: a ledger was closed or given up, or the open one got its first entry."""
-        self._held: LedgerSnapshot | None = None
-        """What may be read while the last entries are kept back (`append_markers`); None: all."""
+        """Called in the leader's thread after each commit that touched the log; takes leaf locks only. True:
+        a ledger was closed or given up, or the open one got its first entry."""
+        self._waits: tuple[Wait, ...] = ()
+        """Entries written ahead of their time: nothing from `first` on is read before `due_ms`. Both ascend."""
 
     @classmethod
     def load(
@@ -133,7 +133,7 @@ class ManagedLedger:
         ]
 
     def entries_of(self, ledger_id: int) -> int | None:
-        """Entries of a ledger that may be read; None when it is not in the list."""
+        """Committed entries of a ledger; None when it is not in the list."""
         return self.snapshot().entries_of(ledger_id)
 
     def following(self, ledger_id: int) -> int | None:
@@ -141,13 +141,25 @@ class ManagedLedger:
         return self.snapshot().following(ledger_id)
 
     def snapshot(self) -> LedgerSnapshot:
-        """What may be read now. A read transaction begun after this sees everything in it."""
-        held = self._held
-        return self._committed() if held is None else held
-
-    def _committed(self) -> LedgerSnapshot:
+        """The list as it is now. A read transaction begun after this sees everything in it."""
         view = self._view
         return LedgerSnapshot(view, Position(view.tail.ledger_id, view.tail.entries))
+
+    def readable(self, now_ms: int) -> LedgerSnapshot:
+        """What of it may be read at `now_ms`. REQUIRES: a time that never goes back while `keeps_back`."""
+        all_of_it = self.snapshot()  # first: what it shows is waited for by then
+        wait = first_wait(self._waits, now_ms)
+        return all_of_it if wait is None else LedgerSnapshot(all_of_it.view, min(all_of_it.end, wait.first))
+
+    @property
+    def keeps_back(self) -> bool:
+        """Whether something has been written ahead of its time, and nothing since it has come."""
+        return bool(self._waits)
+
+    def next_readable_ms(self, now_ms: int) -> int | None:
+        """When more may be read than at `now_ms`, if nothing more is appended; None: never."""
+        wait = first_wait(self._waits, now_ms)
+        return None if wait is None else wait.due_ms
 
     @property
     def first_ledger(self) -> int:
@@ -156,22 +168,9 @@ class ManagedLedger:
 
     @property
     def end(self) -> Position:
-        """One past the last entry that may be read: where the next append goes, unless entries are kept back."""
-        return self.snapshot().end
-
-    def show(self, end: Position | None) -> None:
-        """Let entries that were kept back be read up to `end`, or all of them, and those behind them: None.
-
-        REQUIRES: one caller at a time, the one who has kept them back; nothing that was shown is taken back.
-        """
-        held = self._held
-        if held is not None:
-            # Invariant: what may be read only grows.
-            if end is not None and end < held.end:
-                raise BrokenInvariant(f"{end} is before {held.end}, up to which was shown")
-            self._held = None if end is None else LedgerSnapshot(self._view, end)
-            if self.changed is not None:
-                self.changed(False)
+        """The position that the next append gets."""
+        tail = self._view.tail
+        return Position(tail.ledger_id, tail.entries)
 
     # -- changes ---------------------------------------------------------------------------------
 
@@ -205,16 +204,14 @@ class ManagedLedger:
         entries: UInt32s,
         dues: Int64s,
         now_ms: int,
-        *,
-        keep_back: bool = False,
+        ahead_of_ms: int | None = None,
     ) -> list[Segment]:
         """Append markers of entries of one partition log, fired at `now_ms`; returns where they went.
 
-        keep_back: nobody may read them, nor what comes after them, until `show`.
+        ahead_of_ms: the time now, where `now_ms` is yet to come: an entry due later is not read before it is due, nor
+        is what comes after it (`readable`).
         """
         staged = self._staged(transaction)
-        if keep_back:
-            staged.keep_back(transaction, now_ms)
         segments = []
         start = 0
         while start < len(entries):
@@ -223,7 +220,15 @@ class ManagedLedger:
             segments.append(staged.took(first, limit - start, 8 * (limit - start)))
             start = limit
         staged.roll_if_full(transaction, now_ms)
+        if ahead_of_ms is not None:
+            staged.keep_back(segments, dues, ahead_of_ms)
         return segments
+
+    def latest_in(self, transaction: Transaction, now_ms: int) -> Position:
+        """Where what is not due yet, or not appended, begins; appends of this transaction counted."""
+        staged = self._staged(transaction)
+        wait = first_wait(staged.waits, now_ms)
+        return self.end_in(transaction) if wait is None else wait.first
 
     def end_in(self, transaction: Transaction) -> Position:
         """The position that the next append gets, appends of this transaction counted."""
@@ -296,13 +301,13 @@ class _StagedLog:
         self.bytes = view.tail.stored_bytes
         self._filled: list[StagedLedger] = []
         self.changed = False
-        self._kept_back: Position | None = None
+        self.waits = log._waits
 
-    def keep_back(self, transaction: Transaction, now_ms: int) -> None:
-        """Keep back what is appended from here on."""
-        self.room(transaction, now_ms)
-        if self._kept_back is None:
-            self._kept_back = Position(self.current.ledger.ledger_id, self.current.next_entry)
+    def keep_back(self, segments: list[Segment], dues: Int64s, now_ms: int) -> None:
+        """Have entries wait until they are due; what has waited long enough is forgotten."""
+        places = [Position(segment.ledger_id, segment.first_entry) for segment in segments]
+        lengths = [segment.length for segment in segments]
+        self.waits = waiting(self.waits, places, lengths, dues, now_ms)
 
     def room(self, transaction: Transaction, now_ms: int) -> int:
         """Entries that the current ledger still takes, a new one begun where it is full; at least 1."""
@@ -335,14 +340,9 @@ class _StagedLog:
             staged.flush(transaction)
 
     def committed(self) -> None:
-        log = self._log
-        look = self.changed or not log._view.tail.entries
-        held = log._held  # by a firing that was broken off, else by none
-        if self._kept_back is not None:
-            log._held = log.snapshot()
+        look = self.changed or not self._log.end.entry_id
+        self._log._waits = self.waits  # before anything more is to be seen
         for staged in (*self._filled, self.current):
             staged.committed()
         view = _view(tuple(self.closed), self.current.ledger, self.created_ms) if self.changed else None
-        if self._kept_back is not None:
-            log._held = LedgerSnapshot(view or log._view, self._kept_back if held is None else held.end)
-        log._publish(view, look)
+        self._log._publish(view, look)

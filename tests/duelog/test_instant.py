@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
 
-from duelog import DelayedStore, ManualClock, Message, ReceivedMessage, StoreConfig
-from duelog.scheduler import Scheduler
+from duelog import DelayedStore, ManualClock, Message, StoreConfig
 from duelog.store import failpoints
 from duelog.store.clock import Clock
 from duelog.store.environment import Environment
@@ -17,31 +15,12 @@ from duelog.store.errors import StoreFull
 from tests.conftest import START_MS, OpenStore
 
 CONFIG = StoreConfig(partition_ms=3_600_000, background=False)
-PATIENCE_S = 20.0
 
 
-class NearClock(ManualClock):
-    """A clock that shows by itself what comes within 5 ms, after what the test has put in between."""
+class LeadingClock(ManualClock):
+    """A clock that is moved by hand, and lets be written what is due within 5 ms."""
 
-    def __init__(self, now_ms: int) -> None:
-        super().__init__(now_ms)
-        self.meanwhile: Callable[[], object] = lambda: None
-        self.goes_back = False
-        self.stays: list[int] = []
-        self.reach_ms = 5
-
-    def near_ms(self) -> int:
-        """5 ms on."""
-        return self.now_ms() + self.reach_ms
-
-    def stay(self, until_ms: int) -> None:
-        """Let the test do something, then show `until_ms`, or an hour ago."""
-        self.stays.append(until_ms)
-        self.meanwhile()
-        if self.goes_back:
-            self.set(self.now_ms() - 3_600_000)
-        elif self.now_ms() < until_ms:
-            self.set(until_ms)
+    lead_ms = 5
 
 
 @contextmanager
@@ -63,182 +42,187 @@ def received(store: DelayedStore) -> list[bytes]:
         return [message.payload for message in messages]
 
 
-def peeked(store: DelayedStore, near: NearClock) -> list[ReceivedMessage]:
-    """What topic t would give now, with nothing fired for it and nothing acknowledged."""
-    engine = store._engine
-    with store.topic("t").subscribe("s") as consumer, consumer._state.lock:
-        return consumer._dispatcher().next_batch(consumer._consumer, 100, engine.clock.now_ms())
-
-
 @pytest.fixture
-def near() -> NearClock:
+def clock() -> LeadingClock:
     """The clock of these tests."""
-    return NearClock(START_MS)
+    return LeadingClock(START_MS)
 
 
 @pytest.fixture
-def store(open_store: OpenStore, near: NearClock) -> DelayedStore:
+def store(open_store: OpenStore, clock: LeadingClock) -> DelayedStore:
     """A store on it, with topic t and subscription s."""
-    store = open_store(config=CONFIG, clock_=near)
+    store = open_store(config=CONFIG, clock_=clock)
     store.topic("t").subscribe("s").close()
     return store
 
 
 def test_what_is_due_in_a_moment_is_written_ahead_and_given_to_nobody_before_its_time(
-    store: DelayedStore, near: NearClock
+    store: DelayedStore, clock: LeadingClock
 ) -> None:
-    """A tick 3 ms before writes it, one 6 ms before does not; it is handed out once the clock shows its time."""
+    """A tick 5 ms before writes it, one 6 ms before does not; who asks before its time is told when to ask again."""
     store.topic("t").send_batch([Message(b"a", deliver_at=START_MS + 10), Message(b"b", deliver_at=START_MS + 20)])
-    seen: list[tuple[int, list[ReceivedMessage]]] = []
-    near.meanwhile = lambda: seen.append((near.now_ms(), peeked(store, near)))
-    with noting_commits(near) as written_ms:
-        near.set(START_MS + 4)
-        assert store.tick().fired == 0
-        near.set(START_MS + 7)
+    with noting_commits(clock) as written_ms, store.topic("t").subscribe("s") as consumer:
+        clock.set(START_MS + 4)
+        assert (store.tick().fired, store.tick().next_due_ms) == (0, START_MS + 5)
+        clock.set(START_MS + 5)
         assert store.tick().fired == 1
-    assert written_ms == [START_MS + 7]
-    assert seen == [(START_MS + 7, [])]
-    assert near.now_ms() == START_MS + 10
+        assert written_ms == [START_MS + 5]
+        clock.set(START_MS + 9)
+        assert consumer.poll(10) == ([], START_MS + 10)
+    clock.set(START_MS + 10)
     assert received(store) == [b"a"]
-    near.set(START_MS + 20)
+    clock.set(START_MS + 20)
     assert received(store) == [b"b"]
-    assert near.stays == [START_MS + 10]
 
 
 def test_messages_of_several_instants_are_one_commit_and_each_is_given_at_its_own(
-    store: DelayedStore, near: NearClock
+    store: DelayedStore, clock: LeadingClock
 ) -> None:
-    """Of those due 8, 10, 10 and 11 ms after the start, written at 7 ms, each comes when the clock shows it."""
-    dues = [START_MS + at for at in (10, 8, 11, 10, 30)]
+    """Those due within 5 ms are written at once, and come one after the other."""
+    dues = [START_MS + at for at in (10, 8, 12, 10, 30)]
     store.topic("t").send_batch([Message(b"%d" % due_ms, deliver_at=due_ms) for due_ms in dues])
-    ends = []
-    near.meanwhile = lambda: ends.append(store.topic("t")._existing().log.end.entry_id)
-    with noting_commits(near) as written_ms:
-        near.set(START_MS + 7)
+    with noting_commits(clock) as written_ms:
+        clock.set(START_MS + 7)
         assert store.tick().fired == 4
+        for now_ms in range(START_MS + 7, START_MS + 14):
+            clock.set(now_ms)
+            assert received(store) == [b"%d" % due_ms for due_ms in sorted(dues) if due_ms == now_ms]
     assert written_ms == [START_MS + 7]
-    assert near.stays == [START_MS + 8, START_MS + 10, START_MS + 11]
-    assert ends == [0, 1, 3]
-    assert received(store) == [b"%d" % due_ms for due_ms in sorted(dues)[:4]]
 
 
-def test_a_message_without_a_delay_is_not_lost_behind_one_that_is_kept_back(
-    store: DelayedStore, near: NearClock
+def test_a_message_without_a_delay_waits_for_what_lies_before_it_and_is_not_lost(
+    store: DelayedStore, clock: LeadingClock
 ) -> None:
-    """It lies behind it in the log, and comes with it."""
+    """The log is read in order: it comes with the one that was written ahead, and at once where there is none."""
     topic = store.topic("t")
     topic.send(b"due", deliver_at=START_MS + 10)
-    near.set(START_MS + 7)
-
-    def send() -> None:
-        near.meanwhile = lambda: None
-        topic.send(b"at once")
-        assert peeked(store, near) == []
-
-    near.meanwhile = send
+    clock.set(START_MS + 7)
     store.tick()
-    assert received(store) == [b"due", b"at once"]
+    topic.send(b"behind it")
+    assert received(store) == []
+    clock.set(START_MS + 10)
+    assert received(store) == [b"due", b"behind it"]
+    topic.send(b"at once")
+    assert received(store) == [b"at once"]
 
 
-def test_a_clock_set_back_while_it_is_stayed_for_neither_loses_nor_doubles(
-    store: DelayedStore, near: NearClock
+@pytest.mark.parametrize("how", ["new", "seek"])
+def test_who_begins_at_the_latest_gets_what_is_written_and_not_due(
+    store: DelayedStore, clock: LeadingClock, how: str
+) -> None:
+    """It became due after they had come; what was due before is not for them."""
+    topic = store.topic("t")
+    topic.send_batch([Message(b"%d" % at, deliver_at=START_MS + at) for at in (8, 10)])
+    clock.set(START_MS + 7)
+    store.tick()
+    clock.set(START_MS + 9)
+    with topic.subscribe("s" if how == "seek" else "late", initial_position="latest") as consumer:
+        if how == "seek":
+            consumer.seek("latest")
+        clock.set(START_MS + 10)
+        assert [message.payload for message in consumer.receive(10)] == [b"10"]
+
+
+@pytest.mark.parametrize("back_ms", [2, 3_600_000])
+def test_a_clock_set_back_before_the_instant_neither_loses_nor_doubles_nor_holds_up(
+    store: DelayedStore, clock: LeadingClock, back_ms: int
 ) -> None:
     """By the store's clock, which never goes back behind what was written, it is due: it comes, once and in order."""
     due_ms = START_MS + 10
     store.topic("t").send_batch([Message(b"%d" % number, deliver_at=due_ms) for number in range(5)])
-    near.set(START_MS + 8)
-    near.goes_back = True
+    clock.set(START_MS + 8)
     assert store.tick().fired == 5
-    near.goes_back = False
-    assert near.now_ms() == START_MS + 8 - 3_600_000
-    assert store._engine.clock.now_ms() == due_ms
+    clock.set(START_MS + 8 - back_ms)
     assert received(store) == [b"0", b"1", b"2", b"3", b"4"]
-    near.set(due_ms + 1)
+    assert store._engine.clock.now_ms() == due_ms
+    clock.set(due_ms + 1)
     assert store.tick().fired == 0
     assert received(store) == []
 
 
-def test_an_interrupt_while_it_is_stayed_for_makes_nothing_early(store: DelayedStore, near: NearClock) -> None:
-    """Ctrl-C reaches whoever ticks once the instant has come, and the message is there, once."""
-    store.topic("t").send(b"a", deliver_at=START_MS + 10)
-    near.set(START_MS + 7)
-
-    def interrupt() -> None:
-        near.meanwhile = lambda: None
-        raise KeyboardInterrupt
-
-    near.meanwhile = interrupt
-    with pytest.raises(KeyboardInterrupt):
-        store.tick()
-    assert near.now_ms() == START_MS + 10
-    assert near.stays == [START_MS + 10] * 2
-    assert received(store) == [b"a"]
-    assert store.tick().fired == 0
-
-
-def test_who_cancels_while_it_is_stayed_for_is_told_the_truth(store: DelayedStore, near: NearClock) -> None:
-    """It is answered once that has ended: too late."""
-    answers: list[bool] = []
-    message_id = store.topic("t").send(b"a", deliver_at=near.now_ms() + 10)
-    canceller = threading.Thread(target=lambda: answers.append(store.topic("t").cancel(message_id)))
-    near.meanwhile = canceller.start
-    near.advance(8)
-    store.tick()
-    canceller.join(PATIENCE_S)
-    assert answers == [False]
-    assert received(store) == [b"a"]
-
-
-def test_a_message_sent_while_it_is_stayed_for_is_not_lost(store: DelayedStore, near: NearClock) -> None:
-    """Due with it, before it or after it: each fires once, though the frontier passes some of them by then."""
+def test_a_clock_set_back_after_the_instant_takes_nothing_away(store: DelayedStore, clock: LeadingClock) -> None:
+    """Who has looked at the log by a time has the store's clock stay there, though nothing was fired since."""
     topic = store.topic("t")
-    topic.send(b"first", deliver_at=START_MS + 10)
-    near.set(START_MS + 7)
-
-    def send() -> None:
-        near.meanwhile = lambda: None
-        topic.send_batch([Message(b"%d" % at, deliver_at=START_MS + at) for at in (8, 9, 10, 11)])
-
-    near.meanwhile = send
-    fired = store.tick().fired
-    near.set(START_MS + 20)
-    fired += store.tick().fired
-    assert fired == 5
-    assert received(store) == [b"first", b"8", b"9", b"10", b"11"]
+    topic.send_batch([Message(b"%d" % at, deliver_at=START_MS + 10) for at in range(2)])
+    clock.set(START_MS + 8)
+    store.tick()
+    with topic.subscribe("s") as consumer:
+        clock.set(START_MS + 10)
+        assert [message.payload for message in consumer.receive(1)] == [b"0"]
+        clock.set(START_MS + 9)
+        assert store._engine.clock.now_ms() == START_MS + 10
+        assert [message.payload for message in consumer.receive(1)] == [b"1"]
 
 
-def test_a_restart_in_between_gives_the_message_once(open_store: OpenStore, near: NearClock) -> None:
+def test_who_cancels_what_was_written_ahead_is_told_the_truth(store: DelayedStore, clock: LeadingClock) -> None:
+    """It is too late, though it is not due yet; a moment before it is not."""
+    topic = store.topic("t")
+    ids = [topic.send(b"%d" % at, deliver_at=START_MS + 10) for at in range(2)]
+    clock.set(START_MS + 4)
+    store.tick()
+    assert topic.cancel(ids[0])
+    clock.set(START_MS + 5)
+    store.tick()
+    assert not topic.cancel(ids[1])
+    assert topic.reschedule(ids[1], deliver_at=START_MS + 50) is None
+    clock.set(START_MS + 100)
+    assert received(store) == [b"1"]
+
+
+def test_a_message_sent_after_the_frontier_has_gone_ahead_is_not_lost(store: DelayedStore, clock: LeadingClock) -> None:
+    """Due before the last that was written, with it or after it: each comes once, and none before its time."""
+    topic = store.topic("t")
+    topic.send(b"10", deliver_at=START_MS + 10)
+    clock.set(START_MS + 7)
+    assert store.tick().fired == 1
+    topic.send_batch([Message(b"%d" % at, deliver_at=START_MS + at) for at in (8, 9, 10, 11)])
+    came = []
+    for now_ms in range(START_MS + 7, START_MS + 20):
+        clock.set(now_ms)
+        came += [(now_ms - START_MS, payload) for payload in received(store)]
+    assert came == [(10, b"10"), (10, b"8"), (10, b"9"), (10, b"10"), (11, b"11")]
+
+
+def test_a_restart_before_the_instant_gives_the_message_once(open_store: OpenStore, clock: LeadingClock) -> None:
     """The process ends between the commit and the instant: by the clock mark in the same commit it is due."""
-    store = open_store(config=CONFIG, clock_=near)
+    store = open_store(config=CONFIG, clock_=clock)
     store.topic("t").subscribe("s").close()
     store.topic("t").send(b"a", deliver_at=START_MS + 10)
-    near.set(START_MS + 7)
-
-    class Ends(BaseException):
-        """Stands for the end of the process."""
-
-    def end() -> None:
-        raise Ends
-
-    failpoints.arm("fire.after", end)
-    try:
-        with pytest.raises(Ends):
-            store.tick()
-    finally:
-        failpoints.disarm()
+    clock.set(START_MS + 7)
+    assert store.tick().fired == 1
     store.close()
-    again = open_store(config=CONFIG, clock_=ManualClock(START_MS + 7))
+    again = open_store(config=CONFIG, clock_=LeadingClock(START_MS + 7))
     assert again._engine.clock.now_ms() == START_MS + 10
     assert received(again) == [b"a"]
     assert received(again) == []
 
 
+@pytest.mark.parametrize("then", ["fires", "closes"])
+def test_the_clock_mark_on_the_disk_never_goes_back(open_store: OpenStore, clock: LeadingClock, then: str) -> None:
+    """What is fired, or closed, after something was fired ahead of it does not make the latter early after a crash."""
+    store = open_store(config=CONFIG, clock_=clock)
+    topic = store.topic("t")
+    topic.subscribe("s").close()
+    end_ms = START_MS - START_MS % CONFIG.partition_ms + CONFIG.partition_ms
+    topic.send_batch([Message(b"%d" % at, deliver_at=end_ms + at) for at in (-1, 5)])
+    clock.set(end_ms - 1)
+    store.tick()
+    clock.set(end_ms)
+    if then == "fires":
+        assert store.tick().fired == 1
+        topic.send(b"2", deliver_at=end_ms + 2)
+    assert store.tick().closed == (then == "closes")
+    store.close()
+    again = open_store(config=CONFIG, clock_=LeadingClock(end_ms))
+    assert again._engine.clock.now_ms() == end_ms + 5
+
+
 def test_a_disk_that_is_full_fires_nothing(
-    store: DelayedStore, near: NearClock, monkeypatch: pytest.MonkeyPatch
+    store: DelayedStore, clock: LeadingClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The error reaches whoever ticks, and the message fires when there is room."""
     store.topic("t").send(b"a", deliver_at=START_MS + 10)
-    near.set(START_MS + 7)
+    clock.set(START_MS + 7)
     main = store._engine.main
 
     def full(work: object) -> None:
@@ -249,98 +233,59 @@ def test_a_disk_that_is_full_fires_nothing(
         with pytest.raises(StoreFull):
             store.tick()
     assert isinstance(main, Environment)
-    assert near.stays == []
-    near.set(START_MS + 10)
+    clock.set(START_MS + 10)
     assert received(store) == [b"a"]
 
 
-def test_upkeep_gives_way_once_to_who_was_woken_and_never_twice(
-    store: DelayedStore, near: NearClock, monkeypatch: pytest.MonkeyPatch
+def test_a_partition_is_not_closed_before_its_end_though_all_of_it_was_written_ahead(
+    store: DelayedStore, clock: LeadingClock
 ) -> None:
-    """The slice that stayed does nothing else and says when to go on; the next one does it, though it stays as well."""
+    """The last message of one and the first of the next are one commit."""
+    end_ms = START_MS - START_MS % CONFIG.partition_ms + CONFIG.partition_ms
+    store.topic("t").send_batch([Message(b"%d" % at, deliver_at=end_ms + at) for at in (-1, 0)])
+    clock.set(end_ms - 4)
+    result = store.tick()
+    assert (result.fired, result.closed) == (2, 0)
+    clock.set(end_ms - 1)
+    assert received(store) == [b"-1"]
+    clock.set(end_ms)
+    assert store.tick().closed == 1
+    assert received(store) == [b"0"]
+
+
+def test_upkeep_gives_way_once_to_who_is_to_be_woken_and_never_twice(
+    store: DelayedStore, clock: LeadingClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The slice that fired ahead does nothing else and says when to go on; the next one does it, firing or not."""
     topic = store.topic("t")
     topic.send_batch([Message(b"%d" % at, deliver_at=START_MS + at) for at in (10, 11, 20, 22, 500)])
     with topic.subscribe("s") as consumer:
         topic.send(b"now")
-        near.set(START_MS + 1)
+        clock.set(START_MS + 1)
         store.tick()
         consumer.ack(consumer.receive(1))  # to be flushed at START_MS + 101
-    near.set(START_MS + 7)
     flusher = store._engine.flusher
     flushed: list[int] = []
     flush = flusher.flush
 
     def noted() -> None:
-        flushed.append(near.now_ms())
+        flushed.append(clock.now_ms())
         flush()
 
     monkeypatch.setattr(flusher, "flush", noted)
-    near.reach_ms = 1
-    near.set(START_MS + 9)
+    clock.set(START_MS + 5)
     result, more = store._engine.slice()
-    assert (result.fired, result.next_due_ms, more) == (1, START_MS + 10, True)  # the next is to be stayed for, too
+    assert (result.fired, result.next_due_ms, more) == (1, START_MS + 6, True)  # then the next is to be fired
+    clock.set(START_MS + 6)
     result, more = store._engine.slice()
     assert (result.fired, more) == (1, False)
-    near.set(START_MS + 19)
+    clock.set(START_MS + 15)
     result, more = store._engine.slice()
-    assert (result.fired, result.next_due_ms, more) == (1, START_MS + 22, True)
-    near.set(START_MS + 22)
+    assert (result.fired, result.next_due_ms, more) == (1, START_MS + 17, True)
+    clock.set(START_MS + 17)
     assert store.tick().fired == 1
-    near.reach_ms = 5
-    near.set(START_MS + 498)
+    clock.set(START_MS + 497)
     result, more = store._engine.slice()
     assert (result.fired, result.next_due_ms, more, flushed) == (1, START_MS + 503, True, [])
     store._engine.slice()
-    assert flushed == [START_MS + 500]
-
-
-class _Waits(Clock):
-    """A clock on which nothing is ever due; notes how it is waited on, and ends the scheduler after some waits."""
-
-    def __init__(self) -> None:
-        self.waits: list[str] = []
-        self.near = False
-        self.end: Callable[[], None] = lambda: None
-
-    def now_ms(self) -> int:
-        """Always the beginning."""
-        return 0
-
-    def is_near(self, until_ms: int) -> bool:
-        """Once it was waited for ahead."""
-        return self.near
-
-    def wait(self, condition: threading.Condition, until_ms: int | None) -> None:
-        """Until it has come."""
-        self._note("wait", near=False)
-
-    def wait_ahead(self, condition: threading.Condition, until_ms: int | None) -> None:
-        """Until it is near."""
-        self._note("wait ahead", near=True)
-
-    def _note(self, wait: str, *, near: bool) -> None:
-        self.waits.append(wait)
-        self.near = near
-        if len(self.waits) == 4:
-            self.end()
-
-
-def test_the_scheduler_does_not_go_round_and_round_before_its_time() -> None:
-    """Up a moment early with nothing to fire, it waits for the rest: one tick ahead of its time, not a hundred."""
-    clock = _Waits()
-    ticks: list[int] = []
-
-    def tick() -> int:
-        ticks.append(1)
-        return 1_000
-
-    scheduler = Scheduler(tick, clock, lambda: None)
-
-    def end() -> None:
-        scheduler._stopping = True
-
-    clock.end = end
-    scheduler.start()
-    scheduler._thread.join(PATIENCE_S)
-    assert clock.waits == ["wait ahead", "wait", "wait ahead", "wait"]
-    assert len(ticks) == 4
+    assert flushed == [START_MS + 497]

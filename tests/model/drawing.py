@@ -56,6 +56,9 @@ CONFIGS = st.fixed_dictionaries(
 SLICES = st.sampled_from((0.0, 1e9))
 """A tick is cut by the time that it takes; here it is cut wherever it can be, or nowhere."""
 
+LEADS = st.sampled_from((0, 0, 1, 4, 40))
+"""How long before its time what is due may be written, ms."""
+
 ALL, STORING, HANDING_OUT, INLINE_DELAYS, TAKING_BACK = "all", "storing", "handing out", "inline", "taking back"
 THEMES = (ALL, STORING, HANDING_OUT, INLINE_DELAYS, TAKING_BACK)
 """What a run is about: all rules together seldom come to the point of any of them."""

@@ -30,22 +30,26 @@ PAYLOAD = 6
 """Digits of a message's number, which is its payload."""
 
 ROLLED = "rolled"
-Recorded = dict[int, list[MessageId | int | str]]
-"""By topic id, what was appended to main logs in order: the id that a marker points at, or a message's number; ROLLED
-where the open ledger was closed for its age."""
 
 
-class NearClock(ManualClock):
-    """A clock that is moved by hand, but for what it was told to reach by itself, once."""
+class Recorded(dict[int, list[MessageId | int | str]]):
+    """By topic id, what was appended to main logs in order.
 
-    reach_ms = 0
+    The id that a marker points at, or a message's number; ROLLED where the open ledger was closed for its age.
+    """
 
-    def near_ms(self) -> int:
-        return self.now_ms() + self.reach_ms
+    def __init__(self) -> None:
+        super().__init__()
+        self.fired_ms: dict[MessageId, int] = {}
+        """The time of each marker."""
 
-    def stay(self, until_ms: int) -> None:
-        self.reach_ms = 0
-        self.set(max(until_ms, self.now_ms()))
+
+class LeadingClock(ManualClock):
+    """A clock that is moved by hand, and may let be written what is due in a moment."""
+
+    def __init__(self, now_ms: int, lead_ms: int) -> None:
+        super().__init__(now_ms)
+        self.lead_ms = lead_ms
 
 
 def scratch_directory() -> Path:
@@ -57,14 +61,14 @@ def scratch_directory() -> Path:
 @contextmanager
 def recorded() -> Iterator[Recorded]:
     """What is appended to main logs within the block."""
-    found: Recorded = {}
+    found = Recorded()
     markers, messages, rolls = ManagedLedger.append_markers, ManagedLedger.append_messages, ManagedLedger.roll
 
-    def append_markers(
-        log: ManagedLedger, transaction: Any, target: int, base: int, entries: Any, *rest: Any, **options: Any
-    ) -> Any:
-        segments = markers(log, transaction, target, base, entries, *rest, **options)
-        found.setdefault(log.topic_id, []).extend(MessageId(target, entry) for entry in entries.tolist())
+    def append_markers(log: ManagedLedger, transaction: Any, target: int, base: int, entries: Any, *rest: Any) -> Any:
+        segments = markers(log, transaction, target, base, entries, *rest)
+        ids = [MessageId(target, entry) for entry in entries.tolist()]
+        found.setdefault(log.topic_id, []).extend(ids)
+        found.fired_ms.update(dict.fromkeys(ids, rest[1]))
         return segments
 
     def append_messages(log: ManagedLedger, transaction: Any, dues: Any, bodies: Sequence[bytes], *rest: Any) -> Any:

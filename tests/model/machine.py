@@ -31,6 +31,7 @@ from .drawing import (
     HANDING_OUT,
     INLINE_DELAYS,
     KINDS,
+    LEADS,
     PICK,
     SLICES,
     START_MS,
@@ -42,7 +43,7 @@ from .drawing import (
     TakingCall,
     pick,
 )
-from .driver import PAYLOAD, ROLLED, AtOnce, Expired, NearClock, Recorded, expiries, recorded, scratch_directory
+from .driver import PAYLOAD, ROLLED, AtOnce, Expired, LeadingClock, Recorded, expiries, recorded, scratch_directory
 from .twin import Seen, Twin, TwinMessage, TwinSlice, TwinTopic, key_of
 from .twin_subscription import TwinSubscription
 
@@ -79,6 +80,7 @@ class Machine(RuleBasedStateMachine):
         consumers=st.integers(1, 3),
         handing=HANDING_CALLS,
         taking=TAKING_CALLS,
+        lead_ms=LEADS,
     )
     def open(
         self,
@@ -91,6 +93,7 @@ class Machine(RuleBasedStateMachine):
         consumers: int,
         handing: list[Call],
         taking: list[TakingCall],
+        lead_ms: int,
     ) -> None:
         self.theme, kind = pick(self.themes, theme), self.kind or kind
         if self.theme == INLINE_DELAYS:
@@ -103,9 +106,11 @@ class Machine(RuleBasedStateMachine):
         self.copies = 0
         self.ever_inline = config["inline_delay_ms"] > 0
         self.config = StoreConfig(map_bytes=64 << 20, **config)
-        self.clock = NearClock(START_MS + offset_ms)
-        self.twin = Twin(self.config, self.clock.now_ms())
+        self.clock = LeadingClock(START_MS + offset_ms, lead_ms)
+        self.twin = Twin(self.config, self.clock.now_ms(), lead_ms)
         self.consumers: list[Consumer] = []
+        self.shown_ms = self.clock.now_ms()
+        """The latest time that the store was ever shown: what was due then may come when the clock has gone back."""
         self._open(self.directory / "0")
         self.messages: dict[int, TwinMessage] = {}
         self.ids: list[tuple[str, MessageId]] = []
@@ -116,8 +121,6 @@ class Machine(RuleBasedStateMachine):
         self.next_due_ms: int | None = None
         self.last_due_ms = START_MS
         self.number = 0
-        self.shown_ms = self.clock.now_ms()
-        """The latest time that the store was ever shown: what was due then may come when the clock has gone back."""
         self.steps = 0
         self.creation_failed = False
         if self.theme not in (ALL, STORING):
@@ -152,6 +155,7 @@ class Machine(RuleBasedStateMachine):
         self.consumers.clear()
         self.creation_failed = False
         self.twin.mark_ms = self.twin.saved_mark_ms
+        self.shown_ms = max(self.shown_ms, self.twin.now_ms)
         for topic in self.twin.topics.values():
             topic.unflushed_until_ms = -1
             for sub in topic.subscriptions.values():
@@ -268,26 +272,13 @@ class Machine(RuleBasedStateMachine):
             except BaseException:
                 self._advance(now_ms, appended, old, complete=False, failed=True)
                 raise
-        began_ms, gave_way = now_ms, self.store._engine.maintenance._gives_way
-        if gave_way:  # it has stayed for what was due in a moment, and left the rest to the next
-            self.twin.wall_ms = self.clock.now_ms()
-            now_ms = self.twin.now_ms
-            self.shown_ms = max(self.shown_ms, now_ms)
-        done = self._advance(now_ms, appended, old, complete=not more, failed=gave_way, began_ms=began_ms)
+        gave_way = self.store._engine.maintenance._gives_way  # and has left all but its firing to the next
+        done = self._advance(now_ms, appended, old, complete=not more, failed=gave_way)
         assert TwinSlice(result.fired, result.closed, result.trimmed, result.deleted) == done
         self.done = TwinSlice(*(a + b for a, b in zip(astuple(self.done), astuple(done), strict=True)))
         return result, more
 
-    def _advance(
-        self,
-        now_ms: int,
-        appended: Recorded,
-        old: Expired,
-        *,
-        complete: bool,
-        failed: bool,
-        began_ms: int = 0,
-    ) -> TwinSlice:
+    def _advance(self, now_ms: int, appended: Recorded, old: Expired, *, complete: bool, failed: bool) -> TwinSlice:
         twin, beside, engine = self.twin, self.beside, self.store._engine
         self.beside = None
         ids = {self._state(topic).topic_id: topic for topic in twin.topics.values()}
@@ -336,7 +327,7 @@ class Machine(RuleBasedStateMachine):
                 ids[topic_id].subscriptions[name]: [ids[topic_id].first + place for place in places]
                 for (topic_id, name), places in old.items()
             },
-            began_ms,
+            appended.fired_ms,
         )
         done = twin.advance(now_ms, seen)
         for message in waiting:

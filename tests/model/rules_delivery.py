@@ -47,7 +47,7 @@ class DeliveryRules(Machine):
         twin = self.twin.topic(topic)
         sub = twin.subscriptions.get(name)
         if sub is None:
-            start = twin.first if initial == "earliest" else len(twin.main)
+            start = twin.first if initial == "earliest" else twin.latest(self.twin.now_ms)
             sub = twin.subscriptions[name] = TwinSubscription(name, start, twin.main, self.config.ack_timeout_ms)
         if not sub.admits(kind):
             with pytest.raises(ConsumerBusy):
@@ -285,7 +285,8 @@ class DeliveryRules(Machine):
     def seek_to_an_end(self, which: int, to: str) -> None:
         consumer = pick(self.consumers, which)
         consumer.face.seek(to)
-        self._sought(consumer, consumer.topic.first if to == "earliest" else len(consumer.topic.main))
+        topic = consumer.topic
+        self._sought(consumer, topic.first if to == "earliest" else topic.latest(self.twin.now_ms))
 
     @only(HANDING_OUT, INLINE_DELAYS)
     @precondition(received_something)

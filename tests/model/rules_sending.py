@@ -107,7 +107,6 @@ class SendingRules(Machine):
         def meanwhile(write: Callable[[], list[MessageId]]) -> None:
             self._learn()
             self._forward(ms)
-            self.clock.reach_ms = 0  # else nobody could say by which of two times the twin has to go
             if point == "after":
                 self._tick()
                 self._sent(twin, self._twins(drawn, dues, write(), sent_ms))

@@ -17,12 +17,6 @@ class TimeRules(Machine):
     def forward(self, ms: int) -> None:
         self._forward(ms)
 
-    @rule(ms=st.integers(1, 30))
-    def reach(self, ms: int) -> None:
-        """The next slice may write what is due so far ahead; not one that only does what the last one has left."""
-        if not self.store._engine.maintenance._gives_way:
-            self.clock.reach_ms = ms
-
     @only(STORING, TAKING_BACK)
     @rule(partitions=st.integers(1, 6), offset_ms=st.integers(-1, 1))
     def forward_to_a_boundary(self, partitions: int, offset_ms: int) -> None:
@@ -35,10 +29,10 @@ class TimeRules(Machine):
         self._forward_to(self.next_due_ms or 0)
 
     @only(STORING, HANDING_OUT)
-    @precondition(lambda self: self.config.ack_timeout_ms is None and not self.ever_inline)
+    @precondition(lambda self: self.config.ack_timeout_ms is None and not self.ever_inline and not self.twin.lead_ms)
     @rule(ms=st.integers(1, 30) | st.integers(1, 1_000))
     def set_the_clock_back(self, ms: int) -> None:
-        """Not where deadlines are kept, which are lengthened then, nor where a run of the main log waits as a whole."""
+        """Not where deadlines are kept, which are lengthened then, nor where some of a main log waits."""
         self.clock.set(self.twin.wall_ms - ms)
         self.twin.wall_ms -= ms
 

@@ -44,6 +44,8 @@ class TwinMessage:
     """Appended to take another's place, which it did not get: it is there and never fires."""
     addressee: str | None = None
     retries: int = 0
+    readable_ms: int = 0
+    """Nobody reads it in the main log before, for it was written ahead of its time, or lies behind such a one."""
     waits: bool = False
     """It went into the main log before it was due."""
 
@@ -91,11 +93,17 @@ class TwinTopic:
 
     def append(self, message: TwinMessage, now_ms: int) -> TwinLedger:
         tail = self.ledgers[-1]
+        if self.main:
+            message.readable_ms = max(message.readable_ms, self.main[-1].readable_ms)
         self.main.append(message)
         tail.count += 1
         if tail.count == self._ledger_entries:
             self.roll(now_ms)
         return tail
+
+    def latest(self, now_ms: int) -> int:
+        """The place from which on nothing may be read yet."""
+        return next((at for at, message in enumerate(self.main) if message.readable_ms > now_ms), len(self.main))
 
     def roll(self, now_ms: int) -> None:
         self.ledgers[-1].closed_ms = now_ms
@@ -187,8 +195,7 @@ class Seen:
     rolled: topics whose open ledger was closed for its age. failed: it was broken off by an error, so that cleaning up
     may have been left out. written_to: another thread wrote to this topic, so that trimming may have seen that or not;
     after: what it wrote into the main log when the firing was over; after_roll: and after its ledger was rolled.
-    expired: what was found too old, by subscription, where that was looked for. began_ms: the time before the slice
-    stayed for what was due in a moment, if it has.
+    expired: what was found too old, by subscription, where that was looked for. fired_ms: the times of the markers.
     """
 
     appended: Mapping[TwinTopic, Sequence[TwinMessage]]
@@ -202,14 +209,15 @@ class Seen:
     after: Sequence[TwinMessage] = ()
     after_roll: bool = False
     expired: Mapping[TwinSubscription, Collection[int]] = field(default_factory=dict)
-    began_ms: int = 0
+    fired_ms: Mapping[MessageId, int] = field(default_factory=dict)
 
 
 class Twin:
     """The store."""
 
-    def __init__(self, config: StoreConfig, wall_ms: int) -> None:
+    def __init__(self, config: StoreConfig, wall_ms: int, lead_ms: int = 0) -> None:
         self.config = config
+        self.lead_ms = lead_ms
         self.wall_ms = wall_ms
         self.mark_ms = self.saved_mark_ms = 0
         self.topics: dict[str, TwinTopic] = {}
@@ -288,7 +296,8 @@ class Twin:
                 log.left_over = 0
                 log.holds = not log.topic.deleted and log.last_marker in log.topic.ledgers
         if fired or closed:
-            self.mark_ms = self.saved_mark_ms = max(self.mark_ms, now_ms)
+            self.mark_ms = max(self.mark_ms, now_ms)
+            self.saved_mark_ms = max(self.saved_mark_ms, self.mark_ms, *seen.fired_ms.values())
         trimmed = 0
         for topic in self.topics.values():
             self._expire(topic, now_ms, seen)
@@ -297,16 +306,21 @@ class Twin:
 
     def _fire(self, topic: TwinTopic, now_ms: int, seen: Seen) -> int:
         order = seen.appended.get(topic, ())
-        due = [m for m in self.pending(topic) if m.due_ms <= now_ms]
+        due = [m for m in self.pending(topic) if m.due_ms <= now_ms + self.lead_ms]
         fired = [m for m in order if m.start_ms is not None]
         assert len(set(fired)) == len(fired), "a marker is doubled"
         assert set(fired) <= set(due), "fired early, again, or though it was taken back"
-        assert len(fired) == len(due) or not seen.complete, "something due was not fired"
+        left = set(due) - set(fired)
+        assert all(m.due_ms > now_ms for m in left) or not seen.complete, "something due was not fired"
         check_order(fired)
         for message in order:
-            fired_ms = now_ms if message.due_ms > seen.began_ms else seen.began_ms
-            ledger = topic.append(message, message.publish_ms if message.start_ms is None else fired_ms)
-            if message.start_ms is not None:
+            if message.start_ms is None:
+                topic.append(message, message.publish_ms)
+            else:
+                fired_ms = seen.fired_ms[message.message_id]
+                assert now_ms <= fired_ms <= now_ms + self.lead_ms
+                message.readable_ms = message.due_ms
+                ledger = topic.append(message, fired_ms)
                 log = self.partitions[message.start_ms].logs[topic]
                 log.pending.remove(message)
                 log.fired += 1

@@ -20,6 +20,8 @@ class Entry(Protocol):
     def due_ms(self) -> int: ...
     @property
     def waits(self) -> bool: ...
+    @property
+    def readable_ms(self) -> int: ...
 
 
 class TwinSubscription:
@@ -134,7 +136,7 @@ class TwinSubscription:
         )
         fresh = [place for _, place in due[:room]]
         self.passed_over.difference_update(fresh)
-        while len(fresh) < room and self.read < len(self._log):
+        while len(fresh) < room and self.read < len(self._log) and self._log[self.read].readable_ms <= now_ms:
             if not self.is_acked(self.read):
                 if self._waits(self.read, now_ms):
                     self.passed_over.add(self.read)

@@ -13,7 +13,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from duelog.store import catalog
 from duelog.store.environment import Environment
-from duelog.store.errors import BrokenInvariant
 from duelog.store.format import LedgerState
 from duelog.store.ledger import RunLimits
 from duelog.store.managed_ledger import LedgerInfo, LedgerLimits, ManagedLedger, Segment
@@ -41,11 +40,28 @@ def appending(log: ManagedLedger, bodies: list[bytes], now_ms: int = NOW_MS) -> 
     return lambda transaction: log.append_messages(transaction, dues, bodies, now_ms)
 
 
-def marking(log: ManagedLedger, count: int, *, keep_back: bool = False) -> Callable[[Transaction], list[Segment]]:
+def marking(log: ManagedLedger, count: int) -> Callable[[Transaction], list[Segment]]:
     """A unit of work that appends markers of entries 0 to `count` - 1 of ledger 1000."""
     entries = np.arange(count, dtype=np.uint32)
-    dues = entries.astype(np.int64)
-    return lambda transaction: log.append_markers(transaction, 1000, 0, entries, dues, NOW_MS, keep_back=keep_back)
+    return lambda transaction: log.append_markers(transaction, 1000, 0, entries, entries.astype(np.int64), NOW_MS)
+
+
+def marking_ahead(log: ManagedLedger, dues: list[int], now_ms: int) -> Callable[[Transaction], list[Segment]]:
+    """A unit of work that appends markers, some of which are not to be read yet."""
+    entries = np.arange(len(dues), dtype=np.uint32)
+    column, by_ms = np.array(dues, dtype=np.int64), max(dues)
+    return lambda transaction: log.append_markers(transaction, 1000, 0, entries, column, by_ms, now_ms)
+
+
+def readable(log: ManagedLedger, now_ms: int) -> list[Position]:
+    """Every position that may be read."""
+    snapshot = log.readable(now_ms)
+    found: list[Position] = []
+    ledger_id: int | None = log.first_ledger
+    while ledger_id is not None:
+        found += [Position(ledger_id, entry) for entry in range(snapshot.entries_of(ledger_id) or 0)]
+        ledger_id = snapshot.following(ledger_id)
+    return found
 
 
 def content(environment: Environment, segments: list[Segment]) -> list[bytes | int]:
@@ -292,82 +308,71 @@ class MainLogMachine(RuleBasedStateMachine):
     paths: pytest.TempPathFactory
 
 
-class KeptBackMachine(RuleBasedStateMachine):
-    """A main log part of which may not be read yet, against a plain list of positions and a number of them."""
+class AheadMachine(RuleBasedStateMachine):
+    """A main log with entries that wait for their time, against a list of positions and of when each may be read."""
 
     @initialize()
     def start(self) -> None:
         self.environment = Environment(self.paths.mktemp("log") / "main", name="main", durability="none", create=True)
         self.log = load(self.environment)
+        self.now_ms = 0
         self.places: list[Position] = []
-        self.shown: int | None = None
-        """How many may be read; None: all."""
-        self.told: list[int] = []
-        self.log.changed = lambda look: self.told.append(self.readable())
+        self.from_ms: list[int] = []
 
-    def readable(self) -> int:
-        return len(self.places) if self.shown is None else self.shown
-
-    def append(self, *works: Callable[[Transaction], list[Segment]]) -> None:
+    def append(self, works: list[Callable[[Transaction], list[Segment]]], dues: list[int]) -> None:
         """One commit of several appends."""
         for segments in self.environment.write(lambda transaction: [work(transaction) for work in works]):
             for ledger_id, first, length in segments:
                 self.places += [Position(ledger_id, entry) for entry in range(first, first + length)]
+        for due_ms in dues:
+            self.from_ms.append(max(due_ms, self.from_ms[-1] if self.from_ms else 0))
 
     @rule(count=st.integers(1, 15))
     def send(self, count: int) -> None:
-        """Messages: behind what is kept back they may not be read either."""
-        self.append(appending(self.log, [b"x"] * count))
+        """Messages without a delay wait for what lies before them."""
+        self.append([appending(self.log, [b"x"] * count)], [0] * count)
 
-    @rule(before=st.integers(0, 12), count=st.integers(1, 25), after=st.integers(0, 3))
-    def keep_back(self, before: int, count: int, after: int) -> None:
-        """Markers that nobody may read yet, in one commit with messages before and after them."""
-        shown = len(self.places) + before
-        bodies = [[b"x"] * number for number in (before, after)]
-        works = [appending(self.log, each) for each in bodies if each]
-        works.insert(min(before, 1), marking(self.log, count, keep_back=True))
-        self.append(*works)
-        if self.shown is None:
-            self.shown = shown
+    @rule(
+        before=st.integers(0, 12),
+        pieces=st.lists(st.lists(st.integers(-3, 4), min_size=1, max_size=14), min_size=1, max_size=3),
+        after=st.integers(0, 3),
+    )
+    def fire_ahead(self, before: int, pieces: list[list[int]], after: int) -> None:
+        """Markers of several partition logs, in one commit with messages before and after them."""
+        dues = [[max(self.now_ms + due_ms, 0) for due_ms in piece] for piece in pieces]
+        works = [marking_ahead(self.log, piece, self.now_ms) for piece in dues]
+        if before:
+            works.insert(0, appending(self.log, [b"x"] * before))
+        if after:
+            works.append(appending(self.log, [b"x"] * after))
+        self.append(works, [0] * before + [due_ms for piece in dues for due_ms in piece] + [0] * after)
 
-    @rule(count=st.integers(0, 30))
-    def show(self, count: int) -> None:
+    @rule(ms=st.integers(1, 5))
+    def time_passes(self, ms: int) -> None:
         """Some of it may be read."""
-        if self.shown is not None:
-            self.shown = min(self.shown + count, len(self.places))
-            last = self.places[self.shown - 1] if self.shown else Position(self.log.first_ledger, -1)
-            self.log.show(Position(last.ledger_id, last.entry_id + 1))
-
-    @rule()
-    def show_all(self) -> None:
-        """All may be read; a second time it says nothing new."""
-        told = len(self.told)
-        kept_back, self.shown = self.shown is not None, None
-        self.log.show(None)
-        assert len(self.told) == told + kept_back
+        self.now_ms += ms
 
     @rule()
     def roll(self) -> None:
-        """The open ledger is closed, with all that is kept back in it."""
+        """The open ledger is closed, with all that waits in it."""
         self.environment.write(lambda transaction: self.log.roll(transaction, NOW_MS))
 
     @invariant()
     def what_may_be_read_is_the_twins(self) -> None:
-        """By its snapshot and by its own answers; appends go to the end all the same."""
-        snapshot = self.log.snapshot()
-        found: list[Position] = []
-        ledger_id: int | None = self.log.first_ledger
-        while ledger_id is not None:
-            entries = snapshot.entries_of(ledger_id)
-            assert entries is not None
-            assert entries == self.log.entries_of(ledger_id)
-            found += [Position(ledger_id, entry) for entry in range(entries)]
-            assert snapshot.following(ledger_id) == self.log.following(ledger_id)
-            ledger_id = snapshot.following(ledger_id)
-        assert found == self.places[: self.readable()]
-        assert all(place < self.log.end for place in found)
-        assert all(place >= self.log.end for place in self.places[self.readable() :])
-        assert sum(info.entries for info in self.log.ledgers()) == len(self.places)
+        """Now, and at any time to come; and whoever wants the latest gets what is not due yet."""
+        for ahead_ms in range(6):
+            then_ms = self.now_ms + ahead_ms
+            count = sum(from_ms <= then_ms for from_ms in self.from_ms)
+            assert readable(self.log, then_ms) == self.places[:count]
+            later = [from_ms for from_ms in self.from_ms if from_ms > then_ms]
+            assert self.log.next_readable_ms(then_ms) == min(later, default=None)
+        count = sum(from_ms <= self.now_ms for from_ms in self.from_ms)
+        latest = self.environment.write(lambda transaction: self.log.latest_in(transaction, self.now_ms))
+        assert latest == (self.places[count] if count < len(self.places) else self.log.end)
+        assert self.log.keeps_back or count == len(self.places)
+        assert [
+            Position(info.ledger_id, at) for info in self.log.ledgers() for at in range(info.entries)
+        ] == self.places
 
     def teardown(self) -> None:
         self.environment.close()
@@ -375,27 +380,16 @@ class KeptBackMachine(RuleBasedStateMachine):
     paths: pytest.TempPathFactory
 
 
-def test_what_is_shown_is_never_taken_back(environment: Environment) -> None:
-    """Whoever reads has been told that it is there."""
-    log = load(environment)
-    environment.write(appending(log, [b"x"] * 3))
-    environment.write(marking(log, 3, keep_back=True))
-    log.show(Position(log.end.ledger_id, 5))
-    with pytest.raises(BrokenInvariant, match="up to which was shown"):
-        log.show(Position(log.end.ledger_id, 4))
-    assert log.end.entry_id == 5
-
-
 def _without_bytes(ledgers: list[LedgerInfo]) -> list[LedgerInfo]:
     """Bytes of an open ledger are exact once it is loaded again; of a closed one they stay an estimate."""
     return [info._replace(stored_bytes=0) for info in ledgers]
 
 
-@pytest.mark.parametrize("rules", [MainLogMachine, KeptBackMachine])
+@pytest.mark.parametrize("rules", [MainLogMachine, AheadMachine])
 def test_a_main_log_is_what_a_plain_list_is(
     rules: type[RuleBasedStateMachine], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Any order of appends, rolls, trims and reopenings; of appends that are kept back and shown."""
+    """Any order of appends, rolls, trims and reopenings; of entries that wait for their time."""
     machine = type("Machine", (rules,), {"paths": tmp_path_factory})
     case = machine.TestCase  # type: ignore[attr-defined]
     case.settings = settings(max_examples=25, stateful_step_count=15, deadline=None)
