@@ -220,7 +220,8 @@ class Topic:
     def cancel(self, message_id: MessageId) -> bool:
         """Cancel a delayed message. True: it is never delivered. False: it has fired already, or is unknown.
 
-        Messages fire a few ms before they are due (`Clock.lead_ms`), and are delivered when they are. Durable when it returns. Raises UnknownTopic, InvalidArgument, StoreFull, StoreFailed.
+        A message fires `Clock.lead_ms` before it is delivered. Durable when it returns. Raises UnknownTopic,
+        InvalidArgument, StoreFull, StoreFailed.
         """
         return self.cancel_batch([message_id])[0] in (Outcome.CANCELLED, Outcome.ALREADY_CANCELLED)
 

@@ -24,7 +24,7 @@ from typing import TypeVar
 
 import lmdb
 
-from . import datafile, pages
+from . import datafile, page_cache, pages
 from .commit_counts import CommitCounts
 from .commit_queue import CommitQueue, Request
 from .config import Durability
@@ -320,6 +320,7 @@ class Environment:
         """
         with self._gate.reading():
             self._check_open()
+            page_cache.fetch_all(self.path / "data.mdb")  # else each page that was dropped is waited for
             try:
                 self._env.copy(os.fspath(path), compact=True)
                 with (path / "data.mdb").open("rb") as file:

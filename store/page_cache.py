@@ -6,6 +6,7 @@ Descriptors are closed at once, so never lock.mdb: closing one would drop the lo
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from pathlib import Path
@@ -28,6 +29,15 @@ def fetch(file: Path, begin: int, end: int, within_s: float) -> int:
     if hasattr(os, "posix_fadvise"):
         return _advise(file, begin, end, _READ_BYTES, os.POSIX_FADV_WILLNEED, time.perf_counter() + within_s)
     return end
+
+
+def fetch_all(file: Path) -> None:
+    """Have the kernel read a file that somebody is about to read all of; no more than a quarter of memory holds."""
+    try:
+        size = file.stat().st_size
+    except OSError:
+        return
+    fetch(file, 0, min(size, physical_bytes() // 4), math.inf)
 
 
 def _advise(file: Path, begin: int, end: int, step: int, advice: int, until: float | None = None) -> int:

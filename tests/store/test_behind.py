@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 
-from duelog.store import behind, datafile
+from duelog.store import behind, datafile, page_cache
 from duelog.store.config import Durability
 from duelog.store.environment import Environment
 from duelog.store.format import run_key
 from duelog.store.transaction import Transaction
 from tests.store.page_cache_calls import (
     DROP,
+    FETCH,
     Calls,
     cached,
     joined,
@@ -264,3 +265,27 @@ def test_the_kernel_no_longer_has_what_was_dropped(opened: Open, tmp_path: Path)
     with again.read() as raw:
         assert all(raw.get(run_key(1, number)) == bytes(VALUE_BYTES) for number in range(316))
     assert again.find_problems() == []
+
+
+@pytest.mark.parametrize("physical", [1 << 30, 400_000])
+def test_who_copies_a_file_has_the_kernel_read_it_first_as_far_as_a_quarter_of_memory(
+    opened: Open, tmp_path: Path, calls: Calls, monkeypatch: pytest.MonkeyPatch, physical: int
+) -> None:
+    """Else each page of what was dropped would be waited for by itself."""
+    monkeypatch.setattr(page_cache, "physical_bytes", lambda: physical)
+    environment = opened()
+    fill(environment, 64)
+    file = environment.path / "data.mdb"
+    size = file.stat().st_size
+    (tmp_path / "copy").mkdir()
+    environment.copy(tmp_path / "copy")
+    assert joined(calls.ranges(file, FETCH)) == (0, min(size, physical // 4))
+    assert size > 100_000
+    with opened("copy", create=False).read() as raw, environment.read() as own:
+        assert raw.stat()["entries"] == own.stat()["entries"]
+
+
+def test_a_file_that_is_not_there_is_not_read_ahead(tmp_path: Path, calls: Calls) -> None:
+    """Whoever wanted to read it says so."""
+    page_cache.fetch_all(tmp_path / "nothing")
+    assert calls == []
