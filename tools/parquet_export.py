@@ -96,6 +96,7 @@ def export_store(
         make_directory(dest)
         return _export(store, dest, wanted or Wanted(), run, progress)
     except BaseException:
+        _remove_staging(dest)
         for child in list(dest.iterdir()) if dest.is_dir() else []:
             remove_tree(child) if child.is_dir() else child.unlink()
         if made and dest.is_dir():
@@ -116,6 +117,7 @@ def _export(store: Path, dest: Path, wanted: Wanted, run: Runner, progress: Prog
     exported_ms = time.time_ns() // 1_000_000
     identity, generations, plan = read_sealed(store, read_main)
     staging = dest / STAGING
+    make_directory(staging)
     tasks = [pickle.dumps((part, str(staging))) for part in plan]
     found: list[StagedFile] = []
     for done, answer in enumerate(run(tasks), 1):
@@ -180,7 +182,16 @@ def _publish(dest: Path, found: list[StagedFile]) -> None:
         parents.add(target.parent)
     for parent in parents:
         sync_directory(parent)
-    remove_tree(dest / STAGING)
+    _remove_staging(dest)
+
+
+def _remove_staging(dest: Path) -> None:
+    """Remove what attempts have left, beside attempts that were given up and go on: they find no place any more."""
+    staging = dest / STAGING
+    if staging.is_dir():
+        moved = dest / f"{STAGING}-{uuid.uuid4().hex}"
+        os.rename(staging, moved)
+        remove_tree(moved)
 
 
 # -- one slice -----------------------------------------------------------------------------------
@@ -193,9 +204,9 @@ def export_packed(task: bytes) -> bytes:
 
 
 def export_slice(part: Slice, staging: Path) -> list[StagedFile]:
-    """Write the messages of a slice into a directory below `staging` that no other attempt has, on disk."""
+    """Write the messages of a slice into a directory in `staging` that no other attempt has, on disk."""
     directory = staging / uuid.uuid4().hex
-    directory.mkdir(parents=True)
+    directory.mkdir()
     try:
         found = [file for each in part.ranges for file in _export_log(part, each, directory)]
         sync_directory(directory)

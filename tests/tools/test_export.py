@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pyarrow.dataset as ds
 
 from duelog import DelayedStore, ManualClock, StoreConfig
 from duelog.partitions.timespan import directory_name
+from duelog.store.directory import remove_tree
 from duelog.store.errors import DamagedStore, InvalidArgument
 from duelog.tools.export_layout import TABLE_SCHEMAS, day_of, message_path, open_export
 from duelog.tools.main_tables import SMALL, read_small
@@ -147,6 +149,32 @@ def test_an_export_that_fails_leaves_the_destination_as_it_was(built: Built, tmp
             export_store(built.path, tmp_path / name, run=fails)
     assert not (tmp_path / "new").exists()
     assert list((tmp_path / "there").iterdir()) == []
+
+
+def test_a_task_that_goes_on_when_an_export_has_failed_leaves_nothing_in_its_destination(
+    built: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark fails a job when one task has failed; the others may still be writing while all of it is removed."""
+    tasks_left: list[bytes] = []
+    late: list[str] = []
+
+    def removing(path: Path) -> None:
+        try:
+            export_packed(tasks_left[0])
+        except FileNotFoundError as error:
+            late.append(str(error))
+        remove_tree(path)
+
+    def fails(tasks: Sequence[bytes]) -> Iterator[bytes]:
+        tasks_left.extend(tasks)
+        yield export_packed(tasks[0])
+        monkeypatch.setattr("duelog.tools.parquet_export.remove_tree", removing)
+        raise OSError("the disk says no")
+
+    with pytest.raises(OSError, match="the disk says no"):
+        export_store(built.path, tmp_path / "a", run=fails)
+    assert late
+    assert not (tmp_path / "a").exists()
 
 
 def test_of_two_attempts_of_one_slice_one_is_kept(built: Built, tmp_path: Path) -> None:
