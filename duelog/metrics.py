@@ -15,6 +15,7 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
 from opentelemetry import metrics
 from opentelemetry.metrics import CallbackOptions, Counter, Histogram, Meter, Observation
 
@@ -229,7 +230,7 @@ class StoreMetrics:
         attributes = self._of(topic)
         self._shared.counters[FIRED].add(len(dues), attributes)
         record = self._shared.histograms[LATENESS].record
-        for late_ms in (now_ms - dues).tolist():
+        for late_ms in np.maximum(now_ms - dues, 0).tolist():  # some are written ahead of their time
             record(late_ms / 1000, attributes)
 
     def _trimmed(self, entries: int) -> None:

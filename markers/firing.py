@@ -90,7 +90,7 @@ class Firing:
         self.fired = 0
         """Messages fired since the store was opened."""
         self.observe: Callable[[int, Taken, int], None] | None = None
-        """Called with topic id, each batch and the time of its markers, for metrics."""
+        """Called with topic id, each batch and the time, for metrics."""
 
     # -- loading ---------------------------------------------------------------------------------
 
@@ -285,7 +285,7 @@ class Firing:
             log.confirm(record)
             self.fired += len(taken.entries)
             if self.observe is not None:
-                self.observe(log.topic_id, taken, by_ms)
+                self.observe(log.topic_id, taken, now_ms)
 
     # -- closing -----------------------------------------------------------------------------------
 

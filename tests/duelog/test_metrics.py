@@ -91,6 +91,21 @@ def test_lateness_is_the_time_of_the_marker_less_the_due_time(
     assert fired.value == 3
 
 
+def test_what_was_written_ahead_of_its_time_is_not_late(collector: Collector, open_store: OpenStore) -> None:
+    """Nor early: no histogram takes less than nothing."""
+
+    class LeadingClock(ManualClock):
+        lead_ms = 5
+
+    clock = LeadingClock(START_MS)
+    store = open_store(clock_=clock)
+    store.topic("t").send_batch([Message(b"x", deliver_at=START_MS + at) for at in (9, 12)])
+    clock.advance(10)
+    assert store.tick().fired == 2
+    (late,) = collector.points()["duelog.messages.lateness"]
+    assert (late.count, late.min, late.max) == (2, 0.0, 0.001)
+
+
 def test_messages_that_waited_inline_are_fired_once_whatever_the_subscriptions(
     collector: Collector, open_store: OpenStore, clock: ManualClock
 ) -> None:
