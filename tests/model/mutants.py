@@ -21,6 +21,7 @@ from duelog.markers.firing import Firing
 from duelog.outstanding import Outstanding
 from duelog.recurring import Recurring
 from duelog.store import producers
+from duelog.store.managed_ledger import ManagedLedger
 from duelog.store.policies import EffectivePolicies
 from duelog.store.producers import nothing
 from duelog.store.received import MessageMaker
@@ -134,6 +135,11 @@ def delivers_early_inline(patch: Patch) -> None:
     patch.setattr(reader, "_due_entries", lambda run, now_ms: due_entries(run, now_ms + 1))
 
 
+def reads_what_was_written_ahead(patch: Patch) -> None:
+    """All of the main log may be read at any time."""
+    patch.setattr(ManagedLedger, "readable", lambda self, now_ms: self.snapshot())
+
+
 def forgets_what_it_passed_over(patch: Patch) -> None:
     """A subscription whose last consumer has left does not come back to what it passed over."""
     patch.setattr(DueReader, "reopen", lambda self, position: None)
@@ -160,6 +166,7 @@ MUTANTS: dict[str, tuple[Callable[[Patch], None], str]] = {
             loses_dead_letters,
             retries_for_everybody,
             seeks_past_the_first,
+            reads_what_was_written_ahead,
         ),
         INLINE_DELAYS: (delivers_early_inline, forgets_what_it_passed_over),
     }.items()
