@@ -211,7 +211,7 @@ class Firing:
         return None
 
     def fire(self, now_ms: int, until_ms: int | None = None) -> int:
-        """Fire one batch of at most `fire_batch` messages due by `now_ms`; returns how many, 0: none is due.
+        """Fire one batch of at most `fire_batch` messages due by `now_ms`; returns how many, 0: nothing is to be fired.
 
         One transaction holds their markers, the frontiers and the clock mark. With `until_ms`, which is a moment later,
         those due by then are written as well, and nobody reads one before it is due (`ManagedLedger.readable`).

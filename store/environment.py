@@ -318,9 +318,9 @@ class Environment:
 
         Beside readers and writers; the map does not move and no page is reused meanwhile. Raises StoreFull.
         """
+        page_cache.fetch_all(self.path / "data.mdb")  # else each page that was dropped is waited for
         with self._gate.reading():
             self._check_open()
-            page_cache.fetch_all(self.path / "data.mdb")  # else each page that was dropped is waited for
             try:
                 self._env.copy(os.fspath(path), compact=True)
                 with (path / "data.mdb").open("rb") as file:

@@ -153,7 +153,7 @@ class ManagedLedger:
 
     @property
     def keeps_back(self) -> bool:
-        """Whether something has been written ahead of its time, and nothing since it has come."""
+        """Whether something was written ahead of its time; true until the first firing after that has come."""
         return bool(self._waits)
 
     def next_readable_ms(self, now_ms: int) -> int | None:
@@ -228,7 +228,8 @@ class ManagedLedger:
         """Where what is not due yet, or not appended, begins; appends of this transaction counted."""
         staged = self._staged(transaction)
         wait = first_wait(staged.waits, now_ms)
-        return self.end_in(transaction) if wait is None else wait.first
+        first = Position(self.first_in(transaction), 0)
+        return self.end_in(transaction) if wait is None else max(wait.first, first)
 
     def end_in(self, transaction: Transaction) -> Position:
         """The position that the next append gets, appends of this transaction counted."""

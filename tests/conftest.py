@@ -15,6 +15,14 @@ START_MS = 1_790_000_000_000
 OpenStore = Callable[..., DelayedStore]
 
 
+class LeadingClock(ManualClock):
+    """A clock that tests move, and that lets be written what is due in a moment, as the machine's does."""
+
+    def __init__(self, now_ms: int, lead_ms: int = 5) -> None:
+        super().__init__(now_ms)
+        self.lead_ms = lead_ms
+
+
 @pytest.fixture
 def clock() -> ManualClock:
     """A clock that tests move."""

@@ -7,20 +7,14 @@ from contextlib import contextmanager
 
 import pytest
 
-from duelog import DelayedStore, ManualClock, Message, StoreConfig
+from duelog import DelayedStore, Message, StoreConfig
 from duelog.store import failpoints
 from duelog.store.clock import Clock
 from duelog.store.environment import Environment
 from duelog.store.errors import StoreFull
-from tests.conftest import START_MS, OpenStore
+from tests.conftest import START_MS, LeadingClock, OpenStore
 
 CONFIG = StoreConfig(partition_ms=3_600_000, background=False)
-
-
-class LeadingClock(ManualClock):
-    """A clock that is moved by hand, and lets be written what is due within 5 ms."""
-
-    lead_ms = 5
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
 from duelog import DelayedDeliveryPolicies, ManualClock, Message, StoreConfig, metrics
 from duelog.errors import CorruptEntry, DelayTooLong
-from tests.conftest import START_MS, OpenStore
+from tests.conftest import START_MS, LeadingClock, OpenStore
 
 TOPIC = {
     "pulsar.cluster": "standalone",
@@ -93,10 +93,6 @@ def test_lateness_is_the_time_of_the_marker_less_the_due_time(
 
 def test_what_was_written_ahead_of_its_time_is_not_late(collector: Collector, open_store: OpenStore) -> None:
     """Nor early: no histogram takes less than nothing."""
-
-    class LeadingClock(ManualClock):
-        lead_ms = 5
-
     clock = LeadingClock(START_MS)
     store = open_store(clock_=clock)
     store.topic("t").send_batch([Message(b"x", deliver_at=START_MS + at) for at in (9, 12)])

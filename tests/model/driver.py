@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from duelog import ManualClock
 from duelog.crew import Crew, run_in_turn
 from duelog.engine import Engine
 from duelog.expiry import Expiry
@@ -42,14 +41,6 @@ class Recorded(dict[int, list[MessageId | int | str]]):
         super().__init__()
         self.fired_ms: dict[MessageId, int] = {}
         """The time of each marker."""
-
-
-class LeadingClock(ManualClock):
-    """A clock that is moved by hand, and may let be written what is due in a moment."""
-
-    def __init__(self, now_ms: int, lead_ms: int) -> None:
-        super().__init__(now_ms)
-        self.lead_ms = lead_ms
 
 
 def scratch_directory() -> Path:

@@ -22,6 +22,7 @@ from duelog.errors import StoreFull
 from duelog.store.format import PartitionState
 from duelog.store.names import TopicName
 from duelog.topic_state import TopicState
+from tests.conftest import LeadingClock
 
 from .drawing import (
     ALL,
@@ -43,7 +44,7 @@ from .drawing import (
     TakingCall,
     pick,
 )
-from .driver import PAYLOAD, ROLLED, AtOnce, Expired, LeadingClock, Recorded, expiries, recorded, scratch_directory
+from .driver import PAYLOAD, ROLLED, AtOnce, Expired, Recorded, expiries, recorded, scratch_directory
 from .twin import Seen, Twin, TwinMessage, TwinSlice, TwinTopic, key_of
 from .twin_subscription import TwinSubscription
 

@@ -380,6 +380,18 @@ class AheadMachine(RuleBasedStateMachine):
     paths: pytest.TempPathFactory
 
 
+def test_the_latest_is_never_in_a_ledger_that_was_given_up(environment: Environment) -> None:
+    """A topic without subscriptions may lose a ledger with entries that are not due yet."""
+    log = load(environment)
+    environment.write(marking_ahead(log, [5] * LIMITS.entries + [6], 1))
+    assert environment.write(lambda transaction: log.latest_in(transaction, 1)) == (log.first_ledger, 0)
+    last = log.end.ledger_id
+    environment.write(lambda transaction: log.give_up(transaction, last))
+    assert environment.write(lambda transaction: log.latest_in(transaction, 1)) == (last, 0)
+    assert environment.write(lambda transaction: log.latest_in(transaction, 5)) == (last, 0)
+    assert environment.write(lambda transaction: log.latest_in(transaction, 6)) == (last, 1)
+
+
 def _without_bytes(ledgers: list[LedgerInfo]) -> list[LedgerInfo]:
     """Bytes of an open ledger are exact once it is loaded again; of a closed one they stay an estimate."""
     return [info._replace(stored_bytes=0) for info in ledgers]
