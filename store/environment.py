@@ -32,6 +32,7 @@ from .directory import make_directory, sync_directory
 from .errors import BrokenInvariant, ClosedError, DuelogError, StoreFailed, StoreFull
 from .failpoints import reach
 from .format import RUN_PREFIX, unseal
+from .map_size import MapSize
 from .opening import open_lmdb
 from .process import here
 from .reader_gate import ReaderGate
@@ -41,9 +42,6 @@ from .upkeep import Upkeep
 
 T = TypeVar("T")
 Work = Callable[[Transaction], T]
-
-MAX_MAP_BYTES = 1 << 44
-"""Largest map an environment grows to: virtual address space ends near 2**47."""
 
 
 class Environment:
@@ -82,7 +80,6 @@ class Environment:
         else:
             known = datafile.verify(path)
             map_bytes = max(map_bytes, known.file_bytes * 2)
-        self._map_bytes = map_bytes
         self._process = here.pid
         self._durability = durability
         self._read_only = read_only
@@ -97,12 +94,14 @@ class Environment:
         self._failed: StoreFailed | None = None
         self._closed = False
         self._gate = ReaderGate()
+        self._map = MapSize(self._env, self._gate, map_bytes)
+        self._deferred: list[Work[None]] = []
         self._unsynced = False
         self._syncing = threading.Lock()
         self._upkeep = None
         if not read_only:
             self._upkeep = Upkeep(
-                path, self._env, self._map_anew, synced=durability != "none", drops_behind=drops_behind
+                path, self._env, self._map.map_anew, synced=durability != "none", drops_behind=drops_behind
             )
 
     # -- reading -------------------------------------------------------------------------------
@@ -112,7 +111,10 @@ class Environment:
         """A read transaction whose values are memoryviews, valid inside the `with` block only.
 
         Keep it short: a reader keeps every page that was freed since it began. No `write` inside.
+        What was deferred is written first: raises as `write`, where there is any.
         """
+        if self._deferred:
+            self.settle()
         while True:
             with self._gate.reading():
                 self._check_open()
@@ -123,8 +125,7 @@ class Environment:
                     return
             if self._gate.held:
                 raise BrokenInvariant(f"{self.name}: the map has to grow for a read inside a read")
-            with self._gate.alone():  # the map moves: nobody of this process may be looking at it
-                self._env.set_mapsize(0)
+            self._map.follow()
 
     def _begin_read(self) -> lmdb.Transaction | None:
         """None: the writing process has grown the file past this process's map."""
@@ -133,7 +134,7 @@ class Environment:
         except lmdb.MapResizedError:
             return None
         except lmdb.PanicError as error:  # the root page could not be written: LMDB lets nobody read either
-            raise (self._failed or self._in_doubt(error)) from error
+            raise (self._failed or self.fail(error)) from error
 
     def get(self, key: bytes) -> bytes | None:
         """Fields of a small record, in a read transaction of its own. Raises CorruptRecord."""
@@ -155,6 +156,31 @@ class Environment:
         value: T = self._queue.run(work)
         return value
 
+    def unless_committing(self, action: Callable[[], T | None]) -> T | None:
+        """Do something of little work between two commits; None: one is under way, and nothing was done.
+
+        Raises StoreFailed, ClosedError.
+        """
+        self._check_writable()
+        return self._queue.unless_led(action)
+
+    def defer(self, work: Work[None]) -> None:
+        """Have `work`, which does not fail, run at the beginning of the next commit, whoever asks for that.
+
+        For what is durable elsewhere: closing drops it. REQUIRES: inside `unless_committing`.
+        """
+        self._deferred.append(work)
+
+    @property
+    def owes(self) -> bool:
+        """Whether work was deferred and is not committed yet."""
+        return bool(self._deferred)
+
+    def settle(self) -> None:
+        """Have what was deferred committed; not inside a read. Raises as `write`, and what was deferred stays so."""
+        if self._deferred and not self._gate.held:
+            self.write(lambda _: None)
+
     def _serve(self, batch: list[Request]) -> None:
         with self._committing:
             self._commit_together(batch)
@@ -162,7 +188,7 @@ class Environment:
     def _broke_off(self, error: BaseException, served: bool) -> None:
         """Where memory may not be what is on disk any more, nothing more is written."""
         if self._publishing or (isinstance(error, Exception) and not served):
-            self._in_doubt(error)
+            self.fail(error)
 
     def _commit_together(self, batch: list[Request]) -> None:
         """Give every request of `batch` its value or its error."""
@@ -173,11 +199,13 @@ class Environment:
                 self._check_writable()
                 raw = self._env.begin(write=True)
             except (lmdb.Error, DuelogError) as error:
-                self._fail(left, error if isinstance(error, DuelogError) else self._in_doubt(error))
+                self._fail(left, error if isinstance(error, DuelogError) else self.fail(error))
                 return
             transaction = Transaction(raw, self._last_run)
             current: Request | None = None
             try:
+                for work in self._deferred:
+                    work(transaction)
                 for current in left:
                     current.value = current.work(transaction)
                 current = None
@@ -185,8 +213,8 @@ class Environment:
                 reach("commit.before")
             except lmdb.MapFullError as error:
                 raw.abort()
-                if not self._grow():
-                    self._fail(left, StoreFull(self.path, f"the map of {self._map_bytes} bytes is full: {error}"))
+                if not self._map.grow():
+                    self._fail(left, StoreFull(self.path, f"the map of {self._map.bytes} bytes is full: {error}"))
                     return
                 continue
             except BaseException as error:
@@ -204,16 +232,17 @@ class Environment:
                 raw.commit()
             except lmdb.MapFullError as error:
                 self._publishing = False
-                if not self._grow():
-                    self._fail(left, StoreFull(self.path, f"the map of {self._map_bytes} bytes is full: {error}"))
+                if not self._map.grow():
+                    self._fail(left, StoreFull(self.path, f"the map of {self._map.bytes} bytes is full: {error}"))
                     return
                 continue
             except lmdb.Error as error:
                 self._publishing = False
                 full = None if self._panicked() else no_room(self.path, error)
-                self._fail(left, full or self._in_doubt(error))
+                self._fail(left, full or self.fail(error))
                 return
             self._unsynced = True
+            self._deferred = []
             self._last_run = transaction.last_run
             reach("commit.after")
             transaction.committed()
@@ -243,18 +272,10 @@ class Environment:
         if self.observe_commit is not None:
             self.observe_commit(elapsed_ns, requests)
 
-    def _in_doubt(self, error: BaseException) -> StoreFailed:
+    def fail(self, error: BaseException) -> StoreFailed:
+        """Close the environment for writing: what is on disk is not known any more."""
         self._failed = StoreFailed(self.path, str(error) or type(error).__name__)
         return self._failed
-
-    def _grow(self) -> bool:
-        """Double the map once no reader of this process is inside. False at MAX_MAP_BYTES."""
-        if self._map_bytes * 2 > MAX_MAP_BYTES:
-            return False
-        with self._gate.alone():
-            self._map_bytes *= 2
-            self._env.set_mapsize(self._map_bytes)
-        return True
 
     def give_back_pages(self) -> bool:
         """Have what was read through the map no longer count as memory of this process; it may stay in the page cache.
@@ -266,16 +287,9 @@ class Environment:
             return False
         try:
             self._check_open()
-            return self._map_anew()
+            return self._map.map_anew()
         finally:
             self._committing.release()
-
-    def _map_anew(self) -> bool:
-        """False while somebody reads. REQUIRES: `_committing` held, as closing does too, and no transaction in it."""
-        with self._gate.alone_at_once() as alone:
-            if alone:
-                self._env.set_mapsize(self._map_bytes)  # LMDB maps the file anew
-            return alone
 
     def keep_pages(self) -> int:
         """From now on what is written stays in the page cache: it will be read soon. There is no way back.
@@ -297,7 +311,7 @@ class Environment:
                 self._env.sync(True)
             except lmdb.Error as error:
                 self._unsynced = True
-                raise self._in_doubt(error) from error
+                raise self.fail(error) from error
 
     # -- as a file -----------------------------------------------------------------------------
 
@@ -318,6 +332,7 @@ class Environment:
 
         Beside readers and writers; the map does not move and no page is reused meanwhile. Raises StoreFull.
         """
+        self.settle()
         page_cache.fetch_all(self.path / "data.mdb")  # else each page that was dropped is waited for
         with self._gate.reading():
             self._check_open()
@@ -343,7 +358,7 @@ class Environment:
 
     @property
     def map_bytes(self) -> int:
-        return self._map_bytes
+        return self._map.bytes
 
     def file_bytes(self) -> int:
         """Bytes that the data file occupies on disk (blocks; sparse tails do not count)."""
@@ -380,5 +395,5 @@ class Environment:
             try:
                 self._env.sync(True)
             except lmdb.Error as error:
-                self._in_doubt(error)
+                self.fail(error)
         self._env.close()

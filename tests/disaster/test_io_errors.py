@@ -22,7 +22,7 @@ import pytest
 
 from duelog import DelayedStore, ManualClock, Message, StoreConfig
 from duelog.errors import StoreFull
-from duelog.store import environment
+from duelog.store import map_size
 from tests.conftest import OpenStore
 from tests.disaster import io_child, power_cut
 from tests.disaster.test_power_cut import WHY_NOT
@@ -163,16 +163,16 @@ def test_a_full_map_passes_when_there_is_room(
     open_store: OpenStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A map that may not grow gives StoreFull; what is there is handed out, and sending goes on once it may."""
-    monkeypatch.setattr(environment, "MAX_MAP_BYTES", 1 << 20)
+    monkeypatch.setattr(map_size, "MAX_MAP_BYTES", 1 << 20)
     store = open_store(config=CONFIG)
-    live_through_full(store, clock, lambda: monkeypatch.setattr(environment, "MAX_MAP_BYTES", 1 << 30))
+    live_through_full(store, clock, lambda: monkeypatch.setattr(map_size, "MAX_MAP_BYTES", 1 << 30))
 
 
 def test_a_full_map_is_freed_by_acknowledging(
     open_store: OpenStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a map that may not grow, acknowledging and deleting make room for sending again."""
-    monkeypatch.setattr(environment, "MAX_MAP_BYTES", 1 << 20)
+    monkeypatch.setattr(map_size, "MAX_MAP_BYTES", 1 << 20)
     store = open_store(config=replace(CONFIG, ack_flush_ms=100))
     topic = store.topic("a")
     reader = topic.subscribe("reader")
