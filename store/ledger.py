@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from .bodies import Bodies
 from .errors import CorruptEntry, InvalidArgument
-from .format import MAX_ENTRY_ID, run_key, split_run_key
+from .format import MAX_ENTRY_ID, run_key
 from .run import Int64s, PackedRun, Run, UInt32s, cut, pack_markers, pack_message, pack_messages
 from .transaction import Transaction
 
@@ -253,14 +253,20 @@ def find_tail(raw: lmdb.Transaction, environment: str, ledger_id: int) -> int:
 
     After a last run whose header is damaged it is MAX_RUN_ENTRIES on: no id is ever given out twice.
     """
+    try:
+        run = last_run(raw, environment, ledger_id)
+    except CorruptEntry as error:
+        return error.entry_id + MAX_RUN_ENTRIES
+    return 0 if run is None else run.limit
+
+
+def last_run(raw: lmdb.Transaction, environment: str, ledger_id: int) -> Run | None:
+    """The last run of a ledger; O(log n). Raises CorruptEntry with its first entry: its header is damaged."""
     cursor = raw.cursor()
     found = cursor.set_range(run_key(ledger_id + 1, 0))
     if not (cursor.prev() if found else cursor.last()):
-        return 0
+        return None
     key = bytes(cursor.key())
     if len(key) != len(run_key(0, 0)) or key[:9] != run_key(ledger_id, 0)[:9]:
-        return 0
-    try:
-        return Run(environment, key, cursor.value()).limit
-    except CorruptEntry:
-        return split_run_key(key)[1] + MAX_RUN_ENTRIES
+        return None
+    return Run(environment, key, cursor.value())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import numpy as np
 from duelog.store import format as fmt
 from duelog.store.body import encode_one
 from duelog.store.format import FrontierRecord
+from duelog.store.journal import FILE_NAME, Journal, JournalRecord
 from duelog.store.message import Message
 from duelog.store.run import pack_markers, pack_messages
 
@@ -53,6 +55,20 @@ def test_the_pages_frontier_is_what_is_written() -> None:
     key, value = example(2)
     assert key == fmt.frontier_key(1, START_MS)
     assert value == fmt.seal(key, FrontierRecord(7, SENT_MS + 60_000, 0, 2, 1, 3, 0, 0).pack())
+
+
+def test_the_pages_journal_is_what_is_written(tmp_path: Path) -> None:
+    """The slot of its epoch, and its group."""
+    store_id = bytes(range(16))
+    with closing(Journal(tmp_path, store_id, 1 << 20)) as journal:
+        journal.restart()
+        due_ms, body = encode_one(Message(b"pay", deliver_at=SENT_MS + 60_000), SENT_MS, 1_000)
+        journal.append([JournalRecord(START_MS, 7, due_ms, 0, body)])
+    content = (tmp_path / FILE_NAME).read_bytes()
+    slot, group = b"".join(example(3)), b"".join(example(4))
+    assert content.startswith(slot)
+    assert content[8192:].rstrip(b"\0") == group
+    assert len(content) == 1 << 20
 
 
 def test_every_table_of_the_format_stands_on_the_page() -> None:
