@@ -26,6 +26,7 @@ from duelog.store.directory import make_directory, sync_directory, write_file
 from duelog.store.environment import Environment
 from duelog.store.errors import DamagedStore, InvalidArgument
 from duelog.store.format import PartitionState
+from duelog.store.journal import read_journal, write_journal
 from duelog.store.transaction import Transaction
 
 from .engine import Engine
@@ -87,6 +88,8 @@ class _Backup:
         for name in ("partitions", "staging", "trash"):
             make_directory(destination / name)
         taken_ms = engine.clock.now_ms()
+        # Before the partitions, which get what it loses. Where this process writes, they get all of it to be copied.
+        journaled = read_journal(engine.path, engine.store_id) if engine.read_only else []
         self._copy(engine.main, destination / "main")
         main = Environment(destination / "main", name="main", map_bytes=engine.config.map_bytes)
         try:
@@ -98,8 +101,11 @@ class _Backup:
         finally:
             main.close()
         files = sorted(path for path in destination.rglob("data.mdb"))
+        if journaled:
+            files.append(write_journal(destination, engine.store_id, journaled))
         _write_copy(engine.path / "STORE", destination / "STORE")
-        listed = {str(path.relative_to(destination)): describe(path) for path in [*files, destination / "STORE"]}
+        files.append(destination / "STORE")
+        listed = {str(path.relative_to(destination)): describe(path) for path in files}
         manifest = {"format": fmt.FORMAT_VERSION, "store_id": engine.store_id.hex(), "taken_ms": taken_ms}
         write_file(destination / MANIFEST, json.dumps({**manifest, "files": listed}, indent=1).encode() + b"\n")
         return BackupResult(destination, len(found), sum(size for size, _ in listed.values()), taken_ms)

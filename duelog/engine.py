@@ -6,7 +6,7 @@ Nobody waits for a commit with a subscription's lock in hand.
 
 from __future__ import annotations
 
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
 from duelog.cleanup.sweep import Swept, sweep
@@ -25,6 +25,7 @@ from duelog.store.config import StoreConfig
 from duelog.store.directory import make_directory
 from duelog.store.errors import ClosedError, ConsumerBusy, CorruptEntry, DamagedStore, StoreFull, UnknownSubscription
 from duelog.store.format import CorruptRecord, LedgerState, PartitionState
+from duelog.store.journal import Journal, read_journal, remove_unmade
 from duelog.store.ledger import find_tail
 from duelog.store.position import Position
 from duelog.store.process import here
@@ -33,19 +34,25 @@ from duelog.store.transaction import Transaction
 
 from .ack_flusher import AckFlusher
 from .adopting import Adopting
+from .crew import Crew
 from .delay_policies import DelayPolicies
 from .due_reader import DueReader
+from .intake import Intake
 from .maintenance import Maintenance, TickResult
 from .metrics import StoreMetrics, instruments
 from .opening import StoreLock, create, open_main, read_identity, refuse_foreign
 from .outbox import Outbox
 from .read_ahead import ReadAheadBudget
 from .recurring import Recurring
+from .replay import replay
 from .scheduler import Scheduler
 from .sending import Sender
 from .subscription_state import SubscriptionState
 from .topic_state import TopicState
 from .topics import Topics
+
+_THREADS = 8
+"""That write to several partitions side by side; started when they are first needed."""
 
 
 class Engine:
@@ -88,11 +95,26 @@ class Engine:
         undo.callback(self.partitions.close)
         self.partitions.load()  # before anything is swept: what it refuses is left as it is
         self.swept = Swept(0, 0, 0) if read_only else sweep(path, self.main)
-        self._refuse_lost_entries()
         self.topics = Topics(self.main, config, read_only=read_only)
+        crew = Crew(_THREADS, "duelog-send")
+        self.intake: Intake | None = None
+        if not read_only:
+            self._replay_journal()
+            if config.journal_from and config.durability == "commit":
+                self.intake = Intake(
+                    self.main,
+                    self.partitions,
+                    self.topics.run_limits,
+                    crew,
+                    config.journal_from,
+                    self.clock,
+                    self._open_journal,
+                    self.wake,
+                )
+        self._refuse_lost_entries()
         self.policies = DelayPolicies(self.main, read_only=read_only)
         self.set_aside = SetAside(self.main)
-        self.sender = Sender(self.main, self.partitions, config, self.topics.run_limits)
+        self.sender = Sender(self.main, self.partitions, config, self.topics.run_limits, crew, self.intake)
         self.read_ahead = ReadAheadBudget()
         self.outbox = Outbox(config.max_in_flight_bytes)
         self.flusher = AckFlusher(self.main, config.ack_flush_ms)
@@ -123,6 +145,7 @@ class Engine:
         self.recurring = Recurring(self.main, self.topics, succession, self.clock, config.max_message_bytes, self.wake)
         if not read_only:
             self.maintenance.recurring = self.recurring
+            self.maintenance.intake = self.intake
             self.maintenance.adopting = Adopting(
                 path, self.main, self.partitions, self.topics, identity.store_id, config, self.clock
             )
@@ -139,6 +162,22 @@ class Engine:
             )
             self.maintenance.wake = self.scheduler.wake
             self.scheduler.start()
+
+    def _open_journal(self) -> Journal:
+        return Journal(self.path, self.store_id, self.config.journal_bytes)
+
+    def _replay_journal(self) -> None:
+        """Have the partitions get what a crash left in the journal. Raises DamagedStore, StoreFull, StoreFailed."""
+        remove_unmade(self.path)
+        records = read_journal(self.path, self.store_id)
+        if not records:
+            return
+        replay(self.path, records, self.partitions, self.topics.run_limits)
+        with closing(self._open_journal()) as journal:
+            try:
+                journal.restart()
+            except OSError as error:
+                raise self.main.fail(error) from error
 
     def _refuse_lost_entries(self) -> None:
         """Refuse a store in which a partition log ends before its frontier: entries that fired are gone.

@@ -32,6 +32,7 @@ from duelog.store.set_aside import SetAside
 from .ack_flusher import AckFlusher
 from .adopting import Adopting
 from .expiry import Expiry
+from .intake import Intake
 from .recurring import Recurring
 from .topics import Topics
 from .trimming import Trimming
@@ -113,6 +114,7 @@ class Maintenance:
         self.wake: Callable[[], None] = _nobody_sleeps
         self.recurring: Recurring | None = None
         self.adopting: Adopting | None = None
+        self.intake: Intake | None = None
         self.on_delete: Callable[[int], None] | None = None
 
     # -- what others tell ------------------------------------------------------------------------
@@ -169,6 +171,8 @@ class Maintenance:
                     self._flusher.flush()
                 self._set_aside.flush()
             with _going_on(full):
+                more = (self.intake is not None and self.intake.settle(now_ms)) or more
+            with _going_on(full):
                 trimmed = self._trim(now_ms)
             more = more or self.trimming.is_due(now_ms)
             with _going_on(full):
@@ -205,8 +209,10 @@ class Maintenance:
         if self.stopping:
             return 0, 0, 0, False
         until = time.perf_counter() + _SLICE_S
-        loading = self._firing.load(now_ms)
-        fired = 0
+        full: list[StoreFull] = []
+        loading, fired = False, 0
+        with _going_on(full):  # a partition without room for what it owes does not hold back what is loaded
+            loading = self._firing.load(now_ms)
         while batch := self._firing.fire(now_ms, now_ms + self._clock.lead_ms):
             fired += batch
             if self.stopping or time.perf_counter() >= until:
@@ -220,6 +226,8 @@ class Maintenance:
             closed += 1
         saved = self._firing.save(now_ms)
         self._firing.settling.step()
+        if full:
+            raise full[0]
         more = loading or closed > 0 or self._firing.saving.is_due() or self._firing.settling.is_due()
         if not more:
             self._firing.warming.step()
@@ -304,6 +312,7 @@ class Maintenance:
             self._flusher.due_ms(),
             self._expiry.due_ms(),
             None if self.recurring is None else self.recurring.next_due_ms(),
+            None if self.intake is None else self.intake.due_ms(),
             self.trimming.next_due_ms(),
         )
         return min((due_ms for due_ms in candidates if due_ms is not None), default=None)

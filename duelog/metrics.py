@@ -175,6 +175,8 @@ class StoreMetrics:
         for partition in engine.partitions:
             if partition.is_open:
                 self._observe_commits(partition.environment, "partition")
+        if engine.intake is not None:
+            engine.intake.observe = self._journal_written()
         shared.stores.add(self)
 
     def close(self) -> None:
@@ -247,6 +249,19 @@ class StoreMetrics:
 
     def _partition_opened(self, _: Partition, environment: Environment) -> None:
         self._observe_commits(environment, "partition")
+
+    def _journal_written(self) -> Callable[[int, int], None]:
+        attributes = {**self._store, "duelog.environment": "journal"}
+        durations, sharing, sizes = (
+            self._shared.histograms[name] for name in (COMMIT_DURATION, COMMIT_REQUESTS, COMMIT_ENTRIES)
+        )
+
+        def observe(elapsed_ns: int, messages: int) -> None:
+            durations.record(elapsed_ns / 1e9, attributes)
+            sharing.record(messages, attributes)
+            sizes.record(messages, attributes)
+
+        return observe
 
     def _observe_commits(self, environment: Environment, kind: str) -> None:
         attributes = {**self._store, "duelog.environment": kind}

@@ -23,7 +23,7 @@ from duelog.store.errors import DamagedStore, FormatMismatch, StoreLocked
 from duelog.store.format import PartitionInfo
 from duelog.store.room import room_in
 
-_OWN_NAMES = {"LOCK", "STORE.tmp", "main", "partitions", "staging", "trash"}
+_OWN_NAMES = {"LOCK", "STORE.tmp", "JOURNAL", "JOURNAL.tmp", "main", "partitions", "staging", "trash"}
 
 
 class Identity(NamedTuple):

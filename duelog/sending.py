@@ -24,9 +24,8 @@ from duelog.store.position import MessageId, MessageIds
 from duelog.store.transaction import Transaction
 
 from .crew import Crew, run_in_turn
+from .intake import Intake
 from .topic_state import TopicState
-
-_THREADS = 8
 
 _PACKED_AT_ONCE_BYTES = 16 << 20
 """A larger batch is packed partition by partition as it is written, so that it is not in memory once more."""
@@ -43,14 +42,24 @@ def _bind(also: Also | None, rows: Sequence[int]) -> Write | None:
 class Sender:
     """Writes encoded messages. Thread-safe."""
 
-    def __init__(self, main: Environment, partitions: PartitionSet, config: StoreConfig, run_limits: RunLimits) -> None:
+    def __init__(
+        self,
+        main: Environment,
+        partitions: PartitionSet,
+        config: StoreConfig,
+        run_limits: RunLimits,
+        crew: Crew,
+        intake: Intake | None,
+    ) -> None:
+        """`crew` writes the parts of a batch. `intake` None: what is sent one by one is appended one by one."""
         self._main = main
         self._partitions = partitions
         self._span_ms = config.partition_ms
         self._inline_ms = config.inline_delay_ms
         self._run_limits = run_limits
+        self._intake = intake
         self._waits_for_nothing = config.durability == "none"
-        self._crew = Crew(_THREADS, "duelog-send")
+        self._crew = crew
 
     def send(self, topic: TopicState, batch: EncodedBatch, now_ms: int, also: Also | None = None) -> MessageIds:
         """Append a batch; returns the ids in the order of the messages once all of them are durable.
@@ -101,6 +110,8 @@ class Sender:
             partition = self._partitions.begin_append(due_ms - due_ms % self._span_ms, now_ms)
             if partition is not None:
                 try:
+                    if self._intake is not None:
+                        return MessageId(*self._intake.append(partition, topic.topic_id, due_ms, body))
                     return MessageId(
                         *partition.append(
                             topic.topic_id, (due_ms,), (body,), self._run_limits, self._partitions.new_ledger
@@ -145,4 +156,6 @@ class Sender:
 
     def close(self) -> None:
         """Take no more batches; those that were begun are written."""
+        if self._intake is not None:
+            self._intake.close()
         self._crew.close()

@@ -15,9 +15,10 @@ import numpy as np
 
 from ..store import catalog
 from ..store import format as fmt
+from ..store.bodies import Bodies
 from ..store.environment import Environment
-from ..store.errors import DamagedStore
-from ..store.format import PartitionInfo, PartitionState
+from ..store.errors import BrokenInvariant, DamagedStore
+from ..store.format import MAX_ENTRY_ID, PartitionInfo, PartitionState
 from ..store.ledger import Dues, Ledger, PackedMessages, Replaced, RunLimits, StagedLedger, find_tail
 from ..store.run import Int64s
 from ..store.transaction import Transaction
@@ -30,16 +31,22 @@ Listener = Callable[["PartitionLog", int, Int64s], None]
 """Called by the leader of a commit with (log, first entry id, due times); takes leaf locks only."""
 
 
+Wanted = tuple[int, int, bytes]
+"""A message that wants a place: topic id, due time, body."""
+
+
 class PartitionLog:
     """One topic's ledger inside a partition."""
 
-    __slots__ = ("ledger", "registered", "topic_id")
+    __slots__ = ("ledger", "promised", "registered", "topic_id")
 
     def __init__(self, topic_id: int, ledger: Ledger, registered: bool) -> None:
         self.topic_id = topic_id
         self.ledger = ledger
         self.registered = registered
         """Whether the partition's log table has it, on disk."""
+        self.promised: list[tuple[int, bytes]] = []
+        """Due times and bodies of the entries after the last that are promised, and written by the next commit."""
 
     @property
     def ledger_id(self) -> int:
@@ -138,6 +145,7 @@ class Partition:
         """
         if self.environment.read_only:
             return self._read_log(topic_id)
+        self.environment.settle()
         log = self._logs.get(topic_id)
         if log is None:
             with self._lock:
@@ -189,13 +197,17 @@ class Partition:
         def work(transaction: Transaction) -> int:
             if not log.registered:
                 transaction.put(fmt.log_key(topic_id), fmt.pack_u64(log.ledger_id))
-            staged = transaction.stage(log, lambda: StagedLedger(log.ledger, limits, heard))
+            staged = self._stage(transaction, log, limits)
             if also is not None:
                 also(transaction)
-            assert type(staged) is StagedLedger
             if isinstance(bodies, PackedMessages):
                 return staged.add_packed(bodies)
             return staged.add_messages(dues, bodies, self.start_ms, replaced)
+
+        return log.ledger_id, self.environment.write(work)
+
+    def _stage(self, transaction: Transaction, log: PartitionLog, limits: RunLimits) -> StagedLedger:
+        """What a transaction appends to the log."""
 
         def heard(first: int, appended: Dues) -> None:
             log.registered = True
@@ -203,7 +215,56 @@ class Partition:
             if listener is not None:
                 listener(log, first, np.asarray(appended, dtype=np.int64))
 
-        return log.ledger_id, self.environment.write(work)
+        staged = transaction.stage(log, lambda: StagedLedger(log.ledger, limits, heard))
+        assert type(staged) is StagedLedger
+        return staged
+
+    def promise(self, wanted: Sequence[Wanted], limits: RunLimits) -> list[tuple[int, int] | None]:
+        """Settle the ids of messages now and have the next commit write them: (ledger id, entry id), not durable yet.
+
+        None for one that has to be appended: the first of a log, and all while somebody commits or listens. Whoever
+        asks makes the others durable elsewhere, or the store is to fail. REQUIRES: an append lease. Raises
+        StoreFailed, ClosedError.
+        """
+        environment = self.environment
+
+        def promise() -> list[tuple[int, int] | None] | None:
+            if self.listener is not None:
+                return None
+            return [self._promise(environment, topic_id, due_ms, body, limits) for topic_id, due_ms, body in wanted]
+
+        return environment.unless_committing(promise) or [None] * len(wanted)
+
+    def _promise(
+        self, environment: Environment, topic_id: int, due_ms: int, body: bytes, limits: RunLimits
+    ) -> tuple[int, int] | None:
+        log = self._logs.get(topic_id)
+        if log is None or not log.registered:
+            return None
+        promised = log.promised
+        entry_id = log.ledger.entries + len(promised)
+        if entry_id >= MAX_ENTRY_ID:
+            return None
+        if not promised:
+            environment.defer(lambda transaction: self._keep_promises(transaction, log, limits))
+        promised.append((due_ms, body))
+        return log.ledger.ledger_id, entry_id
+
+    def _keep_promises(self, transaction: Transaction, log: PartitionLog, limits: RunLimits) -> None:
+        """Append what was promised. Invariant: every entry gets the id that it was promised."""
+        if not log.promised:  # whoever was to promise was interrupted
+            return
+        dues = np.array([due_ms for due_ms, _ in log.promised], dtype=np.int64)
+        bodies = Bodies.of([body for _, body in log.promised])
+        first = self._stage(transaction, log, limits).add_messages(dues, bodies, self.start_ms)
+        if first != log.ledger.entries:
+            raise BrokenInvariant(f"{self.name}: entry {log.ledger.entries} was promised, {first} is next")
+        transaction.after_commit(log.promised.clear)
+
+    @property
+    def owes(self) -> bool:
+        """Whether entries were promised that are not committed yet."""
+        return self._environment is not None and self._environment.owes
 
     def verify_identity(self, store_id: bytes, environment: Environment | None = None) -> None:
         """Refuse a directory that belongs to another store, partition or generation. Raises DamagedStore.

@@ -14,7 +14,7 @@ from __future__ import annotations
 import threading
 import uuid
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -189,9 +189,9 @@ class PartitionSet:
                 self._close_surplus()
 
     def stop_appends(self, partition: Partition) -> bool:
-        """Refuse append leases from now on; False, and nothing changes, while somebody holds one."""
+        """Refuse append leases from now on; False, nothing changed, while somebody holds one or entries are owed."""
         with self._lock:
-            if partition.appenders:
+            if partition.appenders or partition.owes:
                 return False
             partition.state = PartitionState.CLOSED
             return True
@@ -200,6 +200,42 @@ class PartitionSet:
         """Undo `stop_appends` of a partition whose closing was not recorded."""
         with self._lock:
             partition.state = PartitionState.OPEN
+
+    def owes(self) -> bool:
+        """Whether some partition owes entries that were promised."""
+        with self._lock:
+            return any(partition.owes for partition in self._open.values())
+
+    def settle_all(self, run: Callable[[Sequence[Callable[[], None]]], object]) -> None:
+        """Have every partition commit what it owes; `run` runs one job or more. Raises StoreFull, StoreFailed."""
+        with self._lock:
+            owing = [partition for partition in self._open.values() if partition.owes]
+            for partition in owing:
+                partition.leases += 1
+        if not owing:
+            return
+        try:
+            run([partition.environment.settle for partition in owing])
+        finally:
+            for partition in owing:
+                self.release(partition)
+
+    def settle_one(self) -> bool:
+        """Have what one partition owes committed; False: none owes anything. Raises StoreFull, StoreFailed.
+
+        Those that failed come last, so that they keep no other from settling.
+        """
+        with self._lock:
+            all_owing = [partition for partition in self._open.values() if partition.owes]
+            if not all_owing:
+                return False
+            owing = min(all_owing, key=lambda partition: partition.environment.failed is not None)
+            owing.leases += 1
+        try:
+            owing.environment.settle()
+        finally:
+            self.release(owing)
+        return True
 
     def _open_environment(self, partition: Partition) -> None:
         if not (partition.path / "data.mdb").is_file():
@@ -227,7 +263,8 @@ class PartitionSet:
         surplus = len(self._open) - self._config.max_open_partitions
         if surplus <= 0:
             return
-        for partition in [p for p in self._open.values() if not p.leases and p is not keep][:surplus]:
+        idle = [p for p in self._open.values() if not p.leases and not p.owes and p is not keep]
+        for partition in idle[:surplus]:
             self._close_environment(partition)
 
     def _close_environment(self, partition: Partition) -> None:

@@ -71,6 +71,11 @@ class StoreConfig:
 
     max_in_flight_bytes: memory that messages of `send_async` may take until they are written; 64 MiB. More takes longer
         bursts without waiting, and loses as much of them at a crash.
+    journal_from: from so many sends under way at once on, single messages share flushes by the journal, where
+        durability is "commit"; 2. 1: one that is sent alone goes by it too: one thread sends about twice as many, each
+        is written twice, and other processes see it up to a second later. 0: each is a commit of its partition.
+    journal_bytes: size of the journal's file when it is made, and the most that is in memory until the partitions have
+        it; 8 MiB, at least 16 KiB. Larger is written into the partitions more seldom, and read when a crash left it.
     bucket_ms: span of one bucket of the delay index; 60 s. Finer buckets cost memory (at 1 s 60 to 85 bytes a
         message), coarser ones more sorting when a bucket is about to be due.
     preload_ms: how long before its start a partition is loaded; 60 s. Longer holds its index in memory longer, too
@@ -117,6 +122,8 @@ class StoreConfig:
 
     # -- speed
     max_in_flight_bytes: int = 64 * MIB
+    journal_from: int = 2
+    journal_bytes: int = 8 * MIB
     bucket_ms: int = 60_000
     preload_ms: int = 60_000
     fire_batch: int = 5_000
@@ -197,6 +204,8 @@ _CHECKS: dict[str, _Check] = {
     "background": _optional_bool,
     "max_clock_jump_ms": _integer(1, _INT64_MAX, none=True),
     "max_in_flight_bytes": _integer(1, _INT64_MAX),
+    "journal_from": _integer(0, _UINT32_MAX),
+    "journal_bytes": _integer(16 * KIB, GIB),
     "bucket_ms": _integer(1, _UINT32_MAX),
     "preload_ms": _integer(0, _INT64_MAX),
     "fire_batch": _integer(1, 1_000_000),

@@ -16,6 +16,9 @@ _armed: dict[str, Callable[[], None]] = {}
 POINTS = (
     "commit.before",  # records are in the transaction, nothing is on disk
     "commit.after",  # on disk, nobody told yet
+    "journal.before",  # messages are promised their places, the journal does not have them
+    "journal.after",  # it has them on disk, nobody told yet
+    "journal.settled",  # the partitions have what they were promised, the journal is not begun anew
     "directory.staged",  # a directory is complete in staging/
     "directory.renamed",  # it has its final name, and is not registered
     "partition.registered",  # it is in the catalog

@@ -32,6 +32,7 @@ import signal
 import sys
 import threading
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,7 @@ from duelog import (
     ReceivedMessage,
     StoreConfig,
     Subscription,
+    Topic,
 )
 from duelog.check import check
 from duelog.cleanup.compaction import hand_over, stage_generation
@@ -82,10 +84,11 @@ def config(request: dict[str, Any]) -> StoreConfig:
         ledger_max_age_ms=90_000,
         snapshot_every_entries=10,
         snapshot_part_bytes=1024,
-        max_open_partitions=3,
+        max_open_partitions=3 + request["round"] % 2 * 5,  # few; or so many that most sends can be promised a place
         map_bytes=1 << 20,
         run_entries=4,
         run_bytes=1024,
+        journal_bytes=16 << 10,  # sixteen small groups, then it is begun anew
         max_clock_jump_ms=None,
         inline_delay_ms=INLINE_MS if request.get("more") else 0,
     )
@@ -147,6 +150,7 @@ class Worker:
         self.recent: list[tuple[str, MessageId, str]] = []
         """Topic, id and payload of messages that were sent in this round, and have not been taken back."""
         self.topics = [store.topic(name) for name in TOPICS]
+        self.intake = store._engine.intake
         self.unheard = store.topic(UNHEARD)
         self.more = bool(request.get("more"))
         self.subscriptions: list[tuple[str, Subscription]] = [
@@ -234,12 +238,17 @@ class Worker:
 
     def _send(self, rng: random.Random, tag: str) -> None:
         topic = self.unheard if rng.random() < 0.15 else rng.choice(self.topics)
-        messages = [self._message(rng, tag) for _ in range(rng.choice((1, 1, 1, 2, 5, 12)))]
-        if len(messages) == 1:
-            one = messages[0]
-            ids = [topic.send(one.payload, deliver_at=one.deliver_at, deliver_after=one.deliver_after, key=one.key)]
-        else:
-            ids = topic.send_batch(messages)
+        messages = [self._message(rng, tag) for _ in range(rng.choice((1, 1, 1, 2, 5, 25)))]
+        if len(messages) > 1 and rng.random() < 0.5:
+            self._tell_sent(topic, messages, topic.send_batch(messages))
+            return
+        for one in messages:
+            if self.intake is not None:  # through the journal, or only beside another producer
+                self.intake.together = rng.choice((1, 1, 1, 2))
+            id_ = topic.send(one.payload, deliver_at=one.deliver_at, deliver_after=one.deliver_after, key=one.key)
+            self._tell_sent(topic, [one], [id_])
+
+    def _tell_sent(self, topic: Topic, messages: Sequence[Message], ids: Sequence[MessageId]) -> None:
         if topic is not self.unheard:
             name = TOPICS[self.topics.index(topic)]
             rows = [(id_, _text(message)) for id_, message in zip(ids, messages, strict=True)]
@@ -262,7 +271,8 @@ class Worker:
     def _compact(self) -> None:
         """Finish the next generation of a closed partition, worth it or not; the store adopts it at a later tick."""
         engine = self.store._engine
-        closed = [partition for partition in engine.partitions if partition.state is PartitionState.CLOSED]
+        with engine.maintenance.lock:  # the snapshots of one that is being closed are still removed from it
+            closed = [partition for partition in engine.partitions if partition.state is PartitionState.CLOSED]
         if not closed:
             return
         partition = self.aside.choice(closed)

@@ -8,13 +8,13 @@ engine as it is.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from pyroaring import BitMap
 
-from duelog import adopting, engine, maintenance
+from duelog import adopting, engine, intake, maintenance, replay
 from duelog.cleanup import adoption, claims
 from duelog.cleanup.deletion import deletable
 from duelog.cleanup.sweep import Swept
@@ -22,7 +22,7 @@ from duelog.markers.firing import Firing
 from duelog.partitions import partition_set
 from duelog.store.directory import move
 from duelog.store.failpoints import reach
-from duelog.store.format import Table
+from duelog.store.format import PartitionState, Table
 from duelog.subscription import Subscription
 
 
@@ -207,6 +207,44 @@ def drop_what_anybody_has_acknowledged() -> None:
     _patch(claims, "acknowledged_by_all", wrap)
     _patch(adoption, "_taken_back", lambda _: lambda raw, topic_id, relied_on: None)
     _patch(adopting.Adopting, "_gone_back", lambda _: lambda self, relied_on: None)
+
+
+def journal_anew_before_settling() -> None:
+    """The journal is begun anew before the partitions have written what they owe."""
+
+    def wrap(_: Any) -> Any:
+        def anew_first(self: Any, journal: Any) -> None:
+            journal.restart()
+            reach("journal.settled")
+            while self._partitions.settle_one():
+                pass
+
+        return anew_first
+
+    _patch(intake.Intake, "_begin_anew", wrap)
+
+
+def no_replay() -> None:
+    """Opening leaves what the journal holds in the journal, and begins it anew."""
+    _patch(engine, "replay", lambda _: lambda *arguments: 0)
+
+
+def replay_doubles() -> None:
+    """Opening appends all that the journal holds, also what the partitions have."""
+
+    def wrap(_: Any) -> Any:
+        def every_entry(path: Path, records: Any, partitions: Any) -> Iterator[Any]:
+            records = list(records)
+            for partition in partitions.held(lambda each: each.state is PartitionState.OPEN):
+                for log in partition.logs():
+                    held = [record for record in records if record.ledger_id == log.ledger_id]
+                    tail = log.ledger.entries
+                    if held:
+                        yield partition, log, [row._replace(entry_id=tail + at) for at, row in enumerate(held)]
+
+        return every_entry
+
+    _patch(replay, "missing_entries", wrap)
 
 
 def apply(name: str) -> None:

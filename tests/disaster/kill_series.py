@@ -4,6 +4,7 @@ A series keeps one store over several rounds, so that what one round left is rec
 which may be killed in the middle of that. A drain at the end receives whatever is left. The rules:
 
 - an acknowledged send is delivered to every subscription, with the payload that was sent;
+- no id is given out twice;
 - nothing is delivered twice without a crash or a nack between, and no message stands at two positions of a main log;
 - what was cancelled is never delivered, and what was rescheduled once, whether or not the answer was heard;
 - what was acknowledged durably is never delivered again;
@@ -152,7 +153,8 @@ class Series:
         elif kind == "clock":
             self._now_ms = fact[1]
         elif kind == "sent":
-            self.sent.setdefault(fact[1], {}).update({(ledger, entry): text for ledger, entry, text in fact[2]})
+            for ledger, entry, text in fact[2]:
+                self._sent(fact[1], (ledger, entry), text)
         elif kind == "got":
             self._got(fact[1], fact[2], fact[3])
         elif kind == "acked":
@@ -166,13 +168,18 @@ class Series:
         elif kind == "trouble":
             self.troubles.append(f"round {self.rounds}: {fact[1]}")
 
+    def _sent(self, topic: str, id_: Id, text: str) -> None:
+        before = self.sent.setdefault(topic, {}).setdefault(id_, text)
+        if before != text:
+            self.troubles.append(f"{id_} of {topic} was given out for {text!r}, and had been for {before!r}")
+
     def _taken(self, topic: str, id_: Id, text: str, new: list[int] | None, success: bool) -> None:
         del self.doubtful[topic][id_]
         if not success:
             return
         self.taken.setdefault(topic, set()).add(id_)
         if new is not None:
-            self.sent[topic][new[0], new[1]] = text
+            self._sent(topic, (new[0], new[1]), text)
         for (of, subscription), delivered in self.delivered.items():
             if of == topic and id_ in delivered:
                 self.troubles.append(f"{id_} of {topic} was taken back after {subscription} had got it")

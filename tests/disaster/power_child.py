@@ -26,10 +26,12 @@ import json
 import os
 import random
 import sys
+import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from duelog import DelayedStore, ManualClock, Message, StoreConfig, Subscription, Topic
+from duelog import DelayedStore, ManualClock, Message, MessageId, StoreConfig, Subscription, Topic
 from duelog.cleanup.compaction import hand_over, stage_generation
 from duelog.cleanup.compaction_plan import plan_compaction
 from duelog.store import failpoints
@@ -43,7 +45,7 @@ UNHEARD = "nobody-listens"
 DURABLE, LAZY = "durable", "lazy"
 
 
-def config(durability: Durability) -> StoreConfig:
+def config(durability: Durability, open_partitions: int = 3) -> StoreConfig:
     """Everything tiny, so that a short run rolls, trims, saves, closes and deletes, and maps grow."""
     return StoreConfig(
         partition_ms=SPAN_MS,
@@ -56,10 +58,11 @@ def config(durability: Durability) -> StoreConfig:
         ledger_max_age_ms=90_000,
         snapshot_every_entries=6,
         snapshot_part_bytes=1024,
-        max_open_partitions=3,
+        max_open_partitions=open_partitions,
         map_bytes=1 << 20,
         run_entries=4,
         run_bytes=1024,
+        journal_bytes=16 << 10,
     )
 
 
@@ -69,12 +72,13 @@ def say(*fact: object) -> None:
 
 
 class Worker:
-    """Random work on an open store, driven by one thread."""
+    """Random work on an open store, driven by one thread; now and then four send at the same time."""
 
     def __init__(self, store: DelayedStore, clock: ManualClock, rng: random.Random, tag: str) -> None:
         self.store = store
         self.clock = clock
         self.random = rng
+        self.journaled = store._engine.config.durability == "commit"
         self.tag = tag
         self.sent = 0
         self.pending: list[tuple[Topic, Any, str]] = []
@@ -96,6 +100,8 @@ class Worker:
         if self.pending and self.random.random() < 0.3:
             self.take_back(*self.pending.pop(self.random.randrange(len(self.pending))))
         self.receive(*self.random.choice(self.subscriptions))
+        if number % 2 and self.journaled:  # else it would not be known what the last commit of an environment was
+            self.send_together()
         if number % 3 == 2:
             self.compact()
         if number % 6 == 5:
@@ -113,10 +119,50 @@ class Worker:
             due_ms = now_ms if self.random.random() < 0.25 else now_ms + self.random.randrange(1, 4 * SPAN_MS)
             environments.append("main" if due_ms <= now_ms else str(due_ms // SPAN_MS * SPAN_MS))
             messages.append(Message(payload, deliver_at=due_ms))
-        if len(messages) == 1:
-            ids = [topic.send(messages[0].payload, deliver_at=messages[0].deliver_at)]
-        else:
-            ids = topic.send_batch(messages)
+        if len(messages) > 1 and self.random.random() < 0.5:
+            self.tell_sent(name, topic, environments, messages, topic.send_batch(messages))
+            return
+        for environment, message in zip(environments, messages, strict=True):
+            self.send_from(self.random.choice((1, 2)))  # through the journal, or not
+            id_ = topic.send(message.payload, deliver_at=message.deliver_at)
+            self.tell_sent(name, topic, [environment], [message], [id_])
+
+    def send_from(self, together: int) -> None:
+        """From how many sends under way on the next ones go through the journal, where there is one."""
+        intake = self.store._engine.intake
+        if intake is not None:
+            intake.together = together
+
+    def send_together(self) -> None:
+        """Four messages for three partitions, each by a thread of its own: a group of the journal may have several."""
+        self.send_from(1)
+        name, topic = self.random.choice(list(self.topics.items()))
+        senders = []
+        all_there = threading.Barrier(4)
+        for span in (2, 3, 4, 2):
+            self.sent += 1
+            payload = f"{self.tag}-{self.sent}".encode() + b"." * 700
+            due_ms = self.clock.now_ms() + span * SPAN_MS
+            senders.append(threading.Thread(target=self._send_one, args=(all_there, name, topic, due_ms, payload)))
+        for sender in senders:
+            sender.start()
+        for sender in senders:
+            sender.join()
+
+    def _send_one(self, all_there: threading.Barrier, name: str, topic: Topic, due_ms: int, payload: bytes) -> None:
+        all_there.wait()
+        id_ = topic.send(payload, deliver_at=due_ms)
+        self.tell_sent(name, topic, [str(due_ms // SPAN_MS * SPAN_MS)], [Message(payload)], [id_])
+
+    def tell_sent(
+        self,
+        name: str,
+        topic: Topic,
+        environments: Sequence[str],
+        messages: Sequence[Message],
+        ids: Sequence[MessageId],
+    ) -> None:
+        """Say what has been sent, and where to."""
         rows: dict[str, list[list[object]]] = {}
         for id_, environment, message in zip(ids, environments, messages, strict=True):
             rows.setdefault(environment, []).append([*id_, text_of(message.payload)])
@@ -182,7 +228,7 @@ def main() -> None:
     rng = random.Random(options["seed"])
     clock = ManualClock(START_MS)
     for session in range(2):
-        store = DelayedStore.open(path, config(options["durability"]), clock=clock)
+        store = DelayedStore.open(path, config(options["durability"], 3 + 5 * session), clock=clock)
         worker = Worker(store, clock, rng, f"{options['seed']}/{session}")
         for number in range(options["steps"] // 2):
             worker.step(number)

@@ -40,6 +40,10 @@ class Outcome:
     facts: dict[str, int]
     points: dict[str, int]
     """Failpoints of the engine that the run came by: what it covers."""
+    groups: int = 0
+    """Writes to the journal that hold several messages."""
+    differs: list[str] = field(default_factory=list)
+    """Files that are not on the disk what the recording, done to its end, says: it was not followed."""
     states: int = 0
     bad: int = 0
     """States that broke a promise, did not open, or killed the process."""
@@ -77,6 +81,7 @@ def run(states: int, before: str | None, options: dict[str, object]) -> Outcome:
             dict(Counter(operation.fact[0] for operation in operations if isinstance(operation, Fact))),
             dict(Counter(op.fact[1] for op in operations if isinstance(op, Fact) and op.fact[0] == "hit")),
         )
+        outcome.groups = _groups(operations)
         _question(trace, operations, base / "state", states, before, options, outcome)
     outcome.seconds = round(time.monotonic() - started, 1)
     return outcome
@@ -143,8 +148,28 @@ def _question(
             outcome.troubles += [
                 f"state {outcome.states}, operation {at}, {mode}: {trouble}" for trouble in troubles[:2]
             ]
+    outcome.differs = _differs(trace, disk, target)
     outcome.kinds = dict(kinds.most_common(8))
     outcome.troubles = outcome.troubles[:20]
+
+
+def _differs(trace: Trace, disk: Disk, target: Path) -> list[str]:
+    """Files whose content after all operations is not what the recorded process has left."""
+    disk.leave(target, ("all", "all"), random.Random(0))
+    recorded = Path(trace.base)
+    names = {path.relative_to(base) for base in (recorded, target) for path in base.rglob("*") if path.is_file()}
+    pairs = [(str(name), recorded / name, target / name) for name in sorted(names) if name.name != "lock.mdb"]
+    found = [name for name, ours, theirs in pairs if not (ours.is_file() and theirs.is_file())]
+    found += [name for name, ours, theirs in pairs if name not in found and ours.read_bytes() != theirs.read_bytes()]
+    shutil.rmtree(target)
+    return found
+
+
+def _groups(operations: list[Operation]) -> int:
+    """Writes of groups of several messages to the journal: its count is the second field of a group."""
+    writes = [each for each in operations if isinstance(each, Write) and each.file.name.startswith("JOURNAL")]
+    groups = [write.data for write in writes if write.data is not None and write.offset >= 8192]
+    return sum(int.from_bytes(group[4:8], "little") > 1 for group in groups)
 
 
 def _ask(promises: Promises, path: Path) -> tuple[list[str], bool]:

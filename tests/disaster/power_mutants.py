@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import lmdb
 from duelog.snapshot import writer
 from duelog.store import directory, environment
 from duelog.store.environment import Environment
+from duelog.store.journal import Journal
 from tests.disaster import kill_mutants
 
 
@@ -75,6 +77,20 @@ def metadata_before_parts() -> None:
 
     original: Any = writer._write_group
     writer._write_group = write_group  # type: ignore[assignment]
+
+
+def journal_not_flushed() -> None:
+    """A group is written to the journal, and the disk is not waited for."""
+
+    def write(self: Any, content: bytes, at: int) -> None:
+        os.pwrite(self._descriptor, content, at)
+
+    Journal._write = write  # type: ignore[method-assign]
+
+
+def journal_anew_before_settling() -> None:
+    """The journal is begun anew before the partitions have written what they owe."""
+    kill_mutants.journal_anew_before_settling()
 
 
 def apply(name: str) -> None:

@@ -103,6 +103,8 @@ class Promises:
 
     @staticmethod
     def _litter(store: DelayedStore) -> Iterator[str]:
+        if (store.path / "JOURNAL.tmp").exists():
+            yield "JOURNAL.tmp is there after opening"
         for folder in ("staging", "trash"):
             for child in (store.path / folder).iterdir():
                 yield f"{folder}/ holds {child.name} after opening"

@@ -109,7 +109,7 @@ class Trace:
 
     def __init__(self, log: Path, root: Path) -> None:
         self._log = log
-        self._base = str(root)
+        self.base = str(root)
         self.root = Directory("")
         self._open: dict[int, tuple[Node, bool] | None] = {}  # descriptor -> file, synchronous
         self._offsets: dict[int, int] = {}
@@ -220,10 +220,10 @@ class Trace:
         """The directory of a path and the last name in it; None: outside of what is recorded."""
         text = os.fsdecode(path)
         if text.startswith("/"):
-            if not text.startswith(self._base + "/"):
+            if not text.startswith(self.base + "/"):
                 return None
             node: Node = self.root
-            text = text[len(self._base) + 1 :]
+            text = text[len(self.base) + 1 :]
         elif at is None or "AT_FDCWD" in at or self._open.get(int(at)) is None:
             return None
         else:
@@ -245,7 +245,7 @@ class Trace:
         path = b"" if hexed is None else _bytes(hexed[1])
         self._open.pop(descriptor, None)
         self._offsets[descriptor] = 0
-        if os.fsdecode(path) == self._base:
+        if os.fsdecode(path) == self.base:
             self._open[descriptor] = (self.root, False)
             return
         found = self._find(path, at)

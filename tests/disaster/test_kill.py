@@ -32,6 +32,7 @@ CHAINS = (
     ("trim.recorded", "trim.part", "commit.before", "commit.after"),
     ("directory.renamed", "directory.staged", "commit.before", "partition.registered"),
     ("compact.published", "compact.copied", "compact.adopted", "commit.before"),
+    ("journal.before", "journal.after", "journal.settled", "commit.before"),
 )
 """Killed at the first of a chain, then again and again while what it left is recovered."""
 
@@ -157,8 +158,14 @@ MUTANTS = {
     "remove_before_record": ("compact.published", "is registered in the catalog, and is missing"),
     "drop_what_anybody_has_acknowledged": ("compact.adopted", "never got"),
     "no_sweep": ("directory.renamed", "is not registered after opening"),
+    "journal_anew_before_settling": ("journal.settled", "was given out for"),
+    "no_replay": ("journal.after", "was given out for"),
+    "replay_doubles": ("journal.settled", "and as"),
 }
 """Wrong engines of kill_mutants, where each is killed, and how the harness must complain."""
+
+MUTANT_COUNTS = (1, 2, 3, 5, 8, 20, 50)
+"""The how-many-th time the point of a wrong engine kills, round after round."""
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)
@@ -166,7 +173,7 @@ def test_the_harness_finds_out_a_wrong_engine(server: Server, memory: Path, muta
     """The rounds that the engine passes are failed by one whose steps are in the wrong order."""
     point, complaint = MUTANTS[mutant]
     series = Series(server, memory / "store", f"mutant {mutant}", steps=40)
-    for count in (1, 2, 5, 20, 50):
+    for count in MUTANT_COUNTS:
         series.round(point, count, mutant=mutant)
     series.drain()
     assert any(complaint in trouble for trouble in series.troubles), report(series)

@@ -106,7 +106,7 @@ class Machine(RuleBasedStateMachine):
         self.directory = scratch_directory()
         self.copies = 0
         self.ever_inline = config["inline_delay_ms"] > 0
-        self.config = StoreConfig(map_bytes=64 << 20, **config)
+        self.config = StoreConfig(map_bytes=64 << 20, journal_bytes=16 << 10, **config)
         self.clock = LeadingClock(START_MS + offset_ms, lead_ms)
         self.twin = Twin(self.config, self.clock.now_ms(), lead_ms)
         self.consumers: list[Consumer] = []

@@ -28,6 +28,8 @@ DEFAULTS = {
     "background": None,
     "max_clock_jump_ms": 30 * 24 * 3600 * 1000,
     "max_in_flight_bytes": 64 * 1024 * 1024,
+    "journal_from": 2,
+    "journal_bytes": 8 * 1024 * 1024,
     "bucket_ms": 60_000,
     "preload_ms": 60_000,
     "fire_batch": 5_000,

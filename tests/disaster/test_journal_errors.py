@@ -1,0 +1,355 @@
+"""The journal cannot be written, or there is no room for it or for what it holds: what was acknowledged stands."""
+
+from __future__ import annotations
+
+import errno
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from duelog import ManualClock, Message
+from duelog.errors import StoreFailed, StoreFull
+from duelog.intake import SETTLE_MS
+from duelog.store import failpoints, journal, map_size
+from duelog.store.environment import Environment
+from tests.conftest import OpenStore
+from tests.disaster.journal_faults import CONFIG, HOUR_MS, HOURS, FailingCalls, Sent, no_room
+
+pytestmark = pytest.mark.fault
+
+Failing = Callable[..., FailingCalls]
+Armed = Callable[[str, Callable[[], None]], None]
+
+
+@pytest.fixture
+def failing(monkeypatch: pytest.MonkeyPatch) -> Failing:
+    """Puts failing calls into the place of the module os, for the journal alone."""
+
+    def put(call: str, error: int | None, after: int = 0) -> FailingCalls:
+        calls = FailingCalls(call, error, after)
+        monkeypatch.setattr(journal, "os", calls)
+        return calls
+
+    return put
+
+
+@pytest.fixture
+def sent(open_store: OpenStore) -> Sent:
+    """A store with a journal that holds something."""
+    sent = Sent(open_store(config=CONFIG))
+    sent.send_some("begun")
+    assert sent.owes
+    return sent
+
+
+@pytest.fixture
+def armed() -> Iterator[Armed]:
+    """Arms failpoints; they are disarmed at the end."""
+    yield failpoints.arm
+    failpoints.disarm()
+
+
+CALLS = [("pwrite", errno.EIO), ("pwrite", errno.ENOSPC), ("pwrite", None), ("fdatasync", errno.EIO)]
+
+
+@pytest.mark.parametrize(("call", "error"), CALLS)
+def test_a_journal_that_cannot_be_written_closes_the_store_for_writing(
+    sent: Sent, open_store: OpenStore, failing: Failing, call: str, error: int | None
+) -> None:
+    """The sender gets StoreFailed, and so does who sends later, if the disk is well again or not; reopening helps."""
+    calls = failing(call, error)
+    calls.armed = True
+    with pytest.raises(StoreFailed):
+        sent.send("failed", 2)
+    calls.armed = False
+    for hours in HOURS:
+        with pytest.raises(StoreFailed):
+            sent.send("refused", hours)
+    with pytest.raises(StoreFailed):
+        sent.topic.send_batch([Message(b"refused"), Message(b"refused")])
+    assert calls.failed == 1
+    sent.store.close()
+    store = open_store(config=CONFIG)
+    sent.expect(store, ("failed",))
+    after = Sent(store)
+    after.send_some("after")
+
+
+@pytest.mark.parametrize(("call", "error"), CALLS)
+def test_a_journal_that_cannot_be_begun_anew_closes_the_store_for_writing(
+    sent: Sent, open_store: OpenStore, failing: Failing, armed: Armed, call: str, error: int | None
+) -> None:
+    """When it is full the partitions have what they were promised, and the sender for whom it is emptied fails."""
+    settled: list[bool] = []
+    calls = failing(call, error)
+
+    def fail_from_now_on() -> None:
+        settled.append(not sent.owes)
+        calls.armed = True
+
+    armed("journal.settled", fail_from_now_on)
+    with pytest.raises(StoreFailed):
+        sent.send_some("many", 100)
+    assert settled == [True]
+    assert len(sent.ids) > 15
+    calls.armed = False
+    sent.store.close()
+    sent.expect(open_store(config=CONFIG))
+
+
+@pytest.mark.parametrize("after", [0, 1, 5])
+def test_each_of_several_senders_is_told_when_the_journal_fails(
+    sent: Sent, open_store: OpenStore, failing: Failing, after: int
+) -> None:
+    """Of those that share the flush that failed nobody is acknowledged; of those before, everybody is."""
+    calls = failing("fdatasync", errno.EIO, after=after)
+    calls.armed = True
+    outcomes: dict[str, BaseException | None] = {}
+    all_there = threading.Barrier(6)
+
+    def send(number: int) -> None:
+        all_there.wait()
+        for step in range(8):
+            text = f"thread {number} {step}"
+            try:
+                sent.send(text, HOURS[number % 3])
+                outcomes[text] = None
+            except Exception as error:
+                outcomes[text] = error
+
+    threads = [threading.Thread(target=send, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(outcomes) == 48
+    failed = {text: error for text, error in outcomes.items() if error is not None}
+    assert failed
+    assert all(isinstance(error, StoreFailed) for error in failed.values()), failed
+    calls.armed = False
+    sent.store.close()
+    sent.expect(open_store(config=CONFIG), tuple(failed))
+
+
+@pytest.mark.parametrize(("call", "error"), [("write", errno.ENOSPC), ("write", None), ("fsync", errno.EIO)])
+def test_without_room_for_a_journal_messages_go_the_ordinary_way(
+    open_store: OpenStore, failing: Failing, call: str, error: int | None
+) -> None:
+    """No send fails for it; there is none as long as the store is open, nothing lies about, the next one makes one."""
+    calls = failing(call, error)
+    calls.armed = True
+    sent = Sent(open_store(config=CONFIG))
+    sent.send_some("direct")
+    assert calls.failed == 1, "it was tried once"
+    assert not sent.owes
+    assert not list(sent.store.path.glob("JOURNAL*"))
+    calls.armed = False
+    sent.send_some("direct too")
+    assert not sent.owes
+    sent.store.close()
+    sent.store = open_store(config=CONFIG)
+    sent.topic = sent.store.topic("a")
+    for _ in range(2):  # the first of each log is an append
+        sent.send_some(f"round {_}")
+    assert sent.owes
+    assert (sent.store.path / "JOURNAL").stat().st_size == CONFIG.journal_bytes
+    sent.expect(sent.store)
+
+
+def test_without_room_for_what_a_partition_owes_others_are_sent_to(
+    sent: Sent, tmp_path: Path, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The journal is full and cannot be begun anew: who sends to a full partition is told, who does not goes on."""
+    room = no_room(sent.environment(2), monkeypatch)
+    told = 0
+    for number in range(40):
+        try:
+            sent.send(f"on {number}", HOURS[number % 3])
+        except StoreFull:
+            assert number % 3 == 0, "only the partition without room refuses"
+            told += 1
+    assert told > 5
+    assert sent.owes
+    crashed = sent.crash(tmp_path / "crashed")
+    sent.expect(open_store(crashed, CONFIG))
+    room()
+    sent.send_some("room", 20)
+    sent.expect(sent.store)
+
+
+def test_a_tick_without_room_for_what_is_owed_goes_on_with_the_rest(
+    sent: Sent, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is due is handed out, the tick says StoreFull, and the next one settles when there is room."""
+    reader = sent.topic.subscribe("reader")
+    sent.topic.send(b"soon", deliver_after=1)
+    room = no_room(sent.environment(3), monkeypatch)
+    clock.advance(SETTLE_MS + 1_000)
+    with pytest.raises(StoreFull):
+        sent.store.tick()
+    assert [message.payload for message in reader.receive(9, timeout=0)] == [b"soon"]
+    room()
+    sent.store.tick()
+    assert not sent.owes
+    reader.close()
+
+
+@pytest.mark.parametrize("closed", [False, True], ids=["goes on", "closed while full"])
+def test_full_maps_lose_nothing_of_the_journal(
+    open_store: OpenStore, monkeypatch: pytest.MonkeyPatch, closed: bool
+) -> None:
+    """Maps that may not grow: sends come to StoreFull, and everything acknowledged is there when they may."""
+    monkeypatch.setattr(map_size, "MAX_MAP_BYTES", 1 << 20)
+    sent = Sent(open_store(config=CONFIG))
+
+    def fill() -> None:
+        for number in range(10_000):
+            sent.send(f"fill {number}", HOURS[number % 3], 3_000)
+
+    with pytest.raises(StoreFull):
+        fill()
+    assert len(sent.ids) > 100
+    assert sent.owes
+    if closed:
+        sent.store.close()
+    monkeypatch.setattr(map_size, "MAX_MAP_BYTES", 1 << 30)
+    if closed:
+        sent.store = open_store(config=CONFIG)
+        sent.topic = sent.store.topic("a")
+    sent.send_some("after", 20)
+    sent.expect(sent.store)
+
+
+def test_a_store_that_cannot_take_in_its_journal_is_opened_when_there_is_room(
+    sent: Sent, tmp_path: Path, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Opening says StoreFull and leaves the journal as it is, as often as it is tried."""
+    crashed = sent.crash(tmp_path / "crashed")
+    before = (crashed / "JOURNAL").read_bytes()
+    with monkeypatch.context() as patched:
+        write = Environment.write
+
+        def fail(self: Environment, work: Callable[[Any], Any]) -> Any:
+            if self.name.startswith("partition"):
+                raise StoreFull(self.path, "no room, says the test")
+            return write(self, work)
+
+        patched.setattr(Environment, "write", fail)
+        for _ in range(2):
+            with pytest.raises(StoreFull):
+                open_store(crashed, CONFIG)
+    assert (crashed / "JOURNAL").read_bytes() == before
+    sent.expect(open_store(crashed, CONFIG))
+
+
+def test_a_journal_that_cannot_be_begun_anew_at_opening_is_taken_in_once(
+    sent: Sent, tmp_path: Path, open_store: OpenStore, failing: Failing
+) -> None:
+    """The partitions have what it held, opening is refused, and the next one finds nothing missing."""
+    crashed = sent.crash(tmp_path / "crashed")
+    calls = failing("fdatasync", errno.EIO)
+    calls.armed = True
+    with pytest.raises(StoreFailed):
+        open_store(crashed, CONFIG)
+    assert calls.failed == 1
+    calls.armed = False
+    sent.expect(open_store(crashed, CONFIG))
+
+
+def test_a_partition_that_failed_has_what_it_owes_after_reopening(sent: Sent, open_store: OpenStore) -> None:
+    """The journal is not begun anew; others are sent to, and what it was promised comes home at the next open."""
+    sent.environment(3).fail(OSError(errno.EIO, "says the test"))
+    for number in range(40):
+        try:
+            sent.send(f"on {number}", HOURS[number % 3])
+        except StoreFailed:
+            assert number % 3 == 1, "only the partition that failed refuses"
+    assert sum(text.startswith("on ") for text in sent.ids) > 20
+    sent.store.close()
+    sent.expect(open_store(config=CONFIG))
+
+
+def test_a_partition_that_failed_does_not_keep_others_from_settling(sent: Sent, clock: ManualClock) -> None:
+    """What it owes stays in the journal; a tick goes on with all else, and looks again a while later."""
+    sent.environment(2).fail(OSError(errno.EIO, "says the test"))
+    clock.advance(SETTLE_MS)
+    assert sent.store.tick().next_due_ms == clock.now_ms() + SETTLE_MS
+    owing = [hours for hours in HOURS if sent.environment(hours).owes]
+    sent.store.close()
+    assert owing == [2]
+
+
+@pytest.mark.parametrize("point", ["journal.before", "journal.after"])
+def test_what_an_interrupted_sender_left_is_written_by_the_next(
+    sent: Sent, tmp_path: Path, open_store: OpenStore, armed: Armed, point: str
+) -> None:
+    """KeyboardInterrupt between a promise and the flush, or right after that, concerns nobody else."""
+
+    def interrupt() -> None:
+        failpoints.disarm()
+        raise KeyboardInterrupt
+
+    armed(point, interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        sent.send("interrupted", 2)
+    sent.send_some("next")
+    sent.expect(open_store(sent.crash(tmp_path / "crashed"), CONFIG), ("interrupted",))
+    sent.expect(sent.store, ("interrupted",))
+
+
+def test_an_interrupt_while_a_group_is_counted_leaves_a_journal_that_can_be_read(
+    sent: Sent, tmp_path: Path, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The group is on disk; whoever writes next takes its number with its place, or neither."""
+
+    def interrupt(at: int) -> int:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(journal, "_aligned", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            sent.send("interrupted", 2)
+    sent.send_some("next")
+    sent.expect(open_store(sent.crash(tmp_path / "crashed"), CONFIG), ("interrupted",))
+
+
+def test_a_partition_without_room_for_what_it_owes_does_not_hold_back_what_is_due(
+    open_store: OpenStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It begins soon and cannot be loaded; messages of one that has begun fire all the same, and are handed out."""
+    monkeypatch.setattr(map_size, "MAX_MAP_BYTES", 1 << 20)
+    store = open_store(config=replace(CONFIG, journal_bytes=256 << 10))
+    topic = store.topic("a")
+    reader = topic.subscribe("reader")
+    clock.advance(-clock.now_ms() % HOUR_MS)
+    topic.send(b"early", deliver_after=3_590)
+
+    def fill() -> None:
+        for _ in range(10_000):
+            topic.send(bytes(3_000), deliver_after=2 * 3_600 - 1)
+
+    with pytest.raises(StoreFull):
+        fill()
+    assert store._engine.partitions.owes()
+    clock.advance(3_595_000)
+    with pytest.raises(StoreFull):
+        store.tick()
+    assert [message.payload for message in reader.receive(9, timeout=0)] == [b"early"]
+    monkeypatch.setattr(map_size, "MAX_MAP_BYTES", 1 << 30)
+    store.tick()
+    assert not store._engine.partitions.owes()
+    reader.close()
+
+
+def test_a_journal_that_a_crash_left_half_made_is_removed_at_opening(open_store: OpenStore) -> None:
+    """It is of the size of a journal, and nobody may ever need one again."""
+    store = open_store(config=CONFIG)
+    store.close()
+    unmade = store.path / "JOURNAL.tmp"
+    unmade.write_bytes(bytes(8192))
+    open_store(config=CONFIG)
+    assert not unmade.exists()
