@@ -1,8 +1,9 @@
 """Every invariant of a store, looked at from outside: problems come as values, nothing is changed.
 
 Here: the catalog, the main logs with their markers, and the subscriptions. Partitions are in check_partitions.py,
-what every environment has in check_records.py. Damage that kills whoever reads it through LMDB is the business of
-`duelog check` (tools/store_check.py), which looks at the pages before anything is opened.
+the journal is in check_journal.py, what every environment has in check_records.py. Damage that kills whoever reads it
+through LMDB is the business of `duelog check` (tools/store_check.py), which looks at the pages before anything is
+opened.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from duelog.store.ledger import find_tail
 from duelog.store.position import Position
 from duelog.store.run import Run, RunKind
 
+from .check_journal import check_journal
 from .check_partitions import check_partitions
 from .check_records import check_bodies, check_pages, check_records, dense_runs
 from .finding import Finding, error, warning
@@ -63,6 +65,7 @@ class Survey:
     def run(self) -> Iterator[Finding]:
         """Every finding."""
         main = self.engine.main
+        yield from check_journal(self.engine)
         # One transaction for all of main, so that what another process or a producer writes meanwhile is no finding.
         # Partitions are read after it began, and hold whatever it knows of: entries are on disk before they fire.
         with main.read() as self.raw:

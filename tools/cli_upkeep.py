@@ -48,7 +48,8 @@ def repair(
 
     Refused while a process has the store open. Make a copy of the store first: what is given up is not delivered any
     more. The file has a JSON line for each entry or record: environment, ledger, entry, reason, and the bytes as far
-    as they can be read. Exit status 1: something is left that cannot be repaired; restore a backup.
+    as they can be read; messages that only a damaged journal had are among them. Exit status 1: something is left that
+    cannot be repaired; restore a backup.
 
     ```
     duelog repair data --output given-up.jsonl

@@ -3,8 +3,9 @@
 In this order: files whose pages are broken are written anew from what can be reached; records of the catalog that do
 not match their checksums are removed, and made anew where other records say what they were; holes and damaged bodies
 of every ledger are given up (cleanup/mend.py); what points at them is acknowledged for every subscription, or
-cancelled where it has not fired; counts are counted again; snapshots of a partition that was changed are removed.
-Then the store is checked: what is left is reported, and needs a backup.
+cancelled where it has not fired; counts are counted again; snapshots of a partition that was changed are removed; a
+damaged journal is given up (repair_journal.py). Then the store is checked: what is left is reported, and needs a
+backup.
 
 Deliberately not here: guessing. A frontier that cannot be read is left, since messages would fire twice or never.
 """
@@ -41,6 +42,7 @@ from ..store.scan import runs
 from ..store.transaction import Transaction
 from .repair_catalog import mend_catalog
 from .repair_claims import recount, settle
+from .repair_journal import JournalRepair
 from .store_check import check_file, check_store, environments
 
 
@@ -83,6 +85,7 @@ class _Repair:
         self._config = config
         self.actions: list[str] = []
         self.given_up = 0
+        self._journal = JournalRepair(path, store_id, self._give_up)
 
     def run(self) -> None:
         # Before LMDB opens any of them: what is broken may kill the process.
@@ -105,6 +108,7 @@ class _Repair:
             for start_ms, record in partitions:
                 with closing(self._open(start_ms, record)) as environment:
                     self.actions += recount(main, environment, start_ms)
+        self.actions += self._journal.end()
 
     def _partitions(self, main: Environment) -> list[tuple[int, PartitionRecord]]:
         with main.read() as raw:
@@ -172,6 +176,8 @@ class _Repair:
             self._describe(environment, info)
             self._drop_records(environment)
             logs = self._logs(main, environment, start_ms)
+            if record.state is PartitionState.OPEN:
+                self._journal.give_up_logs(environment.name, start_ms, set(logs.values()))
             changed = self._drop_unknown_runs(environment, set(logs.values()))
             for topic_id, ledger_id in logs.items():
                 mended = self._mend_log(main, environment, start_ms, topic_id, ledger_id, markers)
@@ -250,12 +256,14 @@ class _Repair:
             named = cancellations.members(raw, Table.CANCELLED, ledger_id)
             named |= cancellations.members(raw, Table.ADMITTED, ledger_id)
         least = [0 if frontier is None else frontier.seen, max(named, default=-1) + 1, max(known, default=-1) + 1]
+        least.append(self._journal.least_entries(start_ms, ledger_id))
         for snapshot in inspect_snapshots(environment, ledger_id):
             if snapshot.metadata is not None:
                 least.append(snapshot.metadata.tail)
         mended = mend_ledger(
             environment, ledger_id, least_entries=max(least), base_ms=start_ms, dues=known, give_up=self._give_up
         )
+        self._journal.give_up_holes(environment.name, start_ms, ledger_id, mended.holes)
         passed = BitMap() if frontier is None else _passed(environment, frontier, mended.bodies)
         unfired = (mended.holes | mended.bodies) - BitMap(known) - passed
         if unfired:

@@ -19,6 +19,8 @@ from typing import Any
 
 from duelog import DelayedStore, Finding, ManualClock, Message, StoreConfig
 from duelog.tools import store_check
+from tests.disaster.journals import journaling, journalled, taken_home
+from tests.model.driver import copy_store
 
 HOUR_MS = 3_600_000
 START_MS = 1_790_000_000_000 // HOUR_MS * HOUR_MS
@@ -37,17 +39,22 @@ _SECONDS = 60
 
 @dataclass
 class Facts:
-    """What was put into the store: payloads by id, and the ids that must come out of it."""
+    """What was put into the store: payloads by id, the ids that must come out of it, those that no partition has."""
 
     payloads: dict[str, str] = field(default_factory=dict)
     owed: set[str] = field(default_factory=set)
+    journalled: list[str] = field(default_factory=list)
 
 
 def build(path: Path) -> Facts:
-    """A store with a closed partition, a begun one with a snapshot, future ones, markers, acknowledgements."""
+    """A store with a closed partition, a begun one with a snapshot, future ones, markers, acknowledgements, a journal.
+
+    It is a copy of one that was open, so that the journal holds what no partition has.
+    """
     facts = Facts()
     clock = ManualClock(START_MS)
-    with DelayedStore.open(path, CONFIG, clock=clock) as store:
+    live = path.with_name(path.name + "-live")
+    with DelayedStore.open(live, CONFIG, clock=clock) as store:
         subscriptions = {name: store.topic(name).subscribe(SUBSCRIPTION) for name in TOPICS}
         number = 0
 
@@ -94,8 +101,24 @@ def build(path: Path) -> Facts:
             facts_id = send(name, 1, 31 * 60_000, 1, 20)
             assert facts_id
         assert list(store.check(deep=True)) == []
-    _learn_last(path, facts)
+    _learn_last(live, facts)
+    _leave_journal(live, path, clock, facts)
+    shutil.rmtree(live)
     return facts
+
+
+def _leave_journal(live: Path, path: Path, clock: ManualClock, facts: Facts) -> None:
+    """Send one by one until the journal has been begun anew, and leave the files as a crash then would."""
+    with DelayedStore.open(live, journaling(CONFIG), clock=clock) as store:
+        for number in range(40):
+            payload = f"journal {number} ".encode() * (150 if number % 20 == 17 else 2)
+            due_ms = START_MS + (2 + number // 2 % 2) * HOUR_MS + 1_800_000 + number
+            found = str(store.topic(TOPICS[number % 2]).send(payload, deliver_at=due_ms))
+            facts.payloads[found] = payload.decode()
+            facts.owed.add(found)
+        copy_store(live, path)
+    facts.journalled = journalled(path)
+    assert len(taken_home(path)) > len(facts.journalled) > 4
 
 
 def _learn_last(path: Path, facts: Facts) -> None:

@@ -32,6 +32,10 @@ with DelayedStore.open(path, StoreConfig(**fields), clock=clock) as store:
             topic, text, delays_ms = values
             messages = [Message(text.encode(), deliver_after=delay_ms / 1000) for delay_ms in delays_ms]
             answer = [str(sent) for sent in store.topic(topic).send_batch(messages)]
+        elif name == "send_singly":
+            topic, delays_ms = values
+            for delay_ms in delays_ms:
+                store.topic(topic).send(b"", deliver_after=delay_ms / 1000)
         elif name == "advance":
             clock.advance(values[0])
             answer = store.tick().fired
