@@ -39,6 +39,7 @@ KINDS: dict[str, Kind] = {
     "duelog": Kind("duelog", DuelogPeer, _present, True),
     "duelog:messages": Kind("duelog, Message objects", lambda: DuelogPeer(messages=True), _present, True),
     "duelog:flush": Kind("duelog, acks every 100 ms", lambda: DuelogPeer(durable_acks=False), _present, True),
+    "duelog:journal": Kind("duelog, journal_from=1", lambda: DuelogPeer(journal_from=1), _present, True),
     "duelog:relaxed": Kind("duelog, relaxed", lambda: DuelogPeer(durability="relaxed"), _present, False),
     "duelog:none": Kind("duelog, none", lambda: DuelogPeer(durability="none"), _present, False),
     "sqlite-full": Kind("SQLite FULL", lambda: SqlitePeer("FULL"), SqlitePeer.missing, True),
