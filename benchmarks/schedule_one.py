@@ -63,7 +63,7 @@ def main(argv: list[str]) -> int:
     results = Results("schedule_one", options)
     for n in options.n:
         one, many = f"1 thread, {n:,} messages", f"16 threads, {5 * n:,} messages"
-        pinned = f"{many}, one processor"
+        pinned = "16 threads, one processor"
         function = "benchmarks.schedule_one:measure"
         others = [key for key in ("sqlite-normal", "redis-everysec", "beanstalkd") if not options.quick]
         own = subjects("duelog", "duelog:journal", "duelog:relaxed", "duelog:none")
