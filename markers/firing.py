@@ -138,7 +138,7 @@ class Firing:
             fires=lambda log: self._ready.arm(log, log.next_due_ms()),
         )
         directory = partition.environment.path
-        self._loading = partition, self.warming.begun(start_ms, directory, dropped, loading.steps())
+        self._loading = partition, self.warming.begun(start_ms, directory, dropped, loading.steps(), loading.reads_all)
         return True
 
     def _load_more(self) -> bool | None:

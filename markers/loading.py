@@ -20,7 +20,7 @@ from pyroaring import BitMap
 from ..partitions.due_column import DueBatch, dues_of, scan_dues
 from ..partitions.index import DelayIndex
 from ..partitions.partition import Listener, Partition
-from ..snapshot.format import Unusable
+from ..snapshot.format import Unusable, snapshot_keys
 from ..snapshot.parts import Parts
 from ..snapshot.restore import restore_steps
 from ..store import catalog
@@ -87,6 +87,11 @@ class Loading:
         self._fires = fires
         self._tails: dict[int, int] = {}
         self._read = 0
+
+    def reads_all(self) -> bool:
+        """Whether the file is read from beginning to end: there is no snapshot in it."""
+        with self.partition.environment.read() as raw:
+            return next(snapshot_keys(raw, fmt.Table.SNAPSHOT_META), None) is None
 
     def steps(self) -> Iterator[bool]:
         """Load; each step is some ten ms of work at most. Yields whether it would pay to fire before the next.

@@ -2,8 +2,9 @@
 
 What was written to a day to come was dropped from it (`store/behind.py`), and messages that are due are read one here,
 one there: each would wait for the disk. So what this process dropped of a partition is asked for before it is loaded,
-which reads the file from beginning to end as well. The rest, and all of a file that was written by a process before
-this one, is asked for a piece at a time when there is nothing else to do. What is cached costs next to nothing.
+and all of its file where there is no snapshot, since loading reads it from beginning to end then, and a process before
+this one may have dropped it. The rest is asked for a piece at a time when there is nothing else to do. What is cached
+costs next to nothing.
 
 In all files up to a quarter of memory. A file counts until its partition is deleted; but one that has closed, which
 somebody may be slow to read, makes room for one that has not.
@@ -13,7 +14,7 @@ For the owner of the tick alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import chain
 from pathlib import Path
 
@@ -49,11 +50,19 @@ class Warming:
         self._counted = 0
         """Bytes of all files before their `at`."""
 
-    def begun(self, start_ms: int, directory: Path, dropped: int, loading: Iterator[bool]) -> Iterator[bool]:
+    def begun(
+        self,
+        start_ms: int,
+        directory: Path,
+        dropped: int,
+        loading: Iterator[bool],
+        reads_all: Callable[[], bool] = lambda: False,
+    ) -> Iterator[bool]:
         """The partition at `start_ms` is to be loaded by the steps of `loading`: what its file holds by now is read.
 
-        The first `dropped` bytes of the file, which lies in `directory`, are not in the page cache. Returns the steps
-        that ask for them, a few ms each (False: it would not pay to fire before the next), and then those of `loading`.
+        The first `dropped` bytes of the file, which lies in `directory`, are not in the page cache; `reads_all`, asked
+        at the first step: `loading` reads all of it. Returns the steps that ask for them, a few ms each (False: it
+        would not pay to fire before the next), and then those of `loading`.
         """
         self.forget(start_ms)
         path = directory / "data.mdb"
@@ -63,9 +72,11 @@ class Warming:
             return loading
         file = self._files[start_ms] = self._left[start_ms] = _File(path, size)
         self._open.add(start_ms)
-        return chain(self._ask_for(start_ms, file, min(dropped, size)), loading)
+        return chain(self._ask_for(start_ms, file, min(dropped, size), reads_all), loading)
 
-    def _ask_for(self, start_ms: int, file: _File, limit: int) -> Iterator[bool]:
+    def _ask_for(self, start_ms: int, file: _File, limit: int, reads_all: Callable[[], bool]) -> Iterator[bool]:
+        if reads_all():
+            limit = file.size
         while file.at < limit and self._has_room():
             self._ask(start_ms, file)
             yield False

@@ -310,10 +310,11 @@ def test_an_environment_that_is_opened_again_is_told_again_to_keep(
     assert calls == []
 
 
+@pytest.mark.parametrize("snapshot", [True, False], ids=["snapshot", "no snapshot"])
 def test_a_partition_is_loaded_when_what_was_dropped_of_it_has_been_asked_for(
-    open_store: OpenStore, clock: ManualClock, calls: Calls, monkeypatch: pytest.MonkeyPatch
+    open_store: OpenStore, clock: ManualClock, calls: Calls, monkeypatch: pytest.MonkeyPatch, snapshot: bool
 ) -> None:
-    """Loading reads the whole file here and there: it would wait for the disk at each run."""
+    """And all of it where there is no snapshot: loading would wait for the disk at each run."""
     original = Loading.steps
     asked: list[tuple[int, int]] = []
 
@@ -323,12 +324,42 @@ def test_a_partition_is_loaded_when_what_was_dropped_of_it_has_been_asked_for(
         yield from original(loading)
 
     monkeypatch.setattr(Loading, "steps", listen)
+    if snapshot:
+        monkeypatch.setattr(Loading, "reads_all", lambda _: False)
     store = open_store(config=CONFIG)
     send(store, NEXT_MS)
     (_, end) = joined(calls.ranges(data_file(store, NEXT_MS), DROP))
+    size = data_file(store, NEXT_MS).stat().st_size
+    assert end < size
     clock.set(NEXT_MS - CONFIG.preload_ms)
     store.tick()
-    assert asked == [(0, end)]
+    assert asked == [(0, end if snapshot else size)]
+
+
+def test_a_day_that_an_earlier_process_wrote_is_asked_for_before_it_is_loaded(
+    open_store: OpenStore, clock: ManualClock, calls: Calls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That process may have dropped it. With a snapshot its first part is all that is waited for."""
+    original = Loading.reads_all
+    found: list[bool] = []
+
+    def listen(loading: Loading) -> bool:
+        found.append(original(loading))
+        return found[-1]
+
+    monkeypatch.setattr(Loading, "reads_all", listen)
+    config = StoreConfig(partition_ms=HOUR_MS, preload_ms=60_000, snapshot_every_entries=50)
+    store = open_store(config=config)
+    send(store, NEXT_MS)
+    store.close()
+    again = open_store(config=config)
+    clock.set(NEXT_MS)
+    again._engine.slice()
+    assert joined(calls.ranges(data_file(again, NEXT_MS), FETCH))[0] == 0
+    again.tick()
+    again.close()
+    open_store(config=config).tick()
+    assert found == [True, False]
 
 
 def test_a_partition_that_closed_counts_and_makes_room(open_store: OpenStore, clock: ManualClock, calls: Calls) -> None:
@@ -352,6 +383,7 @@ def test_what_is_due_is_fired_between_two_steps(
 ) -> None:
     """A file that takes many slices makes nothing late, and its turn comes when there is nothing else to do."""
     monkeypatch.setattr(warming, "PIECE_BYTES", 4_096)
+    monkeypatch.setattr(Loading, "reads_all", lambda _: False)
     store = open_store(config=CONFIG)
     send(store, NEXT_MS - 50_000)
     while store._engine.firing.loaded_starts() == [] or store._engine.firing.settling.is_due():
