@@ -181,8 +181,9 @@ class Intake:
     # -- afterwards --------------------------------------------------------------------------------
 
     def due_ms(self) -> int | None:
-        """When `settle` has something to do; None: never, as it is."""
-        return self._due_ms
+        """When `settle` has something to do; None: never, as it is. Soon, also where the clock was set back since."""
+        due_ms = self._due_ms
+        return None if due_ms is None else min(due_ms, self._clock.now_ms() + SETTLE_MS)
 
     def settle(self, now_ms: int) -> bool:
         """Have one partition write what it owes, if it is time; whether there may be more to do now. Raises StoreFull.
@@ -190,7 +191,10 @@ class Intake:
         What a partition owes that has failed stays in the journal, until the store is opened again.
         """
         due_ms = self._due_ms
-        if due_ms is None or due_ms > now_ms:
+        if due_ms is None:
+            return False
+        if due_ms > now_ms:
+            self._due_ms = min(due_ms, now_ms + SETTLE_MS)  # the clock may have been set back
             return False
         with suppress(StoreFailed):  # those that failed come last
             if self._partitions.settle_one():

@@ -31,8 +31,9 @@ def replay(path: Path, records: Iterable[JournalRecord], partitions: PartitionSe
             dues = np.array([record.due_ms for record in part], dtype=np.int64)
             bodies = Bodies.of([record.body for record in part])
             place = partition.append(log.topic_id, dues, bodies, limits, _no_new_ledger)
-            if place != (part[0].ledger_id, part[0].entry_id):
-                raise BrokenInvariant(f"{partition.name}: {part[0][1:4:2]} was promised, {place} given")
+            promised = part[0].ledger_id, part[0].entry_id
+            if place != promised:
+                raise BrokenInvariant(f"{partition.name}: {promised} was promised, {place} given")
             appended += len(part)
         partition.environment.sync()
     return appended

@@ -4,35 +4,36 @@ from __future__ import annotations
 
 import functools
 import os
-import shutil
 import signal
-import subprocess
-import sys
 import threading
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from duelog import DelayedStore, ManualClock, MessageId, StoreConfig
+from duelog import DelayedStore, ManualClock, MessageId
 from duelog import intake as intake_module
 from duelog.errors import StoreFailed, StoreFull
 from duelog.intake import SETTLE_MS
 from duelog.partitions.partition import Partition, PartitionLog
-from duelog.store import failpoints
 from duelog.store.config import Durability
-from duelog.store.journal import FILE_NAME, JournalRecord, read_journal
+from duelog.store.journal import FILE_NAME
 from duelog.store.ledger import Ledger
 from tests.conftest import START_MS, OpenStore
-from tests.store.shared_commits import until
-
-HOUR_MS = 3_600_000
-CONFIG = StoreConfig(partition_ms=HOUR_MS, preload_ms=0, journal_from=1, journal_bytes=24 << 10)
-"""Every single message goes through a journal that is soon full."""
-FIRST_MS = START_MS // HOUR_MS * HOUR_MS + 2 * HOUR_MS
-"""Start of a partition that has not begun, nor the two after it."""
+from tests.duelog.side_by_side import (
+    CONFIG,
+    FIRST_MS,
+    HOUR_MS,
+    Group,
+    crashed,
+    held,
+    journaled,
+    open_store_elsewhere,
+    owing,
+    send,
+)
 
 
 @pytest.fixture
@@ -41,63 +42,6 @@ def store(open_store: OpenStore) -> DelayedStore:
     store = open_store(config=CONFIG)
     store.topic("a").send_payloads([b"first"] * 3, deliver_at=[FIRST_MS + hour * HOUR_MS for hour in range(3)])
     return store
-
-
-def journaled(store: DelayedStore) -> list[JournalRecord]:
-    """What the journal of an open store holds."""
-    return read_journal(store.path, store._engine.store_id)
-
-
-def owing(store: DelayedStore) -> list[Partition]:
-    """The partitions that owe entries."""
-    return [partition for partition in store._engine.partitions if partition.owes]
-
-
-def crashed(store: DelayedStore, path: Path) -> Path:
-    """A copy of the files as a crash of the process now would leave them."""
-    shutil.copytree(store.path, path, ignore=shutil.ignore_patterns("lock.mdb"))
-    return path
-
-
-def held(store: DelayedStore) -> dict[MessageId, bytes]:
-    """Every message that waits in the topic."""
-    return {message.message_id: bytes(message.payload) for message in store.topic("a").scheduled()}
-
-
-def send(store: DelayedStore, number: int, hour: int = 0) -> MessageId:
-    """One message, told by its number."""
-    return store.topic("a").send(b"%d" % number, deliver_at=FIRST_MS + hour * HOUR_MS + 1 + number)
-
-
-class Group:
-    """Sends that are one group: threads queue up while the leader of the one before is held up at its failpoint."""
-
-    def __init__(self, store: DelayedStore, sends: Sequence[Callable[[], MessageId]]) -> None:
-        self._queue = store._engine.intake._queue  # type: ignore[union-attr]
-        self._sends = sends
-        self._pool = ThreadPoolExecutor(len(sends) + 1)
-        self.futures: list[Future[MessageId]] = []
-
-    def run(self, first: Callable[[], MessageId], then: Callable[[], None] = lambda: None) -> list[Future[MessageId]]:
-        """Send `first` in a group of its own, the others behind it in one; `then` is done when that one is led."""
-        entered = threading.Event()
-
-        def hold() -> None:
-            failpoints.disarm()
-            entered.set()
-            until(lambda: len(self._queue) == len(self._sends))
-            failpoints.arm("journal.before", then)
-
-        failpoints.arm("journal.before", hold)
-        try:
-            with self._pool as pool:
-                leader = pool.submit(first)
-                assert entered.wait(20)
-                self.futures = [pool.submit(each) for each in self._sends]
-                leader.result()
-        finally:
-            failpoints.disarm()
-        return self.futures
 
 
 def test_messages_sent_together_are_one_group_of_the_journal(store: DelayedStore) -> None:
@@ -221,6 +165,18 @@ def test_partitions_write_what_they_owe_after_a_while(store: DelayedStore, clock
     assert not owing(store)
     send(store, 2)
     assert store.tick().next_due_ms == clock.now_ms() + SETTLE_MS
+
+
+def test_partitions_write_what_they_owe_soon_after_the_clock_was_set_back(
+    store: DelayedStore, clock: ManualClock
+) -> None:
+    """Not when it has come to where it was."""
+    send(store, 0)
+    clock.set(START_MS - HOUR_MS)
+    assert store.tick().next_due_ms == clock.now_ms() + SETTLE_MS
+    clock.advance(SETTLE_MS)
+    store.tick()
+    assert not owing(store)
 
 
 def test_what_was_promised_while_it_was_looked_for_is_written_a_while_later(
@@ -438,20 +394,3 @@ def test_a_child_leaves_the_journal_alone(store: DelayedStore) -> None:
     store._engine.intake._queue._led = False  # type: ignore[union-attr]
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
     assert len(journaled(store)) == 1
-
-
-def open_store_elsewhere(path: Path) -> Callable[..., str]:
-    """Asks a process that opens the store read-only for the ids of what waits in it; a path: to back it up there."""
-    program = (
-        "import sys; from duelog import DelayedStore, ManualClock, StoreConfig\n"
-        f"config = StoreConfig(partition_ms={HOUR_MS})\n"
-        f"with DelayedStore.open(sys.argv[1], config, clock=ManualClock({START_MS}), read_only=True) as store:\n"
-        "    if len(sys.argv) > 2: store.backup(sys.argv[2])\n"
-        "    print([str(message.message_id) for message in store.topic('a').scheduled()])\n"
-    )
-
-    def ask(*more: str) -> str:
-        command = [sys.executable, "-c", program, str(path), *more]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
-
-    return ask

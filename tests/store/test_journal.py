@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -93,11 +93,9 @@ def test_a_group_goes_in_as_long_as_there_is_room(journal: Journal, tmp_path: Pa
     assert read_journal(tmp_path, STORE_ID) == [full]
 
 
-def test_an_interrupted_append_is_done_again_in_its_place(
-    journal: Journal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The group that takes its place has what it had, and more."""
-    journal.append([record(1)])
+@contextmanager
+def interrupted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The block is interrupted when it waits for the disk."""
 
     def interrupt(_: int) -> None:
         raise KeyboardInterrupt
@@ -105,7 +103,17 @@ def test_an_interrupted_append_is_done_again_in_its_place(
     with monkeypatch.context() as patch:
         patch.setattr(os, "fdatasync", interrupt)
         with pytest.raises(KeyboardInterrupt):
-            journal.append([record(2)])
+            yield
+
+
+def test_an_interrupted_append_is_done_again_in_its_place(
+    journal: Journal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The group that takes its place has what it had, and more."""
+    journal.append([record(1)])
+
+    with interrupted(monkeypatch):
+        journal.append([record(2)])
     assert read_journal(tmp_path, STORE_ID) == [record(1), record(2)]
     journal.append([record(2), record(3)])
     assert read_journal(tmp_path, STORE_ID) == [record(1), record(2), record(3)]
@@ -117,13 +125,8 @@ def test_an_interrupted_restart_is_done_again(
     """Until then nothing goes in: it might belong to the old epoch or to the new one."""
     journal.append([record(1)])
 
-    def interrupt(_: int) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "fdatasync", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            journal.restart()
+    with interrupted(monkeypatch):
+        journal.restart()
     assert not journal.has_room(0)
     journal.restart()
     journal.append([record(2)])
