@@ -41,7 +41,8 @@ def first_kept(
     """(id of the first ledger to keep, when to look again because of `retention_ms`).
 
     `ledgers` is a main log's list, the open ledger last. A passed ledger is kept while it is younger than
-    `retention_ms`, counted from when it was closed, or among the newest `retention_bytes` of passed ones.
+    `retention_ms`, counted from `closed_ms`, or among the newest `retention_bytes` of passed ones. So with no retention
+    at all, with no subscription, and where all acknowledged it, it is kept until the last message in it is due.
     """
     done = []
     for ledger in ledgers:

@@ -35,6 +35,7 @@ class Topics:
         self._main = main
         self._read_only = read_only
         self.run_limits = RunLimits(config.run_entries, config.run_bytes)
+        self._inline_ms = config.inline_delay_ms
         self._ledger_limits = LedgerLimits(config.ledger_max_entries, config.ledger_max_bytes, config.ledger_max_age_ms)
         self._lock = threading.Lock()
         self._by_name: dict[TopicName, TopicState] = {}
@@ -90,7 +91,7 @@ class Topics:
         return None if state is None else state.log
 
     def _load(self, raw: lmdb.Transaction, topic_id: int, name: TopicName) -> TopicState:
-        log = ManagedLedger.load(raw, self._main.name, topic_id, self.run_limits, self._ledger_limits)
+        log = ManagedLedger.load(raw, self._main.name, topic_id, self.run_limits, self._ledger_limits, self._inline_ms)
         state = TopicState(topic_id, name, log, self.look_at)
         for _, subscription, record in catalog.cursors(raw, topic_id):
             rows = dict(catalog.acked(raw, record.subscription_id))

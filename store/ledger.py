@@ -44,7 +44,7 @@ class Replaced(NamedTuple):
 class Ledger:
     """Where a ledger ends, as committed. Changed only by the leader of a commit."""
 
-    __slots__ = ("entries", "ledger_id", "stored_bytes")
+    __slots__ = ("due_by_ms", "entries", "ledger_id", "stored_bytes")
 
     def __init__(self, ledger_id: int, entries: int = 0, stored_bytes: int = 0) -> None:
         self.ledger_id = ledger_id
@@ -52,6 +52,8 @@ class Ledger:
         """Committed entries; the id of the next."""
         self.stored_bytes = stored_bytes
         """Bytes of the runs written since the ledger was opened here, and before where that is known."""
+        self.due_by_ms = 0
+        """Of a main log: latest due time of the messages that were not due when they were appended; 0: all were."""
 
 
 Dues = Int64s | tuple[int]
@@ -106,6 +108,7 @@ class StagedLedger:
         """
         self.ledger = ledger
         self.next_entry = ledger.entries
+        self.due_by_ms = ledger.due_by_ms
         self._limits = limits
         self._callback = committed
         self._pieces: list[_Piece] = []
@@ -135,7 +138,9 @@ class StagedLedger:
         else:
             last.dues.append(dues)
             last.bodies.extend(bodies)
-        last.ahead |= ahead
+        if ahead:
+            last.ahead = True
+            self.due_by_ms = max(self.due_by_ms, int(np.max(dues)))
         return first
 
     def add_packed(self, messages: PackedMessages) -> int:
@@ -222,6 +227,7 @@ class StagedLedger:
 
     def committed(self) -> None:
         first = self.ledger.entries
+        self.ledger.due_by_ms = self.due_by_ms  # before the entries are to be seen
         self.ledger.entries = self.next_entry
         self.ledger.stored_bytes += self._written_bytes
         if self._callback is not None:

@@ -35,7 +35,10 @@ class LedgerLimits(NamedTuple):
 
 
 class LedgerInfo(NamedTuple):
-    """A ledger of the list; `entries` and `stored_bytes` are final when `closed`."""
+    """A ledger of the list; `entries` and `stored_bytes` are final when `closed`.
+
+    closed_ms: when it was closed and all its messages were due: the latest due time of those that wait inline.
+    """
 
     ledger_id: int
     created_ms: int
@@ -102,23 +105,36 @@ class ManagedLedger:
 
     @classmethod
     def load(
-        cls, raw: lmdb.Transaction, environment: str, topic_id: int, runs_: RunLimits, limits: LedgerLimits
+        cls,
+        raw: lmdb.Transaction,
+        environment: str,
+        topic_id: int,
+        runs_: RunLimits,
+        limits: LedgerLimits,
+        inline_ms: int = 0,
     ) -> ManagedLedger:
-        """The main log as the catalog has it; reads the headers of the open ledger's runs."""
+        """The main log as the catalog has it; reads the headers of the open ledger's runs.
+
+        inline_ms: how long messages may wait inline. Ledgers closed within that time before the open one was made are
+        read too: earlier versions did not let `closed_ms` cover what waits.
+        """
         closed: list[LedgerInfo] = []
         tail: Ledger | None = None
         created_ms = 0
         for ledger_id, record in catalog.ledgers(raw, topic_id):
             if record.state is LedgerState.OPEN:
-                size = sum(
-                    run.stored_bytes for run in runs(raw, environment, ledger_id) if not isinstance(run, Exception)
-                )
+                size, due_by_ms = _measured(raw, environment, ledger_id)
                 tail = Ledger(ledger_id, find_tail(raw, environment, ledger_id), size)
+                tail.due_by_ms = due_by_ms
                 created_ms = record.created_ms
             elif record.state is LedgerState.CLOSED:
                 closed.append(_info(ledger_id, record))
         if tail is None:
             raise LookupError(f"topic {topic_id} has no open ledger")
+        for at, info in enumerate(closed):
+            if info.closed_ms <= created_ms < info.closed_ms + inline_ms:
+                _, due_by_ms = _measured(raw, environment, info.ledger_id)
+                closed[at] = info._replace(closed_ms=max(info.closed_ms, due_by_ms))
         return cls(topic_id, _view(tuple(closed), tail, created_ms), runs_, limits)
 
     # -- the list --------------------------------------------------------------------------------
@@ -285,6 +301,17 @@ def _info(ledger_id: int, record: LedgerRecord) -> LedgerInfo:
     return LedgerInfo(ledger_id, record.created_ms, record.closed_ms, record.entries, record.stored_bytes, True)
 
 
+def _measured(raw: lmdb.Transaction, environment: str, ledger_id: int) -> tuple[int, int]:
+    """Bytes of a ledger's runs, and the latest due time of the messages that were not due when they were appended."""
+    size = due_by_ms = 0
+    for run in runs(raw, environment, ledger_id):
+        if not isinstance(run, Exception):
+            size += run.stored_bytes
+            if run.ahead:
+                due_by_ms = max(due_by_ms, int(run.dues().max()))
+    return size, due_by_ms
+
+
 def _view(closed: tuple[LedgerInfo, ...], tail: Ledger, created_ms: int) -> _View:
     return _View(closed, tail, created_ms, {info.ledger_id: info for info in closed})
 
@@ -327,7 +354,9 @@ class _StagedLog:
 
     def roll(self, transaction: Transaction, now_ms: int) -> None:
         ledger_id = self.current.ledger.ledger_id
-        record = LedgerRecord(self.created_ms, max(now_ms, 0), self.current.next_entry, self.bytes, LedgerState.CLOSED)
+        # A ledger is not complete, so nothing gives it up, before the last message that waits in it is due.
+        closed_ms = max(now_ms, self.current.due_by_ms, 0)
+        record = LedgerRecord(self.created_ms, closed_ms, self.current.next_entry, self.bytes, LedgerState.CLOSED)
         transaction.put(ledger_key(self._log.topic_id, ledger_id), record.pack())
         self.closed.append(_info(ledger_id, record))
         self._filled.append(self.current)
