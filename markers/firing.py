@@ -15,8 +15,6 @@ import functools
 import time
 from collections.abc import Callable, Iterator
 
-from pyroaring import BitMap
-
 from ..partitions.partition import Partition, PartitionLog
 from ..partitions.partition_set import PartitionSet
 from ..snapshot.writer import remove_snapshots
@@ -32,7 +30,7 @@ from ..store.reader_gate import ReaderGate
 from ..store.run import Int64s, UInt32s
 from ..store.transaction import Transaction
 from .closing import record_closed
-from .loading import Loading, admit, new_log
+from .loading import Loading, new_log
 from .log_firing import LogFiring, Taken
 from .ready_queue import ReadyQueue
 from .saving import Saving
@@ -178,19 +176,19 @@ class Firing:
     # -- cancelling and rescheduling ---------------------------------------------------------------
 
     def withdraw(self, start_ms: int, topic_id: int, entries: UInt32s, dues: Int64s) -> None:
-        """Entries were recorded as cancelled. REQUIRES: `gate` held for reading since before that."""
+        """Entries are recorded as cancelled. REQUIRES: called as its commit ends, `gate` held for reading."""
         log = self._loaded.get(start_ms, {}).get(topic_id)
         if log is not None:
             log.withdraw(entries, dues)
 
-    def admit(self, partition: Partition, topic_id: int, entries: BitMap) -> None:
-        """Conditional entries were recorded as admitted.
+    def admit(self, start_ms: int, topic_id: int, entries: UInt32s, dues: Int64s) -> None:
+        """Conditional entries are recorded as admitted.
 
-        REQUIRES: `gate` held for reading since before they were appended, and the partition leased.
+        REQUIRES: called as its commit ends, `gate` held for reading since before they were appended.
         """
-        log = self._loaded.get(partition.start_ms, {}).get(topic_id)
+        log = self._loaded.get(start_ms, {}).get(topic_id)
         if log is not None:
-            admit(partition, log, entries)
+            log.admit(entries, dues)
             if log.fires and self._ready.arm(log, log.next_due_ms()):
                 self._wake()
 

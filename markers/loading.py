@@ -17,7 +17,7 @@ from collections.abc import Callable, Generator, Iterator
 import numpy as np
 from pyroaring import BitMap
 
-from ..partitions.due_column import DueBatch, dues_of, scan_dues
+from ..partitions.due_column import UNREADABLE, DueBatch, dues_of, scan_dues
 from ..partitions.index import DelayIndex
 from ..partitions.partition import Listener, Partition
 from ..snapshot.format import Unusable, snapshot_keys
@@ -49,13 +49,6 @@ def new_log(
 
     index = DelayIndex(due_of, start_ms=partition.start_ms, bucket_ms=bucket_ms)
     return LogFiring(topic_id, partition.start_ms, frontier, index, loaded=loaded)
-
-
-def admit(partition: Partition, log: LogFiring, entries: BitMap) -> None:
-    """Have conditional entries of `log` fire when they are due. REQUIRES: a lease."""
-    if entries:
-        ids = np.array(entries, dtype=np.uint32)
-        log.admit(ids, dues_of(partition.environment, log.ledger_id, ids))
 
 
 class Loading:
@@ -171,7 +164,7 @@ class Loading:
             cancelled = members(raw, fmt.Table.CANCELLED, log.ledger_id)
             admitted = members(raw, fmt.Table.ADMITTED, log.ledger_id)
         log.discard(cancelled)
-        admit(partition, log, admitted - cancelled)
+        self._admit(log, admitted - cancelled)
         for batch in scan_dues(partition.environment, log.ledger_id, log.tail, tail, admitted):
             if isinstance(batch, DueBatch):
                 log.restore(batch.first_entry, batch.dues)
@@ -182,6 +175,16 @@ class Loading:
         log.skip_unreadable(tail)
         log.finish_loading(None if rest is None else Missing(rest.limit_ms, rest.tail, BitMap()))
         return rest
+
+    def _admit(self, log: LogFiring, admitted: BitMap) -> None:
+        """Have conditional entries fire when they are due."""
+        if not admitted:
+            return
+        ids = np.array(admitted, dtype=np.uint32)
+        dues = dues_of(self.partition.environment, log.ledger_id, ids)
+        for entry_id in ids[dues == UNREADABLE].tolist():
+            self._set_aside(CorruptEntry(self.partition.name, log.ledger_id, entry_id, "its due time cannot be read"))
+        log.admit(ids[dues != UNREADABLE], dues[dues != UNREADABLE])
 
     def _read_rest(self, log: LogFiring, rest: Parts | None) -> Iterator[bool]:
         """Read what is left of a snapshot of a log that fires; if it is damaged, restore the log without it."""

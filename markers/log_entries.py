@@ -1,7 +1,8 @@
 """What is left to fire of one partition log, and how entries come into it: appended, read back, admitted, cancelled.
 
-Appended entries arrive in order: one at or before the frontier is late and waits on its own (T cannot pass it until it
-has fired), any other goes into the delay index.
+Whatever way an entry comes in, the frontier (C, T) says where it belongs (`_place`): after C into the delay index; at
+or before C and below T it has fired; at or before C from T on it is late, and waits on its own: T cannot pass it until
+it has fired. Appended entries arrive in order; admitted ones were heard before, and did not fire.
 
 While it is loaded a log first hears and does not fire; then, where its snapshot lets it, it fires what is due before
 a limit, and buckets that start later are added to it (half_loaded.py, the head of snapshot/restore.py).
@@ -14,7 +15,6 @@ from __future__ import annotations
 import threading
 
 import numpy as np
-import numpy.typing as npt
 from pyroaring import BitMap
 
 from ..partitions.due_column import DueBatch
@@ -29,17 +29,8 @@ from .half_loaded import Missing
 _ABSORBED_AT_ONCE = 1 << 16
 """Entries heard while loading that are put into the index with the lock in hand, at the end of it."""
 
-Key = tuple[int, int]
-"""(due_ms, entry_id): the order of firing."""
-
 _BULK = 100
 """From this many on, cancelled entries are looked for in all buckets at once."""
-
-
-def at_or_before(entries: UInt32s, dues: Int64s, key: Key) -> npt.NDArray[np.bool_]:
-    """Which entries come no later than `key`."""
-    passed: npt.NDArray[np.bool_] = (dues < key[0]) | ((dues == key[0]) & (entries.astype(np.int64) <= key[1]))
-    return passed
 
 
 class LogEntries:
@@ -192,28 +183,28 @@ class LogEntries:
         self._tail = first_entry + len(dues)
         held = dues == HELD
         if held.any():
-            self._absorb_some(np.arange(first_entry, self._tail, dtype=np.uint32)[~held], dues[~held])
+            self._place(np.arange(first_entry, self._tail, dtype=np.uint32)[~held], dues[~held])
             return
         if frontier.due_ms < 0 or int(dues.min()) > frontier.due_ms:
             self._index.add(first_entry, dues)
             return
-        self._absorb_some(np.arange(first_entry, self._tail, dtype=np.uint32), dues)
+        self._place(np.arange(first_entry, self._tail, dtype=np.uint32), dues)
 
-    def _absorb_some(self, entries: UInt32s, dues: Int64s) -> None:
-        frontier = self.frontier
-        passed = at_or_before(entries, dues, (frontier.due_ms, frontier.entry_id))
-        late = passed & (entries >= frontier.seen)
-        if late.any():
-            self._late_entries = np.concatenate((self._late_entries, entries[late]))
-            self._late_dues = np.concatenate((self._late_dues, dues[late]))
-        ahead = ~passed
-        if ahead.any():
-            self._index.add(entries[ahead], dues[ahead])
+    def _place(self, entries: UInt32s, dues: Int64s) -> None:
+        """Put entries where they belong by the frontier; what has fired is left out. REQUIRES: none is in the index."""
+        passed, fired = self.frontier.passes(entries, dues), self.frontier.has_fired(entries, dues)
+        late = passed & ~fired
+        if late.any():  # in append order, and once: an admitted one may have been read back as well
+            both = np.concatenate((self._late_entries, entries[late]))
+            self._late_entries, kept = np.unique(both, return_index=True)
+            self._late_dues = np.concatenate((self._late_dues, dues[late]))[kept]
+        if not passed.all():
+            self._index.add(entries[~passed], dues[~passed])
 
     def admit(self, entries: UInt32s, dues: Int64s) -> None:
-        """Conditional entries heard before may fire now; those that are in the index already, or fired, stay so.
+        """Conditional entries heard before may fire now; those that are in the index already, late, or fired stay so.
 
-        REQUIRES: no firing since they were appended, so that one at or before C has fired.
+        REQUIRES: no firing since they were appended, so that T is not above them: then one at or before C is late.
         """
         with self._lock:
             if self._heard is not None:
@@ -222,11 +213,8 @@ class LogEntries:
                 self._admit(entries, dues)
 
     def _admit(self, entries: UInt32s, dues: Int64s) -> None:
-        ahead = ~at_or_before(entries, dues, (self.frontier.due_ms, self.frontier.entry_id))
-        entries, dues = entries[ahead], dues[ahead]
-        if len(entries):
-            self._index.discard(BitMap(entries.tolist()))
-            self._index.add(entries, dues)
+        self._index.discard(BitMap(entries.tolist()))
+        self._place(entries, dues)
 
     def discard(self, entries: BitMap) -> None:
         """Entries were cancelled: they are not fired. While loading it is noted, and done at its end."""

@@ -19,7 +19,7 @@ from ..snapshot.writer import Cut
 from ..store.errors import BrokenInvariant
 from ..store.format import FrontierRecord
 from ..store.run import Int64s, UInt32s
-from .log_entries import LogEntries, at_or_before
+from .log_entries import LogEntries
 
 _COPIED_AT_ONCE = 1 << 18
 """Entries of the index copied with the lock in hand: about 1 ms."""
@@ -118,9 +118,8 @@ class LogFiring(LogEntries):
         with self._lock:
             self.frontier = taken.before
             self._on_its_way = False
-            key = (taken.before.due_ms, taken.before.entry_id)
             # What arrived since and was late by the frontier now withdrawn may not be late any more.
-            arrived_late = at_or_before(self._late_entries, self._late_dues, key)
+            arrived_late = taken.before.passes(self._late_entries, self._late_dues)
             back_entries = np.concatenate((taken.entries[taken.late :], self._late_entries[~arrived_late]))
             back_dues = np.concatenate((taken.dues[taken.late :], self._late_dues[~arrived_late]))
             late = np.concatenate((taken.entries[: taken.late], self._late_entries[arrived_late]))
@@ -189,8 +188,7 @@ class LogFiring(LogEntries):
             self._index._check()
             frontier = self.frontier
             if len(self._late_entries):
-                key = (frontier.due_ms, frontier.entry_id)
                 # Invariant: what waits as late is at or before C and not below T, in append order.
-                assert at_or_before(self._late_entries, self._late_dues, key).all()
+                assert frontier.passes(self._late_entries, self._late_dues).all()
                 assert int(self._late_entries[0]) >= frontier.seen
                 assert (np.diff(self._late_entries.astype(np.int64)) > 0).all()

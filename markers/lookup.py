@@ -105,9 +105,7 @@ def _unfired(
             continue
         first, dues = batch
         entries = np.arange(first, first + len(dues), dtype=np.uint32)
-        passed = (dues < frontier.due_ms) | ((dues == frontier.due_ms) & (entries <= max(frontier.entry_id, 0)))
-        fired = passed & (entries < frontier.seen)
-        wanted = (dues >= start_ms) & (dues < limit_ms) & ~fired
+        wanted = (dues >= start_ms) & (dues < limit_ms) & ~frontier.has_fired(entries, dues)
         found_entries.append(entries[wanted])
         found_dues.append(dues[wanted])
     entries, dues = np.concatenate(found_entries), np.concatenate(found_dues)

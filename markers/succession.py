@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from pyroaring import BitMap
-
 from ..partitions.partition import Partition
 from ..store.managed_ledger import ManagedLedger
 from ..store.position import MessageId
@@ -52,19 +50,16 @@ class Succession(Withdrawals):
                 new_id = MessageId(new[0].ledger_id, new[0].first_entry) if new else None
                 self._sync(logs)
 
-                def work(transaction: Transaction) -> tuple[bool, list[BitMap], list[BitMap]]:
+                def work(transaction: Transaction) -> bool:
                     goes = record(transaction, new_id)
-                    withdrawn = [self._cancel_in(transaction, log.topic_id, found, outcomes) for found in logs if goes]
-                    taken = {0} if goes else set()
-                    return goes, withdrawn, [self._admit_in(transaction, appended, taken, {}) for appended in new]
+                    if goes:
+                        for found in logs:
+                            self._cancel_in(transaction, log.topic_id, found, outcomes)
+                    for appended in new:
+                        self._admit_in(transaction, log.topic_id, appended, {0} if goes else set(), {})
+                    return goes
 
-                goes, withdrawn, admitted = self._main.write(work)
-                if goes:
-                    for found, entries in zip(logs, withdrawn, strict=True):
-                        self._withdraw(log.topic_id, found, entries)
-                    for appended, entries in zip(new, admitted, strict=True):
-                        self._firing.admit(appended.partition, log.topic_id, entries)
-                return goes
+                return self._main.write(work)
             finally:
                 self._give_back(logs)
                 for partition in leased:

@@ -2,12 +2,14 @@
 
 The answer comes from the transaction that records it: the entry is cancelled if the frontier in that
 transaction has not passed it, and nothing is on its way into the main log meanwhile, because everything
-here happens inside the gate that firing is alone in.
+here happens inside the gate that firing is alone in. The delay indexes hear of it from the commit itself, so that
+they are what is on disk whatever becomes of the caller.
 
 Rescheduling appends the message to the partition of its new due time as a conditional entry, which never
 fires unless it is admitted; then one main transaction cancels the old entry and admits the new one. At
-any crash exactly one of the two fires. A new due time that has come already needs no partition: the
-message goes into the main log in that same transaction.
+any crash exactly one of the two fires. Between the two nothing fires, so that T of the frontier is not above an entry
+that is admitted: one that firing has gone ahead of (C) is late, as one that was appended would be, and fires next. A
+new due time that has come already needs no partition: the message goes into the main log in that same transaction.
 """
 
 from __future__ import annotations
@@ -61,12 +63,13 @@ class _Log(NamedTuple):
 
 
 class _New(NamedTuple):
-    """Conditional entries appended for a request: first entry id in a log, and the rows they belong to."""
+    """Conditional entries appended for a request: first entry id in a log, the rows they belong to, their due times."""
 
     partition: Partition
     ledger_id: int
     first_entry: int
     rows: list[int]
+    dues: Int64s
 
 
 class Withdrawals:
@@ -100,12 +103,12 @@ class Withdrawals:
                 if not logs:
                     return outcomes
 
-                def work(transaction: Transaction) -> list[BitMap]:
-                    return [self._cancel_in(transaction, log.topic_id, found, outcomes) for found in logs]
+                def work(transaction: Transaction) -> None:
+                    for found in logs:
+                        self._cancel_in(transaction, log.topic_id, found, outcomes)
 
                 self._sync(logs)
-                for found, cancelled in zip(logs, self._main.write(work), strict=True):
-                    self._withdraw(log.topic_id, found, cancelled)
+                self._main.write(work)
                 return outcomes
             finally:
                 self._give_back(logs)
@@ -151,21 +154,19 @@ class Withdrawals:
                 placed = {row for appended in new for row in appended.rows}
                 direct = [row for row in bodies if row not in placed]
 
-                def work(transaction: Transaction) -> tuple[list[BitMap], list[BitMap], dict[int, MessageId]]:
-                    withdrawn = [self._cancel_in(transaction, log.topic_id, found, outcomes) for found in logs]
+                def work(transaction: Transaction) -> dict[int, MessageId]:
+                    for found in logs:
+                        self._cancel_in(transaction, log.topic_id, found, outcomes)
                     taken = _first_rows(ids, outcomes)
                     results: dict[int, MessageId] = {}
-                    admitted = [self._admit_in(transaction, appended, taken, results) for appended in new]
+                    for appended in new:
+                        self._admit_in(transaction, log.topic_id, appended, taken, results)
                     now = [row for row in direct if row in taken]
                     if now:
                         self._append_direct(transaction, log, now, bodies, now_ms, results)
-                    return withdrawn, admitted, results
+                    return results
 
-                withdrawn, admitted, results = self._main.write(work)
-                for found, entries in zip(logs, withdrawn, strict=True):
-                    self._withdraw(log.topic_id, found, entries)
-                for appended, entries in zip(new, admitted, strict=True):
-                    self._firing.admit(appended.partition, log.topic_id, entries)
+                results = self._main.write(work)
                 return [results.get(row) for row in range(len(ids))]
             finally:
                 self._give_back(logs)
@@ -257,12 +258,12 @@ class Withdrawals:
 
     # -- inside the transaction ----------------------------------------------------------------------
 
-    def _cancel_in(self, transaction: Transaction, topic_id: int, found: _Log, outcomes: list[Outcome]) -> BitMap:
-        """Cancel what has not fired, and say so in `outcomes`; returns what was cancelled."""
+    def _cancel_in(self, transaction: Transaction, topic_id: int, found: _Log, outcomes: list[Outcome]) -> None:
+        """Cancel what has not fired, and say so in `outcomes`; the index hears of it from the commit."""
         if _gone(found, transaction.get(fmt.partition_key(found.partition.start_ms))):
             for row in found.rows:
                 outcomes[row] = Outcome.UNKNOWN
-            return BitMap()
+            return
         fields = transaction.get(fmt.frontier_key(topic_id, found.partition.start_ms))
         fired = _fired(found, fields)
         wanted = BitMap(found.entries[~fired].tolist())
@@ -279,9 +280,16 @@ class Withdrawals:
                 unused.remove(entry_id)  # the same id again in one request is cancelled already
             else:
                 outcomes[row] = Outcome.ALREADY_CANCELLED
-        return fresh
+        transaction.after_commit(lambda: self._withdraw(topic_id, found, fresh))
 
-    def _admit_in(self, transaction: Transaction, new: _New, taken: set[int], results: dict[int, MessageId]) -> BitMap:
+    def _admit_in(
+        self, transaction: Transaction, topic_id: int, new: _New, taken: set[int], results: dict[int, MessageId]
+    ) -> None:
+        start_ms = new.partition.start_ms
+        fields = transaction.get(fmt.frontier_key(topic_id, start_ms))
+        # Invariant: nothing fired since they were appended. Below T the record would say that they have.
+        if fields is not None and new.first_entry < FrontierRecord.unpack(fields).seen:
+            raise BrokenInvariant(f"entry {new.first_entry} of ledger {new.ledger_id} is admitted behind the frontier")
         entries = BitMap()
         refused = BitMap()
         for offset, row in enumerate(new.rows):
@@ -293,7 +301,10 @@ class Withdrawals:
                 refused.add(entry_id)
         cancellations.add(transaction, Table.ADMITTED, new.ledger_id, entries)
         cancellations.add(transaction, Table.CANCELLED, new.ledger_id, refused)
-        return entries
+        if entries:
+            ids = np.array(entries, dtype=np.uint32)
+            dues = new.dues[ids - np.uint32(new.first_entry)]
+            transaction.after_commit(lambda: self._firing.admit(start_ms, topic_id, ids, dues))
 
     def _append_direct(
         self,
@@ -336,9 +347,10 @@ class Withdrawals:
                     np.array([ids[row].ledger_id for row in rows], dtype=np.uint64),
                     np.array([ids[row].entry_id for row in rows], dtype=np.uint32),
                 )
+                new_dues: Int64s = np.array([dues[row] for row in rows], dtype=np.int64)
                 ledger_id, first = partition.append(
                     topic_id,
-                    np.array([dues[row] for row in rows], dtype=np.int64),
+                    new_dues,
                     [bodies[row] for row in rows],
                     self._limits,
                     self._partitions.new_ledger,
@@ -347,7 +359,7 @@ class Withdrawals:
                 partition.environment.sync()
                 self._partitions.acquire(partition)
                 leased.append(partition)
-                new.append(_New(partition, ledger_id, first, rows))
+                new.append(_New(partition, ledger_id, first, rows, new_dues))
         return new
 
 
@@ -370,11 +382,7 @@ def _fired(found: _Log, fields: bytes | None) -> np.ndarray[tuple[int], np.dtype
         return np.ones(len(found.entries), dtype=np.bool_)
     if fields is None:
         return np.zeros(len(found.entries), dtype=np.bool_)
-    frontier = FrontierRecord.unpack(fields)
-    passed = found.dues < frontier.due_ms
-    passed |= (found.dues == frontier.due_ms) & (found.entries.astype(np.int64) <= frontier.entry_id)
-    passed &= found.entries < frontier.seen
-    return passed
+    return FrontierRecord.unpack(fields).has_fired(found.entries, found.dues)
 
 
 def _first_rows(ids: Sequence[MessageId], outcomes: Sequence[Outcome]) -> set[int]:

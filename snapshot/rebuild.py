@@ -161,9 +161,8 @@ class _Rebuild:
         return ids, dues
 
     def _add(self, ids: UInt32s, dues: Int64s) -> None:
-        frontier = self._frontier
-        passed = (dues < frontier.due_ms) | ((dues == frontier.due_ms) & (ids <= max(frontier.entry_id, 0)))
-        late = ids[passed & (ids >= frontier.seen)]
+        passed = self._frontier.passes(ids, dues)
+        late = ids[passed & ~self._frontier.has_fired(ids, dues)]
         if len(late):
             self._first_late = min(self._first_late, int(late[0]))
         self._index.add(ids[~passed], dues[~passed])

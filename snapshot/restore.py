@@ -15,14 +15,14 @@ cancelled; of those below `tail` at or before C none was left to fire. An entry 
 - fired, if e < T' and e's key <= C' (the meaning of the frontier). If C' = C, nothing of S is at or before C'. Else
   T' >= tail > e, so exactly those of S at or before C' have fired. Either way dropping from S all at or before C'
   drops all that has fired of it, and nothing else;
-- late, if e >= T' and its key <= C'. There is none: with C' = C, whatever is at or before C had fired when the copy
-  was made; else e < tail <= T';
+- late, if e >= T' and its key <= C'. There is none but what was admitted since: with C' = C, whatever is at or before
+  C had fired when the copy was made; else e < tail <= T';
 - left in the index otherwise, and after C', so after C, so in S unless it was cancelled.
 
 Hence the index is S less what is at or before C', and the owner replays the due column from `tail` on, by the
 frontier recorded now. A bucket that ends at or before C' goes whole; only the one that C' lies in has its due times
-read. What was cancelled, or admitted, since the copy is the owner's to take out and put in: both are recorded, and
-taking out or putting in twice does no harm.
+read. What was cancelled, or admitted, since the copy is the owner's to take out and put in, by the frontier recorded
+now: both are recorded, and taking out or putting in twice does no harm.
 
 A snapshot that cannot be used is passed over for the one before it, and the last for full replay.
 
@@ -184,7 +184,7 @@ def _after_frontier(ids: BitMap, now: FrontierRecord, due_of: DueOf) -> tuple[Bi
     for at in range(0, len(entries), _READ_ENTRIES):
         some = entries[at : at + _READ_ENTRIES]
         dues = due_of(some)
-        after = (dues > now.due_ms) | ((dues == now.due_ms) & (some > now.entry_id)) | (dues == UNREADABLE_DUE)
+        after = ~now.passes(some, dues) | (dues == UNREADABLE_DUE)
         kept |= BitMap(array("I", some[after].tobytes()))
         if len(kept) <= _READ_ENTRIES:
             known.append(dues[after])

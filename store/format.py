@@ -12,7 +12,10 @@ from __future__ import annotations
 
 import struct
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from .checksum import crc32
 from .errors import DuelogError
@@ -305,6 +308,18 @@ class FrontierRecord(NamedTuple):
     def start(cls, ledger_id: int) -> FrontierRecord:
         """The frontier before anything has fired."""
         return cls(ledger_id, -1, -1, 0, 0, 0, 0, 0)
+
+    def passes(self, entries: npt.NDArray[np.integer[Any]], dues: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        """Which entries are at or before C: those below T have fired, those from T on are late."""
+        at_or_before: npt.NDArray[np.bool_] = dues < self.due_ms
+        at_or_before |= (dues == self.due_ms) & (entries.astype(np.int64) <= self.entry_id)
+        return at_or_before
+
+    def has_fired(self, entries: npt.NDArray[np.integer[Any]], dues: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        """Which entries have fired, cancelled ones among them; no other entry has."""
+        below: npt.NDArray[np.bool_] = entries < self.seen
+        below &= self.passes(entries, dues)
+        return below
 
     @property
     def last_marker(self) -> Position | None:

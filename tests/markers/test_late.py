@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from duelog import DelayedStore, ManualClock, Message, StoreConfig, Topic
-from duelog.markers.log_entries import at_or_before
 from duelog.markers.log_firing import LogFiring
 from duelog.store.run import Int64s, UInt32s
 from tests.conftest import START_MS, OpenStore
@@ -43,12 +42,11 @@ def test_without_the_clamp_of_late_entries_messages_are_lost(
     """A wrong engine that takes all at or before the frontier for fired is found out above, and by `check`."""
 
     def no_clamp(self: LogFiring, entries: UInt32s, dues: Int64s) -> None:
-        key = (self.frontier.due_ms, self.frontier.entry_id)
-        ahead = ~at_or_before(entries, dues, key)
+        ahead = ~self.frontier.passes(entries, dues)
         if ahead.any():
             self._index.add(entries[ahead], dues[ahead])
 
-    monkeypatch.setattr(LogFiring, "_absorb_some", no_clamp)
+    monkeypatch.setattr(LogFiring, "_place", no_clamp)
     store = open_store(config=CONFIG)
     _, got = overtaken(store, clock)
     assert got == [b"first", b"after"]

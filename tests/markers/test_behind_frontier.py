@@ -1,0 +1,203 @@
+"""Entries that come into a log behind its frontier: admitted there, they are late, and fire next; none has fired."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from duelog import MessageId, Outcome, StoreConfig, Topic
+from duelog.markers.log_entries import LogEntries
+from duelog.markers.withdrawal import Withdrawals
+from duelog.store.errors import BrokenInvariant
+from duelog.store.reader_gate import ReaderGate
+from duelog.store.run import Int64s, UInt32s
+from duelog.tools.snapshot_tool import rebuild_snapshots
+from tests.conftest import START_MS, LeadingClock, OpenStore
+
+CONFIG = StoreConfig(partition_ms=3_600_000, bucket_ms=1_000, run_entries=4, snapshot_part_bytes=1_024)
+SAVING = StoreConfig(partition_ms=3_600_000, bucket_ms=1_000, snapshot_every_entries=1)
+AHEAD_MS = START_MS + 1_000
+"""How far firing has gone, while it is some ms before."""
+
+
+@pytest.fixture
+def clock() -> LeadingClock:
+    """A clock by which firing goes 5 ms ahead."""
+    return LeadingClock(START_MS)
+
+
+def gone_ahead(topic: Topic, clock: LeadingClock) -> MessageId:
+    """Have "a" written ahead of its time, 3 ms before it; the id of "moved", which is due in an hour's half."""
+    topic.subscribe("s").close()
+    moved = topic.send(b"moved", deliver_at=START_MS + 1_800_000)
+    topic.send(b"a", deliver_at=AHEAD_MS)
+    clock.set(AHEAD_MS - 3)
+    topic._engine.tick()
+    return moved
+
+
+def delivered(topic: Topic) -> list[bytes]:
+    """What the subscription gets now, acknowledged durably."""
+    with topic.subscribe("s") as subscription:
+        found = subscription.receive(100)
+        subscription.ack(found, durable=True)
+    return [bytes(message.payload) for message in found]
+
+
+def test_rescheduling_to_a_few_ms_ahead_never_loses_the_message(open_store: OpenStore, clock: LeadingClock) -> None:
+    """Where firing has gone ahead of the new time the message is late: it fires next, and is read at its time."""
+    topic = (store := open_store(config=CONFIG)).topic("t")
+    new = topic.reschedule(gone_ahead(topic, clock), deliver_at=AHEAD_MS - 1)
+    assert new is not None
+    assert topic.state(new) == "scheduled"
+    assert [message.payload for message in topic.scheduled()] == [b"moved"]
+    store.tick()
+    assert topic.state(new) == "fired"
+    assert delivered(topic) == []
+    clock.set(AHEAD_MS)
+    assert delivered(topic) == [b"a", b"moved"]
+
+
+def test_an_occurrence_a_few_ms_ahead_is_not_lost(open_store: OpenStore, clock: LeadingClock) -> None:
+    """A schedule made where firing has gone ahead of its first occurrence delivers that one, too."""
+    minute_ms = START_MS - START_MS % 60_000 + 60_000
+    topic = (store := open_store(config=CONFIG)).topic("t")
+    topic.subscribe("s").close()
+    topic.send(b"a", deliver_at=minute_ms + 1)
+    clock.set(minute_ms - 3)
+    store.tick()
+    assert topic.every("minutely", cron="* * * * *", payload=b"tick").next_due_ms == minute_ms
+    store.tick()
+    assert delivered(topic) == []
+    clock.set(minute_ms + 1)
+    assert delivered(topic) == [b"a", b"tick"]
+    clock.advance(60_000)
+    store.tick()
+    assert delivered(topic) == [b"tick"]
+
+
+@pytest.mark.parametrize("saved", ["nothing", "before it was admitted", "anew, from the log"])
+def test_one_admitted_behind_the_frontier_outlives_a_restart(
+    open_store: OpenStore, clock: LeadingClock, saved: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is on disk, T above all, says that it has not fired; also beside a snapshot from before its admission."""
+    store = open_store(config=SAVING if saved == "before it was admitted" else CONFIG)
+    topic = store.topic("t")
+    moved = gone_ahead(topic, clock)
+    if saved == "before it was admitted":
+        saving = lambda withdrawals, logs: store._engine.firing.save_all(clock.now_ms())  # noqa: E731
+        monkeypatch.setattr(Withdrawals, "_sync", saving)
+    new = topic.reschedule(moved, deliver_at=AHEAD_MS)
+    assert new is not None
+    store.close()
+    if saved == "anew, from the log":
+        rebuild_snapshots(store.path)
+    store = open_store(config=store.config)
+    assert store.topic("t").state(new) == "scheduled"
+    assert list(store.check()) == []
+    clock.set(AHEAD_MS)
+    assert delivered(store.topic("t")) == [b"a", b"moved"]
+    assert store.topic("t").state(new) == "fired"
+
+
+def test_one_admitted_behind_the_frontier_is_cancelled_or_moved_again(
+    open_store: OpenStore, clock: LeadingClock
+) -> None:
+    """It has not fired, and every answer says so."""
+    topic = (store := open_store(config=CONFIG)).topic("t")
+    first = topic.reschedule(gone_ahead(topic, clock), deliver_at=AHEAD_MS - 1)
+    assert first is not None
+    second = topic.reschedule(first, deliver_at=AHEAD_MS)
+    assert second is not None
+    third = topic.reschedule(second, deliver_after=60)
+    assert third is not None
+    last = topic.reschedule(third, deliver_at=AHEAD_MS - 2)
+    assert last is not None
+    assert topic.cancel_batch([first, second, third, last]) == [*[Outcome.ALREADY_CANCELLED] * 3, Outcome.CANCELLED]
+    clock.advance(100_000)
+    store.tick()
+    assert delivered(topic) == [b"a"]
+
+
+def test_without_the_rule_for_admitted_entries_the_message_is_lost(
+    open_store: OpenStore, clock: LeadingClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A wrong engine that takes an admitted entry at or before the frontier for fired is found out above."""
+
+    def fired_already(self: LogEntries, entries: UInt32s, dues: Int64s) -> None:
+        ahead = ~self.frontier.passes(entries, dues)
+        self._index.add(entries[ahead], dues[ahead])
+
+    monkeypatch.setattr(LogEntries, "_admit", fired_already)
+    topic = (store := open_store(config=CONFIG)).topic("t")
+    topic.reschedule(gone_ahead(topic, clock), deliver_at=AHEAD_MS - 1)
+    clock.advance(100)
+    store.tick()
+    assert delivered(topic) == [b"a"]
+    store.close()
+
+
+def test_admitting_below_t_is_refused(
+    open_store: OpenStore, clock: LeadingClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Were something fired between the two steps of rescheduling, the record would call the entry fired."""
+    topic = (store := open_store(config=CONFIG)).topic("t")
+    moved = gone_ahead(topic, clock)
+    topic.send(b"b", deliver_at=AHEAD_MS + 1)
+
+    def fire_in_between(withdrawals: Withdrawals, logs: object) -> None:
+        gate, store._engine.firing.gate = store._engine.firing.gate, ReaderGate()
+        clock.advance(4)
+        assert store._engine.firing.fire(clock.now_ms()) == 1
+        store._engine.firing.gate = gate
+
+    monkeypatch.setattr(Withdrawals, "_sync", fire_in_between)
+    with pytest.raises(BrokenInvariant, match="admitted behind the frontier"):
+        topic.reschedule(moved, deliver_at=AHEAD_MS)
+    monkeypatch.undo()
+    assert topic.state(moved) == "scheduled"
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_random_moves_around_the_frontier_deliver_each_message_once(
+    open_store: OpenStore, clock: LeadingClock, seed: int
+) -> None:
+    """Messages moved to some ms ahead among others that fire all the time, over restarts: once each, never early."""
+    chance = random.Random(seed)
+    config = StoreConfig(
+        partition_ms=60, bucket_ms=10, fire_batch=3, run_entries=4, snapshot_part_bytes=1_024,
+        snapshot_every_entries=chance.choice([5, 1_000]), ledger_max_entries=50, durability="none",
+    )  # fmt: skip
+    store = open_store(config=config)
+    store.topic("t").subscribe("s").close()
+    ids: dict[bytes, MessageId] = {}
+    due_of: dict[bytes, int] = {}
+    for step in range(250):
+        topic = store.topic("t")
+        what = chance.random()
+        if what < 0.4:
+            name, due_ms = b"%d" % step, clock.now_ms() + chance.randrange(1, 120)
+            ids[name], due_of[name] = topic.send(name, deliver_at=due_ms), due_ms
+        elif what < 0.65 and ids:
+            name, due_ms = chance.choice(list(ids)), clock.now_ms() + chance.randrange(1, 9)
+            moved = topic.reschedule(ids[name], deliver_at=due_ms)
+            if moved is not None:
+                ids[name], due_of[name] = moved, due_ms
+        elif what < 0.7 and ids:
+            name = chance.choice(list(ids))
+            if topic.cancel(ids.pop(name)):
+                del due_of[name]
+        elif what < 0.75:
+            store.close()
+            store = open_store(config=config)
+            clock.set(store._engine.clock.now_ms())  # as if the crash had come after what was written ahead
+        else:
+            clock.advance(chance.randrange(4))
+            store.tick()
+        for name in delivered(store.topic("t")):
+            assert due_of.pop(name) <= clock.now_ms()
+            ids.pop(name, None)
+    clock.advance(10_000)
+    store.tick()
+    assert sorted(delivered(store.topic("t"))) == sorted(due_of)
