@@ -56,12 +56,17 @@ class TopicState:
                 self._tracker.told_ms = self._told_ms
             return view(self._tracker)
 
-    def free_tracker(self, now_ms: int, idle_ms: int) -> None:
-        """Let the tracker go if its last view closed `idle_ms` ago or earlier."""
+    def free_tracker(self, now_ms: int, idle_ms: int) -> int | None:
+        """Let the tracker go if its last view closed `idle_ms` ago or earlier; when to try again, None: no need to."""
         with self._tracker_lock:
-            if self._tracker is not None and self._tracker.idle(now_ms, idle_ms):
-                self._told_ms = self._tracker.told_ms
-                self._tracker = None
+            since_ms = None if self._tracker is None else self._tracker.idle_since_ms
+            if self._tracker is None or since_ms is None:
+                return None
+            if since_ms + idle_ms > now_ms:
+                return since_ms + idle_ms
+            self._told_ms = self._tracker.told_ms
+            self._tracker = None
+            return None
 
     def changed(self) -> None:
         """Wake the waiting receivers. Called by leaders of commits too: takes the condition's lock only."""

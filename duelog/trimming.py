@@ -47,7 +47,11 @@ class Trimming:
         self.on_trim: Callable[[int], None] | None = None
 
     def look_at(self, topic_id: int, due_ms: int) -> bool:
-        """Have a main log looked at at `due_ms` or earlier; False if it will be anyway. Takes leaf locks only."""
+        """Have a main log looked at at `due_ms` or earlier; False if it will be anyway. Takes leaf locks only.
+
+        One time is kept for each topic, the earliest. A look at a topic therefore plans the next one from the topic's
+        state, for every reason there is (`_trim`): what was asked for a later time is not lost.
+        """
         with self._lock:
             known = self._due.get(topic_id)
             if known is not None and known <= due_ms:
@@ -131,7 +135,9 @@ class Trimming:
     def _trim(self, topics: Sequence[TopicState], now_ms: int) -> int:
         old = []
         for topic in topics:
-            topic.free_tracker(now_ms, self._config.tracker_idle_ms)
+            idle_ms = topic.free_tracker(now_ms, self._config.tracker_idle_ms)
+            if idle_ms is not None:
+                self.look_at(topic.topic_id, idle_ms)
             due_ms = topic.log.age_due_ms()
             if due_ms is not None and due_ms <= now_ms:
                 old.append(topic.log)

@@ -124,11 +124,6 @@ class TopicDelayTracker:
         with self._whole_or_anew():
             self._cover(read_position, view.done_ms)
 
-    def idle(self, now_ms: int, idle_ms: int) -> bool:
-        """Whether the last view closed `idle_ms` ago or earlier and none has come since."""
-        with self._whole_or_anew():
-            return self.idle_since_ms is not None and self.idle_since_ms + idle_ms <= now_ms
-
     # -- serving -----------------------------------------------------------------------------------
 
     def take(

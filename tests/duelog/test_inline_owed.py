@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from duelog import DelayedStore, ManualClock, Message, StoreConfig, Subscription
@@ -120,3 +122,45 @@ def test_what_all_acknowledged_before_it_was_due_keeps_its_ledger_until_then(
     clock.advance(HOUR_MS // 2)
     assert len(payloads(other)) == 4
     assert payloads(eager) == []
+
+
+def leave_a_tracker(store: DelayedStore) -> int:
+    """Have a consumer acknowledge something, pass over a thousand waiting messages, and leave; bytes of the index."""
+    topic = store.topic("t")
+    subscription = topic.subscribe("s")
+    topic.send(b"now")
+    assert payloads(subscription) == [b"now"]  # the end of the log so far: a look at it is planned
+    chance = random.Random(3)
+    topic.send_batch([Message(b"x", deliver_after=chance.randrange(600, 1_800)) for _ in range(1_000)])
+    assert subscription.receive(10) == []
+    held = topic.stats().index_bytes
+    assert held == 16_000
+    subscription.close()
+    return held
+
+
+def test_a_look_planned_behind_an_earlier_one_is_not_lost_and_the_idle_tracker_goes(
+    open_store: OpenStore, clock: ManualClock
+) -> None:
+    """At `close` a look at the topic is pending for its acknowledgements: the tracker goes in its own time."""
+    store = open_store(config=StoreConfig(inline_delay_ms=HOUR_MS))
+    held = leave_a_tracker(store)
+    idle_ms = store._engine.config.tracker_idle_ms
+    for after_ms, left in ((150, held), (idle_ms - 151, held), (1, 0)):
+        clock.advance(after_ms)
+        store.tick()
+        assert store.topic("t").stats().index_bytes == left
+
+
+def test_the_tracker_goes_at_a_time_that_the_tick_names(open_store: OpenStore, clock: ManualClock) -> None:
+    """A store that is ticked only when it says so frees the tracker as soon as it has been idle for long enough."""
+    store = open_store(config=StoreConfig(inline_delay_ms=HOUR_MS))
+    leave_a_tracker(store)
+    gone_ms = clock.now_ms() + store._engine.config.tracker_idle_ms
+    while store.topic("t").stats().index_bytes:
+        planned_ms = store.tick().next_due_ms
+        assert planned_ms is not None
+        assert planned_ms <= gone_ms
+        clock.set(planned_ms)
+        store.tick()
+    assert clock.now_ms() == gone_ms
