@@ -53,6 +53,13 @@ class LogReader(Protocol):
         """The messages at these ascending positions in the same order, without those that cannot be read."""
         ...
 
+    def unseen(self, start: Position, limit: Position) -> Mapping[int, BitMap]:
+        """Entries before ``limit``, by ledger id, that were not returned because they are, or were, not due yet.
+
+        ``start`` is where the next ``read`` begins. No bitmap is empty.
+        """
+        ...
+
 
 class Dispatcher:
     """One subscription's deliveries. Not thread-safe.
@@ -243,13 +250,17 @@ class Dispatcher:
     def ack_cumulative(self, position: Position) -> int:
         """Acknowledge everything at or before ``position``; how many entries were not acknowledged before.
 
-        Raises InvalidArgument under "shared" and "key_shared", where other consumers hold some of those messages,
-        and for a position that the topic does not have.
+        But not what the reader passed over and has not returned since, nor what it would pass over now: that is still
+        to be delivered. Raises InvalidArgument under "shared" and "key_shared", where other consumers hold some of
+        those messages, and for a position that the topic does not have.
         """
         if self.type in ("shared", "key_shared"):
             raise InvalidArgument("position", position, f"no cumulative acknowledgement under type {self.type!r}")
-        count = self.acks.ack_cumulative(position, self._ledgers)
-        self._forget_through(position)
+        self.acks.validate(*position, self._ledgers)
+        unseen = self._reader.unseen(self._read_position, _after(position))
+        count = self.acks.ack_cumulative(position, self._ledgers, unseen)
+        still_to_read = any(Position(ledger, each.max()) >= self._read_position for ledger, each in unseen.items())
+        self._forget_through(position, moving=not still_to_read)
         return count
 
     # -- moving --------------------------------------------------------------------------------
@@ -291,11 +302,12 @@ class Dispatcher:
         for ledger_id, entries in group_by_ledger([p for p in asked if p not in readable]).items():
             self._order.forget(ledger_id, entries)
 
-    def _forget_through(self, position: Position) -> None:
+    def _forget_through(self, position: Position, *, moving: bool = True) -> None:
         self._outstanding.forget_through(position)
         self._redeliveries.forget_through(position)
         self._order.forget_through(position)
-        self._read_position = max(self._read_position, _after(position))
+        if moving:
+            self._read_position = max(self._read_position, _after(position))
 
     def _check(self) -> None:
         """Raise BrokenInvariant unless every message has one place, none is acknowledged and all were read."""

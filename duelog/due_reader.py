@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from pyroaring import BitMap
+
 from duelog.markers.reader import MainLogReader
 from duelog.markers.tracker import SubscriptionView, TopicDelayTracker
 from duelog.store.acks import AckSet
@@ -75,6 +77,20 @@ class DueReader:
     def read_at(self, positions: Sequence[Position]) -> list[ReceivedMessage]:
         """The messages at these positions, due or not."""
         return self._reader.read_at(positions)
+
+    def unseen(self, start: Position, limit: Position) -> dict[int, BitMap]:
+        """Entries before `limit` that no consumer can have been given, where all before `start` was read."""
+        now_ms = self._clock.now_ms()
+        if self._view is None and start < limit and self._reader.waits_inline(now_ms):
+            self._clock.raise_to(now_ms)
+            self._tracker, self._view = self._open(start, now_ms)
+        found: dict[int, BitMap] = {}
+        if self._tracker is not None and self._view is not None:
+            found = self._tracker.unseen(self._view, start, limit, self._clock.raise_to(now_ms))
+        if start < limit and self._reader.keeps_back:
+            for ledger_id, entries in self._reader.kept_back(limit, now_ms).items():
+                found[ledger_id] = found.get(ledger_id, BitMap()) | entries
+        return found
 
     def next_due_ms(self) -> int | None:
         """When the next message that was passed over, or not read before its time, becomes due; None: there is none."""

@@ -93,6 +93,24 @@ class MainLogReader:
         """Whether the log has something that is not read before its time; then `read` takes no earlier time again."""
         return self._log.keeps_back
 
+    def waits_inline(self, now_ms: int) -> bool:
+        """Whether messages wait in the log that are not due at `now_ms`."""
+        return self._log.first_waiting(now_ms) is not None
+
+    def kept_back(self, limit: Position, now_ms: int) -> dict[int, BitMap]:
+        """Entries before `limit`, by ledger id, that `read` does not give at `now_ms`, being ahead of their time."""
+        found: dict[int, BitMap] = {}
+        log = self._log.snapshot()
+        ledger_id, start = self._log.readable(now_ms).end
+        following: int | None = ledger_id
+        while following is not None and (following, start) < limit:
+            entries = log.entries_of(following) or 0
+            end = min(entries, limit.entry_id) if following == limit.ledger_id else entries
+            if start < end:
+                found[following] = BitMap(range(start, end))
+            following, start = log.following(following), 0
+        return found
+
     def next_readable_ms(self, now_ms: int) -> int | None:
         """When `read` finds more than at `now_ms`, if nothing is appended; None: never."""
         return self._log.next_readable_ms(now_ms)

@@ -179,6 +179,21 @@ class TopicDelayTracker:
             self._catch_up()
             return self._waiting.next_due_ms(view.done_ms, inclusive=view.done_position < _PAST)
 
+    def unseen(
+        self, view: SubscriptionView, read_position: Position, limit: Position, now_ms: int
+    ) -> dict[int, BitMap]:
+        """Entries before `limit`, by ledger id, that the view's subscription cannot have been given.
+
+        Those before `read_position` that it passed over and was not served since, and those not due at `now_ms`.
+        """
+        with self._whole_or_anew():
+            self._catch_up()
+            found = self._waiting.after_by_ledger(view.done_ms, view.done_position, min(read_position, limit))
+            if read_position < limit:
+                for ledger_id, entries in self._waiting.after_by_ledger(now_ms, _PAST, limit).items():
+                    found[ledger_id] = found.get(ledger_id, BitMap()) | entries
+            return found
+
     def waiting(self, now_ms: int, skip: Unacknowledged) -> int:
         """Indexed entries due after `now_ms` that are not acknowledged."""
         with self._whole_or_anew():

@@ -253,6 +253,27 @@ class WaitingEntries:
                 count += len(unacked(ledger_id, entries.min(), entries.max() + 1) & entries)
         return count
 
+    def after_by_ledger(self, due_ms: int, served: Position, limit: Position | None = None) -> dict[int, BitMap]:
+        """Entries after (due_ms, served), in order of due time, that lie before `limit` in the log, by ledger id.
+
+        No bitmap is empty. O(entries of columns + stretches).
+        """
+        self.count_after(due_ms)
+        bound = _PAST if limit is None else place(limit)
+        found: dict[int, BitMap] = {}
+        for stretch in self._stretches:
+            if place(Position(stretch.ledger_id, stretch.first)) < bound:
+                end = stretch.limit if limit is None or limit.ledger_id > stretch.ledger_id else limit.entry_id
+                found.setdefault(stretch.ledger_id, BitMap()).add_range(stretch.first, min(stretch.limit, end))
+        for level in self._levels:
+            places = level.places[_first_after(level, (due_ms, _place_or_past(served))) :]
+            places = places[places < np.uint64(bound)]
+            ledgers = places >> np.uint64(32)
+            for ledger_id in np.unique(ledgers).tolist():
+                entries = BitMap(places[ledgers == ledger_id].astype(np.uint32))
+                found[ledger_id] = found.get(ledger_id, BitMap()) | entries
+        return found
+
     def dues_between(self, after_ms: int, until_ms: int) -> Int64s:
         """Due times of the entries due after `after_ms` and by `until_ms`, in no order."""
         self.count_after(until_ms)

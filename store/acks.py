@@ -195,12 +195,15 @@ class AckSet:
             self._advance(ledgers)
         return newly
 
-    def ack_cumulative(self, position: Position, ledgers: LedgerList) -> int:
+    def ack_cumulative(self, position: Position, ledgers: LedgerList, but: Mapping[int, BitMap] | None = None) -> int:
         """Acknowledge everything at or before ``position``; the number of entries that were not before.
 
-        An entry id of -1 acknowledges what stands before that ledger. Raises InvalidArgument as ``validate`` does.
-        O(ledgers between).
+        An entry id of -1 acknowledges what stands before that ledger. but: entries by ledger id, none of the bitmaps
+        empty, that stay as they are. Raises InvalidArgument as ``validate`` does. O(ledgers between).
         """
+        first = min((Position(ledger_id, entries.min()) for ledger_id, entries in (but or {}).items()), default=None)
+        if but and first is not None and first <= position:
+            return self._ack_all_but(position, first, but, ledgers)
         ledger_id, entry_id = _valid(position)
         length = self.validate(ledger_id, entry_id, ledgers)
         at, marked_entry = self._mark_delete
@@ -227,6 +230,18 @@ class AckSet:
                 self._changed(held_ledger, held)
         self._move_mark(Position(ledger_id, entry_id))
         self._advance(ledgers)
+        return newly
+
+    def _ack_all_but(self, position: Position, first: Position, but: Mapping[int, BitMap], ledgers: LedgerList) -> int:
+        """``ack_cumulative`` where ``first``, the least of ``but``, is at or before ``position``."""
+        self.validate(*position, ledgers)
+        newly = self.ack_cumulative(Position(first.ledger_id, first.entry_id - 1), ledgers)
+        ledger_id: int | None = first.ledger_id
+        start = first.entry_id
+        while ledger_id is not None and ledger_id <= position.ledger_id:
+            limit = position.entry_id + 1 if ledger_id == position.ledger_id else ledgers.entries_of(ledger_id) or 0
+            newly += self.ack(ledger_id, BitMap(range(start, limit)) - but.get(ledger_id, BitMap()), ledgers)
+            ledger_id, start = ledgers.following(ledger_id), 0
         return newly
 
     def trim_to(self, first_ledger_id: int, ledgers: LedgerList) -> None:

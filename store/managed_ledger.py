@@ -177,6 +177,17 @@ class ManagedLedger:
         wait = first_wait(self._waits, now_ms)
         return None if wait is None else wait.due_ms
 
+    def first_waiting(self, now_ms: int) -> Position | None:
+        """The beginning of the first ledger with a message that waits inline at `now_ms`; None: there is none.
+
+        O(ledgers).
+        """
+        view = self._view
+        for info in view.closed:
+            if info.closed_ms > now_ms:
+                return Position(info.ledger_id, 0)
+        return Position(view.tail.ledger_id, 0) if view.tail.due_by_ms > now_ms else None
+
     @property
     def first_ledger(self) -> int:
         view = self._view

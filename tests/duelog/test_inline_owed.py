@@ -7,11 +7,12 @@ import random
 import pytest
 
 from duelog import DelayedStore, ManualClock, Message, StoreConfig, Subscription
+from duelog.dispatcher import SubscriptionType
 from duelog.store import format as fmt
 from duelog.store.format import LedgerRecord
 from duelog.store.names import TopicName
 from duelog.store.transaction import Transaction
-from tests.conftest import OpenStore
+from tests.conftest import START_MS, LeadingClock, OpenStore
 
 HOUR_MS = 3_600_000
 TINY = StoreConfig(inline_delay_ms=HOUR_MS, ledger_max_entries=2, ack_flush_ms=0)
@@ -164,3 +165,122 @@ def test_the_tracker_goes_at_a_time_that_the_tick_names(open_store: OpenStore, c
         clock.set(planned_ms)
         store.tick()
     assert clock.now_ms() == gone_ms
+
+
+# -- acknowledging ---------------------------------------------------------------------------------
+
+AN_HOUR = StoreConfig(inline_delay_ms=HOUR_MS, ledger_max_entries=3, ack_flush_ms=0)
+
+
+@pytest.mark.parametrize("kind", ["exclusive", "failover"])
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_cumulative_acknowledgement_leaves_what_was_never_delivered(
+    open_store: OpenStore, clock: ManualClock, kind: SubscriptionType, restart: bool
+) -> None:
+    """Over several ledgers, waiting ones among those delivered: they come when they are due, after a restart too."""
+    store = open_store(config=AN_HOUR)
+    topic = store.topic("t")
+    subscription = topic.subscribe("s", type=kind)
+    for number in range(12):
+        topic.send(b"%d" % number, deliver_after=10 * number if number % 4 in (1, 2) else None)
+    got = subscription.receive(100)
+    assert [message.payload for message in got] == [b"0", b"3", b"4", b"7", b"8", b"11"]
+    assert subscription.ack_cumulative(got[-1], durable=True) == 6
+    assert subscription.ack_cumulative(got[-1]) == 0
+    assert subscription.stats().unacknowledged == 0
+    if restart:
+        store.close()
+        store = open_store(config=AN_HOUR)
+        subscription = store.topic("t").subscribe("s", type=kind)
+    clock.advance(10_000)
+    assert payloads(subscription) == [b"1"]
+    clock.advance(100_000)
+    assert payloads(subscription) == [b"2", b"5", b"6", b"9", b"10"]
+    assert subscription.stats().backlog == 0
+    clock.advance(1_000)
+    assert store.tick().trimmed >= 3
+
+
+def test_what_fell_due_since_the_log_was_read_is_not_acknowledged_with_what_was_delivered(
+    open_store: OpenStore, clock: ManualClock
+) -> None:
+    """Due by the time of the acknowledgement, in part handed out: what was not handed out is still owed."""
+    store = open_store(config=AN_HOUR)
+    topic = store.topic("t")
+    subscription = topic.subscribe("s")
+    topic.send_batch([Message(b"%d" % number, deliver_after=3 - number) for number in range(3)])
+    topic.send(b"now")
+    (now,) = subscription.receive(10)
+    clock.advance(2_000)
+    (first,) = subscription.receive(1)
+    assert first.payload == b"2"
+    assert subscription.ack_cumulative(now) == 2
+    assert payloads(subscription) == [b"1"]
+    clock.advance(2_000)
+    assert payloads(subscription) == [b"0"]
+
+
+def test_a_cumulative_acknowledgement_past_what_was_read_leaves_what_is_not_due(
+    open_store: OpenStore, clock: ManualClock
+) -> None:
+    """By an id that `send` gave, nothing received yet: what is due is skipped, what waits comes, itself included."""
+    store = open_store(config=AN_HOUR)
+    topic = store.topic("t")
+    subscription = topic.subscribe("s")
+    ids = topic.send_batch([Message(b"%d" % number, deliver_after=number % 2 * 60) for number in range(8)])
+    assert subscription.ack_cumulative(ids[5]) == 3
+    assert payloads(subscription) == [b"6"]
+    clock.advance(60_000)
+    assert payloads(subscription) == [b"1", b"3", b"5", b"7"]
+
+
+def test_a_consumer_that_comes_back_acknowledges_no_more_than_was_delivered(
+    open_store: OpenStore, clock: ManualClock
+) -> None:
+    """What was passed over before it left is known before it receives again."""
+    store = open_store(config=AN_HOUR)
+    topic = store.topic("t")
+    topic.send(b"later", deliver_after=60)
+    topic.send(b"now")
+    with topic.subscribe("s") as subscription:
+        (now,) = subscription.receive(10)
+    clock.advance(61_000)
+    store.tick()
+    with topic.subscribe("s") as subscription:
+        assert subscription.ack_cumulative(now) == 1
+        assert payloads(subscription) == [b"later"]
+
+
+def test_what_was_written_ahead_of_its_time_is_not_acknowledged_by_what_lies_behind_it(
+    open_store: OpenStore,
+) -> None:
+    """A marker of the next few ms lies before a message whose id is known: acknowledging that skips neither."""
+    clock = LeadingClock(START_MS)
+    store = open_store(config=StoreConfig(partition_ms=HOUR_MS), clock_=clock)
+    topic = store.topic("t")
+    subscription = topic.subscribe("s")
+    topic.send(b"ahead", deliver_after=0.003)
+    assert store.tick().fired == 1
+    behind = topic.send(b"behind")
+    assert subscription.ack_cumulative(behind) == 0
+    assert subscription.receive(10) == []
+    clock.advance(3)
+    assert payloads(subscription) == [b"ahead", b"behind"]
+
+
+def test_time_to_live_counts_from_the_due_time_of_what_waits_inline(open_store: OpenStore, clock: ManualClock) -> None:
+    """Older than the time to live when it falls due, a message has all of it still before it."""
+    store = open_store(config=StoreConfig(inline_delay_ms=HOUR_MS, ttl_ms=10_000, ack_flush_ms=0))
+    topic = store.topic("t")
+    subscription = topic.subscribe("s")
+    topic.send_batch([Message(b"waits", deliver_after=60), Message(b"now"), Message(b"long", deliver_after=600)])
+    for _ in range(60):
+        clock.advance(1_000)
+        store.tick()
+    assert payloads(subscription) == [b"waits"]
+    clock.advance(540_000)
+    store.tick()
+    assert [message.payload for message in subscription.receive(10)] == [b"long"]
+    clock.advance(12_000)
+    store.tick()
+    assert subscription.stats().backlog == 0

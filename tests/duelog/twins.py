@@ -6,6 +6,8 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from functools import lru_cache
 
+from pyroaring import BitMap
+
 from duelog.dispatcher import Dispatcher, SubscriptionType
 from duelog.key_slots import KeySlots
 from duelog.store.acks import AckSet
@@ -55,6 +57,10 @@ class Log:
                 if len(found) == max_entries:
                     return found, Position(position.ledger_id, position.entry_id + 1)
         return found, max(start, self.end())
+
+    def unseen(self, start: Position, limit: Position) -> dict[int, BitMap]:
+        """Nothing is passed over."""
+        return {}
 
     def read_at(self, positions: Sequence[Position]) -> list[ReceivedMessage]:
         self._touch()

@@ -75,6 +75,13 @@ def test_entries_come_in_due_order_whatever_form_they_are_kept_in(
                 (e[0] for e in twin.entries if e[0] > due_ms or (inclusive and e[0] == due_ms)), default=None
             )
             assert index.next_due_ms(due_ms, inclusive=inclusive) == expected
+        for limit in (None, Position(ledger, 0), Position(ledger, max(entry - 5, 0))):
+            expected_places = {(e[1], e[2]) for e in twin.entries if e > (due_ms, *served)}
+            by_ledger = index.after_by_ledger(due_ms, served, limit)
+            assert all(by_ledger.values())
+            assert {(ledger_id, entry_id) for ledger_id, ids in by_ledger.items() for entry_id in ids} == {
+                position for position in expected_places if limit is None or position < limit
+            }
         assert index.count_after(due_ms) == sum(due > due_ms for due, *_ in twin.entries)
         if step == 2:
             floor = max(floor, data.draw(st.integers(0, 45)))

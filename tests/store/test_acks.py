@@ -102,6 +102,24 @@ class AckMachine(RuleBasedStateMachine):
         assert got == len(new)
 
     @rule(data=st.data())
+    def ack_cumulative_but_some(self, data: st.DataObject) -> None:
+        """What is left out stays as it is, acknowledged or not, at or behind the target."""
+        ledger_id = self._ledger(data)
+        target = Position(ledger_id, data.draw(st.integers(-1, self.ledgers.counts[ledger_id] - 1)))
+        positions = self.ledgers.positions()
+        left_out = data.draw(st.sets(st.sampled_from(positions), max_size=6)) if positions else set()
+        but: dict[int, BitMap] = {}
+        for position in left_out:
+            but.setdefault(position.ledger_id, BitMap()).add(position.entry_id)
+        got = self.acks.ack_cumulative(target, self.ledgers, but)
+        first = min(left_out, default=None)
+        before = target if first is None or first > target else Position(first.ledger_id, first.entry_id - 1)
+        new = self._twin_ack([p for p in positions if p <= target and p not in left_out])
+        self.mark = max(self.mark, before)
+        self._normalise()
+        assert got == new
+
+    @rule(data=st.data())
     def ack_past_the_end(self, data: st.DataObject) -> None:
         ledger_id = self._ledger(data)
         with pytest.raises(InvalidArgument):
