@@ -166,9 +166,10 @@ class DelayedStore:
     def backup(self, dest: str | os.PathLike[str]) -> BackupResult:
         """Copy the store into directory `dest`, absent or empty, while it is in use; the copy is a store of its own.
 
-        What was acknowledged before the call is in it; what is sent or acknowledged meanwhile may be. Sending,
-        firing and receiving go on; partitions are not deleted until it is done, and maps do not grow. O(bytes).
-        Also for stores open read-only. Raises InvalidArgument, StoreFull, DamagedStore.
+        It is the store as of one instant after the call: what was sent, fired, cancelled and acknowledged on disk by
+        then, and nothing that came later. Sending, firing and receiving go on; partitions are not deleted until it is
+        done, and maps do not grow. O(bytes). Also for stores open read-only. Raises InvalidArgument, StoreFull,
+        StoreBusy (another process wrote without a pause for a minute), DamagedStore.
         """
         self._engine.check_open()
         if not isinstance(dest, (str, os.PathLike)):

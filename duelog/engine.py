@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
+from threading import Lock
 
 from duelog.cleanup.sweep import Swept, sweep
 from duelog.cleanup.trim import release_before, remove_ledgers
@@ -64,6 +65,8 @@ class Engine:
         self.config = config
         self.read_only = read_only
         self.closed = False
+        self.backing_up = Lock()
+        """One backup at a time."""
         self._process = here.pid
         self._lock: StoreLock | None = None
         refuse_foreign(path)

@@ -55,7 +55,7 @@ class PartitionSet:
         self._ledger_ids = iter(range(0))
         self._closed = False
         self.opened: Callable[[Partition, Environment], None] | None = None
-        """Called when an environment is opened; for metrics."""
+        """Called when an environment is opened, under the lock and before anybody uses it: for metrics, and backups."""
         self.created: Callable[[Partition], None] | None = None
         """Called, by any thread, when a partition has come into being: it may have begun."""
 
@@ -121,6 +121,14 @@ class PartitionSet:
                 self._open_environment(partition)
             partition.leases += 1
             self._open.move_to_end(partition.start_ms)
+
+    def watch(self, opened: Callable[[Partition, Environment], None] | None) -> list[Partition]:
+        """Set `opened`; the partitions that are open already, each with a lease that the caller gives back."""
+        with self._lock:
+            self.opened = opened
+            for partition in self._open.values():
+                partition.leases += 1
+            return list(self._open.values())
 
     def held(self, wanted: Callable[[Partition], bool] | None = None) -> Iterator[Partition]:
         """Every partition, or every `wanted` one, by start, each under a lease while it is the current one.
@@ -383,8 +391,10 @@ class PartitionSet:
             return next(self._ledger_ids)
 
     def close(self) -> None:
-        """Close every environment; the caller has seen to it that nobody uses one."""
+        """Close every environment; the caller has seen to it that nobody uses one, but for a backup: it is awaited."""
         with self._lock:
             self._closed = True
-            for partition in list(self._open.values()):
-                self._close_environment(partition)
+            environments = [environment for partition in self._open.values() for environment in partition.detach()]
+            self._open.clear()
+        for environment in environments:
+            environment.close()

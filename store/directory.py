@@ -11,6 +11,8 @@ import os
 import shutil
 from pathlib import Path
 
+from .errors import InvalidArgument
+
 
 def sync_directory(path: Path) -> None:
     """Make the entries of a directory durable."""
@@ -65,6 +67,15 @@ def remove_tree(path: Path) -> None:
     """Remove a directory and what is in it, if it is there. At a power cut parts of it may come back."""
     if path.exists():
         shutil.rmtree(path)
+
+
+def refuse_inside(field: str, path: Path, store: Path) -> None:
+    """Refuse a place for new files that lies inside a store, where opening it would remove them; links are followed.
+
+    Raises InvalidArgument for `field`.
+    """
+    if path.resolve().is_relative_to(store.resolve()):
+        raise InvalidArgument(field, str(path), f"lies inside the store {store}")
 
 
 def size_bytes(path: Path) -> int:

@@ -14,7 +14,6 @@ after fork is refused; a commit that raised is in doubt and closes the environme
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -28,10 +27,11 @@ from . import datafile, page_cache, pages
 from .commit_counts import CommitCounts
 from .commit_queue import CommitQueue, Request
 from .config import Durability
-from .directory import make_directory, sync_directory
+from .directory import make_directory
 from .errors import BrokenInvariant, ClosedError, DuelogError, StoreFailed, StoreFull
 from .failpoints import reach
 from .format import RUN_PREFIX, unseal
+from .held_read import HeldRead
 from .map_size import MapSize
 from .opening import open_lmdb
 from .process import here
@@ -327,22 +327,23 @@ class Environment:
             if found is not None:
                 return found
 
-    def copy(self, path: Path) -> None:
-        """Copy what is committed now into `path`, an existing empty directory, compacted and on disk.
-
-        Beside readers and writers; the map does not move and no page is reused meanwhile. Raises StoreFull.
-        """
-        self.settle()
-        page_cache.fetch_all(self.path / "data.mdb")  # else each page that was dropped is waited for
-        with self._gate.reading():
+    def hold(self) -> HeldRead:
+        """What is committed now, without what was deferred, until it is released. Raises as `read`."""
+        self._gate.enter()
+        try:
             self._check_open()
-            try:
-                self._env.copy(os.fspath(path), compact=True)
-                with (path / "data.mdb").open("rb") as file:
-                    os.fsync(file.fileno())
-            except (lmdb.Error, OSError) as error:
-                raise StoreFull(path, f"cannot be copied to: {error}") from error
-        sync_directory(path)
+            return HeldRead(self._env, self._gate, self._begin_read, self._map.follow)
+        except BaseException:
+            self._gate.leave()
+            raise
+
+    def copy(self, path: Path, held: HeldRead) -> None:
+        """Copy what `held`, of this environment, sees into `path`, an existing empty directory, compacted and on disk.
+
+        Beside readers and writers. Raises StoreFull.
+        """
+        page_cache.fetch_all(self.path / "data.mdb")  # else each page that was dropped is waited for
+        held.copy(path)
 
     # -- life ----------------------------------------------------------------------------------
 

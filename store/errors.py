@@ -130,6 +130,15 @@ class StoreFull(DuelogError):
         self.free_bytes = free_bytes
 
 
+class StoreBusy(DuelogError):
+    """A store was written to without a pause for so long that no instant of it could be copied; nothing was done."""
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(f"{path}: {reason}")
+        self.path = path
+        self.reason = reason
+
+
 class ClockJumped(DuelogError):
     """The clock ran ahead by more than ``max_clock_jump_ms`` at once: firing stopped."""
 

@@ -21,7 +21,7 @@ import os
 import struct
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 from .checksum import crc32
 from .directory import move
@@ -154,13 +154,59 @@ def read_journal(path: Path, store_id: bytes) -> list[JournalRecord]:
         before = found
 
 
-def write_journal(path: Path, store_id: bytes, records: Sequence[JournalRecord]) -> Path:
+class JournalFollower:
+    """What the journal of the store in `path` holds, read on while it is written, by this process or another.
+
+    For one thread at a time.
+    """
+
+    def __init__(self, path: Path, store_id: bytes) -> None:
+        self._file = path / FILE_NAME
+        self._store_id = store_id
+        self._epoch = self._number = 0
+        self._at = _GROUPS_AT
+        self.records: list[JournalRecord] = []
+        """Those of the newest epoch, in the order in which they were written."""
+
+    def follow(self) -> bool:
+        """Read what was written since; False, in some ten us: nothing was, and `records` are all there were just now.
+
+        Raises DamagedStore, FormatMismatch.
+        """
+        try:
+            with self._file.open("rb") as file:
+                epoch, _ = _newest_slot(file.read(_GROUPS_AT), self._file, self._store_id)
+                if epoch != self._epoch:  # everything before is in its partition
+                    self._epoch, self._number, self._at = epoch, 0, _GROUPS_AT
+                    self.records = []
+                    return self._read_on(file) or True
+                return self._read_on(file)
+        except FileNotFoundError:
+            return False
+
+    def _read_on(self, file: BinaryIO) -> bool:
+        begun = self._number
+        while True:
+            file.seek(self._at)
+            head = file.read(_CRC.size + _GROUP.size)
+            if len(head) < _CRC.size + _GROUP.size:
+                return self._number > begun
+            content = head + file.read(_GROUP.unpack_from(head, _CRC.size)[3])
+            group = _read_group(content, 0, self._store_id, self._epoch, place=self._at)
+            if group is None or group[:2] != (self._epoch, self._number):
+                return self._number > begun or (group is not None and group.epoch > self._epoch)
+            self.records += group.records()
+            self._at = _aligned(self._at + len(content))
+            self._number += 1
+
+
+def write_journal(path: Path, store_id: bytes, records: Sequence[JournalRecord], size: int = 0) -> Path:
     """Make the journal of a copy of a store in `path`, which has none, with `records` in it; its file.
 
-    Raises StoreFull.
+    size: its bytes, where `records` do not need more. Raises StoreFull.
     """
-    size = sum(RECORD_BYTES + len(record.body) for record in records)
-    journal = Journal(path, store_id, _aligned(_GROUPS_AT + _CRC.size + _GROUP.size + size))
+    needed = sum(RECORD_BYTES + len(record.body) for record in records)
+    journal = Journal(path, store_id, max(size, _aligned(_GROUPS_AT + _CRC.size + _GROUP.size + needed)))
     try:
         journal.restart()
         journal.append(records)
@@ -227,8 +273,13 @@ class _Group(NamedTuple):
         return found
 
 
-def _read_group(content: bytes, at: int, store_id: bytes, epoch: int | None = None) -> _Group | None:
-    """The group of this epoch or the next, of any if None, at a byte; None where none is there whole."""
+def _read_group(
+    content: bytes, at: int, store_id: bytes, epoch: int | None = None, *, place: int | None = None
+) -> _Group | None:
+    """The group of this epoch or the next, of any if None, at a byte; None where none is there whole.
+
+    place: the byte of the journal that byte `at` of `content` is, where that is not the whole journal.
+    """
     begins = at + _CRC.size + _GROUP.size
     if begins > len(content):
         return None
@@ -236,7 +287,7 @@ def _read_group(content: bytes, at: int, store_id: bytes, epoch: int | None = No
     if begins + length > len(content) or (epoch is not None and found not in (epoch, epoch + 1)):
         return None
     whole = memoryview(content)[at + _CRC.size : begins + length]
-    if crc32(whole, _seed(at, store_id)) != _CRC.unpack_from(content, at)[0]:
+    if crc32(whole, _seed(at if place is None else place, store_id)) != _CRC.unpack_from(content, at)[0]:
         return None
     return _Group(found, number, count, whole[_GROUP.size :])
 

@@ -27,6 +27,23 @@ class ReaderGate:
         """Whether the calling thread is inside."""
         return self._depth.value > 0
 
+    def enter(self) -> None:
+        """Be inside until `leave`, which any thread may call: for what is held longer than one call.
+
+        Waits while somebody wants to be alone, also in a thread that is inside.
+        """
+        with self._condition:
+            while self._wanted:
+                self._condition.wait()
+            self._readers += 1
+
+    def leave(self) -> None:
+        """Undo an `enter`."""
+        with self._condition:
+            self._readers -= 1
+            if self._wanted:
+                self._condition.notify_all()
+
     @contextmanager
     def reading(self) -> Iterator[None]:
         """Be inside for the block; waits while somebody is, or wants to be, alone."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import resource
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -20,7 +22,7 @@ def backup(
 ) -> None:
     """Copy a store while it is in use, by this process or another. Restoring is opening the copy.
 
-    What was acknowledged before the command began is in the copy. A file named BACKUP, with the checksums of the
+    The copy is the store as of one instant after the command began. A file named BACKUP, with the checksums of the
     others, is written last: a copy without one is not complete. `duelog check --deep DEST` compares the copy with it,
     as long as nobody has opened it for writing.
 
@@ -28,6 +30,7 @@ def backup(
     duelog backup data copies/2026-11-21
     ```
     """
+    _allow_every_descriptor()
     with open_to_read(store) as opened:
         result = opened.backup(dest)
     if json_:
@@ -35,6 +38,13 @@ def backup(
                     "taken_ms": result.taken_ms})  # fmt: skip
         return
     say(f"copied {result.partitions:,} partitions and the main environment, {size_text(result.file_bytes)}")
+
+
+def _allow_every_descriptor() -> None:
+    """Have this process use as many as it may: a backup of what another one writes holds two a partition."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def repair(

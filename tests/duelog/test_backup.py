@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import threading
 import zlib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from duelog import DelayedStore, ManualClock, StoreConfig
-from duelog.store.errors import InvalidArgument
+from duelog.store.environment import Environment
+from duelog.store.errors import ClosedError, InvalidArgument, StoreFull
+from duelog.store.held_read import HeldRead
 from tests.conftest import START_MS, OpenStore
 
 HOUR_MS = 3_600_000
@@ -76,8 +79,11 @@ def test_a_backup_into_a_used_directory_is_refused(open_store: OpenStore, tmp_pa
     (tmp_path / "used" / "file").write_text("mine")
     with pytest.raises(InvalidArgument, match="empty directory"):
         store.backup(tmp_path / "used")
-    with pytest.raises(InvalidArgument, match="inside the store"):
-        store.backup(store.path / "copy")
+    (tmp_path / "link").symlink_to(store.path / "staging")
+    for inside in (store.path / "copy", tmp_path / "link" / "copy", tmp_path / "used" / ".." / "store" / "copy"):
+        with pytest.raises(InvalidArgument, match="inside the store"):
+            store.backup(inside)
+        assert not inside.exists()
     assert (tmp_path / "used" / "file").read_text() == "mine"
 
 
@@ -105,8 +111,8 @@ def test_ids_given_out_during_a_backup_are_not_given_out_by_the_copy(
     engine = store._engine
     copy_environment = type(engine.main).copy
 
-    def copy(environment: object, path: Path) -> None:
-        copy_environment(environment, path)  # type: ignore[arg-type]
+    def copy(environment: Environment, path: Path, held: HeldRead) -> None:
+        copy_environment(environment, path, held)
         if environment is engine.main:
             store.topic("meanwhile").send(b"meanwhile", deliver_after=6)
 
@@ -122,8 +128,85 @@ def test_ids_given_out_during_a_backup_are_not_given_out_by_the_copy(
     assert [message.payload for message in consumer.receive(10, timeout=0)] == [b"new"]
 
 
+def test_a_backup_opens_no_more_partitions_at_once_than_the_store_does(
+    open_store: OpenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A store of thousands of days is copied with the descriptors that it has."""
+    store = open_store(config=replace(config(), max_open_partitions=2))
+    for hour in range(12):
+        store.topic("t").send(b"%d" % hour, deliver_after=hour * 3_600 + 5)
+    partitions = store._engine.partitions
+    seen = []
+    copy = Environment.copy
+
+    def look(environment: Environment, path: Path, held: HeldRead) -> None:
+        seen.append(partitions.open_count())
+        copy(environment, path, held)
+
+    monkeypatch.setattr(Environment, "copy", look)
+    assert store.backup(tmp_path / "copy").partitions == 12
+    assert max(seen) == 2
+    assert partitions.open_count() == 2
+
+
+def test_a_backup_that_fails_lets_go_of_all_that_it_held(
+    open_store: OpenStore, clock: ManualClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Partitions are deleted afterwards, environments close, and the next backup is made."""
+    store = open_store(config=config())
+    for hour in range(3):
+        store.topic("t").send(b"%d" % hour, deliver_after=hour * 3_600 + 5)
+    copy = Environment.copy
+
+    def fail(environment: Environment, path: Path, held: HeldRead) -> None:
+        if environment is not store._engine.main:
+            raise StoreFull(path, "no room")
+        copy(environment, path, held)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Environment, "copy", fail)
+        with pytest.raises(StoreFull):
+            store.backup(tmp_path / "copy")
+    assert list((tmp_path / "copy").iterdir()) == []
+    assert [partition.leases for partition in store._engine.partitions] == [0, 0, 0]
+    assert store.backup(tmp_path / "copy").partitions == 3
+    clock.advance(24 * HOUR_MS * 40)
+    store.tick()
+    store.tick()
+    assert len(store.partitions()) == 0
+
+
+def test_a_store_that_closes_while_it_is_copied_waits_for_what_is_held(
+    open_store: OpenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither waits for the other for ever: what is open is copied, what is not is refused."""
+    store = open_store(config=replace(config(), max_open_partitions=2))
+    for hour in range(6):
+        store.topic("t").send(b"%d" % hour, deliver_after=hour * 3_600 + 5)
+    copy = Environment.copy
+    closing: list[threading.Thread] = []
+
+    def close_meanwhile(environment: Environment, path: Path, held: HeldRead) -> None:
+        copy(environment, path, held)
+        if environment is not store._engine.main and not closing:
+            closing.append(threading.Thread(target=store.close))
+            closing[0].start()
+            while not store._engine.partitions._closed:
+                threading.Event().wait(0.001)
+
+    monkeypatch.setattr(Environment, "copy", close_meanwhile)
+    with pytest.raises(ClosedError):
+        store.backup(tmp_path / "copy")
+    closing[0].join(60)
+    assert not closing[0].is_alive()
+    assert list((tmp_path / "copy").iterdir()) == []
+
+
 def test_backups_while_threads_send_and_receive_lose_nothing(tmp_path: Path) -> None:
-    """Every backup holds each message that was stored before it began and not acknowledged before it ended."""
+    """Every backup holds each message that was stored before it began and not acknowledged before it ended.
+
+    Of what a thread sent one after the other it holds a beginning, without a gap.
+    """
     clock = ManualClock(START_MS)
     store = DelayedStore.open(tmp_path / "store", config(), clock=clock)
     stored: list[bytes] = []
@@ -184,4 +267,7 @@ def test_backups_while_threads_send_and_receive_lose_nothing(tmp_path: Path) -> 
             found = drain(copy, "t", "s")
             assert owed <= found
             assert found <= everything
+            for sender in (b"a", b"b"):
+                last = max((int(payload[2:]) for payload in found if payload.startswith(sender)), default=-1)
+                assert {b"%s-%d" % (sender, at) for at in range(last)} <= found | acknowledged
             assert list(copy.check(deep=True)) == []

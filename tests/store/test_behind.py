@@ -278,7 +278,9 @@ def test_who_copies_a_file_has_the_kernel_read_it_first_as_far_as_a_quarter_of_m
     file = environment.path / "data.mdb"
     size = file.stat().st_size
     (tmp_path / "copy").mkdir()
-    environment.copy(tmp_path / "copy")
+    held = environment.hold()
+    environment.copy(tmp_path / "copy", held)
+    held.release()
     assert joined(calls.ranges(file, FETCH)) == (0, min(size, physical // 4))
     assert size > 100_000
     with opened("copy", create=False).read() as raw, environment.read() as own:

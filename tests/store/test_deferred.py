@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import lmdb
 import pytest
 
@@ -62,14 +60,18 @@ def test_a_read_inside_a_read_leaves_it_deferred(environment: Environment) -> No
     assert environment.get(KEY) == b"deferred"
 
 
-def test_a_copy_has_what_was_deferred(environment: Environment, tmp_path: Path) -> None:
-    """As any reader."""
+def test_what_is_held_lacks_what_was_deferred(environment: Environment) -> None:
+    """Who holds a commit for long has it from where it is durable: holding commits nothing."""
     defer(environment, KEY)
-    (tmp_path / "copy").mkdir()
-    environment.copy(tmp_path / "copy")
-    copy = Environment(tmp_path / "copy", name="copy")
-    assert copy.get(KEY) == b"deferred"
-    copy.close()
+    held = environment.hold()
+    assert held.raw.get(KEY) is None
+    environment.settle()
+    assert held.moved()
+    assert held.raw.get(KEY) is None
+    held.renew()
+    assert not held.moved()
+    assert held.raw.get(KEY) is not None
+    held.release()
 
 
 def test_settling_commits_only_where_something_was_deferred(environment: Environment) -> None:

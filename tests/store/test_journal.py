@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from duelog.errors import BrokenInvariant, DamagedStore, FormatMismatch, StoreFull
 from duelog.store import journal as journal_module
 from duelog.store.checksum import crc32
-from duelog.store.journal import FILE_NAME, Journal, JournalRecord, read_journal, write_journal
+from duelog.store.journal import FILE_NAME, Journal, JournalFollower, JournalRecord, read_journal, write_journal
 
 STORE_ID = bytes(range(16))
 SIZE = 32 << 10
@@ -349,3 +349,47 @@ def test_a_flipped_bit_changes_no_message(
     except DamagedStore:
         return
     assert found in (whole, whole[: -len(written[-1])])
+
+
+def test_a_follower_reads_on_where_it_stopped(journal: Journal, tmp_path: Path) -> None:
+    """It says whether there was anything, and has all that was on disk when it says that there was not."""
+    follower = JournalFollower(tmp_path, STORE_ID)
+    assert follower.follow()  # an epoch that it did not know
+    assert not follower.follow()
+    for number in range(3):
+        journal.append([record(number, bytes(600)), record(number + 10)])
+    assert follower.follow()
+    journal.append([record(3)])
+    assert follower.follow()
+    assert not follower.follow()
+    assert follower.records == read_journal(tmp_path, STORE_ID)
+    journal.restart()
+    assert follower.follow()
+    assert follower.records == []
+    journal.append([record(5)])
+    assert follower.follow()
+    assert follower.records == [record(5)]
+
+
+def test_a_follower_of_no_journal_finds_the_one_that_is_made(tmp_path: Path) -> None:
+    """A store makes its journal when it first needs it."""
+    follower = JournalFollower(tmp_path, STORE_ID)
+    assert not follower.follow()
+    with closing(Journal(tmp_path, STORE_ID, SIZE)) as made:
+        made.restart()
+        made.append([record(1)])
+        assert follower.follow()
+    assert follower.records == [record(1)]
+
+
+def test_a_follower_does_not_read_a_group_that_is_written_in_part(journal: Journal, tmp_path: Path) -> None:
+    """Nobody was told of it."""
+    follower = JournalFollower(tmp_path, STORE_ID)
+    follower.follow()
+    journal.append([record(1, b"x" * 2000)])
+    whole = (tmp_path / FILE_NAME).read_bytes()
+    (tmp_path / FILE_NAME).write_bytes(whole[:9000].ljust(SIZE, b"\0"))
+    assert not follower.follow()
+    (tmp_path / FILE_NAME).write_bytes(whole)
+    assert follower.follow()
+    assert follower.records == [record(1, b"x" * 2000)]

@@ -86,6 +86,21 @@ def test_a_store_is_backed_up_by_another_process_while_it_is_open(path: Path, tm
         assert {b"payload %d" % number for number in range(100)} <= payloads
 
 
+def test_a_backup_of_many_partitions_by_another_process_asks_for_the_descriptors_that_it_needs(
+    path: Path, tmp_path: Path
+) -> None:
+    """It holds all of them at once, and may have more than it begins with."""
+    with DelayedStore.open(path) as opened:
+        for day in range(30):
+            opened.topic("t").send(b"%d" % day, deliver_after=day * 86_400 + 1)
+        command = [sys.executable, "-m", "duelog.tools.cli", "backup", str(path), str(tmp_path / "copy")]
+        done = subprocess.run(
+            ["sh", "-c", 'ulimit -S -n 40; exec "$@"', "sh", *command], capture_output=True, text=True, check=False
+        )
+    assert done.returncode == 0, done.stderr
+    assert len(list((tmp_path / "copy" / "partitions").iterdir())) >= 30
+
+
 def test_a_backup_does_not_overwrite(path: Path, tmp_path: Path) -> None:
     """A directory in use is refused with its name."""
     (tmp_path / "copy").mkdir()

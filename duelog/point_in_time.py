@@ -1,0 +1,214 @@
+"""Every environment of an open store as of one instant, for a backup.
+
+A store is many LMDB environments and a journal, each with commits of its own. A read transaction is held in every one
+of them; the instant is when the one of the main environment begins, and it counts if no partition has had a commit,
+and the journal no group, between the beginning of its own transaction and a look after that instant. Else it is tried
+again: a look at a hundred partitions takes some tenths of a ms. So nothing is stopped, and it is the same whether this
+process writes the store or another does. What is seen is what a crash at that instant would have left to whoever opens
+the store next, and needs no other repair than that.
+
+Where this process writes, a partition that is not open cannot change: it is held when it is opened, be it by a sender
+or in order to be copied, so that a backup does not need a descriptor for every day there is. Where another process
+writes, every partition is held from the beginning: it may be deleted or replaced meanwhile, and its files stay.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from duelog.partitions.partition import Partition, partition_path
+from duelog.store import catalog
+from duelog.store.environment import Environment
+from duelog.store.errors import CorruptEntry, DamagedStore, DuelogError, StoreBusy
+from duelog.store.format import PartitionState
+from duelog.store.held_read import HeldRead
+from duelog.store.journal import JournalFollower, JournalRecord, read_journal
+from duelog.store.ledger import last_run
+
+from .engine import Engine
+
+_PATIENCE_S = 60.0
+"""How long an instant between two commits is looked for."""
+
+_Generation = tuple[int, str]
+"""Start of a partition, and the name of the directory of its generation."""
+
+
+class HeldPartition(NamedTuple):
+    """A partition under a lease, and what is seen of it."""
+
+    partition: Partition
+    environment: Environment
+    read: HeldRead
+
+
+class PointInTime:
+    """The environments of a store as of one instant; `close` lets them go."""
+
+    def __init__(self, engine: Engine) -> None:
+        """Find the instant. Raises StoreBusy, DamagedStore, FormatMismatch, StoreFailed, ClosedError.
+
+        REQUIRES: deletion and adoption are held back, and no other backup is made by this process.
+        """
+        self._engine = engine
+        self._partitions = engine.partitions
+        self._journal = JournalFollower(engine.path, engine.store_id)
+        self._held: dict[_Generation, HeldPartition] = {}
+        self._left: set[_Generation] | None = None
+        """What there is to be copied; None: not known yet."""
+        self._unheld: DuelogError | None = None
+        """Why a partition that was opened is not held."""
+        self._observer = self._partitions.opened
+        self.taken_ms = 0
+        """The store's time at the instant."""
+        self.journal: list[JournalRecord] = []
+        """What the journal held at the instant, if some partition that was given lacks some of it."""
+        read_journal(engine.path, engine.store_id)  # one that is damaged would end where the damage is
+        self.main = engine.main.hold()
+        try:
+            self._hold_each(self._partitions.watch(self._opened))
+            if engine.read_only:
+                self._hold_all()
+            self._find_instant()
+        except BaseException:
+            self.close()
+            raise
+
+    # -- the instant -------------------------------------------------------------------------------
+
+    def _find_instant(self) -> None:
+        until = time.monotonic() + _PATIENCE_S
+        while not self._is_instant():
+            if time.monotonic() > until:
+                raise StoreBusy(self._engine.path, f"no instant between two commits was found in {_PATIENCE_S:.0f} s")
+
+    def _is_instant(self) -> bool:
+        for held in list(self._held.values()):
+            if held.read.moved():
+                held.read.renew()
+        self._journal.follow()
+        self.taken_ms = self._engine.clock.now_ms()
+        self.main.renew()
+        if self._journal.follow() or any(held.read.moved() for held in list(self._held.values())):
+            return False
+        found = [row for row in catalog.partitions(self.main.raw) if row[1].state is not PartitionState.DELETING]
+        left = {(start_ms, partition_path(Path(), start_ms, record.generation).name) for start_ms, record in found}
+        if self._engine.read_only and left - self._held.keys():
+            self._hold_all()  # it has come, or has been replaced, since
+            return False
+        self._left = left
+        return True
+
+    # -- holding -----------------------------------------------------------------------------------
+
+    def _hold_each(self, leased: list[Partition]) -> None:
+        try:
+            while leased:
+                self._hold(leased.pop())
+        finally:
+            for partition in leased:
+                self._partitions.release(partition)
+
+    def _hold_all(self) -> None:
+        for partition in self._partitions:
+            try:
+                self._partitions.acquire(partition)
+            except DamagedStore:
+                if self._partitions.registered(partition):
+                    raise
+                continue
+            self._hold(partition)
+
+    def _hold(self, partition: Partition) -> None:
+        """Hold a partition that is under a lease of ours, which goes back with it, or at once if it is held already."""
+        environment = partition.environment
+        generation = partition.start_ms, environment.path.name
+        try:
+            if generation not in self._held:
+                self._held[generation] = HeldPartition(partition, environment, environment.hold())
+                return
+        except BaseException:
+            self._partitions.release(partition)
+            raise
+        self._partitions.release(partition)
+
+    def _opened(self, partition: Partition, environment: Environment) -> None:
+        """A partition was opened, by any thread, and nobody has used it yet. Under the lock of the partitions."""
+        if self._observer is not None:
+            self._observer(partition, environment)
+        generation = partition.start_ms, environment.path.name
+        if self._left is None or generation in self._left:
+            try:
+                self._held[generation] = HeldPartition(partition, environment, environment.hold())
+                partition.leases += 1
+            except DuelogError as error:
+                self._unheld = error
+
+    # -- giving them out ---------------------------------------------------------------------------
+
+    def partitions(self) -> Iterator[HeldPartition]:
+        """Each partition there was, held until the next is asked for; those first that are held already.
+
+        Raises DamagedStore.
+        """
+        assert self._left is not None
+        while self._left:
+            generation = next((each for each in self._left if each in self._held), None)
+            if generation is None:
+                generation = min(self._left)
+                self._open(generation)
+            held = self._held[generation]
+            self._look_into_journal(held)
+            yield held
+            self._left.discard(generation)
+            self._let_go(generation)
+
+    def _open(self, generation: _Generation) -> None:
+        """Have a partition held that nobody has opened since the instant."""
+        start_ms, name = generation
+        partition = self._partitions.get(start_ms)
+        if partition is None:
+            raise DamagedStore(partition_path(self._engine.path, start_ms, 1).parent / name, "is missing")
+        with self._partitions.lease(partition):
+            if generation not in self._held:
+                raise self._unheld or DamagedStore(partition.path, f"is not generation {name}")
+
+    def _look_into_journal(self, held: HeldPartition) -> None:
+        if self.journal:
+            return
+        limits: dict[int, int | None] = {}
+        for record in self._journal.records:
+            if record.start_ms != held.partition.start_ms:
+                continue
+            ledger_id = record.ledger_id
+            if ledger_id not in limits:
+                limits[ledger_id] = _limit(held, ledger_id)
+            limit = limits[ledger_id]
+            if limit is None or record.entry_id >= limit:
+                self.journal = self._journal.records
+                return
+
+    def _let_go(self, generation: _Generation) -> None:
+        held = self._held.pop(generation)
+        held.read.release()
+        self._partitions.release(held.partition)
+
+    def close(self) -> None:
+        """Let everything go that is held. A second call does nothing."""
+        for partition in self._partitions.watch(self._observer):
+            self._partitions.release(partition)
+        self.main.release()
+        for generation in list(self._held):
+            self._let_go(generation)
+
+
+def _limit(held: HeldPartition, ledger_id: int) -> int | None:
+    """One past the last entry of a log; None: its last run cannot be read."""
+    try:
+        run = last_run(held.read.raw, held.partition.name, ledger_id)
+    except CorruptEntry:
+        return None
+    return 0 if run is None else run.limit

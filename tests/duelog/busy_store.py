@@ -1,0 +1,179 @@
+"""A store to which random things are done one by one, and what a copy of it is to deliver: its twin."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import NamedTuple
+
+from duelog import DelayedStore, ManualClock, Message, MessageId, StoreConfig
+from duelog.cleanup.compaction import hand_over, stage_generation
+from duelog.cleanup.compaction_plan import plan_compaction
+from duelog.store.format import PartitionState
+
+HOUR_MS = 3_600_000
+START_MS = 1_790_035_200_000
+SUBSCRIPTIONS = ("quick", "slow")
+TOPICS = ("a", "b")
+
+
+def config(journal_from: int = 0) -> StoreConfig:
+    """Snapshots, ledgers, partitions and firings come often; ten partitions and two open at a time."""
+    return StoreConfig(
+        partition_ms=HOUR_MS,
+        durability="commit" if journal_from else "none",  # the journal is for the former only
+        journal_from=journal_from,
+        ledger_max_entries=10,
+        snapshot_every_entries=10,
+        snapshot_part_bytes=1 << 10,
+        fire_batch=7,
+        preload_ms=600_000,
+        max_open_partitions=2,
+        max_clock_jump_ms=None,
+    )
+
+
+class Twin(NamedTuple):
+    """What is owed: due times by topic and payload, and what each subscription has acknowledged for good."""
+
+    now_ms: int
+    owed: dict[tuple[str, bytes], int]
+    acknowledged: dict[str, set[tuple[str, bytes]]]
+
+
+class BusyStore:
+    """The store and its twin."""
+
+    def __init__(self, path: Path, seed: int) -> None:
+        self.random = Random(seed)
+        self.clock = ManualClock(START_MS)
+        self.config = config(int(seed % 3 == 0))
+        self.store = DelayedStore.open(path, self.config, clock=self.clock)
+        self.done: dict[str, int] = {}
+        """How often each kind of thing was done."""
+        self._sent = 0
+        self._ids: dict[tuple[str, bytes], MessageId] = {}
+        self._owed: dict[tuple[str, bytes], int] = {}
+        self._acknowledged: dict[str, set[tuple[str, bytes]]] = {name: set() for name in SUBSCRIPTIONS}
+        for topic in TOPICS:
+            for name in SUBSCRIPTIONS:
+                self.store.topic(topic).subscribe(name).close()
+
+    def twin(self) -> Twin:
+        """What is owed now."""
+        acknowledged = {name: set(found) for name, found in self._acknowledged.items()}
+        return Twin(self.clock.now_ms(), dict(self._owed), acknowledged)
+
+    def act(self, times: int = 1) -> None:
+        """Do something, so many times."""
+        for _ in range(times):
+            kind = self.random.choices(
+                (self._send, self._send_batch, self._cancel, self._reschedule, self._pass_time, self._receive,
+                 self._compact),
+                (8, 3, 4, 6, 8, 8, 3),
+            )[0]  # fmt: skip
+            kind()
+            self._count(kind.__name__.strip("_"))
+
+    def _count(self, what: str, times: int = 1) -> None:
+        self.done[what] = self.done.get(what, 0) + times
+
+    def _due_ms(self) -> int:
+        span_ms = self.random.choice((1_000, 600_000, HOUR_MS, 5 * HOUR_MS))
+        return self.clock.now_ms() + 1 + self.random.randrange(span_ms)
+
+    def _payload(self) -> bytes:
+        self._sent += 1
+        return b"%d" % self._sent
+
+    def _send(self) -> None:
+        topic, payload = self.random.choice(TOPICS), self._payload()
+        due_ms = self._due_ms() if self.random.random() < 0.9 else self.clock.now_ms()
+        self._ids[topic, payload] = self.store.topic(topic).send(payload, deliver_at=due_ms)
+        self._owed[topic, payload] = due_ms
+
+    def _send_batch(self) -> None:
+        topic = self.random.choice(TOPICS)
+        messages = [Message(self._payload(), deliver_at=self._due_ms()) for _ in range(self.random.randint(2, 15))]
+        for message, message_id in zip(messages, self.store.topic(topic).send_batch(messages), strict=True):
+            assert isinstance(message.deliver_at, int)
+            assert isinstance(message.payload, bytes)
+            self._ids[topic, message.payload] = message_id
+            self._owed[topic, message.payload] = message.deliver_at
+
+    def _waiting(self) -> tuple[str, bytes] | None:
+        waiting = [each for each, due_ms in self._owed.items() if due_ms > self.clock.now_ms()]
+        return self.random.choice(waiting) if waiting else None
+
+    def _cancel(self) -> None:
+        which = self._waiting()
+        if which is not None:
+            assert self.store.topic(which[0]).cancel(self._ids[which])
+            del self._owed[which]
+
+    def _reschedule(self) -> None:
+        which = self._waiting()
+        if which is not None:
+            due_ms = self._due_ms()
+            moved = self.store.topic(which[0]).reschedule(self._ids[which], deliver_at=due_ms)
+            assert moved is not None
+            self._ids[which], self._owed[which] = moved, due_ms
+
+    def _pass_time(self) -> None:
+        self.clock.advance(self.random.choice((1_000, 600_000, HOUR_MS)))
+        result = self.store.tick()
+        for what in ("fired", "closed", "deleted", "snapshots", "adopted"):
+            self._count(what, getattr(result, what))
+
+    def _receive(self) -> None:
+        name = self.random.choices(SUBSCRIPTIONS, (3, 2))[0]
+        topic = self.random.choice(TOPICS)
+        with self.store.topic(topic).subscribe(name) as subscription:
+            messages = subscription.receive(self.random.choice((3, 1_000, 1_000)))
+            if self.random.random() < 0.3:
+                messages = [message for message in messages if self.random.random() < 0.5]
+            subscription.ack(messages, durable=True)
+            self._acknowledged[name].update((topic, message.payload) for message in messages)
+
+    def _compact(self) -> None:
+        engine = self.store._engine
+        closed = [each for each in engine.partitions if each.state is PartitionState.CLOSED]
+        if closed:
+            with engine.partitions.lease(self.random.choice(closed)) as partition:
+                plan = plan_compaction(engine.main, partition.environment)
+                staged = stage_generation(self.store.path, partition.environment, plan)
+            hand_over(self.store.path, staged)
+
+
+def assert_is(copy: Path, twin: Twin, config: StoreConfig) -> None:
+    """A copy delivers what its twin owes, each once, at its time, to each subscription; then it takes more."""
+    clock = ManualClock(twin.now_ms)
+    with DelayedStore.open(copy, replace(config, durability="none"), clock=clock) as store:
+        assert list(store.check(deep=True)) == []
+        found: dict[str, list[tuple[str, bytes]]] = {name: [] for name in SUBSCRIPTIONS}
+        until_ms = max([twin.now_ms, *twin.owed.values()])
+        while True:
+            store.tick()
+            for topic in TOPICS:
+                for name, received in found.items():
+                    with store.topic(topic).subscribe(name) as subscription:
+                        while messages := subscription.receive(1_000):
+                            received += [(topic, message.payload) for message in messages]
+                            assert all(message.due_ms <= clock.now_ms() for message in messages)
+                            for message in messages:
+                                due_ms = twin.owed.get((topic, message.payload))
+                                assert message.due_ms == due_ms, f"{message.payload!r}: {message.due_ms}, not {due_ms}"
+                            subscription.ack(messages, durable=True)
+            if clock.now_ms() >= until_ms:
+                break
+            clock.advance(HOUR_MS // 2)
+        for name, received in found.items():
+            assert sorted(received) == sorted(twin.owed.keys() - twin.acknowledged[name])
+        store.topic("a").send(b"more", deliver_after=1)
+        clock.advance(100 * HOUR_MS)
+        for _ in range(3):
+            store.tick()
+        with store.topic("a").subscribe("quick") as subscription:
+            assert [message.payload for message in subscription.receive(10)] == [b"more"]
+        assert list(store.check(deep=True)) == []

@@ -1,0 +1,228 @@
+"""Backups at any instant of a busy store are that instant: each copy is drained against a twin of it.
+
+What else is done comes between any two steps of a backup, one thing after the other and by a seed, so that what fails
+can be repeated. `DUELOG_BACKUPS=200` has so many made instead of 30, a third of them by another process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import asdict
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from duelog import DelayedStore, ManualClock, Message, StoreConfig
+from tests.duelog.backup_windows import AFTER, BEFORE, COPY, DONE, INSTANT, saying_where, trusting_what_is_newer
+from tests.duelog.busy_store import HOUR_MS, START_MS, SUBSCRIPTIONS, BusyStore, Twin, assert_is
+
+BACKUPS = int(os.environ.get("DUELOG_BACKUPS", "30"))
+A_STORE = 5
+"""Backups of one store; the next ones are of another."""
+
+
+class Meanwhile:
+    """What is done to a busy store while a backup is made of it, and the twin of the instant that it is of."""
+
+    def __init__(self, busy: BusyStore, seed: int) -> None:
+        self._busy = busy
+        self._random = Random(seed)
+        self._before = self._after = 3
+        self.twin: Twin | None = None
+        self.instants = 0
+        self.changed: dict[str, int] = {}
+        """How many partitions had been deleted and replaced at the instant."""
+
+    def said(self, place: str) -> None:
+        """The backup has come to a place."""
+        if place == INSTANT:
+            self.twin = self._busy.twin()
+            self.instants += 1
+            self.changed = {what: self._busy.done.get(what, 0) for what in ("deleted", "adopted")}
+        elif place == COPY:
+            self._busy.act(self._random.randrange(8))
+        elif place == BEFORE and self._before and self._random.random() < 0.5:
+            self._before -= 1
+            self._busy.act(self._random.randint(1, 3))
+        elif place == AFTER and self._after and self._random.random() < 0.5:
+            self._after -= 1
+            self._busy.act()
+
+
+def back_up_here(busy: BusyStore, target: Path, seed: int) -> Meanwhile:
+    """A backup by the process that writes the store."""
+    meanwhile = Meanwhile(busy, seed)
+    with saying_where(busy.store._engine, meanwhile.said):
+        busy.store.backup(target)
+    # Its files stay where they are until the end.
+    assert meanwhile.changed == {what: busy.done.get(what, 0) for what in meanwhile.changed}
+    return meanwhile
+
+
+class OtherProcess:
+    """A process that makes backups of a store that this one writes."""
+
+    def __init__(self, store: DelayedStore, config: StoreConfig) -> None:
+        root = Path(__file__).parents[2]
+        command = [sys.executable, "-m", "tests.duelog.backup_windows", str(store.path), json.dumps(asdict(config))]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=root)
+
+    def back_up(self, meanwhile: Meanwhile, target: Path) -> None:
+        """One backup, and what is done meanwhile."""
+        self._tell(str(target))
+        assert self._process.stdout is not None
+        while (place := self._process.stdout.readline().strip()) != DONE:
+            assert place, f"the backup ended with {self._process.wait()}"
+            meanwhile.said(place)
+            self._tell("")
+        self._tell("")
+
+    def _tell(self, line: str) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(line + "\n")
+        self._process.stdin.flush()
+
+    def close(self) -> None:
+        """End it."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        assert self._process.wait() == 0
+        self._process.stdout.close()
+
+
+@pytest.mark.parametrize("seed", range(-(-BACKUPS * 2 // 3 // A_STORE)))
+def test_a_backup_is_the_store_at_one_instant(tmp_path: Path, seed: int) -> None:
+    """What was stored, fired, cancelled, rescheduled and acknowledged by then is so in the copy, and nothing later."""
+    busy = BusyStore(tmp_path / "store", seed)
+    instants = 0
+    for number in range(A_STORE):
+        busy.act(30)
+        meanwhile = back_up_here(busy, tmp_path / "copy", seed * A_STORE + number)
+        assert meanwhile.twin is not None
+        assert_is(tmp_path / "copy", meanwhile.twin, busy.config)
+        shutil.rmtree(tmp_path / "copy")
+        instants += meanwhile.instants
+    assert list(busy.store.check(deep=True)) == []
+    busy.store.close()
+    assert instants > A_STORE  # some came too close to a commit
+    assert busy.done.keys() >= {"fired", "closed", "snapshots", "cancel", "reschedule"}
+
+
+@pytest.mark.parametrize("seed", range(1_000, 1_000 + -(-BACKUPS // 3 // A_STORE)))
+def test_a_backup_by_another_process_is_the_store_at_one_instant(tmp_path: Path, seed: int) -> None:
+    """Also while the process that writes deletes partitions and goes over to compacted ones."""
+    busy = BusyStore(tmp_path / "store", seed)
+    other = OtherProcess(busy.store, busy.config)
+    for number in range(A_STORE):
+        busy.act(30)
+        meanwhile = Meanwhile(busy, seed * A_STORE + number)
+        other.back_up(meanwhile, tmp_path / "copy")
+        assert meanwhile.twin is not None
+        assert_is(tmp_path / "copy", meanwhile.twin, busy.config)
+        shutil.rmtree(tmp_path / "copy")
+    other.close()
+    assert list(busy.store.check(deep=True)) == []
+    busy.store.close()
+
+
+def test_partitions_that_another_process_replaces_and_deletes_while_it_is_backed_up_are_in_the_copy(
+    tmp_path: Path,
+) -> None:
+    """The backup holds their files from before the instant on, and need not begin again."""
+    busy = BusyStore(tmp_path / "store", 7)
+    store, clock = busy.store, busy.clock
+    for hour in range(6):
+        store.topic("a").send_batch([Message(b"%d-%d" % (hour, at), deliver_after=hour * 3_600) for at in range(10)])
+    clock.advance(6 * HOUR_MS)
+    store.tick()
+
+    class Emptied(Meanwhile):
+        done = False
+
+        def said(self, place: str) -> None:
+            if place == COPY and not self.done:
+                self.done = True
+                for name in SUBSCRIPTIONS:
+                    with store.topic("a").subscribe(name) as subscription:
+                        subscription.ack(subscription.receive(1_000), durable=True)
+                store.topic("a").send(b"more")
+                clock.advance(1_000)
+                store.tick()
+                assert len(store.partitions()) <= 1
+
+    assert len(store.partitions()) == 5
+    other = OtherProcess(store, busy.config)
+    other.back_up(Emptied(busy, 0), tmp_path / "copy")
+    other.close()
+    with DelayedStore.open(tmp_path / "copy", busy.config, clock=ManualClock(clock.now_ms())) as copy:
+        assert list(copy.check(deep=True)) == []
+        with copy.topic("a").subscribe("slow") as subscription:
+            assert len(subscription.receive(1_000)) == 60
+    store.close()
+
+
+def test_what_is_done_while_backups_are_made_is_of_every_kind(tmp_path: Path) -> None:
+    """Else the others would prove little: partitions are deleted and replaced by compaction, too."""
+    done: Counter[str] = Counter()
+    for seed in range(4):
+        busy = BusyStore(tmp_path / f"store{seed}", seed)
+        busy.act(300)
+        done.update(busy.done)
+        busy.store.close()
+    kinds = "send", "send_batch", "cancel", "reschedule", "receive", "compact"
+    results = "fired", "closed", "deleted", "snapshots", "adopted"
+    assert all(done[each] > 3 for each in (*kinds, *results)), done
+
+
+def test_an_engine_that_trusts_what_is_newer_than_the_instant_is_found_out(tmp_path: Path) -> None:
+    """The harness sees a copy in which partitions are newer than the main environment."""
+    wrong = 0
+    for seed in range(4):
+        busy = BusyStore(tmp_path / f"store{seed}", seed)
+        busy.act(60)
+        with trusting_what_is_newer():
+            meanwhile = back_up_here(busy, tmp_path / f"copy{seed}", seed)
+        busy.store.close()
+        assert meanwhile.twin is not None
+        try:
+            assert_is(tmp_path / f"copy{seed}", meanwhile.twin, busy.config)
+        except AssertionError:
+            wrong += 1
+    assert wrong >= 2
+
+
+def test_a_snapshot_written_while_a_backup_is_made_loses_no_message_of_the_copy(tmp_path: Path) -> None:
+    """One that lacks what was rescheduled since, and has what was admitted, would have it lost or doubled."""
+    clock = ManualClock(START_MS)
+    config = StoreConfig(snapshot_every_entries=100, max_clock_jump_ms=None)
+    with DelayedStore.open(tmp_path / "store", config, clock=clock) as store:
+        topic = store.topic("t")
+        topic.subscribe("s").close()
+        mine = topic.send(b"mine", deliver_after=3_600)
+        store.tick()
+        snapshots = 0
+
+        def said(place: str) -> None:
+            nonlocal snapshots
+            if place == COPY and not snapshots:
+                assert topic.reschedule(mine, deliver_after=7_200) is not None
+                topic.send_payloads([b"filler"] * 200, deliver_at=START_MS + 1_800_000)
+                snapshots = store.tick().snapshots
+
+        with saying_where(store._engine, said):
+            store.backup(tmp_path / "copy")
+        assert snapshots == 1
+    clock.advance(3 * 3_600_000)
+    with DelayedStore.open(tmp_path / "copy", config, clock=clock) as store:
+        store.tick()
+        with store.topic("t").subscribe("s") as subscription:
+            assert [(each.payload, each.due_ms) for each in subscription.receive(10)] == [
+                (b"mine", START_MS + 3_600_000)
+            ]
