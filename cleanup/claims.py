@@ -26,10 +26,11 @@ from ..store import catalog
 from ..store import format as fmt
 from ..store.cancellations import members
 from ..store.errors import CorruptEntry
-from ..store.format import CursorRecord, FrontierRecord, LedgerRecord, LedgerState, Table
+from ..store.format import CursorRecord, FrontierRecord, LedgerState, Table
 from ..store.ledger import find_tail
 from ..store.run import RunKind, UInt32s
 from ..store.scan import runs
+from .retention import ledgers_kept
 
 
 class LogClaims(NamedTuple):
@@ -55,20 +56,18 @@ class LogClaims(NamedTuple):
     complete: bool
 
 
-def read_claims(
-    raw: lmdb.Transaction, main_name: str, start_ms: int, *, retention_ms: int = 0, now_ms: int = 0
-) -> list[LogClaims]:
+def read_claims(raw: lmdb.Transaction, main_name: str, start_ms: int, *, now_ms: int = 0) -> list[LogClaims]:
     """The claims on one partition, by topic id: a row for each log that has a frontier; as `read_all_claims`."""
-    return read_all_claims(raw, main_name, [start_ms], retention_ms=retention_ms, now_ms=now_ms)[start_ms]
+    return read_all_claims(raw, main_name, [start_ms], now_ms=now_ms)[start_ms]
 
 
 def read_all_claims(
-    raw: lmdb.Transaction, main_name: str, starts: Iterable[int], *, retention_ms: int = 0, now_ms: int = 0
+    raw: lmdb.Transaction, main_name: str, starts: Iterable[int], *, now_ms: int = 0
 ) -> dict[int, list[LogClaims]]:
     """The claims on each of several partitions, by start. O(markers of the topics that have a log there).
 
-    retention_ms: acknowledged entries count as needed while the main-log ledger of their marker is open, or was closed
-    less than this before `now_ms`. Raises CorruptRecord.
+    now_ms: when retention is judged by: acknowledged entries count as needed where it keeps the main-log ledger of
+    their marker (retention.py). 0: what it will let go some day is kept. Raises CorruptRecord.
     """
     found: dict[int, list[LogClaims]] = {start_ms: [] for start_ms in starts}
     wanted: dict[int, list[tuple[int, FrontierRecord]]] = {}
@@ -77,7 +76,7 @@ def read_all_claims(
             wanted.setdefault(topic_id, []).append((start_ms, frontier))
     for topic_id, rows in sorted(wanted.items()):
         topic = catalog.topic_name(raw, topic_id)
-        log = _read_main_log(raw, main_name, topic_id, {row.ledger_id for _, row in rows}, retention_ms, now_ms)
+        log = _read_main_log(raw, main_name, topic_id, {row.ledger_id for _, row in rows}, now_ms)
         for start_ms, frontier in rows:
             found[start_ms].append(_claims(raw, topic_id, topic, frontier, log))
     return found
@@ -180,17 +179,16 @@ class _MainLog:
     complete: bool = True
 
 
-def _read_main_log(
-    raw: lmdb.Transaction, name: str, topic_id: int, targets: set[int], retention_ms: int, now_ms: int
-) -> _MainLog:
+def _read_main_log(raw: lmdb.Transaction, name: str, topic_id: int, targets: set[int], now_ms: int) -> _MainLog:
     cursors = [record for _, _, record in catalog.cursors(raw, topic_id)]
     log = _MainLog(len(cursors))
     kept = [row for row in catalog.ledgers(raw, topic_id) if row[1].state is not LedgerState.TRIMMING]
+    retained = ledgers_kept(raw, topic_id, now_ms)
     acked = [(cursor, dict(catalog.acked(raw, cursor.subscription_id))) for cursor in cursors]
     for ledger_id, record in kept:
         tail = find_tail(raw, name, ledger_id)
         done = np.zeros(tail, dtype=np.bool_)
-        if cursors and not _retained(record, retention_ms, now_ms):
+        if cursors and ledger_id not in retained:
             done[_ids(acknowledged_by_all(acked, ledger_id, tail))] = True
         expected = 0
         for run in runs(raw, name, ledger_id):
@@ -224,11 +222,6 @@ def acknowledged_by_all(
             mine.add_range(0, min(cursor.next_entry, tail))
         found = mine if found is None else found & mine
     return BitMap() if found is None else found & _all(tail)
-
-
-def _retained(record: LedgerRecord, retention_ms: int, now_ms: int) -> bool:
-    """Whether acknowledged messages of the ledger are kept for seeking back."""
-    return retention_ms > 0 and (record.state is LedgerState.OPEN or record.closed_ms + retention_ms > now_ms)
 
 
 def _set_aside(raw: lmdb.Transaction, ledger_id: int) -> BitMap:

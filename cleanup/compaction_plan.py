@@ -111,9 +111,7 @@ class CompactionPlan:
             raise DamagedStore(source.path, f"{message} as of {self.transaction}, for which compaction was planned")
 
 
-def plan_compaction(
-    main: Environment, source: Environment, *, retention_ms: int = 0, now_ms: int = 0
-) -> CompactionPlan:
+def plan_compaction(main: Environment, source: Environment, *, now_ms: int = 0) -> CompactionPlan:
     """What can be dropped from a sealed generation as of now; for one partition, where main is at hand. O(entries).
 
     REQUIRES: the catalog has the partition as CLOSED. Raises DamagedStore, CorruptRecord.
@@ -122,7 +120,7 @@ def plan_compaction(
         start_ms = _info(source, raw).start_ms
         logs = partition_logs(raw)
     with main.read() as raw:
-        known = read_claims(raw, main.name, start_ms, retention_ms=retention_ms, now_ms=now_ms)
+        known = read_claims(raw, main.name, start_ms, now_ms=now_ms)
         claims = claims_of_logs(raw, known, logs)
     return plan_generation(source, claims)
 

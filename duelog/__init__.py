@@ -11,7 +11,7 @@ from duelog.store.clock import Clock, ManualClock, SystemClock
 from duelog.store.config import StoreConfig
 from duelog.store.errors import DuelogError
 from duelog.store.message import Message, ReceivedMessage, ScheduledMessage
-from duelog.store.policies import DelayedDeliveryPolicies
+from duelog.store.policies import DelayedDeliveryPolicies, Policies
 from duelog.store.position import MessageId, MessageIds
 
 from .check import Finding
@@ -32,6 +32,7 @@ __all__ = [
     "MessageId",
     "MessageIds",
     "Outcome",
+    "Policies",
     "ReceivedMessage",
     "Schedule",
     "ScheduledMessage",

@@ -9,12 +9,10 @@ from pyroaring import BitMap
 
 from duelog.cleanup.adoption import Adopted, adopt_ready
 from duelog.cleanup.compaction import READY
+from duelog.cleanup.retention import reason_to_keep
 from duelog.partitions.partition_set import PartitionSet
-from duelog.store import catalog
 from duelog.store.clock import StoreClock
-from duelog.store.config import StoreConfig
 from duelog.store.environment import Environment
-from duelog.store.format import LedgerState
 from duelog.store.origin import Relied
 
 from .topics import Topics
@@ -30,7 +28,6 @@ class Adopting:
         partitions: PartitionSet,
         topics: Topics,
         store_id: bytes,
-        config: StoreConfig,
         clock: StoreClock,
     ) -> None:
         self._path = path
@@ -39,7 +36,6 @@ class Adopting:
         self._partitions = partitions
         self._topics = topics
         self._store_id = store_id
-        self._config = config
         self._clock = clock
         self.more = False
         """Whether the last run left something to do."""
@@ -65,7 +61,9 @@ class Adopting:
 
     def _reason_against(self, relied_on: Sequence[Relied]) -> str | None:
         """Why what a generation relies on does not hold here: a subscription that has gone back, or retention."""
-        return self._gone_back(relied_on) or self._retained(relied_on)
+        with self._main.read() as raw:
+            retained = reason_to_keep(raw, relied_on, self._clock.now_ms())
+        return retained or self._gone_back(relied_on)
 
     def _gone_back(self, relied_on: Sequence[Relied]) -> str | None:
         """A seek takes effect in memory before it is on disk."""
@@ -80,23 +78,4 @@ class Adopting:
                     left = subscription.acks.unacked(ledger_id, 0, max(positions, default=-1) + 1)
                 if left & positions:
                     return f"subscription {subscription.name!r} of {topic.name} has gone back to what was dropped"
-        return None
-
-    def _retained(self, relied_on: Sequence[Relied]) -> str | None:
-        """What compaction is not told, since a store does not keep its configuration, unless by `--retention`."""
-        retention_ms, retention_bytes = self._config.retention_ms, self._config.retention_bytes
-        if not retention_ms and not retention_bytes:
-            return None
-        now_ms = self._clock.now_ms()
-        with self._main.read() as raw:
-            for topic_id in {relied.topic_id for relied in relied_on}:
-                ledgers = dict(catalog.ledgers(raw, topic_id))
-                for relied in relied_on:
-                    record = ledgers.get(relied.ledger_id) if relied.topic_id == topic_id else None
-                    if record is None or record.state is LedgerState.TRIMMING:
-                        continue
-                    young = record.state is LedgerState.OPEN or record.closed_ms + retention_ms > now_ms
-                    if retention_bytes or (retention_ms and young):
-                        asked = f"{retention_ms=}" if retention_ms else f"{retention_bytes=}"
-                        return f"{asked} keeps acknowledged messages that it drops; compact with --retention"
         return None

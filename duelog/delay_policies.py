@@ -1,27 +1,43 @@
-"""The delay policies of an open store: set, looked up, and applied to what is sent.
+"""The policies of an open store: set, looked up, and the delay policies applied to what is sent.
 
-What is in force for a topic is worked out once and kept in memory until something is set or removed. While nothing
-is set anywhere, a send pays one look at a flag.
+What is in force for a topic or a subscription is worked out once and kept in memory until something is set or removed.
+While no delay policy is set anywhere, a send pays one look at a flag.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 
-import lmdb
 import numpy as np
 
-from duelog.store import policies as rows
+from duelog.store import policy_records as rows
 from duelog.store.body import EncodedBatch
+from duelog.store.config import StoreConfig
 from duelog.store.environment import Environment
-from duelog.store.errors import DelayTooLong, InvalidArgument
-from duelog.store.names import TopicName, validate_namespace_name
-from duelog.store.policies import STORE_SCOPE, DelayedDeliveryPolicies, EffectivePolicies
-from duelog.store.transaction import Transaction
+from duelog.store.errors import DelayTooLong, StoreFull
+from duelog.store.names import TopicName
+from duelog.store.policies import (
+    DEFAULTS,
+    DELAY_FIELDS,
+    DelayedDeliveryPolicies,
+    EffectivePolicies,
+    Policies,
+    merge,
+    of_config,
+)
+from duelog.store.policy_records import STORE_SCOPE, Scope
 
 Note = Callable[[TopicName, int], None]
 """Told (topic, how many messages)."""
+
+_log = logging.getLogger("duelog.config")
+
+
+def _ignore(scope: Scope) -> None:
+    """Nothing follows the policies of a read-only store."""
 
 
 class DelayPolicies:
@@ -31,67 +47,95 @@ class DelayPolicies:
         self._main = main
         self._keeps = not read_only  # another process may set what a read-only store reads
         self._lock = threading.Lock()
-        self._by_topic: dict[TopicName, EffectivePolicies] = {}
+        self._known: dict[tuple[TopicName, str | None], EffectivePolicies] = {}
+        self._shared: dict[object, EffectivePolicies] = {}
         self._any = True
+        self.shortest_ttl_ms: int | None = None
+        """The shortest time to live that is set anywhere; None: none is."""
+        self.on_changed: Callable[[Scope], None] = _ignore
+        """Told, after the commit, at which scope something was set or removed."""
         self.on_rejected: Note | None = None
         self.on_overridden: Note | None = None
-        with main.read() as raw:
-            self._any = bool(rows.scopes_set(raw))
+        self._look()
 
-    def get(self, scope: str) -> DelayedDeliveryPolicies | None:
+    def _look(self) -> None:
+        with self._main.read() as raw:
+            scopes = [policies for _, policies in rows.scopes_set(raw)]
+        self._any = any(name in policies.fields_set() for policies in scopes for name in DELAY_FIELDS)
+        self.shortest_ttl_ms = min((policies.ttl_ms for policies in scopes if policies.ttl_ms), default=None)
+
+    # -- what a store is made with -------------------------------------------------------------------
+
+    def record(self, config: StoreConfig) -> None:
+        """Have a store that an earlier version made go by the defaults of `config` from now on, once and for all.
+
+        On a full disk nothing is recorded, and everything is kept until a later opening.
+        """
+        with self._main.read() as raw:
+            if rows.is_recorded(raw):
+                return
+        with suppress(StoreFull):
+            self._main.write(lambda transaction: rows.record_defaults(transaction, of_config(config)))
+            self.changed(STORE_SCOPE)
+
+    def warn_of(self, config: StoreConfig) -> None:
+        """Log which of the settings that a program asks for the store has otherwise: it goes by its own."""
+        with self._main.read() as raw:
+            kept = rows.find(raw, STORE_SCOPE) or Policies()
+        differing = [
+            f"{name}={asked!r} is asked for, the store keeps {name}={kept.fields_set().get(name, DEFAULTS[name])!r}"
+            for name, asked in of_config(config).fields_set().items()
+            if kept.fields_set().get(name, DEFAULTS[name]) != asked
+        ]
+        if differing:
+            _log.warning("%s: %s; DelayedStore.set_policies changes it", self._main.path.parent, "; ".join(differing))
+
+    # -- by scope ------------------------------------------------------------------------------------
+
+    def get(self, scope: Scope) -> Policies | None:
         """What is set at a scope, None: nothing."""
         with self._main.read() as raw:
             return rows.find(raw, scope)
 
-    def all(self) -> list[tuple[str, DelayedDeliveryPolicies]]:
+    def all(self) -> list[tuple[Scope, Policies]]:
         """(scope, policies) of every scope at which something is set."""
         with self._main.read() as raw:
             return rows.scopes_set(raw)
 
-    def set(self, scope: str, policies: DelayedDeliveryPolicies) -> None:
+    def set(self, scope: Scope, policies: DelayedDeliveryPolicies) -> None:
         """Set the policies of a scope, durably. A send that has begun may still go by those before."""
-        self._main.write(lambda transaction: rows.put(transaction, scope, policies))
-        self.changed()
+        self._main.write(lambda transaction: rows.change(transaction, scope, lambda before: policies))
+        self.changed(scope)
 
-    def remove(self, scope: str) -> bool:
+    def remove(self, scope: Scope) -> bool:
         """Remove what is set at a scope, durably; False: nothing was."""
+        before, _ = self._main.write(lambda transaction: rows.change(transaction, scope, lambda before: Policies()))
+        self.changed(scope)
+        return bool(before.fields_set())
 
-        def work(transaction: Transaction) -> bool:
-            found = rows.find(transaction.raw, scope) is not None
-            rows.put(transaction, scope, DelayedDeliveryPolicies())
-            return found
-
-        removed = self._main.write(work)
-        self.changed()
-        return removed
-
-    def changed(self) -> None:
+    def changed(self, scope: Scope) -> None:
         """Forget what was worked out: rows were written."""
         with self._lock:
-            self._by_topic.clear()
-            with self._main.read() as raw:
-                self._any = bool(rows.scopes_set(raw))
+            self._known.clear()
+            self._shared.clear()
+            self._look()
+        self.on_changed(scope)
 
-    def effective(self, topic: TopicName) -> EffectivePolicies:
-        """What is in force for a topic, and where each field comes from. O(1) once worked out."""
-        found = self._by_topic.get(topic)
+    def effective(self, topic: TopicName, subscription: str | None = None) -> EffectivePolicies:
+        """What is in force for a topic or a subscription, and where each field comes from. O(1) once worked out."""
+        found = self._known.get((topic, subscription))
         if found is not None:
             return found
         with self._lock:  # so that nothing is kept that was read before a change and comes after it
             with self._main.read() as raw:
-                found = self._resolve(raw, topic)
+                scopes, defaults = rows.in_force(raw, topic, subscription)
+            found = self._shared.get((scopes, defaults is DEFAULTS))
+            if found is None:
+                found = merge(scopes, defaults)
             if self._keeps:
-                self._by_topic[topic] = found
+                self._shared[scopes, defaults is DEFAULTS] = found
+                self._known[topic, subscription] = found
             return found
-
-    @staticmethod
-    def _resolve(raw: lmdb.Transaction, topic: TopicName) -> EffectivePolicies:
-        return rows.resolve(
-            topic,
-            rows.find(raw, STORE_SCOPE),
-            rows.find(raw, topic.namespace_name),
-            rows.find(raw, str(topic)),
-        )
 
     def apply_one(self, topic: TopicName, due_ms: int, now_ms: int) -> int:
         """The due time that the policies in force ask for, of one message. Raises DelayTooLong."""
@@ -118,12 +162,3 @@ class DelayPolicies:
             self.on_overridden(topic, len(batch))
         batch.dues = dues
         batch.delayed = dues > now_ms
-
-
-def scope_of(namespace: str | None, topic: str | None) -> str:
-    """The scope that a caller names: a namespace, a topic, or with neither the store. Raises InvalidArgument."""
-    if topic is not None:
-        if namespace is not None:
-            raise InvalidArgument("namespace", namespace, f"topic={topic!r} is given too: one of the two")
-        return str(TopicName.parse(topic))
-    return STORE_SCOPE if namespace is None else validate_namespace_name(namespace)

@@ -12,11 +12,11 @@ from duelog.store.clock import Clock, SystemClock
 from duelog.store.config import StoreConfig
 from duelog.store.errors import ClosedError, InvalidArgument
 from duelog.store.names import SCHEME, TopicName, validate_namespace_name
-from duelog.store.policies import DelayedDeliveryPolicies, EffectivePolicies, scope_name
+from duelog.store.policies import DelayedDeliveryPolicies, EffectivePolicies, Policies
+from duelog.store.policy_records import Scope
 
 from .backup import BackupResult, back_up
 from .check import Finding, check
-from .delay_policies import scope_of
 from .engine import Engine
 from .maintenance import TickResult
 from .stats import PartitionStats, StoreStats, partition_stats, store_stats
@@ -103,37 +103,55 @@ class DelayedStore:
         self._engine.delete_topic(self._engine.topics.get(TopicName.parse(name)))
 
     def set_policies(
-        self, policies: DelayedDeliveryPolicies, *, namespace: str | None = None, topic: str | None = None
+        self,
+        policies: DelayedDeliveryPolicies,
+        *,
+        namespace: str | None = None,
+        topic: str | None = None,
+        subscription: str | None = None,
     ) -> None:
-        """Set delay policies (PIP-437) for a namespace, a topic, or with neither the store; in place of those there.
+        """Set policies for a namespace, a topic, a subscription of `topic`, or with none of them the store.
 
-        Durable when it returns, and in force for what is sent after it; messages that wait keep their due times.
-        The namespace or topic need not exist. Raises InvalidArgument, StoreFull, StoreFailed.
+        `Policies` replace all that is set there, `DelayedDeliveryPolicies` the delay policies (PIP-437) alone. Durable
+        when it returns, kept by the store and in force at once: for what is sent after it (messages that wait keep
+        their due times), for subscriptions that are open, and for what retention keeps. The namespace, topic or
+        subscription need not exist. Raises InvalidArgument, StoreFull, StoreFailed.
         """
         self._engine.check_writable()
         if not isinstance(policies, DelayedDeliveryPolicies):
-            raise InvalidArgument("policies", policies, "expected DelayedDeliveryPolicies")
-        self._engine.policies.set(scope_of(namespace, topic), policies)
+            raise InvalidArgument("policies", policies, "expected Policies or DelayedDeliveryPolicies")
+        self._engine.policies.set(Scope.of(namespace, topic, subscription), policies)
 
-    def policies(self, *, namespace: str | None = None, topic: str | None = None) -> DelayedDeliveryPolicies | None:
-        """The delay policies set at just this scope; None: none are. Raises InvalidArgument."""
+    def policies(
+        self, *, namespace: str | None = None, topic: str | None = None, subscription: str | None = None
+    ) -> Policies | None:
+        """The policies set at just this scope; None: none are. Raises InvalidArgument."""
         self._engine.check_open()
-        return self._engine.policies.get(scope_of(namespace, topic))
+        return self._engine.policies.get(Scope.of(namespace, topic, subscription))
 
-    def all_policies(self) -> dict[str, DelayedDeliveryPolicies]:
-        """What is set at every scope, by its name: "store", "namespace a/b", "topic persistent://a/b/c"."""
+    def all_policies(self) -> dict[str, Policies]:
+        """What is set at every scope, by its name: "store", "namespace a/b", "topic persistent://a/b/c", ...
+
+        A subscription's is "subscription NAME of topic persistent://a/b/c".
+        """
         self._engine.check_open()
-        return {scope_name(scope): policies for scope, policies in self._engine.policies.all()}
+        return {str(scope): policies for scope, policies in self._engine.policies.all()}
 
-    def remove_policies(self, *, namespace: str | None = None, topic: str | None = None) -> bool:
-        """Remove the delay policies set at a scope, durably; False: none were. Raises as `set_policies`."""
+    def remove_policies(
+        self, *, namespace: str | None = None, topic: str | None = None, subscription: str | None = None
+    ) -> bool:
+        """Remove the policies set at a scope, durably; False: none were. Raises as `set_policies`."""
         self._engine.check_writable()
-        return self._engine.policies.remove(scope_of(namespace, topic))
+        return self._engine.policies.remove(Scope.of(namespace, topic, subscription))
 
-    def effective_policies(self, topic: str) -> EffectivePolicies:
-        """The delay policies in force for a topic, and by field at which scope each was set. Raises InvalidArgument."""
+    def effective_policies(self, topic: str, subscription: str | None = None) -> EffectivePolicies:
+        """The policies in force for a topic or a subscription, and by field at which scope each was set.
+
+        Raises InvalidArgument.
+        """
         self._engine.check_open()
-        return self._engine.policies.effective(TopicName.parse(topic))
+        scope = Scope.of(topic=topic, subscription=subscription)
+        return self._engine.policies.effective(TopicName.parse(topic), scope.subscription)
 
     def tick(self) -> TickResult:
         """Do whatever is due now: fire, close, trim, delete, persist; and say what it did and what is next.

@@ -94,6 +94,10 @@ class Dispatcher:
         self._redeliveries = Redeliveries()
         self._order = KeyOrder(max_kept_back) if type == "key_shared" else DeliveryOrder()
 
+    def set_ack_timeout(self, ack_timeout_ms: int | None, now_ms: int) -> None:
+        """Let consumers hold messages for so long from now on, those that they hold already too; None: for ever."""
+        self._outstanding.set_timeout(ack_timeout_ms, now_ms)
+
     # -- asking --------------------------------------------------------------------------------
 
     @property

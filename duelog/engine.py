@@ -19,7 +19,7 @@ from duelog.markers.tracker import SubscriptionView, TopicDelayTracker
 from duelog.markers.withdrawal import Withdrawals
 from duelog.partitions.followed_set import FollowedPartitionSet
 from duelog.partitions.partition_set import PartitionSet
-from duelog.store import catalog, producers
+from duelog.store import catalog, policy_records, producers
 from duelog.store import format as fmt
 from duelog.store.clock import Clock, ManualClock, StoreClock
 from duelog.store.config import StoreConfig
@@ -28,6 +28,7 @@ from duelog.store.errors import ClosedError, ConsumerBusy, CorruptEntry, Damaged
 from duelog.store.format import CorruptRecord, LedgerState, PartitionState
 from duelog.store.journal import Journal, read_journal, remove_unmade
 from duelog.store.ledger import find_tail
+from duelog.store.policy_records import Scope
 from duelog.store.position import Position
 from duelog.store.process import here
 from duelog.store.set_aside import SetAside
@@ -38,6 +39,7 @@ from .adopting import Adopting
 from .crew import Crew
 from .delay_policies import DelayPolicies
 from .due_reader import DueReader
+from .following import Following
 from .intake import Intake
 from .maintenance import Maintenance, TickResult
 from .metrics import StoreMetrics, instruments
@@ -59,11 +61,18 @@ _THREADS = 8
 class Engine:
     """An open store. `close` ends it; everything else is done through its parts."""
 
-    def __init__(self, path: Path, config: StoreConfig, clock: Clock, *, read_only: bool) -> None:
-        """Open or make the store in `path`. Raises the errors of DelayedStore.open."""
+    def __init__(
+        self, path: Path, config: StoreConfig, clock: Clock, *, read_only: bool, records_defaults: bool = True
+    ) -> None:
+        """Open or make the store in `path`. Raises the errors of DelayedStore.open.
+
+        records_defaults: a store of an earlier version, which has none recorded, takes over those of `config`; without
+        that it keeps everything.
+        """
         self.path = path
         self.config = config
         self.read_only = read_only
+        self._records_defaults = records_defaults and not read_only
         self.closed = False
         self.backing_up = Lock()
         """One backup at a time."""
@@ -116,6 +125,9 @@ class Engine:
                 )
         self._refuse_lost_entries()
         self.policies = DelayPolicies(self.main, read_only=read_only)
+        if self._records_defaults:
+            self.policies.record(config)
+        self.policies.warn_of(config)
         self.set_aside = SetAside(self.main)
         self.sender = Sender(self.main, self.partitions, config, self.topics.run_limits, crew, self.intake)
         self.read_ahead = ReadAheadBudget()
@@ -143,6 +155,7 @@ class Engine:
             self.set_aside,
             self.clock,
             config,
+            self.policies,
         )
         succession = Succession(self.main, self.partitions, self.firing, self.clock, config, self.topics.run_limits)
         self.recurring = Recurring(self.main, self.topics, succession, self.clock, config.max_message_bytes, self.wake)
@@ -150,10 +163,11 @@ class Engine:
             self.maintenance.recurring = self.recurring
             self.maintenance.intake = self.intake
             self.maintenance.adopting = Adopting(
-                path, self.main, self.partitions, self.topics, identity.store_id, config, self.clock
+                path, self.main, self.partitions, self.topics, identity.store_id, self.clock
             )
             with suppress(StoreFull):  # what could not be adopted for want of room waits
                 self.maintenance.adopting.run()
+            self.policies.on_changed = Following(self.topics, self.policies, self.maintenance, self.clock).changed
         self.topics.look_at = self.maintenance.look_at
         self.partitions.created = lambda partition: self.wake()
         self.metrics = None if read_only else StoreMetrics(self, instruments())
@@ -280,14 +294,16 @@ class Engine:
         """Remove a topic and all it holds: subscriptions, main log, its claims on partitions."""
         with self.maintenance.lock:
             given_up: list[int] = []
+            had_policies = False
 
             def work(transaction: Transaction) -> list[int]:
+                nonlocal had_policies
                 given_up.clear()
                 topic_id = topic.topic_id
                 freed = release_before(transaction, topic_id, None)
                 transaction.delete(fmt.topic_key(str(topic.name)))
                 transaction.delete(fmt.topic_name_key(topic_id))
-                transaction.delete(fmt.policy_key(str(topic.name)))
+                had_policies = transaction.delete(fmt.policy_key(str(topic.name)))
                 for _, name, record in list(catalog.cursors(transaction.raw, topic_id)):
                     for ledger_id, _ in list(catalog.acked(transaction.raw, record.subscription_id)):
                         transaction.delete(fmt.acked_key(record.subscription_id, ledger_id))
@@ -308,7 +324,8 @@ class Engine:
             for subscription in topic.subscriptions.values():
                 subscription.deleted = True
             self.topics.forget(topic)
-            self.policies.changed()
+            if had_policies:
+                self.policies.changed(Scope(str(topic.name)))
             self.firing.forget_topic(topic.topic_id)
             remove_ledgers(self.main, [(topic.topic_id, ledger_id) for ledger_id in given_up])
             self.maintenance.delete_released(freed)
@@ -323,12 +340,15 @@ class Engine:
                 if subscription.consumers:
                     raise ConsumerBusy(str(topic.name), name, f"it has {subscription.consumers} consumers")
                 subscription.deleted = True
+            had_policies = False
 
             def work(transaction: Transaction) -> None:
+                nonlocal had_policies
                 number = subscription.record.subscription_id
                 for ledger_id, _ in list(catalog.acked(transaction.raw, number)):
                     transaction.delete(fmt.acked_key(number, ledger_id))
                 transaction.delete(fmt.cursor_key(topic.topic_id, name))
+                had_policies = policy_records.forget_subscription(transaction, topic.name, name)
 
             try:
                 self.main.write(work)
@@ -336,6 +356,8 @@ class Engine:
                 subscription.deleted = False
                 raise
             topic.subscriptions = {key: value for key, value in topic.subscriptions.items() if key != name}
+            if had_policies:
+                self.policies.changed(Scope(str(topic.name), name))
         self.maintenance.look_at(topic.topic_id, 0)
 
     def _wake_receivers(self) -> None:

@@ -8,6 +8,7 @@ from duelog.store.environment import Environment
 from duelog.store.position import Position
 
 from .ack_flusher import AckFlusher
+from .delay_policies import DelayPolicies
 from .seeking import expired
 from .subscription_state import SubscriptionState
 from .topic_state import TopicState
@@ -18,32 +19,38 @@ _LEAST_MS = 1_000
 
 
 class Expiry:
-    """Looks through the topics in memory sixteen times in a time to live, at most once a second.
+    """Looks through the topics in memory sixteen times in the shortest time to live, at most once a second.
 
     So a message lives for its time to live, and at most a sixteenth of it (or a second) longer.
     """
 
-    def __init__(self, main: Environment, topics: Topics, flusher: AckFlusher, ttl_ms: int | None) -> None:
+    def __init__(self, main: Environment, topics: Topics, flusher: AckFlusher, policies: DelayPolicies) -> None:
         self._main = main
         self._topics = topics
         self._flusher = flusher
-        self._ttl_ms = ttl_ms
+        self._policies = policies
         self._due_ms = 0
         self.expired = 0
         """Messages that expired since the store was opened, each subscription counted."""
 
     def due_ms(self) -> int | None:
         """When to look through the topics next; None: there is no time to live."""
-        return None if self._ttl_ms is None else self._due_ms
+        return None if self._policies.shortest_ttl_ms is None else self._due_ms
+
+    def look_again(self) -> None:
+        """Have the next run look through the topics whenever it comes."""
+        self._due_ms = 0
 
     def run(self, now_ms: int, look_at: Callable[[int, int], None]) -> None:
         """Acknowledge what has expired, if it is time to look."""
-        if self._ttl_ms is None or now_ms < self._due_ms:
+        shortest_ms = self._policies.shortest_ttl_ms
+        if shortest_ms is None or now_ms < self._due_ms:
             return
-        self._due_ms = now_ms + max(self._ttl_ms // _PARTS, _LEAST_MS)
+        self._due_ms = now_ms + max(shortest_ms // _PARTS, _LEAST_MS)
         for topic in self._topics.loaded():
             for subscription in list(topic.subscriptions.values()):
-                if self._expire(topic, subscription, now_ms - self._ttl_ms):
+                ttl_ms = self._policies.effective(topic.name, subscription.name).ttl_ms
+                if ttl_ms and self._expire(topic, subscription, now_ms - ttl_ms):
                     self._flusher.mark(subscription, now_ms)
                     look_at(topic.topic_id, now_ms)
 

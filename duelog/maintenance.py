@@ -31,6 +31,7 @@ from duelog.store.set_aside import SetAside
 
 from .ack_flusher import AckFlusher
 from .adopting import Adopting
+from .delay_policies import DelayPolicies
 from .expiry import Expiry
 from .intake import Intake
 from .recurring import Recurring
@@ -89,6 +90,7 @@ class Maintenance:
         set_aside: SetAside,
         clock: StoreClock,
         config: StoreConfig,
+        policies: DelayPolicies,
     ) -> None:
         self._path = path
         self._main = main
@@ -99,11 +101,11 @@ class Maintenance:
         self._set_aside = set_aside
         self._clock = clock
         self._config = config
-        self._expiry = Expiry(main, topics, flusher, config.ttl_ms)
+        self._expiry = Expiry(main, topics, flusher, policies)
         self.lock = threading.Lock()
         """Held during a tick, and by whoever must not run beside one."""
         self.stopping = False
-        self.trimming = Trimming(main, topics, flusher, config)
+        self.trimming = Trimming(main, topics, flusher, config, policies)
         self._surveyed = False
         self._undeleted: list[int] = []
         self._gives_way = False
@@ -123,6 +125,11 @@ class Maintenance:
         """Have the topic's main log looked at for trimming at `due_ms` or earlier. Takes leaf locks only."""
         if self.trimming.look_at(topic_id, due_ms):
             self.wake()
+
+    def look_for_expired(self) -> None:
+        """Have what has outlived its time to live looked for at the next tick: that time may be another now."""
+        self._expiry.look_again()
+        self.wake()
 
     def accept_clock(self) -> None:
         """Believe the clock as it is now (after ClockJumped)."""

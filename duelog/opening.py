@@ -14,14 +14,16 @@ from pathlib import Path
 from typing import NamedTuple
 from zlib import crc32
 
-from duelog.store import datafile
+from duelog.store import datafile, policy_records
 from duelog.store import format as fmt
 from duelog.store.config import StoreConfig
 from duelog.store.directory import make_directory, move, remove_tree, write_file
 from duelog.store.environment import Environment
 from duelog.store.errors import DamagedStore, FormatMismatch, StoreLocked
 from duelog.store.format import PartitionInfo
+from duelog.store.policies import of_config
 from duelog.store.room import room_in
+from duelog.store.transaction import Transaction
 
 _OWN_NAMES = {"LOCK", "STORE.tmp", "JOURNAL", "JOURNAL.tmp", "main", "partitions", "staging", "trash"}
 
@@ -88,8 +90,13 @@ def _create(path: Path, config: StoreConfig) -> Identity:
     staged = path / "staging" / "main"
     environment = Environment(staged, name="main", map_bytes=config.map_bytes, create=True)
     info = PartitionInfo(fmt.FORMAT_VERSION, identity.store_id, 0, 0, 0)
+
+    def work(transaction: Transaction) -> None:
+        transaction.put(fmt.PARTITION_INFO_KEY, info.pack())
+        policy_records.record_defaults(transaction, of_config(config))
+
     try:
-        environment.write(lambda transaction: transaction.put(fmt.PARTITION_INFO_KEY, info.pack()))
+        environment.write(work)
     finally:
         environment.close()
     move(staged, path / "main")

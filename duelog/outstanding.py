@@ -24,7 +24,7 @@ from .position_set import PositionSet, group_messages
 
 
 class _Batch(NamedTuple):
-    deadline_ms: int
+    handed_ms: int
     number: int
     consumer_id: int
     entries: dict[int, BitMap]
@@ -91,10 +91,24 @@ class Outstanding:
         for ledger_id, of_batch in entries.items():
             held.update(ledger_id, of_batch)
         if self._timeout_ms is not None:
-            deadline_ms = now_ms + self._timeout_ms
             if self._batches:  # a clock that went back lengthens a deadline and never disorders the queue
-                deadline_ms = max(deadline_ms, self._batches[-1].deadline_ms)
-            self._batches.append(_Batch(deadline_ms, self._batch_number, consumer_id, entries))
+                now_ms = max(now_ms, self._batches[-1].handed_ms)
+            self._batches.append(_Batch(now_ms, self._batch_number, consumer_id, entries))
+
+    def set_timeout(self, ack_timeout_ms: int | None, now_ms: int) -> None:
+        """Let messages be held for so long from when they were handed out.
+
+        Where there was no timeout before, for what is held already from now on.
+        """
+        if ack_timeout_ms is None:
+            self._batches.clear()
+        elif self._timeout_ms is None:
+            self._batch_number += 1
+            for consumer_id, held in self._held.items():
+                if held:
+                    entries = {ledger_id: BitMap(each) for ledger_id, each in held.by_ledger().items()}
+                    self._batches.append(_Batch(now_ms, self._batch_number, consumer_id, entries))
+        self._timeout_ms = ack_timeout_ms
 
     def release(self, consumer_id: int, ledger_id: int, entries: BitMap) -> BitMap | None:
         """Take back those of ``entries`` that this consumer holds; None if it holds none of them."""
@@ -148,16 +162,18 @@ class Outstanding:
 
     def next_deadline_ms(self) -> int | None:
         """When the next message that is still held must be acknowledged. O(1) amortised over batches."""
-        while self._batches:
+        while self._batches and self._timeout_ms is not None:
             if self._still_held(self._batches[0]):
-                return self._batches[0].deadline_ms
+                return self._batches[0].handed_ms + self._timeout_ms
             self._batches.popleft()
         return None
 
     def take_overdue(self, now_ms: int) -> list[tuple[int, BitMap]]:
         """Take back what has been held past its deadline: (ledger id, entries) pairs."""
         overdue: list[tuple[int, BitMap]] = []
-        while self._batches and self._batches[0].deadline_ms <= now_ms:
+        while (
+            self._batches and self._timeout_ms is not None and self._batches[0].handed_ms + self._timeout_ms <= now_ms
+        ):
             batch = self._batches.popleft()
             for ledger_id, entries in self._still_held(batch):
                 self._held[batch.consumer_id].remove(ledger_id, entries)
@@ -178,7 +194,7 @@ class Outstanding:
             if repeated is not None:
                 for entry_id in list(entries):
                     last = repeated.get(entry_id)
-                    if last is not None and last.batch != batch.number:
+                    if last is not None and last.batch > batch.number:
                         entries.discard(entry_id)
             if entries:
                 still.append((ledger_id, entries))
@@ -197,8 +213,8 @@ class Outstanding:
                 if seen.shared(ledger_id, entries) is not None:
                     raise BrokenInvariant(f"two consumers hold one message of ledger {ledger_id}")
                 seen.update(ledger_id, entries)
-        deadlines = [batch.deadline_ms for batch in self._batches]
-        if deadlines != sorted(deadlines):
+        handed = [batch.handed_ms for batch in self._batches]
+        if handed != sorted(handed):
             raise BrokenInvariant("the deadlines of the acknowledgement timeout are out of order")
         if any(repeated.times < 2 for of_ledger in self._repeated.values() for repeated in of_ledger.values()):
             raise BrokenInvariant("a message delivered once is counted as delivered again")

@@ -14,9 +14,10 @@ from .topic_state import TopicState
 
 
 def dead_letter_name(engine: Engine, topic: TopicState, subscription: str) -> TopicName:
-    """`StoreConfig.dead_letter_topic`, or `<topic>-<subscription>-DLQ` beside the topic."""
-    if engine.config.dead_letter_topic is not None:
-        return TopicName.parse(engine.config.dead_letter_topic)
+    """The policy `dead_letter_topic`, or `<topic>-<subscription>-DLQ` beside the topic."""
+    chosen = engine.policies.effective(topic.name, subscription).dead_letter_topic
+    if chosen:
+        return TopicName.parse(chosen)
     return topic.name._replace(local_name=f"{topic.name.local_name}-{subscription}-DLQ")
 
 

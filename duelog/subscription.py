@@ -9,6 +9,7 @@ from typing import Self
 from duelog.store.clock import ManualClock, StoreClock
 from duelog.store.errors import ClockJumped, ClosedError, DuelogError, InvalidArgument, StoreFull, UnknownSubscription
 from duelog.store.message import ReceivedMessage, at_ms
+from duelog.store.policies import EffectivePolicies
 from duelog.store.position import MessageId, Position
 
 from .consumer_arguments import Acknowledgeable, checked, deadline_of, delay_ms_of, entries_of, positions_of
@@ -42,10 +43,13 @@ class Subscription:
                 reader,
                 topic.log,
                 type=type_,
-                ack_timeout_ms=engine.config.ack_timeout_ms,
+                ack_timeout_ms=state.policies.ack_timeout_ms or None,
             )
 
-        self._consumer = state.attach(type_, lambda: engine.reader(topic, state), make)
+        def policies() -> EffectivePolicies:
+            return engine.policies.effective(topic.name, state.name)
+
+        self._consumer = state.attach(type_, lambda: engine.reader(topic, state), make, policies)
 
     @property
     def name(self) -> str:
@@ -146,7 +150,7 @@ class Subscription:
                 again = (dispatcher.next_redelivery_ms(), passed_over)
             if passed_gone is not None:
                 engine.acknowledged(topic, self._state, passed_gone)
-            if kept_more or (batch and engine.config.ack_timeout_ms is not None):
+            if kept_more or (batch and self._state.policies.ack_timeout_ms):
                 topic.changed()  # others have something to wait for that they did not know of
             if batch:
                 wanted = self._settle(batch)
@@ -173,12 +177,12 @@ class Subscription:
 
     def _settle(self, batch: list[ReceivedMessage]) -> list[ReceivedMessage]:
         """What of a batch the handler is to get; the rest is for others, or dead, and is acknowledged here."""
-        limit = self._engine.config.max_redeliveries
+        limit = self._state.policies.max_redeliveries
         wanted, dead, foreign = [], [], []
         for message in batch:
             if message.addressee is not None and message.addressee != self.name:
                 foreign.append(message)
-            elif limit is not None and message.redelivery_count + message.retries > limit:
+            elif limit >= 0 and message.redelivery_count + message.retries > limit:
                 dead.append(message)
             else:
                 wanted.append(message)
@@ -284,9 +288,9 @@ class Subscription:
         return count
 
     def _backoff_ms(self, item: Acknowledgeable) -> int:
-        config = self._engine.config
+        policies = self._state.policies
         times = min(item.redelivery_count, 40) if isinstance(item, ReceivedMessage) else 0
-        return min(config.nack_backoff_ms << times, config.nack_backoff_max_ms)
+        return min(policies.nack_backoff_ms << times, policies.nack_backoff_max_ms)
 
     def retry_later(self, message: ReceivedMessage, delay: float) -> MessageId:
         """Have a message delivered to this subscription again `delay` seconds from now, as a new delayed message.

@@ -13,6 +13,7 @@ from duelog.store import format as fmt
 from duelog.store.acks import AckChanges, AckSet
 from duelog.store.errors import ConsumerBusy, UnknownSubscription
 from duelog.store.format import CursorRecord
+from duelog.store.policies import EffectivePolicies, merge
 from duelog.store.position import Position
 from duelog.store.transaction import Transaction
 
@@ -34,6 +35,8 @@ class SubscriptionState:
         self.lock = threading.Lock()
         self.deleted = False
         self.paused = bool(record.flags & _PAUSED)
+        self.policies: EffectivePolicies = merge(())
+        """What is in force, from its first consumer on; replaced when that changes."""
         self._dispatcher: Dispatcher | None = None
         self.reader: DueReader | None = None
         self.gone: list[Position] = []
@@ -60,6 +63,7 @@ class SubscriptionState:
         type_: SubscriptionType,
         reader: Callable[[], DueReader],
         make: Callable[[DueReader], Dispatcher],
+        policies: Callable[[], EffectivePolicies],
     ) -> int:
         """Add a consumer; returns its id. Raises ConsumerBusy: exclusive and taken, or of another type."""
         with self.lock:
@@ -67,6 +71,7 @@ class SubscriptionState:
                 raise ConsumerBusy(self.topic, self.name, f"its consumers are {self._type}, asked for {type_}")
             if self._consumers and type_ == "exclusive":
                 raise ConsumerBusy(self.topic, self.name, "it is exclusive and has a consumer")
+            self.policies = policies()
             if self._dispatcher is None or self.reader is None or self._type != type_:
                 if self.reader is not None:
                     self.reader.close()
@@ -80,6 +85,13 @@ class SubscriptionState:
             self._dispatcher.add_consumer(consumer)
             self._consumers.add(consumer)
             return consumer
+
+    def follow(self, policies: Callable[[], EffectivePolicies], now_ms: int) -> None:
+        """Go by what `policies` says is in force by now."""
+        with self.lock:
+            self.policies = policies()
+            if self._dispatcher is not None:
+                self._dispatcher.set_ack_timeout(self.policies.ack_timeout_ms or None, now_ms)
 
     def detach(self, consumer: int, now_ms: int) -> None:
         """Remove a consumer; what it has not acknowledged is handed out again."""

@@ -20,6 +20,7 @@ from duelog.store.environment import Environment
 from duelog.store.format import CorruptRecord
 
 from .ack_flusher import AckFlusher
+from .delay_policies import DelayPolicies
 from .topic_state import TopicState
 from .topics import Topics
 
@@ -33,11 +34,14 @@ _SLICE_S = 0.01
 class Trimming:
     """The trimming of one store's main logs. `look_at` is thread-safe; the rest belongs to the tick."""
 
-    def __init__(self, main: Environment, topics: Topics, flusher: AckFlusher, config: StoreConfig) -> None:
+    def __init__(
+        self, main: Environment, topics: Topics, flusher: AckFlusher, config: StoreConfig, policies: DelayPolicies
+    ) -> None:
         self._main = main
         self._topics = topics
         self._flusher = flusher
         self._config = config
+        self._policies = policies
         self._due: dict[int, int] = {}  # topic id -> when its main log may have something to trim or roll
         self._heap: list[tuple[int, int]] = []  # (due_ms, topic id); stale where `_due` says otherwise
         self._lock = threading.Lock()
@@ -176,10 +180,8 @@ class Trimming:
         for subscription in list(topic.subscriptions.values()):
             with subscription.lock:
                 mark_deletes.append(subscription.acks.mark_delete)
-        ledgers = topic.log.ledgers()
-        first, again_ms = first_kept(
-            ledgers, mark_deletes, self._config.retention_ms, self._config.retention_bytes, now_ms
-        )
+        ledgers, kept = topic.log.ledgers(), self._policies.effective(topic.name)
+        first, again_ms = first_kept(ledgers, mark_deletes, kept.retention_ms, kept.retention_bytes, now_ms)
         if again_ms is not None:
             self.look_at(topic.topic_id, again_ms)
         return None if first == ledgers[0].ledger_id else first

@@ -1,7 +1,7 @@
 """The settings of a store: one frozen value, checked when it is made.
 
-Two groups: what changes behaviour, and what changes speed only. Namespaces and topics have policies of their own
-(delays); they are not here.
+Three groups: what changes behaviour, the defaults of a store that is made, and what changes speed only. What decides
+what is kept lives in the store: its policies (policies.py), of which the second group is the beginning.
 """
 
 from __future__ import annotations
@@ -44,6 +44,20 @@ class StoreConfig:
         none does, which is the default: a message in the main log counts as fired, so that it can be neither
         cancelled nor rescheduled, and what it saves is one write of two where messages are sent one by one, and
         little in batches (`make bench ARGS=short_delays`). Longer holds up trimming of the main log by as much.
+    max_message_bytes: largest encoded message: payload, key, properties and some ten bytes; 5 MiB, at most 1 GiB.
+        Several large messages of a batch are in memory at once.
+    cluster: value of the attribute ``pulsar.cluster`` of the metrics; ``"standalone"``.
+    background: run a thread that fires what is due and wakes receivers. None: with the system clock yes, with a
+        manual one no. Without it ``receive()`` and ``tick()`` fire.
+    max_clock_jump_ms: firing stops with ClockJumped when the clock is found further ahead than this at once; 30
+        days; None: any jump is believed. It must be longer than any time for which the store lies closed or the
+        machine sleeps, or it asks for ``accept_clock()`` after it.
+
+    **Defaults of a store that is made**: written into the store as its policies when it is made; from then on every
+    opening goes by what the store has, and one that asks for something else logs a warning (``duelog.config``).
+    ``DelayedStore.set_policies`` changes them, for the store, a namespace, a topic or a subscription. A store that an
+    earlier version made takes over those of the first program that opens it for writing; commands are none.
+
     retention_ms: how long acknowledged ledgers of a main log are kept, from when they are closed; 0: not by age.
     retention_bytes: how many bytes of the newest acknowledged ledgers of a main log are kept; 0: not by size. A
         ledger is kept as long as either setting asks for it. Both cost disk only, and allow seeking back.
@@ -58,14 +72,6 @@ class StoreConfig:
         a message that no handler can take comes back for ever.
     dead_letter_topic: name of the dead-letter topic; None: ``<topic>-<subscription>-DLQ``. Unused where
         max_redeliveries is None.
-    max_message_bytes: largest encoded message: payload, key, properties and some ten bytes; 5 MiB, at most 1 GiB.
-        Several large messages of a batch are in memory at once.
-    cluster: value of the attribute ``pulsar.cluster`` of the metrics; ``"standalone"``.
-    background: run a thread that fires what is due and wakes receivers. None: with the system clock yes, with a
-        manual one no. Without it ``receive()`` and ``tick()`` fire.
-    max_clock_jump_ms: firing stops with ClockJumped when the clock is found further ahead than this at once; 30
-        days; None: any jump is believed. It must be longer than any time for which the store lies closed or the
-        machine sleeps, or it asks for ``accept_clock()`` after it.
 
     **Speed**
 
@@ -107,6 +113,12 @@ class StoreConfig:
     partition_ms: int = 86_400_000
     durability: Durability = "commit"
     inline_delay_ms: int = 0
+    max_message_bytes: int = 5 * MIB
+    cluster: str = "standalone"
+    background: bool | None = None
+    max_clock_jump_ms: int | None = 2_592_000_000
+
+    # -- defaults of a store that is made
     retention_ms: int = 0
     retention_bytes: int = 0
     ttl_ms: int | None = None
@@ -115,10 +127,6 @@ class StoreConfig:
     nack_backoff_max_ms: int = 60_000
     max_redeliveries: int | None = None
     dead_letter_topic: str | None = None
-    max_message_bytes: int = 5 * MIB
-    cluster: str = "standalone"
-    background: bool | None = None
-    max_clock_jump_ms: int | None = 2_592_000_000
 
     # -- speed
     max_in_flight_bytes: int = 64 * MIB
@@ -191,6 +199,10 @@ _CHECKS: dict[str, _Check] = {
     "partition_ms": _integer(1, _UINT32_MAX),
     "durability": _durability,
     "inline_delay_ms": _integer(0, _INT64_MAX),
+    "max_message_bytes": _integer(1, GIB),
+    "cluster": _label,
+    "background": _optional_bool,
+    "max_clock_jump_ms": _integer(1, _INT64_MAX, none=True),
     "retention_ms": _integer(0, _INT64_MAX),
     "retention_bytes": _integer(0, _INT64_MAX),
     "ttl_ms": _integer(1, _INT64_MAX, none=True),
@@ -199,10 +211,6 @@ _CHECKS: dict[str, _Check] = {
     "ack_timeout_ms": _integer(1, _INT64_MAX, none=True),
     "max_redeliveries": _integer(0, _UINT32_MAX, none=True),
     "dead_letter_topic": _optional_topic,
-    "max_message_bytes": _integer(1, GIB),
-    "cluster": _label,
-    "background": _optional_bool,
-    "max_clock_jump_ms": _integer(1, _INT64_MAX, none=True),
     "max_in_flight_bytes": _integer(1, _INT64_MAX),
     "journal_from": _integer(0, _UINT32_MAX),
     "journal_bytes": _integer(16 * KIB, GIB),

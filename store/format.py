@@ -34,7 +34,7 @@ class Table(IntEnum):
     COUNTER = 0x01  # main: name -> u64 (allocators, clock mark)
     TOPIC = 0x02  # main: full topic name -> TopicRecord
     TOPIC_NAME = 0x03  # main: topic id -> full topic name
-    POLICY = 0x04  # main: scope name -> msgpack of the delay policies set there
+    POLICY = 0x04  # main: scope name -> msgpack of the policies set there (policy_records.py)
     PARTITION = 0x10  # main: partition start -> PartitionRecord
     LOG = 0x11  # partition: topic id -> ledger id
     PARTITION_INFO = 0x12  # partition: one record, PartitionInfo

@@ -11,7 +11,6 @@ import typer
 from .compaction import DEFAULT_MIN_DEAD_RATIO, CompactionReport, PartitionCompaction, Runner, compact_store
 from .output import say, size_text, write_json, write_table
 from .traffic import Json, Store
-from .values import duration_seconds
 
 
 def compact(
@@ -20,10 +19,6 @@ def compact(
         float,
         typer.Option(metavar="R", min=0, max=1, help="Rewrite a partition if this share of its bytes can go."),
     ] = DEFAULT_MIN_DEAD_RATIO,
-    retention: Annotated[
-        str | None,
-        typer.Option(metavar="DURATION", help="Keep what everybody has acknowledged for so long, to seek back to."),
-    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be dropped.")] = False,
     spark: Annotated[bool, typer.Option("--spark", help="Plan and copy by Spark (duelog[spark]).")] = False,
     master: Annotated[
@@ -34,8 +29,8 @@ def compact(
     """Rewrite closed partitions without the bodies of messages that nobody needs any more.
 
     A body is dropped once its message was cancelled or acknowledged by every subscription of its topic; message ids
-    and due times stay. What is dropped cannot be gone back to by seeking: give the store's retention_ms with
-    --retention if that matters. Works beside a process that has the store open, which takes finished partitions over
+    and due times stay. What the store's retention keeps stays too (`duelog policies`); what is dropped cannot be gone
+    back to by seeking. Works beside a process that has the store open, which takes finished partitions over
     at its next tick, and with none. Each copy is verified against its source first. Exit status 1: a partition could
     not be compacted, and is as it was.
 
@@ -46,14 +41,12 @@ def compact(
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-    retention_ms = 0 if retention is None else round(1000 * duration_seconds("--retention", retention))
     columns = (TextColumn("bytes"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(file=sys.stderr), transient=True, disable=not sys.stderr.isatty()) as bar:
         task = bar.add_task("bytes", total=None)
         report = compact_store(
             store,
             min_dead_ratio=min_dead_ratio,
-            retention_ms=retention_ms,
             dry_run=dry_run,
             run=_spark_runner(master) if spark else None,
             progress=lambda done, total: bar.update(task, completed=done, total=total),

@@ -19,12 +19,14 @@ from ..cleanup.adoption import Adopted, Refused, adopt_ready
 from ..cleanup.claims import claims_of_logs, read_all_claims
 from ..cleanup.compaction import Finished
 from ..cleanup.compaction_plan import partition_logs
+from ..cleanup.retention import reason_to_keep
 from ..opening import Identity, StoreLock, open_main
 from ..store import catalog
 from ..store.clock import SystemClock
 from ..store.config import StoreConfig
 from ..store.errors import DuelogError, InvalidArgument, StoreLocked
 from ..store.format import PartitionState
+from ..store.origin import Relied
 from .partition_compaction import (
     CompactionTask,
     Failed,
@@ -105,23 +107,21 @@ def compact_store(
     path: Path,
     *,
     min_dead_ratio: float = DEFAULT_MIN_DEAD_RATIO,
-    retention_ms: int = 0,
     dry_run: bool = False,
     run: Runner | None = None,
     progress: Progress = lambda done, total: None,
 ) -> CompactionReport:
     """Rewrite the closed partitions of which at least `min_dead_ratio` of the bytes of bodies is needed by nobody.
 
-    retention_ms: keep what everybody has acknowledged while its main-log ledger is open, or was closed less than this
-    ago: `StoreConfig.retention_ms`, which is not stored. What is dropped cannot be gone back to by seeking, as if it
-    had been trimmed. run: who plans and copies; None: this process, one partition after the other. A partition that
+    What the store's retention keeps stays. What is dropped cannot be gone back to by seeking, as if it had been
+    trimmed. run: who plans and copies; None: this process, one partition after the other. A partition that
     the store deletes or replaces before it was planned is left out; one that is damaged has failed.
     Not in a process that has the store open. Raises InvalidArgument, FormatMismatch, DamagedStore.
     """
     if not 0 <= min_dead_ratio <= 1:
         raise InvalidArgument("min_dead_ratio", min_dead_ratio, "expected a ratio of 0 to 1")
     identity = identity_of(path)
-    tasks, found = _tasks(path, min_dead_ratio, retention_ms, dry_run)
+    tasks, found = _tasks(path, min_dead_ratio, dry_run)
     dealt_with = done = 0
     total = 2 * sum(task.sealed.file_bytes for task in tasks)
 
@@ -155,7 +155,7 @@ def run_here(
         yield publish(Path(task.sealed.store), compact_partition(task, progress=progress))
 
 
-def _tasks(path: Path, min_dead_ratio: float, retention_ms: int, dry_run: bool) -> tuple[list[CompactionTask], _Found]:
+def _tasks(path: Path, min_dead_ratio: float, dry_run: bool) -> tuple[list[CompactionTask], _Found]:
     """A task for each closed partition, with the claims on all of them as of one point in time.
 
     Of one that cannot be read there is no task, and the answer instead.
@@ -166,7 +166,7 @@ def _tasks(path: Path, min_dead_ratio: float, retention_ms: int, dry_run: bool) 
     ) -> tuple[list[CompactionTask], _Found]:
         found = _Found({sealed.start_ms: sealed for sealed in generations})
         now_ms = SystemClock().now_ms()
-        known = read_all_claims(raw, "main", found.sealed, retention_ms=retention_ms, now_ms=now_ms)
+        known = read_all_claims(raw, "main", found.sealed, now_ms=now_ms)
         tasks = []
         for start_ms, sealed in found.sealed.items():
             try:
@@ -191,7 +191,12 @@ def _adopt(path: Path, identity: Identity) -> list[Adopted | Refused] | None:
     try:
         config = StoreConfig(partition_ms=identity.partition_ms)
         with closing(open_main(path, config, identity, read_only=False)) as main:
-            return adopt_ready(path, main, identity.store_id)
+
+            def retained(relied_on: Sequence[Relied]) -> str | None:
+                with main.read() as raw:
+                    return reason_to_keep(raw, relied_on, SystemClock().now_ms())
+
+            return adopt_ready(path, main, identity.store_id, reason_in_memory=retained)
     finally:
         lock.release()
 

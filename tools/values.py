@@ -12,7 +12,9 @@ from decimal import Decimal
 from pathlib import Path
 
 from .. import DelayedStore, StoreConfig
+from ..engine import Engine
 from ..opening import stored_span_ms
+from ..store.clock import SystemClock
 from ..store.errors import InvalidArgument
 from ..store.message import MAX_DUE_MS
 
@@ -105,11 +107,20 @@ def open_to_read(path: Path) -> DelayedStore:
 def open_to_write(path: Path, *, background: bool, create: bool) -> DelayedStore:
     """Open a store for writing with the span it was made with; where there is none, make it if `create`.
 
-    Raises StoreLocked while another process writes.
+    Commands record no settings of their own: a store of an earlier version, which has none, keeps everything until a
+    program opens it. Raises StoreLocked while another process writes.
     """
     if not create:
         require_store(path)
-    return DelayedStore.open(path, _config(path, background=background))
+    return DelayedStore(
+        Engine(
+            path.absolute(),
+            _config(path, background=background),
+            SystemClock(),
+            read_only=False,
+            records_defaults=False,
+        )
+    )
 
 
 def _config(path: Path, *, background: bool | None = None) -> StoreConfig:

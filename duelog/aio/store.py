@@ -57,28 +57,41 @@ class DelayedStore:
         await self._threads.run(self._store.delete_topic, name)
 
     async def set_policies(
-        self, policies: duelog.DelayedDeliveryPolicies, *, namespace: str | None = None, topic: str | None = None
+        self,
+        policies: duelog.DelayedDeliveryPolicies,
+        *,
+        namespace: str | None = None,
+        topic: str | None = None,
+        subscription: str | None = None,
     ) -> None:
         """As `duelog.DelayedStore.set_policies`."""
-        await self._threads.run(self._store.set_policies, policies, namespace=namespace, topic=topic)
+        await self._threads.run(
+            self._store.set_policies, policies, namespace=namespace, topic=topic, subscription=subscription
+        )
 
     async def policies(
-        self, *, namespace: str | None = None, topic: str | None = None
-    ) -> duelog.DelayedDeliveryPolicies | None:
+        self, *, namespace: str | None = None, topic: str | None = None, subscription: str | None = None
+    ) -> duelog.Policies | None:
         """As `duelog.DelayedStore.policies`."""
-        return await self._threads.run(self._store.policies, namespace=namespace, topic=topic)
+        return await self._threads.run(
+            self._store.policies, namespace=namespace, topic=topic, subscription=subscription
+        )
 
-    async def all_policies(self) -> dict[str, duelog.DelayedDeliveryPolicies]:
+    async def all_policies(self) -> dict[str, duelog.Policies]:
         """As `duelog.DelayedStore.all_policies`."""
         return await self._threads.run(self._store.all_policies)
 
-    async def remove_policies(self, *, namespace: str | None = None, topic: str | None = None) -> bool:
+    async def remove_policies(
+        self, *, namespace: str | None = None, topic: str | None = None, subscription: str | None = None
+    ) -> bool:
         """As `duelog.DelayedStore.remove_policies`."""
-        return await self._threads.run(self._store.remove_policies, namespace=namespace, topic=topic)
+        return await self._threads.run(
+            self._store.remove_policies, namespace=namespace, topic=topic, subscription=subscription
+        )
 
-    async def effective_policies(self, topic: str) -> EffectivePolicies:
+    async def effective_policies(self, topic: str, subscription: str | None = None) -> EffectivePolicies:
         """As `duelog.DelayedStore.effective_policies`."""
-        return await self._threads.run(self._store.effective_policies, topic)
+        return await self._threads.run(self._store.effective_policies, topic, subscription)
 
     async def tick(self) -> duelog.TickResult:
         """As `duelog.DelayedStore.tick`."""

@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from duelog import DelayedStore, ManualClock, StoreConfig, Subscription
+from duelog import DelayedStore, ManualClock, Policies, StoreConfig, Subscription
 from duelog.cleanup import adoption
 from duelog.store import failpoints
 from duelog.store.errors import StoreFull
@@ -155,15 +154,16 @@ def test_a_subscription_that_came_since_gets_what_it_was_promised(
 def test_what_retention_keeps_for_seeking_back_is_not_given_up(
     store: DelayedStore, open_store: OpenStore, retention: dict[str, Any]
 ) -> None:
-    """Compaction does not know how the store is configured; who adopts does, and says what to do."""
+    """It may be set after compaction was planned: what adopts asks the store, which has it by then."""
     finish(store)
+    store.set_policies(Policies(**retention), topic="a")
     store.close()
-    kept = open_store(config=replace(SMALL, **retention))
+    kept = open_store(config=SMALL)
     assert generations(kept) == ["g000001"]
     assert leftovers(kept.path) == []
     adopting = kept._engine.maintenance.adopting
     assert adopting is not None
-    assert "--retention" in adopting.refused[0]
+    assert "by the retention of persistent://public/default/a" in adopting.refused[0]
     with kept.topic("a").subscribe("one") as subscription:
         subscription.seek("earliest")
         assert payloads(subscription) == [b"%d" % at for at in range(20)]

@@ -6,7 +6,7 @@ import pickle
 
 from pyroaring import BitMap
 
-from duelog import DelayedStore, ManualClock, Message, StoreConfig
+from duelog import DelayedStore, ManualClock, Message, Policies, StoreConfig
 from duelog.cleanup.claims import (
     LogClaims,
     claims_of_logs,
@@ -19,10 +19,10 @@ from tests.cleanup.compacting import DAY, DAY_MS, close_day, send_day
 from tests.conftest import OpenStore
 
 
-def claims_of(store: DelayedStore, day: int = 0, **retention: int) -> list[LogClaims]:
+def claims_of(store: DelayedStore, day: int = 0, now_ms: int = 0) -> list[LogClaims]:
     """The claims on a day's partition."""
     with store._engine.main.read() as raw:
-        return read_claims(raw, "main", DAY + day * DAY_MS, **retention)
+        return read_claims(raw, "main", DAY + day * DAY_MS, now_ms=now_ms)
 
 
 def ids(*entries: int) -> BitMap:
@@ -161,12 +161,28 @@ def test_retention_keeps_what_everybody_has_acknowledged(open_store: OpenStore, 
     close_day(store, clock)
     subscription.ack(subscription.receive(6), durable=True)
     now_ms = clock.now_ms()
-    assert needed(claims_of(store)[0], 6, BitMap()) == BitMap()
-    kept = claims_of(store, retention_ms=3_600_000, now_ms=now_ms + 3_599_999)[0]
+    kept = claims_of(store, now_ms=now_ms + 3_599_999)[0]
     assert needed(kept, 6, BitMap()) == BitMap(range(6))
     assert not kept.relied_on
-    later = claims_of(store, retention_ms=3_600_000, now_ms=now_ms + 3_600_000)[0]
+    later = claims_of(store, now_ms=now_ms + 3_600_000)[0]
     assert needed(later, 6, BitMap()) == ids(4, 5)  # their ledger is open
+    store.set_policies(Policies(retention_ms=0), topic="a")
+    assert needed(claims_of(store)[0], 6, BitMap()) == BitMap()
+
+
+def test_the_newest_bytes_that_retention_asks_for_are_kept(open_store: OpenStore, clock: ManualClock) -> None:
+    """The ledger that is written to counts for nothing, and stays; a slow subscription changes nothing."""
+    store = open_store(config=StoreConfig(ledger_max_entries=4))
+    subscription = store.topic("a").subscribe("one")
+    slow = store.topic("a").subscribe("slow")
+    send_day(store, "a", 10)
+    close_day(store, clock)
+    subscription.ack(subscription.receive(10), durable=True)
+    slow.ack(slow.receive(10)[1:9], durable=True)
+    store.set_policies(Policies(retention_bytes=1), namespace="public/default")
+    assert needed(claims_of(store)[0], 10, BitMap()) == ids(0, 4, 5, 6, 7, 8, 9)
+    store.set_policies(Policies(retention_bytes=1 << 30), namespace="public/default")
+    assert needed(claims_of(store)[0], 10, BitMap()) == BitMap(range(10))
 
 
 def test_several_partitions_are_read_in_one_pass(open_store: OpenStore, clock: ManualClock) -> None:

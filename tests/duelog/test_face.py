@@ -24,6 +24,7 @@ NAMES = [
     "MessageId",
     "MessageIds",
     "Outcome",
+    "Policies",
     "ReceivedMessage",
     "Schedule",
     "ScheduledMessage",

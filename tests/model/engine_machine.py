@@ -51,14 +51,14 @@ class EngineMachine(BusyRules, TimeRules, Comparing):
 
     def _planned_ms(self) -> int | None:
         """What is next, but for the look for what is old, which a store with a time to live takes for ever."""
-        maintenance = self.store._engine.maintenance
+        engine = self.store._engine
         if self.config.ttl_ms is None:
             return self.next_due_ms
-        maintenance._expiry._ttl_ms = None
+        engine.policies.shortest_ttl_ms = None
         try:
-            return maintenance._next_due_ms()
+            return engine.maintenance._next_due_ms()
         finally:
-            maintenance._expiry._ttl_ms = self.config.ttl_ms
+            engine.policies.shortest_ttl_ms = self.config.ttl_ms
 
     def _awaited_ms(self) -> int | None:
         """When time alone gives a receiver something that is in the main log already."""

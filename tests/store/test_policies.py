@@ -14,7 +14,7 @@ from duelog.store.errors import DelayTooLong, InvalidArgument
 from duelog.store.format import CorruptRecord
 from duelog.store.message import MAX_DUE_MS
 from duelog.store.names import TopicName
-from duelog.store.policies import POLICY_FIELDS, DelayedDeliveryPolicies, resolve
+from duelog.store.policies import DELAY_FIELDS, DelayedDeliveryPolicies, resolve
 
 TOPIC = TopicName.parse("shop/mail/reminders")
 NOW_MS = 1_790_000_000_123
@@ -58,7 +58,7 @@ def test_scopes_are_merged_field_by_field(
     """A scope that sets one field leaves the others to the wider scopes."""
     effective = resolve(TOPIC, of_store, of_namespace, of_topic)
     defaults = {"active": True, "tick_time_ms": 0, "max_delivery_delay_ms": 0, "fixed_delivery_delay_ms": 0}
-    for name in POLICY_FIELDS:
+    for name in DELAY_FIELDS:
         given_values = [getattr(scope, name) for scope in (of_topic, of_namespace, of_store) if scope is not None]
         expected = next((value for value in given_values if value is not None), defaults[name])
         assert getattr(effective, name) == expected

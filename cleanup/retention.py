@@ -1,0 +1,64 @@
+"""Which ledgers of a main log retention keeps, by the policies that the store has: for compaction and who adopts it.
+
+Trimming (trim.py) goes by what is in memory and by whole ledgers from the front. Compaction goes by what is on disk,
+and may drop single messages of ledgers that a slow subscription still holds: those count here as if everything had
+been acknowledged by now, so that what compaction drops is what trimming would not have kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import lmdb
+
+from ..store import catalog
+from ..store.format import LedgerState
+from ..store.names import TopicName
+from ..store.origin import Relied
+from ..store.policies import EffectivePolicies
+from ..store.policy_records import effective
+from ..store.position import Position
+
+
+def ledgers_kept(raw: lmdb.Transaction, topic_id: int, now_ms: int) -> set[int]:
+    """Ids of the ledgers of a topic's main log whose acknowledged messages are kept to be sought back to.
+
+    O(ledgers of the topic). Raises CorruptRecord.
+    """
+    name = catalog.topic_name(raw, topic_id)
+    if name is None:
+        return set()
+    policies = effective(raw, TopicName.parse(name))
+    if not policies.retention_ms and not policies.retention_bytes:
+        return set()
+    return _kept(raw, topic_id, policies, now_ms)
+
+
+def _kept(raw: lmdb.Transaction, topic_id: int, policies: EffectivePolicies, now_ms: int) -> set[int]:
+    mark_deletes = [cursor.mark_delete for _, _, cursor in catalog.cursors(raw, topic_id)]
+    passed_bytes = closed_bytes = 0  # of the ledgers after the one that is looked at
+    kept = set()
+    for ledger_id, record in sorted(catalog.ledgers(raw, topic_id), reverse=True):
+        if record.state is LedgerState.TRIMMING:
+            continue
+        is_open = record.state is LedgerState.OPEN
+        last = Position(ledger_id, record.entries - 1)
+        passed = not is_open and all(mark_delete >= last for mark_delete in mark_deletes)
+        young = is_open or record.closed_ms + policies.retention_ms > now_ms
+        newer_bytes = passed_bytes if passed else closed_bytes
+        if (policies.retention_ms and young) or newer_bytes < policies.retention_bytes:
+            kept.add(ledger_id)
+        passed_bytes += record.stored_bytes if passed else 0
+        closed_bytes += 0 if is_open else record.stored_bytes
+    return kept
+
+
+def reason_to_keep(raw: lmdb.Transaction, relied_on: Sequence[Relied], now_ms: int) -> str | None:
+    """Why bodies whose acknowledgements lie at these positions are to stay by now; None: retention lets them go."""
+    for topic_id in {relied.topic_id for relied in relied_on}:
+        kept = ledgers_kept(raw, topic_id, now_ms)
+        for relied in relied_on:
+            if relied.topic_id == topic_id and relied.ledger_id in kept:
+                name = catalog.topic_name(raw, topic_id)
+                return f"by the retention of {name} messages are kept by now that it drops"
+    return None
