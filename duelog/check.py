@@ -24,7 +24,7 @@ from duelog.store.position import Position
 from duelog.store.run import Run, RunKind
 
 from .check_journal import check_journal
-from .check_partitions import check_partitions
+from .check_partitions import check_partitions, lost_partitions, was_used
 from .check_records import check_bodies, check_pages, check_records, dense_runs
 from .finding import Finding, error, warning
 
@@ -107,8 +107,11 @@ class Survey:
         for ledger_id, (topic_id, ledger) in self.ledgers.items():
             if topic_id not in self.topics and ledger.state is not LedgerState.TRIMMING:
                 yield error("ledger-without-topic", f"ledger {ledger_id}", f"topic {topic_id} does not exist")
+        yield from lost_partitions(self)
         for directory in self.engine.partitions.unregistered():
-            advice = "it is removed when the store is next opened for writing, unless it holds messages"
+            if any(was_used(generation) for generation in directory.glob("g*")):
+                continue  # found above
+            advice = "it is removed when the store is next opened for writing"
             yield warning("orphan-directory", str(directory), "is not in the catalog", advice)
 
     # -- main logs -------------------------------------------------------------------------------
@@ -197,8 +200,8 @@ class Survey:
         for key in _keys(self.raw, fmt.prefix(Table.ACKED)):
             number = fmt.trailing_u32(key[:5])
             if number not in subscriptions:
-                advice = "it costs nothing but its room"
-                yield warning("acked-without-subscription", f"subscription {number}", "does not exist", advice)
+                message = "has acknowledged entries, and no record: what it is owed is not delivered"
+                yield error("acked-without-subscription", f"subscription {number}", message)
 
     def _counters(self) -> Iterator[Finding]:
         """Numbers that are in use must not be given out again."""

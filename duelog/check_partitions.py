@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,8 +11,9 @@ from pyroaring import BitMap
 
 from duelog.partitions.due_column import DueBatch, scan_dues
 from duelog.partitions.partition import Partition, PartitionLog
+from duelog.partitions.timespan import parse_directory_name
 from duelog.snapshot.inspection import SnapshotInfo, SnapshotState, inspect_snapshots
-from duelog.store import catalog
+from duelog.store import catalog, datafile
 from duelog.store import format as fmt
 from duelog.store.cancellations import members
 from duelog.store.errors import DamagedStore
@@ -24,6 +26,37 @@ from .finding import Finding, error, warning
 
 if TYPE_CHECKING:
     from .check import Survey
+
+
+def lost_partitions(survey: Survey) -> Iterator[Finding]:
+    """Directories with messages that the catalog does not know: opening for writing refuses them.
+
+    None is found of those that a writer makes meanwhile: one is registered before it is used, so a used one that is not
+    in the survey's transaction is in the catalog of now.
+    """
+    path = survey.engine.path / "partitions"
+    for directory in sorted(path.iterdir()) if path.is_dir() else ():
+        if _start_of(directory) in survey.records or not any(was_used(child) for child in directory.glob("g*")):
+            continue
+        with survey.engine.main.read() as raw:
+            known = dict(catalog.partitions(raw))
+        if _start_of(directory) not in known and directory.exists():
+            yield error("lost-partition", str(directory), "holds messages and is not in the catalog")
+
+
+def was_used(generation: Path) -> bool:
+    """Whether a generation has had a commit after the one that describes it: with that come messages."""
+    try:
+        return datafile.inspect(generation).transaction > 1
+    except DamagedStore:
+        return False
+
+
+def _start_of(directory: Path) -> int | None:
+    try:
+        return parse_directory_name(directory.name)
+    except ValueError:
+        return None
 
 
 def check_partitions(survey: Survey) -> Iterator[Finding]:

@@ -9,6 +9,7 @@ from pyroaring import BitMap
 
 from duelog.store import format as fmt
 from duelog.store.body import decode_body
+from duelog.store.copies import copied_key
 from duelog.store.environment import Environment
 from duelog.store.errors import CorruptEntry
 from duelog.store.format import CorruptRecord, Table
@@ -23,6 +24,14 @@ from .recurring import unpack_schedule
 _SNAPSHOTS = (Table.SNAPSHOT_PART, Table.SNAPSHOT_META)
 _BITMAPS = (Table.ACKED, Table.CANCELLED, Table.ADMITTED)
 _READERS: dict[int, Callable[[bytes], object]] = {
+    Table.COUNTER: fmt.unpack_u64,
+    Table.TOPIC: fmt.TopicRecord.unpack,
+    Table.TOPIC_NAME: bytes.decode,
+    Table.PARTITION: fmt.PartitionRecord.unpack,
+    Table.LOG: fmt.unpack_u64,
+    Table.FRONTIER: fmt.FrontierRecord.unpack,
+    Table.LEDGER: fmt.LedgerRecord.unpack,
+    Table.CURSOR: fmt.CursorRecord.unpack,
     Table.PRODUCER: ProducerRecord.unpack,
     Table.ORIGIN: OriginRecord.unpack,
     Table.SCHEDULE: unpack_schedule,
@@ -34,6 +43,15 @@ def check_pages(environment: Environment) -> Iterator[Finding]:
     """Every page of the data file. O(pages)."""
     for problem in environment.find_problems():
         yield error("page", environment.name, problem)
+
+
+def verify_record(key: bytes, value: bytes | memoryview) -> bytes:
+    """The fields of a small record or of its copy. Raises CorruptRecord, ValueError: it cannot be read."""
+    fields = fmt.unseal(key, value)
+    reader = _READERS.get(key[1] if key[0] == Table.COPY else key[0])
+    if reader is not None:
+        reader(fields)
+    return fields
 
 
 def check_records(raw: lmdb.Transaction, name: str, ledgers: Collection[int]) -> Iterator[Finding]:
@@ -55,11 +73,11 @@ def check_records(raw: lmdb.Transaction, name: str, ledgers: Collection[int]) ->
             yield error("unknown-table", address, "no table of a store has this number")
         elif table not in _SNAPSHOTS:  # a snapshot says of itself whether it is whole
             try:
-                fields = fmt.unseal(key, cursor.value())
-                if table in _READERS:
-                    _READERS[table](fields)
+                verify_record(key, cursor.value())
             except (CorruptRecord, ValueError) as reason:
                 yield error("corrupt-record", address, str(reason))
+            if table == Table.COPY and raw.get(copied_key(key)) is None:
+                yield error("lost-record", address, "is the copy of a record that is gone")
         more = cursor.next()
 
 

@@ -50,6 +50,7 @@ class Table(IntEnum):
     SET_ASIDE = 0x60  # main: ledger id, entry id -> reason
     SNAPSHOT_PART = 0x70  # partition: ledger id, snapshot id, part -> bitmaps (snapshot/format.py)
     SNAPSHOT_META = 0x71  # partition: ledger id, snapshot id -> snapshot/format.py: Metadata
+    COPY = 0x80  # both: key of another record -> the same fields
     RUN = 0xF0  # both: ledger id, first entry id -> run
 
 

@@ -10,6 +10,7 @@ from typing import Protocol
 
 import lmdb
 
+from .copies import NOT_COPIED, copy_key
 from .errors import BrokenInvariant
 from .format import seal, unseal
 
@@ -44,11 +45,16 @@ class Transaction:
         return None if value is None else unseal(key, value)
 
     def put(self, key: bytes, fields: bytes) -> None:
-        """Store a small record with its checksum, replacing what is there."""
+        """Store a small record with its checksum, and its copy, replacing what is there."""
         self.raw.put(key, seal(key, fields))
+        if key[0] not in NOT_COPIED:
+            copy = copy_key(key)
+            self.raw.put(copy, seal(copy, fields))
 
     def delete(self, key: bytes) -> bool:
-        """Remove a record; False when it is not there."""
+        """Remove a record and its copy; False when it is not there."""
+        if key[0] not in NOT_COPIED:
+            self.raw.delete(copy_key(key))
         return bool(self.raw.delete(key))
 
     def insert_run(self, key: bytes, value: bytes | bytearray) -> None:

@@ -54,7 +54,7 @@ def repair(
     ] = None,
     json_: Json = False,
 ) -> None:
-    """Give up what cannot be read, write it to a file with the reasons, and make the rest usable.
+    """Make anew what can be told from the rest, give up what cannot, into a file with the reasons: the store is usable.
 
     Refused while a process has the store open. Make a copy of the store first: what is given up is not delivered any
     more. The file has a JSON line for each entry or record: environment, ledger, entry, reason, and the bytes as far
@@ -72,10 +72,16 @@ def repair(
         else:
             write_line(printable(action))
     if json_:
-        write_json({"given_up": report.given_up, "left": [found.message for found in report.left]})
+        figures = {"lost": report.lost, "again": report.again, "uncancelled": report.uncancelled}
+        left = [found.message for found in report.left]
+        write_json({"given_up": report.given_up, **figures, "subscriptions": report.subscriptions, "left": left})
     else:
         for found in report.left:
             write_line(printable(f"left: {found.code}: {found.address}: {found.message}"))
+        say(
+            f"messages lost: {report.lost:,}; that may come again though acknowledged: {report.again:,}, "
+            f"though cancelled: {report.uncancelled:,}"
+        )
         say(f"given up: {report.given_up:,}; left: {len(report.left):,}")
     if report.left:
         raise typer.Exit(1)

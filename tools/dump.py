@@ -19,6 +19,7 @@ from ..partitions.timespan import parse_directory_name
 from ..store import catalog
 from ..store import format as fmt
 from ..store.body import decode_body
+from ..store.copies import copied_key
 from ..store.environment import Environment
 from ..store.errors import CorruptEntry, DamagedStore, DuelogError, InvalidArgument
 from ..store.format import CorruptRecord, Table
@@ -244,6 +245,7 @@ _KEYS: dict[Table, Callable[[bytes], Fields]] = {
     Table.SET_ASIDE: _u64_u32("ledger_id", "entry_id"),
     Table.SNAPSHOT_PART: lambda key: {**_snapshot(key[:17]), "part": fmt.trailing_u32(key[17:])},
     Table.SNAPSHOT_META: _snapshot,
+    Table.COPY: lambda key: {"of": Table(key[1]).name, **_KEYS[Table(key[1])](copied_key(key))},
 }
 
 

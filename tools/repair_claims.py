@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 from pyroaring import BitMap
 
-from ..cleanup.mend import GivenUp, mend_ledger
+from ..cleanup.mend import mend_ledger
 from ..partitions.due_column import DueBatch, scan_dues
 from ..store import cancellations, catalog
 from ..store import format as fmt
@@ -25,13 +23,11 @@ from ..store.managed_ledger import LedgerLimits, ManagedLedger
 from ..store.run import Run, RunKind
 from ..store.scan import runs
 from ..store.transaction import Transaction
+from .repair_report import Account
 
-GiveUp = Callable[[GivenUp], object]
 
-
-def settle(main: Environment, lost: dict[int, BitMap], give_up: GiveUp) -> list[str]:
+def settle(main: Environment, lost: dict[int, BitMap], account: Account) -> None:
     """Mend the main logs, and acknowledge for everybody what was given up. `lost`: by ledger of a partition log."""
-    actions: list[str] = []
     with main.read() as raw:
         topics = [fmt.trailing_u32(key) for key, _ in catalog.rows(raw, fmt.prefix(Table.TOPIC_NAME))]
         for key, _ in catalog.rows(raw, fmt.prefix(Table.SET_ASIDE)):
@@ -52,25 +48,24 @@ def settle(main: Environment, lost: dict[int, BitMap], give_up: GiveUp) -> list[
             for rows in acked.values():
                 if ledger_id in rows:
                     least.append(max(BitMap.deserialize(rows[ledger_id]), default=-1) + 1)
-            mended = mend_ledger(main, ledger_id, least_entries=max(least), base_ms=0, dues={}, give_up=give_up)
+            mended = mend_ledger(main, ledger_id, least_entries=max(least), base_ms=0, dues={}, give_up=account.give_up)
             entries = mended.holes | mended.bodies | lost.get(ledger_id, BitMap())
             entries |= _pointing_at(main, ledger_id, lost)
             if entries:
                 given_up[ledger_id] = entries
-                actions.append(f"main, ledger {ledger_id}: {len(entries)} entries are acknowledged for everybody")
+                account.say(f"main, ledger {ledger_id}: {len(entries)} entries are acknowledged for everybody")
             if record.state is LedgerState.CLOSED and mended.entries != record.entries:
                 closed: LedgerRecord = record._replace(entries=mended.entries)
                 key = fmt.ledger_key(topic_id, ledger_id)
                 main.write(lambda transaction: transaction.put(key, closed.pack()))  # noqa: B023 - it has returned
-        _acknowledge(main, topic_id, given_up, actions)
+        _acknowledge(main, topic_id, given_up, account)
 
     def clear(transaction: Transaction) -> int:
         keys = [key for key, _ in catalog.rows(transaction.raw, fmt.prefix(Table.SET_ASIDE))]
         return sum(transaction.delete(key) for key in keys)
 
     if cleared := main.write(clear):
-        actions.append(f"main: {cleared} entries are no longer set aside")
-    return actions
+        account.say(f"main: {cleared} entries are no longer set aside")
 
 
 def _pointing_at(main: Environment, ledger_id: int, lost: dict[int, BitMap]) -> BitMap:
@@ -84,7 +79,7 @@ def _pointing_at(main: Environment, ledger_id: int, lost: dict[int, BitMap]) -> 
     return found
 
 
-def _acknowledge(main: Environment, topic_id: int, given_up: dict[int, BitMap], actions: list[str]) -> None:
+def _acknowledge(main: Environment, topic_id: int, given_up: dict[int, BitMap], account: Account) -> None:
     with main.read() as raw:
         log = ManagedLedger.load(raw, main.name, topic_id, RunLimits(), LedgerLimits(1 << 31, 1 << 62, 1 << 62))
         cursors = list(catalog.cursors(raw, topic_id))
@@ -94,7 +89,7 @@ def _acknowledge(main: Environment, topic_id: int, given_up: dict[int, BitMap], 
         last = log.ledgers()[-1]
         if record.ledger_id > last.ledger_id:
             acks.reset(log.end._replace(entry_id=last.entries - 1))
-            actions.append(f"topic {topic_id}: subscription {name} is at the end of the log")
+            account.say(f"topic {topic_id}: subscription {name} is at the end of the log")
         acks.trim_to(log.first_ledger, log)
         for ledger_id, entries in given_up.items():
             acks.ack(ledger_id, entries, log)
@@ -116,7 +111,7 @@ def _acknowledge(main: Environment, topic_id: int, given_up: dict[int, BitMap], 
         main.write(write)
 
 
-def recount(main: Environment, environment: Environment, start_ms: int) -> list[str]:
+def recount(main: Environment, environment: Environment, start_ms: int, account: Account) -> None:
     """Count again what a partition's logs have fired and who holds it."""
     actions: list[str] = []
 
@@ -145,7 +140,8 @@ def recount(main: Environment, environment: Environment, start_ms: int) -> list[
             actions.append(f"{environment.name}: {holders} topics hold it, not {record.holders}")
 
     main.write(work)
-    return actions
+    for action in actions:
+        account.say(action)
 
 
 def _fired(transaction: Transaction, environment: Environment, ledger_id: int, frontier: fmt.FrontierRecord) -> int:

@@ -10,6 +10,7 @@ import numpy as np
 
 from duelog.store import format as fmt
 from duelog.store.body import encode_one
+from duelog.store.copies import copy_key
 from duelog.store.format import FrontierRecord
 from duelog.store.journal import FILE_NAME, Journal, JournalRecord
 from duelog.store.message import Message
@@ -57,6 +58,13 @@ def test_the_pages_frontier_is_what_is_written() -> None:
     assert value == fmt.seal(key, FrontierRecord(7, SENT_MS + 60_000, 0, 2, 1, 3, 0, 0).pack())
 
 
+def test_the_copy_of_the_pages_frontier_is_what_is_written() -> None:
+    """The same fields under a key of its own, with a checksum of its own."""
+    key, value = example(3)
+    assert key == copy_key(fmt.frontier_key(1, START_MS))
+    assert value == fmt.seal(key, FrontierRecord(7, SENT_MS + 60_000, 0, 2, 1, 3, 0, 0).pack())
+
+
 def test_the_pages_journal_is_what_is_written(tmp_path: Path) -> None:
     """The slot of its epoch, and its group."""
     store_id = bytes(range(16))
@@ -65,7 +73,7 @@ def test_the_pages_journal_is_what_is_written(tmp_path: Path) -> None:
         due_ms, body = encode_one(Message(b"pay", deliver_at=SENT_MS + 60_000), SENT_MS, 1_000)
         journal.append([JournalRecord(START_MS, 7, due_ms, 0, body)])
     content = (tmp_path / FILE_NAME).read_bytes()
-    slot, group = b"".join(example(3)), b"".join(example(4))
+    slot, group = b"".join(example(4)), b"".join(example(5))
     assert content.startswith(slot)
     assert content[8192:].rstrip(b"\0") == group
     assert len(content) == 1 << 20

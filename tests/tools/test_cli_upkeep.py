@@ -112,7 +112,7 @@ def test_repair_writes_what_it_gives_up_to_a_file(path: Path, tmp_path: Path) ->
     """The bytes of a damaged payload, its address and the reason; then check finds nothing."""
     damage(path, b"payload 42")
     figures = [json.loads(line) for line in ok("repair", path, "--json").splitlines()][-1]
-    assert figures == {"given_up": 1, "left": []}
+    assert figures == {"given_up": 1, "lost": 1, "again": 0, "uncancelled": 0, "subscriptions": [], "left": []}
     (line,) = [json.loads(line) for line in (tmp_path / "store-given-up.jsonl").read_text().splitlines()]
     assert line["entry"] == 42
     assert "checksum" in line["reason"]

@@ -16,12 +16,14 @@ from duelog import DelayedStore, ManualClock, StoreConfig
 from duelog.errors import FormatMismatch
 from duelog.store import journal
 from duelog.store.body import decode_body
+from duelog.store.format import Table
 from duelog.tools.repair import RepairReport, repair_store
 from duelog.tools.store_check import check_store
 from tests.conftest import START_MS, OpenStore
 from tests.disaster.damage import copy, forked
 from tests.disaster.journals import groups, journaling, journalled
 from tests.model.driver import copy_store
+from tests.tools.small_records import flip, keys
 
 HOUR_MS = 3_600_000
 CONFIG = journaling(StoreConfig(partition_ms=HOUR_MS, background=False))
@@ -136,9 +138,8 @@ def test_a_journal_cut_short_is_given_up(crashed: Crashed, left: int) -> None:
 
 def test_an_intact_journal_is_left_alone(crashed: Crashed) -> None:
     """Another file's damage is mended, and what is in the journal comes home when the store is opened."""
-    content = bytearray(partition_file(crashed.path, 0).read_bytes())
-    content[content.rindex(b"batch")] ^= 1
-    partition_file(crashed.path, 0).write_bytes(content)
+    directory = partition_file(crashed.path, 0).parent
+    flip(directory, keys(directory, Table.RUN)[-1], at=-1)
     before = crashed.journal.read_bytes()
     report = crashed.repair()
     assert report.given_up == 1

@@ -1,0 +1,55 @@
+"""Damage to single small records of a closed store: flipped, missing, with and without the copies of today."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import lmdb
+
+from duelog.store.copies import copy_key
+from duelog.store.format import Table
+
+Damage = Callable[[Path, bytes], None]
+
+
+def keys(directory: Path, table: Table) -> list[bytes]:
+    """Keys of the records of a table in an environment's directory."""
+    with lmdb.open(str(directory), readonly=True, lock=False, max_dbs=0) as environment, environment.begin() as raw:
+        return [bytes(key) for key, _ in raw.cursor() if key[0] == table]
+
+
+def environments(store: Path) -> list[Path]:
+    """The directories of main and of every generation of a partition."""
+    return [store / "main", *sorted(store.glob("partitions/*/g*"))]
+
+
+def without_copies(store: Path) -> None:
+    """Leave a store as an earlier version wrote it, which knew of no copies."""
+    for directory in environments(store):
+        with lmdb.open(str(directory), map_size=1 << 30) as environment, environment.begin(write=True) as raw:
+            for key in [bytes(key) for key, _ in raw.cursor() if key[0] == Table.COPY]:
+                raw.delete(key)
+
+
+def flip(directory: Path, key: bytes, at: int | None = None) -> None:
+    """Flip a bit of a value: of the byte `at`, else in the middle of a record's fields, or of its checksum."""
+    with lmdb.open(str(directory), map_size=1 << 30) as environment, environment.begin(write=True) as raw:
+        value = bytearray(raw.get(key, b""))
+        value[max(len(value) - 4, 1) // 2 if at is None else at] ^= 1
+        raw.put(key, bytes(value))
+
+
+def remove(directory: Path, key: bytes) -> None:
+    """Remove a record, and not its copy."""
+    with lmdb.open(str(directory), map_size=1 << 30) as environment, environment.begin(write=True) as raw:
+        assert raw.delete(key)
+
+
+def has_copy(directory: Path, key: bytes) -> bool:
+    """Whether a record's copy is there."""
+    with lmdb.open(str(directory), readonly=True, lock=False, max_dbs=0) as environment, environment.begin() as raw:
+        return raw.get(copy_key(key)) is not None
+
+
+DAMAGES: dict[str, Damage] = {"flipped": flip, "missing": remove}
