@@ -78,13 +78,25 @@ def refuse_inside(field: str, path: Path, store: Path) -> None:
         raise InvalidArgument(field, str(path), f"lies inside the store {store}")
 
 
+def children(path: Path) -> list[Path]:
+    """What a directory holds, by name; nothing where none is: another process may just have removed it."""
+    try:
+        return sorted(path.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
 def size_bytes(path: Path) -> int:
     """Bytes that the files under `path` occupy on disk (blocks, not lengths)."""
     total = 0
     for root, _, names in os.walk(path):
-        for name in names:
-            try:
-                total += os.lstat(os.path.join(root, name)).st_blocks * 512
-            except FileNotFoundError:
-                continue
+        total += sum(occupied_bytes(Path(root, name)) for name in names)
     return total
+
+
+def occupied_bytes(file: Path) -> int:
+    """Bytes that a file occupies on disk (blocks, not its length); 0 where it is not there, or not any more."""
+    try:
+        return file.lstat().st_blocks * 512
+    except FileNotFoundError:
+        return 0

@@ -27,7 +27,7 @@ from . import datafile, page_cache, pages
 from .commit_counts import CommitCounts
 from .commit_queue import CommitQueue, Request
 from .config import Durability
-from .directory import make_directory
+from .directory import make_directory, occupied_bytes
 from .errors import BrokenInvariant, ClosedError, DuelogError, StoreFailed, StoreFull
 from .failpoints import reach
 from .format import RUN_PREFIX, unseal
@@ -362,8 +362,8 @@ class Environment:
         return self._map.bytes
 
     def file_bytes(self) -> int:
-        """Bytes that the data file occupies on disk (blocks; sparse tails do not count)."""
-        return (self.path / "data.mdb").stat().st_blocks * 512
+        """Bytes that the data file occupies on disk (blocks; sparse tails do not count); 0 once it was removed."""
+        return occupied_bytes(self.path / "data.mdb")
 
     def _check_open(self) -> None:
         if self._closed:

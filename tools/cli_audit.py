@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ..store.directory import refuse_inside
 from ..store.errors import InvalidArgument
 from .output import printable, say, size_text, write_json, write_line, write_table
 from .traffic import Json
@@ -58,6 +59,8 @@ def audit(
     result: Audit
     if (store is None) == (from_parquet is None):
         raise InvalidArgument("STORE", str(store), "expected a store, or --from-parquet with an export")
+    if output is not None and store is not None:
+        refuse_inside("--output", output, store)
     if from_parquet is not None:
         from .audit.exported import audit_export
 

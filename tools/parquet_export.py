@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ..opening import Identity
-from ..store.directory import make_directory, remove_tree, sync_directory
+from ..store.directory import make_directory, refuse_inside, remove_tree, sync_directory
 from ..store.errors import InvalidArgument
 from .export_layout import (
     MESSAGE_COLUMNS,
@@ -89,6 +89,7 @@ def export_store(
     Raises InvalidArgument, DamagedStore (also where a generation goes meanwhile), and what `run` raises.
     """
     dest = dest.absolute()
+    refuse_inside("DEST", dest, store)
     if dest.exists() and (not dest.is_dir() or any(dest.iterdir())):
         raise InvalidArgument("DEST", str(dest), "is not an empty directory")
     made = not dest.exists()

@@ -26,7 +26,7 @@ from ..partitions.partition import partition_path
 from ..partitions.timespan import directory_name, parse_directory_name
 from ..store import catalog
 from ..store import format as fmt
-from ..store.directory import make_directory, move, remove_tree
+from ..store.directory import make_directory, move, refuse_inside, remove_tree
 from ..store.environment import Environment
 from ..store.errors import DamagedStore
 from ..store.format import CorruptRecord, PartitionInfo, PartitionRecord, PartitionState
@@ -58,8 +58,10 @@ def repair_store(path: Path, output: Path) -> RepairReport:
     """Repair the store in `path`, which no process has open; `output` is added to, where anything is given up.
 
     May be repeated; does nothing to a store without findings, and stops where it would have to guess (`left` says what
-    is left). O(bytes). Raises StoreLocked, FormatMismatch, DamagedStore (the STORE file cannot be read), StoreFull.
+    is left). O(bytes). Raises InvalidArgument (`output` lies inside the store), StoreLocked, FormatMismatch,
+    DamagedStore (the STORE file cannot be read), StoreFull.
     """
+    refuse_inside("--output", output, path)
     lock = StoreLock(path)
     account = Account(output)
     try:

@@ -19,6 +19,7 @@ import lmdb
 from .. import DuelogError, Finding, StoreConfig
 from ..opening import read_identity, stored_span_ms
 from ..store import datafile, pages
+from ..store.directory import children
 from ..store.errors import CorruptEntry, DamagedStore
 from ..store.format import CorruptRecord
 from .backup_check import check_backup
@@ -47,7 +48,9 @@ def check_store(path: Path, *, deep: bool = False) -> list[Finding]:
 
 def environments(path: Path) -> list[Path]:
     """The directories of a store's environments, whether the catalog knows them or not."""
-    return [path / "main", *sorted(found for found in (path / "partitions").glob("*/g*") if found.is_dir())]
+    partitions = children(path / "partitions")
+    generations = [found for directory in partitions for found in children(directory) if found.name.startswith("g")]
+    return [path / "main", *(found for found in generations if found.is_dir())]
 
 
 def check_file(directory: Path) -> Iterator[Finding]:

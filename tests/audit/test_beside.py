@@ -7,12 +7,14 @@ import subprocess
 import sys
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from duelog import DelayedStore, ManualClock
 from duelog.store.errors import InvalidArgument
-from duelog.tools.audit import audit_store
+from duelog.tools.audit import audit_store, open_partitions
+from duelog.tools.audit.partition_audit import audit_environment
 from duelog.tools.audit.survey import run_here
 from tests.audit.histories import CONFIG, SLOW
 
@@ -77,6 +79,25 @@ def test_partitions_that_are_deleted_meanwhile_are_left_out(healthy: tuple[Path,
     found = audit_store(store, as_of_ms=healthy[1], run=Meanwhile(_DRAIN, store, healthy[1]), patience_s=0)
     assert found.findings == []
     assert [row.state for row in found.partitions] == ["open"] * 4
+
+
+def test_an_open_partition_that_closes_and_goes_while_it_is_read_is_no_finding(
+    healthy: tuple[Path, int], store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was opened is read to its end, though its file has no name any more; the others are left out."""
+    drain = [Meanwhile(_DRAIN, store, healthy[1])]
+
+    def read(*arguments: Any) -> Any:
+        found = audit_environment(*arguments)
+        if drain:
+            drain.pop()([])
+        return found
+
+    monkeypatch.setattr(open_partitions, "audit_environment", read)
+    audit = audit_store(store, as_of_ms=healthy[1], patience_s=0)
+    assert audit.findings == []
+    assert [(row.state, row.file_bytes) for row in audit.partitions] == [("open", 0)]
+    assert list((store / "partitions").iterdir()) == []
 
 
 def test_the_process_that_has_the_store_open_is_told_to_let_another_one_audit(

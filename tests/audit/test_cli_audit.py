@@ -57,6 +57,12 @@ def test_output_is_written_into_a_directory(healthy: tuple[Path, int], tmp_path:
     assert json.loads((tmp_path / "a" / "b" / "audit.json").read_text())["findings"] == []
 
 
+def test_output_into_the_store_is_refused(healthy: tuple[Path, int]) -> None:
+    """Opening the store would remove it."""
+    assert "inside the store" in refused("audit", healthy[0], "--output", healthy[0] / "staging" / "report")
+    assert not (healthy[0] / "staging" / "report").exists()
+
+
 def test_what_is_no_store_is_refused(tmp_path: Path) -> None:
     """A missing directory, none at all, a store and an export at once, a time that is none."""
     assert "there is no such directory" in refused("audit", tmp_path / "none")

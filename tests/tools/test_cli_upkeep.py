@@ -126,6 +126,14 @@ def test_repair_writes_what_it_gives_up_to_a_file(path: Path, tmp_path: Path) ->
     )
 
 
+def test_what_repair_gives_up_is_not_written_into_the_store(path: Path) -> None:
+    """Opening the store would remove the file; nothing is repaired, either."""
+    damage(path, b"payload 7")
+    before = {file: file.read_bytes() for file in path.rglob("data.mdb")}
+    assert "inside the store" in refused("repair", path, "--output", path / "trash" / "given-up.jsonl")
+    assert {file: file.read_bytes() for file in path.rglob("data.mdb")} == before
+
+
 def test_repair_of_a_store_in_use_is_refused(path: Path) -> None:
     """The writing process holds the lock."""
     with DelayedStore.open(path):

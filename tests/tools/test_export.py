@@ -262,3 +262,15 @@ def test_a_partition_that_is_damaged_fails_the_export_by_name(built: Built, tmp_
         file.truncate(8192)
     assert "truncated" in refused("export", store, tmp_path / "archive")
     assert not (tmp_path / "archive").exists()
+
+
+@pytest.mark.parametrize("place", ["trash/archive", "staging/archive", "link/archive", "archive"])
+def test_an_export_into_the_store_is_refused(tmp_path: Path, place: str) -> None:
+    """Opening the store would remove it; a link that leads there is followed."""
+    path = build(tmp_path / "store", cancelled=0).path
+    (path / "link").symlink_to(path / "staging")
+    before = sorted(path.rglob("*"))
+    with pytest.raises(InvalidArgument, match="inside the store"):
+        export_store(path, path / place)
+    assert sorted(path.rglob("*")) == before
+    assert "inside the store" in refused("export", path, path / place)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ...partitions.partition import partition_path
 from ...partitions.timespan import parse_directory_name
+from ...store.directory import children
 from ...store.format import PartitionRecord, PartitionState
 from .facts import StoreFacts, TopicFacts, log_address, partition_name
 from .marks import Marks, ranges_text
@@ -107,18 +108,18 @@ def directory_findings(
     now_s = time.time()
     known = {partition_name(start_ms): record for start_ms, record in partitions.items()}
     unreadable = {partition_name(start_ms) for start_ms in unjudged}
-    for directory in _children(store / "partitions"):
+    for directory in children(store / "partitions"):
         record = known.get(directory.name)
         if record is None:
             if directory.name not in unreadable and _age_s(directory, now_s) > SETTLED_S:
                 yield finding("orphan-directory", f"partitions/{directory.name}", _what_it_is(directory))
             continue
-        for generation in _children(directory):
+        for generation in children(directory):
             if generation.name != f"g{record.generation:06d}" and _age_s(generation, now_s) > SETTLED_S:
                 message = f"the catalog has generation {record.generation}"
                 yield finding("orphan-generation", f"partitions/{directory.name}/{generation.name}", message)
     for place in ("staging", "trash"):
-        for child in _children(store / place):
+        for child in children(store / place):
             if child.name != "ready" and _age_s(child, now_s) > LEFT_OVER_S:  # ready: to be adopted at the next open
                 yield finding("leftover", f"{place}/{child.name}", f"untouched for {_age_s(child, now_s) / 3600:.0f} h")
 
@@ -129,13 +130,6 @@ def _what_it_is(directory: Path) -> str:
     except ValueError:
         return "its name is not that of a partition"
     return "no partition of the catalog lies there"
-
-
-def _children(directory: Path) -> list[Path]:
-    try:
-        return sorted(directory.iterdir())
-    except (FileNotFoundError, NotADirectoryError):
-        return []
 
 
 def _age_s(path: Path, now_s: float) -> float:
