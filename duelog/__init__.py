@@ -15,6 +15,7 @@ from duelog.store.policies import DelayedDeliveryPolicies, Policies
 from duelog.store.position import MessageId, MessageIds
 
 from .check import Finding
+from .dead_letters import DeadLetter
 from .delayed_store import DelayedStore
 from .maintenance import TickResult
 from .recurring import Schedule
@@ -23,6 +24,7 @@ from .topic import Topic
 
 __all__ = [
     "Clock",
+    "DeadLetter",
     "DelayedDeliveryPolicies",
     "DelayedStore",
     "DuelogError",

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Mapping, Sequence
+
+from pyroaring import BitMap
 
 from duelog.store.acks import AckChanges
 from duelog.store.environment import Environment
@@ -10,6 +13,10 @@ from duelog.store.failpoints import reach
 from duelog.store.transaction import Transaction
 
 from .subscription_state import SubscriptionState
+from .topic_state import TopicState
+
+Acknowledged = tuple[TopicState, SubscriptionState, Mapping[int, BitMap]]
+"""What is acknowledged for a subscription of a topic: entries by ledger id."""
 
 
 class AckFlusher:
@@ -43,6 +50,34 @@ class AckFlusher:
                 dirty, self._dirty, self._due_ms = self._dirty, {}, None
             if dirty:
                 self._write(dirty)
+
+    def acknowledge_with(self, acknowledged: Sequence[Acknowledged], work: Callable[[Transaction], None]) -> None:
+        """Acknowledge entries in the transaction in which `work` writes: all of it is durable, or nothing has changed.
+
+        No other flush runs meanwhile, which could write acknowledgements as they were before. Raises StoreFull,
+        StoreFailed, InvalidArgument, and what `work` raises.
+        """
+        with self._flushing:
+            staged: list[tuple[SubscriptionState, AckChanges]] = []
+            for topic, subscription, entries in acknowledged:
+                with subscription.lock:
+                    acks = subscription.acks.copy()
+                for ledger_id, of_ledger in entries.items():
+                    acks.ack(ledger_id, of_ledger, topic.log)
+                staged.append((subscription, acks.take_changes()))
+
+            def committed() -> None:
+                for topic, subscription, entries in acknowledged:
+                    subscription.acknowledge(entries, topic.log)
+
+            def unit(transaction: Transaction) -> None:
+                for subscription, changes in staged:
+                    subscription.write_changes(transaction, changes)
+                work(transaction)
+                transaction.after_commit(committed)
+
+            reach("acks.before")
+            self._main.write(unit)
 
     def _write(self, dirty: dict[int, SubscriptionState]) -> None:
         taken: list[tuple[SubscriptionState, AckChanges]] = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Self
 
@@ -17,6 +17,7 @@ from duelog.store.policy_records import Scope
 
 from .backup import BackupResult, back_up
 from .check import Finding, check
+from .dead_letters import DeadLetter
 from .engine import Engine
 from .maintenance import TickResult
 from .stats import PartitionStats, StoreStats, partition_stats, store_stats
@@ -153,6 +154,31 @@ class DelayedStore:
         scope = Scope.of(topic=topic, subscription=subscription)
         return self._engine.policies.effective(TopicName.parse(topic), scope.subscription)
 
+    def dead_letters(self, topic: str | None = None, subscription: str | None = None) -> Iterator[DeadLetter]:
+        """Dead letters that nobody has requeued or purged, by dead-letter topic, oldest first; also read-only.
+
+        topic, subscription: only those that came from there. O(entries that dead-letter topics hold, and subscriptions
+        of the store). Raises InvalidArgument.
+        """
+        self._engine.check_open()
+        return self._engine.dead_letters.held(None if topic is None else TopicName.parse(topic), subscription)
+
+    def requeue_dead_letters(self, letters: DeadLetter | Iterable[DeadLetter]) -> int:
+        """Move dead letters back to where they came from, due at once, in one transaction; how many were moved.
+
+        Only the subscription that a letter came from gets it, as a new message whose attempts count from 0. A letter
+        that was requeued or purged before is passed over. All in memory at once. Raises UnknownTopic,
+        UnknownSubscription (where a letter came from is gone), InvalidArgument, StoreFull, StoreFailed; then nothing
+        was moved.
+        """
+        self._engine.check_writable()
+        return self._engine.dead_letters.requeue(_letters(letters))
+
+    def purge_dead_letters(self, letters: DeadLetter | Iterable[DeadLetter]) -> int:
+        """Drop dead letters for good, in one transaction; how many were dropped. Raises as `requeue_dead_letters`."""
+        self._engine.check_writable()
+        return self._engine.dead_letters.purge(_letters(letters))
+
     def tick(self) -> TickResult:
         """Do whatever is due now: fire, close, trim, delete, persist; and say what it did and what is next.
 
@@ -222,3 +248,11 @@ class DelayedStore:
 
     def __repr__(self) -> str:
         return f"<DelayedStore {self.path}{', closed' if self._engine.closed else ''}>"
+
+
+def _letters(letters: DeadLetter | Iterable[DeadLetter]) -> list[DeadLetter]:
+    found = [letters] if isinstance(letters, DeadLetter) else list(letters)
+    for at, letter in enumerate(found):
+        if not isinstance(letter, DeadLetter):
+            raise InvalidArgument(f"letters[{at}]", letter, "expected a DeadLetter")
+    return found

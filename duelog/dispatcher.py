@@ -131,6 +131,10 @@ class Dispatcher:
         self._known(consumer_id)
         return self.type != "failover" or self.consumers[0] == consumer_id
 
+    def failed_at(self, position: Position) -> tuple[int, int] | None:
+        """When the first and the last delivery of a message ended unacknowledged (epoch ms); None: none did."""
+        return self._outstanding.failed_at(position)
+
     def next_redelivery_ms(self) -> int | None:
         """When time alone next makes a message ready: a redelivery's time or an acknowledgement timeout.
 
@@ -162,7 +166,7 @@ class Dispatcher:
         """A consumer goes; what it held is due for redelivery at ``now_ms``."""
         self._known(consumer_id)
         for ledger_id, entries in self._outstanding.remove_consumer(consumer_id).by_ledger().items():
-            self._take_back(ledger_id, entries, now_ms)
+            self._take_back(ledger_id, entries, now_ms, now_ms)
         self._order.set_consumers(self.consumers)
 
     # -- handing out ---------------------------------------------------------------------------
@@ -204,7 +208,7 @@ class Dispatcher:
             if not moved:
                 return []
 
-    def nack(self, consumer_id: int, positions: Sequence[Position], redeliver_at_ms: int) -> int:
+    def nack(self, consumer_id: int, positions: Sequence[Position], redeliver_at_ms: int, now_ms: int) -> int:
         """Give messages back, to be handed out again at ``redeliver_at_ms`` and not before; how many were given back.
 
         Positions that this consumer does not hold (acknowledged, overdue, never handed to it) are passed over.
@@ -213,7 +217,7 @@ class Dispatcher:
         for ledger_id, entries in group_by_ledger(positions).items():
             held = self._outstanding.release(consumer_id, ledger_id, entries)
             if held is not None:
-                self._take_back(ledger_id, held, redeliver_at_ms)
+                self._take_back(ledger_id, held, redeliver_at_ms, now_ms)
                 count += len(held)
         return count
 
@@ -224,7 +228,7 @@ class Dispatcher:
         """
         count = 0
         for ledger_id, entries in self._outstanding.take_overdue(now_ms):
-            self._take_back(ledger_id, entries, now_ms)
+            self._take_back(ledger_id, entries, now_ms, now_ms)
             count += len(entries)
         return count
 
@@ -291,8 +295,9 @@ class Dispatcher:
         if consumer_id not in self._outstanding:
             raise InvalidArgument("consumer_id", consumer_id, "no such consumer")
 
-    def _take_back(self, ledger_id: int, entries: BitMap, redeliver_at_ms: int) -> None:
+    def _take_back(self, ledger_id: int, entries: BitMap, redeliver_at_ms: int, now_ms: int) -> None:
         """Entries that a consumer held until now are to be handed out again."""
+        self._outstanding.note_failed(ledger_id, entries, now_ms)
         self._redeliveries.add(ledger_id, entries, redeliver_at_ms)
         self._order.taken_back(ledger_id, entries)
 

@@ -37,6 +37,7 @@ from duelog.store.transaction import Transaction
 from .ack_flusher import AckFlusher
 from .adopting import Adopting
 from .crew import Crew
+from .dead_letters import DeadLetters
 from .delay_policies import DelayPolicies
 from .due_reader import DueReader
 from .following import Following
@@ -133,6 +134,7 @@ class Engine:
         self.read_ahead = ReadAheadBudget()
         self.outbox = Outbox(config.max_in_flight_bytes)
         self.flusher = AckFlusher(self.main, config.ack_flush_ms)
+        self.dead_letters = DeadLetters(self.main, self.topics, self.flusher, self.clock, self.acknowledged)
         self.firing = Firing(
             self.main,
             self.partitions,

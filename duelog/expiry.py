@@ -1,4 +1,7 @@
-"""Time to live: what nobody acknowledged for `ttl_ms` after its due time counts as acknowledged."""
+"""Time to live: what nobody acknowledged for `ttl_ms` after its due time counts as acknowledged.
+
+Dead letters are exempt: their keeper holds them until they are requeued or purged.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +53,7 @@ class Expiry:
         for topic in self._topics.loaded():
             for subscription in list(topic.subscriptions.values()):
                 ttl_ms = self._policies.effective(topic.name, subscription.name).ttl_ms
-                if ttl_ms and self._expire(topic, subscription, now_ms - ttl_ms):
+                if ttl_ms and not subscription.keeper and self._expire(topic, subscription, now_ms - ttl_ms):
                     self._flusher.mark(subscription, now_ms)
                     look_at(topic.topic_id, now_ms)
 

@@ -1,11 +1,11 @@
 """Which consumer holds which message, how often it was handed out before, and until when it may be held.
 
 Owns three things: for each consumer the positions that it has and has not acknowledged, the number of deliveries of
-those messages that were delivered more than once, and the deadlines of the acknowledgement timeout. It does not decide
+those messages of which one failed, and the deadlines of the acknowledgement timeout. It does not decide
 what becomes of a message that is taken back; the dispatcher does.
 
 Memory: a bit to two bytes for an outstanding message (roaring), one queue entry for a batch while there is a timeout,
-a dictionary entry for a message from its second delivery on.
+a dictionary entry for a message from its first failed delivery on.
 """
 
 from __future__ import annotations
@@ -30,11 +30,16 @@ class _Batch(NamedTuple):
     entries: dict[int, BitMap]
 
 
-class _Repeated(NamedTuple):
-    """A message that was handed out more than once: how often, and in which batch the last time."""
+class _Failed(NamedTuple):
+    """A message of which a delivery ended without an acknowledgement."""
 
     times: int
+    """How often it was handed out."""
     batch: int
+    """In which batch the last time, once it was handed out again; -1: it was not."""
+    first_ms: int
+    last_ms: int
+    """When the first and the last of these deliveries ended."""
 
 
 class Outstanding:
@@ -44,7 +49,7 @@ class Outstanding:
         """ack_timeout_ms: how long a consumer may hold a message unacknowledged; None: as long as it likes."""
         self._timeout_ms = ack_timeout_ms
         self._held: dict[int, PositionSet] = {}
-        self._repeated: dict[int, dict[int, _Repeated]] = {}
+        self._failed: dict[int, dict[int, _Failed]] = {}
         self._batches: deque[_Batch] = deque()
         self._batch_number = 0
 
@@ -74,16 +79,15 @@ class Outstanding:
     ) -> None:
         """Record one batch and set ``redelivery_count``; nobody may hold any of it.
 
-        again: messages that were handed out before. fresh: messages that never were.
+        again: messages that were handed out before, and taken back (`note_failed`). fresh: messages that never were.
         """
         self._batch_number += 1
         for message in again:
             ledger_id, entry_id = message.position
-            of_ledger = self._repeated.setdefault(ledger_id, {})
-            last = of_ledger.get(entry_id)
-            times = 1 if last is None else last.times
-            message.redelivery_count = times
-            of_ledger[entry_id] = _Repeated(times + 1, self._batch_number)
+            of_ledger = self._failed[ledger_id]
+            failed = of_ledger[entry_id]
+            message.redelivery_count = failed.times
+            of_ledger[entry_id] = failed._replace(times=failed.times + 1, batch=self._batch_number)
         for message in fresh:
             message.redelivery_count = 0
         entries = group_messages([*again, *fresh] if again else fresh)
@@ -110,6 +114,20 @@ class Outstanding:
                     self._batches.append(_Batch(now_ms, self._batch_number, consumer_id, entries))
         self._timeout_ms = ack_timeout_ms
 
+    def note_failed(self, ledger_id: int, entries: BitMap, now_ms: int) -> None:
+        """A delivery of each of these entries ended at ``now_ms`` without an acknowledgement."""
+        of_ledger = self._failed.setdefault(ledger_id, {})
+        for entry_id in entries:
+            failed = of_ledger.get(entry_id)
+            first_ms = now_ms if failed is None else failed.first_ms
+            times, batch = (1, -1) if failed is None else failed[:2]
+            of_ledger[entry_id] = _Failed(times, batch, first_ms, now_ms)
+
+    def failed_at(self, position: Position) -> tuple[int, int] | None:
+        """When the first and the last delivery of a message failed; None: none did."""
+        failed = self._failed.get(position.ledger_id, {}).get(position.entry_id)
+        return None if failed is None else (failed.first_ms, failed.last_ms)
+
     def release(self, consumer_id: int, ledger_id: int, entries: BitMap) -> BitMap | None:
         """Take back those of ``entries`` that this consumer holds; None if it holds none of them."""
         held = self._held.get(consumer_id)
@@ -125,12 +143,12 @@ class Outstanding:
 
         consumer_id: who probably holds them. O(1) bitmap operations if that is right, else O(consumers).
         """
-        repeated = self._repeated.get(ledger_id)
-        if repeated is not None:
-            for entry_id in entries if len(entries) <= len(repeated) else [key for key in repeated if key in entries]:
-                repeated.pop(entry_id, None)
-            if not repeated:
-                del self._repeated[ledger_id]
+        failed = self._failed.get(ledger_id)
+        if failed is not None:
+            for entry_id in entries if len(entries) <= len(failed) else [key for key in failed if key in entries]:
+                failed.pop(entry_id, None)
+            if not failed:
+                del self._failed[ledger_id]
         found = 0
         if consumer_id is not None and consumer_id in self._held:
             found = self._held[consumer_id].remove(ledger_id, entries)
@@ -144,18 +162,18 @@ class Outstanding:
         for held in self._held.values():
             held.remove_through(position)
         ledger_id, last = position
-        for repeated_ledger in [repeated_ledger for repeated_ledger in self._repeated if repeated_ledger <= ledger_id]:
-            of_ledger = self._repeated.pop(repeated_ledger)
-            if repeated_ledger == ledger_id:
-                kept = {entry_id: repeated for entry_id, repeated in of_ledger.items() if entry_id > last}
+        for failed_ledger in [failed_ledger for failed_ledger in self._failed if failed_ledger <= ledger_id]:
+            of_ledger = self._failed.pop(failed_ledger)
+            if failed_ledger == ledger_id:
+                kept = {entry_id: failed for entry_id, failed in of_ledger.items() if entry_id > last}
                 if kept:
-                    self._repeated[ledger_id] = kept
+                    self._failed[ledger_id] = kept
 
     def clear(self) -> None:
         """Nobody holds anything, and no message was ever handed out; the consumers stay."""
         for held in self._held.values():
             held.clear()
-        self._repeated.clear()
+        self._failed.clear()
         self._batches.clear()
 
     # -- acknowledgement timeout -----------------------------------------------------------------
@@ -190,10 +208,10 @@ class Outstanding:
             entries = held.shared(ledger_id, of_batch)
             if entries is None:
                 continue
-            repeated = self._repeated.get(ledger_id)
-            if repeated is not None:
+            failed = self._failed.get(ledger_id)
+            if failed is not None:
                 for entry_id in list(entries):
-                    last = repeated.get(entry_id)
+                    last = failed.get(entry_id)
                     if last is not None and last.batch > batch.number:
                         entries.discard(entry_id)
             if entries:
@@ -216,5 +234,5 @@ class Outstanding:
         handed = [batch.handed_ms for batch in self._batches]
         if handed != sorted(handed):
             raise BrokenInvariant("the deadlines of the acknowledgement timeout are out of order")
-        if any(repeated.times < 2 for of_ledger in self._repeated.values() for repeated in of_ledger.values()):
-            raise BrokenInvariant("a message delivered once is counted as delivered again")
+        if any(failed.times < 1 for of_ledger in self._failed.values() for failed in of_ledger.values()):
+            raise BrokenInvariant("a message that was never delivered is counted as failed")

@@ -1,4 +1,4 @@
-"""What happens to messages between the log and the handler: not for this subscription, dead, or postponed."""
+"""Where a message goes whose delivery failed: to the dead-letter topic, or back into its topic for a later time."""
 
 from __future__ import annotations
 
@@ -21,25 +21,20 @@ def dead_letter_name(engine: Engine, topic: TopicState, subscription: str) -> To
     return topic.name._replace(local_name=f"{topic.name.local_name}-{subscription}-DLQ")
 
 
-def bury(engine: Engine, topic: TopicState, subscription: str, messages: list[ReceivedMessage]) -> None:
-    """Append messages to the dead-letter topic, durably, with properties that say where they came from.
+def postpone(
+    engine: Engine, topic: TopicState, subscription: str, message: ReceivedMessage, due_ms: int, failed_ms: int | None
+) -> MessageId:
+    """Send a message anew as a delayed message that only this subscription gets; its id, once it is durable.
 
-    The caller acknowledges them afterwards: a crash in between buries them again.
+    failed_ms: when its first delivery failed; None: now.
     """
     now_ms = engine.clock.now_ms()
-    target = engine.topics.get_or_create(dead_letter_name(engine, topic, subscription), now_ms)
-    bodies = []
-    for message in messages:
-        origin = {"REAL_TOPIC": message.topic, "ORIGIN_MESSAGE_ID": str(message.message_id)}
-        letter = Message(message.payload, key=message.key, properties={**message.properties, **origin})
-        bodies.append(encode_one(letter, now_ms, 2**30)[1])
-    engine.sender.send(target, _batch(np.full(len(bodies), now_ms, dtype=np.int64), bodies, now_ms), now_ms)
-
-
-def postpone(engine: Engine, topic: TopicState, subscription: str, message: ReceivedMessage, due_ms: int) -> MessageId:
-    """Send a message anew as a delayed message that only this subscription gets; its id, once it is durable."""
-    now_ms = engine.clock.now_ms()
-    extra = {"addressee": subscription, "retries": message.retries + message.redelivery_count + 1}
+    first_id, first_ms = message.first_try or (message.message_id, now_ms if failed_ms is None else failed_ms)
+    extra = {
+        "addressee": subscription,
+        "retries": message.retries + message.redelivery_count + 1,
+        "first": [*first_id, first_ms],
+    }
     anew = Message(message.payload, key=message.key, properties=message.properties)
     body = encode_one(anew, now_ms, 2**30, extra)[1]
     return engine.sender.send(topic, _batch(np.array([due_ms], dtype=np.int64), [body], now_ms), now_ms)[0]

@@ -17,7 +17,7 @@ from .dispatcher import Dispatcher, SubscriptionType
 from .due_reader import DueReader
 from .engine import Engine
 from .seeking import position_at
-from .settling import bury, postpone
+from .settling import dead_letter_name, postpone
 from .stats import SubscriptionStats, subscription_stats
 from .subscription_state import SubscriptionState
 from .topic_state import TopicState
@@ -177,7 +177,7 @@ class Subscription:
 
     def _settle(self, batch: list[ReceivedMessage]) -> list[ReceivedMessage]:
         """What of a batch the handler is to get; the rest is for others, or dead, and is acknowledged here."""
-        limit = self._state.policies.max_redeliveries
+        limit = -1 if self._topic.keeps_dead_letters else self._state.policies.max_redeliveries
         wanted, dead, foreign = [], [], []
         for message in batch:
             if message.addressee is not None and message.addressee != self.name:
@@ -188,14 +188,15 @@ class Subscription:
                 wanted.append(message)
         if dead:
             try:
-                bury(self._engine, self._topic, self.name, dead)
+                target = dead_letter_name(self._engine, self._topic, self.name)
+                self._engine.dead_letters.bury(target, self._topic, self._state, dead)
             except BaseException:
                 with self._state.lock:
-                    positions = [message.position for message in batch]
-                    self._dispatcher().nack(self._consumer, positions, self._engine.clock.now_ms())
+                    positions, now_ms = [message.position for message in batch], self._engine.clock.now_ms()
+                    self._dispatcher().nack(self._consumer, positions, now_ms, now_ms)
                 raise
-        if dead or foreign:
-            self.ack([*dead, *foreign])
+        if foreign:
+            self.ack(foreign)
         return wanted
 
     def _dispatcher(self) -> Dispatcher:
@@ -282,7 +283,7 @@ class Subscription:
         count = 0
         with self._state.lock:
             for wait_ms, positions in by_delay.items():
-                count += self._dispatcher().nack(self._consumer, positions, now_ms + wait_ms)
+                count += self._dispatcher().nack(self._consumer, positions, now_ms + wait_ms, now_ms)
         if count:
             self._topic.changed()
         return count
@@ -304,7 +305,9 @@ class Subscription:
         delay_ms = delay_ms_of(delay)
         self._check_usable()
         due_ms = self._engine.clock.now_ms() + delay_ms
-        new_id = postpone(self._engine, self._topic, self.name, message, due_ms)
+        with self._state.lock:
+            failed = self._dispatcher().failed_at(message.position)
+        new_id = postpone(self._engine, self._topic, self.name, message, due_ms, failed and failed[0])
         self.ack(message, durable=True)
         return new_id
 

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+
+from pyroaring import BitMap
 
 from duelog.store import format as fmt
 from duelog.store.acks import AckChanges, AckSet
 from duelog.store.errors import ConsumerBusy, UnknownSubscription
 from duelog.store.format import CursorRecord
+from duelog.store.ledger_list import LedgerList
 from duelog.store.policies import EffectivePolicies, merge
 from duelog.store.position import Position
 from duelog.store.transaction import Transaction
@@ -21,6 +24,8 @@ from .dispatcher import Dispatcher, SubscriptionType
 from .due_reader import DueReader
 
 _PAUSED = 0x01
+KEEPER = 0x02
+"""Flag of a cursor: the subscription holds dead letters (dead_letters.py)."""
 
 
 class SubscriptionState:
@@ -35,6 +40,7 @@ class SubscriptionState:
         self.lock = threading.Lock()
         self.deleted = False
         self.paused = bool(record.flags & _PAUSED)
+        self.keeper = bool(record.flags & KEEPER)
         self.policies: EffectivePolicies = merge(())
         """What is in force, from its first consumer on; replaced when that changes."""
         self._dispatcher: Dispatcher | None = None
@@ -101,6 +107,15 @@ class SubscriptionState:
                 self._dispatcher.remove_consumer(consumer, now_ms)
                 if not self._consumers and self.reader is not None:
                     self.reader.close()
+
+    def acknowledge(self, entries: Mapping[int, BitMap], ledgers: LedgerList) -> None:
+        """Acknowledge entries by ledger id in memory, wherever they are."""
+        with self.lock:
+            if self._dispatcher is not None:
+                self._dispatcher.ack_entries(None, entries)
+            else:
+                for ledger_id, of_ledger in entries.items():
+                    self.acks.ack(ledger_id, of_ledger, ledgers)
 
     def take_gone(self) -> list[Position]:
         """What is in `gone`, once. REQUIRES: the lock."""

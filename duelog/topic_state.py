@@ -44,6 +44,11 @@ class TopicState:
         self.changed()
 
     @property
+    def keeps_dead_letters(self) -> bool:
+        """Whether it is a dead-letter topic: what lies in it is not dead-lettered again."""
+        return any(subscription.keeper for subscription in self.subscriptions.values())
+
+    @property
     def tracker(self) -> TopicDelayTracker | None:
         """The tracker of messages that wait in the main log, if there is one now."""
         return self._tracker

@@ -20,7 +20,7 @@ from duelog.store.names import TopicName
 from duelog.store.position import Position
 from duelog.store.transaction import Transaction
 
-from .subscription_state import SubscriptionState
+from .subscription_state import KEEPER, SubscriptionState
 from .topic_state import TopicState
 
 
@@ -103,10 +103,15 @@ class Topics:
             self._by_id[topic_id] = state
         return state
 
-    def add_subscription(self, state: TopicState, name: str, earliest: bool, now_ms: int) -> SubscriptionState:
-        """The subscription, created durably at the beginning or the end of the log where there is none."""
+    def add_subscription(
+        self, state: TopicState, name: str, earliest: bool, now_ms: int, *, keeper: bool = False
+    ) -> SubscriptionState:
+        """The subscription, created durably at the beginning or the end of the log where there is none.
+
+        keeper: it is marked as one, also where it was there before.
+        """
         found = state.subscriptions.get(name)
-        if found is not None:
+        if found is not None and found.keeper >= keeper:
             return found
 
         def work(transaction: Transaction) -> CursorRecord:
@@ -115,11 +120,16 @@ class Topics:
             key = fmt.cursor_key(state.topic_id, name)
             fields = transaction.get(key)
             if fields is not None:
-                return CursorRecord.unpack(fields)
+                record = CursorRecord.unpack(fields)
+                if keeper:
+                    record = record._replace(flags=record.flags | KEEPER)
+                    transaction.put(key, record.pack())
+                return record
             log = state.log
             start = Position(log.first_in(transaction), 0) if earliest else log.latest_in(transaction, now_ms)
             number = catalog.take_numbers(transaction, catalog.SUBSCRIPTIONS)
-            record = CursorRecord(number, max(now_ms, 0), start.ledger_id, start.entry_id, 0)
+            flags = KEEPER if keeper else 0
+            record = CursorRecord(number, max(now_ms, 0), start.ledger_id, start.entry_id, flags)
             transaction.put(key, record.pack())
             return record
 
@@ -131,7 +141,17 @@ class Topics:
                 found = SubscriptionState(state.topic_id, str(state.name), name, record, acks)
                 # Replaced, not changed in place: others iterate over it without a lock.
                 state.subscriptions = {**state.subscriptions, name: found}
+            found.keeper |= keeper
         return found
+
+    def keepers(self) -> Iterator[tuple[TopicState, SubscriptionState]]:
+        """The subscriptions that hold dead letters, and their topics, by topic id. O(subscriptions of the store)."""
+        for page in catalog.pages(self._main, fmt.prefix(fmt.Table.CURSOR)):
+            for key, fields in page:
+                if CursorRecord.unpack(fields).flags & KEEPER:
+                    state = self.by_id(fmt.trailing_u32(key[:5]))
+                    if state is not None and key[5:].decode() in state.subscriptions:
+                        yield state, state.subscriptions[key[5:].decode()]
 
     def loaded(self) -> list[TopicState]:
         """The topics in memory."""

@@ -73,6 +73,13 @@ class AckSet:
         """
         return cls(mark_delete, {ledger_id: BitMap.deserialize(row) for ledger_id, row in rows.items()})
 
+    def copy(self) -> AckSet:
+        """An independent set that is equal, and has the same changes to write. O(bytes of the bitmaps)."""
+        other = AckSet(self._mark_delete, self._acked)
+        other._dirty |= self._dirty
+        other._mark_dirty = self._mark_dirty
+        return other
+
     # -- asking --------------------------------------------------------------------------------
 
     @property

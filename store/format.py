@@ -369,7 +369,7 @@ _CURSOR = struct.Struct(">IQQIB")
 class CursorRecord(NamedTuple):
     """A subscription: its id and its mark-delete position, of which `next_entry` is the entry after.
 
-    `flags` bit 0: paused.
+    `flags` bit 0: paused; bit 1: it holds dead letters.
     """
 
     subscription_id: int

@@ -54,14 +54,15 @@ class ReceivedMessage:
     due_ms: when it was due; of a message without a delay, when it was published.
     publish_ms: the store's time when it was sent. redelivery_count: how often it was handed out before, since
     the store was opened. retries: how often it was handed out before `retry_later` postponed it. addressee: the only
-    subscription that is to get it; None: all of them.
+    subscription that is to get it; None: all of them. first_try: of a message that `retry_later` postponed, the id
+    and the time (epoch ms) of what was postponed first; None: it was not postponed.
     """
 
     # What is kept without an object of its own is made when somebody looks at it: ids are numbers (`place_of`), and
     # "no properties" is None until its dict is asked for. Objects that the garbage collector follows cost the most.
     if not TYPE_CHECKING:  # which would refuse to set what is a property here
-        __slots__ = ("_id_place", "_place", "_properties", "addressee", "due_ms", "key", "payload", "publish_ms",
-                     "redelivery_count", "retries", "subscription", "topic")  # fmt: skip
+        __slots__ = ("_first_try", "_id_place", "_place", "_properties", "addressee", "due_ms", "key", "payload",
+                     "publish_ms", "redelivery_count", "retries", "subscription", "topic")  # fmt: skip
 
     payload: bytes
     key: str | None
@@ -103,6 +104,10 @@ class ReceivedMessage:
         self.subscription = subscription
         self.retries = retries
         self.addressee = addressee
+
+    @property
+    def first_try(self) -> tuple[MessageId, int] | None:
+        return getattr(self, "_first_try", None)
 
     def _get_properties(self) -> dict[str, str]:
         if self._properties is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .body import decode_body
 from .message import ReceivedMessage
-from .position import Place
+from .position import MessageId, Place
 
 _SMALL_BYTES = 16_384
 """Bodies up to this size are worth a second copy where that saves decoding them."""
@@ -50,6 +50,8 @@ class MessageMaker:
         message.publish_ms, message.payload, message.key, message._properties, extra = decode_body(body)
         if extra is not None:
             message.retries, message.addressee = _retry_facts(extra)
+            if "first" in extra:
+                message._first_try = _first_try(extra["first"])  # type: ignore[attr-defined]  # a slot
             return
         message.retries, message.addressee = 0, None
         if message.key is None and message._properties is None and len(body) <= _SMALL_BYTES:
@@ -64,3 +66,10 @@ def _retry_facts(extra: dict[str, object]) -> tuple[int, str | None]:
     if not isinstance(retries, int) or not (addressee is None or isinstance(addressee, str)):
         raise ValueError(f"retry facts {extra!r} of a body are malformed")
     return retries, addressee
+
+
+def _first_try(first: object) -> tuple[MessageId, int]:
+    if type(first) is not list or [type(part) for part in first] != [int, int, int]:
+        raise ValueError(f"retry facts {first!r} of a body are malformed")
+    ledger_id, entry_id, first_ms = first
+    return MessageId(ledger_id, entry_id), first_ms

@@ -19,6 +19,7 @@ from ..store.errors import DuelogError
 from . import (
     cli_audit,
     cli_compact,
+    cli_dead_letters,
     cli_export,
     cli_policies,
     cli_schedules,
@@ -129,6 +130,7 @@ for command in (
     demo,
 ):
     app.command(command.__name__.rstrip("_"))(command)
+app.add_typer(cli_dead_letters.app)
 app.add_typer(cli_policies.app)
 app.add_typer(cli_schedules.app)
 app.add_typer(cli_snapshot.app, name="snapshot")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import os
-from collections.abc import AsyncIterator, Callable, Generator
+from collections.abc import AsyncIterator, Callable, Generator, Iterable
 from concurrent.futures import Future
 from typing import Any, Self
 
@@ -92,6 +92,18 @@ class DelayedStore:
     async def effective_policies(self, topic: str, subscription: str | None = None) -> EffectivePolicies:
         """As `duelog.DelayedStore.effective_policies`."""
         return await self._threads.run(self._store.effective_policies, topic, subscription)
+
+    async def dead_letters(self, topic: str | None = None, subscription: str | None = None) -> list[duelog.DeadLetter]:
+        """As `duelog.DelayedStore.dead_letters`, all at once."""
+        return await self._threads.run(lambda: list(self._store.dead_letters(topic, subscription)))
+
+    async def requeue_dead_letters(self, letters: duelog.DeadLetter | Iterable[duelog.DeadLetter]) -> int:
+        """As `duelog.DelayedStore.requeue_dead_letters`."""
+        return await self._threads.run(self._store.requeue_dead_letters, letters)
+
+    async def purge_dead_letters(self, letters: duelog.DeadLetter | Iterable[duelog.DeadLetter]) -> int:
+        """As `duelog.DelayedStore.purge_dead_letters`."""
+        return await self._threads.run(self._store.purge_dead_letters, letters)
 
     async def tick(self) -> duelog.TickResult:
         """As `duelog.DelayedStore.tick`."""

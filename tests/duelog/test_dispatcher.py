@@ -39,7 +39,7 @@ def test_a_nacked_message_comes_at_its_time_and_not_before() -> None:
     """Redelivery waits for the delay, then goes ahead of new messages, with its count."""
     dispatcher = dispatcher_on(log_of(*[None] * 4))
     dispatcher.next_batch(1, 2, 0)
-    assert dispatcher.nack(1, at(0), 50) == 1
+    assert dispatcher.nack(1, at(0), 50, 0) == 1
     assert dispatcher.next_redelivery_ms() == 50
     assert not dispatcher.has_ready(49)
     assert entries(dispatcher.next_batch(2, 1, 49)) == [2]
@@ -53,7 +53,7 @@ def test_a_message_acknowledged_after_its_nack_does_not_come_again() -> None:
     """The acknowledgement wins while the message waits for redelivery, and while it is ready."""
     dispatcher = dispatcher_on(log_of(None, None))
     dispatcher.next_batch(1, 2, 0)
-    dispatcher.nack(1, at(0, 1), 50)
+    dispatcher.nack(1, at(0, 1), 50, 0)
     assert dispatcher.ack(1, at(0)) == 1
     assert dispatcher.has_ready(50)
     assert dispatcher.ack(None, at(1)) == 1
@@ -75,10 +75,10 @@ def test_only_the_holder_can_nack() -> None:
     """A late negative acknowledgement does not take a message from the consumer that has it now."""
     dispatcher = dispatcher_on(log_of(None))
     dispatcher.next_batch(1, 1, 0)
-    dispatcher.nack(1, at(0), 0)
+    dispatcher.nack(1, at(0), 0, 0)
     dispatcher.next_batch(2, 1, 0)
-    assert dispatcher.nack(1, at(0), 0) == 0
-    assert dispatcher.nack(9, at(0), 0) == 0
+    assert dispatcher.nack(1, at(0), 0, 0) == 0
+    assert dispatcher.nack(9, at(0), 0, 0) == 0
     assert dispatcher.outstanding_count(2) == 1
 
 
@@ -96,7 +96,7 @@ def test_the_redelivery_count_grows_with_every_delivery() -> None:
     dispatcher = dispatcher_on(log_of(None))
     for delivery in range(5):
         assert [message.redelivery_count for message in dispatcher.next_batch(1, 1, delivery)] == [delivery]
-        dispatcher.nack(1, at(0), delivery)
+        dispatcher.nack(1, at(0), delivery, 0)
 
 
 def test_messages_held_too_long_go_to_others() -> None:
@@ -114,7 +114,7 @@ def test_the_timeout_of_an_earlier_delivery_does_not_shorten_a_later_one() -> No
     """A message given back and handed to the same consumer again has its full time from then on."""
     dispatcher = dispatcher_on(log_of(None, None), ack_timeout_ms=100)
     dispatcher.next_batch(1, 2, 0)
-    dispatcher.nack(1, at(0), 60)
+    dispatcher.nack(1, at(0), 60, 0)
     assert entries(dispatcher.next_batch(1, 2, 60)) == [0]
     assert dispatcher.expire(100) == 1
     assert dispatcher.outstanding_count(1) == 1
@@ -138,7 +138,7 @@ def test_a_seek_back_delivers_again_as_new() -> None:
     dispatcher = dispatcher_on(log_of(*[None] * 4), ack_timeout_ms=100)
     dispatcher.next_batch(1, 3, 0)
     dispatcher.ack(1, at(0, 2))
-    dispatcher.nack(1, at(1), 500)
+    dispatcher.nack(1, at(1), 500, 0)
     dispatcher.seek(Position(1, 0))
     assert dispatcher.next_redelivery_ms() is None
     batch = dispatcher.next_batch(2, 9, 0)
@@ -150,7 +150,7 @@ def test_a_trim_forgets_what_is_gone() -> None:
     log = Log({1: [None] * 2, 5: [None] * 2})
     dispatcher = dispatcher_on(log, ack_timeout_ms=10)
     dispatcher.next_batch(1, 2, 0)
-    dispatcher.nack(1, at(0), 5)
+    dispatcher.nack(1, at(0), 5, 0)
     del log.keys[1]
     dispatcher.trimmed(5)
     assert dispatcher.outstanding_count() == 0
@@ -163,7 +163,7 @@ def test_a_cumulative_acknowledgement_ends_redeliveries_and_skips_ahead() -> Non
     """Everything up to the position is done with: held, waiting, ready and not yet read."""
     dispatcher = dispatcher_on(log_of(*[None] * 6), "exclusive", consumers=[1])
     dispatcher.next_batch(1, 3, 0)
-    dispatcher.nack(1, at(0, 1), 5)
+    dispatcher.nack(1, at(0, 1), 5, 0)
     assert dispatcher.ack_cumulative(Position(1, 3)) == 4
     assert entries(dispatcher.next_batch(1, 9, 10)) == [4, 5]
 
@@ -173,7 +173,7 @@ def test_a_cumulative_acknowledgement_keeps_the_counts_of_later_messages() -> No
     dispatcher = dispatcher_on(log_of(None, None), "exclusive", consumers=[1])
     for now_ms in (0, 1):
         dispatcher.next_batch(1, 2, now_ms)
-        dispatcher.nack(1, at(0, 1), now_ms)
+        dispatcher.nack(1, at(0, 1), now_ms, 0)
     dispatcher.ack_cumulative(Position(1, 0))
     assert [message.redelivery_count for message in dispatcher.next_batch(1, 2, 2)] == [2]
 
@@ -203,7 +203,7 @@ def test_a_failing_read_loses_nothing() -> None:
     log = log_of(*[None] * 4)
     dispatcher = dispatcher_on(log)
     dispatcher.next_batch(1, 2, 0)
-    dispatcher.nack(1, at(1), 0)
+    dispatcher.nack(1, at(1), 0, 0)
     log.fails = True
     with pytest.raises(OSError, match="disk"):
         dispatcher.next_batch(2, 4, 0)
@@ -216,7 +216,7 @@ def test_what_cannot_be_read_holds_nothing_else_up() -> None:
     log = log_of(*[None] * 4)
     dispatcher = dispatcher_on(log)
     dispatcher.next_batch(1, 3, 0)
-    dispatcher.nack(1, at(0, 1, 2), 0)
+    dispatcher.nack(1, at(0, 1, 2), 0, 0)
     log.unreadable.update(at(0, 1))
     assert entries(dispatcher.next_batch(2, 1, 0)) == [2]
     assert dispatcher.awaiting_redelivery_count == 0
@@ -257,12 +257,12 @@ def test_memory_does_not_grow_with_what_was_acknowledged() -> None:
     dispatcher = dispatcher_on(log_of(*[None] * 500), ack_timeout_ms=1000, consumers=[1])
     for _ in range(50):
         positions = [message.position for message in dispatcher.next_batch(1, 10, 0)]
-        dispatcher.nack(1, positions[:3], 0)
+        dispatcher.nack(1, positions[:3], 0, 0)
         dispatcher.next_batch(1, 3, 0)
         dispatcher.ack(1, positions)
     assert dispatcher.next_redelivery_ms() is None
     assert not dispatcher._outstanding._batches
-    assert not dispatcher._outstanding._repeated
+    assert not dispatcher._outstanding._failed
     assert dispatcher.acks.mark_delete == Position(1, 499)
 
 
@@ -271,5 +271,5 @@ def test_nacks_for_the_same_time_come_together() -> None:
     dispatcher = dispatcher_on(log_of(*[None] * 3))
     dispatcher.next_batch(1, 3, 0)
     for entry_id in (2, 0, 1):
-        dispatcher.nack(1, at(entry_id), 50)
+        dispatcher.nack(1, at(entry_id), 50, 0)
     assert entries(dispatcher.next_batch(2, 9, 50)) == [0, 1, 2]

@@ -119,7 +119,8 @@ class DispatcherMachine(RuleBasedStateMachine):
         mine = [position for position, (who, _) in self.twin.held.items() if who == consumer_id]
         positions = self._some(data, sorted(mine) or self.log.positions())
         at_ms = self.now_ms + delay_ms
-        assert self.dispatcher.nack(consumer_id, positions, at_ms) == self.twin.nack(consumer_id, positions, at_ms)
+        count = self.dispatcher.nack(consumer_id, positions, at_ms, self.now_ms)
+        assert count == self.twin.nack(consumer_id, positions, at_ms)
 
     @rule(ms=st.integers(0, 25))
     def time_passes(self, ms: int) -> None:
@@ -200,7 +201,8 @@ class DispatcherMachine(RuleBasedStateMachine):
         left = {p for p in self.log.positions() if p not in self.twin.acked and self.log.readable(p)}
         left -= {p for p in left if p < self.twin.read_position and p not in self._placed()}  # given up while damaged
         for consumer_id in list(self.twin.consumers):
-            self.dispatcher.nack(consumer_id, [p for p, (who, _) in self.twin.held.items() if who == consumer_id], 0)
+            held = [position for position, (who, _) in self.twin.held.items() if who == consumer_id]
+            self.dispatcher.nack(consumer_id, held, 0, self.now_ms)
         got: set[Position] = set()
         progress = True
         while progress:

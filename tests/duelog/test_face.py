@@ -15,6 +15,7 @@ from tests.packaging.tree import FLOORS, ROOT, dotted, modules
 
 NAMES = [
     "Clock",
+    "DeadLetter",
     "DelayedDeliveryPolicies",
     "DelayedStore",
     "DuelogError",

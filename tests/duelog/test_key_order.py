@@ -36,7 +36,7 @@ def test_a_nacked_message_holds_up_the_later_ones_of_its_key_only() -> None:
     one, other = key_of(1, [1, 2]), key_of(1, [1, 2], number=1)
     dispatcher = dispatcher_on(log_of(one, one, other, one), "key_shared")
     assert entries(dispatcher.next_batch(1, 1, 0)) == [0]
-    dispatcher.nack(1, at(0), 50)
+    dispatcher.nack(1, at(0), 50, 0)
     assert entries(dispatcher.next_batch(1, 9, 10)) == [2]
     assert dispatcher.next_batch(1, 9, 49) == []
     batch = dispatcher.next_batch(1, 9, 50)
@@ -48,7 +48,7 @@ def test_a_message_without_a_key_comes_again_to_anyone() -> None:
     mine = key_of(2, [1, 2])
     dispatcher = dispatcher_on(log_of(mine, None, mine), "key_shared")
     assert entries(dispatcher.next_batch(1, 9, 0)) == [1]
-    dispatcher.nack(1, at(1), 5)
+    dispatcher.nack(1, at(1), 5, 0)
     assert entries(dispatcher.next_batch(2, 9, 5)) == [0, 1, 2]
 
 
@@ -81,7 +81,7 @@ def test_acknowledging_a_nacked_message_frees_its_key() -> None:
     key = key_of(1, [1, 2])
     dispatcher = dispatcher_on(log_of(key, key), "key_shared")
     dispatcher.next_batch(1, 1, 0)
-    dispatcher.nack(1, at(0), 1000)
+    dispatcher.nack(1, at(0), 1000, 0)
     assert dispatcher.next_batch(1, 9, 0) == []
     dispatcher.ack(1, at(0))
     assert entries(dispatcher.next_batch(1, 9, 0)) == [1]

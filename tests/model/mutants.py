@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from duelog import dispatcher, recurring, seeking, subscription
+from duelog.dead_letters import DeadLetters
 from duelog.delay_policies import DelayPolicies
 from duelog.delivery_order import DeliveryOrder
 from duelog.dispatcher import Dispatcher, SubscriptionType
@@ -19,6 +20,7 @@ from duelog.due_reader import DueReader
 from duelog.markers import reader, withdrawal
 from duelog.markers.firing import Firing
 from duelog.outstanding import Outstanding
+from duelog.position_set import group_by_ledger
 from duelog.recurring import Recurring
 from duelog.store import producers
 from duelog.store.managed_ledger import ManagedLedger
@@ -60,7 +62,9 @@ def serves_every_failover_consumer(patch: Patch) -> None:
 def redelivers_without_delay(patch: Patch) -> None:
     """What is given back comes at once."""
     nack = Dispatcher.nack
-    patch.setattr(Dispatcher, "nack", lambda self, consumer, positions, at_ms: nack(self, consumer, positions, 0))
+    patch.setattr(
+        Dispatcher, "nack", lambda self, consumer, positions, _, now_ms: nack(self, consumer, positions, 0, 0)
+    )
 
 
 def never_takes_back(patch: Patch) -> None:
@@ -70,7 +74,11 @@ def never_takes_back(patch: Patch) -> None:
 
 def loses_dead_letters(patch: Patch) -> None:
     """They are acknowledged, and written nowhere."""
-    patch.setattr(subscription, "bury", lambda *_: None)
+
+    def bury(_: Any, __: Any, topic: Any, state: Any, messages: Any) -> None:
+        state.acknowledge(group_by_ledger([message.position for message in messages]), topic.log)
+
+    patch.setattr(DeadLetters, "bury", bury)
 
 
 def retries_for_everybody(patch: Patch) -> None:
