@@ -37,7 +37,7 @@ def delete_partition(path: Path, main: Environment, partitions: PartitionSet, pa
     with partitions.lease(partition):
         logs = [(log.topic_id, log.ledger_id) for log in partition.logs()]
         with partition.environment.read() as raw:
-            known_producers = producers.names(raw)
+            of_producers = producers.all_rows(raw)
 
     def record_it(transaction: Transaction) -> bool:
         key = fmt.partition_key(partition.start_ms)
@@ -55,9 +55,7 @@ def delete_partition(path: Path, main: Environment, partitions: PartitionSet, pa
         for topic_id, ledger_id in logs:
             transaction.delete(fmt.frontier_key(topic_id, partition.start_ms))
             cancellations.remove_log(transaction, ledger_id)
-        for topic_id, name, stored in known_producers:  # what it knows of them must not go with it
-            if catalog.topic_name(transaction.raw, topic_id) is not None:
-                producers.merge(transaction, topic_id, name, stored)
+        producers.take_over(transaction, of_producers)  # what is stored is to be known when the partition is gone
         return True
 
     if not main.write(record_it):

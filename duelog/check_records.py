@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator
 
 import lmdb
-from pyroaring import BitMap
+from pyroaring import BitMap, BitMap64
 
 from duelog.store import format as fmt
 from duelog.store.body import decode_body
@@ -33,6 +33,7 @@ _READERS: dict[int, Callable[[bytes], object]] = {
     Table.LEDGER: fmt.LedgerRecord.unpack,
     Table.CURSOR: fmt.CursorRecord.unpack,
     Table.PRODUCER: ProducerRecord.unpack,
+    Table.SEQUENCE: BitMap64.deserialize,
     Table.ORIGIN: OriginRecord.unpack,
     Table.SCHEDULE: unpack_schedule,
     **dict.fromkeys(_BITMAPS, BitMap.deserialize),

@@ -312,8 +312,7 @@ class Engine:
                     transaction.delete(fmt.cursor_key(topic_id, name))
                 for key, _ in list(catalog.rows(transaction.raw, fmt.prefix(fmt.Table.SCHEDULE, topic_id))):
                     transaction.delete(key)
-                for _, name, _ in producers.names(transaction.raw, topic_id):
-                    transaction.delete(fmt.producer_key(topic_id, name))
+                producers.remove(transaction, topic_id)
                 for _, start_ms, _ in list(catalog.frontiers(transaction.raw, topic_id)):
                     transaction.delete(fmt.frontier_key(topic_id, start_ms))
                 for ledger_id, ledger in catalog.ledgers(transaction.raw, topic_id):

@@ -22,7 +22,7 @@ from duelog.store.position import MessageId, MessageIds
 
 from .dispatcher import SubscriptionType
 from .engine import Engine
-from .producer import Producer, load_producer
+from .producer import Producer, ProducerState
 from .recurring import Schedule
 from .stats import TopicStats, topic_stats
 from .subscription import Subscription
@@ -166,7 +166,7 @@ class Topic:
         with state.producers_lock:
             known = state.producers.get(name)
             if known is None:
-                known = state.producers[name] = load_producer(self._engine, state.topic_id, name)
+                known = state.producers[name] = ProducerState(self._engine, state.topic_id, name)
         return Producer(self._engine, self, state, known, name)
 
     def _state(self, now_ms: int) -> TopicState:

@@ -45,8 +45,9 @@ class Table(IntEnum):
     ACKED = 0x32  # main: subscription id, ledger id -> roaring bitmap
     CANCELLED = 0x40  # main: partition log's ledger id, block -> roaring bitmap
     ADMITTED = 0x41  # main: partition log's ledger id, block -> roaring bitmap of conditional entries that may fire
-    PRODUCER = 0x50  # main and partition: topic id, producer name -> ProducerRecord
+    PRODUCER = 0x50  # main and partition: topic id, producer name -> ProducerRecord, of old stores
     SCHEDULE = 0x51  # main: topic id, schedule name -> msgpack
+    SEQUENCE = 0x52  # main and partition: topic id, producer name, block -> roaring bitmap of numbers (producers.py)
     SET_ASIDE = 0x60  # main: ledger id, entry id -> reason
     SNAPSHOT_PART = 0x70  # partition: ledger id, snapshot id, part -> bitmaps (snapshot/format.py)
     SNAPSHOT_META = 0x71  # partition: ledger id, snapshot id -> snapshot/format.py: Metadata
@@ -144,6 +145,20 @@ def split_schedule_key(key: bytes) -> tuple[int, str]:
 
 def producer_key(topic_id: int, name: str) -> bytes:
     return _KEY_32.pack(Table.PRODUCER, topic_id) + name.encode()
+
+
+def sequence_prefix(topic_id: int, name: str) -> bytes:
+    """Beginning shared by the keys of a producer's blocks, and by no others: a name holds no NUL, a block begins so."""
+    return _KEY_32.pack(Table.SEQUENCE, topic_id) + name.encode() + b"\0"
+
+
+def sequence_key(topic_id: int, name: str, block: int) -> bytes:
+    return _KEY_32.pack(Table.SEQUENCE, topic_id) + name.encode() + _U64.pack(block)
+
+
+def split_sequence_key(key: bytes) -> tuple[int, str, int]:
+    """(topic id, producer name, block) of a key of SEQUENCE."""
+    return trailing_u32(key[:5]), key[5:-8].decode(), trailing_u64(key)
 
 
 def block_key(table: Table, ledger_id: int, block: int) -> bytes:

@@ -13,7 +13,7 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pyroaring import BitMap
+from pyroaring import BitMap, BitMap64
 
 from ..partitions.timespan import parse_directory_name
 from ..store import catalog
@@ -241,6 +241,7 @@ _KEYS: dict[Table, Callable[[bytes], Fields]] = {
     Table.CANCELLED: _u64_u32("ledger_id", "block"),
     Table.ADMITTED: _u64_u32("ledger_id", "block"),
     Table.PRODUCER: _topic_and_name("producer"),
+    Table.SEQUENCE: lambda key: dict(zip(("topic_id", "producer", "block"), fmt.split_sequence_key(key), strict=True)),
     Table.SCHEDULE: _topic_and_name("schedule"),
     Table.SET_ASIDE: _u64_u32("ledger_id", "entry_id"),
     Table.SNAPSHOT_PART: lambda key: {**_snapshot(key[:17]), "part": fmt.trailing_u32(key[17:])},
@@ -262,8 +263,8 @@ def _plain(value: object) -> object:
     return value.hex() if isinstance(value, bytes) else value
 
 
-def _bitmap(fields: bytes) -> Fields:
-    members = BitMap.deserialize(fields)
+def _bitmap(fields: bytes, kind: type[BitMap] | type[BitMap64] = BitMap) -> Fields:
+    members = kind.deserialize(fields)
     ranges: list[list[int]] = []
     for member in members:
         if ranges and member == ranges[-1][1] + 1:
@@ -304,5 +305,6 @@ _VALUES: dict[Table, Callable[[bytes], Fields]] = {
     Table.ACKED: _bitmap,
     Table.CANCELLED: _bitmap,
     Table.ADMITTED: _bitmap,
+    Table.SEQUENCE: lambda fields: _bitmap(fields, BitMap64),
     Table.SET_ASIDE: lambda fields: {"reason": fields.decode(errors="replace")},
 }

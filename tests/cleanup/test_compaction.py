@@ -105,7 +105,7 @@ def test_the_copy_has_every_entry_and_the_bodies_that_are_needed(store: DelayedS
     with closing(Environment(path, name="copy", read_only=True, lock=False)) as copy:
         info = copy.get(fmt.PARTITION_INFO_KEY)
         origin = copy.get(fmt.ORIGIN_KEY)
-        assert copy.get(fmt.producer_key(1, "p")) is not None
+        assert copy.get(fmt.sequence_key(1, "p", 0)) is not None
     assert info == plan.info().pack()
     assert plan.info().generation == 2
     assert origin is not None
