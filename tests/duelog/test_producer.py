@@ -31,6 +31,7 @@ def delivered(store: DelayedStore, clock: ManualClock) -> list[int]:
     """The numbers that payloads say, once everything is due."""
     clock.advance(360_000_000)
     with store.topic("t").subscribe("s") as consumer:
+        store.tick()
         return sorted(int(message.payload) for message in consumer.receive(1_000))
 
 
