@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
+from types import EllipsisType
 
 import numpy as np
 
@@ -17,7 +19,7 @@ from duelog.store import policy_records as rows
 from duelog.store.body import EncodedBatch
 from duelog.store.config import StoreConfig
 from duelog.store.environment import Environment
-from duelog.store.errors import DelayTooLong, StoreFull
+from duelog.store.errors import DelayTooLong, PoliciesChanged, StoreFull
 from duelog.store.names import TopicName
 from duelog.store.policies import (
     DEFAULTS,
@@ -25,6 +27,9 @@ from duelog.store.policies import (
     DelayedDeliveryPolicies,
     EffectivePolicies,
     Policies,
+    PolicyValue,
+    check_value,
+    delay_part,
     merge,
     of_config,
 )
@@ -102,16 +107,41 @@ class DelayPolicies:
         with self._main.read() as raw:
             return rows.scopes_set(raw)
 
-    def set(self, scope: Scope, policies: DelayedDeliveryPolicies) -> None:
-        """Set the policies of a scope, durably. A send that has begun may still go by those before."""
-        self._main.write(lambda transaction: rows.change(transaction, scope, lambda before: policies))
-        self.changed(scope)
+    def set(
+        self,
+        scope: Scope,
+        policies: DelayedDeliveryPolicies,
+        expected: DelayedDeliveryPolicies | EllipsisType | None = ...,
+    ) -> None:
+        """Set the policies of a scope, durably. A send that has begun may still go by those before.
+
+        expected: what must be set there (`...`: whatever is), compared and replaced in one transaction; delay policies
+        are compared with the delay policies. Raises PoliciesChanged, with nothing set.
+        """
+
+        def compare(before: Policies) -> DelayedDeliveryPolicies:
+            if not isinstance(expected, EllipsisType):
+                whole = expected is None or isinstance(expected, Policies)
+                if (before if whole else delay_part(before)) != (expected or Policies()):
+                    raise PoliciesChanged(str(scope), expected, before if before.fields_set() else None)
+            return policies
+
+        self._change(scope, compare)
+
+    def update(self, scope: Scope, values: Mapping[str, PolicyValue | None]) -> Policies:
+        """Set these fields at a scope, None: unset them, and leave the others; returns what is set there then."""
+        for name, value in values.items():
+            check_value(name, value)
+        return self._change(scope, lambda before: replace(before, **values))[1]  # type: ignore[arg-type]
 
     def remove(self, scope: Scope) -> bool:
         """Remove what is set at a scope, durably; False: nothing was."""
-        before, _ = self._main.write(lambda transaction: rows.change(transaction, scope, lambda before: Policies()))
+        return bool(self._change(scope, lambda before: Policies())[0].fields_set())
+
+    def _change(self, scope: Scope, work: Callable[[Policies], DelayedDeliveryPolicies]) -> tuple[Policies, Policies]:
+        changed = self._main.write(lambda transaction: rows.change(transaction, scope, work))
         self.changed(scope)
-        return bool(before.fields_set())
+        return changed
 
     def changed(self, scope: Scope) -> None:
         """Forget what was worked out: rows were written."""

@@ -6,13 +6,14 @@ import os
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from types import EllipsisType
 from typing import Self
 
 from duelog.store.clock import Clock, SystemClock
 from duelog.store.config import StoreConfig
 from duelog.store.errors import ClosedError, InvalidArgument
 from duelog.store.names import SCHEME, TopicName, validate_namespace_name
-from duelog.store.policies import DelayedDeliveryPolicies, EffectivePolicies, Policies
+from duelog.store.policies import DelayedDeliveryPolicies, EffectivePolicies, Policies, PolicyValue
 from duelog.store.policy_records import Scope
 
 from .backup import BackupResult, back_up
@@ -110,18 +111,40 @@ class DelayedStore:
         namespace: str | None = None,
         topic: str | None = None,
         subscription: str | None = None,
+        expected: DelayedDeliveryPolicies | EllipsisType | None = ...,
     ) -> None:
         """Set policies for a namespace, a topic, a subscription of `topic`, or with none of them the store.
 
         `Policies` replace all that is set there, `DelayedDeliveryPolicies` the delay policies (PIP-437) alone. Durable
         when it returns, kept by the store and in force at once: for what is sent after it (messages that wait keep
         their due times), for subscriptions that are open, and for what retention keeps. The namespace, topic or
-        subscription need not exist. Raises InvalidArgument, StoreFull, StoreFailed.
+        subscription need not exist.
+
+        expected: set them only if this is what is set there (None: nothing is), in one step; else PoliciesChanged is
+        raised, with both. Left out: whatever is set there. Raises InvalidArgument, StoreFull, StoreFailed.
         """
         self._engine.check_writable()
         if not isinstance(policies, DelayedDeliveryPolicies):
             raise InvalidArgument("policies", policies, "expected Policies or DelayedDeliveryPolicies")
-        self._engine.policies.set(Scope.of(namespace, topic, subscription), policies)
+        if not isinstance(expected, (DelayedDeliveryPolicies, EllipsisType)) and expected is not None:
+            raise InvalidArgument("expected", expected, "expected Policies, DelayedDeliveryPolicies or None")
+        self._engine.policies.set(Scope.of(namespace, topic, subscription), policies, expected)
+
+    def update_policies(
+        self,
+        *,
+        namespace: str | None = None,
+        topic: str | None = None,
+        subscription: str | None = None,
+        **values: PolicyValue | None,
+    ) -> Policies:
+        """Set single fields of `Policies` at a scope, durably, and leave the others; None unsets a field.
+
+        So `update_policies(topic="reminders", retention_ms=604_800_000, ttl_ms=None)` has a topic keep for a week and
+        live as long as its namespace says. Returns what is set there then. Raises as `set_policies`.
+        """
+        self._engine.check_writable()
+        return self._engine.policies.update(Scope.of(namespace, topic, subscription), values)
 
     def policies(
         self, *, namespace: str | None = None, topic: str | None = None, subscription: str | None = None

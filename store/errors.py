@@ -73,6 +73,23 @@ class DelayTooLong(InvalidMessage):
         self.set_at = set_at
 
 
+class PoliciesChanged(DuelogError):
+    """What is set at a scope is not what the caller took it for: another was quicker, and nothing was set.
+
+    expected, found: the policies, None: none.
+    """
+
+    def __init__(self, scope: str, expected: object, found: object) -> None:
+        super().__init__(f"policies of {scope}: {_shown(found)} is set there, {_shown(expected)} was expected")
+        self.scope = scope
+        self.expected = expected
+        self.found = found
+
+
+def _shown(policies: object) -> str:
+    return "nothing" if policies is None else repr(policies)
+
+
 class UnknownTopic(DuelogError, LookupError):
     """No topic of that name exists."""
 

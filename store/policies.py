@@ -165,8 +165,15 @@ KEEP_ALL: Mapping[str, PolicyValue] = MappingProxyType({**DEFAULTS, "retention_m
 is to keep, so all of it."""
 
 
+def delay_part(policies: DelayedDeliveryPolicies) -> DelayedDeliveryPolicies:
+    """The delay policies among what is set."""
+    return DelayedDeliveryPolicies(*(getattr(policies, name) for name in DELAY_FIELDS))
+
+
 def check_value(name: str, value: object) -> None:
-    """Refuse what is no value of a field. Raises InvalidArgument naming it."""
+    """Refuse what is no value of a field, or no field; None is one of each. Raises InvalidArgument naming it."""
+    if value is None and name in POLICY_FIELDS:
+        return
     if name == "active":
         if not isinstance(value, bool):
             raise InvalidArgument(name, value, "expected True, False or None")
@@ -179,7 +186,7 @@ def check_value(name: str, value: object) -> None:
     elif name in _RANGES:
         lowest, highest = _RANGES[name]
         if isinstance(value, bool) or not isinstance(value, int):
-            raise InvalidArgument(name, value, "expected an int or None")
+            raise InvalidArgument(name, value, "expected an int, or None")
         if not lowest <= value <= highest:
             raise InvalidArgument(name, value, f"expected {lowest} to {highest}")
     else:

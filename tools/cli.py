@@ -21,6 +21,7 @@ from . import (
     cli_compact,
     cli_dead_letters,
     cli_export,
+    cli_init,
     cli_policies,
     cli_schedules,
     cli_snapshot,
@@ -32,9 +33,9 @@ from .output import say
 
 HELP = """An embedded, durable log of messages that are due later.
 
-A STORE is a directory; `send` makes it. Messages go to a topic with a due time, and each subscription of the topic
-receives them when they are due. One process at a time may write a store, as send, receive and import do; the commands
-that only look (scheduled, stats, partitions, check, audit, dump) work beside it and change nothing.
+A STORE is a directory; `init` makes it, or `send`. Messages go to a topic with a due time, and each subscription of the
+topic receives them when they are due. One process at a time may write a store, as send, receive and import do; the
+commands that only look (scheduled, stats, partitions, check, audit, dump) work beside it and change nothing.
 
 ```
 duelog send data reminders "pay the bill" --after 10s
@@ -114,6 +115,7 @@ def demo(
 
 
 for command in (
+    cli_init.init,
     traffic.send,
     traffic.receive,
     traffic.import_,

@@ -7,12 +7,13 @@ import functools
 import os
 from collections.abc import AsyncIterator, Callable, Generator, Iterable
 from concurrent.futures import Future
+from types import EllipsisType
 from typing import Any, Self
 
 import duelog
 from duelog.backup import BackupResult
 from duelog.stats import PartitionStats, StoreStats
-from duelog.store.policies import EffectivePolicies
+from duelog.store.policies import EffectivePolicies, PolicyValue
 
 from .threads import Threads
 from .topic import Topic
@@ -63,11 +64,29 @@ class DelayedStore:
         namespace: str | None = None,
         topic: str | None = None,
         subscription: str | None = None,
+        expected: duelog.DelayedDeliveryPolicies | EllipsisType | None = ...,
     ) -> None:
         """As `duelog.DelayedStore.set_policies`."""
         await self._threads.run(
-            self._store.set_policies, policies, namespace=namespace, topic=topic, subscription=subscription
+            self._store.set_policies,
+            policies,
+            namespace=namespace,
+            topic=topic,
+            subscription=subscription,
+            expected=expected,
         )
+
+    async def update_policies(
+        self,
+        *,
+        namespace: str | None = None,
+        topic: str | None = None,
+        subscription: str | None = None,
+        **values: PolicyValue | None,
+    ) -> duelog.Policies:
+        """As `duelog.DelayedStore.update_policies`."""
+        given: dict[str, Any] = {"namespace": namespace, "topic": topic, "subscription": subscription, **values}
+        return await self._threads.run(self._store.update_policies, **given)
 
     async def policies(
         self, *, namespace: str | None = None, topic: str | None = None, subscription: str | None = None
