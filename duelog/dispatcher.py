@@ -273,16 +273,17 @@ class Dispatcher:
 
     # -- moving --------------------------------------------------------------------------------
 
-    def seek(self, mark_delete: Position) -> None:
+    def seek(self, mark_delete: Position, but: Mapping[int, BitMap] | None = None) -> None:
         """Go to just after ``mark_delete``: everything after it is unacknowledged and will be delivered as new.
 
+        So are the entries ``but`` before it, by ledger id.
         What is held or awaits redelivery is forgotten; an acknowledgement of it still counts when it comes.
         """
-        self.acks.reset(mark_delete)
+        self.acks.begin(mark_delete, but or {}, self._ledgers)
         self._outstanding.clear()
         self._redeliveries.clear()
         self._order.clear()
-        self._read_position = _after(mark_delete)
+        self._read_position = _after(self.acks.mark_delete)
 
     def trimmed(self, first_ledger_id: int) -> None:
         """The ledgers before ``first_ledger_id`` are gone: forget their messages, and trim ``acks`` likewise."""

@@ -99,10 +99,6 @@ class DueReader:
             return kept_back_ms
         return min((ms for ms in (kept_back_ms, self._tracker.next_due_ms(self._view)) if ms is not None), default=None)
 
-    def waiting(self, skip: AckSet) -> int:
-        """Messages of the log that are known not to be due yet, and that `skip` has not acknowledged."""
-        return 0 if self._tracker is None else self._tracker.waiting(self._clock.now_ms(), skip)
-
     def rewind(self, position: Position) -> None:
         """The subscription goes back to `position`."""
         self._ahead.clear()

@@ -271,15 +271,18 @@ class Engine:
             gone=subscription.gone.extend,
         )
 
-        fell_due = None if self.metrics is None else self.metrics.of_inline(topic.name)
-
         def open_view(position: Position, done_ms: int) -> tuple[TopicDelayTracker, SubscriptionView]:
             return topic.track(
-                lambda: TopicDelayTracker(self.main, topic.log, self.note_unreadable, fell_due),
+                lambda: self.tracker(topic),
                 lambda tracker: (tracker, tracker.open_view(position, done_ms)),
             )
 
         return DueReader(plain, open_view, self.clock, self.read_ahead)
+
+    def tracker(self, topic: TopicState) -> TopicDelayTracker:
+        """A tracker of what waits in the topic's main log, empty as yet."""
+        fell_due = None if self.metrics is None else self.metrics.of_inline(topic.name)
+        return TopicDelayTracker(self.main, topic.log, self.note_unreadable, fell_due)
 
     def acknowledged(self, topic: TopicState, subscription: SubscriptionState, moved_ledger: bool) -> None:
         """Acknowledgements were taken in memory: see that they reach the disk, and that ledgers are trimmed."""

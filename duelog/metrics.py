@@ -29,6 +29,7 @@ from duelog.store.errors import DuelogError
 from duelog.store.names import TopicName
 from duelog.store.run import Int64s
 
+from .inline import unacknowledged, waiting
 from .stats import partition_stats, pending_by_topic, subscription_stats
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ CANCELLED = "duelog.messages.cancelled"
 RESCHEDULED = "duelog.messages.rescheduled"
 DELAYED = "duelog.subscription.delayed"
 BACKLOG = "duelog.subscription.backlog"
+PENDING = "duelog.topic.pending"
 INDEX = "duelog.topic.index.size"
 PARTITIONS = "duelog.partitions"
 PARTITION_SIZE = "duelog.partition.size"
@@ -81,6 +83,7 @@ SPECS = (
     Spec(RESCHEDULED, "counter", "{message}", _TOPIC, "Messages given another due time"),
     Spec(DELAYED, "gauge", "{message}", (*_TOPIC, "pulsar.subscription"), "Messages of the subscription not due yet"),
     Spec(BACKLOG, "gauge", "{message}", (*_TOPIC, "pulsar.subscription"), "Messages fired and not acknowledged"),
+    Spec(PENDING, "gauge", "{message}", _TOPIC, "Messages of the topic not due yet, wherever they wait"),
     Spec(INDEX, "gauge", "By", _TOPIC, "Memory of the topic's delay indexes, estimated"),
     Spec(PARTITIONS, "gauge", "{partition}", (*_STORE, "duelog.partition.state"), "Time partitions by state"),
     Spec(PARTITION_SIZE, "gauge", "By", (*_STORE, "duelog.partition"), "Disk space of a time partition, by its start"),
@@ -297,19 +300,22 @@ class StoreMetrics:
     def _look(self) -> dict[str, list[Observation]]:
         engine = self._engine
         pending = pending_by_topic(engine)
-        found: dict[str, list[Observation]] = {name: [] for name in (DELAYED, BACKLOG, INDEX)}
+        found: dict[str, list[Observation]] = {name: [] for name in (DELAYED, BACKLOG, PENDING, INDEX)}
         for topic in engine.topics.loaded():
             attributes = self._of(topic.name)
             index = engine.firing.memory_bytes(topic.topic_id)
             if topic.tracker is not None:
                 index += topic.tracker.memory_bytes()
             found[INDEX].append(Observation(index, attributes))
+            not_due = waiting(engine, topic, engine.clock.now_ms())
+            in_partitions = pending.get(topic.topic_id, 0)
+            found[PENDING].append(Observation(in_partitions + sum(map(len, not_due.values())), attributes))
             for name, state in topic.subscriptions.items():
-                stats = subscription_stats(topic, state)
+                stats = subscription_stats(engine, topic, state, not_due)
                 with state.lock:
-                    waiting = 0 if state.reader is None else state.reader.waiting(state.acks)
+                    delayed = in_partitions + unacknowledged(state.acks, not_due)
                 named = {**attributes, "pulsar.subscription": name}
-                found[DELAYED].append(Observation(pending.get(topic.topic_id, 0) + waiting, named))
+                found[DELAYED].append(Observation(delayed, named))
                 found[BACKLOG].append(Observation(stats.backlog, named))
         states = dict.fromkeys(("future", "current", "closed"), 0)
         found[PARTITION_SIZE] = []

@@ -9,7 +9,7 @@ from pyroaring import BitMap
 
 from duelog.store.acks import AckSet
 from duelog.store.environment import Environment
-from duelog.store.errors import CorruptEntry
+from duelog.store.errors import CorruptEntry, InvalidArgument
 from duelog.store.managed_ledger import ManagedLedger
 from duelog.store.position import Position
 from duelog.store.scan import runs
@@ -30,6 +30,16 @@ def position_at(main: Environment, log: ManagedLedger, time_ms: int) -> Position
                 if len(later):
                     return Position(run.ledger_id, run.first_entry + int(later[0]))
     return log.end
+
+
+def existing_position(log: ManagedLedger, position: Position) -> Position:
+    """The position, which the log has, or had before it was trimmed, or is its end. Raises InvalidArgument."""
+    entries = log.entries_of(position.ledger_id)
+    if entries is None and position.ledger_id > log.first_ledger:
+        raise InvalidArgument("to", position, "the topic's main log has no such ledger")
+    if entries is not None and position.entry_id > entries:
+        raise InvalidArgument("to", position, f"the ledger has {entries} entries")
+    return position
 
 
 def expired(main: Environment, log: ManagedLedger, acks: AckSet, before_ms: int) -> Iterator[tuple[int, BitMap]]:

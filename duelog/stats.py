@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from pyroaring import BitMap
 
 from duelog.partitions.partition import Partition, PartitionLog
 from duelog.store import catalog
@@ -11,8 +14,10 @@ from duelog.store import format as fmt
 from duelog.store.cancellations import members
 from duelog.store.directory import size_bytes
 from duelog.store.format import PartitionState
+from duelog.store.names import TopicName
 from duelog.store.position import Position
 
+from .inline import count, unacknowledged, waiting
 from .subscription_state import SubscriptionState
 from .topic_state import TopicState
 
@@ -24,7 +29,8 @@ if TYPE_CHECKING:
 class SubscriptionStats:
     """A subscription: counts of messages, and its mark-delete position.
 
-    backlog: fired and not acknowledged, what is handed out included; what is not due yet does not count.
+    backlog: fired and not acknowledged, what is handed out included; what is not due yet does not count, whether a
+    consumer is there or not.
     unacknowledged: handed out and not acknowledged. redelivering: waiting to be handed out again.
     """
 
@@ -41,8 +47,9 @@ class SubscriptionStats:
 class TopicStats:
     """A topic.
 
-    pending: messages in time partitions that have not fired. fired: markers written so far into partitions
-    not yet deleted. entries, ledgers, stored_bytes: of the main log. index_bytes: delay indexes in memory.
+    pending: messages that are not due yet: those in time partitions that have not fired, and those that wait inline.
+    fired: markers written so far into partitions not yet deleted. entries, ledgers, stored_bytes: of the main log.
+    index_bytes: delay indexes in memory.
     """
 
     name: str
@@ -78,8 +85,8 @@ class PartitionStats:
 class StoreStats:
     """A store.
 
-    `commits` and `commit_requests` are the main environment's since it was opened: their ratio says how many
-    writers shared a commit.
+    pending: of all topics together. `commits` and `commit_requests` are the main environment's since it was opened:
+    their ratio says how many writers shared a commit.
     """
 
     topics: int
@@ -95,8 +102,15 @@ class StoreStats:
     commit_requests: int
 
 
-def subscription_stats(topic: TopicState, state: SubscriptionState) -> SubscriptionStats:
-    """O(ledgers after mark-delete)."""
+def subscription_stats(
+    engine: Engine, topic: TopicState, state: SubscriptionState, not_due: Mapping[int, BitMap] | None = None
+) -> SubscriptionStats:
+    """O(ledgers after mark-delete), and the messages that wait inline.
+
+    not_due: those, where they are known (`waiting`).
+    """
+    if not_due is None:
+        not_due = waiting(engine, topic, engine.clock.now_ms())
     with state.lock:
         dispatcher = state.dispatcher
         return SubscriptionStats(
@@ -104,14 +118,14 @@ def subscription_stats(topic: TopicState, state: SubscriptionState) -> Subscript
             state.type,
             state.consumers,
             state.acks.mark_delete,
-            max(0, state.acks.backlog(topic.log) - (0 if state.reader is None else state.reader.waiting(state.acks))),
+            max(0, state.acks.backlog(topic.log) - unacknowledged(state.acks, not_due)),
             0 if dispatcher is None else dispatcher.outstanding_count(),
             0 if dispatcher is None else dispatcher.awaiting_redelivery_count,
         )
 
 
 def pending_of(engine: Engine, topic_id: int) -> int:
-    """Messages of a topic that have not fired; O(partitions), each opened if it is not."""
+    """Messages of a topic in partitions that have not fired; O(partitions), each opened if it is not."""
     pending = 0
     for partition in engine.partitions.held(_is_open):
         log = partition.log(topic_id)
@@ -121,7 +135,7 @@ def pending_of(engine: Engine, topic_id: int) -> int:
 
 
 def pending_by_topic(engine: Engine) -> dict[int, int]:
-    """Messages that have not fired, by topic id; O(partition logs), each partition opened if it is not."""
+    """`pending_of` by topic id; O(partition logs), each partition opened if it is not."""
     pending: dict[int, int] = {}
     for partition in engine.partitions.held(_is_open):
         for log in partition.logs():
@@ -154,19 +168,20 @@ def _exists(engine: Engine, topic_id: int) -> bool:
 
 
 def topic_stats(engine: Engine, topic: TopicState) -> TopicStats:
-    """O(partitions + ledgers)."""
+    """O(partitions + ledgers), and the messages that wait inline."""
     ledgers = topic.log.ledgers()
+    not_due = waiting(engine, topic, engine.clock.now_ms())
     with engine.main.read() as raw:
         fired = sum(record.fired for _, _, record in catalog.frontiers(raw, topic.topic_id))
     return TopicStats(
         str(topic.name),
-        pending_of(engine, topic.topic_id),
+        pending_of(engine, topic.topic_id) + sum(map(len, not_due.values())),
         fired,
         sum(ledger.entries for ledger in ledgers),
         len(ledgers),
         sum(ledger.stored_bytes for ledger in ledgers),
         engine.firing.memory_bytes(topic.topic_id) + (topic.tracker.memory_bytes() if topic.tracker else 0),
-        tuple(subscription_stats(topic, state) for _, state in sorted(topic.subscriptions.items())),
+        tuple(subscription_stats(engine, topic, state, not_due) for _, state in sorted(topic.subscriptions.items())),
     )
 
 
@@ -216,18 +231,20 @@ def _set_aside(engine: Engine) -> int:
 
 
 def store_stats(engine: Engine) -> StoreStats:
-    """O(partition logs + topics)."""
+    """O(partition logs + topics), and the messages that wait inline. Loads every topic."""
     partitions = partition_stats(engine)
-    topics = 0
-    for page in catalog.pages(engine.main, fmt.prefix(fmt.Table.TOPIC)):
-        topics += len(page)
+    topics = inline = 0
+    for name in engine.topics.names():
+        topic = engine.topics.find(TopicName.parse(name))
+        topics += 1
+        inline += 0 if topic is None else count(engine, topic, engine.clock.now_ms())
     counts = engine.main.counts
     return StoreStats(
         topics,
         len(partitions),
         engine.partitions.open_count(),
         len(engine.firing.loaded_starts()),
-        sum(partition.pending for partition in partitions),
+        sum(partition.pending for partition in partitions) + inline,
         engine.firing.fired,
         _set_aside(engine),
         size_bytes(engine.path),

@@ -16,7 +16,8 @@ from .consumer_arguments import Acknowledgeable, checked, deadline_of, delay_ms_
 from .dispatcher import Dispatcher, SubscriptionType
 from .due_reader import DueReader
 from .engine import Engine
-from .seeking import position_at
+from .inline import waiting
+from .seeking import existing_position, position_at
 from .settling import dead_letter_name, postpone
 from .stats import SubscriptionStats, subscription_stats
 from .subscription_state import SubscriptionState
@@ -319,6 +320,7 @@ class Subscription:
         to: "earliest", "latest", a position (or a received message: its own), or a time (aware datetime or
         epoch ms): the first message that was due then or later. What was trimmed is gone: a place before
         the first ledger kept is the first; so are messages that `duelog compact` dropped, which are passed over.
+        What is not due yet comes either way, also from before that place (`inline_delay_ms`).
         What other consumers hold may be delivered twice. Returns the position. Raises InvalidArgument.
         """
         self._check_usable()
@@ -326,30 +328,25 @@ class Subscription:
         if to == "earliest":
             position = Position(log.first_ledger, 0)
         elif to == "latest":
-            position = log.readable(self._engine.clock.now_ms()).end
+            position = log.end
         elif isinstance(to, (ReceivedMessage, MessageId)):
-            position = self._existing_position(positions_of(to)[0])
+            position = existing_position(log, positions_of(to)[0])
         elif isinstance(to, str):
             raise InvalidArgument("to", to, 'expected "earliest", "latest", a position or a time')
         else:
             position = position_at(self._engine.main, log, at_ms("to", to))
-        position = max(position, Position(log.first_ledger, 0))
+        now_ms = self._engine.clock.now_ms()
         with self._state.lock:
-            self._dispatcher().seek(Position(position.ledger_id, position.entry_id - 1))
+            dispatcher = self._dispatcher()
+            position = max(min(position, log.latest(now_ms)), Position(log.first_ledger, 0))
+            not_due = waiting(self._engine, self._topic, now_ms)
+            dispatcher.seek(Position(position.ledger_id, position.entry_id - 1), not_due)
             if self._state.reader is not None:
-                self._state.reader.rewind(position)
+                self._state.reader.rewind(dispatcher.read_position)
         self._engine.flusher.mark(self._state, self._engine.clock.now_ms())
         self._engine.flusher.flush()
         self._engine.maintenance.look_at(self._topic.topic_id, 0)
         self._topic.changed()
-        return position
-
-    def _existing_position(self, position: Position) -> Position:
-        entries = self._topic.log.entries_of(position.ledger_id)
-        if entries is None and position.ledger_id > self._topic.log.first_ledger:
-            raise InvalidArgument("to", position, "the topic's main log has no such ledger")
-        if entries is not None and position.entry_id > entries:
-            raise InvalidArgument("to", position, f"the ledger has {entries} entries")
         return position
 
     def pause(self) -> None:
@@ -375,7 +372,7 @@ class Subscription:
     def stats(self) -> SubscriptionStats:
         """Figures of the subscription, all its consumers together."""
         self._engine.check_open()
-        return subscription_stats(self._topic, self._state)
+        return subscription_stats(self._engine, self._topic, self._state)
 
     def close(self) -> None:
         """Leave: what was received and not acknowledged is handed out again. A second call does nothing."""

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from duelog.markers.lookup import find_partition, read_entry, scheduled
+from duelog.markers.lookup import find_partition, read_entry
 from duelog.markers.withdrawal import Outcome
 from duelog.store.body import EncodedBatch, encode_batch, encode_one, encode_payloads, encode_send
 from duelog.store.errors import ClosedError, DamagedStore, InvalidArgument, UnknownSubscription
@@ -22,6 +22,7 @@ from duelog.store.position import MessageId, MessageIds
 
 from .dispatcher import SubscriptionType
 from .engine import Engine
+from .inline import scheduled_messages, waiting, waits
 from .producer import Producer, ProducerState
 from .recurring import Schedule
 from .stats import TopicStats, topic_stats
@@ -191,7 +192,7 @@ class Topic:
         "shared" (each message to one of many) or "key_shared" (as shared, and the messages of a key in order,
         one consumer at a time). initial_position, of a
         new subscription: "earliest", with what the main log still holds, or "latest", with what comes into
-        the main log from now on; delayed messages sent before and not due yet come either way.
+        the main log from now on; delayed messages sent before and not due yet come either way, wherever they wait.
         Raises ConsumerBusy, InvalidArgument.
         """
         if self._engine.read_only:
@@ -204,7 +205,9 @@ class Topic:
             raise InvalidArgument("initial_position", initial_position, f"expected one of {', '.join(_POSITIONS)}")
         now_ms = self._engine.clock.now_ms()
         state = self._state(now_ms)
-        subscription = self._engine.topics.add_subscription(state, name, initial_position == "earliest", now_ms)
+        subscription = self._engine.topics.add_subscription(
+            state, name, initial_position == "earliest", now_ms, lambda: waiting(self._engine, state, now_ms)
+        )
         return Subscription(self._engine, state, subscription, type)
 
     def unsubscribe(self, name: str) -> None:
@@ -218,7 +221,7 @@ class Topic:
     # -- taking back -------------------------------------------------------------------------------
 
     def cancel(self, message_id: MessageId) -> bool:
-        """Cancel a delayed message. True: it is never delivered. False: it has fired already, or is unknown.
+        """Cancel a delayed message. True: it is never delivered. False: it has fired, waits inline, or is unknown.
 
         A message fires `Clock.lead_ms` before it is delivered. Durable when it returns. Raises UnknownTopic,
         InvalidArgument, StoreFull, StoreFailed.
@@ -277,10 +280,14 @@ class Topic:
         return self._reschedule(self._existing().log, ids, [self._engine.clock.now_ms()])[0]
 
     def state(self, message_id: MessageId) -> str:
-        """What has become of a message: "scheduled", "cancelled", "fired" or "unknown". Raises UnknownTopic."""
+        """What has become of a message: "scheduled", "cancelled", "fired" or "unknown". Raises UnknownTopic.
+
+        One that waits inline (`inline_delay_ms`) is "scheduled" until it is due, but cannot be taken back any more.
+        """
         self._engine.check_open()
-        outcome = self._engine.withdrawals.states(self._existing().log, _ids([message_id]))[0]
-        return _STATES[outcome]
+        topic = self._existing()
+        outcome = self._engine.withdrawals.states(topic.log, _ids([message_id]))[0]
+        return "scheduled" if waits(self._engine, topic, message_id) else _STATES[outcome]
 
     # -- recurring ---------------------------------------------------------------------------------
 
@@ -354,7 +361,7 @@ class Topic:
     def scheduled(
         self, start: int | datetime | None = None, end: int | datetime | None = None, limit: int | None = None
     ) -> Iterator[ScheduledMessage]:
-        """Delayed messages that have not fired, due in [start, end), by due time, at most `limit`.
+        """Delayed messages that are not due, or have not fired, due in [start, end), by due time, at most `limit`.
 
         Nothing is fired or delivered, and no index is loaded. start, end: epoch ms or aware datetimes;
         None: from the first, to the last. Raises UnknownTopic, InvalidArgument.
@@ -364,16 +371,7 @@ class Topic:
         if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 0):
             raise InvalidArgument("limit", limit, "expected an int of at least 0, or None")
         state = self._existing()
-        found = scheduled(
-            self._engine.main,
-            self._engine.partitions,
-            state.topic_id,
-            self.name,
-            start_ms=start_ms,
-            limit_ms=end_ms,
-            set_aside=self._engine.note_unreadable,
-        )
-        return islice(found, limit)
+        return islice(scheduled_messages(self._engine, state, start_ms, end_ms), limit)
 
     def exists(self) -> bool:
         """Whether the topic has come into being."""

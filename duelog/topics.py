@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import lmdb
+from pyroaring import BitMap
 
 from duelog.store import catalog
 from duelog.store import format as fmt
-from duelog.store.acks import AckSet
+from duelog.store.acks import AckChanges, AckSet
 from duelog.store.config import StoreConfig
 from duelog.store.environment import Environment
 from duelog.store.errors import UnknownTopic
@@ -104,17 +105,35 @@ class Topics:
         return state
 
     def add_subscription(
-        self, state: TopicState, name: str, earliest: bool, now_ms: int, *, keeper: bool = False
+        self,
+        state: TopicState,
+        name: str,
+        earliest: bool,
+        now_ms: int,
+        waiting: Callable[[], Mapping[int, BitMap]] = dict,
+        *,
+        keeper: bool = False,
     ) -> SubscriptionState:
         """The subscription, created durably at the beginning or the end of the log where there is none.
 
-        keeper: it is marked as one, also where it was there before.
+        waiting: gives the entries that are not due at `now_ms`, by ledger id. They come to one that begins at the end
+        too: everything before it but those is recorded as acknowledged. keeper: it is marked as one, also where it was
+        there before.
         """
         found = state.subscriptions.get(name)
         if found is not None and found.keeper >= keeper:
             return found
+        log = state.log
 
-        def work(transaction: Transaction) -> CursorRecord:
+        def begin() -> tuple[int, AckChanges]:
+            """The first ledger, and acknowledgements that begin with what is not due, or not appended yet."""
+            first = log.first_ledger
+            start = Position(first, 0) if earliest else log.latest(now_ms)
+            acks = AckSet(Position(first, -1))
+            acks.begin(Position(start.ledger_id, start.entry_id - 1), {} if earliest else waiting(), log)
+            return first, acks.take_changes()
+
+        def work(transaction: Transaction) -> tuple[CursorRecord, dict[int, bytes]] | None:
             if transaction.get(fmt.topic_key(str(state.name))) is None:
                 raise UnknownTopic(str(state.name))
             key = fmt.cursor_key(state.topic_id, name)
@@ -124,20 +143,27 @@ class Topics:
                 if keeper:
                     record = record._replace(flags=record.flags | KEEPER)
                     transaction.put(key, record.pack())
-                return record
-            log = state.log
-            start = Position(log.first_in(transaction), 0) if earliest else log.latest_in(transaction, now_ms)
+                return record, dict(catalog.acked(transaction.raw, record.subscription_id))
+            if log.first_in(transaction) != first:  # trimmed meanwhile
+                return None
             number = catalog.take_numbers(transaction, catalog.SUBSCRIPTIONS)
-            flags = KEEPER if keeper else 0
-            record = CursorRecord(number, max(now_ms, 0), start.ledger_id, start.entry_id, flags)
+            mark_delete, flags = changes.mark_delete, KEEPER if keeper else 0
+            record = CursorRecord(number, max(now_ms, 0), mark_delete.ledger_id, mark_delete.entry_id + 1, flags)
             transaction.put(key, record.pack())
-            return record
+            rows = {ledger_id: row for ledger_id, row in changes.acked.items() if row is not None}
+            for ledger_id, row in rows.items():
+                transaction.put(fmt.acked_key(number, ledger_id), row)
+            return record, rows
 
-        record = self._main.write(work)
+        written = None
+        while written is None:
+            first, changes = begin()
+            written = self._main.write(work)
+        record, rows = written
         with self._lock:
             found = state.subscriptions.get(name)
             if found is None:
-                acks = AckSet(record.mark_delete)
+                acks = AckSet.load(record.mark_delete, rows)
                 found = SubscriptionState(state.topic_id, str(state.name), name, record, acks)
                 # Replaced, not changed in place: others iterate over it without a lock.
                 state.subscriptions = {**state.subscriptions, name: found}

@@ -49,7 +49,6 @@ class Unacknowledged(Protocol):
     """What a subscription has not acknowledged (AckSet)."""
 
     def is_acked(self, position: Position) -> bool: ...
-    def unacked(self, ledger_id: int, start: int, limit: int) -> BitMap: ...
 
 
 class SubscriptionView:
@@ -84,6 +83,8 @@ class TopicDelayTracker:
         self._cursor = Position(0, 0)
         self._pruned_ms = 0
         """Entries due before this may be forgotten."""
+        self._asked_ms = -1
+        """The latest time that it was asked about without a view."""
         self._looked_ms = 0
         self._kept = 0
         self._fell_due = fell_due
@@ -194,11 +195,32 @@ class TopicDelayTracker:
                     found[ledger_id] = found.get(ledger_id, BitMap()) | entries
             return found
 
-    def waiting(self, now_ms: int, skip: Unacknowledged) -> int:
-        """Indexed entries due after `now_ms` that are not acknowledged."""
+    # -- asking, with or without a view ------------------------------------------------------------
+
+    def waiting(self, start: Position, now_ms: int) -> dict[int, BitMap]:
+        """Entries from `start` on that are due after `now_ms`, by ledger id; no bitmap is empty."""
+        with self._asking(start, now_ms):
+            return self._waiting.after_by_ledger(now_ms, _PAST)
+
+    def count(self, start: Position, now_ms: int) -> int:
+        """How many those are. O(log n) once they are indexed."""
+        with self._asking(start, now_ms):
+            return self._waiting.count_after(now_ms)
+
+    def listed(self, start: Position, now_ms: int, start_ms: int, limit_ms: int) -> list[Position]:
+        """Where those lie that are due in [start_ms, limit_ms), by due time and then in log order."""
+        with self._asking(start, now_ms):
+            after_ms = max(now_ms, start_ms - 1)
+            found = self._waiting.after(after_ms, _PAST, limit_ms - 1, len(self._waiting))
+            return [position_of(number) for _, places in found for number in places.tolist()]
+
+    @contextmanager
+    def _asking(self, start: Position, now_ms: int) -> Iterator[None]:
+        """The lock, with everything indexed from `start` on that is due after `now_ms`."""
         with self._whole_or_anew():
-            self._catch_up()
-            return self._waiting.count_unacked_after(now_ms, skip.unacked)
+            self._asked_ms = max(self._asked_ms, now_ms)
+            self._cover(start, min(self._floor(), now_ms))
+            yield
 
     # -- inside ------------------------------------------------------------------------------------
 
@@ -221,7 +243,8 @@ class TopicDelayTracker:
     # -- inside: the cursor over the log -------------------------------------------------------------
 
     def _floor(self) -> int:
-        return min((view.done_ms for view in self._views), default=-1)
+        """Nothing due by then has to be indexed."""
+        return min((view.done_ms for view in self._views), default=self._asked_ms)
 
     def _cover(self, position: Position, floor_ms: int) -> None:
         """See to it that everything from `position` on that is due after `floor_ms` is indexed."""

@@ -50,9 +50,6 @@ class Stretch(NamedTuple):
     last_due_ms: int
 
 
-Unacked = Callable[[int, int, int], BitMap]
-"""What is not acknowledged of [start, limit) of a ledger (AckSet.unacked)."""
-
 ReadDues = Callable[[Stretch], tuple[UInt32s, Int64s]]
 """Entry ids of a stretch and their due times, those that can be read."""
 
@@ -240,18 +237,6 @@ class WaitingEntries:
             self._spread(self._stretches[0])
         ahead = sum(len(level.dues) - int(np.searchsorted(level.dues, due_ms, side="right")) for level in self._levels)
         return self._in_stretches + ahead
-
-    def count_unacked_after(self, due_ms: int, unacked: Unacked) -> int:
-        """Those of them that are not acknowledged. O(entries of columns + stretches), in bitmaps."""
-        self.count_after(due_ms)
-        count = sum(len(unacked(stretch.ledger_id, stretch.first, stretch.limit)) for stretch in self._stretches)
-        for level in self._levels:
-            places = level.places[int(np.searchsorted(level.dues, due_ms, side="right")) :]
-            ledgers = places >> np.uint64(32)
-            for ledger_id in np.unique(ledgers).tolist():
-                entries = BitMap(places[ledgers == ledger_id].astype(np.uint32))
-                count += len(unacked(ledger_id, entries.min(), entries.max() + 1) & entries)
-        return count
 
     def after_by_ledger(self, due_ms: int, served: Position, limit: Position | None = None) -> dict[int, BitMap]:
         """Entries after (due_ms, served), in order of due time, that lie before `limit` in the log, by ledger id.

@@ -208,8 +208,8 @@ class AckSet:
         An entry id of -1 acknowledges what stands before that ledger. but: entries by ledger id, none of the bitmaps
         empty, that stay as they are. Raises InvalidArgument as ``validate`` does. O(ledgers between).
         """
-        first = min((Position(ledger_id, entries.min()) for ledger_id, entries in (but or {}).items()), default=None)
-        if but and first is not None and first <= position:
+        first = None if but is None else _least(but)
+        if but is not None and first is not None and first <= position:
             return self._ack_all_but(position, first, but, ledgers)
         ledger_id, entry_id = _valid(position)
         length = self.validate(ledger_id, entry_id, ledgers)
@@ -268,6 +268,15 @@ class AckSet:
         self._move_mark(_valid(mark_delete))
         self._dirty.update(self._acked)
         self._acked.clear()
+
+    def begin(self, mark_delete: Position, but: Mapping[int, BitMap], ledgers: LedgerList) -> None:
+        """``reset`` where entries at or before ``mark_delete`` are not acknowledged: those of ``but``, by ledger id."""
+        first = _least(but)
+        if first is None or first > mark_delete:
+            self.reset(mark_delete)
+        else:
+            self.reset(Position(first.ledger_id, first.entry_id - 1))
+            self.ack_cumulative(mark_delete, ledgers, but)
 
     # -- persisting ----------------------------------------------------------------------------
 
@@ -351,6 +360,14 @@ def _valid(position: Position) -> Position:
     if position.entry_id < -1:
         raise InvalidArgument("position", position, "an entry id starts at -1")
     return position
+
+
+def _least(entries: Mapping[int, BitMap]) -> Position | None:
+    """The least position of bitmaps by ledger id, none of them empty; None where there is none."""
+    if not entries:
+        return None
+    ledger_id = min(entries)
+    return Position(ledger_id, entries[ledger_id].min())
 
 
 def _first_missing(entries: BitMap, start: int) -> int:

@@ -41,7 +41,7 @@ class StoreConfig:
         and never corrupts. ``"none"``: it is in the page cache; a process crash loses nothing, a power loss may lose
         everything or leave an unusable file. For data that can be made again.
     inline_delay_ms: a message due within this goes to the main log at once and is tracked in memory until due; 0:
-        none does, which is the default: a message in the main log counts as fired, so that it can be neither
+        none does, which is the default: a message that waits in the main log can be neither
         cancelled nor rescheduled, and what it saves is one write of two where messages are sent one by one, and
         little in batches (`make bench ARGS=short_delays`). Longer holds up trimming of the main log by as much.
     max_message_bytes: largest encoded message: payload, key, properties and some ten bytes; 5 MiB, at most 1 GiB.

@@ -251,17 +251,9 @@ class ManagedLedger:
             staged.keep_back(segments, dues, ahead_of_ms)
         return segments
 
-    def latest_in(self, transaction: Transaction, now_ms: int) -> Position:
-        """Where what is not due yet, or not appended, begins; appends of this transaction counted."""
-        staged = self._staged(transaction)
-        wait = first_wait(staged.waits, now_ms)
-        first = Position(self.first_in(transaction), 0)
-        return self.end_in(transaction) if wait is None else max(wait.first, first)
-
-    def end_in(self, transaction: Transaction) -> Position:
-        """The position that the next append gets, appends of this transaction counted."""
-        staged = self._staged(transaction)
-        return Position(staged.current.ledger.ledger_id, staged.current.next_entry)
+    def latest(self, now_ms: int) -> Position:
+        """Where what is not readable yet, or not appended, begins; in a ledger that is kept."""
+        return max(self.readable(now_ms).end, Position(self.first_ledger, 0))
 
     def first_in(self, transaction: Transaction) -> int:
         """Id of the first ledger kept, what this transaction gives up not counted."""

@@ -172,8 +172,9 @@ def test_what_others_were_served_meanwhile_is_tracked_again_for_a_consumer_that_
     store = open_store(config=INLINE)
     topic = store.topic("t")
     gone = topic.subscribe("gone")
-    topic.send(b"early", deliver_after=2)
-    stays = topic.subscribe("stays", initial_position="latest")
+    early = topic.send(b"early", deliver_after=2)
+    stays = topic.subscribe("stays")
+    assert stays.ack(early) == 1
     topic.send_batch([Message(b"late", deliver_after=1.5), Message(b"last", deliver_after=4)])
     assert gone.receive(10) == []
     gone.close()

@@ -6,13 +6,15 @@ import random
 
 import pytest
 
-from duelog import DelayedStore, ManualClock, Message, StoreConfig, Subscription
+from duelog import DelayedStore, ManualClock, Message, MessageId, StoreConfig, Subscription, SystemClock
 from duelog.dispatcher import SubscriptionType
+from duelog.metrics import BACKLOG, DELAYED, PENDING
 from duelog.store import format as fmt
 from duelog.store.format import LedgerRecord
 from duelog.store.names import TopicName
 from duelog.store.transaction import Transaction
 from tests.conftest import START_MS, LeadingClock, OpenStore
+from tests.tools.command_line import json_of, ok
 
 HOUR_MS = 3_600_000
 TINY = StoreConfig(inline_delay_ms=HOUR_MS, ledger_max_entries=2, ack_flush_ms=0)
@@ -284,3 +286,228 @@ def test_time_to_live_counts_from_the_due_time_of_what_waits_inline(open_store: 
     clock.advance(12_000)
     store.tick()
     assert subscription.stats().backlog == 0
+
+
+# -- beginning at the latest -------------------------------------------------------------------------
+
+
+def begin_at_the_latest(store: DelayedStore, how: str) -> Subscription:
+    """A subscription that begins at the latest now: a new one, or one that is there and sought."""
+    if how == "new":
+        return store.topic("t").subscribe("new", initial_position="latest")
+    subscription = store.topic("t").subscribe("there")
+    subscription.seek("latest")
+    return subscription
+
+
+LATEST = pytest.mark.parametrize("how", ["new", "sought"])
+
+
+@LATEST
+@pytest.mark.parametrize("restart", [False, True])
+def test_who_begins_at_the_latest_gets_what_waits_inline_and_nothing_that_was_due(
+    open_store: OpenStore, clock: ManualClock, how: str, restart: bool
+) -> None:
+    """Waiting ones among those that were due, over several ledgers and a restart; what comes later comes too."""
+    store = open_store(config=AN_HOUR)
+    topic = store.topic("t")
+    topic.subscribe("there").close()
+    for number in range(12):
+        topic.send(b"%d" % number, deliver_after=10 + number if number % 4 in (1, 2) else number % 4 / 10)
+    clock.advance(300)
+    with begin_at_the_latest(store, how) as subscription:
+        assert subscription.stats().backlog == 0
+        topic.send(b"later")
+        topic.send(b"later still", deliver_after=30)
+        if not restart:
+            assert payloads(subscription) == [b"later"]
+    name = subscription.name
+    if restart:
+        store.close()
+        store = open_store(config=AN_HOUR)
+        with store.topic("t").subscribe(name) as subscription:
+            assert payloads(subscription) == [b"later"]
+    with store.topic("t").subscribe(name) as subscription:
+        clock.advance(15_000)
+        assert payloads(subscription) == [b"1", b"2", b"5"]
+        clock.advance(15_000)
+        assert payloads(subscription) == [b"6", b"9", b"10", b"later still"]
+        assert subscription.stats().backlog == 0
+        assert subscription.receive(10) == []
+
+
+@LATEST
+def test_what_is_due_at_the_very_instant_is_not_for_who_begins_at_the_latest(
+    open_store: OpenStore, clock: ManualClock, how: str
+) -> None:
+    """Due now is due; a millisecond later is not."""
+    store = open_store(config=AN_HOUR)
+    topic = store.topic("t")
+    topic.subscribe("there").close()
+    topic.send_batch([Message(b"%d" % ms, deliver_after=ms / 1_000) for ms in (4, 5, 6)])
+    clock.advance(5)
+    subscription = begin_at_the_latest(store, how)
+    clock.advance(5)
+    assert payloads(subscription) == [b"6"]
+
+
+@LATEST
+def test_at_the_latest_with_nothing_waiting_the_cursor_is_one_position(open_store: OpenStore, how: str) -> None:
+    """No bitmaps are written where every message before it was due."""
+    store = open_store(config=AN_HOUR)
+    topic = store.topic("t")
+    topic.subscribe("there").close()
+    topic.send_batch([Message(b"x") for _ in range(10)])
+    subscription = begin_at_the_latest(store, how)
+    acks = subscription._state.acks
+    assert (acks.acked_count_after_mark_delete, acks.backlog(subscription._topic.log)) == (0, 0)
+
+
+def test_who_begins_at_the_latest_holds_what_waits_until_it_has_it(open_store: OpenStore, clock: ManualClock) -> None:
+    """Its ledgers are kept from the first that has something to come to it on, and go after that."""
+    store = open_store(config=TINY)
+    topic = store.topic("t")
+    topic.send_batch([Message(b"%d" % number) for number in range(4)])
+    topic.send(b"waits", deliver_after=60)
+    topic.send_batch([Message(b"%d" % number) for number in range(5, 9)])
+    subscription = topic.subscribe("s", initial_position="latest")
+    assert (store.tick().trimmed, ledgers(store)) == (2, 3)
+    clock.advance(60_000)
+    assert (store.tick().trimmed, ledgers(store)) == (0, 3)
+    assert payloads(subscription) == [b"waits"]
+    clock.advance(1_000)
+    assert (store.tick().trimmed, ledgers(store)) == (2, 1)
+
+
+@pytest.mark.parametrize("to", ["message", "time", "far ahead"])
+def test_a_seek_forward_leaves_what_waits_inline_owed(open_store: OpenStore, clock: ManualClock, to: str) -> None:
+    """To a message, to a time, to one that has not come: what is before it and not due yet comes when it is."""
+    store = open_store(config=AN_HOUR)
+    topic = store.topic("t")
+    subscription = topic.subscribe("s")
+    topic.send_batch([Message(b"a"), Message(b"waits", deliver_after=5), Message(b"b")])
+    clock.advance(1_000)
+    last = topic.send(b"c")
+    places: dict[str, MessageId | int] = {"message": last, "time": clock.now_ms(), "far ahead": START_MS + HOUR_MS}
+    subscription.seek(places[to])
+    assert payloads(subscription) == {"message": [b"c"], "time": [b"b", b"c"], "far ahead": []}[to]
+    clock.advance(4_000)
+    assert payloads(subscription) == [b"waits"]
+
+
+def test_a_seek_forward_leaves_what_was_written_ahead_owed(open_store: OpenStore) -> None:
+    """A marker of the next few ms is not due: a seek to a later time does not pass it."""
+    clock = LeadingClock(START_MS)
+    store = open_store(config=StoreConfig(partition_ms=HOUR_MS), clock_=clock)
+    topic = store.topic("t")
+    subscription = topic.subscribe("s")
+    topic.send(b"ahead", deliver_after=0.003)
+    assert store.tick().fired == 1
+    subscription.seek(clock.now_ms() + HOUR_MS)
+    clock.advance(3)
+    assert payloads(subscription) == [b"ahead"]
+
+
+# -- figures and lists -------------------------------------------------------------------------------
+
+
+def test_what_waits_inline_is_pending_and_no_backlog_until_it_is_due(open_store: OpenStore, clock: ManualClock) -> None:
+    """Before any consumer, with one that has passed it over, after it left, after a restart: the same figures."""
+    store = open_store(config=AN_HOUR)
+    topic = store.topic("t")
+    topic.subscribe("s").close()
+    topic.send_batch([Message(b"%d" % number, deliver_after=number % 2 * 60) for number in range(10)])
+    topic.send(b"far", deliver_after=7_200)
+
+    def figures() -> tuple[int, int, int, int, int]:
+        stats = store.topic("t").stats()
+        (sub,) = stats.subscriptions
+        gauges = store._engine.metrics._look() if store._engine.metrics is not None else {}
+        ((pending,), (delayed,), (backlog,)) = ([each.value for each in gauges[n]] for n in (PENDING, DELAYED, BACKLOG))
+        assert (pending, delayed, backlog) == (stats.pending, stats.pending, sub.backlog)
+        assert store.stats().pending == stats.pending == len(list(store.topic("t").scheduled()))
+        return stats.pending, sub.backlog, stats.index_bytes, sub.unacknowledged, sub.redelivering
+
+    assert figures() == (6, 5, 0, 0, 0), "nothing is indexed for figures alone"
+    with topic.subscribe("s") as subscription:
+        assert len(subscription.receive(100)) == 5
+        assert figures()[:2] == (6, 5)
+    assert figures()[:2] == (6, 5)
+    store.close()
+    store = open_store(config=AN_HOUR)
+    assert figures()[:2] == (6, 5)
+    with store.topic("t").subscribe("s") as subscription:
+        assert len(payloads(subscription)) == 5
+        assert figures()[:2] == (6, 0)
+        clock.advance(60_000)
+        assert figures()[:2] == (1, 5)
+        assert len(payloads(subscription)) == 5
+        assert figures()[:2] == (1, 0)
+
+
+def test_what_waits_inline_is_listed_with_what_waits_in_partitions(open_store: OpenStore, clock: ManualClock) -> None:
+    """By due time, from both places, with limits and ends of the range honoured; after a restart and read-only too."""
+    config = StoreConfig(inline_delay_ms=60_000, partition_ms=30_000, ledger_max_entries=3)
+    store = open_store(config=config)
+    topic = store.topic("t")
+    first = topic.send(b"90", deliver_after=90)
+    clock.advance(60_000)  # it is nearer now than what will wait inline
+    chance = random.Random(5)
+    afters = [*range(1, 60, 3), *range(61, 120, 7)]
+    chance.shuffle(afters)
+    for after in afters:
+        topic.send(b"%d" % (60 + after), deliver_after=after)
+    expected = sorted([90, *(60 + after for after in afters)])
+
+    def look(store: DelayedStore) -> None:
+        face = store.topic("t")
+        assert [int(found.payload) for found in face.scheduled()] == expected
+        assert [int(found.payload) for found in face.scheduled(limit=4)] == expected[:4]
+        start_ms, end_ms = START_MS + expected[3] * 1_000, START_MS + expected[15] * 1_000
+        assert [int(found.payload) for found in face.scheduled(start_ms, end_ms)] == expected[3:15]
+        assert [found.due_ms for found in face.scheduled(start_ms, start_ms + 1)] == [start_ms]
+        assert list(face.scheduled(START_MS, START_MS + 60_000)) == []
+        assert store.stats().pending == face.stats().pending == len(expected)
+
+    look(store)
+    store.close()
+    with open_store(config=config, read_only=True) as reader:
+        look(reader)
+    store = open_store(config=config)
+    look(store)
+    topic = store.topic("t")
+    assert topic.cancel(first)
+    clock.advance(10_000)
+    assert [int(found.payload) for found in topic.scheduled()] == [due for due in expected if due > 70 and due != 90]
+
+
+def test_a_message_that_waits_inline_is_scheduled_until_it_is_due_and_cannot_be_taken_back(
+    open_store: OpenStore, clock: ManualClock
+) -> None:
+    """Its state says what the list says; taking it back is refused as for one that has fired."""
+    store = open_store(config=AN_HOUR)
+    topic = store.topic("t")
+    waits, now = topic.send(b"waits", deliver_after=60), topic.send(b"now")
+    assert [topic.state(each) for each in (waits, now)] == ["scheduled", "fired"]
+    assert topic.cancel(waits) is False
+    assert topic.reschedule(waits, deliver_after=120) is None
+    clock.advance(59_999)
+    assert topic.state(waits) == "scheduled"
+    clock.advance(1)
+    assert topic.state(waits) == "fired"
+    assert list(topic.scheduled()) == []
+
+
+def test_the_commands_count_and_list_what_waits_inline(open_store: OpenStore) -> None:
+    """`duelog stats` and `duelog scheduled`, on the machine's clock."""
+    store = open_store(config=AN_HOUR, clock_=SystemClock())
+    topic = store.topic("t")
+    topic.subscribe("s").close()
+    topic.send_batch([Message(b"inline", deliver_after=1_800), Message(b"far", deliver_after=90_000)])
+    path = store._engine.path
+    store.close()
+    assert json_of("stats", path)["pending"] == 2
+    of_topic = json_of("stats", path, "t")
+    assert (of_topic["pending"], of_topic["subscriptions"][0]["backlog"]) == (2, 0)
+    listed = ok("scheduled", path, "t")
+    assert listed.index("inline") < listed.index("far")

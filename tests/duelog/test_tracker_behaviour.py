@@ -166,8 +166,10 @@ def test_what_is_restored_and_heard_of_is_tracked_once(open_store: OpenStore, cl
         store = open_store(config=config)
     reader = store.topic("t").subscribe("s")
     clock.advance(120_000)
-    got = sorted(int(payload) for _ in range(5) for payload in payloads(reader))
-    assert got == list(range(sent))
+    got: list[int] = []
+    while batch := payloads(reader):  # a slow machine fires it in many slices
+        got += map(int, batch)
+    assert sorted(got) == list(range(sent))
 
 
 @BOTH
