@@ -282,7 +282,8 @@ class Engine:
     def tracker(self, topic: TopicState) -> TopicDelayTracker:
         """A tracker of what waits in the topic's main log, empty as yet."""
         fell_due = None if self.metrics is None else self.metrics.of_inline(topic.name)
-        return TopicDelayTracker(self.main, topic.log, self.note_unreadable, fell_due)
+        prune = self.config.tracker_prune_interval_ms, self.config.tracker_prune_ratio
+        return TopicDelayTracker(self.main, topic.log, self.note_unreadable, fell_due, *prune)
 
     def acknowledged(self, topic: TopicState, subscription: SubscriptionState, moved_ledger: bool) -> None:
         """Acknowledgements were taken in memory: see that they reach the disk, and that ledgers are trimmed."""

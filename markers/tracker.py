@@ -34,9 +34,8 @@ from ..store.run import Int64s, Run, RunKind, UInt32s
 from ..store.scan import runs
 from .waiting import Stretch, WaitingEntries, position_of
 
-_PRUNE_MS = 1_000
 _PRUNE_ENTRIES = 10_000
-"""What has been served is forgotten once a second, or when this many entries more are indexed than after the last."""
+"""When this many entries more are indexed than after the last pruning, its interval is not waited for."""
 
 _PAST = Position(2**63, 0)
 
@@ -71,8 +70,13 @@ class TopicDelayTracker:
         log: ManagedLedger,
         set_aside: Callable[[CorruptEntry], object],
         fell_due: FellDue | None = None,
+        prune_interval_ms: int = 1_000,
+        prune_ratio: float = 0.5,
     ) -> None:
-        """`fell_due` is told of each entry once, when the first view comes by at its due time or later."""
+        """`fell_due` is told of each entry once, when the first view comes by at its due time or later.
+
+        prune_interval_ms, prune_ratio: `StoreConfig.tracker_prune_interval_ms`, `StoreConfig.tracker_prune_ratio`.
+        """
         self._main = main
         self._log = log
         self._set_aside = set_aside
@@ -88,6 +92,8 @@ class TopicDelayTracker:
         self._looked_ms = 0
         self._kept = 0
         self._fell_due = fell_due
+        self._prune_interval_ms = prune_interval_ms
+        self._prune_ratio = prune_ratio
         self.told_ms = 0
         """`fell_due` was told of what is due until then; 0: of nothing."""
         self.idle_since_ms: int | None = None
@@ -307,11 +313,16 @@ class TopicDelayTracker:
         return np.concatenate(entries), np.concatenate(dues)
 
     def _prune(self, now_ms: int) -> None:
-        """Forget what every view has been served, at most once a second."""
-        floor_ms = self._floor()
-        if now_ms < self._looked_ms + _PRUNE_MS and len(self._waiting) < self._kept + _PRUNE_ENTRIES:
+        """Forget what every view has been served, if it is time to look and enough of them have moved on."""
+        soon = now_ms < self._looked_ms + self._prune_interval_ms
+        if soon and len(self._waiting) < self._kept + _PRUNE_ENTRIES:
             return
         self._looked_ms = now_ms
+        self._kept = len(self._waiting)
+        moved = sum(view.done_ms > self._pruned_ms for view in self._views)
+        if moved < self._prune_ratio * len(self._views):
+            return
+        floor_ms = self._floor()
         self._pruned_ms = max(floor_ms, self._pruned_ms)
         self._waiting.prune(floor_ms)
         self._kept = len(self._waiting)

@@ -91,6 +91,12 @@ class StoreConfig:
         delivers the acknowledgements of that time again. 0: every acknowledgement commits.
     tracker_idle_ms: how long the index of a topic's inline messages is kept after its last consumer left; 60 s.
         Building it again reads the headers of the main log's runs.
+    tracker_prune_interval_ms: at least so long from one look at what of that index all subscriptions have been served,
+        and may be forgotten, to the next (PIP-448); 1 s. 0: whenever one is served. With 10,000 new entries it is not
+        waited for.
+    tracker_prune_ratio: share of the subscriptions with consumers that must have been served further since the last
+        pruning for another to be tried, 0 to 1; 0.5. What the slowest of them still needs is never forgotten, so 1
+        saves the most looks; 0: look each time.
     ledger_max_entries: entries after which a main log starts a new ledger, at most 2**32 - 1; 50,000. Trimming frees
         whole ledgers: smaller frees sooner and costs a catalog record each.
     ledger_max_bytes: bytes after which it does; 64 MiB.
@@ -137,6 +143,8 @@ class StoreConfig:
     fire_batch: int = 5_000
     ack_flush_ms: int = 100
     tracker_idle_ms: int = 60_000
+    tracker_prune_interval_ms: int = 1_000
+    tracker_prune_ratio: float = 0.5
     ledger_max_entries: int = 50_000
     ledger_max_bytes: int = 64 * MIB
     ledger_max_age_ms: int = 14_400_000
@@ -167,6 +175,13 @@ def _integer(lowest: int, highest: int, *, none: bool = False) -> _Check:
             raise InvalidArgument(name, value, f"expected {lowest} to {highest}")
 
     return check
+
+
+def _ratio(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise InvalidArgument(name, value, "expected a number")
+    if not 0 <= value <= 1:
+        raise InvalidArgument(name, value, "expected 0 to 1")
 
 
 def _durability(name: str, value: object) -> None:
@@ -219,6 +234,8 @@ _CHECKS: dict[str, _Check] = {
     "fire_batch": _integer(1, 1_000_000),
     "ack_flush_ms": _integer(0, 3_600_000),
     "tracker_idle_ms": _integer(0, 86_400_000_000),
+    "tracker_prune_interval_ms": _integer(0, 86_400_000),
+    "tracker_prune_ratio": _ratio,
     "ledger_max_entries": _integer(1, _UINT32_MAX),
     "ledger_max_bytes": _integer(1, _INT64_MAX),
     "ledger_max_age_ms": _integer(1, _INT64_MAX),

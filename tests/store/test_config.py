@@ -35,6 +35,8 @@ DEFAULTS = {
     "fire_batch": 5_000,
     "ack_flush_ms": 100,
     "tracker_idle_ms": 60_000,
+    "tracker_prune_interval_ms": 1_000,
+    "tracker_prune_ratio": 0.5,
     "ledger_max_entries": 50_000,
     "ledger_max_bytes": 64 * 1024 * 1024,
     "ledger_max_age_ms": 4 * 3600 * 1000,
@@ -60,6 +62,7 @@ RANGES: dict[str, tuple[int, int]] = {
     "max_in_flight_bytes": (1, 2**63 - 1),
     "bucket_ms": (1, 2**32 - 1),
     "preload_ms": (0, 2**63 - 1),
+    "tracker_prune_interval_ms": (0, 86_400_000),
     "fire_batch": (1, 1_000_000),
     "ack_flush_ms": (0, 3_600_000),
     "ledger_max_entries": (1, 2**32 - 1),
@@ -91,6 +94,15 @@ def test_every_field_is_explained() -> None:
     """The docstring has a paragraph for each field, in the order of the fields, and for nothing else."""
     assert StoreConfig.__doc__ is not None
     assert re.findall(r"^    ([a-z_]+): ", StoreConfig.__doc__, re.MULTILINE) == list(DEFAULTS)
+
+
+@pytest.mark.parametrize("value", [-0.1, 1.1, float("nan"), True, "1", None])
+def test_a_ratio_lies_between_0_and_1(value: object) -> None:
+    """Ends included; whole numbers are taken."""
+    assert [make(tracker_prune_ratio=taken).tracker_prune_ratio for taken in (0, 0.5, 1.0)] == [0, 0.5, 1.0]
+    with pytest.raises(InvalidArgument) as caught:
+        make(tracker_prune_ratio=value)
+    assert caught.value.field == "tracker_prune_ratio"
 
 
 def test_a_config_cannot_be_changed() -> None:
