@@ -26,6 +26,7 @@ from duelog.store.run import Run, RunKind
 from .check_journal import check_journal
 from .check_partitions import check_partitions, lost_partitions, was_used
 from .check_records import check_bodies, check_pages, check_records, dense_runs
+from .check_withdrawals import Conditionals, check_conditionals
 from .finding import Finding, error, warning
 
 if TYPE_CHECKING:
@@ -59,6 +60,10 @@ class Survey:
         """Ledger id -> number of entries, of main logs and then of partition logs."""
         self.markers: dict[int, BitMap] = {}
         """Partition log's ledger id -> entries that markers point at."""
+        self.places: dict[int, tuple[int, int]] = {}
+        """Partition log's ledger id -> topic id, start of its partition."""
+        self.conditionals = Conditionals()
+        """Of all partition logs."""
         self.all_read = True
         """Whether every registered partition could be read, and its logs are in `tails`."""
 
@@ -78,6 +83,7 @@ class Survey:
                 yield from self._main_logs()
                 yield from check_partitions(self)
                 yield from self._withdrawals()
+                yield from check_conditionals(self)
                 yield from self._cursors()
                 yield from self._counters()
                 yield from self._set_aside()

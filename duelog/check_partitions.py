@@ -106,6 +106,7 @@ class _Partition:
             address = f"{partition.name}, topic {log.topic_id}, ledger {log.ledger_id}"
             tail, findings = self._entries(log)
             survey.tails[log.ledger_id] = tail
+            survey.places[log.ledger_id] = log.topic_id, partition.start_ms
             yield from findings
             frontier = survey.frontiers.get((log.topic_id, partition.start_ms))
             if self._record.state is PartitionState.OPEN:
@@ -136,6 +137,7 @@ class _Partition:
                     found.append(run)
                     continue
                 found += self._interval(run)
+                self._survey.conditionals.add(run)
                 if self._survey.deep:
                     found += check_bodies(run)
         return tail, found

@@ -3,7 +3,8 @@
 In this order. Directories that lie elsewhere are put back (repair_places.py), and files whose pages are broken are
 written anew from what can be reached. Small records are made anew from their copies (repair_records.py), or from what
 else tells of them: topics, partitions and counters (repair_catalog.py), logs of partitions (repair_logs.py), ledgers
-of main logs (repair_ledgers.py), subscriptions (repair_cursors.py). Then holes and damaged bodies of every ledger are
+of main logs (repair_ledgers.py), frontiers (repair_frontiers.py), cancellations (repair_withdrawals.py), subscriptions
+(repair_cursors.py). Then holes and damaged bodies of every ledger are
 given up (cleanup/mend.py); what points at them is acknowledged for every subscription, or cancelled where it has not
 fired; counts are counted again; snapshots of a partition that was changed are removed; a damaged journal is given up
 (repair_journal.py). At last the store is checked: what is left is reported, and needs a backup.
@@ -14,13 +15,15 @@ nothing is changed then.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, closing
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
 
 from pyroaring import BitMap
 
 from .. import StoreConfig
 from ..check_partitions import was_used
+from ..check_withdrawals import Conditionals
 from ..opening import StoreLock, read_identity, stored_span_ms
 from ..partitions.partition import partition_path
 from ..partitions.timespan import directory_name, parse_directory_name
@@ -49,6 +52,7 @@ from .repair_partition import PartitionRepair
 from .repair_places import put_back
 from .repair_records import mend_records
 from .repair_report import Account, RepairReport
+from .repair_withdrawals import OpenLog, mend_withdrawals
 from .store_check import check_file, check_store
 
 __all__ = ["RepairReport", "repair_store"]
@@ -133,9 +137,12 @@ class _Repair:
             of_partition[start_ms] = here
             logs.update({ledger_id: topic_id for topic_id, ledger_id in here.items()})
         mend_ledgers(main, lost, logs, account)
+        conditionals = Conditionals()
         for start_ms, record in partitions:
             with self._open(start_ms, record) as environment:
                 mend_frontiers(main, environment, start_ms, record, of_partition[start_ms], lost, account)
+                conditionals.add_all(environment, of_partition[start_ms].values())
+        mend_withdrawals(main, lost, conditionals, self._open_log(dict(partitions), of_partition), account)
         mend_cursors(main, lost, account)
         drop_strangers(main, account)
         mend_counters(main, logs, account)
@@ -148,6 +155,20 @@ class _Repair:
         for start_ms, record in partitions:
             with self._open(start_ms, record) as environment:
                 recount(main, environment, start_ms, account)
+
+    def _open_log(self, records: dict[int, PartitionRecord], of_partition: dict[int, dict[int, int]]) -> OpenLog:
+        places = {log: (topic, start_ms) for start_ms, here in of_partition.items() for topic, log in here.items()}
+
+        @contextmanager
+        def opened(ledger_id: int) -> Iterator[tuple[Environment, int, int] | None]:
+            if ledger_id not in places:  # of a partition that is being deleted
+                yield None
+                return
+            topic_id, start_ms = places[ledger_id]
+            with self._open(start_ms, records[start_ms]) as environment:
+                yield environment, topic_id, start_ms
+
+        return opened
 
     def _open(self, start_ms: int, record: PartitionRecord) -> AbstractContextManager[Environment]:
         return closing(Environment(partition_path(self._path, start_ms, record.generation), name=_name(start_ms)))
