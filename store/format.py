@@ -87,9 +87,6 @@ def unseal(key: bytes, value: bytes | memoryview) -> bytes:
     return fields
 
 
-# -- keys --------------------------------------------------------------------------------------
-
-
 def counter_key(name: str) -> bytes:
     return bytes((Table.COUNTER,)) + name.encode()
 
@@ -210,9 +207,6 @@ def trailing_u64(key: bytes | memoryview) -> int:
 def trailing_u32(key: bytes | memoryview) -> int:
     """The 32-bit number that ends a key: a topic id or an entry id."""
     return int(_U32.unpack(key[-4:])[0])
-
-
-# -- records -----------------------------------------------------------------------------------
 
 
 def _unpack(layout: struct.Struct, fields: bytes, what: str) -> tuple[int, ...]:
