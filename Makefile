@@ -17,7 +17,7 @@ PIP := $(VENV)/bin/python -m pip --disable-pip-version-check --quiet
 TYPED := duelog tests $(patsubst %/,%,$(sort $(dir $(wildcard benchmarks/*.py))))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint types packaging bench clean install install-dev
+.PHONY: help demo test torture check lint types packaging bench clean install install-dev
 
 help: ## show this list
 	@sed -n 's/^\([a-z]*\):[^#]*## \(.*\)/make \1|\2/p' Makefile | awk -F'|' '{ printf "%-16s %s\n", $$1, $$2 }'
@@ -41,6 +41,9 @@ types: $(VENV)/.ready-dev ## mypy --strict
 
 packaging: install-dev ## the tests of layers, packages and the wheel
 	PYTHONSAFEPATH=1 $(VENV)/bin/pytest -n $(JOBS) tests/packaging
+
+torture: install-dev ## a store on the system clock under everything at once (ARGS="--minutes 60")
+	PYTHONSAFEPATH= $(VENV)/bin/python -m tests.disaster.torture $(ARGS)
 
 bench: install-dev ## run the benchmarks (ARGS choose workloads)
 	$(VENV)/bin/python -m benchmarks $(ARGS)

@@ -1,0 +1,181 @@
+"""A store on the system clock under everything at once, for as long as one likes: `make torture ARGS="--minutes 60"`.
+
+A child process sends (one by one, in batches, numbered), reschedules to 1 to 5 ms ahead, cancels, receives,
+acknowledges and gives back, in several threads; beside that descriptors run short, SIGINT strikes its main thread in
+whatever it is doing, stores are closed and opened again, and the parent kills the child. What was asked and what was
+answered goes into a log, which outlives the child. At the end a child drains the store, and the log is judged:
+
+- lost: a message that was acknowledged to its sender, not cancelled, never received;
+- doubled: a message received at two positions of the main log, or twice as new by consumers of one open store;
+- early: a message received before it was due, or before every time that was asked for;
+- cancelled: a message received though it was said that it never would be;
+- stuck: a store that does not close, or does not hand out what is due;
+- raw: an error that is no DuelogError; found: what `check` finds at the end.
+
+Not a part of the suite: it takes the time that it is given, by the clock of the machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tests.disaster.torture_child import main as child_main
+
+_DRAIN_S = 120
+
+
+def events(log: Path) -> Iterator[list[Any]]:
+    """What was logged, oldest first; a line cut off by a kill is passed over."""
+    with log.open() as lines:
+        for line in lines:
+            try:
+                yield json.loads(line)
+            except ValueError:
+                continue
+
+
+def judge(log: Path, show: int = 5) -> Counter[str]:
+    """Count what was asked and what went wrong; prints the first few of each wrong."""
+    counts: Counter[str] = Counter()
+    asked: dict[str, set[int]] = {}  # name -> due times that were asked for
+    sure: set[str] = set()  # stored, as its sender was told
+    gone: set[str] = set()  # cancelled, as its sender was told
+    doubtful: set[str] = set()  # a cancellation or a reschedule of it was interrupted
+    places: dict[str, str] = {}
+    fresh: set[tuple[str, str]] = set()
+    drained_ms = 0
+
+    def wrong(kind: str, *what: object) -> None:
+        counts[kind] += 1
+        if counts[kind] <= show:
+            print(kind, *what, flush=True)
+
+    for kind, *rest in events(log):
+        if kind == "try":
+            name, due_ms = rest
+            asked.setdefault(name, set()).add(due_ms)
+        elif kind == "stored":
+            counts["stored"] += len(rest[0])
+            sure.update(rest[0])
+        elif kind == "move":
+            asked[rest[0]].add(rest[1])
+            doubtful.add(rest[0])
+        elif kind == "moved":
+            name, due_ms, done = rest
+            counts["rescheduled"] += done
+            doubtful.discard(name)
+            asked[name] = {due_ms} if done else asked[name]
+            if not done:
+                wrong("lost", name, "could not be rescheduled though it was not due for minutes")
+        elif kind == "cancel":
+            doubtful.add(rest[0])
+        elif kind == "cancelled":
+            doubtful.discard(rest[0])
+            if rest[1]:
+                counts["cancelled"] += 1
+                gone.add(rest[0])
+        elif kind == "got":
+            session, name, place, due_ms, now_ms, times = rest
+            counts["received"] += 1
+            if places.setdefault(name, place) != place:
+                wrong("doubled", name, "at", places[name], "and", place)
+            if not times and (session, name) in fresh:
+                wrong("doubled", name, "twice as new in session", session)
+            fresh.add((session, name))
+            if now_ms < due_ms or due_ms < min(asked[name]):  # a time that has passed is the time it was asked at
+                wrong("early", name, "due", due_ms, "received", now_ms, "asked for", asked.get(name))
+            if name in gone:
+                wrong("came though cancelled", name)
+        elif kind == "drained":
+            (drained_ms,) = rest
+        elif kind in ("raw", "stuck", "found"):
+            wrong(kind, *rest)
+        else:
+            counts[kind] += 1
+    for name in sorted(sure - gone - doubtful - places.keys()):
+        if max(asked[name]) < drained_ms:
+            wrong("lost", name, asked[name])
+    return counts
+
+
+def run(directory: Path, seconds: float, seed: int) -> Counter[str]:
+    """Torture a store in `directory` for so long, drain it, and judge."""
+    rng = random.Random(seed)
+    log = directory / "log"
+    log.touch()
+    until = time.monotonic() + seconds
+    lives = 0
+    while time.monotonic() < until:
+        lives += 1
+        child = _start(directory, rng.randrange(1 << 30), min(rng.uniform(10, 60), until - time.monotonic()))
+        killed = rng.random() < 0.5
+        try:
+            child.wait(rng.uniform(3, 40) if killed else 180)
+        except subprocess.TimeoutExpired:
+            if not killed:
+                _note(log, "stuck", "a child did not end")
+            child.kill()
+            child.wait()
+            _note(log, "kills")
+        if child.returncode not in (0, -signal.SIGKILL):
+            _note(log, "raw", f"a child ended with status {child.returncode}")
+        if lives % 10 == 0:
+            print(f"{lives} lives, {int(until - time.monotonic())} s to go", flush=True)
+    child = _start(directory, 0, 0)
+    try:
+        child.wait(_DRAIN_S)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        _note(log, "stuck", "the store was not drained in time")
+    counts = judge(log)
+    counts["lives"] = lives
+    return counts
+
+
+def _start(directory: Path, seed: int, seconds: float) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "tests.disaster.torture", "--child", str(directory), str(seed), str(seconds)]
+    return subprocess.Popen(command)
+
+
+def _note(log: Path, *event: object) -> None:
+    with log.open("a") as file:
+        file.write(json.dumps(event) + "\n")
+
+
+WRONG = ("lost", "doubled", "early", "came though cancelled", "stuck", "raw", "found")
+
+
+def main() -> int:
+    """Run and print what was done and what went wrong; exit status 1 if anything did."""
+    if sys.argv[1:2] == ["--child"]:
+        return child_main(Path(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4]))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=1.0)
+    parser.add_argument("--seed", type=int, default=int.from_bytes(os.urandom(4), "big"))
+    parser.add_argument("--directory", type=Path, help="an empty or absent one, kept; a temporary one if left out")
+    arguments = parser.parse_args()
+    print(f"seed {arguments.seed}, {arguments.minutes:g} minutes", flush=True)
+    with tempfile.TemporaryDirectory(prefix="duelog-torture-") as scratch:
+        directory = arguments.directory or Path(scratch)
+        directory.mkdir(parents=True, exist_ok=True)
+        counts = run(directory, arguments.minutes * 60, arguments.seed)
+    did = ", ".join(f"{name} {count:,}" for name, count in sorted(counts.items()) if name not in WRONG)
+    print(did)
+    print(", ".join(f"{name} {counts[name]}" for name in WRONG))
+    return int(any(counts[name] for name in WRONG))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
