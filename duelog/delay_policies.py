@@ -14,6 +14,7 @@ from dataclasses import replace
 from types import EllipsisType
 
 import numpy as np
+import numpy.typing as npt
 
 from duelog.store import policy_records as rows
 from duelog.store.body import EncodedBatch
@@ -167,16 +168,22 @@ class DelayPolicies:
                 self._known[topic, subscription] = found
             return found
 
-    def apply_one(self, topic: TopicName, due_ms: int, now_ms: int) -> int:
-        """The due time that the policies in force ask for, of one message. Raises DelayTooLong."""
+    def apply_one(self, topic: TopicName, due_ms: int, now_ms: int) -> tuple[int, bool]:
+        """(the due time that the policies in force ask for, whether it is `overridden`) of one message.
+
+        Raises DelayTooLong.
+        """
         if not self._any:
-            return due_ms
+            return due_ms, False
         batch = EncodedBatch(np.array([due_ms], dtype=np.int64), np.array([due_ms > now_ms]), [b""])
         self.apply(topic, batch, now_ms)
-        return int(batch.dues[0])
+        return int(batch.dues[0]), batch.overridden is not None and bool(batch.overridden[0])
 
     def apply(self, topic: TopicName, batch: EncodedBatch, now_ms: int) -> None:
-        """Give a batch the due times that the policies in force ask for. Raises DelayTooLong; all or none."""
+        """Give a batch the due times that the policies in force ask for. Raises DelayTooLong; all or none.
+
+        Which of them are overridden is counted by `stored`, once they are on disk.
+        """
         if not self._any:
             return
         effective = self.effective(topic)
@@ -188,7 +195,12 @@ class DelayPolicies:
             if self.on_rejected is not None:
                 self.on_rejected(topic, effective.over_limit(batch.dues, now_ms))
             raise
-        if effective.active and effective.fixed_delivery_delay_ms and self.on_overridden is not None:
-            self.on_overridden(topic, len(batch))
+        batch.overridden = effective.overridden(batch.dues, now_ms)
         batch.dues = dues
         batch.delayed = dues > now_ms
+
+    def stored(self, topic: TopicName, overridden: npt.NDArray[np.bool_] | bool | None) -> None:
+        """Messages that `apply` marked so are on disk: count those that did not get the delay they asked for."""
+        count = 0 if overridden is None else int(np.count_nonzero(overridden))
+        if count and self.on_overridden is not None:
+            self.on_overridden(topic, count)

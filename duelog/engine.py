@@ -130,7 +130,9 @@ class Engine:
             self.policies.record(config)
         self.policies.warn_of(config)
         self.set_aside = SetAside(self.main)
-        self.sender = Sender(self.main, self.partitions, config, self.topics.run_limits, crew, self.intake)
+        self.sender = Sender(
+            self.main, self.partitions, config, self.topics.run_limits, crew, self.intake, self.policies
+        )
         self.read_ahead = ReadAheadBudget()
         self.outbox = Outbox(config.max_in_flight_bytes)
         self.flusher = AckFlusher(self.main, config.ack_flush_ms)

@@ -76,7 +76,7 @@ _ENVIRONMENT = (*_STORE, "duelog.environment")
 
 SPECS = (
     Spec(REJECTED, "counter", "{message}", _TOPIC, "Messages refused for a delay over the maximum (PIP-437)"),
-    Spec(OVERRIDDEN, "counter", "{message}", _TOPIC, "Messages whose delay a fixed delay replaced (PIP-437)"),
+    Spec(OVERRIDDEN, "counter", "{message}", _TOPIC, "Messages whose own delay a fixed one replaced (PIP-437)"),
     Spec(FIRED, "counter", "{message}", _TOPIC, "Messages fired, or seen due in the main log"),
     Spec(LATENESS, "histogram", "s", _TOPIC, "Time of firing less due time; 0 of what was written a moment ahead"),
     Spec(CANCELLED, "counter", "{message}", _TOPIC, "Messages cancelled"),

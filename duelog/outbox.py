@@ -19,7 +19,7 @@ from duelog.store.errors import ClosedError, DuelogError
 from duelog.store.position import MessageId
 
 if TYPE_CHECKING:
-    from .topic import Topic
+    from .topic_sending import SendingTopic
 
 _THREADS = 4
 _BATCH_ENTRIES = 5_000
@@ -27,11 +27,14 @@ _MESSAGE_BYTES = 500
 """What a message in flight takes besides its body: a future, and places in queues."""
 
 
-class _Item(NamedTuple):
+class Outgoing(NamedTuple):
+    """One checked message, delay policies applied; as in `EncodedBatch`."""
+
     future: Future[MessageId]
     due_ms: int
     now_ms: int
     body: bytes
+    overridden: bool
 
     @property
     def size(self) -> int:
@@ -44,7 +47,7 @@ class _Queue:
     __slots__ = ("busy", "items")
 
     def __init__(self) -> None:
-        self.items: deque[_Item] = deque()
+        self.items: deque[Outgoing] = deque()
         self.busy = False
 
 
@@ -65,15 +68,12 @@ class Outbox:
         """About the memory of what is not written yet."""
         return self._bytes
 
-    def put(
-        self, topic: Topic, due_ms: int, body: bytes, now_ms: int, *, wait: bool = True
-    ) -> Future[MessageId] | None:
-        """Take one encoded message; None: there is no room, and `wait` is False. Raises ClosedError.
+    def put(self, topic: SendingTopic, item: Outgoing, *, wait: bool = True) -> Future[MessageId] | None:
+        """Take one message; None: there is no room, and `wait` is False. Raises ClosedError.
 
         A message larger than the bound is taken when nothing else is in flight. The outbox's own threads (a
         callback of a future) never wait, as nobody else would make room.
         """
-        item = _Item(Future(), due_ms, now_ms, body)
         with self._condition:
             while not self._closed and self._bytes and self._bytes + item.size > self._max_bytes:
                 if getattr(self._own, "working", False):
@@ -93,7 +93,7 @@ class Outbox:
                 self._pool.submit(self._work, topic, queue)
         return item.future
 
-    def _work(self, topic: Topic, queue: _Queue) -> None:
+    def _work(self, topic: SendingTopic, queue: _Queue) -> None:
         """Write what waits for a topic, batch by batch, until nothing does."""
         self._own.working = True
         while items := self._take(topic.name, queue):
@@ -113,7 +113,7 @@ class Outbox:
                 else:
                     item.future.set_result(ids[row])
 
-    def _take(self, name: str, queue: _Queue) -> list[_Item]:
+    def _take(self, name: str, queue: _Queue) -> list[Outgoing]:
         with self._condition:
             items = [queue.items.popleft() for _ in range(min(len(queue.items), _BATCH_ENTRIES))]
             if not items:
@@ -122,12 +122,14 @@ class Outbox:
             return items
 
     @staticmethod
-    def _write(topic: Topic, items: list[_Item]) -> list[MessageId]:
+    def _write(topic: SendingTopic, items: list[Outgoing]) -> list[MessageId]:
         if not items:
             return []
         now_ms = items[-1].now_ms
         dues = np.array([item.due_ms for item in items], dtype=np.int64)
-        return topic.write(EncodedBatch(dues, dues > now_ms, [item.body for item in items]), now_ms).to_list()
+        overridden = np.array([item.overridden for item in items])
+        batch = EncodedBatch(dues, dues > now_ms, [item.body for item in items], overridden)
+        return topic.write(batch, now_ms).to_list()
 
     def close(self) -> None:
         """Take nothing more, and write what is in flight. Whoever waits for room gets ClosedError.

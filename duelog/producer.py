@@ -27,7 +27,7 @@ from .engine import Engine
 from .topic_state import TopicState
 
 if TYPE_CHECKING:
-    from .topic import Topic
+    from .topic_sending import SendingTopic
 
 _MAX_SEQUENCE = 2**62
 
@@ -119,6 +119,11 @@ class ProducerState:
             if not claim.numbers and claim in self._claims:
                 self._claims.remove(claim)
 
+    def drop(self, claim: Claim) -> None:
+        """Undo a claim of which nothing was handed on to be written."""
+        with self._lock:
+            self._claims.remove(claim)
+
     def _settle(self) -> None:
         """Learn what became of the numbers of calls that ended without all of them stored."""
         with self._settling:
@@ -162,7 +167,9 @@ class Producer:
     again. Numbers may be left out and sent later; each that is left out costs some bytes for good.
     """
 
-    def __init__(self, engine: Engine, topic: Topic, state: TopicState, producer: ProducerState, name: str) -> None:
+    def __init__(
+        self, engine: Engine, topic: SendingTopic, state: TopicState, producer: ProducerState, name: str
+    ) -> None:
         self._engine = engine
         self._topic = topic
         self._state = state
@@ -206,6 +213,11 @@ class Producer:
                 return ids
             rows = [number - claim.first for number in numbers]
             part = encoded if len(rows) == len(batch) else encoded.rows(np.array(rows))
+            try:
+                self._topic.apply_policies(part, now_ms)  # not to what is stored already, by other policies perhaps
+            except Exception:
+                self._producer.drop(claim)
+                raise
 
             def also(transaction: Transaction, places: Sequence[int]) -> None:
                 self._producer.write(transaction, claim, [numbers[place] for place in places])

@@ -24,6 +24,7 @@ from duelog.store.position import MessageId, MessageIds
 from duelog.store.transaction import Transaction
 
 from .crew import Crew, run_in_turn
+from .delay_policies import DelayPolicies
 from .intake import Intake
 from .topic_state import TopicState
 
@@ -50,14 +51,19 @@ class Sender:
         run_limits: RunLimits,
         crew: Crew,
         intake: Intake | None,
+        policies: DelayPolicies,
     ) -> None:
-        """`crew` writes the parts of a batch. `intake` None: what is sent one by one is appended one by one."""
+        """`crew` writes the parts of a batch. `intake` None: what is sent one by one is appended one by one.
+
+        `policies` hear of what is on disk; they have been applied.
+        """
         self._main = main
         self._partitions = partitions
         self._span_ms = config.partition_ms
         self._inline_ms = config.inline_delay_ms
         self._run_limits = run_limits
         self._intake = intake
+        self._policies = policies
         self._waits_for_nothing = config.durability == "none"
         self._crew = crew
 
@@ -77,7 +83,7 @@ class Sender:
             batch.delayed = batch.dues > now_ms + self._inline_ms
         delayed = int(np.count_nonzero(batch.delayed))
         if not delayed:
-            return MessageIds(self._append_direct(topic, batch, now_ms, _bind(also, range(count))))
+            return MessageIds(self._append(topic, None, batch, now_ms, _bind(also, range(count))))
         groups: list[tuple[int | None, int, int]]
         if delayed == count:
             order, found = group_by_partition(batch.dues, self._span_ms)
@@ -131,6 +137,20 @@ class Sender:
         now_ms: int,
         also: Write | None,
         packed: PackedMessages | None = None,
+    ) -> list[Segment]:
+        """Append what belongs into one environment; `start_ms` None: into the main log."""
+        segments = self._append_to(topic, start_ms, batch, now_ms, also, packed)
+        self._policies.stored(topic.name, batch.overridden)
+        return segments
+
+    def _append_to(
+        self,
+        topic: TopicState,
+        start_ms: int | None,
+        batch: EncodedBatch,
+        now_ms: int,
+        also: Write | None,
+        packed: PackedMessages | None,
     ) -> list[Segment]:
         partition = None if start_ms is None else self._partitions.begin_append(start_ms, now_ms)
         if partition is None:  # or it has closed meanwhile, so its messages are due

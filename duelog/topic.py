@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from itertools import islice
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from duelog.markers.lookup import find_partition, read_entry
 from duelog.markers.withdrawal import Outcome
-from duelog.store.body import EncodedBatch, encode_batch, encode_one, encode_payloads, encode_send
+from duelog.store.body import EncodedBatch, encode_one
 from duelog.store.errors import ClosedError, DamagedStore, InvalidArgument, UnknownSubscription
 from duelog.store.managed_ledger import ManagedLedger
 from duelog.store.message import MAX_DUE_MS, Message, ScheduledMessage, at_ms, resolve_due_ms
-from duelog.store.names import TopicName, validate_subscription_name
-from duelog.store.position import MessageId, MessageIds
+from duelog.store.names import validate_subscription_name
+from duelog.store.position import MessageId
 
 from .dispatcher import SubscriptionType
-from .engine import Engine
 from .inline import scheduled_messages, waiting, waits
-from .producer import Producer, ProducerState
 from .recurring import Schedule
 from .stats import TopicStats, topic_stats
 from .subscription import Subscription
 from .timetable import Timetable
+from .topic_sending import SendingTopic
 from .topic_state import TopicState
 
 _TYPES = ("exclusive", "failover", "shared", "key_shared")
@@ -40,141 +36,11 @@ _STATES = {
 }
 
 
-class Topic:
+class Topic(SendingTopic):
     """A topic of an open store. Made by DelayedStore.topic; thread-safe; needs no closing.
 
     The topic itself comes into being with the first message or subscription.
     """
-
-    def __init__(self, engine: Engine, name: TopicName) -> None:
-        self._engine = engine
-        self._name = name
-        self._loaded: TopicState | None = None
-
-    @property
-    def name(self) -> str:
-        """Full name: persistent://tenant/namespace/name."""
-        return str(self._name)
-
-    # -- sending -----------------------------------------------------------------------------------
-
-    def send(
-        self,
-        payload: bytes | bytearray | memoryview,
-        *,
-        deliver_at: int | datetime | None = None,
-        deliver_after: float | timedelta | None = None,
-        key: str | None = None,
-        properties: Mapping[str, str] | None = None,
-    ) -> MessageId:
-        """Append one message and return its id once it is as durable as the store's `durability` says.
-
-        deliver_at: epoch ms or an aware datetime; deliver_after: seconds or a timedelta; not both, and
-        neither for a message that is due at once. A due time in the past is due at once.
-        Raises InvalidMessage, DelayTooLong (a policy forbids the delay), StoreFull, StoreFailed; then nothing was
-        appended.
-        """
-        engine, now_ms = self._engine, self._writing_at()
-        limit = engine.config.max_message_bytes
-        due_ms, body = encode_send(payload, deliver_at, deliver_after, key, properties, now_ms, limit)
-        due_ms = engine.policies.apply_one(self._name, due_ms, now_ms)
-        return engine.sender.send_one(self._state(now_ms), due_ms, body, now_ms)
-
-    def send_async(
-        self,
-        payload: bytes | bytearray | memoryview,
-        *,
-        deliver_at: int | datetime | None = None,
-        deliver_after: float | timedelta | None = None,
-        key: str | None = None,
-        properties: Mapping[str, str] | None = None,
-    ) -> Future[MessageId]:
-        """As `send`, without waiting for the disk: a future of the id.
-
-        Messages sent so to one topic by one thread keep their order. It waits only while `max_in_flight_bytes`
-        of messages are on their way. A message that cannot be taken is refused here; the future has StoreFull or
-        StoreFailed. A future that is cancelled before its message is being written takes it back. `close` of
-        the store writes what is on its way.
-        """
-        message = Message(payload, deliver_at=deliver_at, deliver_after=deliver_after, key=key, properties=properties)
-        future = self.put(message, wait=True)
-        assert future is not None
-        return future
-
-    def put(self, message: Message, *, wait: bool) -> Future[MessageId] | None:
-        """As `send_async`; with `wait` False None where there is no room now."""
-        engine, now_ms = self._engine, self._writing_at()
-        due_ms, body = encode_one(message, now_ms, engine.config.max_message_bytes)
-        due_ms = engine.policies.apply_one(self._name, due_ms, now_ms)
-        return engine.outbox.put(self, due_ms, body, now_ms, wait=wait)
-
-    def _writing_at(self) -> int:
-        """The time, of a store that can be written to."""
-        self._engine.check_writable()
-        return self._engine.clock.now_ms()
-
-    def write(self, batch: EncodedBatch, now_ms: int) -> MessageIds:
-        """Append what `encode` gave."""
-        return self._engine.sender.send(self._state(now_ms), batch, now_ms)
-
-    def send_batch(self, messages: Iterable[Message]) -> list[MessageId]:
-        """Append messages; returns their ids, in the order of the messages, once all are durable.
-
-        All are checked before any is written. The messages of one time partition are one transaction, and
-        the partitions are committed side by side: if one fails (StoreFull, StoreFailed) others may stand.
-        Raises InvalidMessage naming the first that cannot be taken (`messages[3].deliver_at`), and DelayTooLong.
-        """
-        batch, now_ms = self.encode(messages)
-        if not len(batch):
-            return []
-        return self._engine.sender.send(self._state(now_ms), batch, now_ms).to_list()
-
-    def send_payloads(
-        self,
-        payloads: Sequence[bytes],
-        *,
-        deliver_at: Sequence[int] | npt.NDArray[np.integer[Any]] | datetime | int | None = None,
-        deliver_after: float | timedelta | None = None,
-    ) -> MessageIds:
-        """`send_batch` for bulk: messages that are nothing but payloads, without an object for each.
-
-        deliver_at: epoch ms for each payload (ints, or an integer array), or one time for all. deliver_after: for
-        all. Each of the ids returned is made when it is looked at. Raises as `send_batch`, naming `deliver_at[3]`.
-        """
-        now_ms = self._writing_at()
-        batch = encode_payloads(payloads, deliver_at, deliver_after, now_ms, self._engine.config.max_message_bytes)
-        if not len(batch):
-            return MessageIds.run(0, 0, 0)
-        self._engine.policies.apply(self._name, batch, now_ms)
-        return self._engine.sender.send(self._state(now_ms), batch, now_ms)
-
-    def encode(self, messages: Iterable[Message]) -> tuple[EncodedBatch, int]:
-        """Check and encode messages as `send_batch` does, delay policies applied; and the time it was done at."""
-        now_ms = self._writing_at()
-        batch = encode_batch(messages, now_ms, self._engine.config.max_message_bytes)
-        if len(batch):
-            self._engine.policies.apply(self._name, batch, now_ms)
-        return batch, now_ms
-
-    def producer(self, name: str) -> Producer:
-        """A producer whose numbered messages are stored once however often they are sent. O(partitions).
-
-        All producers of one name share their numbers. Raises InvalidArgument.
-        """
-        self._engine.check_writable()
-        validate_subscription_name(name, "producer")
-        state = self._state(self._engine.clock.now_ms())
-        with state.producers_lock:
-            known = state.producers.get(name)
-            if known is None:
-                known = state.producers[name] = ProducerState(self._engine, state.topic_id, name)
-        return Producer(self._engine, self, state, known, name)
-
-    def _state(self, now_ms: int) -> TopicState:
-        state = self._loaded
-        if state is None or state.deleted:
-            state = self._loaded = self._engine.topics.get_or_create(self._name, now_ms)
-        return state
 
     def _existing(self) -> TopicState:
         """The topic's state. Raises UnknownTopic."""
@@ -264,8 +130,11 @@ class Topic:
         ids = _ids(message_ids)
         log = self._existing().log
         batch = EncodedBatch(np.full(len(ids), due_ms, dtype=np.int64), np.full(len(ids), due_ms > now_ms), [])
-        self._engine.policies.apply(self._name, batch, now_ms)
-        return self._reschedule(log, ids, batch.dues.tolist())
+        self.apply_policies(batch, now_ms)
+        new_ids = self._reschedule(log, ids, batch.dues.tolist())
+        if batch.overridden is not None:
+            self._engine.policies.stored(self._name, batch.overridden[[each is not None for each in new_ids]])
+        return new_ids
 
     def _reschedule(self, log: ManagedLedger, ids: Sequence[MessageId], dues: Sequence[int]) -> list[MessageId | None]:
         new_ids = self._engine.withdrawals.reschedule(log, ids, dues)

@@ -51,22 +51,26 @@ class EncodedBatch:
     dues: int64, due time in ms as asked; of a message without a delay, ``now_ms``.
     delayed: bool, whether the due time is after ``now_ms``.
     bodies: the encoded bodies, as a list or as columns.
+    overridden: bool, whether a fixed delay took the place of the delay that was asked for; None: of none.
     """
 
     dues: npt.NDArray[np.int64]
     delayed: npt.NDArray[np.bool_]
     bodies: list[bytes] | Bodies
+    overridden: npt.NDArray[np.bool_] | None = None
 
     def __len__(self) -> int:
         return len(self.bodies)
 
     def rows(self, rows: npt.NDArray[np.intp]) -> EncodedBatch:
         """Some of the messages, by their places in the batch."""
-        return EncodedBatch(self.dues[rows], self.delayed[rows], Bodies.of(self.bodies).pick(rows.tolist()))
+        overridden = None if self.overridden is None else self.overridden[rows]
+        return EncodedBatch(self.dues[rows], self.delayed[rows], Bodies.of(self.bodies).pick(rows.tolist()), overridden)
 
     def part(self, start: int, limit: int) -> EncodedBatch:
         """The messages at places [start, limit)."""
-        return EncodedBatch(self.dues[start:limit], self.delayed[start:limit], self.bodies[start:limit])
+        overridden = None if self.overridden is None else self.overridden[start:limit]
+        return EncodedBatch(self.dues[start:limit], self.delayed[start:limit], self.bodies[start:limit], overridden)
 
 
 class _Local(threading.local):

@@ -256,6 +256,14 @@ class EffectivePolicies:
             dues = np.where(dues > now_ms, rounded, dues)
         return dues
 
+    def overridden(self, dues: npt.NDArray[np.int64], now_ms: int) -> npt.NDArray[np.bool_]:
+        """Which of the messages that ask for `dues` at `now_ms` ask for a delay, and get the fixed one in its place."""
+        if not (self.active and self.fixed_delivery_delay_ms):
+            return np.zeros(len(dues), dtype=np.bool_)
+        fixed_ms = min(now_ms + self.fixed_delivery_delay_ms, MAX_DUE_MS)
+        in_place: npt.NDArray[np.bool_] = (dues > now_ms) & (dues != fixed_ms)
+        return in_place
+
     def over_limit(self, dues: npt.NDArray[np.int64], now_ms: int) -> int:
         """How many of `dues` the maximum refuses."""
         return int(np.count_nonzero(dues - now_ms > self.max_delivery_delay_ms))

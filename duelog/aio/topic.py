@@ -14,6 +14,7 @@ import numpy.typing as npt
 import duelog
 from duelog import producer
 from duelog.dispatcher import SubscriptionType
+from duelog.outbox import Outgoing
 from duelog.recurring import Schedule
 from duelog.stats import TopicStats
 
@@ -45,13 +46,14 @@ class Topic:
         message = duelog.Message(
             payload, deliver_at=deliver_at, deliver_after=deliver_after, key=key, properties=properties
         )
-        future = self._topic.put(message, wait=False)
-        if future is None:  # no room: somebody has to wait for it
-            future = await self._threads.run(self._put, message)
+        item = self._topic.outgoing(message)
+        future = self._topic.put(item, wait=False)
+        if future is None:  # no room: a thread waits for it
+            future = await self._threads.run(self._put, item)
         return await asyncio.wrap_future(future)
 
-    def _put(self, message: duelog.Message) -> Future[duelog.MessageId]:
-        future = self._topic.put(message, wait=True)
+    def _put(self, item: Outgoing) -> Future[duelog.MessageId]:
+        future = self._topic.put(item, wait=True)
         if future is None:
             raise AssertionError("put gives a future when it may wait")
         return future

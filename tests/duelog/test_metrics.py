@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,11 @@ from opentelemetry.metrics import get_meter
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
-from duelog import DelayedDeliveryPolicies, ManualClock, Message, StoreConfig, metrics
-from duelog.errors import CorruptEntry, DelayTooLong
+from duelog import DelayedDeliveryPolicies, DelayedStore, ManualClock, Message, StoreConfig, metrics
+from duelog.aio.threads import Threads
+from duelog.aio.topic import Topic as AsyncTopic
+from duelog.errors import CorruptEntry, DelayTooLong, StoreFull
+from duelog.store.failpoints import arm, disarm
 from tests.conftest import START_MS, LeadingClock, OpenStore
 
 TOPIC = {
@@ -68,10 +73,127 @@ def test_the_counters_of_pip_437_have_its_names_and_attributes(collector: Collec
         store.topic("t").send_batch([Message(b"a", deliver_after=5), Message(b"b", deliver_after=6), Message(b"c")])
     store.set_policies(DelayedDeliveryPolicies(fixed_delivery_delay_ms=7), namespace="public/default")
     store.topic("t").send_batch([Message(b"a", deliver_after=5), Message(b"b")])
-    for name, value in (("delayed.rejected", 2), ("fixed.delay.overridden", 2)):
+    for name, value in (("delayed.rejected", 2), ("fixed.delay.overridden", 1)):
         (point,) = collector.points()[f"pulsar.broker.topic.messages.{name}"]
         assert point.value == value
         assert dict(point.attributes) == {**TOPIC, "pulsar.cluster": "west"}
+
+
+@pytest.fixture
+def fixed(open_store: OpenStore, collector: Collector) -> DelayedStore:
+    """A store whose topic `t` gives every message a delay of 7 s."""
+    store = open_store(config=StoreConfig(partition_ms=3_600_000))
+    store.set_policies(DelayedDeliveryPolicies(fixed_delivery_delay_ms=7_000), topic="t")
+    return store
+
+
+def overridden(collector: Collector) -> int:
+    """How many messages did not get the delay that they asked for."""
+    points = collector.points().get("pulsar.broker.topic.messages.fixed.delay.overridden", [])
+    return sum(point.value for point in points)
+
+
+def test_a_delay_is_counted_as_overridden_if_it_was_asked_for_and_not_given(
+    collector: Collector, fixed: DelayedStore, clock: ManualClock
+) -> None:
+    """Not where none was asked for, or one that is past, or just the fixed one; by each way to send or reschedule."""
+    topic, now_ms = fixed.topic("t"), clock.now_ms()
+    for message in (Message(b"1"), Message(b"2", deliver_at=now_ms - 5), Message(b"3", deliver_after=7)):
+        topic.send(message.payload, deliver_at=message.deliver_at, deliver_after=message.deliver_after)
+        topic.send_batch([message])
+        topic.send_async(message.payload, deliver_at=message.deliver_at, deliver_after=message.deliver_after).result()
+        topic.producer("p").send(message)
+    assert overridden(collector) == 0
+    message_id = topic.send(b"x", deliver_after=8)
+    assert overridden(collector) == 1
+    topic.send_batch([Message(b"x", deliver_after=after) for after in (None, 1, 7, 90)])
+    assert overridden(collector) == 3
+    topic.send_payloads([b"x", b"y", b"z"], deliver_at=[now_ms, now_ms + 1, now_ms + 7_000])
+    assert overridden(collector) == 4
+    topic.send_async(b"x", deliver_after=0.5).result()
+    assert overridden(collector) == 5
+    again = topic.reschedule_batch([message_id, message_id], deliver_after=60)
+    assert again[1] is None
+    assert overridden(collector) == 6
+    assert again[0] is not None
+    topic.reschedule(again[0])
+    topic.fire_now(topic.send(b"now"))
+    assert overridden(collector) == 6
+
+
+def test_a_message_that_is_not_stored_is_not_counted_as_overridden(
+    collector: Collector, fixed: DelayedStore, clock: ManualClock
+) -> None:
+    """A number that is stored already, a send that fails, and a message that has fired before it is rescheduled."""
+    topic = fixed.topic("t")
+    producer = topic.producer("p")
+    batch = [Message(b"%d" % number, deliver_after=number + 1) for number in range(4)]
+    producer.send_batch(batch[:2], first_sequence_id=0)
+    assert overridden(collector) == 2
+    producer.send_batch(batch, first_sequence_id=0)
+    assert overridden(collector) == 4
+
+    def fail() -> None:
+        raise StoreFull(fixed.path, "no room, says the test")
+
+    arm("commit.before", fail)
+    with pytest.raises(StoreFull):
+        topic.send(b"x", deliver_after=60)
+    with pytest.raises(StoreFull):
+        topic.send_batch(batch)
+    disarm()
+    assert overridden(collector) == 4
+    message_id = topic.send(b"x", deliver_after=60)
+    assert overridden(collector) == 5
+    clock.advance(7_000)
+    fixed.tick()
+    assert topic.reschedule(message_id, deliver_after=60) is None
+    assert overridden(collector) == 5
+
+
+def test_a_message_that_waits_for_room_is_counted_once(collector: Collector, open_store: OpenStore) -> None:
+    """Under back-pressure the face for asyncio tries a second time to put it in."""
+    store = open_store(config=StoreConfig(max_in_flight_bytes=1_500))
+    store.set_policies(DelayedDeliveryPolicies(fixed_delivery_delay_ms=7_000), topic="t")
+    topic = store.topic("t")
+    topic.send(b"the first")
+    go = threading.Event()
+
+    async def main() -> None:
+        threads = Threads()
+        face = AsyncTopic(topic, threads)
+        sends = [asyncio.create_task(face.send(b"x", deliver_after=60)) for _ in range(40)]
+        await asyncio.sleep(0)  # each has been put in, or found no room
+        go.set()
+        await asyncio.gather(*sends)
+        threads.close()
+
+    arm("commit.before", lambda: None if go.wait(60) else pytest.fail("nobody let it go"))
+    asyncio.run(main())
+    disarm()
+    assert topic.stats().pending == 41
+    assert overridden(collector) == 40
+
+
+def test_a_message_that_is_refused_is_counted_once(collector: Collector, open_store: OpenStore) -> None:
+    """By each way to send; of a batch those that are over the maximum."""
+    store = open_store()
+    store.set_policies(DelayedDeliveryPolicies(max_delivery_delay_ms=1_000), topic="t")
+    topic = store.topic("t")
+    message_id = topic.send(b"first", deliver_after=1)
+    batch = [Message(b"x", deliver_after=after) for after in (1, 2, 3)]
+    refused: list[Callable[[], object]] = [
+        lambda: topic.send(b"x", deliver_after=2),
+        lambda: topic.send_async(b"x", deliver_after=2),
+        lambda: topic.send_batch(batch),
+        lambda: topic.producer("p").send_batch(batch),
+        lambda: topic.reschedule(message_id, deliver_after=2),
+    ]
+    for attempt in refused:
+        with pytest.raises(DelayTooLong):
+            attempt()
+    (point,) = collector.points()["pulsar.broker.topic.messages.delayed.rejected"]
+    assert point.value == 1 + 1 + 2 + 2 + 1
 
 
 def test_lateness_is_the_time_of_the_marker_less_the_due_time(

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from duelog import DelayedStore, ManualClock, Message, StoreConfig
-from duelog.errors import DuelogError, InvalidArgument, InvalidMessage, StoreFailed
+from duelog import DelayedDeliveryPolicies, DelayedStore, ManualClock, Message, StoreConfig
+from duelog.errors import DelayTooLong, DuelogError, InvalidArgument, InvalidMessage, StoreFailed
 from duelog.partitions.partition import Partition
 from duelog.producer import Claim
 from duelog.store.errors import BrokenInvariant
@@ -321,3 +321,18 @@ def test_a_call_that_has_ended_cannot_store_numbers_that_another_has_claimed(ope
         main.write(lambda transaction: state.write(transaction, now, [0, 2, 3]))
         with pytest.raises(BrokenInvariant):
             main.write(lambda transaction: state.write(transaction, now, [2]))
+
+
+def test_a_number_that_is_stored_is_known_also_when_its_delay_is_refused_by_now(open_store: OpenStore) -> None:
+    """Delay policies are for what is stored: a maximum that was lowered since has no say, a new number takes none."""
+    store = open_store(config=HOURS)
+    producer = store.topic("t").producer("p")
+    batch = [Message(b"%d" % number, deliver_after=3_600) for number in range(3)]
+    assert None not in producer.send_batch(batch[:2])
+    store.set_policies(DelayedDeliveryPolicies(max_delivery_delay_ms=60_000), topic="t")
+    assert producer.send(batch[1], sequence_id=1) is None
+    assert producer.send_batch(batch[:2], first_sequence_id=0) == [None, None]
+    with pytest.raises(DelayTooLong):
+        producer.send_batch(batch, first_sequence_id=0)
+    assert producer.send(Message(b"2")) is not None
+    assert producer.last_sequence_id == 2
