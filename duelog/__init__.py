@@ -4,7 +4,10 @@
         store.topic("reminders").send(b"pay", deliver_after=3600)
 
 Errors are in `duelog.errors`; everything else that callers need is here.
+Warnings and errors are logged by loggers under `duelog`; without a configuration of `logging` nothing is printed.
 """
+
+import logging
 
 from duelog.markers.withdrawal import Outcome
 from duelog.store.clock import Clock, ManualClock, SystemClock
@@ -21,6 +24,8 @@ from .maintenance import TickResult
 from .recurring import Schedule
 from .subscription import Subscription
 from .topic import Topic
+
+logging.getLogger("duelog").addHandler(logging.NullHandler())
 
 __all__ = [
     "Clock",

@@ -70,6 +70,7 @@ class Survey:
     def run(self) -> Iterator[Finding]:
         """Every finding."""
         main = self.engine.main
+        yield from self._suspended()
         yield from check_journal(self.engine)
         # One transaction for all of main, so that what another process or a producer writes meanwhile is no finding.
         # Partitions are read after it began, and hold whatever it knows of: entries are on disk before they fire.
@@ -89,6 +90,12 @@ class Survey:
                 yield from self._set_aside()
             except (CorruptRecord, ValueError) as reason:
                 yield error("corrupt-record", main.name, f"{reason}; what depends on it was not looked at")
+
+    def _suspended(self) -> Iterator[Finding]:
+        """What this process has stopped doing, if it is the one that writes."""
+        for found in self.engine.firing.suspensions.all():
+            message = f"is suspended since {found.since_ms}, after {found.failures} failures: {found.reason}"
+            yield error("suspended", str(found), message, "mend the cause; it is tried again by itself")
 
     def _catalog(self) -> Iterator[Finding]:
         raw = self.raw

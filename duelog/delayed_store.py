@@ -9,6 +9,7 @@ from pathlib import Path
 from types import EllipsisType
 from typing import Self
 
+from duelog.markers.suspensions import Suspension
 from duelog.store.clock import Clock, SystemClock
 from duelog.store.config import StoreConfig
 from duelog.store.errors import ClosedError, InvalidArgument
@@ -206,7 +207,8 @@ class DelayedStore:
         """Do whatever is due now: fire, close, trim, delete, persist; and say what it did and what is next.
 
         For programs and tests that drive the store themselves; harmless beside the background thread.
-        Raises ClockJumped, StoreFull, StoreFailed; what was done stands.
+        Raises ClockJumped, StoreFull, StoreFailed; what was done stands. Whatever else fails is suspended and tried
+        again after a pause, the rest is done, and the result's `suspended` says what it is.
         """
         return self._engine.tick()
 
@@ -247,6 +249,11 @@ class DelayedStore:
         """Figures of the store; O(partition logs)."""
         self._engine.check_open()
         return store_stats(self._engine)
+
+    def suspended(self) -> list[Suspension]:
+        """What of the store's upkeep has failed and is tried again later, the longest first; reads nothing. O(them)."""
+        self._engine.check_open()
+        return self._engine.firing.suspensions.all()
 
     def partitions(self) -> list[PartitionStats]:
         """Every time partition, by start; O(partition logs)."""

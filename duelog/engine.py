@@ -6,7 +6,7 @@ Nobody waits for a commit with a subscription's lock in hand.
 
 from __future__ import annotations
 
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from threading import Lock
 
@@ -15,6 +15,7 @@ from duelog.cleanup.trim import release_before, remove_ledgers
 from duelog.markers.firing import Firing
 from duelog.markers.reader import MainLogReader
 from duelog.markers.succession import Succession
+from duelog.markers.suspensions import STORE
 from duelog.markers.tracker import SubscriptionView, TopicDelayTracker
 from duelog.markers.withdrawal import Withdrawals
 from duelog.partitions.followed_set import FollowedPartitionSet
@@ -24,10 +25,17 @@ from duelog.store import format as fmt
 from duelog.store.clock import Clock, ManualClock, StoreClock
 from duelog.store.config import StoreConfig
 from duelog.store.directory import make_directory
-from duelog.store.errors import ClosedError, ConsumerBusy, CorruptEntry, DamagedStore, StoreFull, UnknownSubscription
-from duelog.store.format import CorruptRecord, LedgerState, PartitionState
-from duelog.store.journal import Journal, read_journal, remove_unmade
-from duelog.store.ledger import find_tail
+from duelog.store.errors import (
+    ClosedError,
+    ConsumerBusy,
+    CorruptEntry,
+    DamagedStore,
+    StoreFailed,
+    StoreFull,
+    UnknownSubscription,
+)
+from duelog.store.format import CorruptRecord, LedgerState
+from duelog.store.journal import Journal
 from duelog.store.policy_records import Scope
 from duelog.store.position import Position
 from duelog.store.process import here
@@ -44,11 +52,11 @@ from .following import Following
 from .intake import Intake
 from .maintenance import Maintenance, TickResult
 from .metrics import StoreMetrics, instruments
-from .opening import StoreLock, create, open_main, read_identity, refuse_foreign
+from .opening import StoreLock, create, open_main, read_identity, refuse_foreign, refuse_lost_entries
 from .outbox import Outbox
 from .read_ahead import ReadAheadBudget
 from .recurring import Recurring
-from .replay import replay
+from .replay import replay_journal
 from .scheduler import Scheduler
 from .sending import Sender
 from .subscription_state import SubscriptionState
@@ -108,31 +116,32 @@ class Engine:
         undo.callback(self.partitions.close)
         self.partitions.load()  # before anything is swept: what it refuses is left as it is
         self.swept = Swept(0, 0, 0) if read_only else sweep(path, self.main)
+        self.scheduler: Scheduler | None = None
         self.topics = Topics(self.main, config, read_only=read_only)
+        limits = self.topics.run_limits
         crew = Crew(_THREADS, "duelog-send")
         self.intake: Intake | None = None
         if not read_only:
-            self._replay_journal()
+            replay_journal(path, self.main, self.partitions, limits, self.store_id, self._open_journal)
             if config.journal_from and config.durability == "commit":
                 self.intake = Intake(
                     self.main,
                     self.partitions,
-                    self.topics.run_limits,
+                    limits,
                     crew,
                     config.journal_from,
                     self.clock,
                     self._open_journal,
                     self.wake,
                 )
-        self._refuse_lost_entries()
+        if not read_only:
+            refuse_lost_entries(self.main, self.partitions)
         self.policies = DelayPolicies(self.main, read_only=read_only)
         if self._records_defaults:
             self.policies.record(config)
         self.policies.warn_of(config)
         self.set_aside = SetAside(self.main)
-        self.sender = Sender(
-            self.main, self.partitions, config, self.topics.run_limits, crew, self.intake, self.policies
-        )
+        self.sender = Sender(self.main, self.partitions, config, limits, crew, self.intake, self.policies)
         self.read_ahead = ReadAheadBudget()
         self.outbox = Outbox(config.max_in_flight_bytes)
         self.flusher = AckFlusher(self.main, config.ack_flush_ms)
@@ -146,9 +155,9 @@ class Engine:
             wake=self.wake,
         )
         self.firing.reached = self.clock.raise_to
-        self.withdrawals = Withdrawals(
-            self.main, self.partitions, self.firing, self.clock, config, self.topics.run_limits
-        )
+        self.firing.suspensions.topic_name = self.topics.name_of
+        self.main.on_failure = self._store_failed
+        self.withdrawals = Withdrawals(self.main, self.partitions, self.firing, self.clock, config, limits)
         self.maintenance = Maintenance(
             path,
             self.main,
@@ -161,7 +170,7 @@ class Engine:
             config,
             self.policies,
         )
-        succession = Succession(self.main, self.partitions, self.firing, self.clock, config, self.topics.run_limits)
+        succession = Succession(self.main, self.partitions, self.firing, self.clock, config, limits)
         self.recurring = Recurring(self.main, self.topics, succession, self.clock, config.max_message_bytes, self.wake)
         if not read_only:
             self.maintenance.recurring = self.recurring
@@ -175,52 +184,19 @@ class Engine:
         self.topics.look_at = self.maintenance.look_at
         self.partitions.created = lambda partition: self.wake()
         self.metrics = None if read_only else StoreMetrics(self, instruments())
-        self.scheduler: Scheduler | None = None
         background = config.background if config.background is not None else not isinstance(clock, ManualClock)
         if background and not read_only:
             self.scheduler = Scheduler(
-                lambda: self.maintenance.slice()[0].next_due_ms, self.clock, self._wake_receivers
+                lambda: self.maintenance.slice()[0].next_due_ms,
+                self.clock,
+                self.main,
+                self._wake_receivers,
             )
             self.maintenance.wake = self.scheduler.wake
             self.scheduler.start()
 
     def _open_journal(self) -> Journal:
         return Journal(self.path, self.store_id, self.config.journal_bytes)
-
-    def _replay_journal(self) -> None:
-        """Have the partitions get what a crash left in the journal. Raises DamagedStore, StoreFull, StoreFailed."""
-        remove_unmade(self.path)
-        records = read_journal(self.path, self.store_id)
-        if not records:
-            return
-        replay(self.path, records, self.partitions, self.topics.run_limits)
-        with closing(self._open_journal()) as journal:
-            try:
-                journal.restart()
-            except OSError as error:
-                raise self.main.fail(error) from error
-
-    def _refuse_lost_entries(self) -> None:
-        """Refuse a store in which a partition log ends before its frontier: entries that fired are gone.
-
-        It happens after a power cut with durability "none". Going on would give their ids out again.
-        """
-        if self.read_only:
-            return
-        with self.main.read() as raw:
-            begun = [row for row in catalog.frontiers(raw) if row[2].seen]
-        for topic_id, start_ms, record in begun:
-            partition = self.partitions.get(start_ms)
-            if partition is None or partition.state is not PartitionState.OPEN:
-                continue
-            with self.partitions.lease(partition), partition.environment.read() as raw:
-                tail = find_tail(raw, partition.name, record.ledger_id)
-            if tail < record.seen:
-                raise DamagedStore(
-                    partition.path,
-                    f"ledger {record.ledger_id} of topic {topic_id} ends at entry {tail}, {record.seen} were there "
-                    "when it last fired: entries were lost",
-                )
 
     # -- for the faces -----------------------------------------------------------------------------
 
@@ -366,6 +342,13 @@ class Engine:
             if had_policies:
                 self.policies.changed(Scope(str(topic.name), name))
         self.maintenance.look_at(topic.topic_id, 0)
+
+    def _store_failed(self, failed: StoreFailed) -> None:
+        """Nothing is written any more: every receiver that waits is woken, and raises."""
+        self.firing.suspensions.note(STORE, failed, self.clock.now_ms(), pauses=False)
+        if self.scheduler is not None:
+            self.scheduler.wake()
+        self._wake_receivers()
 
     def _wake_receivers(self) -> None:
         for topic in self.topics.loaded():

@@ -5,8 +5,10 @@ Dead letters are exempt: their keeper holds them until they are requeued or purg
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
+from duelog.markers.suspensions import Part, Suspensions
 from duelog.store.environment import Environment
 from duelog.store.position import Position
 
@@ -44,18 +46,22 @@ class Expiry:
         """Have the next run look through the topics whenever it comes."""
         self._due_ms = 0
 
-    def run(self, now_ms: int, look_at: Callable[[int, int], None]) -> None:
-        """Acknowledge what has expired, if it is time to look."""
+    def run(self, now_ms: int, look_at: Callable[[int, int], None], suspensions: Suspensions) -> None:
+        """Acknowledge what has expired, if it is time to look; a topic that cannot be read is suspended."""
         shortest_ms = self._policies.shortest_ttl_ms
         if shortest_ms is None or now_ms < self._due_ms:
             return
         self._due_ms = now_ms + max(shortest_ms // _PARTS, _LEAST_MS)
         for topic in self._topics.loaded():
-            for subscription in list(topic.subscriptions.values()):
-                ttl_ms = self._policies.effective(topic.name, subscription.name).ttl_ms
-                if ttl_ms and not subscription.keeper and self._expire(topic, subscription, now_ms - ttl_ms):
-                    self._flusher.mark(subscription, now_ms)
-                    look_at(topic.topic_id, now_ms)
+            look_through = functools.partial(self._look_through, topic, now_ms, look_at)
+            suspensions.run(Part("expire", topic.topic_id), now_ms, look_through, None)
+
+    def _look_through(self, topic: TopicState, now_ms: int, look_at: Callable[[int, int], None]) -> None:
+        for subscription in list(topic.subscriptions.values()):
+            ttl_ms = self._policies.effective(topic.name, subscription.name).ttl_ms
+            if ttl_ms and not subscription.keeper and self._expire(topic, subscription, now_ms - ttl_ms):
+                self._flusher.mark(subscription, now_ms)
+                look_at(topic.topic_id, now_ms)
 
     def _expire(self, topic: TopicState, subscription: SubscriptionState, before_ms: int) -> int:
         count = 0

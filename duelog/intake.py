@@ -20,7 +20,7 @@ from duelog.partitions.partition_set import PartitionSet
 from duelog.store.clock import Clock
 from duelog.store.commit_queue import CommitQueue, Request
 from duelog.store.environment import Environment
-from duelog.store.errors import ClosedError, DuelogError, StoreFailed, StoreFull
+from duelog.store.errors import DuelogError, ResourceShortage, StoreFailed, StoreFull, StoreUnavailable
 from duelog.store.failpoints import reach
 from duelog.store.journal import RECORD_BYTES, Fields, Journal
 from duelog.store.ledger import RunLimits
@@ -160,15 +160,15 @@ class Intake:
         if self._journal is None and not self._unavailable:
             try:
                 self._journal = self._open_journal()
-            except (StoreFull, OSError):
-                self._unavailable = True
+            except DuelogError as error:
+                self._unavailable = not isinstance(error, ResourceShortage)
         if self._journal is None:
             return False
         size = sum(RECORD_BYTES + len(request.work[1][2]) for request in arrivals)
         if not self._journal.has_room(size):
             try:
                 self._begin_anew(self._journal)
-            except (StoreFull, StoreFailed):  # who appends is told
+            except (StoreFull, StoreFailed, StoreUnavailable):  # who appends is told
                 return False
         return self._journal.has_room(size)
 
@@ -216,7 +216,7 @@ class Intake:
             self._queue.run(None)  # whoever leads has ended then
             if self._journal is not None:
                 self._begin_anew(self._journal)
-        except (StoreFull, StoreFailed, ClosedError, OSError):
+        except (DuelogError, OSError):
             pass
         finally:
             if self._journal is not None:

@@ -7,27 +7,34 @@ A tick is made of slices of some ten ms: a piece of a partition being loaded, ba
 transaction of a snapshot, some of an index put to sleep or of a file read ahead, and the small things. So what takes
 long (loading ten million entries, saving them, a backlog after a long stop) holds up neither what is due meanwhile nor
 the flushing of acknowledgements, and `receive` hands out what the first slices fired while later partitions still load.
+
+Each piece may fail on its own: it is suspended with its error, tried again after a pause, and the others go on
+(markers/suspensions.py). What is raised concerns the whole store.
 """
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from duelog.cleanup.deletion import deletable, delete_partition, finish_deletion
 from duelog.markers.firing import Firing
+from duelog.markers.suspensions import UPKEEP, Part, Suspension
 from duelog.partitions.partition import Partition
 from duelog.partitions.partition_set import PartitionSet
 from duelog.store.clock import ManualClock, StoreClock
 from duelog.store.config import StoreConfig
 from duelog.store.environment import Environment
-from duelog.store.errors import ClockJumped, StoreFull
+from duelog.store.errors import ClockJumped, DuelogError, StoreFull
 from duelog.store.format import PartitionState
 from duelog.store.set_aside import SetAside
+from duelog.store.system_errors import explain
 
 from .ack_flusher import AckFlusher
 from .adopting import Adopting
@@ -37,6 +44,8 @@ from .intake import Intake
 from .recurring import Recurring
 from .topics import Topics
 from .trimming import Trimming
+
+T = TypeVar("T")
 
 _SLICE_S = 0.05
 """How long a slice goes on firing."""
@@ -51,7 +60,8 @@ class TickResult:
 
     fired: messages whose markers were written. closed, deleted: partitions. trimmed: main-log ledgers.
     snapshots: delay indexes saved. next_due_ms: epoch ms of the next thing to do, None: nothing is planned.
-    adopted: partitions that compaction has made anew.
+    adopted: partitions that compaction has made anew. suspended: parts of the upkeep that have failed, and are tried
+    again later.
     """
 
     fired: int
@@ -61,19 +71,11 @@ class TickResult:
     snapshots: int
     next_due_ms: int | None
     adopted: int = 0
+    suspended: tuple[Suspension, ...] = ()
 
 
 def _nobody_sleeps() -> None:
     """Stands in for the scheduler's wake where there is no thread."""
-
-
-@contextmanager
-def _going_on(full: list[StoreFull]) -> Iterator[None]:
-    """Note StoreFull and go on: what follows may make room."""
-    try:
-        yield
-    except StoreFull as error:
-        full.append(error)
 
 
 class Maintenance:
@@ -111,6 +113,9 @@ class Maintenance:
         self._gives_way = False
         """Whether the last slice left all but its firing to the next one."""
         self._seen: tuple[int, float] | None = None
+        self.suspensions = firing.suspensions
+        self._full: StoreFull | None = None
+        """The first of the slice: what follows may make room, so it is raised at the end."""
         self._holders = 0
         """Who hold deletions back."""
         self.wake: Callable[[], None] = _nobody_sleeps
@@ -138,7 +143,10 @@ class Maintenance:
     # -- the tick --------------------------------------------------------------------------------
 
     def tick(self) -> TickResult:
-        """Do whatever is due, all of it. Raises ClockJumped, StoreFull, StoreFailed; what was done stands."""
+        """Do whatever is due, all of it.
+
+        Raises ClockJumped, StoreFull, StoreFailed; what was done stands. What fails on its own is in the result.
+        """
         result, more = self.slice()
         while more:
             following, more = self.slice()
@@ -150,48 +158,73 @@ class Maintenance:
                 result.snapshots + following.snapshots,
                 following.next_due_ms,
                 result.adopted + following.adopted,
+                following.suspended,
             )
         return result
 
     def slice(self) -> tuple[TickResult, bool]:
         """Do a piece of what is due, and say whether there is more; then `next_due_ms` is now, or when to go on.
 
-        Raises as `tick`.
+        Raises as `tick`, and DuelogError where not even the time could be told, or when to go on.
         """
         with self.lock:
-            now_ms = self._time()
-            full: list[StoreFull] = []
-            fired = closed = saved = trimmed = deleted = adopted = 0
-            more = False
-            with _going_on(full):
-                fired, closed, saved, more = self._advance(now_ms)
-            if self._gives_way:
-                return TickResult(fired, 0, 0, 0, 0, self._after_giving_way()), True
-            with _going_on(full):
-                if self.recurring is not None:
-                    self.recurring.run(now_ms)
-            with _going_on(full):
-                self._expiry.run(now_ms, self.look_at)
-            with _going_on(full):
-                due_ms = self._flusher.due_ms()
-                if due_ms is not None and due_ms <= now_ms:
-                    self._flusher.flush()
-                self._set_aside.flush()
-            with _going_on(full):
-                more = (self.intake is not None and self.intake.settle(now_ms)) or more
-            with _going_on(full):
-                trimmed = self._trim(now_ms)
-            more = more or self.trimming.is_due(now_ms)
-            with _going_on(full):
-                deleted = self._delete()
-            with _going_on(full):
-                adopted, adopting = self._adopt()
-                more = more or adopting
-            if full:
-                raise full[0]
-            next_due_ms = now_ms if more else self._next_due_ms()
-            self._firing.give_back_pages()
-            return TickResult(fired, closed, trimmed, deleted, saved, next_due_ms, adopted), more
+            if self._main.failed is not None:
+                raise self._main.failed
+            try:
+                now_ms = self._time()
+                result, more = self._slice(now_ms)
+            except Exception as error:
+                raise self._stopped(error)  # noqa: B904 - its cause is set
+            if self._full is not None:
+                raise self._full
+            self.suspensions.succeeded(UPKEEP, now_ms)
+            return result, more
+
+    def _slice(self, now_ms: int) -> tuple[TickResult, bool]:
+        self._full = None
+        fired, closed, saved, more = self._advance(now_ms)
+        if self._gives_way:
+            self._full = None  # the next slice will say so
+            return TickResult(fired, 0, 0, 0, 0, self._after_giving_way()), True
+        if self.recurring is not None:
+            self._step("recur", now_ms, functools.partial(self.recurring.run, now_ms, self.suspensions), None)
+        self._step("expire", now_ms, functools.partial(self._expiry.run, now_ms, self.look_at, self.suspensions), None)
+        self._step("flush", now_ms, functools.partial(self._flush, now_ms), None)
+        if self.intake is not None:
+            more = self._step("apply", now_ms, functools.partial(self.intake.settle, now_ms), otherwise=False) or more
+        trimmed = self._step("trim", now_ms, functools.partial(self._trim, now_ms), 0)
+        more = more or (self.trimming.is_due(now_ms) and not self.suspensions.waits(Part("trim"), now_ms))
+        deleted = self._step("delete", now_ms, functools.partial(self._delete, now_ms), 0)
+        adopted, adopting = self._step("adopt", now_ms, self._adopt, (0, False))
+        more = more or adopting
+        next_due_ms = now_ms if more else self._next_due_ms(now_ms)
+        self._firing.give_back_pages()
+        suspended = tuple(self.suspensions.all()) if self.suspensions else ()
+        return TickResult(fired, closed, trimmed, deleted, saved, next_due_ms, adopted, suspended), more
+
+    def _step(self, task: str, now_ms: int, action: Callable[[], T], otherwise: T) -> T:
+        """Run a task; where it fails it is suspended, where there is no room it is tried again with the next slice."""
+        try:
+            return self.suspensions.run(Part(task), now_ms, action, otherwise)
+        except StoreFull as error:
+            self.suspensions.note(Part(task), error, now_ms, pauses=False)
+            self._full = self._full or error
+            return otherwise
+
+    def _flush(self, now_ms: int) -> None:
+        due_ms = self._flusher.due_ms()
+        if due_ms is not None and due_ms <= now_ms:
+            self._flusher.flush()
+        self._set_aside.flush()
+
+    def _stopped(self, error: Exception) -> DuelogError:
+        """What a slice raises that could not go on; after a broken invariant the store has stopped."""
+        if isinstance(error, AssertionError):
+            return self._main.fail(error)
+        if self._main.failed is not None:
+            return self._main.failed
+        self.suspensions.note(UPKEEP, error, self._clock.now_ms(), pauses=not isinstance(error, ClockJumped))
+        return explain(self._path, error)
 
     def _time(self) -> int:
         """Now; refused when the clock ran ahead of the time that passed by more than the bound.
@@ -216,29 +249,38 @@ class Maintenance:
         if self.stopping:
             return 0, 0, 0, False
         until = time.perf_counter() + _SLICE_S
-        full: list[StoreFull] = []
-        loading, fired = False, 0
-        with _going_on(full):  # a partition without room for what it owes does not hold back what is loaded
-            loading = self._firing.load(now_ms)
-        while batch := self._firing.fire(now_ms, now_ms + self._clock.lead_ms):
+        firing, waits = self._firing, self.suspensions.waits
+        fired = 0
+        # A partition without room for what it owes does not hold back what is loaded.
+        loading = self._step("load", now_ms, functools.partial(firing.load, now_ms), otherwise=False)
+        fire = functools.partial(firing.fire, now_ms, now_ms + self._clock.lead_ms)
+        while batch := self._step("fire", now_ms, fire, 0):
             fired += batch
             if self.stopping or time.perf_counter() >= until:
                 return fired, 0, 0, not self.stopping
-        if fired and self._firing.recorded_ms > now_ms and not gave_way:
+        if fired and firing.recorded_ms > now_ms and not gave_way:
             self._gives_way = True
             return fired, 0, 0, True
+        closed = self._step("close", now_ms, functools.partial(self._close_finished, now_ms), 0)
+        saved = self._step("snapshot", now_ms, functools.partial(firing.save, now_ms), 0)
+        self._step("settle", now_ms, firing.settling.step, None)
+        more = (
+            loading
+            or closed > 0
+            or (firing.saving.is_due() and not waits(Part("snapshot"), now_ms))
+            or (firing.settling.is_due() and not waits(Part("settle"), now_ms))
+        )
+        if not more:
+            self._step("prefetch", now_ms, firing.warming.step, None)
+        more = more or (firing.warming.is_due() and not waits(Part("prefetch"), now_ms))
+        return fired, closed, saved, more and self._full is None
+
+    def _close_finished(self, now_ms: int) -> int:
         closed = 0
         for start_ms in self._firing.close_finished(now_ms):
             self._undeleted.append(start_ms)
             closed += 1
-        saved = self._firing.save(now_ms)
-        self._firing.settling.step()
-        if full:
-            raise full[0]
-        more = loading or closed > 0 or self._firing.saving.is_due() or self._firing.settling.is_due()
-        if not more:
-            self._firing.warming.step()
-        return fired, closed, saved, more or self._firing.warming.is_due()
+        return closed
 
     def _after_giving_way(self) -> int:
         """When to go on: sooner where there is something to fire again."""
@@ -251,16 +293,16 @@ class Maintenance:
 
     def _trim(self, now_ms: int) -> int:
         if not self._surveyed:
-            self._surveyed = True
             self._undeleted.extend(deletable(self._main))
             self.trimming.look_at_all()
+            self._surveyed = True
         try:
-            return self.trimming.run(now_ms)
+            return self.trimming.run(now_ms, self.suspensions)
         finally:
             self._undeleted += self.trimming.freed
             self.trimming.freed = []
 
-    def _delete(self) -> int:
+    def _delete(self, now_ms: int) -> int:
         if self._holders:
             return 0
         starts, self._undeleted = sorted(set(self._undeleted)), []
@@ -269,17 +311,19 @@ class Maintenance:
             partition = self._partitions.get(start_ms)
             if partition is None:
                 continue
+            part = Part("delete", start_ms=start_ms)
             try:
-                gone = self._delete_one(partition)
+                gone = self.suspensions.run(part, now_ms, functools.partial(self._delete_one, partition), None)
             except BaseException:
                 self._undeleted.extend(starts[at:])
                 raise
             if gone:
                 deleted += 1
+                self.suspensions.forget(start_ms=start_ms)
                 self._firing.warming.forget(start_ms)
                 if self.on_delete is not None:
                     self.on_delete(start_ms)
-            elif partition.state is PartitionState.DELETING:
+            elif gone is None or partition.state is PartitionState.DELETING:
                 self._undeleted.append(start_ms)
         return deleted
 
@@ -309,17 +353,19 @@ class Maintenance:
     def delete_released(self, starts: Sequence[int]) -> None:
         """Delete the partitions at `starts`, which nobody holds any more. REQUIRES: the lock."""
         self._undeleted.extend(starts)
-        self._delete()
+        self._delete(self._clock.now_ms())
 
-    def _next_due_ms(self) -> int | None:
+    def _next_due_ms(self, now_ms: int) -> int | None:
+        not_before = self.suspensions.not_before
         candidates = (
-            self._next_firing_ms(),
-            self._firing.next_load_ms(),
-            self._firing.next_close_ms(),
-            self._flusher.due_ms(),
-            self._expiry.due_ms(),
-            None if self.recurring is None else self.recurring.next_due_ms(),
-            None if self.intake is None else self.intake.due_ms(),
-            self.trimming.next_due_ms(),
+            not_before(Part("fire"), self._next_firing_ms()),
+            not_before(Part("load"), self._firing.next_load_ms(now_ms)),
+            not_before(Part("close"), self._firing.next_close_ms()),
+            not_before(Part("flush"), self._flusher.due_ms()),
+            not_before(Part("expire"), self._expiry.due_ms()),
+            None if self.recurring is None else not_before(Part("recur"), self.recurring.next_due_ms(self.suspensions)),
+            None if self.intake is None else not_before(Part("apply"), self.intake.due_ms()),
+            not_before(Part("trim"), self.trimming.next_due_ms()),
+            self.suspensions.next_ms(now_ms) if self.suspensions else None,
         )
         return min((due_ms for due_ms in candidates if due_ms is not None), default=None)

@@ -68,6 +68,8 @@ CORRUPT = "duelog.entries.corrupt"
 SNAPSHOTS = "duelog.snapshots"
 SNAPSHOT_SIZE = "duelog.snapshot.size"
 SNAPSHOT_DURATION = "duelog.snapshot.duration"
+SUSPENDED = "duelog.suspended"
+SUSPENDED_TIME = "duelog.suspended.time"
 COMMIT_DURATION = "duelog.commit.duration"
 COMMIT_ENTRIES = "duelog.commit.entries"
 COMMIT_REQUESTS = "duelog.commit.requests"
@@ -94,6 +96,8 @@ SPECS = (
     Spec(SNAPSHOTS, "counter", "{snapshot}", _STORE, "Snapshots of delay indexes written"),
     Spec(SNAPSHOT_SIZE, "histogram", "By", _STORE, "Size of a snapshot"),
     Spec(SNAPSHOT_DURATION, "histogram", "s", _STORE, "Work on a snapshot since the one before it was written"),
+    Spec(SUSPENDED, "gauge", "{part}", (*_STORE, "duelog.task"), "Parts of the upkeep that failed and are suspended"),
+    Spec(SUSPENDED_TIME, "gauge", "s", (*_STORE, "duelog.task"), "How long the longest of them has been suspended"),
     Spec(COMMIT_DURATION, "histogram", "s", _ENVIRONMENT, "Time of a shared commit, its work included"),
     Spec(COMMIT_ENTRIES, "histogram", "{entry}", _ENVIRONMENT, "Entries (messages, markers) of a commit that has any"),
     Spec(COMMIT_REQUESTS, "histogram", "{request}", _ENVIRONMENT, "Callers that shared a commit"),
@@ -288,6 +292,8 @@ class StoreMetrics:
 
     def observe(self, name: str) -> list[Observation]:
         """What a gauge shows now. Each gauge is asked once a collection: who asks again has the store surveyed anew."""
+        if name in (SUSPENDED, SUSPENDED_TIME):  # also where the store cannot be surveyed
+            return self._suspended(name)
         with self._lock:
             if name not in self._survey:
                 try:
@@ -296,6 +302,16 @@ class StoreMetrics:
                 except DuelogError:  # closed meanwhile, or in a child process: there is nothing to report
                     return []
             return self._survey.pop(name)
+
+    def _suspended(self, name: str) -> list[Observation]:
+        now_ms = self._engine.clock.now_ms()
+        times: dict[str, list[float]] = {}
+        for found in self._engine.firing.suspensions.all():
+            times.setdefault(found.task, []).append(max(now_ms - found.since_ms, 0) / 1000)
+        return [
+            Observation(len(values) if name == SUSPENDED else max(values), {**self._store, "duelog.task": task})
+            for task, values in times.items()
+        ]
 
     def _look(self) -> dict[str, list[Observation]]:
         engine = self._engine

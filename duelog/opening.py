@@ -14,15 +14,17 @@ from pathlib import Path
 from typing import NamedTuple
 from zlib import crc32
 
-from duelog.store import datafile, policy_records
+from duelog.partitions.partition_set import PartitionSet
+from duelog.store import catalog, datafile, policy_records
 from duelog.store import format as fmt
 from duelog.store.config import StoreConfig
 from duelog.store.directory import make_directory, move, remove_tree, write_file
 from duelog.store.environment import Environment
 from duelog.store.errors import DamagedStore, FormatMismatch, StoreLocked
-from duelog.store.format import PartitionInfo
+from duelog.store.format import PartitionInfo, PartitionState
+from duelog.store.ledger import find_tail
 from duelog.store.policies import of_config
-from duelog.store.room import room_in
+from duelog.store.system_errors import explained
 from duelog.store.transaction import Transaction
 
 _OWN_NAMES = {"LOCK", "STORE.tmp", "JOURNAL", "JOURNAL.tmp", "main", "partitions", "staging", "trash"}
@@ -77,7 +79,7 @@ def _has_been_used(main: Path) -> bool:
 
 def create(path: Path, config: StoreConfig) -> Identity:
     """Make a new store in `path`, where the lock is held and there is no STORE file. Raises StoreFull."""
-    with room_in(path):
+    with explained(path):
         return _create(path, config)
 
 
@@ -152,6 +154,27 @@ def open_main(path: Path, config: StoreConfig, identity: Identity, *, read_only:
         environment.close()
         raise
     return environment
+
+
+def refuse_lost_entries(main: Environment, partitions: PartitionSet) -> None:
+    """Refuse a store in which a partition log ends before its frontier: entries that fired are gone.
+
+    It happens after a power cut with durability "none". Going on would give their ids out again. Raises DamagedStore.
+    """
+    with main.read() as raw:
+        begun = [row for row in catalog.frontiers(raw) if row[2].seen]
+    for topic_id, start_ms, record in begun:
+        partition = partitions.get(start_ms)
+        if partition is None or partition.state is not PartitionState.OPEN:
+            continue
+        with partitions.lease(partition), partition.environment.read() as raw:
+            tail = find_tail(raw, partition.name, record.ledger_id)
+        if tail < record.seen:
+            raise DamagedStore(
+                partition.path,
+                f"ledger {record.ledger_id} of topic {topic_id} ends at entry {tail}, {record.seen} were there "
+                "when it last fired: entries were lost",
+            )
 
 
 def _checksum(fields: dict[str, object]) -> int:

@@ -7,6 +7,7 @@ Occurrences are due when their timetable says, whatever delay policies say.
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -15,6 +16,7 @@ from typing import Any
 import msgpack
 
 from duelog.markers.succession import Succession
+from duelog.markers.suspensions import Part, Suspensions
 from duelog.store import catalog
 from duelog.store import format as fmt
 from duelog.store.body import encode_one
@@ -87,17 +89,21 @@ class Recurring:
 
     # -- for Maintenance -----------------------------------------------------------------------------
 
-    def next_due_ms(self) -> int | None:
+    def next_due_ms(self, suspensions: Suspensions) -> int | None:
         """When `run` has something to do."""
-        return min(list(self._due.values()), default=None)
+        dues = (suspensions.not_before(_part(key), due_ms) for key, due_ms in list(self._due.items()))
+        return min((due_ms for due_ms in dues if due_ms is not None), default=None)
 
-    def run(self, now_ms: int) -> None:
-        """Schedule what follows each occurrence that is due by `now_ms`. Raises StoreFull, StoreFailed."""
+    def run(self, now_ms: int, suspensions: Suspensions) -> None:
+        """Schedule what follows each occurrence that is due by `now_ms`. Raises StoreFull, StoreFailed.
+
+        A schedule for which that fails otherwise is suspended.
+        """
         if not self._due:
             return
         with self._lock:
             for key in [key for key, due_ms in self._due.items() if due_ms <= now_ms]:
-                self._advance(key, now_ms)
+                suspensions.run(_part(key), now_ms, functools.partial(self._advance, key, now_ms), None)
 
     def _advance(self, key: _Key, now_ms: int) -> None:
         topic = self._topics.by_id(key[0])
@@ -222,6 +228,10 @@ class Recurring:
             self._due[topic.topic_id, schedule.name] = schedule.next_due_ms
             self._wake()
         return done[0]
+
+
+def _part(key: _Key) -> Part:
+    return Part("recur", topic_id=key[0], name=key[1])
 
 
 def _table(schedule: Schedule) -> Timetable:

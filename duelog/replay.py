@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -11,12 +12,37 @@ import numpy as np
 from duelog.partitions.partition import Partition, PartitionLog
 from duelog.partitions.partition_set import PartitionSet
 from duelog.store.bodies import Bodies
+from duelog.store.environment import Environment
 from duelog.store.errors import BrokenInvariant, CorruptEntry, DamagedStore
 from duelog.store.format import PartitionState
-from duelog.store.journal import FILE_NAME, JournalRecord
+from duelog.store.journal import FILE_NAME, Journal, JournalRecord, read_journal, remove_unmade
 from duelog.store.ledger import RunLimits, last_run
 
 _AT_ONCE = 5_000
+
+
+def replay_journal(
+    path: Path,
+    main: Environment,
+    partitions: PartitionSet,
+    limits: RunLimits,
+    store_id: bytes,
+    open_journal: Callable[[], Journal],
+) -> None:
+    """Have the partitions of the store in `path` get what a crash left in its journal, which is begun anew.
+
+    Raises as `replay`.
+    """
+    remove_unmade(path)
+    records = read_journal(path, store_id)
+    if not records:
+        return
+    replay(path, records, partitions, limits)
+    with closing(open_journal()) as journal:
+        try:
+            journal.restart()
+        except OSError as error:
+            raise main.fail(error) from error
 
 
 def replay(path: Path, records: Iterable[JournalRecord], partitions: PartitionSet, limits: RunLimits) -> int:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from pyroaring import BitMap
 
+from duelog.markers.suspensions import Suspension
 from duelog.partitions.partition import Partition, PartitionLog
 from duelog.store import catalog
 from duelog.store import format as fmt
@@ -86,7 +87,8 @@ class StoreStats:
     """A store.
 
     pending: of all topics together. `commits` and `commit_requests` are the main environment's since it was opened:
-    their ratio says how many writers shared a commit.
+    their ratio says how many writers shared a commit. suspended: what of the upkeep
+    has failed, and is tried again later.
     """
 
     topics: int
@@ -100,6 +102,7 @@ class StoreStats:
     index_bytes: int
     commits: int
     commit_requests: int
+    suspended: tuple[Suspension, ...] = ()
 
 
 def subscription_stats(
@@ -251,4 +254,5 @@ def store_stats(engine: Engine) -> StoreStats:
         engine.firing.memory_bytes(),
         counts.commits,
         counts.requests,
+        tuple(engine.firing.suspensions.all()),
     )

@@ -6,18 +6,19 @@ commit, ledgers that all subscriptions have passed are given up in another, thei
 
 from __future__ import annotations
 
+import functools
 import heapq
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 
 from duelog.cleanup.trim import first_kept, give_up_ledgers, remove_part, roll_ledgers
+from duelog.markers.suspensions import Part, Suspensions
 from duelog.store import catalog
 from duelog.store import format as fmt
 from duelog.store.config import StoreConfig
 from duelog.store.environment import Environment
-from duelog.store.format import CorruptRecord
+from duelog.store.errors import StoreFull
 
 from .ack_flusher import AckFlusher
 from .delay_policies import DelayPolicies
@@ -81,15 +82,14 @@ class Trimming:
         due_ms = self.next_due_ms()
         return bool(self._given_up) or (due_ms is not None and due_ms <= now_ms)
 
-    def run(self, now_ms: int) -> int:
+    def run(self, now_ms: int, suspensions: Suspensions) -> int:
         """Roll and trim a slice of what is due, and remove some runs; returns how many ledgers were given up.
 
-        Raises CorruptRecord once all is done but for a topic whose records cannot be read.
+        A topic that cannot be trimmed, as its records cannot be read, is suspended.
         """
         topic_ids = self._take(now_ms)
-        topics = [topic for topic in map(self._topics.by_id, topic_ids) if topic is not None]
         try:
-            trimmed, unreadable = self._trim_all(topics, now_ms) if topics else (0, None)
+            trimmed = self._trim_all(topic_ids, now_ms, suspensions) if topic_ids else 0
         except BaseException:
             for topic_id in topic_ids:
                 self.look_at(topic_id, now_ms)
@@ -99,26 +99,32 @@ class Trimming:
             self._given_up = remove_part(self._main, self._given_up)
             if time.perf_counter() >= until:  # what is due is fired first, then the rest is removed
                 break
-        if unreadable is not None:
-            raise unreadable
         return trimmed
 
-    def _trim_all(self, topics: Sequence[TopicState], now_ms: int) -> tuple[int, CorruptRecord | None]:
-        """Trim topics together; one by one where the records of one are damaged, which holds up no other then.
-
-        That one is tried again.
-        """
-        with suppress(CorruptRecord):
-            return self._trim(topics, now_ms), None
+    def _trim_all(self, topic_ids: Sequence[int], now_ms: int, suspensions: Suspensions) -> int:
+        """Trim topics together; one by one where that fails, so that the one that cannot be holds up no other."""
+        alone = [each for each in topic_ids if suspensions.retry_ms(Part("trim", each)) is not None]
         trimmed = 0
-        unreadable: CorruptRecord | None = None
-        for topic in topics:
-            try:
-                trimmed += self._trim([topic], now_ms)
-            except CorruptRecord as error:
-                unreadable = unreadable or error
-                self.look_at(topic.topic_id, now_ms)
-        return trimmed, unreadable
+        try:
+            trimmed = self._trim(self._existing([each for each in topic_ids if each not in alone]), now_ms)
+        except Exception as error:
+            if suspensions.is_fatal(error) or isinstance(error, StoreFull):
+                raise
+            alone = list(topic_ids)
+        for topic_id in alone:
+            part = Part("trim", topic_id)
+            trim = functools.partial(self._trim_one, topic_id, now_ms)
+            trimmed += suspensions.run(part, now_ms, trim, 0)
+            retry_ms = suspensions.retry_ms(part)
+            if retry_ms is not None:
+                self.look_at(topic_id, retry_ms)
+        return trimmed
+
+    def _trim_one(self, topic_id: int, now_ms: int) -> int:
+        return self._trim(self._existing([topic_id]), now_ms)
+
+    def _existing(self, topic_ids: Sequence[int]) -> list[TopicState]:
+        return [topic for topic in map(self._topics.by_id, topic_ids) if topic is not None]
 
     def _take(self, now_ms: int) -> list[int]:
         due: list[int] = []
@@ -137,6 +143,8 @@ class Trimming:
             heapq.heappop(self._heap)
 
     def _trim(self, topics: Sequence[TopicState], now_ms: int) -> int:
+        if not topics:
+            return 0
         old = []
         for topic in topics:
             idle_ms = topic.free_tracker(now_ms, self._config.tracker_idle_ms)

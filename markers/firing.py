@@ -4,50 +4,43 @@ All state that firing changes lies in the main environment, so a crash leaves ma
 clock mark together or none of them. The entries that markers point at are durable before: partition
 environments are synced first where `durability` is not "commit".
 
-Partitions that have begun are loaded, a bounded number at a time, in order; a loaded one hears of each
-append in commit order. Only the owner's tick calls `load`, `fire`, `save` and `close_finished`, one at a time;
-`load` and `save` do some ten ms of work a call, so that what is due is fired in between.
+Only the owner's tick calls `load`, `fire`, `save` and `close_finished`, one at a time; `load` and `save` (loaded.py)
+do some ten ms of work a call, so that what is due is fired in between. A log that cannot be fired, or a partition that
+cannot be closed, is suspended, and the others go on.
 """
 
 from __future__ import annotations
 
 import functools
-import time
 from collections.abc import Callable, Iterator
 
-from ..partitions.partition import Partition, PartitionLog
+from ..partitions.partition import Partition
 from ..partitions.partition_set import PartitionSet
 from ..snapshot.writer import remove_snapshots
 from ..store import catalog
 from ..store import format as fmt
 from ..store.config import StoreConfig
 from ..store.environment import Environment
-from ..store.errors import CorruptEntry
+from ..store.errors import CorruptEntry, StoreFull
 from ..store.failpoints import reach
-from ..store.format import FrontierRecord, PartitionState
+from ..store.format import FrontierRecord
 from ..store.managed_ledger import ManagedLedger
 from ..store.reader_gate import ReaderGate
 from ..store.run import Int64s, UInt32s
 from ..store.transaction import Transaction
 from .closing import record_closed
-from .loading import Loading, new_log
+from .loaded import LoadedPartitions
 from .log_firing import LogFiring, Taken
-from .ready_queue import ReadyQueue
-from .saving import Saving
-from .settling import Settling
-from .warming import Warming
-
-LOADED_AT_ONCE = 4
-"""The first so many partitions that are open and have begun have their indexes in memory; the next is loaded when
-one has closed."""
-
-_LOAD_SLICE_S = 0.02
-"""How long `load` goes on before it lets others fire."""
+from .suspensions import Part
 
 _Batch = list[tuple[LogFiring, Taken, ManagedLedger]]
 
 
-class Firing:
+def _fire_part(log: LogFiring) -> Part:
+    return Part("fire", log.topic_id, log.start_ms)
+
+
+class Firing(LoadedPartitions):
     """The begun partitions of a store and what is due in them."""
 
     def __init__(
@@ -60,23 +53,10 @@ class Firing:
         set_aside: Callable[[CorruptEntry], object],
         wake: Callable[[], None],
     ) -> None:
-        """Hold the begun partitions of `partitions`; nothing is loaded yet.
-
-        `main_log` gives a topic's main log by id, None when the topic was deleted; `wake` is called, by any
-        thread, when something has become the first to be due.
-        """
-        self._main = main
-        self._partitions = partitions
-        self._config = config
-        self._main_log = main_log
-        self._set_aside = set_aside
-        self._wake = wake
-        self._ready = ReadyQueue()
-        self._loaded: dict[int, dict[int, LogFiring]] = {}
-        self._loading: tuple[Partition, Iterator[bool]] | None = None
-        self.saving = Saving(config)
-        self.settling = Settling()
-        self.warming = Warming()
+        """The arguments are those of LoadedPartitions."""
+        super().__init__(main, partitions, config, main_log=main_log, set_aside=set_aside, wake=wake)
+        self._apart = False
+        """Whether each log is fired by a commit of its own: a commit for several has failed."""
         self.gate = ReaderGate()
         """Firing is alone in it; whoever cancels or reschedules is inside, so that nothing is on its way into
         the main log meanwhile and the recorded frontiers tell what has fired."""
@@ -89,89 +69,6 @@ class Firing:
         """Messages fired since the store was opened."""
         self.observe: Callable[[int, Taken, int], None] | None = None
         """Called with topic id, each batch and the time, for metrics."""
-
-    # -- loading ---------------------------------------------------------------------------------
-
-    def load(self, now_ms: int) -> bool:
-        """Load partitions that begin within `preload_ms`, in order, for a while; True while there is more to load.
-
-        Less than a while where it would pay to fire first.
-        """
-        until = time.perf_counter() + _LOAD_SLICE_S
-        while self._loading is not None or self._begin_loading(now_ms):
-            fire_first = self._load_more()
-            if fire_first is not None and (fire_first or time.perf_counter() >= until):
-                return True
-        return False
-
-    def next_load_ms(self) -> int | None:
-        """When the next partition is to be loaded, None when none waits."""
-        partition = self._next_to_load()
-        return None if partition is None else partition.start_ms - self._config.preload_ms
-
-    def _next_to_load(self) -> Partition | None:
-        if self._loading is not None:
-            return self._loading[0]
-        begun = [partition for partition in self._partitions if partition.state is PartitionState.OPEN]
-        for partition in begun[:LOADED_AT_ONCE]:
-            if partition.start_ms not in self._loaded:
-                return partition
-        return None
-
-    def _begin_loading(self, now_ms: int) -> bool:
-        partition = self._next_to_load()
-        if partition is None or partition.start_ms - self._config.preload_ms > now_ms:
-            return False
-        self._partitions.acquire(partition)  # given back when the partition closes
-        start_ms, dropped = partition.start_ms, partition.keep_pages()
-        self.saving.begin(start_ms)
-        loading = Loading(
-            self._main,
-            partition,
-            self._config.bucket_ms,
-            registered=functools.partial(self._loaded.__setitem__, start_ms),
-            listener=functools.partial(self._heard, partition),
-            exists=lambda topic_id: self._main_log(topic_id) is not None,
-            set_aside=self._set_aside,
-            fires=lambda log: self._ready.arm(log, log.next_due_ms()),
-        )
-        directory = partition.environment.path
-        self._loading = partition, self.warming.begun(start_ms, directory, dropped, loading.steps(), loading.reads_all)
-        return True
-
-    def _load_more(self) -> bool | None:
-        """One step: whether it would pay to fire before the next; None when the partition is loaded with it."""
-        assert self._loading is not None
-        partition, steps = self._loading
-        try:
-            return next(steps)
-        except StopIteration:
-            self._loading = None
-            self.saving.loaded(partition.start_ms, logs := self._loaded_logs(partition.start_ms))
-            self.settling.loaded(logs)
-            return None
-        except BaseException:
-            self._loading = None
-            self._unload(partition)
-            raise
-
-    def _loaded_logs(self, start_ms: int) -> list[LogFiring]:
-        return [log for log in list(self._loaded.get(start_ms, {}).values()) if log.loaded]
-
-    def _heard(self, partition: Partition, appended: PartitionLog, first_entry: int, dues: Int64s) -> None:
-        logs = self._loaded.get(partition.start_ms)
-        if logs is None:  # its loading failed this instant
-            return
-        log = logs.get(appended.topic_id)
-        if log is None:
-            frontier = FrontierRecord.start(appended.ledger_id)
-            log = new_log(partition, appended.topic_id, frontier, self._config.bucket_ms, loaded=True)
-            logs[appended.topic_id] = log
-        log.hear(first_entry, dues)
-        save = self.saving.heard(partition.start_ms, len(dues))
-        settle = self.settling.heard(log)
-        if (log.fires and self._ready.arm(log, log.next_due_ms())) or save or settle:
-            self._wake()
 
     # -- cancelling and rescheduling ---------------------------------------------------------------
 
@@ -201,7 +98,12 @@ class Firing:
         """
         while (first := self._ready.first()) is not None:
             armed_ms, log = first
-            due_ms = log.exact_next_due_ms()
+            if self.suspensions and self.suspensions.retry_ms(_fire_part(log)) is not None:
+                return armed_ms
+            try:
+                due_ms = log.exact_next_due_ms()
+            except Exception:
+                return armed_ms  # `fire` meets it too, and suspends the log
             if due_ms is not None and due_ms <= armed_ms:
                 return armed_ms
             self._ready.postpone(log, armed_ms, due_ms)
@@ -222,25 +124,66 @@ class Firing:
             return fired
 
     def _fire(self, now_ms: int, until_ms: int) -> int:
-        batch: _Batch = []
-        came_up: list[LogFiring] = []
-        room = self._config.fire_batch
+        while True:
+            batch: _Batch = []
+            came_up: list[LogFiring] = []
+            room = self._config.fire_batch
+            try:
+                while room > 0 and not (batch and self._apart) and (log := self._ready.pop(until_ms)) is not None:
+                    came_up.append(log)
+                    taken, main_log = self._take(log, now_ms, until_ms, room)
+                    if taken is not None and main_log is not None:
+                        batch.append((log, taken, main_log))
+                        room -= len(taken.entries)
+                if not batch:
+                    self._apart = False
+                elif not self._commit_or_suspend(batch, now_ms):
+                    continue
+            finally:
+                for log in came_up:
+                    self._arm_again(log)
+            return sum(len(taken.entries) for _, taken, _ in batch)
+
+    def _take(self, log: LogFiring, now_ms: int, until_ms: int, room: int) -> tuple[Taken | None, ManagedLedger | None]:
+        """What a log has to fire, and the main log that it goes to; None where the log is suspended."""
+        if self.suspensions and self.suspensions.waits(_fire_part(log), now_ms):
+            return None, None
         try:
-            while room > 0 and (log := self._ready.pop(until_ms)) is not None:
-                came_up.append(log)
-                main_log = self._main_log(log.topic_id)
-                taken = log.take(until_ms, room) if main_log is not None else None
-                self._report_unreadable(log)
-                if taken is not None and main_log is not None:
-                    batch.append((log, taken, main_log))
-                    room -= len(taken.entries)
-            if batch:
-                self._commit(batch, now_ms)
-        finally:
-            for log in came_up:
-                if self._main_log(log.topic_id) is not None:
-                    self._ready.arm(log, log.next_due_ms())
-        return sum(len(taken.entries) for _, taken, _ in batch)
+            main_log = self._main_log(log.topic_id)
+            taken = log.take(until_ms, room) if main_log is not None else None
+            self._report_unreadable(log)
+        except Exception as error:
+            self.suspensions.failed(_fire_part(log), error, now_ms)
+            return None, None
+        if taken is None and self.suspensions:
+            self.suspensions.succeeded(_fire_part(log), now_ms)
+        return taken, main_log
+
+    def _commit_or_suspend(self, batch: _Batch, now_ms: int) -> bool:
+        """False: nothing was fired. A log alone is suspended; several are fired one by one, to find which it is."""
+        try:
+            self._commit(batch, now_ms)
+        except StoreFull:
+            raise
+        except Exception as error:
+            if self.suspensions.is_fatal(error):
+                raise
+            if len(batch) == 1:
+                self.suspensions.failed(_fire_part(batch[0][0]), error, now_ms)
+            self._apart = True
+            return False
+        if self.suspensions:
+            for log, _, _ in batch:
+                self.suspensions.succeeded(_fire_part(log), now_ms)
+        return True
+
+    def _arm_again(self, log: LogFiring) -> None:
+        """Have a log that came up come up again: when it is due, or, while it is suspended, when it is tried again."""
+        retry_ms = self.suspensions.retry_ms(_fire_part(log)) if self.suspensions else None
+        if retry_ms is not None:
+            self._ready.arm(log, retry_ms)
+        elif self._main_log(log.topic_id) is not None:
+            self._ready.arm(log, log.next_due_ms())
 
     def _report_unreadable(self, log: LogFiring) -> None:
         for entry_id in log.unreadable():
@@ -292,22 +235,32 @@ class Firing:
         for start_ms in sorted(self._loaded):
             partition = self._partitions.get(start_ms)
             if partition is not None and partition.end_ms <= now_ms and self._may_close(partition):
-                with self.gate.alone():
-                    closed = self._close(partition, now_ms)
-                    if closed:
-                        self.reached(now_ms)
-                if closed:
+                part, close = Part("close", start_ms=start_ms), functools.partial(self._close_alone, partition, now_ms)
+                if self.suspensions.run(part, now_ms, close, otherwise=False):
                     yield start_ms
+
+    def _close_alone(self, partition: Partition, now_ms: int) -> bool:
+        with self.gate.alone():
+            closed = self._close(partition, now_ms)
+            if closed:
+                self.reached(now_ms)
+            return closed
 
     def next_close_ms(self) -> int | None:
         """When the next loaded partition ends."""
         loaded = [partition for start in self._loaded if (partition := self._partitions.get(start)) is not None]
-        return min((partition.end_ms for partition in loaded if self._may_close(partition)), default=None)
+        ends = (
+            self.suspensions.not_before(Part("close", start_ms=partition.start_ms), partition.end_ms)
+            for partition in loaded
+            if self._may_close(partition)
+        )
+        return min((end_ms for end_ms in ends if end_ms is not None), default=None)
 
     def _may_close(self, partition: Partition) -> bool:
-        """Not while it is loaded, nor when it can no longer be written to: its snapshots go first."""
-        loading = self._loading is not None and self._loading[0] is partition
-        return not loading and partition.environment.failed is None
+        """Not while it is loaded or a log is suspended, nor when it cannot be written to: its snapshots go first."""
+        if (self._loading is not None and self._loading[0] is partition) or self.suspensions.holds(partition.start_ms):
+            return False
+        return partition.environment.failed is None
 
     def _close(self, partition: Partition, now_ms: int) -> bool:
         if self._left(partition) or not self._partitions.stop_appends(partition):
@@ -334,62 +287,3 @@ class Firing:
     def _left(self, partition: Partition) -> bool:
         logs = self._loaded[partition.start_ms]
         return any(len(log) or not log.loaded for topic, log in list(logs.items()) if self._main_log(topic) is not None)
-
-    def _unload(self, partition: Partition) -> None:
-        partition.listener = None
-        self.saving.forget(partition.start_ms)
-        self.warming.closed(partition.start_ms)
-        for log in self._loaded.pop(partition.start_ms, {}).values():
-            self._ready.discard(log)
-            self.settling.forget(log)
-        self._partitions.release(partition)
-
-    # -- saving ------------------------------------------------------------------------------------
-
-    def save(self, now_ms: int) -> int:
-        """Write one transaction of the snapshots that are due; returns how many it completed."""
-        return self.saving.step(self._saveable(), now_ms) if self.saving.is_due() else 0
-
-    def save_all(self, now_ms: int) -> int:
-        """Save what the next start would take long to replay; returns how many snapshots. Before the store closes."""
-        return self.saving.save_all(self._saveable(), now_ms)
-
-    def give_back_pages(self) -> None:
-        """Have the pages that due times were read from no longer count as memory of this process."""
-        for start_ms in self._loaded:
-            if (partition := self._partitions.get(start_ms)) is not None:
-                partition.give_back_pages()
-
-    def _saveable(self) -> dict[int, tuple[Partition, list[LogFiring]]]:
-        loading = None if self._loading is None else self._loading[0]
-        return {
-            start_ms: (partition, self._loaded_logs(start_ms))
-            for start_ms in sorted(self._loaded)
-            if (partition := self._partitions.get(start_ms)) is not None and partition is not loading
-        }
-
-    # -- figures -----------------------------------------------------------------------------------
-
-    def loaded_starts(self) -> list[int]:
-        return sorted(self._loaded)
-
-    def logs_of(self, topic_id: int) -> list[LogFiring]:
-        """The loaded logs of a topic."""
-        return [logs[topic_id] for logs in list(self._loaded.values()) if topic_id in logs]
-
-    def memory_bytes(self, topic_id: int | None = None) -> int:
-        """Estimated bytes of the delay indexes in memory, of one topic or of all."""
-        return sum(
-            log.memory_bytes()
-            for logs in list(self._loaded.values())
-            for topic, log in list(logs.items())
-            if topic_id is None or topic == topic_id
-        )
-
-    def forget_topic(self, topic_id: int) -> None:
-        """A topic was deleted: nothing of it is fired any more."""
-        for logs in list(self._loaded.values()):
-            log = logs.pop(topic_id, None)
-            if log is not None:
-                self._ready.discard(log)
-                self.settling.forget(log)

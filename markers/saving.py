@@ -8,13 +8,15 @@ written
 - when the store closes and it is a tenth of that or more (less is replayed in some ten ms, and costs nothing now).
 
 Then the logs with the longest tails get a new snapshot, until a twentieth is left. They are removed when the partition
-closes. A snapshot that cannot be written (a full disk) is no error: it is tried again a tenth later.
+closes. A snapshot that cannot be written (a full disk) is no error: it is tried again a tenth later. After any other
+error its partition's snapshots are suspended for a while.
 
 One transaction at a time, by the thread that fires, between batches.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
 
@@ -23,6 +25,9 @@ from ..snapshot.writer import Cut, SnapshotWritten, write_snapshots
 from ..store.config import StoreConfig
 from ..store.errors import DuelogError, StoreFailed, StoreFull
 from .log_firing import LogFiring
+from .suspensions import Part, Suspensions
+
+_log = logging.getLogger("duelog.maintenance")
 
 
 class _Account:
@@ -40,7 +45,8 @@ class _Account:
 class Saving:
     """Keeps account of what a start would replay, and writes snapshots. One thread but for `heard`."""
 
-    def __init__(self, config: StoreConfig) -> None:
+    def __init__(self, config: StoreConfig, suspensions: Suspensions) -> None:
+        self._suspensions = suspensions
         self._every = config.snapshot_every_entries
         self._little = max(config.snapshot_every_entries // 10, 1)
         self._part_bytes = config.snapshot_part_bytes
@@ -80,8 +86,11 @@ class Saving:
             self._job = None
 
     def is_due(self) -> bool:
-        """Whether `step` has something to do."""
-        return self._job is not None or any(account.heard >= account.due_at for account in self._accounts.values())
+        """Whether `step` has something to do, but for what is suspended."""
+        return self._job is not None or any(
+            account.heard >= account.due_at and self._suspensions.retry_ms(Part("snapshot", start_ms=start_ms)) is None
+            for start_ms, account in self._accounts.items()
+        )
 
     def _plan(self, start_ms: int, entries: int) -> None:
         account = self._accounts.get(start_ms)
@@ -99,21 +108,27 @@ class Saving:
         if self._job is None:
             for start_ms, (partition, logs) in loaded.items():
                 account = self._accounts[start_ms]
-                if account.heard >= account.due_at:
+                waits = self._suspensions.waits(Part("snapshot", start_ms=start_ms), now_ms)
+                if account.heard >= account.due_at and not waits:
                     self._job = start_ms, self._save(partition, logs, now_ms)
                     break
             else:
                 return 0
         start_ms, steps = self._job
+        part = Part("snapshot", start_ms=start_ms)
         try:
             return next(steps)
         except StopIteration:
             self.error = None
+            self._suspensions.succeeded(part, now_ms)
             left = sum(log.unsaved for log in loaded[start_ms][1]) if start_ms in loaded else 0
             self._plan(start_ms, max(self._every - left, self._little))
         except (StoreFull, StoreFailed) as error:
             self.error = error
             self._plan(start_ms, self._little)
+        except Exception as error:
+            self._job = None
+            self._suspensions.failed(part, error, now_ms)
         self._job = None
         return 0
 
@@ -127,6 +142,8 @@ class Saving:
                     written += sum(self._save(partition, logs, now_ms))
                 except (StoreFull, StoreFailed) as error:
                     self.error = error
+                except Exception as error:  # it costs the next start time, and closing goes on
+                    _log.error("%s: no snapshot was written: %r", partition.path, error, exc_info=error)
         return written
 
     def _save(self, partition: Partition, logs: list[LogFiring], now_ms: int) -> Iterator[int]:

@@ -50,8 +50,12 @@ class Settling:
         """Go on for some ten ms, or until nothing is left."""
         until = time.perf_counter() + _STEP_S
         while (log := self._first()) is not None:
-            if not log.settle():
-                self.forget(log)
+            more = False
+            try:
+                more = log.settle()
+            finally:
+                if not more:
+                    self.forget(log)
             if time.perf_counter() >= until:
                 return
             time.sleep(HAND_OVER_S)

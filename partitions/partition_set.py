@@ -28,7 +28,7 @@ from ..store.environment import Environment
 from ..store.errors import ClosedError, DamagedStore
 from ..store.failpoints import reach
 from ..store.format import PartitionInfo, PartitionRecord, PartitionState
-from ..store.room import room_in
+from ..store.system_errors import explained
 from ..store.transaction import Transaction
 from .partition import Partition, partition_path
 
@@ -314,7 +314,7 @@ class PartitionSet:
                 return partition
             end_ms = start_ms + self._config.partition_ms
             path = partition_path(self._path, start_ms, 1)
-            with room_in(self._path):
+            with explained(self._path):
                 self._build_directory(path.parent, start_ms, end_ms)
             record = PartitionRecord(end_ms, 1, PartitionState.OPEN, 0, now_ms)
 

@@ -23,12 +23,12 @@ from typing import TypeVar
 
 import lmdb
 
-from . import datafile, page_cache, pages
+from . import page_cache, pages
 from .commit_counts import CommitCounts
 from .commit_queue import CommitQueue, Request
 from .config import Durability
-from .directory import make_directory, occupied_bytes
-from .errors import BrokenInvariant, ClosedError, DuelogError, StoreFailed, StoreFull
+from .directory import occupied_bytes
+from .errors import BrokenInvariant, ClosedError, DuelogError, ResourceShortage, StoreFailed, StoreFull
 from .failpoints import reach
 from .format import RUN_PREFIX, unseal
 from .held_read import HeldRead
@@ -36,7 +36,8 @@ from .map_size import MapSize
 from .opening import open_lmdb
 from .process import here
 from .reader_gate import ReaderGate
-from .room import no_room
+from .room import in_doubt, no_room
+from .system_errors import explain
 from .transaction import Transaction
 from .upkeep import Upkeep
 
@@ -75,15 +76,10 @@ class Environment:
         self.counts = CommitCounts()
         self.observe_commit: Callable[[int, int], None] | None = None
         """Called after each commit with (duration ns, requests served); for metrics."""
-        if create:
-            make_directory(path)
-        else:
-            known = datafile.verify(path)
-            map_bytes = max(map_bytes, known.file_bytes * 2)
         self._process = here.pid
         self._durability = durability
         self._read_only = read_only
-        self._env, last = open_lmdb(
+        self._env, last, map_bytes = open_lmdb(
             path, map_bytes=map_bytes, durability=durability, read_only=read_only, create=create, lock=lock
         )
         self._last_run = max(last, RUN_PREFIX)
@@ -92,6 +88,8 @@ class Environment:
         self._publishing = False
         """Between a commit and the end of what follows from it in memory."""
         self._failed: StoreFailed | None = None
+        self.on_failure: Callable[[StoreFailed], None] = lambda failed: None
+        """Told, by any thread, that nothing more is written; takes leaf locks only."""
         self._closed = False
         self._gate = ReaderGate()
         self._map = MapSize(self._env, self._gate, map_bytes)
@@ -120,8 +118,11 @@ class Environment:
                 self._check_open()
                 raw = self._begin_read()
                 if raw is not None:
-                    with raw:
-                        yield raw
+                    try:
+                        with raw:
+                            yield raw
+                    except lmdb.Error as error:
+                        raise explain(self.path, error) from error
                     return
             if self._gate.held:
                 raise BrokenInvariant(f"{self.name}: the map has to grow for a read inside a read")
@@ -135,6 +136,8 @@ class Environment:
             return None
         except lmdb.PanicError as error:  # the root page could not be written: LMDB lets nobody read either
             raise (self._failed or self.fail(error)) from error
+        except lmdb.Error as error:
+            raise explain(self.path, error) from error
 
     def get(self, key: bytes) -> bytes | None:
         """Fields of a small record, in a read transaction of its own. Raises CorruptRecord."""
@@ -198,8 +201,9 @@ class Environment:
             try:
                 self._check_writable()
                 raw = self._env.begin(write=True)
-            except (lmdb.Error, DuelogError) as error:
-                self._fail(left, error if isinstance(error, DuelogError) else self.fail(error))
+            except (lmdb.Error, DuelogError, MemoryError) as error:
+                found = explain(self.path, error)  # nothing was begun, so of a shortage nothing is in doubt
+                self._fail(left, found if found is error or isinstance(found, ResourceShortage) else self.fail(error))
                 return
             transaction = Transaction(raw, self._last_run)
             current: Request | None = None
@@ -221,10 +225,11 @@ class Environment:
                 raw.abort()
                 if not isinstance(error, Exception):
                     raise
+                told = explain(self.path, error) if isinstance(error, lmdb.Error) else error
                 if current is None:
-                    self._fail(left, error)
+                    self._fail(left, told)
                     return
-                current.error = error
+                current.error = told
                 left = [request for request in left if request is not current]
                 continue
             self._publishing = True
@@ -238,7 +243,7 @@ class Environment:
                 continue
             except lmdb.Error as error:
                 self._publishing = False
-                full = None if self._panicked() else no_room(self.path, error)
+                full = None if in_doubt(self._env) else no_room(self.path, error)
                 self._fail(left, full or self.fail(error))
                 return
             self._unsynced = True
@@ -251,14 +256,6 @@ class Environment:
             self._publishing = False
             self._count(len(left), transaction.entries, time.perf_counter_ns() - started)
             return
-
-    def _panicked(self) -> bool:
-        """Whether it was the root page that a commit could not write: it is in doubt then, for whatever reason."""
-        try:
-            self._env.begin().abort()
-        except lmdb.PanicError:
-            return True
-        return False
 
     @staticmethod
     def _fail(requests: list[Request], error: BaseException) -> None:
@@ -273,9 +270,12 @@ class Environment:
             self.observe_commit(elapsed_ns, requests)
 
     def fail(self, error: BaseException) -> StoreFailed:
-        """Close the environment for writing: what is on disk is not known any more."""
-        self._failed = StoreFailed(self.path, str(error) or type(error).__name__)
-        return self._failed
+        """Close the environment for writing, for good: what is on disk, or in memory, is not known any more."""
+        failed = StoreFailed(self.path, str(error) or type(error).__name__)
+        failed.__cause__ = error
+        self._failed = failed
+        self.on_failure(failed)
+        return failed
 
     def give_back_pages(self) -> bool:
         """Have what was read through the map no longer count as memory of this process; it may stay in the page cache.

@@ -129,10 +129,13 @@ class ClosedError(DuelogError):
 
 
 class StoreFailed(DuelogError):
-    """A commit failed and is in doubt: nothing more is written until the store is reopened."""
+    """The store has stopped: a commit is in doubt, or it cannot go on. Nothing more is written until it is reopened.
+
+    `__cause__` is the error that stopped it, where there was one.
+    """
 
     def __init__(self, path: Path, reason: str) -> None:
-        super().__init__(f"{path}: a commit failed ({reason}); reopen the store to go on writing")
+        super().__init__(f"{path}: the store has stopped ({reason}); reopen the store to go on writing")
         self.path = path
         self.reason = reason
 
@@ -154,6 +157,27 @@ class StoreBusy(DuelogError):
         super().__init__(f"{path}: {reason}")
         self.path = path
         self.reason = reason
+
+
+class StoreUnavailable(DuelogError):
+    """The operating system refused a file of the store, for no fault in what is stored; `errno` is its number."""
+
+    def __init__(self, path: Path, reason: str, errno: int | None = None) -> None:
+        super().__init__(f"{path}: {reason}")
+        self.path = path
+        self.reason = reason
+        self.errno = errno
+
+
+class ResourceShortage(StoreUnavailable):
+    """The process or the machine is short of file descriptors, memory or address space: nothing is damaged.
+
+    The same call may be made again once there is more (`ulimit -n`).
+    """
+
+
+class NoPermission(StoreUnavailable):
+    """This user may not read, or may not write, a file of the store: nothing is damaged."""
 
 
 class ClockJumped(DuelogError):

@@ -26,7 +26,7 @@ from typing import BinaryIO, NamedTuple
 from .checksum import crc32
 from .directory import move
 from .errors import BrokenInvariant, DamagedStore, FormatMismatch
-from .room import room_in
+from .system_errors import explained
 
 FILE_NAME = "JOURNAL"
 _UNMADE_NAME = "JOURNAL.tmp"
@@ -67,16 +67,16 @@ class Journal:
         """Open the journal in the store's directory `path`, or make one of `size` bytes.
 
         One that is there is to be read (`read_journal`) and begun anew before anything is appended. Raises StoreFull,
-        DamagedStore, FormatMismatch.
+        StoreUnavailable, DamagedStore, FormatMismatch.
         """
         self._path = path / FILE_NAME
         self._store_id = store_id
-        if not self._path.exists():
-            with room_in(path):
+        with explained(path):
+            if not self._path.exists():
                 _make(self._path, store_id, size)
-        with self._path.open("rb") as file:
-            self._epoch, self._end = _newest_slot(file.read(_GROUPS_AT), self._path, store_id)
-        self._descriptor = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
+            with self._path.open("rb") as file:
+                self._epoch, self._end = _newest_slot(file.read(_GROUPS_AT), self._path, store_id)
+            self._descriptor = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
         self._at = self._end
         self._number = 0
 

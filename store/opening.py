@@ -7,19 +7,32 @@ from pathlib import Path
 
 import lmdb
 
+from . import datafile
 from .config import Durability
-from .directory import sync_directory
-from .errors import DamagedStore, InvalidArgument
+from .directory import make_directory, sync_directory
+from .errors import InvalidArgument
 from .room import no_room, reserve_lock_file
+from .system_errors import explained
 
 
 def open_lmdb(
     path: Path, *, map_bytes: int, durability: Durability, read_only: bool, create: bool, lock: bool
-) -> tuple[lmdb.Environment, bytes]:
-    """Open the directory `path`, which exists; the environment, and its last key.
+) -> tuple[lmdb.Environment, bytes, int]:
+    """Open the directory `path`, made if `create`; the environment, its last key, and the size of its map.
 
-    The arguments are those of Environment. Raises DamagedStore, StoreFull, InvalidArgument.
+    The arguments are those of Environment. Raises DamagedStore, StoreUnavailable, StoreFull, InvalidArgument.
     """
+    with explained(path):
+        return _open(path, map_bytes, durability, read_only=read_only, create=create, lock=lock)
+
+
+def _open(
+    path: Path, map_bytes: int, durability: Durability, *, read_only: bool, create: bool, lock: bool
+) -> tuple[lmdb.Environment, bytes, int]:
+    if create:
+        make_directory(path)
+    else:
+        map_bytes = max(map_bytes, datafile.verify(path).file_bytes * 2)
     if not read_only:
         reserve_lock_file(path)
     try:
@@ -42,14 +55,16 @@ def open_lmdb(
         if "already open in this process" in str(error):
             raise InvalidArgument("path", str(path), "this process has it open already") from error
         full = no_room(path, error) if create else None
-        raise full or DamagedStore(path, f"cannot be opened: {error}") from error
+        if full is not None:
+            raise full from error
+        raise
     if create:
         sync_directory(path)
     try:
         with environment.begin() as raw:
             cursor = raw.cursor()
             last = cursor.key() if cursor.last() else b""
-    except lmdb.Error as error:
+    except BaseException:
         environment.close()
-        raise DamagedStore(path, f"cannot be read: {error}") from error
-    return environment, bytes(last)
+        raise
+    return environment, bytes(last), map_bytes

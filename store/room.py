@@ -6,29 +6,16 @@ looked at: the file system's, and what the process may still add to the file (`u
 
 from __future__ import annotations
 
-import errno
 import os
 import resource
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import lmdb
 
 from .errors import StoreFull
+from .system_errors import explained
 
 _LOW_SPACE_BYTES = 1 << 20
-
-
-@contextmanager
-def room_in(path: Path) -> Iterator[None]:
-    """Where files are made under `path`: raise StoreFull for an OSError that is want of room."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            raise
-        raise StoreFull(path, f"no room to write ({error})") from error
 
 
 _LOCK_BYTES = 8192
@@ -45,7 +32,7 @@ def reserve_lock_file(path: Path) -> None:
     lock = path / "lock.mdb"
     if lock.exists() and lock.stat().st_blocks * 512 >= _LOCK_BYTES:
         return
-    with room_in(path):
+    with explained(path):
         descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             os.posix_fallocate(descriptor, 0, _LOCK_BYTES)
@@ -60,7 +47,10 @@ def no_room(path: Path, error: lmdb.Error) -> StoreFull | None:
     no room left the old root in place, so nothing is in doubt.
     """
     text = str(error)
-    space = os.statvfs(path)
+    try:
+        space = os.statvfs(path)
+    except OSError:  # the directory is gone
+        return None
     free = space.f_bavail * space.f_frsize
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
     if limit != resource.RLIM_INFINITY:
@@ -69,3 +59,12 @@ def no_room(path: Path, error: lmdb.Error) -> StoreFull | None:
     if "No space left" in text or "File too large" in text or "quota" in text or free < _LOW_SPACE_BYTES:
         return StoreFull(path, f"no room to write ({text}); {free} bytes free", free)
     return None
+
+
+def in_doubt(environment: lmdb.Environment) -> bool:
+    """Whether it was the root page that a commit could not write: it is in doubt then, for whatever reason."""
+    try:
+        environment.begin().abort()
+    except lmdb.PanicError:
+        return True
+    return False

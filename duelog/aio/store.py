@@ -12,6 +12,7 @@ from typing import Any, Self
 
 import duelog
 from duelog.backup import BackupResult
+from duelog.markers.suspensions import Suspension
 from duelog.stats import PartitionStats, StoreStats
 from duelog.store.policies import EffectivePolicies, PolicyValue
 
@@ -143,6 +144,10 @@ class DelayedStore:
     async def stats(self) -> StoreStats:
         """As `duelog.DelayedStore.stats`."""
         return await self._threads.run(self._store.stats)
+
+    async def suspended(self) -> list[Suspension]:
+        """As `duelog.DelayedStore.suspended`."""
+        return self._store.suspended()
 
     async def partitions(self) -> list[PartitionStats]:
         """As `duelog.DelayedStore.partitions`."""

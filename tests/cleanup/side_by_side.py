@@ -35,7 +35,7 @@ CONFIG = StoreConfig(
 )
 
 
-class Stop(Exception):
+class Stop(BaseException):
     """Raised at a failpoint."""
 
 

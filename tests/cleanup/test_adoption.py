@@ -333,8 +333,8 @@ def test_what_may_not_be_moved_is_left_alone(store: DelayedStore, monkeypatch: p
     assert adopts(store)
 
 
-class Stop(Exception):
-    """Raised at a failpoint."""
+class Stop(BaseException):
+    """Raised at a failpoint: as a crash is, it is nothing that the upkeep goes on after."""
 
 
 @pytest.mark.parametrize("point", ["compact.copied", "compact.published", "compact.adopted", "commit.before"])

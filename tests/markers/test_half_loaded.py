@@ -10,7 +10,7 @@ import pytest
 from pyroaring import BitMap
 
 from duelog import DelayedStore, ManualClock, Message, MessageId, StoreConfig
-from duelog.markers import firing as firing_module
+from duelog.markers import loaded as loaded_module
 from duelog.markers.half_loaded import Missing
 from duelog.markers.log_firing import LogFiring
 from duelog.partitions.index import DelayIndex
@@ -40,7 +40,7 @@ CONFIG = StoreConfig(
 @pytest.fixture(autouse=True)
 def _in_small_steps(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Every call of `load` reads one part; no failpoint is left armed."""
-    monkeypatch.setattr(firing_module, "_LOAD_SLICE_S", 0.0)
+    monkeypatch.setattr(loaded_module, "_LOAD_SLICE_S", 0.0)
     yield
     failpoints.disarm()
 
@@ -136,7 +136,7 @@ def test_firing_comes_before_the_later_parts_though_there_is_time_for_them(
     store: DelayedStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One slice begins to load and fires, the next reads the rest."""
-    monkeypatch.setattr(firing_module, "_LOAD_SLICE_S", 3_600.0)
+    monkeypatch.setattr(loaded_module, "_LOAD_SLICE_S", 3_600.0)
     clock.set(due_ms(4))
     assert store._engine.slice()[0].fired == 5
     assert not log_of(store).loaded

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from duelog import DelayedStore, ManualClock, Message, MessageId, StoreConfig
-from duelog.markers import firing as firing_module
+from duelog.markers import loaded as loaded_module
 from duelog.markers.log_firing import LogFiring, Taken
 from duelog.partitions import due_column
 from duelog.snapshot.format import snapshot_keys
@@ -52,7 +52,7 @@ class HalfLoading(RuleBasedStateMachine):
     def begin(self, seed: int) -> None:
         """A store with some hundred messages."""
         self.patches: list[Any] = [
-            patch.object(firing_module, "_LOAD_SLICE_S", 0.0),
+            patch.object(loaded_module, "_LOAD_SLICE_S", 0.0),
             patch.object(due_column, "_RUNS_A_TRANSACTION", 8),
         ]
         for each in self.patches:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from duelog import DelayedStore, ManualClock, Message, StoreConfig
-from duelog.markers import firing as firing_module
+from duelog.markers import loaded as loaded_module
 from duelog.partitions import due_column
 from tests.conftest import START_MS, OpenStore
 
@@ -22,7 +22,7 @@ FIRST_MS = START_MS - START_MS % HOUR_MS + HOUR_MS
 @pytest.fixture
 def in_small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every call of `load` reads one run."""
-    monkeypatch.setattr(firing_module, "_LOAD_SLICE_S", 0.0)
+    monkeypatch.setattr(loaded_module, "_LOAD_SLICE_S", 0.0)
     monkeypatch.setattr(due_column, "_RUNS_A_TRANSACTION", 1)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from duelog import DelayedStore, ManualClock, StoreConfig
-from duelog.markers import firing, warming
+from duelog.markers import loaded, warming
 from duelog.markers.loading import Loading
 from duelog.markers.warming import Warming
 from duelog.store import behind, page_cache, upkeep
@@ -266,7 +266,7 @@ def test_a_day_that_has_begun_is_not_dropped_though_it_is_not_loaded(
     open_store: OpenStore, clock: ManualClock, calls: Calls, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its turn comes when an earlier one closes; and a store just opened loads nothing before its first tick."""
-    monkeypatch.setattr(firing, "LOADED_AT_ONCE", 0)
+    monkeypatch.setattr(loaded, "LOADED_AT_ONCE", 0)
     store = open_store(config=CONFIG)
     clock.set(NEXT_MS - CONFIG.preload_ms)
     send(store, NEXT_MS)
@@ -297,7 +297,7 @@ def test_an_environment_that_is_opened_again_is_told_again_to_keep(
     open_store: OpenStore, clock: ManualClock, calls: Calls, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A partition that has begun and waits for its turn may be closed and opened in between."""
-    monkeypatch.setattr(firing, "LOADED_AT_ONCE", 0)
+    monkeypatch.setattr(loaded, "LOADED_AT_ONCE", 0)
     store = open_store(config=StoreConfig(partition_ms=HOUR_MS, max_open_partitions=1))
     clock.set(NEXT_MS)
     send(store, NEXT_MS + 1_000)

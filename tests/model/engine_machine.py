@@ -56,7 +56,7 @@ class EngineMachine(BusyRules, TimeRules, Comparing):
             return self.next_due_ms
         engine.policies.shortest_ttl_ms = None
         try:
-            return engine.maintenance._next_due_ms()
+            return engine.maintenance._next_due_ms(engine.clock.now_ms())
         finally:
             engine.policies.shortest_ttl_ms = self.config.ttl_ms
 

@@ -102,7 +102,7 @@ class Machine(RuleBasedStateMachine):
         self.patch = pytest.MonkeyPatch()
         self.patch.setattr("duelog.maintenance._SLICE_S", slice_s)
         self.patch.setattr("duelog.trimming._SLICE_S", load_slice_s)
-        self.patch.setattr("duelog.markers.firing._LOAD_SLICE_S", load_slice_s)
+        self.patch.setattr("duelog.markers.loaded._LOAD_SLICE_S", load_slice_s)
         self.directory = scratch_directory()
         self.copies = 0
         self.ever_inline = config["inline_delay_ms"] > 0

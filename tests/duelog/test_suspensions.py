@@ -1,0 +1,422 @@
+"""What fails in the upkeep of a store is suspended, said, and tried again after a pause; all else goes on."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from duelog import DelayedStore, DuelogError, ManualClock, Message, StoreConfig, Subscription
+from duelog.errors import BrokenInvariant, DamagedStore, ResourceShortage, StoreFailed
+from duelog.markers import saving
+from duelog.markers.log_firing import LogFiring, Taken
+from duelog.metrics import SUSPENDED, SUSPENDED_TIME
+from duelog.store import datafile
+from duelog.store.managed_ledger import ManagedLedger
+from duelog.store.transaction import Transaction
+from tests.conftest import START_MS, OpenStore
+from tests.duelog.test_threads import LIMIT_S, WatchedManualClock, waiting
+
+HOUR_MS = 3_600_000
+CONFIG = StoreConfig(partition_ms=HOUR_MS, preload_ms=0, max_open_partitions=1)
+FULL_NAME = "persistent://public/default/"
+
+
+def payloads(store: DelayedStore, *names: str) -> list[bytes]:
+    """All that the topics have to give, acknowledged durably."""
+    found = []
+    for name in names:
+        with store.topic(name).subscribe("s") as consumer:
+            messages = consumer.receive(100)
+            consumer.ack(messages, durable=True)
+            found += [message.payload for message in messages]
+    return found
+
+
+def shortage() -> OSError:
+    """What the system says when no descriptor is left."""
+    return OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+
+def fail_for(
+    monkeypatch: pytest.MonkeyPatch, topic_id: int, error: Callable[[], BaseException], failing: list[bool]
+) -> None:
+    """Have the log of a topic raise `error` when it is to fire, as long as `failing[0]`."""
+    take = LogFiring.take
+
+    def raising(log: LogFiring, now_ms: int, limit: int) -> Taken | None:
+        if log.topic_id == topic_id and failing[0]:
+            raise error()
+        return take(log, now_ms, limit)
+
+    monkeypatch.setattr(LogFiring, "take", raising)
+
+
+def topic_id_of(store: DelayedStore, name: str) -> int:
+    """The number of a topic."""
+    return store._engine.topics.get(store.topic(name)._name).topic_id
+
+
+def test_a_partition_that_cannot_be_opened_for_want_of_descriptors_is_suspended_and_others_are_fired(
+    open_store: OpenStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hours after it are fired meanwhile; a second later it is opened again, and nothing is lost."""
+    store = open_store(config=CONFIG)
+    topic = store.topic("t")
+    topic.subscribe("s").close()
+    first_ms = START_MS - START_MS % HOUR_MS + HOUR_MS
+    for hour in range(3):
+        topic.send(b"%d" % hour, deliver_at=first_ms + hour * HOUR_MS + 1_000)
+    clock.set(first_ms + 3 * HOUR_MS)
+    inspect, short, damaged = datafile.inspect, True, next(iter(store._engine.partitions)).path
+
+    def inspecting(directory: Path) -> datafile.DataFile:
+        if short and directory == damaged:
+            raise shortage()
+        return inspect(directory)
+
+    monkeypatch.setattr(datafile, "inspect", inspecting)
+    result = store.tick()
+    assert result.fired == 2
+    (suspended,) = result.suspended
+    assert (suspended.task, suspended.partition_ms, suspended.failures) == ("load", first_ms, 1)
+    assert isinstance(suspended.error, ResourceShortage)
+    assert suspended.error.errno == errno.EMFILE
+    assert result.next_due_ms == suspended.retry_ms == clock.now_ms() + 1_000
+    short = False
+    assert store.tick().fired == 0
+    clock.advance(1_000)
+    result = store.tick()
+    assert (result.fired, result.suspended) == (1, ())
+    assert sorted(payloads(store, "t")) == [b"0", b"1", b"2"]
+
+
+@pytest.mark.parametrize("error", [shortage, MemoryError, lambda: RuntimeError("unforeseen")])
+def test_a_log_that_cannot_be_fired_holds_up_no_other_topic_and_is_tried_again_with_growing_pauses(
+    open_store: OpenStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, error: Callable[[], BaseException]
+) -> None:
+    """Three topics of one partition, one of which raises: the two others are fired, it is after 1, 2, 4 ... 30 s."""
+    store = open_store(config=StoreConfig(partition_ms=HOUR_MS))
+    for name in "abc":
+        store.topic(name).subscribe("s").close()
+        store.topic(name).send(name.encode(), deliver_after=1)
+    failing = [True]
+    fail_for(monkeypatch, topic_id_of(store, "b"), error, failing)
+    clock.advance(1_000)
+    began_ms, pauses = clock.now_ms(), []
+    assert store.tick().fired == 2
+    assert payloads(store, "a", "c") == [b"a", b"c"]
+    for failures in range(1, 8):
+        (found,) = store.suspended()
+        assert (found.task, found.topic, found.since_ms, found.failures) == (
+            "fire", FULL_NAME + "b", began_ms, failures)  # fmt: skip
+        pauses.append(found.retry_ms - clock.now_ms())
+        clock.set(found.retry_ms - 1)
+        store.tick()
+        assert store.suspended() == [found]
+        clock.advance(1)
+        assert store.tick().next_due_ms > clock.now_ms()  # type: ignore[operator]
+    assert pauses == [1_000, 2_000, 4_000, 8_000, 16_000, 30_000, 30_000]
+    failing[0] = False
+    clock.advance(30_000)
+    assert (store.tick().fired, store.suspended()) == (1, [])
+    assert payloads(store, "b") == [b"b"]
+
+
+def test_a_main_log_that_cannot_be_written_holds_up_none_that_is_fired_with_it(
+    open_store: OpenStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of five logs of a commit makes it fail: each is tried alone, and that one is suspended."""
+    store = open_store(config=StoreConfig(partition_ms=HOUR_MS))
+    for name in "abcde":
+        store.topic(name).subscribe("s").close()
+        store.topic(name).send(name.encode(), deliver_after=1)
+    append, damaged = ManagedLedger.append_markers, topic_id_of(store, "c")
+
+    def appending(log: ManagedLedger, transaction: Transaction, *arguments: Any) -> Any:
+        if log.topic_id == damaged:
+            raise DamagedStore(store.path, "a page of it cannot be read")
+        return append(log, transaction, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ManagedLedger, "append_markers", appending)
+        clock.advance(1_000)
+        result = store.tick()
+        assert (result.fired, [found.topic for found in result.suspended]) == (4, [FULL_NAME + "c"])
+        assert payloads(store, *"abcde") == [b"a", b"b", b"d", b"e"]
+    clock.advance(1_000)
+    assert store.tick().fired == 1
+    assert payloads(store, *"abcde") == [b"c"]
+
+
+def test_a_partition_with_a_suspended_log_is_not_closed_and_is_once_that_has_fired(
+    open_store: OpenStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its end has passed and nobody is fired any more but that log: the tick ends, and says when to go on."""
+    store = open_store(config=CONFIG)
+    for name in "ab":
+        store.topic(name).subscribe("s").close()
+        store.topic(name).send(name.encode(), deliver_after=1)
+    failing = [True]
+    fail_for(monkeypatch, topic_id_of(store, "a"), shortage, failing)
+    clock.advance(2 * HOUR_MS)
+    result = store.tick()
+    assert (result.fired, result.closed, result.next_due_ms) == (1, 0, clock.now_ms() + 1_000)
+    failing[0] = False
+    clock.advance(1_000)
+    result = store.tick()
+    assert (result.fired, result.closed) == (1, 1)
+    assert payloads(store, *"ab") == [b"a", b"b"]
+
+
+def test_a_deleted_topic_is_not_suspended_any_more(
+    open_store: OpenStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing of it is tried again, and its partition closes."""
+    store = open_store(config=CONFIG)
+    store.topic("a").send(b"a", deliver_after=1)
+    fail_for(monkeypatch, topic_id_of(store, "a"), shortage, [True])
+    clock.advance(1_000)
+    assert len(store.tick().suspended) == 1
+    store.delete_topic("a")
+    assert store.suspended() == []
+    clock.advance(2 * HOUR_MS)
+    assert store.tick().closed == 1
+
+
+def test_one_schedule_that_fails_holds_up_no_other(
+    open_store: OpenStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The occurrences of the others go on, its own when it can be written again."""
+    store = open_store(config=StoreConfig(partition_ms=HOUR_MS))
+    topic = store.topic("t")
+    topic.subscribe("s").close()
+    for name in "abc":
+        topic.every(name, interval=60, payload=name.encode())
+    recurring = store._engine.recurring
+    advance = recurring._advance
+
+    def advancing(key: tuple[int, str], now_ms: int) -> None:
+        if key[1] == "b":
+            raise shortage()
+        advance(key, now_ms)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(recurring, "_advance", advancing)
+        clock.advance(60_000)
+        result = store.tick()
+        assert [(found.task, found.schedule) for found in result.suspended] == [("recur", "b")]
+        assert result.next_due_ms == clock.now_ms() + 1_000
+        clock.advance(60_000)
+        store.tick()
+    assert sorted(payloads(store, "t")) == [b"a", b"a", b"b", b"c", b"c"]
+    clock.advance(60_000)
+    store.tick()
+    assert sorted(payloads(store, "t")) == [b"a", b"c"]  # the one that was missed does not come
+    clock.advance(60_000)
+    store.tick()
+    assert sorted(payloads(store, "t")) == [b"a", b"b", b"c"]
+
+
+def test_a_partition_that_cannot_be_removed_holds_up_no_other(
+    open_store: OpenStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two partitions that nobody needs one is removed now and the other a second later."""
+    store = open_store(config=StoreConfig(partition_ms=HOUR_MS, ledger_max_entries=1))
+    topic = store.topic("t")
+    topic.subscribe("s").close()
+    topic.send_batch([Message(b"%d" % hour, deliver_after=3600 * hour) for hour in (1, 2)])
+    first_ms = store.partitions()[0].start_ms
+    maintenance = store._engine.maintenance
+    delete_one = maintenance._delete_one
+
+    def deleting(partition: Any) -> bool:
+        if partition.start_ms == first_ms:
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return delete_one(partition)
+
+    clock.advance(4 * HOUR_MS)
+    with monkeypatch.context() as patch:
+        patch.setattr(maintenance, "_delete_one", deleting)
+        payloads(store, "t")
+        clock.advance(500)
+        store.tick()
+        assert [(found.task, found.partition_ms) for found in store.suspended()] == [("delete", first_ms)]
+        assert [partition.start_ms for partition in store.partitions()] == [first_ms]
+    clock.advance(1_000)
+    assert store.tick().deleted == 1
+    assert store.partitions() == []
+
+
+def test_a_snapshot_that_fails_for_another_reason_than_room_is_tried_again(
+    open_store: OpenStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its partition's snapshots are suspended, the tick ends, and the one that is tried a second later is written."""
+    store = open_store(config=StoreConfig(partition_ms=HOUR_MS, snapshot_every_entries=10))
+    topic = store.topic("t")
+    topic.subscribe("s").close()
+    topic.send(b"first", deliver_after=1)
+    clock.advance(1_000)
+    store.tick()
+    topic.send_batch([Message(b"%d" % number, deliver_after=60) for number in range(20)])
+
+    def raising(*_: object) -> None:
+        raise shortage()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(saving, "write_snapshots", raising)
+        assert [found.task for found in store.tick().suspended] == ["snapshot"]
+    assert store.tick().snapshots == 0
+    clock.advance(1_000)
+    result = store.tick()
+    assert (result.snapshots, result.suspended) == (1, ())
+
+
+def test_what_is_suspended_is_in_stats_check_metrics_and_the_log(
+    open_store: OpenStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each says what, why and since when; none does once it goes on."""
+    store = open_store(config=StoreConfig(partition_ms=HOUR_MS))
+    store.topic("t").send(b"a", deliver_after=1)
+    failing = [True]
+    fail_for(monkeypatch, topic_id_of(store, "t"), shortage, failing)
+    clock.advance(1_000)
+    since_ms = clock.now_ms()
+    store.tick()
+    clock.advance(500)
+    assert store.stats().suspended == tuple(store.suspended()) != ()
+    (finding,) = store.check()
+    assert (finding.code, finding.severity) == ("suspended", "error")
+    assert f"topic {FULL_NAME}t" in finding.address
+    assert f"since {since_ms}" in finding.message
+    assert "Too many open files" in finding.message
+    assert store._engine.metrics is not None
+    counted, lasting = (store._engine.metrics.observe(name) for name in (SUSPENDED, SUSPENDED_TIME))
+    assert [(each.value, each.attributes["duelog.task"]) for each in (*counted, *lasting) if each.attributes] == [
+        (1, "fire"),
+        (0.5, "fire"),
+    ]
+    (record,) = caplog.records
+    assert (record.name, record.levelname, record.exc_info is not None) == ("duelog.maintenance", "ERROR", True)
+    assert "Too many open files" in record.getMessage()
+    failing[0] = False
+    clock.advance(500)
+    store.tick()
+    assert (store.stats().suspended, list(store.check()), store._engine.metrics.observe(SUSPENDED)) == ((), [], [])
+    assert "goes on, after 1000 ms" in caplog.records[-1].getMessage()
+
+
+def test_nothing_is_printed_where_logging_is_not_configured() -> None:
+    """The logger of the library has a handler that drops what nobody wants."""
+    assert any(isinstance(handler, logging.NullHandler) for handler in logging.getLogger("duelog").handlers)
+
+
+# -- the thread ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def threaded(open_store: OpenStore) -> Callable[[], tuple[DelayedStore, WatchedManualClock]]:
+    """A store with a background thread on a clock that tests move, and that tells of those who wait by it."""
+
+    def open_() -> tuple[DelayedStore, WatchedManualClock]:
+        clock = WatchedManualClock(START_MS)
+        return open_store(config=StoreConfig(partition_ms=HOUR_MS, background=True), clock_=clock), clock
+
+    return open_
+
+
+def in_next_tick(store: DelayedStore, error: BaseException, times: int = 1) -> threading.Event:
+    """Have the next ticks raise where no part can be told; set once the last of them has."""
+    maintenance, raised = store._engine.maintenance, threading.Event()
+    original, left = maintenance._next_due_ms, [times]
+
+    def raising(now_ms: int) -> int | None:
+        if left[0]:
+            left[0] -= 1
+            if not left[0]:
+                raised.set()
+            raise error
+        return original(now_ms)
+
+    maintenance._next_due_ms = raising  # type: ignore[method-assign]
+    return raised
+
+
+@pytest.mark.parametrize("error", [shortage(), MemoryError(), RuntimeError("unforeseen")])
+def test_the_scheduler_outlives_an_error_of_any_kind(
+    threaded: Callable[[], tuple[DelayedStore, WatchedManualClock]], error: Exception
+) -> None:
+    """A tick that fails as a whole is tried again a second later, and what is due is fired."""
+    store, clock = threaded()
+    topic = store.topic("t")
+    topic.subscribe("s").close()
+    raised = in_next_tick(store, error)
+    topic.send(b"a", deliver_after=1)
+    assert raised.wait(LIMIT_S)
+    with topic.subscribe("s") as consumer, ThreadPoolExecutor(1) as pool:
+        while not store.suspended():  # the thread is about to say so
+            assert raised.wait(LIMIT_S)
+        assert [found.task for found in store.suspended()] == ["upkeep"]
+        receiving = pool.submit(_patiently, consumer)
+        while not receiving.done():
+            clock.advance(1_000)
+        assert receiving.result() == [b"a"]
+    assert store.suspended() == []
+
+
+def _patiently(consumer: Subscription) -> list[bytes]:
+    """Receive, whatever is raised meanwhile."""
+    while True:
+        try:
+            return [message.payload for message in consumer.receive(1)]
+        except DuelogError:
+            continue
+
+
+@pytest.mark.parametrize(
+    "error", [BrokenInvariant("memory is not what it should be"), AssertionError("what must be is not"), SystemExit(1)]
+)
+def test_an_error_after_which_nothing_can_go_on_is_raised_by_every_waiting_and_later_call(
+    threaded: Callable[[], tuple[DelayedStore, WatchedManualClock]],
+    caplog: pytest.LogCaptureFixture,
+    error: BaseException,
+) -> None:
+    """A receiver that waits for ever is woken; it, a later receive, send and tick raise StoreFailed with the cause."""
+    store, clock = threaded()
+    topic = store.topic("t")
+    consumer = topic.subscribe("s")
+    with waiting(consumer, clock) as received:
+        in_next_tick(store, error)
+        store._engine.wake()
+        with pytest.raises(StoreFailed) as caught:
+            received.result(LIMIT_S)
+    assert caught.value.__cause__ is error
+    for call in (consumer.receive, lambda: topic.send(b"a", deliver_after=1), store.tick):
+        with pytest.raises(StoreFailed):
+            call()
+    (found,) = store.suspended()
+    assert (found.task, found.since_ms, found.error) == ("store", START_MS, caught.value)
+    store._engine.scheduler._thread.join(LIMIT_S)  # type: ignore[union-attr]
+    assert ("duelog.scheduler", "CRITICAL") in {(record.name, record.levelname) for record in caplog.records}
+    store.close()
+
+
+def test_a_receiver_is_woken_when_a_commit_of_another_thread_has_failed(
+    threaded: Callable[[], tuple[DelayedStore, WatchedManualClock]],
+) -> None:
+    """It waits for ever, and raises what the sender of a message without a delay was told."""
+    store, clock = threaded()
+    topic = store.topic("t")
+    topic.send(b"first", deliver_after=HOUR_MS)
+    with waiting(topic.subscribe("s"), clock) as received:
+        store._engine.main.fail(OSError(errno.EIO, "Input/output error"))
+        with pytest.raises(StoreFailed, match="Input/output error"):
+            received.result(LIMIT_S)
+    store.close()
