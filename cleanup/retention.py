@@ -7,15 +7,15 @@ been acknowledged by now, so that what compaction drops is what trimming would n
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import lmdb
 
 from ..store import catalog
-from ..store.format import LedgerState
+from ..store import format as fmt
+from ..store.format import LedgerRecord, LedgerState, Table
 from ..store.names import TopicName
 from ..store.origin import Relied
-from ..store.policies import EffectivePolicies
 from ..store.policy_records import effective
 from ..store.position import Position
 
@@ -31,22 +31,39 @@ def ledgers_kept(raw: lmdb.Transaction, topic_id: int, now_ms: int) -> set[int]:
     policies = effective(raw, TopicName.parse(name))
     if not policies.retention_ms and not policies.retention_bytes:
         return set()
-    return _kept(raw, topic_id, policies, now_ms)
-
-
-def _kept(raw: lmdb.Transaction, topic_id: int, policies: EffectivePolicies, now_ms: int) -> set[int]:
     mark_deletes = [cursor.mark_delete for _, _, cursor in catalog.cursors(raw, topic_id)]
+    ledgers = catalog.ledgers(raw, topic_id)
+    return kept_of(ledgers, mark_deletes, policies.retention_ms, policies.retention_bytes, now_ms)
+
+
+def retention_by_topic(raw: lmdb.Transaction) -> dict[int, tuple[int, int]]:
+    """The policies `retention_ms` and `retention_bytes` in force, by topic id. Raises CorruptRecord."""
+    found = {}
+    for key, name in catalog.rows(raw, fmt.prefix(Table.TOPIC_NAME)):
+        policies = effective(raw, TopicName.parse(name.decode()))
+        found[fmt.trailing_u32(key)] = (policies.retention_ms, policies.retention_bytes)
+    return found
+
+
+def kept_of(
+    ledgers: Iterable[tuple[int, LedgerRecord]],
+    mark_deletes: Sequence[Position],
+    retention_ms: int,
+    retention_bytes: int,
+    now_ms: int,
+) -> set[int]:
+    """The same of a main log's (ledger id, record), with the mark-delete positions of its subscriptions."""
     passed_bytes = closed_bytes = 0  # of the ledgers after the one that is looked at
     kept = set()
-    for ledger_id, record in sorted(catalog.ledgers(raw, topic_id), reverse=True):
+    for ledger_id, record in sorted(ledgers, reverse=True):
         if record.state is LedgerState.TRIMMING:
             continue
         is_open = record.state is LedgerState.OPEN
         last = Position(ledger_id, record.entries - 1)
         passed = not is_open and all(mark_delete >= last for mark_delete in mark_deletes)
-        young = is_open or record.closed_ms + policies.retention_ms > now_ms
+        young = is_open or record.closed_ms + retention_ms > now_ms
         newer_bytes = passed_bytes if passed else closed_bytes
-        if (policies.retention_ms and young) or newer_bytes < policies.retention_bytes:
+        if (retention_ms and young) or newer_bytes < retention_bytes:
             kept.add(ledger_id)
         passed_bytes += record.stored_bytes if passed else 0
         closed_bytes += 0 if is_open else record.stored_bytes

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import lmdb
 import msgpack
@@ -122,6 +122,12 @@ class PolicyRecord(NamedTuple):
         return self._replace(subscriptions={**others, subscription: policies} if policies.fields_set() else others)
 
 
+class Rows(Protocol):
+    """A transaction of the main environment, or what was copied out of one: sealed values by key."""
+
+    def get(self, key: bytes, /) -> Any: ...
+
+
 _NOTHING = PolicyRecord()
 
 
@@ -184,13 +190,13 @@ def scopes_set(raw: lmdb.Transaction) -> list[tuple[Scope, Policies]]:
     return found
 
 
-def effective(raw: lmdb.Transaction, topic: TopicName, subscription: str | None = None) -> EffectivePolicies:
+def effective(raw: Rows, topic: TopicName, subscription: str | None = None) -> EffectivePolicies:
     """What is in force for a topic, or one of its subscriptions. Three lookups. Raises CorruptRecord."""
     return merge(*in_force(raw, topic, subscription))
 
 
 def in_force(
-    raw: lmdb.Transaction, topic: TopicName, subscription: str | None = None
+    raw: Rows, topic: TopicName, subscription: str | None = None
 ) -> tuple[tuple[tuple[str, DelayedDeliveryPolicies], ...], Mapping[str, PolicyValue]]:
     """The arguments of `merge` for a topic or subscription: equal ones have equal policies in force."""
     of_store, of_namespace, of_topic = (_read(raw, key) for key in (_STORE, topic.namespace_name, str(topic)))
@@ -213,7 +219,7 @@ def _refuse_misplaced(scope: Scope, policies: Policies) -> None:
                 raise InvalidArgument(name, set_[name], "is set for a topic or wider, not for a subscription")
 
 
-def _read(raw: lmdb.Transaction, scope_key: str) -> PolicyRecord:
+def _read(raw: Rows, scope_key: str) -> PolicyRecord:
     key = fmt.policy_key(scope_key)
     value = raw.get(key)
     return _NOTHING if value is None else PolicyRecord.unpack(fmt.unseal(key, value))

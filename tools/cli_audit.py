@@ -12,7 +12,7 @@ from ..store.directory import refuse_inside
 from ..store.errors import InvalidArgument
 from .output import printable, say, size_text, write_json, write_line, write_table
 from .traffic import Json
-from .values import duration_seconds, time_ms
+from .values import time_ms
 
 _MOST_HELD = 20
 
@@ -29,9 +29,6 @@ def audit(
         Path | None, typer.Option(metavar="DIR", help="Write audit.html, audit.json and Parquet files there.")
     ] = None,
     as_of: Annotated[str | None, typer.Option(metavar="TIME", help="Judge as if it were that time.")] = None,
-    retention: Annotated[
-        str | None, typer.Option(metavar="DURATION", help="retention_ms that the store is used with, if it is.")
-    ] = None,
     headers: Annotated[bool, typer.Option("--headers", help="Do not read payloads and pages: quicker.")] = False,
     from_parquet: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Audit what `duelog export` wrote, in place of a store.")
@@ -54,7 +51,6 @@ def audit(
 
     options: dict[str, Any] = {
         "as_of_ms": None if as_of is None else time_ms("--as-of", as_of),
-        "retention_ms": None if retention is None else int(1000 * duration_seconds("--retention", retention)),
     }
     result: Audit
     if (store is None) == (from_parquet is None):

@@ -22,6 +22,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from ..cleanup.retention import retention_by_topic
 from ..opening import Identity
 from ..store.directory import make_directory, refuse_inside, remove_tree, sync_directory
 from ..store.errors import InvalidArgument
@@ -113,10 +114,11 @@ def _export(store: Path, dest: Path, wanted: Wanted, run: Runner, progress: Prog
         _write(
             dest / "markers.parquet", (batch for each in ledgers for batch in markers_in(raw, "main", each)), MARKERS
         )
-        return identity, generations, plan_in(raw, identity.store_id, generations, wanted, claims=True)
+        plan = plan_in(raw, identity.store_id, generations, wanted, claims=True)
+        return identity, generations, plan, retention_by_topic(raw)
 
     exported_ms = time.time_ns() // 1_000_000
-    identity, generations, plan = read_sealed(store, read_main)
+    identity, generations, plan, retention = read_sealed(store, read_main)
     staging = dest / STAGING
     make_directory(staging)
     tasks = [pickle.dumps((part, str(staging))) for part in plan]
@@ -142,6 +144,7 @@ def _export(store: Path, dest: Path, wanted: Wanted, run: Runner, progress: Prog
             "partition_ms": identity.partition_ms,
             "exported_ms": exported_ms,
             "filtered": wanted != Wanted(),
+            "retention": retention,
             "tables": {name: f"{name}.parquet" for name in TABLE_SCHEMAS},
             "partitions": partitions,
             "files": [each.file._asdict() for each in sorted(found, key=lambda each: each.file.path)],

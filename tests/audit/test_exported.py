@@ -9,13 +9,14 @@ import pytest
 
 pytest.importorskip("pyarrow")
 
+from duelog import DelayedStore, ManualClock, Policies, StoreConfig
 from duelog.tools.audit import audit_store
 from duelog.tools.audit.exported import audit_export
 from duelog.tools.parquet_export import export_store
 from tests.audit import planting
 from tests.audit.planting import Plant, Victim
 from tests.audit.test_planted import SEED, unmatched
-from tests.tools.command_line import json_of, refused
+from tests.tools.command_line import PAST_MS, json_of, refused
 
 VISIBLE: list[Plant] = [
     planting.lost_where_markers_were_trimmed,
@@ -48,6 +49,24 @@ def test_the_audit_of_an_export_is_that_of_its_store(healthy: tuple[Path, int], 
     ours = audit_export(tmp_path / "export", as_of_ms=now_ms)
     first_day = [row for row in there.retention if row.day_ms == there.retention[0].day_ms]
     assert [row for row in ours.retention if row.day_ms == first_day[0].day_ms] == first_day
+
+
+def test_an_export_says_what_retention_keeps(tmp_path: Path) -> None:
+    """By the policies that the store had; the audit of it says the same as that of the store."""
+    clock, path = ManualClock(PAST_MS), tmp_path / "store"
+    config = StoreConfig(partition_ms=1_000, ledger_max_entries=1, background=False)
+    with DelayedStore.open(path, config, clock=clock) as store:
+        store.set_policies(Policies(retention_ms=5_000), topic="t")
+        with store.topic("t").subscribe("s") as consumer:
+            store.topic("t").send(b"x", deliver_after=0.5)
+            clock.advance(2_000)
+            consumer.ack(consumer.receive(1), durable=True)
+            store.tick()
+    export_store(path, tmp_path / "export")
+    for as_of_ms, why in ((PAST_MS + 6_000, "retention keeps it until"), (PAST_MS + 9_000, "does not keep it")):
+        (held,) = audit_export(tmp_path / "export", as_of_ms=as_of_ms).held
+        assert why in held.explanation
+        assert audit_store(path, as_of_ms=as_of_ms).held == [held]
 
 
 def test_damage_that_was_exported_is_found(healthy: tuple[Path, int], tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from duelog import DelayedStore, ManualClock, Message, StoreConfig
 from duelog.tools.audit import audit_store
 from duelog.tools.compaction import compact_store
+from tests.tools.command_line import ok
 
 HOUR_MS = 3_600_000
 START_MS = 1_790_000_000_000 // HOUR_MS * HOUR_MS
@@ -160,7 +161,7 @@ def test_the_tables_say_what_was_done(tmp_path: Path) -> None:
 
 
 def test_retention_and_as_of_decide_what_should_have_gone(tmp_path: Path) -> None:
-    """A partition that everybody has passed is kept by retention until that is over at the time of the audit."""
+    """A partition that everybody has passed is kept by what the store itself says of retention, by age or bytes."""
     clock = ManualClock(START_MS)
     config = StoreConfig(partition_ms=HOUR_MS, retention_ms=10 * HOUR_MS, ledger_max_entries=2, background=False)
     with DelayedStore.open(tmp_path / "s", config, clock=clock) as store:
@@ -172,8 +173,10 @@ def test_retention_and_as_of_decide_what_should_have_gone(tmp_path: Path) -> Non
         store.tick()
     now_ms, path = clock.now_ms(), tmp_path / "s"
     assert [row.reason for row in audit_store(path, as_of_ms=now_ms).held] == ["retention"]
-    kept = audit_store(path, as_of_ms=now_ms + HOUR_MS, retention_ms=10 * HOUR_MS)
-    assert ([row.reason for row in kept.held], kept.findings) == (["retention"], [])
-    late = audit_store(path, as_of_ms=now_ms + 11 * HOUR_MS, retention_ms=10 * HOUR_MS)
-    assert [found.code for found in late.findings] == ["not-deleted"]
+    for later_ms, why in ((HOUR_MS, "retention keeps it until 2026-"), (11 * HOUR_MS, "retention does not keep it")):
+        judged = audit_store(path, as_of_ms=now_ms + later_ms)
+        assert ([row.reason for row in judged.held], judged.findings) == (["retention"], [])
+        assert why in judged.held[0].explanation
+    ok("policies", "set", path, "--topic", "t", "--retention", "0", "--retention-bytes", "1000")
+    assert "the newest 1,000 bytes" in audit_store(path, as_of_ms=now_ms + 11 * HOUR_MS).held[0].explanation
     assert audit_store(path, as_of_ms=START_MS).held == []

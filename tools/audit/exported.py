@@ -43,7 +43,7 @@ _COLUMNS = [
 ]  # fmt: skip
 
 
-def audit_export(path: Path, *, as_of_ms: int | None = None, retention_ms: int | None = None) -> Audit:
+def audit_export(path: Path, *, as_of_ms: int | None = None) -> Audit:
     """Audit the export in `path`, by the time that it was made, or as of another.
 
     Raises InvalidArgument for what is no export, FormatMismatch, DamagedStore for a file that is not as it was written.
@@ -68,7 +68,7 @@ def audit_export(path: Path, *, as_of_ms: int | None = None, retention_ms: int |
         gathering.take(PartitionResult(start_ms, "", int(partition.get("file_bytes", 0)), logs, []), "whole")
     audit.findings += marker_findings(facts)
     audit.findings += holder_findings(facts)
-    judged = judge_holding(facts, gathering.pending, as_of_ms, retention_ms)
+    judged = judge_holding(facts, gathering.pending, as_of_ms)
     audit.held = [row for row in judged.rows if row.reason != "pending"]
     audit.findings += [found for _, found in judged.findings]
     audit.topics = facts.topic_rows()
@@ -84,6 +84,8 @@ class _Facts:
         self._export = export
         self._audit = audit
         self._span_ms = int(export.manifest["partition_ms"])
+        retention = export.manifest.get("retention", {})  # exports of earlier versions say nothing of it
+        self._retention = {int(topic_id): (int(ms), int(size)) for topic_id, (ms, size) in retention.items()}
         self._acked: dict[int, dict[int, bytes]] = {}
 
     def _rows(self, table: str) -> list[dict[str, Any]]:
@@ -145,6 +147,7 @@ class _Facts:
             if row["topic"] is None or row["state"] == "trimming":
                 continue
             topic = facts.topics.setdefault(row["topic_id"], TopicFacts(row["topic_id"], row["topic"]))
+            topic.retention = self._retention.get(topic.topic_id)
             state = LedgerState[row["state"].upper()]
             record = LedgerRecord(row["created_ms"], row["closed_ms"], row["entries"], row["stored_bytes"], state)
             runs = markers.get(row["ledger_id"], [])

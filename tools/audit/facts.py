@@ -7,6 +7,7 @@ finding, and what depends on it is not judged.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
@@ -17,7 +18,7 @@ from ...cleanup.claims import acknowledged_by_all
 from ...partitions.timespan import directory_name
 from ...store import format as fmt
 from ...store.environment import Environment
-from ...store.errors import CorruptEntry
+from ...store.errors import CorruptEntry, FormatMismatch, InvalidArgument
 from ...store.format import (
     CorruptRecord,
     CursorRecord,
@@ -28,6 +29,8 @@ from ...store.format import (
     Table,
 )
 from ...store.ledger import find_tail
+from ...store.names import TopicName
+from ...store.policy_records import effective
 from ...store.run import RunKind
 from ...store.scan import runs
 from .marks import MarkerRun, Marks, TopicMarkers, copy_markers
@@ -61,6 +64,8 @@ class TopicFacts:
     """Whether every run of the kept ledgers could be read."""
     subscriptions: list[tuple[str, CursorRecord]] = field(default_factory=list)
     marks: dict[int, list[Marks]] = field(default_factory=dict)
+    retention: tuple[int, int] | None = None
+    """The policies `retention_ms` and `retention_bytes` in force; None: not known."""
 
     @property
     def kept_since_ms(self) -> int:
@@ -262,9 +267,13 @@ class _Reader:
             topic_id = fmt.trailing_u32(key)
             facts.topics[topic_id] = TopicFacts(topic_id, f"topic {topic_id}")
 
+        sealed = dict(self._copied.rows.get(Table.POLICY, []))
         for key, name in self._read(Table.TOPIC_NAME, bytes, unnamed):
             topic_id = fmt.trailing_u32(key)
-            facts.topics[topic_id] = TopicFacts(topic_id, name.decode(errors="replace"))
+            topic = facts.topics[topic_id] = TopicFacts(topic_id, name.decode(errors="replace"))
+            with suppress(CorruptRecord, FormatMismatch, InvalidArgument):
+                policies = effective(sealed, TopicName.parse(topic.name))
+                topic.retention = policies.retention_ms, policies.retention_bytes
 
     def _withdrawn(self) -> None:
         facts = self._facts

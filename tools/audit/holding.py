@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from ...store.format import CursorRecord, LedgerState, PartitionRecord, PartitionState
+from ...cleanup.retention import kept_of
+from ...store.format import CursorRecord, LedgerRecord, LedgerState, PartitionRecord, PartitionState
+from ...store.message import MAX_DUE_MS
 from ...store.position import Position
 from ..values import iso_time
 from .catalog_findings import trimmed_past, unreleased
-from .facts import KeptLedger, StoreFacts, partition_name
+from .facts import KeptLedger, StoreFacts, TopicFacts, partition_name
 from .tables import AuditFinding, HeldRow, finding
 
 
@@ -21,13 +23,10 @@ class Judged(NamedTuple):
     """(start, finding) of each partition that should have been deleted."""
 
 
-def judge_holding(
-    facts: StoreFacts, pending: Mapping[tuple[int, int], int], as_of_ms: int, retention_ms: int | None
-) -> Judged:
+def judge_holding(facts: StoreFacts, pending: Mapping[tuple[int, int], int], as_of_ms: int) -> Judged:
     """Every partition that ended by `as_of_ms`, and what holds it.
 
-    pending: messages by (topic id, start) that have not fired. retention_ms: `StoreConfig.retention_ms`, which the
-    store does not know; None: what everybody has passed may be kept by it.
+    pending: messages by (topic id, start) that have not fired.
     """
     judged = Judged([], [])
     for start_ms, record in facts.partitions.items():
@@ -36,7 +35,7 @@ def judge_holding(
         if record.state is PartitionState.OPEN:
             judged.rows.extend(_open(facts, start_ms, pending))
             continue
-        rows, why_not = _closed(facts, start_ms, record, as_of_ms, retention_ms)
+        rows, why_not = _closed(facts, start_ms, record, as_of_ms)
         judged.rows.extend(rows)
         if not rows:
             address = f"partition {partition_name(start_ms)}"
@@ -56,9 +55,7 @@ def _open(facts: StoreFacts, start_ms: int, pending: Mapping[tuple[int, int], in
         yield HeldRow(name, "", "pending", "", 0, 0, "everything has fired: the next tick of an open store closes it")
 
 
-def _closed(
-    facts: StoreFacts, start_ms: int, record: PartitionRecord, as_of_ms: int, retention_ms: int | None
-) -> tuple[list[HeldRow], str]:
+def _closed(facts: StoreFacts, start_ms: int, record: PartitionRecord, as_of_ms: int) -> tuple[list[HeldRow], str]:
     """What holds a closed partition; no rows: nothing does, and why it should have gone."""
     name = partition_name(start_ms)
     ledgers = {frontier.ledger_id for (_, start), frontier in facts.frontiers.items() if start == start_ms}
@@ -74,7 +71,7 @@ def _closed(
     holders = unreleased(facts, start_ms)
     passed = []
     for topic_id in holders:
-        held, why_not = _topic(facts, topic_id, start_ms, name, as_of_ms, retention_ms)
+        held, why_not = _topic(facts, topic_id, start_ms, name, as_of_ms)
         rows += held
         if not held:
             passed.append(why_not)
@@ -84,9 +81,7 @@ def _closed(
     return rows, f"every topic has released it{counted}"
 
 
-def _topic(
-    facts: StoreFacts, topic_id: int, start_ms: int, name: str, as_of_ms: int, retention_ms: int | None
-) -> tuple[list[HeldRow], str]:
+def _topic(facts: StoreFacts, topic_id: int, start_ms: int, name: str, as_of_ms: int) -> tuple[list[HeldRow], str]:
     topic = facts.topics[topic_id]
     ledger_id = facts.frontiers[topic_id, start_ms].marker_ledger
     if trimmed_past(facts, topic_id, ledger_id):
@@ -113,13 +108,23 @@ def _topic(
         why = f"its last marker is in ledger {ledger_id}, which is still written to: it is closed by size or age"
         return [HeldRow(name, topic.name, "open ledger", "", ledger_id, 0, why)], ""
     closed = f"everybody has passed ledger {ledger_id}, closed {iso_time(ledger.record.closed_ms)}"
-    if retention_ms is None:
-        why = f"{closed}: retention keeps it, or the next tick of an open store removes it"
-    elif ledger.record.closed_ms + retention_ms > as_of_ms:
-        why = f"{closed}; retention keeps it until {iso_time(ledger.record.closed_ms + retention_ms)}"
-    else:
-        return [], f"{topic.name}: {closed}, and its retention is over"
+    why = f"{closed}: {_retention(topic, ledger_id, ledger.record, as_of_ms)}"
     return [HeldRow(name, topic.name, "retention", "", ledger_id, 0, why)], ""
+
+
+def _retention(topic: TopicFacts, ledger_id: int, record: LedgerRecord, as_of_ms: int) -> str:
+    """Why a ledger that everybody has passed is still there. Whether there was a tick since, the store does not say."""
+    if topic.retention is None:
+        return "retention keeps it, or the next tick of an open store removes it"
+    retention_ms, retention_bytes = topic.retention
+    known = [(each.ledger_id, each.record) for each in topic.ledgers if each.record is not None]
+    mark_deletes = [cursor.mark_delete for _, cursor in topic.subscriptions]
+    if ledger_id not in kept_of(known, mark_deletes, retention_ms, retention_bytes, as_of_ms):
+        return "retention does not keep it, and the next tick of an open store removes it"
+    if retention_ms and record.closed_ms + retention_ms > as_of_ms:
+        until_ms = record.closed_ms + retention_ms
+        return f"retention keeps it until {iso_time(until_ms)}" if until_ms <= MAX_DUE_MS else "it is kept for ever"
+    return f"retention keeps it among the newest {retention_bytes:,} bytes"
 
 
 def _behind(ledgers: list[KeptLedger], last: int, cursor: CursorRecord) -> int:

@@ -52,7 +52,6 @@ def audit_store(
     path: Path,
     *,
     as_of_ms: int | None = None,
-    retention_ms: int | None = None,
     verify: bool = True,
     run: Runner = run_here,
     progress: Progress | None = None,
@@ -60,9 +59,9 @@ def audit_store(
 ) -> Audit:
     """Audit the store in `path`, beside a process that has it open too; nothing is changed.
 
-    as_of_ms: the time to judge by; None: now, or the store's clock where that is ahead. retention_ms: what the store
-    is used with, if known. verify: read every page and body of sealed partitions; else headers only. patience_s: how
-    long an unfinished snapshot is watched. O(bytes), without `verify` O(headers).
+    as_of_ms: the time to judge by; None: now, or the store's clock where that is ahead. verify: read every page and
+    body of sealed partitions; else headers only. patience_s: how long an unfinished snapshot is watched. O(bytes),
+    without `verify` O(headers).
     Not for the process that has the store open itself. Raises InvalidArgument for that one, and for a path that holds
     no store; FormatMismatch; DamagedStore where main cannot be opened.
     """
@@ -84,7 +83,7 @@ def audit_store(
         gathering = Gathering(facts, audit)
         _partitions(path, main, identity.store_id, facts, gathering, (as_of_ms, verify, run, progress, patience_s))
         audit.findings += _directories(path, main, facts, patience_s)
-        _conclude(main, facts, gathering, as_of_ms, retention_ms)
+        _conclude(main, facts, gathering, as_of_ms)
     return audit
 
 
@@ -211,15 +210,13 @@ def _directories(path: Path, main: Environment, facts: StoreFacts, patience_s: f
     return found
 
 
-def _conclude(
-    main: Environment, facts: StoreFacts, gathering: Gathering, as_of_ms: int, retention_ms: int | None
-) -> None:
+def _conclude(main: Environment, facts: StoreFacts, gathering: Gathering, as_of_ms: int) -> None:
     """What needs no partition, or all of them."""
     audit = gathering.audit
     audit.findings += marker_findings(facts)
     audit.findings += holder_findings(facts)
     audit.findings += set_aside_findings(facts, audit.findings)
-    judged = judge_holding(facts, gathering.pending, as_of_ms, retention_ms)
+    judged = judge_holding(facts, gathering.pending, as_of_ms)
     audit.held = judged.rows
     audit.findings += [
         found for start_ms, found in judged.findings if _as_before(main, start_ms, facts.partitions[start_ms])
