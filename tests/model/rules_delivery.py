@@ -11,7 +11,7 @@ from hypothesis.stateful import precondition, rule
 
 from duelog import MessageId, ReceivedMessage
 from duelog.dispatcher import SubscriptionType
-from duelog.errors import ConsumerBusy, InvalidArgument, UnknownSubscription, UnknownTopic
+from duelog.errors import ConsumerBusy, DelayTooLong, InvalidArgument, UnknownSubscription, UnknownTopic
 
 from .drawing import HANDING_OUT, INLINE_DELAYS, KINDS, NAMES, PICK, PICKS, STORING, TAKING_BACK, TOPICS, only, pick
 from .driver import PAYLOAD
@@ -264,11 +264,17 @@ class DeliveryRules(Machine):
     def retry_later(self, which: int, number: int, ms: int) -> None:
         consumer = pick([consumer for consumer in self.consumers if consumer.received], which)
         place, _, message = pick(consumer.received, number)
+        now_ms = self.twin.now_ms
+        dues = self.twin.policies.dues(consumer.topic.name, [now_ms + ms], now_ms, retry=True)
+        if dues is None:
+            with pytest.raises(DelayTooLong):
+                consumer.face.retry_later(message, ms / 1000)
+            return
         new_id = consumer.face.retry_later(message, ms / 1000)
         now_ms = self.twin.now_ms
         new = TwinMessage(
             int(message.payload),
-            now_ms + ms,
+            dues[0],
             now_ms,
             new_id,
             addressee=consumer.twin.name,
