@@ -10,6 +10,8 @@ that a line that the child wrote is read whatever kills it afterwards:
     ["hit", point]                          a failpoint was reached; the child may die right after it
     ["clock", ms]                           the simulated clock was moved
     ["sent", topic, [[ledger, entry, payload], ...]]        send or send_batch has returned
+    ["numbering", topic, first, [[due, payload], ...]]      a numbered producer is about to send these
+    ["numbered", topic, first, count]                       it has returned: each of them is stored
     ["got", topic, subscription, [[ledger, entry, at ledger, at entry, payload], ...]]
     ["acked", topic, subscription, [[ledger, entry], ...]]  ack(durable=True) has returned
     ["taking", topic, [ledger, entry], payload, "cancel" or "move"]   about to be cancelled or rescheduled
@@ -19,7 +21,7 @@ that a line that the child wrote is read whatever kills it afterwards:
     ["done"]                                the child was not killed
     ["exit", status]                        from the server: what waitpid(2) said
 
-Time is an argument: a round is given the time at which its clock begins.
+Time is an argument: a round is given the time at which its clock begins, and how far firing goes ahead of it.
 """
 
 from __future__ import annotations
@@ -100,13 +102,16 @@ def say(*fact: object) -> None:
         os.write(1, json.dumps(fact, separators=(",", ":")).encode() + b"\n")
 
 
-def arm(point: str | None, count: int) -> None:
-    """Have every failpoint say that it was hit, and `point` kill this process the `count`-th time."""
+def arm(point: str | None, count: int, among_numbers: bool) -> None:
+    """Have every failpoint say that it was hit, and `point` kill this process the `count`-th time.
+
+    among_numbers: only hits while a numbered producer sends are counted.
+    """
     left = [count]
 
     def hit(name: str) -> None:
         say("hit", name)
-        if name == point:
+        if name == point and (Worker.numbering or not among_numbers):
             left[0] -= 1
             if not left[0]:
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -137,8 +142,19 @@ def look_for_litter(store: DelayedStore) -> None:
         say("trouble", f"check: {finding}")
 
 
+class LeadingClock(ManualClock):
+    """A clock that is moved, and lets be written what is due in a moment."""
+
+    def __init__(self, now_ms: int, lead_ms: int) -> None:
+        super().__init__(now_ms)
+        self.lead_ms = lead_ms
+
+
 class Worker:
     """One round's work on an open store."""
+
+    numbering = False
+    """Whether a numbered producer is sending."""
 
     def __init__(self, store: DelayedStore, clock: ManualClock, request: dict[str, Any]) -> None:
         self.store = store
@@ -149,6 +165,9 @@ class Worker:
         self.sent = 0
         self.recent: list[tuple[str, MessageId, str]] = []
         """Topic, id and payload of messages that were sent in this round, and have not been taken back."""
+        self.numbers = random.Random(f"numbers {self.tag}")
+        self.following: dict[str, int] = request.get("following", {})
+        """By topic, the first number of its producer that was never used."""
         self.topics = [store.topic(name) for name in TOPICS]
         self.intake = store._engine.intake
         self.unheard = store.topic(UNHEARD)
@@ -170,6 +189,8 @@ class Worker:
         if self.more:
             self._set_up_more()
         for step in range(steps):
+            if self.numbers.random() < 0.25:
+                self._send_new_numbers()
             if not threads or self.random.random() < 0.3:
                 self._send(self.random, self.tag)
             if self.random.random() < 0.6:
@@ -255,6 +276,36 @@ class Worker:
             say("sent", name, [[*id_, text] for id_, text in rows])
             self.recent.extend((name, id_, text) for id_, text in rows)
 
+    def _send_new_numbers(self) -> None:
+        """A batch of a numbered producer, for the main log and several partitions."""
+        name = self.numbers.choice(TOPICS)
+        first = self.following.get(name, 0)
+        rows: list[tuple[int, str]] = []
+        for number in range(first, first + self.numbers.choice((2, 5, 8))):
+            wait_ms = self.numbers.choice((0, 1_000, self.numbers.randrange(1, 4 * SPAN_MS)))
+            rows.append((self.clock.now_ms() + wait_ms, f"{name} number {number}"))
+        self.following[name] = first + len(rows)
+        self._send_numbers(name, first, rows)
+
+    def send_again(self, unanswered: dict[str, list[tuple[int, int, str]]]) -> None:
+        """Send every number again of which it is not known whether it is stored, in other batches than before."""
+        for name, rows in unanswered.items():
+            at = 0
+            while at < len(rows):
+                few = rows[at : at + self.numbers.choice((1, 1, 1, 3))]
+                together = [row for ahead, row in enumerate(few) if row[0] == few[0][0] + ahead]
+                at += len(together)
+                self._send_numbers(name, together[0][0], [(due_ms, text) for _, due_ms, text in together])
+
+    def _send_numbers(self, name: str, first: int, rows: list[tuple[int, str]]) -> None:
+        say("numbering", name, first, rows)
+        messages = [Message(text.encode(), deliver_at=due_ms) for due_ms, text in rows]
+        Worker.numbering = True
+        ids = self.store.topic(name).producer("numbered").send_batch(messages, first_sequence_id=first)
+        Worker.numbering = False
+        say("sent", name, [[*id_, text] for id_, (_, text) in zip(ids, rows, strict=True) if id_ is not None])
+        say("numbered", name, first, len(rows))
+
     def _take_back(self, topic_name: str, message_id: MessageId, text: str) -> None:
         topic = self.topics[TOPICS.index(topic_name)]
         if self.random.random() < 0.5:
@@ -262,7 +313,7 @@ class Worker:
             say("taken", topic_name, message_id, text, None, topic.cancel(message_id))
             return
         say("taking", topic_name, message_id, text, "move")
-        after = self.random.choice((0.0, 1.0, 45.0, 200.0))
+        after = self.random.choice((0.0, 0.002, 1.0, 45.0, 200.0))
         new = topic.reschedule(message_id, deliver_after=after)
         say("taken", topic_name, message_id, text, new, new is not None)
         if new is not None:
@@ -337,17 +388,18 @@ def _text(message: Message | ReceivedMessage) -> str:
 def run(request: dict[str, Any]) -> None:
     """One round: open, look, work, and close or just end."""
     say("pid", os.getpid())
-    clock = ManualClock(request["now_ms"])
+    clock = LeadingClock(request["now_ms"], request.get("lead_ms", 0))
     if request.get("mutant"):
         sys.path.insert(0, str(Path(__file__).parent))
         import kill_mutants  # type: ignore[import-not-found]  # noqa: PLC0415  # patches this process only, if asked to
 
         kill_mutants.apply(request["mutant"])
-    arm(request.get("point"), request.get("count", 1))
+    arm(request.get("point"), request.get("count", 1), request.get("among_numbers", False))
     store = DelayedStore.open(request["path"], config(request), clock=clock)
     look_for_litter(store)
     say("opened")
     worker = Worker(store, clock, request)
+    worker.send_again(request.get("unanswered", {}))
     if request.get("drain"):
         worker.drain()
         look_for_litter(store)

@@ -8,6 +8,7 @@ which may be killed in the middle of that. A drain at the end receives whatever 
 - nothing is delivered twice without a crash or a nack between, and no message stands at two positions of a main log;
 - what was cancelled is never delivered, and what was rescheduled once, whether or not the answer was heard;
 - what was acknowledged durably is never delivered again;
+- each number of a producer is delivered once, though after a crash it was sent again in another batch;
 - a store opens after every crash, `check` finds nothing in it, and nothing lies in staging/ and trash/;
 - once everything is acknowledged, no partition is left.
 """
@@ -26,6 +27,9 @@ from pathlib import Path
 from typing import Any
 
 CHILD = Path(__file__).with_name("kill_child.py")
+LEADS_MS = (0, 4, 3_000)
+"""How far firing goes ahead of the clock, round after round."""
+
 START_MS = 1_790_000_000_000
 KILLED = -signal.SIGKILL
 
@@ -91,6 +95,9 @@ class Series:
         self.doubtful: dict[str, dict[Id, tuple[str, str]]] = {}
         """Payload and "cancel" or "move" of those whose taking back was begun, and not answered."""
         self.acked: dict[tuple[str, str], set[Id]] = {}
+        self.numbers: dict[str, dict[int, tuple[int, str]]] = {}
+        """By topic and number, due time and payload of what a numbered producer was asked to send."""
+        self._answered: dict[str, set[int]] = {}
         self._server = server
         self._base = {"path": str(path), "seed": seed, "steps": 14, **options}
         self._now_ms = START_MS
@@ -102,6 +109,14 @@ class Series:
         self.rounds += 1
         self._in_round.clear()
         request = {**self._base, "round": self.rounds, "now_ms": self._now_ms, "point": point, "count": count, **more}
+        request["lead_ms"] = LEADS_MS[self.rounds % len(LEADS_MS)]
+        request["following"] = {topic: max(numbers) + 1 for topic, numbers in self.numbers.items()}
+        request["unanswered"] = {
+            topic: [
+                (number, *row) for number, row in sorted(numbers.items()) if number not in self._answered.get(topic, ())
+            ]
+            for topic, numbers in self.numbers.items()
+        }
         request["close"] = self.random.random() < 0.5
         last = ""
         status = 0
@@ -134,6 +149,13 @@ class Series:
                     f"{subscription} of {topic} never got {len(missing)} acknowledged sends: {sorted(missing)[:5]}"
                 )
 
+            numbered = {text for _, text in self.numbers.get(topic, {}).values()}
+            gaps = numbered - self._payloads.get((topic, subscription), {}).keys()
+            if gaps:
+                self.troubles.append(
+                    f"{subscription} of {topic} never got {sorted(gaps)}, all of them sent until answered"
+                )
+
             moved = {text for text, kind in doubtful.values() if kind == "move"}
             lost = moved - self._payloads.get((topic, subscription), {}).keys()
             if lost:
@@ -155,6 +177,10 @@ class Series:
         elif kind == "sent":
             for ledger, entry, text in fact[2]:
                 self._sent(fact[1], (ledger, entry), text)
+        elif kind == "numbering":
+            self.numbers.setdefault(fact[1], {}).update(enumerate(map(tuple, fact[3]), fact[2]))
+        elif kind == "numbered":
+            self._answered.setdefault(fact[1], set()).update(range(fact[2], fact[2] + fact[3]))
         elif kind == "got":
             self._got(fact[1], fact[2], fact[3])
         elif kind == "acked":

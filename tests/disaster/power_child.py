@@ -6,6 +6,8 @@ texts; a message is named by its text.
 
     ["listen", topic, subscription]          subscribe has returned
     ["sent", topic, environment, [[ledger, entry, text], ...]]    send or send_batch has returned; per environment
+    ["numbering", topic, first, [[due, text], ...]]    a numbered producer is about to send these
+    ["numbered", topic, first, count]        it has returned
     ["got", topic, subscription, [[at ledger, at entry, text], ...]]
     ["acking", topic, subscription, texts]   about to be acknowledged: from now on it may be gone
     ["acked", topic, subscription, texts]    ack(durable=True) has returned
@@ -66,6 +68,18 @@ def config(durability: Durability, open_partitions: int = 3) -> StoreConfig:
     )
 
 
+LEAD_MS = 3_000
+"""How far firing goes ahead of the clock in the second session."""
+
+PRODUCER = "numbered"
+
+
+class LeadingClock(ManualClock):
+    """A clock that is moved, and lets be written what is due in a moment."""
+
+    lead_ms = 0
+
+
 def say(*fact: object) -> None:
     """Tell one fact."""
     os.write(1, json.dumps(fact, separators=(",", ":")).encode() + b"\n")
@@ -81,6 +95,7 @@ class Worker:
         self.journaled = store._engine.config.durability == "commit"
         self.tag = tag
         self.sent = 0
+        self.numbers = random.Random(f"numbers {tag}")
         self.pending: list[tuple[Topic, Any, str]] = []
         self.unheard = store.topic(UNHEARD)
         self.topics = dict(zip(TOPICS, map(store.topic, TOPICS), strict=True))
@@ -100,6 +115,8 @@ class Worker:
         if self.pending and self.random.random() < 0.3:
             self.take_back(*self.pending.pop(self.random.randrange(len(self.pending))))
         self.receive(*self.random.choice(self.subscriptions))
+        if number % 4 == 3:
+            self.send_numbers()
         if number % 2 and self.journaled:  # else it would not be known what the last commit of an environment was
             self.send_together()
         if number % 3 == 2:
@@ -126,6 +143,26 @@ class Worker:
             self.send_from(self.random.choice((1, 2)))  # through the journal, or not
             id_ = topic.send(message.payload, deliver_at=message.deliver_at)
             self.tell_sent(name, topic, [environment], [message], [id_])
+
+    def send_numbers(self) -> None:
+        """A batch of a numbered producer, for the main log and several partitions."""
+        name, topic = self.numbers.choice(list(self.topics.items()))
+        producer, now_ms = topic.producer(PRODUCER), self.clock.now_ms()
+        first = producer.last_sequence_id + 1
+        rows = []
+        for number in range(first, first + 5):
+            due_ms = now_ms + self.numbers.choice((0, 1_000, self.numbers.randrange(1, 4 * SPAN_MS)))
+            rows.append((due_ms, f"{name} number {number}"))
+        say("numbering", name, first, rows)
+        messages = [Message(text.encode(), deliver_at=due_ms) for due_ms, text in rows]
+        ids = producer.send_batch(messages, first_sequence_id=first)
+        sent: dict[str, list[list[object]]] = {}
+        for id_, (due_ms, text) in zip(ids, rows, strict=True):
+            assert id_ is not None
+            sent.setdefault("main" if due_ms <= now_ms else str(due_ms // SPAN_MS * SPAN_MS), []).append([*id_, text])
+        for environment, row in sent.items():
+            say("sent", name, environment, row)
+        say("numbered", name, first, len(rows))
 
     def send_from(self, together: int) -> None:
         """From how many sends under way on the next ones go through the journal, where there is one."""
@@ -179,7 +216,7 @@ class Worker:
             if topic.cancel(id_):
                 say("cancelled", name, text)
             return
-        due_ms = self.clock.now_ms() + self.random.randrange(1, 2 * SPAN_MS)
+        due_ms = self.clock.now_ms() + self.random.choice((2, 1_500, self.random.randrange(1, 2 * SPAN_MS)))
         new = topic.reschedule(id_, deliver_at=due_ms)
         if new is not None:
             say("moved", name, str(due_ms // SPAN_MS * SPAN_MS), [*new, text])
@@ -226,8 +263,9 @@ def main() -> None:
         if not point.startswith("commit."):
             failpoints.arm(point, functools.partial(say, "hit", point))
     rng = random.Random(options["seed"])
-    clock = ManualClock(START_MS)
+    clock = LeadingClock(START_MS)
     for session in range(2):
+        clock.lead_ms = LEAD_MS * session
         store = DelayedStore.open(path, config(options["durability"], 3 + 5 * session), clock=clock)
         worker = Worker(store, clock, rng, f"{options['seed']}/{session}")
         for number in range(options["steps"] // 2):

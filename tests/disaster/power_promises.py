@@ -1,7 +1,8 @@
 """What a store had promised before a power cut, and whether a store opened after it keeps that.
 
 Promised: every message whose send had returned, once, under an id that is not given out again; that what was
-acknowledged durably or cancelled does not come back; that a message handed out before stands where it stood.
+acknowledged durably or cancelled does not come back; that a message handed out before stands where it stood; that each
+number of a producer is stored once when all are sent again, one by one, whatever had been stored of their batch.
 `durability="relaxed"` may break the promises of the last commit to each environment, and no others.
 """
 
@@ -15,7 +16,7 @@ from typing import Any
 from duelog import DelayedStore, DuelogError, ManualClock, Message
 from duelog.snapshot.inspection import SnapshotState, inspect_snapshots
 from duelog.store.format import PartitionState
-from tests.disaster.power_child import SPAN_MS, START_MS, UNHEARD, config, text_of
+from tests.disaster.power_child import PRODUCER, SPAN_MS, START_MS, UNHEARD, config, text_of
 
 Listener = tuple[str, str]
 
@@ -34,6 +35,8 @@ class Promises:
         self.gone: dict[Listener, set[str]] = {}
         self.maybe_cancelled: set[str] = set()
         self.cancelled: set[str] = set()
+        self.numbers: dict[str, dict[int, tuple[int, str]]] = {}
+        """By topic and number, due time and text of what a numbered producer was asked to send."""
         self._last: dict[str, set[str]] = {}
         self._new: dict[str, int] = {}
 
@@ -54,6 +57,8 @@ class Promises:
             self.ids[fact[3][0], fact[3][1]] = fact[3][2]
             self._last[fact[2]] = {fact[3][2]}
             self._last["main"] = {fact[3][2]}
+        elif kind == "numbering":
+            self.numbers.setdefault(fact[1], {}).update(enumerate(map(tuple, fact[3]), fact[2]))
         elif kind == "got":
             places = self.places.setdefault((fact[1], fact[2]), {})
             places.update({text: (ledger, entry) for ledger, entry, text in fact[3]})
@@ -94,6 +99,7 @@ class Promises:
             yield from (f"check: {finding}" for finding in store.check(deep=True))
             yield from self._litter(store)
             yield from self._reused(store)
+            self._send_again(store)
             clock.advance(5 * SPAN_MS)
             for listener in self.listeners:
                 yield from self._listen(store, listener)
@@ -131,6 +137,14 @@ class Promises:
                 text = self.ids.get((id_.ledger_id, id_.entry_id))
                 if text is not None and not self.excused(text):
                     yield f"{id_} was given out for {text} before the cut, and again"
+
+    def _send_again(self, store: DelayedStore) -> None:
+        """Every number is sent again, one by one: from now on each is promised."""
+        for name, numbers in self.numbers.items():
+            producer = store.topic(name).producer(PRODUCER)
+            for number, (due_ms, text) in sorted(numbers.items()):
+                producer.send(Message(text.encode(), deliver_at=due_ms), sequence_id=number)
+            self.sent.setdefault(name, set()).update(text for _, text in numbers.values())
 
     def _listen(self, store: DelayedStore, listener: Listener) -> Iterator[str]:
         topic, name = listener

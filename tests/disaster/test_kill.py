@@ -36,6 +36,9 @@ CHAINS = (
 )
 """Killed at the first of a chain, then again and again while what it left is recovered."""
 
+AMONG_NUMBERS = (4, 5, 6, 7, 8, 9, 10, 11, 12, 13)
+"""The how-many-th commit of numbered batches is the last, round after round."""
+
 RANDOM_ROUNDS = 18
 
 
@@ -111,6 +114,16 @@ def test_nothing_is_lost_or_doubled_when_killed_beside_the_scheduler(server: Ser
 def test_nothing_is_lost_or_doubled_with_short_delays_schedules_and_seeks(server: Server, memory: Path) -> None:
     """The same with messages that wait inline, ones that recur, policies that change and subscriptions that go back."""
     kill_random(Series(server, memory / "store", "more", more=True), "more")
+
+
+def test_numbers_sent_again_in_other_batches_after_a_crash_are_delivered_once(server: Server, memory: Path) -> None:
+    """Killed between the commits of a batch, what is not known to be stored is sent again, and comes once."""
+    series = Series(server, memory / "store", "numbers", steps=40, among_numbers=True)
+    for count in AMONG_NUMBERS:
+        series.round("commit.after", count)
+    series.drain()
+    assert not series.troubles, report(series)
+    assert series.kills["commit.after"] >= len(AMONG_NUMBERS) - 1, report(series)
 
 
 def kill_random(series: Series, seed: str) -> None:
