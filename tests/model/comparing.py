@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from hypothesis.stateful import invariant
 
+from duelog.metrics import BACKLOG, CANCELLED, DELAYED, FIRED, PENDING, RESCHEDULED
 from duelog.store import catalog
 from duelog.store.names import TopicName
 
-from .machine import Machine
+from .machine import SLICE_COUNTERS, Machine
+from .twin import TwinTopic
+from .twin_subscription import TwinSubscription
+
+COUNTED = (*SLICE_COUNTERS, CANCELLED, RESCHEDULED)
+"""The counters of metrics that the twin keeps too."""
 
 
 class Comparing(Machine):
@@ -19,7 +25,7 @@ class Comparing(Machine):
             self._same_logs()
             self.steps += 1
             if self.steps % 4 == 0:
-                (self._look_at_figures, self._look_up, self._check)[self.steps // 4 % 3]()
+                (self._check, self._look_at_figures, self._look_up, self._look_at_metrics)[self.steps // 4 % 4]()
 
     def _same_logs(self) -> None:
         self._learn()
@@ -52,26 +58,65 @@ class Comparing(Machine):
         assert sorted(topic.name for topic in store.topics()) == sorted(
             str(TopicName.parse(name)) for name in twin.topics
         )
+        assert store.stats().pending == sum(map(self._pending, twin.topics.values()))
         for topic in twin.topics.values():
             stats = store.topic(topic.name).stats()
             fired = sum(log.fired for log in twin.logs(topic))
-            unfired = sum(log.unfired for log in twin.logs(topic))
+            unfired = self._pending(topic)
             figures = (stats.pending, stats.fired, stats.entries, stats.ledgers)
             assert figures == (unfired, fired, len(topic.main) - topic.first, len(topic.ledgers))
             for sub_stats in stats.subscriptions:
                 sub = topic.subscriptions[sub_stats.name]
                 assert sub_stats.consumers == len(sub.consumers)
-                assert sub.due_backlog(twin.now_ms) <= sub_stats.backlog <= sub.backlog(len(topic.main))
-                reader = self._state(topic).subscriptions[sub.name].reader
-                if reader is not None and reader._tracker is not None:
-                    assert sub_stats.backlog == sub.due_backlog(twin.now_ms)
+                assert sub_stats.backlog == sub.due_backlog(twin.now_ms)
                 assert sub_stats.unacknowledged == len(sub.held)
                 assert sub_stats.redelivering == len(sub.waiting) + len(sub.ready) - sub.kept_back
+
+    def _look_at_metrics(self) -> None:
+        """Counters say what was done since the store was opened, gauges what there is."""
+        twin, metrics = self.twin, self.store._engine.metrics
+        waited = {self._full(topic) for topic in twin.topics.values() if any(message.waits for message in topic.main)}
+        for key in {*self.told.sums, *twin.counts}:
+            if key[0] in COUNTED and not (key[0] == FIRED and key[1] in waited):
+                assert self.told.sums[key] == twin.counts[key], key
+        assert metrics is not None
+        gauges = metrics._look()
+        pending = {each.attributes["pulsar.topic"]: each.value for each in gauges[PENDING] if each.attributes}
+        assert pending == {self._full(topic): self._pending(topic) for topic in twin.topics.values()}
+        for gauge, expected in ((DELAYED, self._delayed), (BACKLOG, self._backlog)):
+            found = {
+                (each.attributes["pulsar.topic"], each.attributes["pulsar.subscription"]): each.value
+                for each in gauges[gauge]
+                if each.attributes
+            }
+            assert found == {
+                (self._full(topic), name): expected(topic, sub)
+                for topic in twin.topics.values()
+                for name, sub in topic.subscriptions.items()
+            }
+
+    def _pending(self, topic: TwinTopic) -> int:
+        """What is not due yet, in partitions and in the main log."""
+        return sum(log.unfired for log in self.twin.logs(topic)) + len(topic.waiting(self.twin.now_ms))
+
+    @staticmethod
+    def _full(topic: TwinTopic) -> str:
+        return str(TopicName.parse(topic.name))
+
+    def _delayed(self, topic: TwinTopic, sub: TwinSubscription) -> int:
+        """What waits in partitions, and of what waits in the main log all that it has not acknowledged."""
+        return sum(log.unfired for log in self.twin.logs(topic)) + sub.not_due(self.twin.now_ms)
+
+    def _backlog(self, topic: TwinTopic, sub: TwinSubscription) -> int:
+        return sub.due_backlog(self.twin.now_ms)
 
     def _look_up(self) -> None:
         for topic in self.twin.topics.values():
             face, pending = self.store.topic(topic.name), self.twin.pending(topic)
-            assert [(m.message_id, m.due_ms) for m in face.scheduled()] == [(m.message_id, m.due_ms) for m in pending]
+            scheduled = [(message.message_id, message.due_ms) for message in face.scheduled()]
+            waiting = topic.waiting(self.twin.now_ms)
+            assert sorted(scheduled) == sorted((message.message_id, message.due_ms) for message in (*pending, *waiting))
+            assert [due_ms for _, due_ms in scheduled] == sorted(due_ms for _, due_ms in scheduled)
             for message in [*topic.main[-3:], *topic.main[:1], *pending[:2]]:
                 there = face.get(message.message_id)
                 assert (there is not None) == self.twin.is_stored(topic, message)

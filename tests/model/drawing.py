@@ -25,6 +25,7 @@ DUES = st.one_of(
     st.tuples(st.just("partition"), st.integers(0, 6), st.integers(-1, 1)),
     st.tuples(st.just("before"), st.integers(1, 500) | st.just(START_MS)),
     st.tuples(st.just("far"), st.integers(0, 3)),
+    st.tuples(st.just("near"), st.integers(-1, 40)),
 )
 """A due time, chosen by the store's time and its partitions: see `_due_ms`."""
 
@@ -57,7 +58,7 @@ CONFIGS = st.fixed_dictionaries(
 SLICES = st.sampled_from((0.0, 1e9))
 """A tick is cut by the time that it takes; here it is cut wherever it can be, or nowhere."""
 
-LEADS = st.sampled_from((0, 0, 1, 4, 40))
+LEADS = st.sampled_from((0, 0, 4, 40, 40))
 """How long before its time what is due may be written, ms."""
 
 ALL, STORING, HANDING_OUT, INLINE_DELAYS, TAKING_BACK = "all", "storing", "handing out", "inline", "taking back"
@@ -70,7 +71,8 @@ Call = tuple[str, int, int]
 TakingCall = tuple[str, list[int], int]
 HANDING = (
     *("send", "send", "send", "forward", "receive", "receive", "receive", "ack", "nack", "back off", "retry"),
-    *("bounce", "move", "seek", "leave", "join", "pause", "resume", "reopen"),
+    *("bounce", "bounce", "move", "seek", "leave", "join", "pause", "resume", "reopen", "cumulative", "latest"),
+    *("letters", "take letters"),
 )
 HANDING_CALLS = st.lists(
     st.tuples(st.sampled_from(HANDING), PICK, st.sampled_from((0, 0, 1, 5, 30, 300, 1_000))), min_size=5, max_size=25
@@ -91,6 +93,8 @@ TAKING = (
     "follow",
     "policy",
     "number",
+    "break",
+    "near",
     "reopen",
 )
 TAKING_CALLS = st.lists(

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from duelog.crew import Crew, run_in_turn
+from duelog.crew import run_in_turn
 from duelog.engine import Engine
 from duelog.expiry import Expiry
+from duelog.metrics import SPECS
 from duelog.seeking import expired
 from duelog.store import failpoints
 from duelog.store.body import decode_body
 from duelog.store.environment import Environment
 from duelog.store.errors import StoreFull
-from duelog.store.managed_ledger import ManagedLedger
+from duelog.store.managed_ledger import ManagedLedger, Segment
 from duelog.store.position import MessageId
 from duelog.subscription_state import SubscriptionState
 from duelog.topic_state import TopicState
@@ -111,11 +114,51 @@ def expiries() -> Iterator[Expired]:
         Expiry._expire = expire  # type: ignore[method-assign]
 
 
-class AtOnce(Crew):
-    """Runs every job in the thread that asks: what would go side by side has an order that replays."""
+class Parts:
+    """Stands in for what writes the parts of a batch side by side: one after the other, so that what happens replays.
 
-    def run(self, jobs: Sequence[Callable[[], T]]) -> list[T]:
-        return run_in_turn(jobs)
+    The part that `breaks` names, counted from 0, is not written: what it has instead is called.
+    """
+
+    def __init__(self) -> None:
+        self.breaks: tuple[int, Callable[[], object]] | None = None
+        self.written: list[list[Segment]] = []
+        """Where the entries of each part of the last batch went that was written."""
+
+    def __call__(self, jobs: Sequence[Callable[[], list[Segment]]]) -> list[list[Segment]]:
+        self.written = []
+        return run_in_turn([functools.partial(self._part, at, job) for at, job in enumerate(jobs)])
+
+    def _part(self, at: int, job: Callable[[], list[Segment]]) -> list[Segment]:
+        if self.breaks is not None and self.breaks[0] == at:
+            self.breaks[1]()
+        self.written.append(job())
+        return self.written[-1]
+
+
+class Told:
+    """Stands in for a store's instruments: sums what counters are told, by name and topic."""
+
+    listening = True
+
+    def __init__(self) -> None:
+        self.sums: Counter[tuple[str, str]] = Counter()
+        self.stores: set[object] = set()
+        self.counters = {spec.name: _Teller(spec.name, self.sums) for spec in SPECS if spec.kind == "counter"}
+        self.histograms = {spec.name: _Teller("", Counter()) for spec in SPECS if spec.kind == "histogram"}
+
+
+class _Teller:
+    """A counter or a histogram."""
+
+    def __init__(self, name: str, sums: Counter[tuple[str, str]]) -> None:
+        self._name, self._sums = name, sums
+
+    def add(self, count: int, attributes: Mapping[str, str]) -> None:
+        self._sums[self._name, attributes.get("pulsar.topic", "")] += count
+
+    def record(self, value: float, attributes: Mapping[str, str]) -> None:
+        """What a histogram is told says nothing here: it is about time and bytes."""
 
 
 class SimulatedCrash(BaseException):

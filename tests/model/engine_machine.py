@@ -12,6 +12,8 @@ class EngineMachine(BusyRules, TimeRules, Comparing):
 
     def _drain(self) -> None:
         """Going only where `next_due_ms` sends us, everything is delivered, and everything that may go is gone."""
+        self._look_at_figures()
+        self._look_at_metrics()
         for consumer in self.consumers:
             consumer.face.close()
             consumer.twin.detach(consumer.number, self.twin.now_ms)
@@ -42,23 +44,24 @@ class EngineMachine(BusyRules, TimeRules, Comparing):
         for topic in self.twin.topics.values():
             assert not self.twin.pending(topic), "a message was forgotten"
             assert all(not sub.backlog(len(topic.main)) for sub in topic.subscriptions.values())
-        if not self.config.retention_bytes:
+        if not any(topic.setting("retention_bytes") for topic in self.twin.topics.values()):
             assert not self.twin.partitions, "a partition was forgotten"
         self._same_logs()
         self._look_at_figures()
+        self._look_at_metrics()
         self._look_up()
         self._check()
 
     def _planned_ms(self) -> int | None:
         """What is next, but for the look for what is old, which a store with a time to live takes for ever."""
         engine = self.store._engine
-        if self.config.ttl_ms is None:
-            return self.next_due_ms
-        engine.policies.shortest_ttl_ms = None
+        shortest_ms, engine.policies.shortest_ttl_ms = engine.policies.shortest_ttl_ms, None
         try:
+            if shortest_ms is None:
+                return self.next_due_ms
             return engine.maintenance._next_due_ms(engine.clock.now_ms())
         finally:
-            engine.policies.shortest_ttl_ms = self.config.ttl_ms
+            engine.policies.shortest_ttl_ms = shortest_ms
 
     def _awaited_ms(self) -> int | None:
         """When time alone gives a receiver something that is in the main log already."""

@@ -19,6 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize
 from duelog import DelayedStore, Message, MessageId, ReceivedMessage, StoreConfig, Subscription, TickResult
 from duelog.dispatcher import SubscriptionType
 from duelog.errors import StoreFull
+from duelog.metrics import ENTRIES_TRIMMED, FIRED, LEDGERS_TRIMMED, PARTITIONS_DELETED
 from duelog.store.format import PartitionState
 from duelog.store.names import TopicName
 from duelog.topic_state import TopicState
@@ -44,11 +45,12 @@ from .drawing import (
     TakingCall,
     pick,
 )
-from .driver import PAYLOAD, ROLLED, AtOnce, Expired, Recorded, expiries, recorded, scratch_directory
+from .driver import PAYLOAD, ROLLED, Expired, Parts, Recorded, Told, expiries, recorded, scratch_directory
 from .twin import Seen, Twin, TwinMessage, TwinSlice, TwinTopic, key_of
 from .twin_subscription import TwinSubscription
 
-_NOWHERE = MessageId(0, 0)
+SLICE_COUNTERS = (FIRED, LEDGERS_TRIMMED, ENTRIES_TRIMMED, PARTITIONS_DELETED)
+NOWHERE = MessageId(0, 0)
 
 Item = tuple[int, MessageId, ReceivedMessage]
 """What a consumer was given: its place in the log, its position, and the message."""
@@ -103,9 +105,11 @@ class Machine(RuleBasedStateMachine):
         self.patch.setattr("duelog.maintenance._SLICE_S", slice_s)
         self.patch.setattr("duelog.trimming._SLICE_S", load_slice_s)
         self.patch.setattr("duelog.markers.loaded._LOAD_SLICE_S", load_slice_s)
+        self.patch.setattr("duelog.delay_policies._log.disabled", True)  # which says what a store keeps otherwise
         self.directory = scratch_directory()
         self.copies = 0
         self.ever_inline = config["inline_delay_ms"] > 0
+        self.ever_timed = config["ack_timeout_ms"] is not None
         self.config = StoreConfig(map_bytes=64 << 20, journal_bytes=16 << 10, **config)
         self.clock = LeadingClock(START_MS + offset_ms, lead_ms)
         self.twin = Twin(self.config, self.clock.now_ms(), lead_ms)
@@ -150,7 +154,12 @@ class Machine(RuleBasedStateMachine):
 
     def _open(self, path: Path) -> None:
         self.store = DelayedStore.open(path, self.config, clock=self.clock)
-        self.store._engine.sender._crew = AtOnce(1, "sends")
+        metrics = self.store._engine.metrics
+        assert metrics is not None
+        metrics._shared = self.told = Told()  # type: ignore[assignment]
+        self.twin.counts.clear()
+        self.parts = Parts()
+        self.store._engine.sender._run_all = self.parts  # type: ignore[method-assign]
         maintenance = self.store._engine.maintenance
         maintenance.slice = functools.partial(self._slice, maintenance.slice)  # type: ignore[method-assign]
         self.consumers.clear()
@@ -181,6 +190,8 @@ class Machine(RuleBasedStateMachine):
                 due_ms = now_ms + ms
             case ("partition", ahead, offset_ms):
                 due_ms = (now_ms // span_ms + ahead) * span_ms + offset_ms
+            case ("near", ms):  # within the time that firing goes ahead; -1: the last of it
+                due_ms = now_ms + 1 + ms % max(self.twin.lead_ms, 1)
             case ("before", ms):
                 due_ms = max(now_ms - ms, 0)
             case ("far", partitions):
@@ -225,13 +236,12 @@ class Machine(RuleBasedStateMachine):
 
         The groups go side by side; within a group the messages keep their order.
         """
-        twin, span_ms, inline_ms = self.twin, self.config.partition_ms, self.config.inline_delay_ms
+        twin = self.twin
         self.ids += [(topic.name, message.message_id) for message in messages]
         direct = [message for message in messages if twin.is_direct(message.due_ms, message.publish_ms)]
-        groups: dict[int | None, list[TwinMessage]] = {}
+        groups: dict[int, list[TwinMessage]] = {}
         for message in messages:
-            group = None if message.due_ms <= message.publish_ms + inline_ms else message.due_ms // span_ms
-            groups.setdefault(group, []).append(message)
+            groups.setdefault(twin.group(message.due_ms, message.publish_ms), []).append(message)
             if message not in direct:
                 twin.add_delayed(topic, message)
         for together in groups.values():
@@ -272,12 +282,21 @@ class Machine(RuleBasedStateMachine):
                 result, more = run()
             except BaseException:
                 self._advance(now_ms, appended, old, complete=False, failed=True)
+                for counter in SLICE_COUNTERS:  # what came after a commit may have been left out
+                    self._recount(counter)
                 raise
         gave_way = self.store._engine.maintenance._gives_way  # and has left all but its firing to the next
         done = self._advance(now_ms, appended, old, complete=not more, failed=gave_way)
         assert TwinSlice(result.fired, result.closed, result.trimmed, result.deleted) == done
         self.done = TwinSlice(*(a + b for a, b in zip(astuple(self.done), astuple(done), strict=True)))
         return result, more
+
+    def _recount(self, counter: str) -> None:
+        """Go on from what a counter says, which is no more than it should be."""
+        for key, count in list(self.twin.counts.items()):
+            if key[0] == counter:
+                assert self.told.sums[key] <= count
+                self.twin.counts[key] = self.told.sums[key]
 
     def _advance(self, now_ms: int, appended: Recorded, old: Expired, *, complete: bool, failed: bool) -> TwinSlice:
         twin, beside, engine = self.twin, self.beside, self.store._engine
@@ -361,7 +380,7 @@ class Machine(RuleBasedStateMachine):
             if not topic.schedules:
                 continue
             found = {schedule.name: schedule for schedule in self.store.topic(topic.name).schedules()}
-            written = {name: found[name].next_id or _NOWHERE for name in topic.schedules}
+            written = {name: found[name].next_id or NOWHERE for name in topic.schedules}
             for name in sorted(written, key=written.__getitem__):
                 schedule, there = topic.schedules[name], found[name]
                 due_ms = schedule.next_due_ms

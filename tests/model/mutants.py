@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from duelog import dispatcher, recurring, seeking, subscription
+from duelog import StoreConfig, dispatcher, metrics, recurring, seeking, stats, subscription, topic
 from duelog.dead_letters import DeadLetters
 from duelog.delay_policies import DelayPolicies
 from duelog.delivery_order import DeliveryOrder
@@ -19,15 +19,20 @@ from duelog.dispatcher import Dispatcher, SubscriptionType
 from duelog.due_reader import DueReader
 from duelog.markers import reader, withdrawal
 from duelog.markers.firing import Firing
+from duelog.markers.log_entries import LogEntries
 from duelog.outstanding import Outstanding
 from duelog.position_set import group_by_ledger
 from duelog.recurring import Recurring
-from duelog.store import producers
+from duelog.store import policy_records, producers
+from duelog.store.ledger import StagedLedger
 from duelog.store.managed_ledger import ManagedLedger
-from duelog.store.policies import EffectivePolicies
+from duelog.store.policies import EffectivePolicies, of_config
+from duelog.store.policy_records import STORE_SCOPE
 from duelog.store.producers import nothing
 from duelog.store.received import MessageMaker
 from duelog.timetable import Timetable
+from duelog.topic_state import TopicState
+from duelog.topics import Topics
 
 from .drawing import HANDING_OUT, INLINE_DELAYS, TAKING_BACK
 
@@ -105,7 +110,7 @@ def seeks_past_the_first(patch: Patch) -> None:
 
 def keeps_old_policies(patch: Patch) -> None:
     """What was worked out for a topic stays when policies change."""
-    patch.setattr(DelayPolicies, "changed", lambda self: setattr(self, "_any", True))
+    patch.setattr(DelayPolicies, "changed", lambda self, scope: self._look())
 
 
 def rounds_down(patch: Patch) -> None:
@@ -153,6 +158,82 @@ def forgets_what_it_passed_over(patch: Patch) -> None:
     patch.setattr(DueReader, "reopen", lambda self, position: None)
 
 
+def drops_what_comes_in_behind_the_frontier(patch: Patch) -> None:
+    """An admitted entry that the frontier has passed is taken for fired."""
+    admit = LogEntries._admit
+
+    def ahead_alone(self: LogEntries, entries: Any, dues: Any) -> None:
+        ahead = ~self.frontier.passes(entries, dues)
+        admit(self, entries[ahead], dues[ahead])
+
+    patch.setattr(LogEntries, "_admit", ahead_alone)
+
+
+def takes_gaps_for_stored(patch: Patch) -> None:
+    """When the store is opened, every number below the highest that is stored is taken for stored."""
+    read = producers.read
+
+    def without_gaps(*arguments: Any) -> Any:
+        record = read(*arguments)
+        return record._replace(watermark=int(record.above.max()) if record.above else record.watermark)
+
+    patch.setattr(producers, "read", without_gaps)
+
+
+def acknowledges_what_nobody_was_given(patch: Patch) -> None:
+    """A cumulative acknowledgement takes along what was passed over."""
+    patch.setattr(DueReader, "unseen", lambda self, start, limit: {})
+
+
+def trims_what_waits(patch: Patch) -> None:
+    """A ledger that is closed is complete, though messages in it are not due."""
+    add = StagedLedger.add_messages
+
+    def forgetful(self: StagedLedger, *arguments: Any, **more: Any) -> int:
+        first = add(self, *arguments, **more)
+        self.due_by_ms = 0
+        return first
+
+    patch.setattr(StagedLedger, "add_messages", forgetful)
+
+
+def goes_by_what_its_opener_says(patch: Patch) -> None:
+    """Whoever opens a store has what it keeps replaced by its own settings."""
+
+    def record(self: DelayPolicies, config: StoreConfig) -> None:
+        self._main.write(lambda transaction: policy_records.record_defaults(transaction, of_config(config)))
+        self.changed(STORE_SCOPE)
+
+    patch.setattr(DelayPolicies, "record", record)
+
+
+def keeps_no_dead_letters(patch: Patch) -> None:
+    """A dead-letter topic has no keeper."""
+    add = Topics.add_subscription
+
+    def without_keeper(*arguments: Any, keeper: bool = False) -> Any:
+        return None if keeper else add(*arguments)
+
+    patch.setattr(Topics, "add_subscription", without_keeper)
+
+
+def buries_the_dead_again(patch: Patch) -> None:
+    """A dead letter that is delivered again and again is dead-lettered too."""
+    patch.setattr(TopicState, "keeps_dead_letters", property(lambda self: False))
+
+
+def forgets_what_waits_at_the_latest(patch: Patch) -> None:
+    """A subscription that begins, or is sought, at the latest has acknowledged what is not due."""
+    patch.setattr(topic, "waiting", lambda *_: {})
+    patch.setattr(subscription, "waiting", lambda *_: {})
+
+
+def counts_what_waits_as_backlog(patch: Patch) -> None:
+    """What waits in the main log is not pending, and is backlog."""
+    patch.setattr(stats, "waiting", lambda *_: {})
+    patch.setattr(metrics, "waiting", lambda *_: {})
+
+
 MUTANTS: dict[str, tuple[Callable[[Patch], None], str]] = {
     mutant.__name__: (mutant, theme)
     for theme, mutants in {
@@ -165,6 +246,8 @@ MUTANTS: dict[str, tuple[Callable[[Patch], None], str]] = {
             forgets_numbers,
             loses_step,
             recurs_once,
+            drops_what_comes_in_behind_the_frontier,
+            takes_gaps_for_stored,
         ),
         HANDING_OUT: (
             ignores_keys,
@@ -175,8 +258,18 @@ MUTANTS: dict[str, tuple[Callable[[Patch], None], str]] = {
             retries_for_everybody,
             seeks_past_the_first,
             reads_what_was_written_ahead,
+            goes_by_what_its_opener_says,
+            keeps_no_dead_letters,
+            buries_the_dead_again,
         ),
-        INLINE_DELAYS: (delivers_early_inline, forgets_what_it_passed_over),
+        INLINE_DELAYS: (
+            delivers_early_inline,
+            forgets_what_it_passed_over,
+            acknowledges_what_nobody_was_given,
+            trims_what_waits,
+            forgets_what_waits_at_the_latest,
+            counts_what_waits_as_backlog,
+        ),
     }.items()
     for mutant in mutants
 }

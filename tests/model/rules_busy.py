@@ -8,21 +8,25 @@ from .drawing import (
     HANDING_CALLS,
     HANDING_OUT,
     INLINE_DELAYS,
+    PICK,
+    PICKS,
     TAKING_BACK,
     TAKING_CALLS,
     TOPICS,
     Call,
+    Spec,
     TakingCall,
     only,
 )
 from .rules_delivery import DeliveryRules
+from .rules_policies import PolicyRules
+from .rules_producers import ProducerRules
 from .rules_recurring import RecurringRules
-from .rules_restarts import RestartRules
 from .rules_sending import SendingRules
 from .rules_withdrawal import WithdrawalRules
 
 
-class BusyRules(SendingRules, DeliveryRules, WithdrawalRules, RecurringRules, RestartRules):
+class BusyRules(SendingRules, DeliveryRules, WithdrawalRules, RecurringRules, ProducerRules, PolicyRules):
     """Calls of the other rules, one after the other."""
 
     def _begin(self, handing: list[Call], taking: list[TakingCall]) -> None:
@@ -65,6 +69,16 @@ class BusyRules(SendingRules, DeliveryRules, WithdrawalRules, RecurringRules, Re
                     self.retry_later(number, -1 - number % 3, ms)
                 case "move" if given:
                     self.seek_to_a_message(number, number)
+                case "cumulative":
+                    self.send_batch("t0", [("after", ms + 1), ("none",)], False)
+                    if self._receive(self.consumers[number % len(self.consumers)], 1 + number % 3):
+                        self.ack_cumulative(number, -1, False)
+                case "letters":
+                    self._look_at_letters(number)
+                case "take letters":
+                    self._take_letters(number, 1 + number % 2, bool(number % 3))
+                case "latest":
+                    self.seek_to_an_end(number, "latest")
                 case "leave":
                     kind = self.consumers[number % len(self.consumers)].face.type
                     self.leave(number)
@@ -75,10 +89,20 @@ class BusyRules(SendingRules, DeliveryRules, WithdrawalRules, RecurringRules, Re
                     self.seek_to_a_time(number, number, number % 3 - 1)
                 case "reopen" if self.consumers[0].twin.name == "a":
                     kind = self.consumers[0].face.type
-                    self.reopen(None)
+                    self.reopen({"retention_ms": ms, "max_redeliveries": None} if number % 2 else None)
                     self._subscribe("t0", "a", kind, "earliest")
                 case "pause" | "resume" if self.theme == HANDING_OUT:
                     self.pause_or_resume(number, call == "pause")
+
+    def _look_at_letters(self, number: int) -> None:
+        """Somebody receives dead letters, and goes without acknowledging them, again and again."""
+        graves = [topic.name for topic in self.twin.topics.values() if topic.keeper is not None]
+        for _ in range(1 + number % 4 if graves else 0):
+            before = len(self.consumers)
+            self._subscribe(graves[0], "g", "shared", "earliest")
+            if len(self.consumers) > before:
+                self._receive(self.consumers[-1], 3)
+                self._leave(self.consumers[-1])
 
     @only(TAKING_BACK)
     @rule(topic=TOPICS, calls=TAKING_CALLS)
@@ -105,12 +129,30 @@ class BusyRules(SendingRules, DeliveryRules, WithdrawalRules, RecurringRules, Re
                     self._tick()
                 case "number":
                     self.send_numbered(topic, "p", [("after", ms)] * len(picks), None if ms < 5 else picks[0] % 6)
+                case "break":
+                    dues: list[Spec] = [("partition", number, ms % 3) for number in picks]
+                    self.break_a_numbered_batch(topic, "p", [*dues, ("none",)], None, ms, picks[0] % 2 > 0, [1, 2])
+                case "near":
+                    self._write_ahead(topic, picks, ms)
                 case "reopen" if self.messages:
                     self.reopen(None)
                 case "policy":
-                    self.set_policies(topic, None, ms, None, (None, 0, 30)[len(picks) - 1])
+                    self.set_delay_policies(topic, None, ms, None, (None, 0, 30)[len(picks) - 1])
                 case "every":
                     self.every(topic, "s", 1)
                 case "follow" if self.twin.topics.get(topic) and self.twin.topics[topic].schedules:
                     self._forward(1_000 + ms)
                     self._tick()
+
+    @only(TAKING_BACK)
+    @rule(topic=TOPICS, picks=PICKS, ms=PICK)
+    def write_ahead(self, topic: str, picks: list[int], ms: int) -> None:
+        self._write_ahead(topic, picks, ms)
+
+    def _write_ahead(self, topic: str, picks: list[int], ms: int) -> None:
+        """Something is written ahead of its time, and messages are sent, moved and taken back within that time."""
+        self.send_batch(topic, [("near", -1), ("after", 300), ("after", 301)], False)
+        self._tick()
+        for number in picks:
+            self.reschedule(topic, [1], ("near", ms + number))
+        self.send(topic, ("near", ms), False)

@@ -9,14 +9,17 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
-from duelog import MessageId, ReceivedMessage
+from duelog import DeadLetter, MessageId, ReceivedMessage
+from duelog.dead_letters import KEEPER
 from duelog.dispatcher import SubscriptionType
-from duelog.errors import ConsumerBusy, DelayTooLong, InvalidArgument, UnknownSubscription, UnknownTopic
+from duelog.errors import ConsumerBusy, InvalidArgument, UnknownSubscription, UnknownTopic
+from duelog.metrics import PARTITIONS_DELETED
+from duelog.store.names import TopicName
 
 from .drawing import HANDING_OUT, INLINE_DELAYS, KINDS, NAMES, PICK, PICKS, STORING, TAKING_BACK, TOPICS, only, pick
 from .driver import PAYLOAD
-from .machine import Consumer, Item, Machine
-from .twin import TwinMessage, TwinTopic
+from .machine import NOWHERE, Consumer, Item, Machine
+from .twin import TwinLetter, TwinMessage, TwinTopic
 from .twin_subscription import TwinSubscription
 
 Settle = Callable[[list[ReceivedMessage]], list[ReceivedMessage]]
@@ -43,12 +46,18 @@ class DeliveryRules(Machine):
         consumer = pick([consumer for consumer in self.consumers if consumer.twin.kind != "exclusive"], which)
         self._subscribe(consumer.topic.name, consumer.twin.name, consumer.face.type, "earliest")
 
+    def _twin_subscription(self, topic: TwinTopic, name: str, start: int) -> TwinSubscription:
+        setting = functools.partial(self.twin.policies.value, topic.name, subscription=name)
+        return TwinSubscription(name, start, topic.main, setting)
+
     def _subscribe(self, topic: str, name: str, kind: SubscriptionType, initial: str) -> None:
         twin = self.twin.topic(topic)
         sub = twin.subscriptions.get(name)
         if sub is None:
-            start = twin.first if initial == "earliest" else twin.latest(self.twin.now_ms)
-            sub = twin.subscriptions[name] = TwinSubscription(name, start, twin.main, self.config.ack_timeout_ms)
+            sub = twin.subscriptions[name] = self._twin_subscription(twin, name, twin.first)
+            if initial == "latest":
+                sub.begin_at(twin.latest(self.twin.now_ms), twin.first, self.twin.now_ms)
+            sub.flush()
         if not sub.admits(kind):
             with pytest.raises(ConsumerBusy):
                 self.store.topic(topic).subscribe(name, type=kind, initial_position=initial)
@@ -64,7 +73,10 @@ class DeliveryRules(Machine):
     @precondition(lambda self: self.consumers)
     @rule(which=PICK)
     def leave(self, which: int) -> None:
-        consumer = self.consumers.pop(which % len(self.consumers))
+        self._leave(pick(self.consumers, which))
+
+    def _leave(self, consumer: Consumer) -> None:
+        self.consumers.remove(consumer)
         consumer.face.close()
         consumer.twin.detach(consumer.number, self.twin.now_ms)
 
@@ -121,7 +133,7 @@ class DeliveryRules(Machine):
     def _settle(self, consumer: Consumer, settle: Settle, batch: list[ReceivedMessage]) -> list[ReceivedMessage]:
         """Stands in for what becomes of a batch that was handed out: some is not for the consumer, some is dead."""
         self._learn()
-        items, limit = self._taken(consumer), self.config.max_redeliveries
+        items, limit = self._taken(consumer), consumer.twin.setting("max_redeliveries")
         assert batch == [message for _, _, message in items]
         wanted: list[Item] = []
         dead: list[Item] = []
@@ -130,34 +142,101 @@ class DeliveryRules(Machine):
             message = item[2]
             if message.addressee not in (None, consumer.twin.name):
                 foreign.append(item)
-            elif limit is not None and message.redelivery_count + message.retries > limit:
+            elif limit >= 0 and consumer.topic.keeper is None and message.redelivery_count + message.retries > limit:
                 dead.append(item)
             else:
                 wanted.append(item)
         result = settle(batch)
         assert result == [message for _, _, message in wanted]
+        sub = consumer.twin
         if dead:
             self._bury(consumer, dead)
-        if dead or foreign:
-            self._acked(consumer, consumer.twin.ack([place for place, _, _ in (*dead, *foreign)]), False)
+            self._acked(consumer.topic, sub, sub.ack([place for place, _, _ in dead]), False)
+            sub.save()
+        if foreign:
+            self._acked(consumer.topic, sub, sub.ack([place for place, _, _ in foreign]), False)
         consumer.received.extend(wanted)
         return result
 
     def _bury(self, consumer: Consumer, dead: Sequence[Item]) -> None:
+        """A letter lies in the dead-letter topic from the moment on in which the message is acknowledged."""
         grave = self.twin.topic(f"{consumer.topic.name}-{consumer.twin.name}-DLQ")
         now_ms = self.twin.now_ms
-        letters = [TwinMessage(int(item[2].payload), now_ms, now_ms, item[1]) for item in dead]
-        for letter in letters:
-            grave.append(letter, now_ms)
-        self._learn()
-        for at, letter in enumerate(letters):
-            letter.message_id = grave.position(len(grave.main) - len(letters) + at)
+        if grave.keeper is None:
+            grave.subscriptions[KEEPER] = self._twin_subscription(grave, KEEPER, grave.first)
+        letters = []
+        for place, _, message in dead:
+            origin_id = consumer.topic.main[place].first_id or message.message_id
+            attempts = message.redelivery_count + message.retries
+            letter = TwinMessage(int(message.payload), now_ms, now_ms, origin_id)
+            letter.letter = TwinLetter(message.topic, consumer.twin.name, origin_id, attempts)
+            letters.append(letter)
+        self._appended(grave, letters)
         face = self.store.topic(grave.name)
         for letter, (_, _, message) in zip(letters, dead, strict=True):
             there = face.get(letter.message_id)
             assert there is not None
             assert (there.payload, there.key) == (message.payload, message.key)
-            assert there.properties["ORIGIN_MESSAGE_ID"] == str(message.message_id)
+
+    def _appended(self, topic: TwinTopic, messages: Sequence[TwinMessage]) -> None:
+        """Messages were appended to a main log by the engine itself: their ids are learned."""
+        for message in messages:
+            topic.append(message, self.twin.now_ms)
+        self._learn()
+        for at, message in enumerate(messages):
+            message.message_id = topic.position(len(topic.main) - len(messages) + at)
+
+    # -- dead letters --------------------------------------------------------------------------------
+
+    @only(HANDING_OUT)
+    @rule(number=PICK, count=st.integers(1, 3), back=st.booleans())
+    def take_letters(self, number: int, count: int, back: bool) -> None:
+        self._take_letters(number, count, back)
+
+    def _take_letters(self, number: int, count: int, back: bool) -> None:
+        """Some of the letters that are kept, which are those of the twin, are requeued or purged."""
+        self._learn()
+        letters = list(self.store.dead_letters())
+        kept = {
+            (str(TopicName.parse(grave.name)), grave.position(place)): (grave, place)
+            for grave in self.twin.topics.values()
+            if grave.keeper is not None
+            for place in range(grave.keeper.mark, len(grave.main))
+            if not grave.keeper.is_acked(place)
+        }
+        assert {(each.dead_letter_topic, each.position) for each in letters} == kept.keys()
+        for each in letters:
+            grave, place = kept[each.dead_letter_topic, each.position]
+            said = TwinLetter(each.topic, each.subscription, each.message_id, each.attempts)
+            assert (int(each.payload), said) == (grave.main[place].number, grave.main[place].letter)
+        chosen = [pick(letters, number + at) for at in range(min(count, len(letters)))]
+        if back and not all(self._origin(letter) for letter in chosen):
+            with pytest.raises((UnknownTopic, UnknownSubscription)):
+                self.store.requeue_dead_letters(chosen)
+            return
+        done = (self.store.requeue_dead_letters if back else self.store.purge_dead_letters)(chosen)
+        assert done == len(chosen)
+        self._taken_letters([kept[each.dead_letter_topic, each.position] for each in chosen], back)
+
+    def _origin(self, letter: DeadLetter) -> TwinTopic | None:
+        """The topic of a letter, None where it, or the subscription, is gone."""
+        topic = self.twin.topics.get(TopicName.parse(letter.topic).local_name)
+        return topic if topic is not None and letter.subscription in topic.subscriptions else None
+
+    def _taken_letters(self, taken: Sequence[tuple[TwinTopic, int]], back: bool) -> None:
+        now_ms = self.twin.now_ms
+        for grave, place in taken:
+            letter, keeper = grave.main[place].letter, grave.keeper
+            assert letter is not None
+            assert keeper is not None
+            if back:
+                origin = self.twin.topics[TopicName.parse(letter.topic).local_name]
+                self._appended(
+                    origin,
+                    [TwinMessage(grave.main[place].number, now_ms, now_ms, NOWHERE, addressee=letter.subscription)],
+                )
+            self._acked(grave, keeper, keeper.ack([place]), False)
+            keeper.save()
 
     # -- acknowledging -----------------------------------------------------------------------------------
 
@@ -194,9 +273,9 @@ class DeliveryRules(Machine):
     ) -> None:
         count = consumer.face.ack(positions[0] if len(positions) == 1 else positions, durable=durable)
         assert count == consumer.twin.ack(places)
-        self._acked(consumer, count, durable)
+        self._acked(consumer.topic, consumer.twin, count, durable)
 
-    @only(STORING, HANDING_OUT)
+    @only(STORING, HANDING_OUT, INLINE_DELAYS)
     @precondition(received_something)
     @rule(which=PICK, last=PICK, durable=st.booleans())
     def ack_cumulative(self, which: int, last: int, durable: bool) -> None:
@@ -207,13 +286,12 @@ class DeliveryRules(Machine):
                 consumer.face.ack_cumulative(position)
             return
         count = consumer.face.ack_cumulative(position, durable=durable)
-        assert count == consumer.twin.ack_cumulative(place)
-        self._acked(consumer, count, durable)
+        assert count == consumer.twin.ack_cumulative(place, self.twin.now_ms)
+        self._acked(consumer.topic, consumer.twin, count, durable)
 
-    def _acked(self, consumer: Consumer, count: int, durable: bool) -> None:
-        now_ms, sub = self.twin.now_ms, consumer.twin
+    def _acked(self, topic: TwinTopic, sub: TwinSubscription, count: int, durable: bool) -> None:
+        now_ms = self.twin.now_ms
         if count:
-            topic = consumer.topic
             topic.unflushed_until_ms = max(topic.unflushed_until_ms, now_ms + self.config.ack_flush_ms)
             if sub.unflushed_since_ms is None:
                 sub.unflushed_since_ms = now_ms
@@ -252,9 +330,10 @@ class DeliveryRules(Machine):
         """Twice as long each time, up to the most; by the message, so that an old one counts what it counted then."""
         consumer = pick([consumer for consumer in self.consumers if consumer.received], which)
         items = {place: message for place, _, message in (pick(consumer.received, number) for number in picks)}
-        config, until_ms = self.config, {}
+        sub, until_ms = consumer.twin, {}
         for place, message in items.items():
-            wait_ms = min(config.nack_backoff_ms * 2**message.redelivery_count, config.nack_backoff_max_ms)
+            wait_ms = sub.setting("nack_backoff_ms") * 2**message.redelivery_count
+            wait_ms = min(wait_ms, sub.setting("nack_backoff_max_ms"))
             until_ms[place] = self.twin.now_ms + wait_ms
         assert consumer.face.nack(list(items.values())) == consumer.twin.nack(consumer.number, until_ms)
 
@@ -264,24 +343,19 @@ class DeliveryRules(Machine):
     def retry_later(self, which: int, number: int, ms: int) -> None:
         consumer = pick([consumer for consumer in self.consumers if consumer.received], which)
         place, _, message = pick(consumer.received, number)
-        now_ms = self.twin.now_ms
-        dues = self.twin.policies.dues(consumer.topic.name, [now_ms + ms], now_ms, retry=True)
-        if dues is None:
-            with pytest.raises(DelayTooLong):
-                consumer.face.retry_later(message, ms / 1000)
-            return
         new_id = consumer.face.retry_later(message, ms / 1000)
         now_ms = self.twin.now_ms
         new = TwinMessage(
             int(message.payload),
-            dues[0],
+            now_ms + ms,
             now_ms,
             new_id,
             addressee=consumer.twin.name,
             retries=message.retries + message.redelivery_count + 1,
+            first_id=consumer.topic.main[place].first_id or message.message_id,
         )
         self._sent(consumer.topic, [new])
-        self._acked(consumer, consumer.twin.ack([place]), True)
+        self._acked(consumer.topic, consumer.twin, consumer.twin.ack([place]), True)
 
     # -- moving ------------------------------------------------------------------------------------------
 
@@ -319,7 +393,7 @@ class DeliveryRules(Machine):
         )
 
     def _sought(self, consumer: Consumer, place: int) -> None:
-        consumer.twin.seek(max(place, consumer.topic.first))
+        consumer.twin.begin_at(max(place, consumer.topic.first), consumer.topic.first, self.twin.now_ms)
         self.twin.flush()
 
     @only(HANDING_OUT)
@@ -350,6 +424,7 @@ class DeliveryRules(Machine):
         else:
             face.unsubscribe(name)
             del twin.subscriptions[name]
+            self.twin.policies.forget(topic, name)
 
     @only(STORING)
     @precondition(lambda self: self.messages)
@@ -361,13 +436,14 @@ class DeliveryRules(Machine):
                 self.store.delete_topic(topic)
             return
         self.store.delete_topic(topic)
-        self.twin.policies.scopes.pop(topic, None)
+        self.twin.policies.forget(topic)
         self._forget(twin)
 
     def _forget(self, topic: TwinTopic) -> None:
         doomed = {part.start_ms for part in self.twin.partitions.values() if not part.holders}
         topic.deleted = True
-        self.twin.release(doomed)  # what a crash left for the next tick is the next tick's
+        # What a crash left for the next tick is the next tick's.
+        self.twin.count(PARTITIONS_DELETED, self.twin.release(doomed))
         for consumer in [consumer for consumer in self.consumers if consumer.topic is topic]:
             with pytest.raises(UnknownSubscription):
                 consumer.face.receive()

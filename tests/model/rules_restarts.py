@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
-from .drawing import HANDING_OUT, INLINE, STORING, TAKING_BACK, only
+from .drawing import CONFIGS, HANDING_OUT, STORING, TAKING_BACK, only
 from .driver import Once, SimulatedCrash, armed, copy_store
 from .machine import Machine
 from .rules_sending import CLEANUP, FIRING
@@ -25,15 +26,16 @@ class RestartRules(Machine):
         self.twin.flush()
 
     @precondition(lambda self: self.messages)
-    @rule(inline_ms=st.none() | INLINE)
-    def reopen(self, inline_ms: int | None) -> None:
-        """Closed and opened; now and then with another bound for what waits in the main log."""
+    @rule(other=st.none() | CONFIGS)
+    def reopen(self, other: dict[str, Any] | None) -> None:
+        """Closed and opened; now and then with other settings, of which those that say what is kept change nothing."""
         path = self.store.path
         self.store.close()
         self.twin.flush()
-        if inline_ms is not None:
-            self.ever_inline |= inline_ms > 0
-            self.config = self.twin.config = dataclasses.replace(self.config, inline_delay_ms=inline_ms)
+        if other is not None:
+            other["partition_ms"] = self.config.partition_ms
+            self.config = self.twin.config = dataclasses.replace(self.config, **other)
+            self.ever_inline |= self.config.inline_delay_ms > 0
         self._open(path)
 
     @only(STORING, TAKING_BACK, HANDING_OUT)

@@ -6,15 +6,14 @@ from collections.abc import Callable
 
 import pytest
 from hypothesis import strategies as st
-from hypothesis.stateful import precondition, rule
+from hypothesis.stateful import rule
 
-from duelog import DelayedDeliveryPolicies, DelayedStore, MessageId
+from duelog import DelayedStore, MessageId
 from duelog.errors import DelayTooLong, StoreFull
 
-from .drawing import DUES, STORING, TAKING_BACK, TOPICS, Spec, only
+from .drawing import DUES, STORING, TOPICS, Spec, only
 from .driver import Once, armed, full_disk, stalled_sender
 from .machine import Machine
-from .twin_policies import NAMESPACE, STORE
 
 FIRING = ("fire.before", "fire.after", "close.before", "close.after")
 CLEANUP = ("acks.before", "trim.recorded", "trim.part", "delete.recorded", "delete.moved", "delete.removed")
@@ -52,41 +51,6 @@ class SendingRules(Machine):
         ids = self.store.topic(topic).send_batch(drawn)
         if drawn:
             self._sent(self.twin.topic(topic), self._twins(drawn, dues, ids, self.twin.now_ms))
-
-    @only(TAKING_BACK)
-    @rule(
-        topic=TOPICS,
-        name=st.sampled_from(("p", "q")),
-        specs=st.lists(DUES, min_size=1, max_size=4),
-        first=st.none() | st.integers(0, 12),
-    )
-    def send_numbered(self, topic: str, name: str, specs: list[Spec], first: int | None) -> None:
-        """A number that is stored already is not stored again, whatever became of its message."""
-        twin = self.twin.topic(topic)
-        producer = self.store.topic(topic).producer(name)
-        stored = twin.producers.setdefault(name, set())
-        last = max(stored, default=-1)
-        assert producer.last_sequence_id == last
-        drawn, dues = self._drawn(topic, specs)
-        if dues is None:
-            with pytest.raises(DelayTooLong):
-                producer.send_batch(drawn, first_sequence_id=first)
-            return
-        ids = producer.send_batch(drawn, first_sequence_id=first)
-        start = last + 1 if first is None else first
-        for number, message_id in enumerate(ids, start):
-            assert message_id is None or number not in stored, "what is stored is stored again"
-            # A number that was left out may count as stored, since numbers are to ascend; a later one never does.
-            assert message_id is not None or number <= last, "it is taken for stored, and is not"
-        kept = [row for row, message_id in enumerate(ids) if message_id is not None]
-        twins = self._twins(
-            [drawn[row] for row in kept],
-            [dues[row] for row in kept],
-            [message_id for message_id in ids if message_id is not None],
-            self.twin.now_ms,
-        )
-        self._sent(twin, twins)
-        stored.update(start + row for row in kept)
 
     @only(STORING)
     @rule(
@@ -146,51 +110,3 @@ class SendingRules(Machine):
                 self.twin.add_partition(due_ms)
         else:
             self._sent(self.twin.topic(topic), self._twins(drawn, dues, ids, self.twin.now_ms))
-
-    # -- policies ------------------------------------------------------------------------------------
-
-    @only(TAKING_BACK)
-    @rule(
-        scope=st.sampled_from((STORE, NAMESPACE, "t0", "t1")),
-        active=st.sampled_from((None, None, True, False)),
-        tick_ms=st.sampled_from((None, 0, 1, 7, 100)),
-        longest_ms=st.sampled_from((None, None, 0, 40)),
-        fixed_ms=st.sampled_from((None, None, 0, 30)),
-    )
-    def set_policies(
-        self, scope: str, active: bool | None, tick_ms: int | None, longest_ms: int | None, fixed_ms: int | None
-    ) -> None:
-        fields: dict[str, int | bool | None] = {
-            "active": active,
-            "tick_time_ms": tick_ms,
-            "max_delivery_delay_ms": longest_ms,
-            "fixed_delivery_delay_ms": None if scope == STORE else fixed_ms,
-        }
-        self.twin.policies.scopes[scope] = fields
-        policies = DelayedDeliveryPolicies(
-            active=active,
-            tick_time_ms=tick_ms,
-            max_delivery_delay_ms=longest_ms,
-            fixed_delivery_delay_ms=None if scope == STORE else fixed_ms,
-        )
-        namespace, topic = _scope(scope)
-        self.store.set_policies(policies, namespace=namespace, topic=topic)
-        assert self.store.policies(namespace=namespace, topic=topic) == (
-            policies if any(value is not None for value in fields.values()) else None
-        )
-
-    @only(TAKING_BACK)
-    @precondition(lambda self: self.twin.policies.scopes)
-    @rule(data=st.data())
-    def remove_policies(self, data: st.DataObject) -> None:
-        scope = data.draw(st.sampled_from(sorted(self.twin.policies.scopes)))
-        fields = self.twin.policies.scopes.pop(scope)
-        namespace, topic = _scope(scope)
-        there = any(value is not None for value in fields.values())
-        assert self.store.remove_policies(namespace=namespace, topic=topic) == there
-
-
-def _scope(scope: str) -> tuple[str | None, str | None]:
-    if scope == STORE:
-        return None, None
-    return ("public/default", None) if scope == NAMESPACE else (None, scope)

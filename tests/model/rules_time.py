@@ -29,7 +29,7 @@ class TimeRules(Machine):
         self._forward_to(self.next_due_ms or 0)
 
     @only(STORING, HANDING_OUT)
-    @precondition(lambda self: self.config.ack_timeout_ms is None and not self.ever_inline and not self.twin.lead_ms)
+    @precondition(lambda self: not self.ever_timed and not self.ever_inline and not self.twin.lead_ms)
     @rule(ms=st.integers(1, 30) | st.integers(1, 1_000))
     def set_the_clock_back(self, ms: int) -> None:
         """Not where deadlines are kept, which are lengthened then, nor where some of a main log waits."""

@@ -10,6 +10,7 @@ from hypothesis.stateful import precondition, rule
 
 from duelog import MessageId, Outcome
 from duelog.errors import DelayTooLong, StoreFull, UnknownTopic
+from duelog.metrics import CANCELLED, RESCHEDULED
 
 from .drawing import DUES, PICK, PICKS, TAKING_BACK, TOPICS, Spec, only, pick
 from .driver import full_disk
@@ -54,9 +55,14 @@ class WithdrawalRules(Machine):
         if len(ids) == 1:
             expected = outcome(self.twin, twin, ids[0])
             assert face.cancel(ids[0]) == (expected in (Outcome.CANCELLED, Outcome.ALREADY_CANCELLED))
-            cancel(self.twin, twin, ids)
+            self._cancelled(twin, ids)
         else:
-            assert face.cancel_batch(ids) == cancel(self.twin, twin, ids)
+            assert face.cancel_batch(ids) == self._cancelled(twin, ids)
+
+    def _cancelled(self, topic: TwinTopic, ids: Sequence[MessageId]) -> list[Outcome]:
+        outcomes = cancel(self.twin, topic, ids)
+        self.twin.count(CANCELLED, outcomes.count(Outcome.CANCELLED), topic)
+        return outcomes
 
     @only(TAKING_BACK)
     @precondition(lambda self: self.ids)
@@ -65,7 +71,9 @@ class WithdrawalRules(Machine):
         asked = self._asked(topic, [number])
         if asked is not None:
             twin, (message_id,) = asked
-            assert self.store.topic(topic).state(message_id) == STATES[outcome(self.twin, twin, message_id)]
+            waits = any(message.message_id == message_id for message in twin.waiting(self.twin.now_ms))
+            expected = "scheduled" if waits else STATES[outcome(self.twin, twin, message_id)]
+            assert self.store.topic(topic).state(message_id) == expected
 
     @only(TAKING_BACK)
     @precondition(lambda self: self.ids)
@@ -88,7 +96,7 @@ class WithdrawalRules(Machine):
             self._adopt_left_over()
             return
         if not move:
-            assert done == cancel(self.twin, twin, ids)
+            assert done == self._cancelled(twin, ids)
         else:
             assert dues is not None
             self._moved(twin, ids, dues[0], [new for new in done if not isinstance(new, Outcome)])
@@ -147,3 +155,4 @@ class WithdrawalRules(Machine):
             message.message_id = answers[row] = topic.position(len(topic.main) - len(moved.direct) + at)
         assert list(new_ids) == [answers.get(row) for row in range(len(ids))]
         self.ids += [(topic.name, message_id) for message_id in answers.values()]
+        self.twin.count(RESCHEDULED, len(answers), topic)

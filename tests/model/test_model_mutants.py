@@ -19,7 +19,7 @@ def test_the_model_finds_out_a_wrong_engine(mutant: str, monkeypatch: pytest.Mon
     break_it(monkeypatch)
     machine = type("OfOneTheme", (EngineMachine,), {"themes": (theme,), "kind": KINDS.get(mutant)})
     found_out = settings(
-        max_examples=3_000,
+        max_examples=1_000,
         stateful_step_count=6,
         derandomize=True,
         database=None,

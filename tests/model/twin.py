@@ -7,12 +7,17 @@ flushed yet) the twin is told what was chosen, refuses what is not allowed, and 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations, pairwise
+from typing import NamedTuple
 
 from duelog import MessageId, StoreConfig
+from duelog.dead_letters import KEEPER
+from duelog.metrics import ENTRIES_TRIMMED, FIRED, LEDGERS_TRIMMED, PARTITIONS_DELETED
 from duelog.store.managed_ledger import LedgerInfo
+from duelog.store.names import TopicName
 
 from .twin_policies import TwinPolicies
 from .twin_recurring import TwinSchedule
@@ -24,6 +29,15 @@ Key = tuple[int, int]
 def key_of(number: int) -> str | None:
     """The key that every message of a number has."""
     return (None, "a", "b")[number % 3]
+
+
+class TwinLetter(NamedTuple):
+    """Of a dead letter: where it came from, the id that it had there, and how often it was delivered."""
+
+    topic: str
+    subscription: str
+    message_id: MessageId
+    attempts: int
 
 
 @dataclass(eq=False)
@@ -48,6 +62,10 @@ class TwinMessage:
     """Nobody reads it in the main log before, for it was written ahead of its time, or lies behind such a one."""
     waits: bool = False
     """It went into the main log before it was due."""
+    first_id: MessageId | None = None
+    """Of a postponed message: the id of what was postponed first."""
+    letter: TwinLetter | None = None
+    """What it says, if it is a dead letter."""
 
     @property
     def key(self) -> str | None:
@@ -70,21 +88,41 @@ class TwinLedger:
     """As the engine calls it, learned when the two are compared."""
 
 
+@dataclass
+class TwinProducer:
+    """A producer's numbers: those stored, and the highest that was ever given."""
+
+    stored: set[int] = field(default_factory=set)
+    highest: int = -1
+
+    @property
+    def last(self) -> int:
+        return max(self.stored, default=-1)
+
+    def numbering(self, first: int | None) -> tuple[int | None, int]:
+        """What to ask for, None where the producer is to go on by itself, and the number that a batch then begins with.
+
+        It goes on after what is stored; where more may have been tried, it is told to go on after that.
+        """
+        if first is None and self.highest > self.last:
+            first = self.highest + 1
+        return first, self.last + 1 if first is None else first
+
+
 class TwinTopic:
     """A topic: everything that ever stood in its main log, and the ledgers that are kept of it."""
 
-    def __init__(self, name: str, now_ms: int, ledger_entries: int) -> None:
+    def __init__(self, twin: Twin, name: str, now_ms: int) -> None:
         self.name = name
+        self._twin = twin
         self.main: list[TwinMessage] = []
         self.ledgers = [TwinLedger(now_ms, 0)]
         self.subscriptions: dict[str, TwinSubscription] = {}
         self.schedules: dict[str, TwinSchedule] = {}
-        self.producers: dict[str, set[int]] = {}
-        """By name, the numbers stored."""
+        self.producers: dict[str, TwinProducer] = {}
         self.deleted = False
         self.unflushed_until_ms = -1
         """Until then acknowledgements may not have been looked at for trimming."""
-        self._ledger_entries = ledger_entries
 
     @property
     def first(self) -> int:
@@ -92,21 +130,44 @@ class TwinTopic:
         return self.ledgers[0].first
 
     def append(self, message: TwinMessage, now_ms: int) -> TwinLedger:
-        tail = self.ledgers[-1]
         if self.main:
             message.readable_ms = max(message.readable_ms, self.main[-1].readable_ms)
+        self._roll_if_full(now_ms)  # it may have been filled when more was allowed
+        tail = self.ledgers[-1]
         self.main.append(message)
         tail.count += 1
-        if tail.count == self._ledger_entries:
-            self.roll(now_ms)
+        self._roll_if_full(now_ms)
         return tail
+
+    def _roll_if_full(self, now_ms: int) -> None:
+        if self.ledgers[-1].count >= self._twin.config.ledger_max_entries:
+            self.roll(now_ms)
+
+    @property
+    def keeper(self) -> TwinSubscription | None:
+        """Of a dead-letter topic: the subscription that keeps its letters until they are requeued or purged."""
+        return self.subscriptions.get(KEEPER)
+
+    def setting(self, field: str) -> int:
+        """What the policies say for the topic."""
+        return self._twin.policies.value(self.name, field)
 
     def latest(self, now_ms: int) -> int:
         """The place from which on nothing may be read yet."""
         return next((at for at, message in enumerate(self.main) if message.readable_ms > now_ms), len(self.main))
 
+    def waiting(self, now_ms: int) -> list[TwinMessage]:
+        """What is kept of the main log and not due yet, by due time."""
+        return sorted(
+            (message for message in self.main[self.first :] if message.waits and message.due_ms > now_ms),
+            key=lambda message: message.due_ms,
+        )
+
     def roll(self, now_ms: int) -> None:
-        self.ledgers[-1].closed_ms = now_ms
+        """The open ledger is complete when it is closed and all that is in it is due."""
+        ledger = self.ledgers[-1]
+        dues = [message.due_ms for message in self.main[ledger.first :] if message.waits]
+        ledger.closed_ms = max([now_ms, *dues])
         self.ledgers.append(TwinLedger(now_ms, len(self.main)))
 
     def sizes(self) -> dict[int, int]:
@@ -223,7 +284,9 @@ class Twin:
         self.topics: dict[str, TwinTopic] = {}
         self.partitions: dict[int, TwinPartition] = {}
         self.by_id: dict[MessageId, TwinMessage] = {}
-        self.policies = TwinPolicies()
+        self.policies = TwinPolicies(config)
+        self.counts: Counter[tuple[str, str]] = Counter()
+        """By counter and topic, what metrics have to say."""
 
     @property
     def now_ms(self) -> int:
@@ -231,7 +294,7 @@ class Twin:
 
     def topic(self, name: str) -> TwinTopic:
         if name not in self.topics:
-            self.topics[name] = TwinTopic(name, self.now_ms, self.config.ledger_max_entries)
+            self.topics[name] = TwinTopic(self, name, self.now_ms)
         return self.topics[name]
 
     def logs(self, topic: TwinTopic) -> list[TwinLog]:
@@ -259,6 +322,13 @@ class Twin:
         """Whether a message that was sent at `sent_ms` goes into the main log if it is written now."""
         part = self.partitions.get(due_ms - due_ms % self.config.partition_ms)
         return due_ms <= sent_ms + self.config.inline_delay_ms or (part is not None and part.closed)
+
+    def group(self, due_ms: int, sent_ms: int) -> int:
+        """Messages of a batch with the same group are written together: -1 for the main log, else by their partition.
+
+        In this order the groups are written when they are written one after the other.
+        """
+        return -1 if due_ms <= sent_ms + self.config.inline_delay_ms else due_ms // self.config.partition_ms
 
     def add_direct(self, topic: TwinTopic, message: TwinMessage) -> None:
         self.by_id[message.message_id] = message
@@ -302,7 +372,14 @@ class Twin:
         for topic in self.topics.values():
             self._expire(topic, now_ms, seen)
             trimmed += self._trim(topic, now_ms, seen)
-        return TwinSlice(fired, len(closed), trimmed, self.release(seen.there if seen.failed else ()))
+        deleted = self.release(seen.there if seen.failed else ())
+        self.count(PARTITIONS_DELETED, deleted)
+        return TwinSlice(fired, len(closed), trimmed, deleted)
+
+    def count(self, counter: str, count: int, topic: TwinTopic | None = None) -> None:
+        """A counter of metrics goes on."""
+        if count:
+            self.counts[counter, "" if topic is None else str(TopicName.parse(topic.name))] += count
 
     def _fire(self, topic: TwinTopic, now_ms: int, seen: Seen) -> int:
         order = seen.appended.get(topic, ())
@@ -327,12 +404,13 @@ class Twin:
                 log.frontier = max(log.frontier, message.order)
                 log.last_marker = ledger
             message.late = False
+        self.count(FIRED, len(fired), topic)
         return len(fired)
 
     def _expire(self, topic: TwinTopic, now_ms: int, seen: Seen) -> None:
-        ttl_ms = self.config.ttl_ms
         for sub in topic.subscriptions.values():
-            if ttl_ms is None or sub not in seen.expired:
+            ttl_ms = sub.setting("ttl_ms")
+            if not ttl_ms or sub is topic.keeper or sub not in seen.expired:
                 continue
             found = seen.expired[sub]
             assert all(topic.main[place].due_ms <= now_ms - ttl_ms for place in found), "expired before its time"
@@ -364,18 +442,21 @@ class Twin:
             passed += 1
         for ledger in topic.ledgers[:passed]:
             assert ledger.closed_ms is not None
-            if ledger.closed_ms + self.config.retention_ms > now_ms:
+            if ledger.closed_ms + topic.setting("retention_ms") > now_ms:
                 break
             young += 1
         gone = len(topic.ledgers) - len(kept)
         loose |= now_ms < topic.unflushed_until_ms
         assert 0 <= gone <= young, "a ledger was given up that somebody or retention still wants"
         sizes = [info.stored_bytes for info in kept[: passed - gone]]
-        if not self.config.retention_bytes:
+        kept_bytes = topic.setting("retention_bytes")
+        if not kept_bytes:
             assert loose or gone == young, "a ledger that nobody wants was kept"
         else:
-            assert loose or gone == young or sum(sizes[1:]) < self.config.retention_bytes, "more bytes are kept"
-            assert not gone or sum(sizes) >= self.config.retention_bytes, "fewer bytes are kept than retention asks for"
+            assert loose or gone == young or sum(sizes[1:]) < kept_bytes, "more bytes are kept"
+            assert not gone or sum(sizes) >= kept_bytes, "fewer bytes are kept than retention asks for"
+        self.count(LEDGERS_TRIMMED, gone)
+        self.count(ENTRIES_TRIMMED, sum(ledger.count for ledger in topic.ledgers[:gone]))
         del topic.ledgers[:gone]
         for sub in topic.subscriptions.values():
             sub.trimmed(topic.first)

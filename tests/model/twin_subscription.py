@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Protocol
 
@@ -31,8 +31,10 @@ class TwinSubscription:
     Places count the entries of the main log from the topic's beginning; `start` is where the subscription begins.
     """
 
-    def __init__(self, name: str, start: int, log: Sequence[Entry], ack_timeout_ms: int | None) -> None:
+    def __init__(self, name: str, start: int, log: Sequence[Entry], setting: Callable[[str], int]) -> None:
+        """`setting` gives what the policies say for the subscription, by field."""
         self.name = name
+        self.setting = setting
         self.mark = start
         """Everything before it is acknowledged, trimmed, or from before the subscription's time."""
         self.acked: set[int] = set()
@@ -43,7 +45,8 @@ class TwinSubscription:
         self.kind: str | None = None
         self.consumers: list[int] = []
         self.held: dict[int, int] = {}
-        self.deadlines: dict[int, int] = {}
+        self.handed_ms: dict[int, int] = {}
+        """Since when what is held counts as held."""
         self.waiting: dict[int, int] = {}
         self.ready: set[int] = set()
         self.times: dict[int, int] = {}
@@ -53,7 +56,6 @@ class TwinSubscription:
         """It has passed something over: the store's time does not go back behind what it is served by."""
         self.read = start
         self._log = log
-        self._ack_timeout_ms = ack_timeout_ms
 
     # -- asking ------------------------------------------------------------------------------------
 
@@ -71,6 +73,10 @@ class TwinSubscription:
         """The backlog without what is not due yet."""
         places = range(self.mark, len(self._log))
         return sum(place not in self.acked and not self._waits(place, now_ms) for place in places)
+
+    def not_due(self, now_ms: int) -> int:
+        """Messages of the log that are not due yet and not acknowledged."""
+        return sum(place not in self.acked and self._waits(place, now_ms) for place in range(self.mark, len(self._log)))
 
     def _waits(self, place: int, now_ms: int) -> bool:
         return self._log[place].waits and self._log[place].due_ms > now_ms
@@ -104,7 +110,7 @@ class TwinSubscription:
         self.read = self.mark
 
     def _forget_places(self) -> None:
-        for places in (self.held, self.deadlines, self.waiting, self.ready, self.times, self.passed_over):
+        for places in (self.held, self.handed_ms, self.waiting, self.ready, self.times, self.passed_over):
             places.clear()
 
     # -- deliveries --------------------------------------------------------------------------------
@@ -169,12 +175,12 @@ class TwinSubscription:
         self.times[place] = before + 1
         self.ready.discard(place)
         self.held[place] = consumer
-        if self._ack_timeout_ms is not None:
-            self.deadlines[place] = now_ms + self._ack_timeout_ms
+        self.handed_ms[place] = now_ms
         return place, before
 
     def _bring_due(self, now_ms: int) -> None:
-        for place in [place for place, at_ms in self.deadlines.items() if at_ms <= now_ms]:
+        timeout_ms = self.setting("ack_timeout_ms")
+        for place in [place for place, at_ms in self.handed_ms.items() if timeout_ms and at_ms + timeout_ms <= now_ms]:
             self._take_back(place, now_ms)
         for place in [place for place, at_ms in self.waiting.items() if at_ms <= now_ms]:
             del self.waiting[place]
@@ -182,7 +188,7 @@ class TwinSubscription:
 
     def _take_back(self, place: int, at_ms: int) -> None:
         del self.held[place]
-        self.deadlines.pop(place, None)
+        self.handed_ms.pop(place, None)
         self.waiting[place] = at_ms
 
     def nack(self, consumer: int, until_ms: dict[int, int]) -> int:
@@ -200,15 +206,25 @@ class TwinSubscription:
         self._settle(new)
         return len(new)
 
-    def ack_cumulative(self, last: int) -> int:
-        count = self.ack(range(self.mark, last + 1))
-        self.read = max(self.read, last + 1)
+    def ack_cumulative(self, last: int, now_ms: int) -> int:
+        """Everything up to `last`, but for what nobody can have been given: it was passed over, or would be now."""
+        places = range(self.mark, last + 1)
+        unseen = {place for place in places if place in self.passed_over or self._is_ahead(place, now_ms)}
+        count = self.ack([place for place in places if place not in unseen])
+        if all(place < self.read for place in unseen):
+            self.read = max(self.read, last + 1)
         return count
 
-    def seek(self, place: int) -> None:
-        """Everything before `place` is acknowledged, and nothing from there on."""
-        self.mark, self.acked, self.read = place, set(), place
+    def _is_ahead(self, place: int, now_ms: int) -> bool:
+        """Whether it has not been read, and would not be given to anybody now."""
+        return place >= self.read and (self._waits(place, now_ms) or self._log[place].readable_ms > now_ms)
+
+    def begin_at(self, place: int, first: int, now_ms: int) -> None:
+        """From `first` on what lies before `place` is acknowledged, but for what is not due; nothing else is."""
+        self.mark, self.acked = first, set()
         self._forget_places()
+        self.ack([at for at in range(first, place) if not self._waits(at, now_ms)])
+        self.read = self.mark
 
     def trimmed(self, first: int) -> None:
         self.mark = max(self.mark, first)
@@ -216,8 +232,12 @@ class TwinSubscription:
         self.read = max(self.read, first)
         self._settle({place for place in (*self.times, *self.ready, *self.passed_over) if place < first})
 
-    def flush(self) -> None:
+    def save(self) -> None:
+        """What is acknowledged is on disk, and may be written again."""
         self.flushed = self.mark, frozenset(self.acked)
+
+    def flush(self) -> None:
+        self.save()
         self.unflushed_since_ms = None
 
     def restore(self, first: int, acked: set[int]) -> None:
@@ -229,7 +249,7 @@ class TwinSubscription:
 
     def _settle(self, gone: set[int]) -> None:
         for place in gone:
-            for places in (self.held, self.deadlines, self.waiting, self.times):
+            for places in (self.held, self.handed_ms, self.waiting, self.times):
                 places.pop(place, None)
         self.ready -= gone
         self.passed_over -= gone

@@ -1,0 +1,125 @@
+"""Rules: producers number what they send; batches break off, and what is not known to be stored is sent again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import rule
+
+from duelog import Message, MessageId
+from duelog.errors import DelayTooLong, StoreFull
+
+from .drawing import DUES, TAKING_BACK, TOPICS, Spec, only
+from .driver import SimulatedCrash, copy_store
+from .rules_restarts import RestartRules
+from .rules_sending import no_room
+from .twin import TwinProducer, TwinTopic
+
+FIRSTS = st.none() | st.integers(0, 12)
+
+
+class ProducerRules(RestartRules):
+    """Whatever numbered producers do. A number is stored or it is not, and the twin knows which are."""
+
+    @only(TAKING_BACK)
+    @rule(topic=TOPICS, name=st.sampled_from(("p", "q")), specs=st.lists(DUES, min_size=1, max_size=4), first=FIRSTS)
+    def send_numbered(self, topic: str, name: str, specs: list[Spec], first: int | None) -> None:
+        """A number that is stored is not stored again, whatever became of its message; any other is."""
+        twin = self.twin.topic(topic)
+        face, producer = self.store.topic(topic).producer(name), twin.producers.setdefault(name, TwinProducer())
+        assert face.last_sequence_id == producer.last
+        drawn, dues = self._drawn(topic, specs)
+        if dues is None:
+            with pytest.raises(DelayTooLong):
+                face.send_batch(drawn, first_sequence_id=first)
+            return
+        first, start = producer.numbering(first)
+        wanted = [row for row in range(len(drawn)) if start + row not in producer.stored]
+        ids = face.send_batch(drawn, first_sequence_id=first)
+        stored = {row: message_id for row, message_id in enumerate(ids) if message_id is not None}
+        assert list(stored) == wanted, "what is not stored is stored, once"
+        self._stored(twin, producer, start, drawn, dues, stored)
+
+    @only(TAKING_BACK)
+    @rule(
+        topic=TOPICS,
+        name=st.sampled_from(("p", "q")),
+        specs=st.lists(DUES, min_size=2, max_size=5),
+        first=FIRSTS,
+        part=st.integers(0, 2),
+        crashes=st.booleans(),
+        again=st.lists(st.integers(1, 4), min_size=1, max_size=3),
+    )
+    def break_a_numbered_batch(
+        self, topic: str, name: str, specs: list[Spec], first: int | None, part: int, crashes: bool, again: list[int]
+    ) -> None:
+        """A part of a batch finds no room, or the process dies before it; the numbers are sent again in other groups.
+
+        again: of how many messages each batch is that is sent afterwards; single ones go on until all are sent.
+        """
+        twin = self.twin.topic(topic)
+        face, producer = self.store.topic(topic).producer(name), twin.producers.setdefault(name, TwinProducer())
+        drawn, dues = self._drawn(topic, specs)
+        first, start = producer.numbering(first)
+        rows = [row for row in range(len(drawn)) if start + row not in producer.stored]
+        groups = self._groups(rows, dues or [])
+        if dues is None or len(groups) < 2:
+            return
+        part %= len(groups)
+        target = self._next_copy()
+
+        def crash() -> None:
+            copy_store(self.store.path, target)
+            raise SimulatedCrash
+
+        self._learn()
+        self.parts.breaks = part, crash if crashes else lambda: no_room(self.store)
+        with pytest.raises(SimulatedCrash if crashes else StoreFull):
+            face.send_batch(drawn, first_sequence_id=first)
+        self.parts.breaks = None
+        written = groups[:part] if crashes else [*groups[:part], *groups[part + 1 :]]
+        ids: dict[int, MessageId] = {}
+        for group, segments in zip(written, self.parts.written, strict=True):
+            ids.update(zip(group, (place for segment in segments for place in _places(*segment)), strict=True))
+        producer.highest = max(producer.highest, start + len(drawn) - 1)
+        self._stored(twin, producer, start, drawn, dues, ids)
+        if crashes:
+            self._reopen_after_crash(target)
+        self._send_again(topic, name, specs, start, again)
+
+    def _groups(self, rows: Sequence[int], dues: Sequence[int]) -> list[list[int]]:
+        """Rows of a batch by where they are written, in the order in which that is done."""
+        groups: dict[int, list[int]] = {}
+        for row in rows if dues else ():
+            groups.setdefault(self.twin.group(dues[row], self.twin.now_ms), []).append(row)
+        return [groups[group] for group in sorted(groups)]
+
+    def _send_again(self, topic: str, name: str, specs: Sequence[Spec], start: int, sizes: Sequence[int]) -> None:
+        at = 0
+        for size in (*sizes, *[1] * len(specs)):
+            if at < len(specs):
+                self.send_numbered(topic, name, list(specs[at : at + size]), start + at)
+                at += size
+
+    def _stored(
+        self,
+        topic: TwinTopic,
+        producer: TwinProducer,
+        start: int,
+        drawn: Sequence[Message],
+        dues: Sequence[int],
+        ids: dict[int, MessageId],
+    ) -> None:
+        """Rows of a batch were stored under these ids."""
+        rows = sorted(ids)
+        twins = self._twins(
+            [drawn[row] for row in rows], [dues[row] for row in rows], [ids[row] for row in rows], self.twin.now_ms
+        )
+        self._sent(topic, twins)
+        producer.stored.update(start + row for row in rows)
+
+
+def _places(ledger_id: int, first: int, length: int) -> list[MessageId]:
+    return [MessageId(ledger_id, entry_id) for entry_id in range(first, first + length)]
