@@ -59,6 +59,7 @@ from .recurring import Recurring
 from .replay import replay_journal
 from .scheduler import Scheduler
 from .sending import Sender
+from .shutdown import Shutdown, steps
 from .subscription_state import SubscriptionState
 from .topic_state import TopicState
 from .topics import Topics
@@ -184,6 +185,7 @@ class Engine:
         self.topics.look_at = self.maintenance.look_at
         self.partitions.created = lambda partition: self.wake()
         self.metrics = None if read_only else StoreMetrics(self, instruments())
+        self._shutdown = Shutdown(steps(self, self._lock))
         background = config.background if config.background is not None else not isinstance(clock, ManualClock)
         if background and not read_only:
             self.scheduler = Scheduler(
@@ -357,26 +359,8 @@ class Engine:
     # -- the end -----------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Persist acknowledgements, end the thread, close every environment, give the lock back."""
-        if self.closed:
-            return
-        self.outbox.close()
-        self.maintenance.stopping = True
-        if self.metrics is not None:
-            self.metrics.close()
-        if self.scheduler is not None:
-            self.scheduler.stop()
-        try:
-            if not self.read_only and self.main.failed is None and here.pid == self._process:
-                with self.maintenance.lock:
-                    self.flusher.flush()
-                    self.set_aside.flush()
-                    self.firing.save_all(self.clock.now_ms())
-        finally:
-            self.closed = True
-            self._wake_receivers()
-            self.sender.close()
-            self.partitions.close()
-            self.main.close()
-            if self._lock is not None:
-                self._lock.release()
+        """Persist acknowledgements, end the thread, close every environment, give the lock back; whatever is raised.
+
+        A second call does nothing, or what the first was kept from.
+        """
+        self._shutdown.run()

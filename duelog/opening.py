@@ -52,8 +52,8 @@ class StoreLock:
     def release(self) -> None:
         """Give it back; a second call does nothing."""
         if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+            descriptor, self._descriptor = self._descriptor, -1
+            os.close(descriptor)
 
 
 def refuse_foreign(path: Path) -> None:

@@ -4,6 +4,9 @@ All state that firing changes lies in the main environment, so a crash leaves ma
 clock mark together or none of them. The entries that markers point at are durable before: partition
 environments are synced first where `durability` is not "commit".
 
+Memory follows the disk: what is committed is confirmed by the commit itself, and what is not is given back, on every
+way out. Where not even that comes to its end, the log is read back (loaded.py).
+
 Only the owner's tick calls `load`, `fire`, `save` and `close_finished`, one at a time; `load` and `save` (loaded.py)
 do some ten ms of work a call, so that what is due is fired in between. A log that cannot be fired, or a partition that
 cannot be closed, is suspended, and the others go on.
@@ -57,6 +60,7 @@ class Firing(LoadedPartitions):
         super().__init__(main, partitions, config, main_log=main_log, set_aside=set_aside, wake=wake)
         self._apart = False
         """Whether each log is fired by a commit of its own: a commit for several has failed."""
+        self._found_torn = False
         self.gate = ReaderGate()
         """Firing is alone in it; whoever cancels or reschedules is inside, so that nothing is on its way into
         the main log meanwhile and the recorded frontiers tell what has fired."""
@@ -96,19 +100,24 @@ class Firing(LoadedPartitions):
 
         Puts the earliest bucket of the log concerned in order, ahead of its time.
         """
+        self._recover()
+        self._unsure = True
+        next_ms, torn = None, False
         while (first := self._ready.first()) is not None:
             armed_ms, log = first
-            if self.suspensions and self.suspensions.retry_ms(_fire_part(log)) is not None:
-                return armed_ms
-            try:
-                due_ms = log.exact_next_due_ms()
-            except Exception:
-                return armed_ms  # `fire` meets it too, and suspends the log
+            due_ms: int | None = armed_ms
+            if not self.suspensions or self.suspensions.retry_ms(_fire_part(log)) is None:
+                try:
+                    due_ms = log.exact_next_due_ms()
+                except Exception:
+                    torn = log.torn  # else `fire` meets it too, and suspends the log
             if due_ms is not None and due_ms <= armed_ms:
-                return armed_ms
+                next_ms = armed_ms
+                break
             self._ready.postpone(log, armed_ms, due_ms)
             self._ready.arm(log, log.next_due_ms())
-        return None
+        self._unsure = torn
+        return next_ms
 
     def fire(self, now_ms: int, until_ms: int | None = None) -> int:
         """Fire one batch of at most `fire_batch` messages due by `now_ms`; returns how many, 0: nothing is to be fired.
@@ -118,7 +127,11 @@ class Firing(LoadedPartitions):
         Raises StoreFull or StoreFailed with nothing fired.
         """
         with self.gate.alone():
+            self._recover()
+            self._unsure = True
             fired = self._fire(now_ms, now_ms if until_ms is None else max(until_ms, now_ms))
+            self._unsure, self._found_torn = self._found_torn, False
+            self._recover()
             if fired:
                 self.reached(now_ms)
             return fired
@@ -139,25 +152,41 @@ class Firing(LoadedPartitions):
                     self._apart = False
                 elif not self._commit_or_suspend(batch, now_ms):
                     continue
+            except BaseException:
+                self._give_back(batch)
+                raise
             finally:
                 for log in came_up:
                     self._arm_again(log)
             return sum(len(taken.entries) for _, taken, _ in batch)
 
     def _take(self, log: LogFiring, now_ms: int, until_ms: int, room: int) -> tuple[Taken | None, ManagedLedger | None]:
-        """What a log has to fire, and the main log that it goes to; None where the log is suspended."""
+        """What a log has to fire, and the main log that it goes to; None where the log is suspended, or torn."""
         if self.suspensions and self.suspensions.waits(_fire_part(log), now_ms):
             return None, None
+        taken: Taken | None = None
+        main_log: ManagedLedger | None = None
         try:
             main_log = self._main_log(log.topic_id)
-            taken = log.take(until_ms, room) if main_log is not None else None
+            if main_log is not None and not log.torn:
+                taken = log.take(until_ms, room)
             self._report_unreadable(log)
         except Exception as error:
+            if taken is not None:
+                log.roll_back(taken)
+            self._found_torn = self._found_torn or log.torn
             self.suspensions.failed(_fire_part(log), error, now_ms)
             return None, None
-        if taken is None and self.suspensions:
+        self._found_torn = self._found_torn or log.torn
+        if taken is None and self.suspensions and not log.torn:
             self.suspensions.succeeded(_fire_part(log), now_ms)
         return taken, main_log
+
+    def _give_back(self, batch: _Batch) -> None:
+        """What was taken is left to fire again, but for what was confirmed."""
+        for log, taken, _ in reversed(batch):
+            if not log.whole:
+                log.roll_back(taken)
 
     def _commit_or_suspend(self, batch: _Batch, now_ms: int) -> bool:
         """False: nothing was fired. A log alone is suspended; several are fired one by one, to find which it is."""
@@ -166,6 +195,7 @@ class Firing(LoadedPartitions):
         except StoreFull:
             raise
         except Exception as error:
+            self._give_back(batch)
             if self.suspensions.is_fatal(error):
                 raise
             if len(batch) == 1:
@@ -182,7 +212,7 @@ class Firing(LoadedPartitions):
         retry_ms = self.suspensions.retry_ms(_fire_part(log)) if self.suspensions else None
         if retry_ms is not None:
             self._ready.arm(log, retry_ms)
-        elif self._main_log(log.topic_id) is not None:
+        elif not log.torn and self._main_log(log.topic_id) is not None:
             self._ready.arm(log, log.next_due_ms())
 
     def _report_unreadable(self, log: LogFiring) -> None:
@@ -194,7 +224,7 @@ class Firing(LoadedPartitions):
         by_ms = max(now_ms, *(int(taken.dues.max()) for _, taken, _ in batch))
         mark_ms, ahead_of_ms = max(by_ms, self.recorded_ms), now_ms if by_ms > now_ms else None
 
-        def work(transaction: Transaction) -> list[FrontierRecord]:
+        def work(transaction: Transaction) -> None:
             records = []
             for log, taken, main_log in batch:
                 segments = main_log.append_markers(
@@ -207,31 +237,31 @@ class Firing(LoadedPartitions):
                 transaction.put(fmt.frontier_key(log.topic_id, log.start_ms), record.pack())
                 records.append(record)
             transaction.put(fmt.counter_key(catalog.CLOCK), fmt.pack_u64(max(mark_ms, 0)))
-            return records
+            transaction.after_commit(functools.partial(self._confirm, batch, records, mark_ms))
 
-        try:
-            for start_ms in {log.start_ms for log, _, _ in batch}:
-                partition = self._partitions.get(start_ms)
-                if partition is not None:
-                    partition.environment.sync()
-            reach("fire.before")
-            records = self._main.write(work)
-        except BaseException:
-            for log, taken, _ in reversed(batch):
-                log.roll_back(taken)
-            raise
+        for start_ms in {log.start_ms for log, _, _ in batch}:
+            partition = self._partitions.get(start_ms)
+            if partition is not None:
+                partition.environment.sync()
+        reach("fire.before")
+        self._main.write(work)
         reach("fire.after")
+        if self.observe is not None:
+            for log, taken, _ in batch:
+                self.observe(log.topic_id, taken, now_ms)
+
+    def _confirm(self, batch: _Batch, records: list[FrontierRecord], mark_ms: int) -> None:
+        """Markers and frontiers are on disk: have memory say so, as the commit ends, whatever becomes of its caller."""
         self.recorded_ms = mark_ms
         for (log, taken, _), record in zip(batch, records, strict=True):
             log.confirm(record)
             self.fired += len(taken.entries)
-            if self.observe is not None:
-                self.observe(log.topic_id, taken, now_ms)
 
     # -- closing -----------------------------------------------------------------------------------
 
     def close_finished(self, now_ms: int) -> Iterator[int]:
         """Close each loaded partition whose end has passed with nothing left to fire; gives each start at once."""
+        self._recover()
         for start_ms in sorted(self._loaded):
             partition = self._partitions.get(start_ms)
             if partition is not None and partition.end_ms <= now_ms and self._may_close(partition):
@@ -263,27 +293,30 @@ class Firing(LoadedPartitions):
         return partition.environment.failed is None
 
     def _close(self, partition: Partition, now_ms: int) -> bool:
-        if self._left(partition) or not self._partitions.stop_appends(partition):
+        if self._left(partition):
             return False
-        if self._left(partition):  # appended before appends were stopped
-            self._partitions.resume_appends(partition)
-            return False
-        topic_ids = list(self._loaded[partition.start_ms])
-
-        def work(transaction: Transaction) -> None:
-            record_closed(transaction, partition, topic_ids, self._main_log, max(now_ms, self.recorded_ms))
-
+        recorded: list[bool] = []
         try:
+            if not self._partitions.stop_appends(partition) or self._left(partition):  # appended before
+                return False
+            topic_ids = list(self._loaded[partition.start_ms])
+
+            def work(transaction: Transaction) -> None:
+                record_closed(transaction, partition, topic_ids, self._main_log, max(now_ms, self.recorded_ms))
+                transaction.after_commit(lambda: recorded.append(True))
+
             remove_snapshots(partition.environment, self._config.snapshot_part_bytes)
             reach("close.before")
             self._main.write(work)
-        except BaseException:
-            self._partitions.resume_appends(partition)
-            raise
-        reach("close.after")
-        self._unload(partition)
+            reach("close.after")
+        finally:
+            if recorded:
+                self._unload(partition)
+            else:
+                self._partitions.resume_appends(partition)
         return True
 
     def _left(self, partition: Partition) -> bool:
         logs = self._loaded[partition.start_ms]
-        return any(len(log) or not log.loaded for topic, log in list(logs.items()) if self._main_log(topic) is not None)
+        logs_left = [log for topic, log in list(logs.items()) if self._main_log(topic) is not None]
+        return any(len(log) or not log.loaded or not log.whole for log in logs_left)

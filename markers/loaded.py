@@ -1,7 +1,9 @@
 """The partitions of a store that are loaded: bringing them into memory, letting them go, saving them, their figures.
 
 Partitions that have begun are loaded, a bounded number at a time, in order; a loaded one hears of each append in commit
-order. One that cannot be loaded is suspended, and others are loaded meanwhile. Does not fire: firing.py.
+order. One that cannot be loaded is suspended, and others are loaded meanwhile. Memory follows the disk: what an
+interrupt or an error has left half done, in a log or in the queue of what is due, is forgotten and loaded anew
+(`_recover`). Does not fire: firing.py.
 """
 
 from __future__ import annotations
@@ -61,6 +63,11 @@ class LoadedPartitions:
         self._ready = ReadyQueue()
         self._loaded: dict[int, dict[int, LogFiring]] = {}
         self._loading: tuple[Partition, Iterator[bool]] | None = None
+        self._stepping = False
+        """Whether a step of loading has begun; where it did not come to its end, the partition is loaded anew."""
+        self._leased: set[int] = set()
+        self._unsure = False
+        """Whether something that fires, or looks for what is next, did not come to its end: see `_recover`."""
         self.suspensions = Suspensions(main)
         """What of all this, and of the store's upkeep, has failed and is tried again later."""
         self.saving = Saving(config, self.suspensions)
@@ -75,6 +82,7 @@ class LoadedPartitions:
         Less than a while where it would pay to fire first.
         """
         until = time.perf_counter() + _LOAD_SLICE_S
+        self._recover()
         while (partition := self._next_to_load(now_ms)) is not None and (
             self._loading is not None or partition.start_ms - self._config.preload_ms <= now_ms
         ):
@@ -111,7 +119,6 @@ class LoadedPartitions:
 
     def _load_step(self, partition: Partition) -> bool | None:
         if self._loading is None:
-            self._partitions.acquire(partition)  # given back when the partition closes
             try:
                 self._begin_loading(partition)
             except BaseException:
@@ -120,6 +127,9 @@ class LoadedPartitions:
         return self._load_more()
 
     def _begin_loading(self, partition: Partition) -> None:
+        if partition.start_ms not in self._leased:
+            self._partitions.acquire(partition)  # given back when the partition closes
+            self._leased.add(partition.start_ms)
         start_ms, dropped = partition.start_ms, partition.keep_pages()
         self.saving.begin(start_ms)
         loading = Loading(
@@ -139,17 +149,38 @@ class LoadedPartitions:
         """One step: whether it would pay to fire before the next; None when the partition is loaded with it."""
         assert self._loading is not None
         partition, steps = self._loading
+        self._stepping = True
         try:
-            return next(steps)
-        except StopIteration:
-            self._loading = None
-            self.saving.loaded(partition.start_ms, logs := self._loaded_logs(partition.start_ms))
-            self.settling.loaded(logs)
-            return None
+            fire_first = next(steps, None)
+            if fire_first is None:
+                self.saving.loaded(partition.start_ms, logs := self._loaded_logs(partition.start_ms))
+                self.settling.loaded(logs)
+                self._loading = None
+            self._stepping = False
+            return fire_first
         except BaseException:
-            self._loading = None
-            self._unload(partition)
+            self._recover()
             raise
+
+    def _recover(self) -> None:
+        """Have memory follow the disk after what did not come to its end: what is torn is forgotten, and loaded anew.
+
+        REQUIRES: nothing is being fired.
+        """
+        if self._stepping and self._loading is not None:
+            self._unload(self._loading[0])
+            self._loading = None
+        self._stepping = False
+        if self._unsure:
+            for start_ms, logs in list(self._loaded.items()):
+                partition = self._partitions.get(start_ms)
+                if partition is not None and not all(log.whole for log in list(logs.values())):
+                    self._unload(partition)
+                    if self._loading is not None and self._loading[0] is partition:
+                        self._loading = None
+            logs_left = [log for logs in list(self._loaded.values()) for log in list(logs.values())]
+            self._ready.arm_anew([log for log in logs_left if self._main_log(log.topic_id) is not None])
+            self._unsure = False
 
     def _loaded_logs(self, start_ms: int) -> list[LogFiring]:
         return [log for log in list(self._loaded.get(start_ms, {}).values()) if log.loaded]
@@ -170,13 +201,17 @@ class LoadedPartitions:
             self._wake()
 
     def _unload(self, partition: Partition) -> None:
+        """Forget a partition; what an interrupt kept from it is done when it is called again."""
         partition.listener = None
         self.saving.forget(partition.start_ms)
         self.warming.closed(partition.start_ms)
-        for log in self._loaded.pop(partition.start_ms, {}).values():
+        for log in self._loaded.get(partition.start_ms, {}).values():
             self._ready.discard(log)
             self.settling.forget(log)
-        self._partitions.release(partition)
+        self._loaded.pop(partition.start_ms, None)
+        if partition.start_ms in self._leased:
+            self._leased.discard(partition.start_ms)
+            self._partitions.release(partition)
 
     # -- saving ------------------------------------------------------------------------------------
 

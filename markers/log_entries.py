@@ -57,6 +57,8 @@ class LogEntries:
         self._takes = 0
         self._on_its_way = False
         """Whether something was taken and neither confirmed nor rolled back."""
+        self.torn = False
+        """Whether a change has begun; where it did not come to its end, the log is to be read back (log_firing.py)."""
         self.saved_tail = 0
         """Entries below it are covered by a complete snapshot; belongs to whoever saves and loads."""
         self._settled_tail = 0
@@ -83,6 +85,11 @@ class LogEntries:
         return self._heard is None
 
     @property
+    def whole(self) -> bool:
+        """Whether what it has in memory is what is left to fire; asked while nothing is fired."""
+        return not (self.torn or self._on_its_way)
+
+    @property
     def loaded(self) -> bool:
         return self._heard is None and self._missing is None
 
@@ -100,10 +107,12 @@ class LogEntries:
     def hear(self, first_entry: int, dues: Int64s) -> None:
         """Entries were committed. Called in commit order by the leader of the partition's commits."""
         with self._lock:
+            torn, self.torn = self.torn, True
             if self._heard is not None:
                 self._heard.append(DueBatch(first_entry, dues))
             else:
                 self._absorb(first_entry, dues)
+            self.torn = torn
 
     def restore(self, first_entry: int, dues: Int64s) -> None:
         """Entries read back from the due column, in order, while loading; fired ones are left out.
@@ -207,10 +216,12 @@ class LogEntries:
         REQUIRES: no firing since they were appended, so that T is not above them: then one at or before C is late.
         """
         with self._lock:
+            torn, self.torn = self.torn, True
             if self._heard is not None:
                 self._admitted.append((entries, dues))
             else:
                 self._admit(entries, dues)
+            self.torn = torn
 
     def _admit(self, entries: UInt32s, dues: Int64s) -> None:
         self._index.discard(BitMap(entries.tolist()))
@@ -219,14 +230,17 @@ class LogEntries:
     def discard(self, entries: BitMap) -> None:
         """Entries were cancelled: they are not fired. While loading it is noted, and done at its end."""
         with self._lock:
+            torn, self.torn = self.torn, True
             if self._heard is not None:
                 self._cancelled |= entries
             else:
                 self._discard(entries)
+            self.torn = torn
 
     def withdraw(self, entries: UInt32s, dues: Int64s) -> None:
         """As `discard`, for entries whose due times are known: quick for a few."""
         with self._lock:
+            torn, self.torn = self.torn, True
             if self._heard is not None:
                 self._cancelled |= BitMap(entries.tolist())
             elif len(entries) > _BULK or len(self._late_entries) or self._missing is not None:
@@ -234,6 +248,7 @@ class LogEntries:
             else:
                 for entry_id, due_ms in zip(entries.tolist(), dues.tolist(), strict=True):
                     self._index.discard_one(entry_id, due_ms)
+            self.torn = torn
 
     def _discard(self, entries: BitMap) -> None:
         if not entries:

@@ -3,8 +3,11 @@
 The frontier (C, T) says that the entries below T at or before C have fired and no others.
 
 A firing is three steps: `take` chooses a bounded batch and moves the frontier in memory, the caller
-commits markers and the new frontier record in one transaction, then `confirm` or `roll_back`. One firing
-at a time; appends may arrive meanwhile, and are late or not by the frontier that `take` left.
+commits markers and the new frontier record in one transaction, then `confirm`, from the commit itself, or `roll_back`.
+One firing at a time; appends may arrive meanwhile, and are late or not by the frontier that `take` left.
+
+What does not come to its end, interrupted or by an error, leaves the log `torn`: what it has in memory is not known to
+be what the disk says is left to fire. Its owner then forgets it and reads it back.
 """
 
 from __future__ import annotations
@@ -67,7 +70,15 @@ class LogFiring(LogEntries):
         with self._lock:
             if self._heard is not None or self._missing is not None or len(self._late_entries):
                 return self._next_due_ms()
-            return self._index.exact_next_due_ms()
+            torn, self.torn = self.torn, True
+            try:
+                due_ms = self._index.exact_next_due_ms()
+            except Exception:
+                if self._index.could_not_read():
+                    self.torn = torn
+                raise
+            self.torn = torn
+            return due_ms
 
     def take(self, now_ms: int, limit: int) -> Taken | None:
         """Choose at most `limit` entries due by `now_ms` and move the frontier in memory; None: nothing is due.
@@ -78,21 +89,27 @@ class LogFiring(LogEntries):
         with self._lock:
             if self._heard is not None:
                 return None
+            torn, self.torn, self._on_its_way = self.torn, True, True
             if self._missing is not None:
                 now_ms = min(now_ms, self._missing.limit_ms - 1)
             before = self.frontier
             waiting = len(self._late_entries)
             late = min(waiting, limit)
             entries, dues = self._late_entries[:late], self._late_dues[:late]
-            self._late_entries, self._late_dues = self._late_entries[late:], self._late_dues[late:]
             if late:
                 order = np.lexsort((entries, dues))
                 entries, dues = entries[order], dues[order]
             if late < waiting:
-                frontier = before._replace(seen=int(self._late_entries[0]), fired=before.fired + late)
+                frontier = before._replace(seen=int(self._late_entries[late]), fired=before.fired + late)
             else:
-                ahead, ahead_dues = self._index.take(now_ms, limit - late) if limit > late else (entries[:0], dues[:0])
+                try:
+                    ahead, ahead_dues = self._index.take(now_ms, limit - late)
+                except Exception:
+                    if self._index.could_not_read():  # then nothing has been removed
+                        self.torn, self._on_its_way = torn, False
+                    raise
                 if not late and not len(ahead):
+                    self.torn, self._on_its_way = torn, False
                     return None
                 frontier = before._replace(seen=self._tail, fired=before.fired + late + len(ahead))
                 if len(ahead):
@@ -102,13 +119,14 @@ class LogFiring(LogEntries):
             # Invariant: C never goes back, T never goes back.
             if (frontier.due_ms, frontier.entry_id) < (before.due_ms, before.entry_id) or frontier.seen < before.seen:
                 raise BrokenInvariant(f"frontier {frontier} is behind {before}")
+            self._late_entries, self._late_dues = self._late_entries[late:], self._late_dues[late:]
             self.frontier = frontier
             self._takes += 1
-            self._on_its_way = True
+            self.torn = torn
             return Taken(entries, dues, late, frontier, before)
 
     def confirm(self, recorded: FrontierRecord) -> None:
-        """The markers and this frontier are on disk."""
+        """The markers and this frontier are on disk. Called as the commit ends."""
         with self._lock:
             self.frontier = recorded
             self._on_its_way = False
@@ -116,8 +134,8 @@ class LogFiring(LogEntries):
     def roll_back(self, taken: Taken) -> None:
         """Nothing was written: everything taken is left to fire again, and the frontier is as before."""
         with self._lock:
+            torn, self.torn = self.torn, True
             self.frontier = taken.before
-            self._on_its_way = False
             # What arrived since and was late by the frontier now withdrawn may not be late any more.
             arrived_late = taken.before.passes(self._late_entries, self._late_dues)
             back_entries = np.concatenate((taken.entries[taken.late :], self._late_entries[~arrived_late]))
@@ -128,6 +146,7 @@ class LogFiring(LogEntries):
             self._late_entries, self._late_dues = late[order], late_dues[order]
             order = np.lexsort((back_entries, back_dues))
             self._index.put_back(back_entries[order], back_dues[order])
+            self.torn, self._on_its_way = torn, False
 
     # -- saving ------------------------------------------------------------------------------------
 
@@ -171,9 +190,11 @@ class LogFiring(LogEntries):
         with self._lock:
             if not self.loaded:
                 return False
+            torn, self.torn = self.torn, True
             if self._settled_ms is None:
                 self._settled_tail = self._tail
             self._settled_ms = self._index.settle(self._settled_ms)
+            self.torn = torn
             return self._settled_ms is not None
 
     def unreadable(self) -> list[int]:

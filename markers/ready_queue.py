@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import threading
+from collections.abc import Sequence
 
 from .log_firing import LogFiring
 
@@ -61,6 +62,15 @@ class ReadyQueue:
         """Take a log out."""
         with self._lock:
             log.armed_ms = None
+
+    def arm_anew(self, logs: Sequence[LogFiring]) -> None:
+        """Forget every time, also one that an interrupt has left half noted, and arm these logs, which are all."""
+        with self._lock:
+            self._heap = []
+            for log in logs:
+                log.armed_ms = None
+        for log in logs:
+            self.arm(log, log.next_due_ms())
 
     def _drop_stale(self) -> None:
         while self._heap and self._heap[0][-1].armed_ms != self._heap[0][0]:

@@ -95,9 +95,9 @@ class FollowedPartitionSet(PartitionSet):
                 self._let_go(partition)
                 self._close_surplus()
                 return
-            environments = [] if partition.leases else partition.detach()
-        for environment in environments:
-            environment.close()
+            if partition.leases:
+                return
+        partition.detach()
 
 
 def _age_s(path: Path) -> float:

@@ -75,6 +75,7 @@ class DelayIndex:
         self._window_entries = window_entries
         self._buckets = Buckets(bucket_ms)
         self._window = Window()
+        self._reading = False
         self._limit = -1  # L as a key; before every key until the first load
         self._count = 0
 
@@ -203,6 +204,11 @@ class DelayIndex:
         self._load(None)
         return self.next_due_ms()
 
+    def could_not_read(self) -> bool:
+        """Whether the last exception came from ``due_of``: then nothing has been removed. Told once."""
+        failed, self._reading = self._reading, False
+        return failed
+
     # -- cancelling ----------------------------------------------------------------------------
 
     def discard_one(self, entry_id: int, due_ms: int) -> bool:
@@ -324,7 +330,10 @@ class DelayIndex:
 
     def _split_bucket(self) -> None:
         """Divide the earliest bucket so that its parts fit the window; reads each due time once."""
-        source = self._buckets.split_first(cuts_of(self._buckets.first(), self.due_of, self._window_entries))
+        self._reading = True
+        cuts = cuts_of(self._buckets.first(), self.due_of, self._window_entries)
+        self._reading = False
+        source = self._buckets.split_first(cuts)
         try:
             while source.ids:
                 some = source.ids[:_READ_ENTRIES]
@@ -338,7 +347,9 @@ class DelayIndex:
     def _read(self, bitmap: BitMap) -> tuple[Ids, Dues]:
         """Due times of ``bitmap``'s entries; those without one go to ``unreadable``. The caller removes ``bitmap``."""
         ids: Ids = np.frombuffer(bitmap.to_array(), dtype=np.uint32)
+        self._reading = True
         dues = self.due_of(ids)
+        self._reading = False
         if len(dues) != len(ids):
             raise BrokenInvariant(f"due_of gave {len(dues)} due times for {len(ids)} entries")
         return self._readable(ids, dues)

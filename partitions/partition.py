@@ -105,21 +105,27 @@ class Partition:
             self.outdated = False
             self._logs = {}
 
-    def unpark(self) -> list[Environment]:
-        """Forget environments of older generations, for the caller to close. REQUIRES: nobody holds a lease."""
-        with self._lock:
-            parked, self._parked = self._parked, []
-        return parked
+    def environments(self) -> list[Environment]:
+        """Every environment that is open."""
+        environment = self._environment
+        return [*self._parked] if environment is None else [*self._parked, environment]
 
-    def detach(self) -> list[Environment]:
-        """Forget every environment and what was read from it, for the caller to close."""
+    def unpark(self) -> None:
+        """Close environments of older generations, and forget them. REQUIRES: nobody holds a lease."""
+        for environment in self._parked:
+            environment.close()
         with self._lock:
-            environments = self._parked if self._environment is None else [*self._parked, self._environment]
-            self._dropped = max([self._dropped, *(environment.keep_pages() for environment in environments)])
+            self._parked = []
+
+    def detach(self) -> None:
+        """Close every environment, and then forget them and what was read from them: closed once is closed for good."""
+        for environment in self.environments():
+            environment.close()
+        with self._lock:
+            self._dropped = max([self._dropped, *(environment.keep_pages() for environment in self.environments())])
             self._environment, self._parked = None, []
             self.outdated = False
             self._logs = {}
-        return environments
 
     def keep_pages(self) -> int:
         """Have what is written stay in the page cache: the partition has begun, it is read soon. REQUIRES: a lease.

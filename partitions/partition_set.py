@@ -258,11 +258,12 @@ class PartitionSet:
         )
         try:
             partition.verify_identity(self._store_id, environment)
+            self._open[partition.start_ms] = partition
+            partition.attach(environment)
         except BaseException:
-            environment.close()
+            if environment not in partition.environments():
+                environment.close()
             raise
-        partition.attach(environment)
-        self._open[partition.start_ms] = partition
         if self.opened is not None:
             self.opened(partition, environment)
         self._close_surplus(keep=partition)
@@ -276,9 +277,8 @@ class PartitionSet:
             self._close_environment(partition)
 
     def _close_environment(self, partition: Partition) -> None:
-        del self._open[partition.start_ms]
-        for environment in partition.detach():
-            environment.close()
+        partition.detach()
+        self._open.pop(partition.start_ms, None)
 
     # -- generations -------------------------------------------------------------------------------
 
@@ -300,8 +300,7 @@ class PartitionSet:
         """Close what is of older generations, if nobody holds a lease."""
         if partition.leases:
             return
-        for environment in partition.unpark():
-            environment.close()
+        partition.unpark()
         if partition.outdated:
             self._close_environment(partition)
 
@@ -394,7 +393,7 @@ class PartitionSet:
         """Close every environment; the caller has seen to it that nobody uses one, but for a backup: it is awaited."""
         with self._lock:
             self._closed = True
-            environments = [environment for partition in self._open.values() for environment in partition.detach()]
-            self._open.clear()
-        for environment in environments:
-            environment.close()
+            opened = list(self._open.values())
+        for partition in opened:
+            partition.detach()
+        self._open.clear()

@@ -4,22 +4,28 @@ There is no thread of its own. Those that were served go on one after the other,
 last wakes the next leader: woken all at once they would only wait for the interpreter, each of them twice.
 
 An interrupt (KeyboardInterrupt) of one caller concerns nobody else: a waiting one leaves the queue, or its place among
-those that go on, an interrupted leader puts the others back, and somebody else leads.
+those that go on; an interrupted leader puts the others back, and somebody else leads. A call that raises has been
+decided by then: its work is stored, or never will be. So one whose work is being served waits for the end of that
+before it raises, and an `after_commit` callback of its work has been called by then, or never is.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+_ATTEMPTS = 100
+"""How often a step that no interrupt may prevent is begun anew."""
 
 
 class Request:
     """A unit of work on its way: once `done`, it has a value or an error."""
 
-    __slots__ = ("done", "error", "following", "gate", "goes_on", "leads", "left", "value", "work")
+    __slots__ = ("done", "error", "following", "gate", "goes_on", "leads", "left", "value", "wakes", "work")
 
     def __init__(self, work: Any) -> None:
         self.work = work
@@ -35,6 +41,8 @@ class Request:
         """Its caller was interrupted, and waits no more."""
         self.following: Request | None = None
         """Who goes on after it."""
+        self.wakes: Request | None = None
+        """Who goes on, or leads, and is still to be woken by it."""
 
 
 class CommitQueue:
@@ -73,12 +81,13 @@ class CommitQueue:
         try:
             with self._mutex:
                 self._admit()
-                self._waiting.append(request)
                 if self._led:
-                    request.gate = threading.Lock()
-                    request.gate.acquire()
+                    gate = threading.Lock()
+                    gate.acquire()
+                    request.gate = gate
                 else:
                     self._led = request.leads = True
+                self._waiting.append(request)
             if request.gate is not None:
                 request.gate.acquire()
                 if request.goes_on:
@@ -94,52 +103,80 @@ class CommitQueue:
         return request.value
 
     def _leave(self, request: Request) -> None:
-        """Take a request out whose caller was interrupted, without taking the others along."""
-        with self._mutex:
-            if request in self._waiting:
-                self._waiting.remove(request)
-            request.done = request.left = True
-            if request.leads or request.goes_on:
-                self._pass_on(request)
+        """Take a request out whose caller was interrupted, without taking the others along, once it is decided."""
+        while True:
+            with self._mutex:
+                if request in self._waiting:
+                    self._waiting.remove(request)
+                    request.done = True
+                gate = request.gate
+                if gate is None or request.done or request.leads or request.goes_on:
+                    request.done = request.left = True
+                    self._pass_on(request)
+                    return
+            try:
+                gate.acquire()  # another leader is at it
+            except KeyboardInterrupt:
+                continue
 
     def _pass_on(self, request: Request) -> None:
-        """Wake who goes on after a request, or the next leader. REQUIRES: the mutex."""
-        request.leads = request.goes_on = False
-        following = request.following
-        while following is not None and following.left:
-            following = following.following
-        if following is not None:
-            following.goes_on = True
-        elif self._waiting:
-            following = self._waiting[0]
-            following.leads = True
-        else:
-            self._led = False
-            return
-        assert following.gate is not None
-        following.gate.release()
+        """Wake who goes on after a request, or the next leader; once, however often. REQUIRES: the mutex."""
+        if request.leads or request.goes_on:
+            following = request.following
+            while following is not None and following.left:
+                following = following.following
+            # Each of these is one step, which an interrupt finds undone or done.
+            if following is not None:
+                following.goes_on, request.leads, request.goes_on, request.wakes = True, False, False, following
+            elif self._waiting:
+                following = self._waiting[0]
+                following.leads, request.leads, request.goes_on, request.wakes = True, False, False, following
+            else:
+                self._led = request.leads = request.goes_on = False
+        if request.wakes is not None:
+            assert request.wakes.gate is not None
+            with suppress(RuntimeError):  # it was woken before an interrupt
+                request.wakes.gate.release()
+            request.wakes = None
 
     def _lead(self, own: Request) -> None:
-        with self._mutex:
-            batch, self._waiting = self._waiting, []
+        batch: list[Request] = []
+        broke_off = True
         try:
+            with self._mutex:
+                batch, self._waiting = self._waiting, []
             self._serve(batch)
+            broke_off = False
         except BaseException as error:
             self._broke_off(error, own.done)
-            # An interrupt of this thread is nobody else's business: the others are served without it.
-            with self._mutex:
-                again = [request for request in batch if request is not own and not request.done]
-                self._waiting[:0] = again
-            batch = [request for request in batch if request not in again]
-            for request in again:
-                request.error = None
             raise
         finally:
-            last = own
-            for request in batch:
-                request.done = True
-                if request is not own:
-                    last.following = request
-                    last = request
-            with self._mutex:
-                self._pass_on(own)
+            # An interrupt of this thread is nobody else's business: it does not keep the others from going on.
+            interrupt: BaseException | None = None
+            for _ in range(_ATTEMPTS):
+                try:
+                    self._hand_over(own, batch, broke_off)
+                    break
+                except BaseException as error:
+                    interrupt = error
+            if interrupt is not None:
+                raise interrupt
+
+    def _hand_over(self, own: Request, batch: list[Request], broke_off: bool) -> None:
+        """Let go on who was served, and have served again who was not; once, however often."""
+        with self._mutex:
+            if own.leads:
+                again = [request for request in batch if broke_off and request is not own and not request.done]
+                for request in again:
+                    request.error = None
+                last = own
+                for request in batch:
+                    if request in again:
+                        continue
+                    request.done = True
+                    if request is not own:
+                        last.following = request
+                        last = request
+                if again:
+                    self._waiting = [*again, *(request for request in self._waiting if request not in again)]
+            self._pass_on(own)

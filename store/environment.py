@@ -15,7 +15,6 @@ after fork is refused; a commit that raised is in doubt and closes the environme
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,15 +27,14 @@ from .commit_counts import CommitCounts
 from .commit_queue import CommitQueue, Request
 from .config import Durability
 from .directory import occupied_bytes
-from .errors import BrokenInvariant, ClosedError, DuelogError, ResourceShortage, StoreFailed, StoreFull
-from .failpoints import reach
+from .errors import BrokenInvariant, ClosedError, StoreFailed
 from .format import RUN_PREFIX, unseal
+from .group_commit import GroupCommit
 from .held_read import HeldRead
 from .map_size import MapSize
 from .opening import open_lmdb
 from .process import here
 from .reader_gate import ReaderGate
-from .room import in_doubt, no_room
 from .system_errors import explain
 from .transaction import Transaction
 from .upkeep import Upkeep
@@ -45,7 +43,7 @@ T = TypeVar("T")
 Work = Callable[[Transaction], T]
 
 
-class Environment:
+class Environment(GroupCommit):
     """An open LMDB environment. Thread-safe."""
 
     def __init__(
@@ -69,6 +67,7 @@ class Environment:
         Raises DamagedStore when the data file is missing, empty, no LMDB file, or truncated so that
         reading it would kill the process.
         """
+        super().__init__()
         if not lock and not read_only:
             raise BrokenInvariant(f"{name}: a writer without locks")
         self.path = path
@@ -79,28 +78,26 @@ class Environment:
         self._process = here.pid
         self._durability = durability
         self._read_only = read_only
+        self._committing = threading.Lock()
+        self._queue = CommitQueue(self._check_writable, self._serve, self._broke_off)
+        self._closed = False
+        self._released = False
+        self._gate = ReaderGate()
+        self._syncing = threading.Lock()
+        self._upkeep = None
         self._env, last, map_bytes = open_lmdb(
             path, map_bytes=map_bytes, durability=durability, read_only=read_only, create=create, lock=lock
         )
-        self._last_run = max(last, RUN_PREFIX)
-        self._committing = threading.Lock()
-        self._queue = CommitQueue(self._check_writable, self._serve, self._broke_off)
-        self._publishing = False
-        """Between a commit and the end of what follows from it in memory."""
-        self._failed: StoreFailed | None = None
-        self.on_failure: Callable[[StoreFailed], None] = lambda failed: None
-        """Told, by any thread, that nothing more is written; takes leaf locks only."""
-        self._closed = False
-        self._gate = ReaderGate()
-        self._map = MapSize(self._env, self._gate, map_bytes)
-        self._deferred: list[Work[None]] = []
-        self._unsynced = False
-        self._syncing = threading.Lock()
-        self._upkeep = None
-        if not read_only:
-            self._upkeep = Upkeep(
-                path, self._env, self._map.map_anew, synced=durability != "none", drops_behind=drops_behind
-            )
+        try:
+            self._last_run = max(last, RUN_PREFIX)
+            self._map = MapSize(self._env, self._gate, map_bytes)
+            if not read_only:
+                self._upkeep = Upkeep(
+                    path, self._env, self._map.map_anew, synced=durability != "none", drops_behind=drops_behind
+                )
+        except BaseException:
+            self._env.close()  # else this process could not open it again
+            raise
 
     # -- reading -------------------------------------------------------------------------------
 
@@ -187,95 +184,6 @@ class Environment:
     def _serve(self, batch: list[Request]) -> None:
         with self._committing:
             self._commit_together(batch)
-
-    def _broke_off(self, error: BaseException, served: bool) -> None:
-        """Where memory may not be what is on disk any more, nothing more is written."""
-        if self._publishing or (isinstance(error, Exception) and not served):
-            self.fail(error)
-
-    def _commit_together(self, batch: list[Request]) -> None:
-        """Give every request of `batch` its value or its error."""
-        started = time.perf_counter_ns()
-        left = batch
-        while left:
-            try:
-                self._check_writable()
-                raw = self._env.begin(write=True)
-            except (lmdb.Error, DuelogError, MemoryError) as error:
-                found = explain(self.path, error)  # nothing was begun, so of a shortage nothing is in doubt
-                self._fail(left, found if found is error or isinstance(found, ResourceShortage) else self.fail(error))
-                return
-            transaction = Transaction(raw, self._last_run)
-            current: Request | None = None
-            try:
-                for work in self._deferred:
-                    work(transaction)
-                for current in left:
-                    current.value = current.work(transaction)
-                current = None
-                transaction.flush()
-                reach("commit.before")
-            except lmdb.MapFullError as error:
-                raw.abort()
-                if not self._map.grow():
-                    self._fail(left, StoreFull(self.path, f"the map of {self._map.bytes} bytes is full: {error}"))
-                    return
-                continue
-            except BaseException as error:
-                raw.abort()
-                if not isinstance(error, Exception):
-                    raise
-                told = explain(self.path, error) if isinstance(error, lmdb.Error) else error
-                if current is None:
-                    self._fail(left, told)
-                    return
-                current.error = told
-                left = [request for request in left if request is not current]
-                continue
-            self._publishing = True
-            try:
-                raw.commit()
-            except lmdb.MapFullError as error:
-                self._publishing = False
-                if not self._map.grow():
-                    self._fail(left, StoreFull(self.path, f"the map of {self._map.bytes} bytes is full: {error}"))
-                    return
-                continue
-            except lmdb.Error as error:
-                self._publishing = False
-                full = None if in_doubt(self._env) else no_room(self.path, error)
-                self._fail(left, full or self.fail(error))
-                return
-            self._unsynced = True
-            self._deferred = []
-            self._last_run = transaction.last_run
-            reach("commit.after")
-            transaction.committed()
-            for request in left:
-                request.done = True
-            self._publishing = False
-            self._count(len(left), transaction.entries, time.perf_counter_ns() - started)
-            return
-
-    @staticmethod
-    def _fail(requests: list[Request], error: BaseException) -> None:
-        for request in requests:
-            request.error = error
-
-    def _count(self, requests: int, entries: int, elapsed_ns: int) -> None:
-        self.counts.add(requests, entries, elapsed_ns)
-        if self._upkeep is not None:
-            self._upkeep.committed()
-        if self.observe_commit is not None:
-            self.observe_commit(elapsed_ns, requests)
-
-    def fail(self, error: BaseException) -> StoreFailed:
-        """Close the environment for writing, for good: what is on disk, or in memory, is not known any more."""
-        failed = StoreFailed(self.path, str(error) or type(error).__name__)
-        failed.__cause__ = error
-        self._failed = failed
-        self.on_failure(failed)
-        return failed
 
     def give_back_pages(self) -> bool:
         """Have what was read through the map no longer count as memory of this process; it may stay in the page cache.
@@ -380,21 +288,20 @@ class Environment:
             raise ClosedError(f"{self.name} is open read-only; for writing it")
 
     def close(self) -> None:
-        """Close once readers and writers are out. A second call does nothing."""
+        """Close once readers and writers are out. A second call does nothing, or what an interrupt kept from it."""
         if here.pid != self._process:
             self._closed = True  # the readers that it would wait for are the parent's
             return
         with self._gate.alone():
-            if self._closed:
-                return
             self._closed = True
         with self._committing:
-            self._close()
-
-    def _close(self) -> None:
-        if self._durability != "commit" and not self._read_only and self._failed is None:
+            if self._released:
+                return
             try:
-                self._env.sync(True)
+                if self._durability != "commit" and not self._read_only and self._failed is None:
+                    self._env.sync(True)
             except lmdb.Error as error:
                 self.fail(error)
-        self._env.close()
+            finally:
+                self._env.close()
+                self._released = True

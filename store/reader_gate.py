@@ -1,10 +1,18 @@
-"""Readers inside, or somebody alone: LMDB's map may be resized, and closed, only while nobody reads."""
+"""Readers inside, or somebody alone: LMDB's map may be resized, and closed, only while nobody reads.
+
+An interrupt (KeyboardInterrupt) leaves nobody inside: to be inside is to have a token in a set, and that is taken out
+in one step. Where it comes while a block is left, the token may stay until the interrupt has been handled, when its
+traceback goes; it does not keep out the thread that it belongs to, so that this thread can close what it was reading.
+"""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+_LOOK_AGAIN_S = 0.1
+"""How long a wait lasts at most: an interrupt may have come between leaving and telling those who wait."""
 
 
 class _Depth(threading.local):
@@ -17,9 +25,13 @@ class ReaderGate:
     """Counts the readers of this process. A thread that is inside may enter again, also while somebody waits."""
 
     def __init__(self) -> None:
-        self._condition = threading.Condition(threading.Lock())
-        self._readers = 0
-        self._wanted = 0
+        self._mutex = threading.RLock()
+        self._changed = threading.Condition(self._mutex)
+        self._inside: set[object] = set()
+        self._entered = 0
+        """How often `enter` was called without `leave`."""
+        self._wanted: dict[object, int] = {}
+        """Who are alone, or wait for it: the threads."""
         self._depth = _Depth()
 
     @property
@@ -32,51 +44,56 @@ class ReaderGate:
 
         Waits while somebody wants to be alone, also in a thread that is inside.
         """
-        with self._condition:
-            while self._wanted:
-                self._condition.wait()
-            self._readers += 1
+        with self._mutex:
+            while self._wanted and self._kept_out():
+                self._changed.wait(_LOOK_AGAIN_S)
+            self._entered += 1
 
     def leave(self) -> None:
         """Undo an `enter`."""
-        with self._condition:
-            self._readers -= 1
-            if self._wanted:
-                self._condition.notify_all()
+        with self._mutex:
+            self._entered -= 1
+            self._changed.notify_all()
 
     @contextmanager
     def reading(self) -> Iterator[None]:
         """Be inside for the block; waits while somebody is, or wants to be, alone."""
-        depth = self._depth.value
-        with self._condition:
-            while self._wanted and not depth:
-                self._condition.wait()
-            self._readers += 1
-        self._depth.value = depth + 1
+        depth, token = self._depth.value, object()
         try:
+            with self._mutex:
+                while self._wanted and not depth and self._kept_out():
+                    self._changed.wait(_LOOK_AGAIN_S)
+                self._inside.add(token)
+            self._depth.value = depth + 1
             yield
         finally:
+            self._inside.discard(token)
             self._depth.value = depth
-            with self._condition:
-                self._readers -= 1
-                if self._wanted:
-                    self._condition.notify_all()
+            if self._wanted:
+                with self._mutex:
+                    self._changed.notify_all()
+
+    def _kept_out(self) -> bool:
+        own = threading.get_ident()
+        return any(thread != own for thread in self._wanted.values())
 
     @contextmanager
     def alone(self) -> Iterator[None]:
         """Wait until nobody is inside, and keep everybody out for the block. REQUIRES: not to be inside."""
-        with self._condition:
-            self._wanted += 1
-            try:
-                while self._readers:
-                    self._condition.wait()
+        token = object()
+        try:
+            with self._mutex:
+                self._wanted[token] = threading.get_ident()
+                while self._entered or len(self._inside) > self._depth.value:
+                    self._changed.wait(_LOOK_AGAIN_S)
                 yield
-            finally:
-                self._wanted -= 1
-                self._condition.notify_all()
+        finally:
+            self._wanted.pop(token, None)
+            with self._mutex:
+                self._changed.notify_all()
 
     @contextmanager
     def alone_at_once(self) -> Iterator[bool]:
         """The same without waiting: False when somebody is inside, and then nobody is kept out."""
-        with self._condition:
-            yield not self._readers
+        with self._mutex:
+            yield not (self._inside or self._entered)

@@ -38,7 +38,8 @@ def gone_ahead(topic: Topic, clock: LeadingClock) -> MessageId:
 
 
 def delivered(topic: Topic) -> list[bytes]:
-    """What the subscription gets now, acknowledged durably."""
+    """What the subscription gets once all that is due has fired, acknowledged durably."""
+    topic._engine.tick()
     with topic.subscribe("s") as subscription:
         found = subscription.receive(100)
         subscription.ack(found, durable=True)

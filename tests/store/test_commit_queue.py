@@ -96,9 +96,17 @@ def interrupt_main() -> None:
 
 @pytest.mark.parametrize("place", [0, 2, 4])
 def test_who_is_interrupted_while_it_is_served_keeps_nobody_from_going_on(place: int) -> None:
-    """First, in the middle and last of those that wait."""
+    """First, in the middle and last of those that wait; it raises when its own work has been served."""
     served = Served()
-    leading, queued = threading.Event(), threading.Event()
+    leading, queued, leaving = threading.Event(), threading.Event(), threading.Event()
+    leave = served.queue._leave
+
+    def left(request: Request) -> None:
+        leaving.set()
+        leave(request)
+        assert request.value == place * 10
+
+    served.queue._leave = left  # type: ignore[method-assign]
 
     def gather() -> None:
         leading.set()
@@ -106,16 +114,8 @@ def test_who_is_interrupted_while_it_is_served_keeps_nobody_from_going_on(place:
 
     def interrupt() -> None:
         interrupt_main()
-        until(lambda: any(request.left for request in watched))
+        assert leaving.wait(PATIENCE_S)
 
-    watched: list[Request] = []
-    serve = served.queue._serve
-
-    def watch(batch: list[Request]) -> None:
-        watched[:] = batch
-        serve(batch)
-
-    served.queue._serve = watch
     served.before[0], served.before[1] = gather, interrupt
     leader = threading.Thread(target=served.queue.run, args=(99,))
     leader.start()

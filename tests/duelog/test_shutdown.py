@@ -1,0 +1,161 @@
+"""Closing a store always ends, takes every step, and can be done again where it was interrupted."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import suppress
+from typing import Any
+
+import lmdb
+import pytest
+
+from duelog import DelayedStore, ManualClock, SystemClock
+from duelog.partitions.partition import Partition
+from duelog.shutdown import Shutdown
+from duelog.store.environment import Environment
+from duelog.store.errors import DuelogError
+from duelog.store.reader_gate import ReaderGate
+from tests.conftest import OpenStore
+
+
+def test_each_step_is_taken_whatever_the_others_raise() -> None:
+    """An interrupted step is begun anew, one with an error is not; the first error is raised at the end."""
+    taken: list[str] = []
+    raises: dict[str, list[BaseException]] = {
+        "one": [KeyboardInterrupt()],
+        "two": [OSError("two")],
+        "three": [KeyboardInterrupt()] * 9,
+    }
+
+    def step(name: str) -> Any:
+        def take() -> None:
+            taken.append(name)
+            if raises.get(name):
+                raise raises[name].pop(0)
+
+        return take
+
+    shutdown = Shutdown([step(name) for name in ("one", "two", "three", "four")])
+    with pytest.raises(KeyboardInterrupt):
+        shutdown.run()
+    assert taken == ["one", "one", "two", "three", "three", "three", "four"]
+    shutdown.run()
+    assert len(taken) == 7
+
+
+def test_a_first_step_that_refuses_leaves_the_others_to_another_time() -> None:
+    """As closing in a callback of `send_async` does."""
+    taken: list[int] = []
+    errors: list[Exception] = [DuelogError("not here")]
+
+    def refuse() -> None:
+        if errors:
+            raise errors.pop()
+
+    shutdown = Shutdown([refuse, lambda: taken.append(1)])
+    with pytest.raises(DuelogError):
+        shutdown.run()
+    assert not taken
+    shutdown.run()
+    assert taken == [1]
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize(("owner", "name"), [(Partition, "detach"), (Environment, "close"), (Environment, "write")])
+def test_a_store_whose_closing_was_interrupted_can_be_opened_again(
+    open_store: OpenStore, monkeypatch: pytest.MonkeyPatch, owner: type, name: str, after: bool
+) -> None:
+    """No environment is left open in this process, and the lock is given back."""
+    store = open_store()
+    with store.topic("t").subscribe("s") as subscription:
+        store.topic("t").send(b"x")
+        store.topic("t").send(b"later", deliver_after=60)
+        subscription.ack(subscription.receive())
+    original, interrupts = getattr(owner, name), [KeyboardInterrupt()]
+
+    def interrupted(*arguments: Any) -> Any:
+        if interrupts and not after:
+            raise interrupts.pop()
+        value = original(*arguments)
+        if interrupts:
+            raise interrupts.pop()
+        return value
+
+    monkeypatch.setattr(owner, name, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        store.close()
+    monkeypatch.undo()
+    store.close()
+    with open_store().topic("t").subscribe("s") as subscription:
+        assert subscription.receive() == []
+
+
+def test_a_store_closes_while_an_interrupt_of_a_read_is_being_handled(open_store: OpenStore) -> None:
+    """The traceback keeps the read alive, which is of the thread that closes: it does not wait for itself."""
+    store = open_store(clock_=SystemClock())
+    block = store._engine.main.read()
+    block.__enter__()  # as if an interrupt had come as the block was left
+    store.close()
+    assert store.closed
+    with suppress(lmdb.Error):
+        block.__exit__(None, None, None)
+
+
+def test_an_interrupt_between_being_let_in_and_the_block_leaves_nobody_inside() -> None:
+    """Neither a reader, once the interrupt has been handled, nor somebody alone keeps others out."""
+    gate = ReaderGate()
+    reader, alone = gate.reading(), gate.alone()
+    reader.__enter__()
+    del reader
+    assert not gate.held
+    alone.__enter__()
+    del alone
+    inside = threading.Event()
+
+    def look() -> None:
+        with gate.alone(), gate.alone_at_once() as free:
+            assert free
+            inside.set()
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    assert inside.wait(30)
+    thread.join()
+
+
+def test_own_reads_do_not_keep_a_thread_from_being_alone() -> None:
+    """What an interrupt has left of its own may be there as long as the interrupt is handled; others wait."""
+    gate = ReaderGate()
+    left = gate.reading()
+    left.__enter__()
+    with gate.alone():
+        pass
+    entered = threading.Event()
+
+    def be_alone() -> None:
+        with gate.alone():
+            entered.set()
+
+    thread = threading.Thread(target=be_alone)
+    thread.start()
+    assert not entered.wait(0.05)
+    left.__exit__(None, None, None)
+    assert entered.wait(30)
+    thread.join()
+
+
+def test_a_manual_store_is_closed_in_a_handler_of_an_interrupt(
+    open_store: OpenStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `with DelayedStore.open(...)` does when Ctrl-C comes inside the block."""
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    store: DelayedStore = open_store()
+    store.topic("t").send(b"x", deliver_after=1)
+    monkeypatch.setattr("duelog.markers.firing.Firing._fire", interrupted)
+    clock.advance(2_000)
+    with pytest.raises(KeyboardInterrupt), store:
+        store.tick()
+    assert store.closed

@@ -1,0 +1,182 @@
+"""Whatever a firing, a loading or a closing is interrupted by: memory is what is on disk, and the store goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from duelog import DelayedStore, ManualClock, StoreConfig
+from duelog.markers.firing import Firing
+from duelog.markers.loading import Loading
+from duelog.markers.log_firing import LogFiring
+from duelog.markers.ready_queue import ReadyQueue
+from duelog.partitions.index import DelayIndex
+from duelog.store.environment import Environment
+from duelog.store.errors import BrokenInvariant, StoreFailed
+from tests.conftest import START_MS, OpenStore
+
+CONFIG = StoreConfig(partition_ms=3_600_000)
+
+
+def raising(error: type[BaseException], at: int = 1, *, after: bool = False) -> Callable[[Any], Any]:
+    """Wrap a function: its `at`-th call raises, before it is made or `after` it."""
+
+    def wrap(function: Any) -> Any:
+        calls = 0
+
+        def wrapped(*arguments: Any, **options: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls == at and not after:
+                raise error("planted")
+            value = function(*arguments, **options)
+            if calls == at and after:
+                raise error("planted")
+            return value
+
+        return wrapped
+
+    return wrap
+
+
+def delivered(store: DelayedStore) -> dict[str, list[bytes]]:
+    """What each topic's subscription gets once all that is due has fired."""
+    store.tick()
+    got = {}
+    for name in ("a", "b"):
+        with store.topic(name).subscribe("s") as subscription:
+            found = subscription.receive(10)
+            subscription.ack(found, durable=True)
+            got[name] = [bytes(message.payload) for message in found]
+    return got
+
+
+@pytest.fixture
+def store(open_store: OpenStore, clock: ManualClock) -> DelayedStore:
+    """Two topics with a message due in a second, loaded, and the second has passed."""
+    opened = open_store(config=CONFIG)
+    for name in ("a", "b"):
+        opened.topic(name).subscribe("s").close()
+        opened.topic(name).send(name.encode(), deliver_at=START_MS + 1_000)
+    opened.tick()
+    clock.advance(1_500)
+    return opened
+
+
+EACH_ONCE = {"a": [b"a"], "b": [b"b"]}
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError, OSError, BrokenInvariant])
+def test_an_error_while_one_log_is_taken_loses_nothing_of_another(
+    store: DelayedStore,
+    open_store: OpenStore,
+    clock: ManualClock,
+    monkeypatch: pytest.MonkeyPatch,
+    error: type[BaseException],
+) -> None:
+    """What the other log gave to the batch is given back, or fires, and both have fired once the error is over."""
+    monkeypatch.setattr(LogFiring, "take", raising(error, 2)(LogFiring.take))
+    with suppress(KeyboardInterrupt, StoreFailed):
+        store.tick()
+    monkeypatch.undo()
+    if store._engine.main.failed is not None:  # after a broken invariant nothing goes on
+        store.close()
+        store = open_store(config=CONFIG)
+    clock.advance(60_000)
+    store.tick()
+    assert delivered(store) == EACH_ONCE
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "after"),
+    [
+        (DelayIndex, "take", True),
+        (LogFiring, "take", True),
+        (LogFiring, "next_due_ms", False),
+        (LogFiring, "confirm", False),
+        (LogFiring, "confirm", True),
+        (ReadyQueue, "pop", True),
+        (ReadyQueue, "arm", False),
+        (Firing, "_commit", False),
+        (Firing, "_confirm", True),
+    ],
+)
+def test_an_interrupt_anywhere_in_a_firing_neither_loses_nor_doubles(
+    store: DelayedStore, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch, owner: type, name: str, after: bool
+) -> None:
+    """A torn log is read back from disk; where memory could not be told of a commit, nothing more is written."""
+    monkeypatch.setattr(owner, name, raising(KeyboardInterrupt, after=after)(getattr(owner, name)))
+    with pytest.raises(KeyboardInterrupt):
+        store.tick()
+    monkeypatch.undo()
+    if store._engine.main.failed is not None:
+        store.close()
+        store = open_store(config=CONFIG)
+    store.tick()
+    assert delivered(store) == EACH_ONCE
+
+
+def test_an_interrupt_after_the_commit_of_a_firing_doubles_nothing(
+    store: DelayedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The commit itself has told memory, whatever becomes of the caller."""
+    monkeypatch.setattr(Environment, "write", raising(KeyboardInterrupt, after=True)(Environment.write))
+    with pytest.raises(KeyboardInterrupt):
+        store.tick()
+    monkeypatch.undo()
+    assert store._engine.firing.fired == 2
+    store.tick()
+    assert delivered(store) == EACH_ONCE
+
+
+def test_a_partition_whose_closing_was_interrupted_after_its_commit_is_closed(
+    store: DelayedStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is appended to it any more, as the disk says; one sent for its time comes at once."""
+    clock.advance(4_000_000)
+    assert store._engine.firing.fire(clock.now_ms()) == 2
+    monkeypatch.setattr(Environment, "write", raising(KeyboardInterrupt, after=True)(Environment.write))
+    with pytest.raises(KeyboardInterrupt):
+        list(store._engine.firing.close_finished(clock.now_ms()))
+    monkeypatch.undo()
+    assert [each.state for each in store.partitions()] == ["closed"]
+    store.topic("a").send(b"late", deliver_at=START_MS + 2_000)
+    assert delivered(store) == {"a": [b"a", b"late"], "b": [b"b"]}
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("name", ["_listen", "_read_back"])
+def test_a_loading_that_was_interrupted_begins_anew(
+    open_store: OpenStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, name: str, after: bool
+) -> None:
+    """What was registered of it is forgotten, and the next tick loads the partition."""
+    store = open_store(config=CONFIG)
+    for topic in ("a", "b"):
+        store.topic(topic).subscribe("s").close()
+        store.topic(topic).send(topic.encode(), deliver_at=START_MS + 1_000)
+    monkeypatch.setattr(Loading, name, raising(KeyboardInterrupt, after=after)(getattr(Loading, name)))
+    with pytest.raises(KeyboardInterrupt):
+        store.tick()
+    monkeypatch.undo()
+    clock.advance(2_000)
+    store.tick()
+    assert delivered(store) == EACH_ONCE
+
+
+def test_a_reschedule_interrupted_after_its_commit_fires_at_the_new_time(
+    store: DelayedStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The index has heard of it from the commit, so that nothing fires past the message."""
+    topic = store.topic("a")
+    moved = topic.send(b"moved", deliver_after=600)
+    monkeypatch.setattr(Environment, "write", raising(KeyboardInterrupt, 2, after=True)(Environment.write))
+    with pytest.raises(KeyboardInterrupt):
+        topic.reschedule(moved, deliver_after=1)
+    monkeypatch.undo()
+    assert topic.state(moved) == "cancelled"
+    clock.advance(1_000)
+    store.tick()
+    assert delivered(store) == {"a": [b"a", b"moved"], "b": [b"b"]}
