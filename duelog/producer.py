@@ -185,16 +185,16 @@ class Producer:
         """
         return self._producer.last
 
-    def send(self, message: Message, *, sequence_id: int | None = None) -> MessageId | None:
+    def send(self, message: Message, *, sequence_id: int | None = None, allow_past: bool = False) -> MessageId | None:
         """Append one message; its id once it is durable, None when that number is stored already.
 
         sequence_id None: one above the last. Raises as Topic.send; then the number may be sent again. StoreFailed for
         a number whose commit is in doubt, until the store is opened again.
         """
-        return self.send_batch([message], first_sequence_id=sequence_id)[0]
+        return self.send_batch([message], first_sequence_id=sequence_id, allow_past=allow_past)[0]
 
     def send_batch(
-        self, messages: Iterable[Message], *, first_sequence_id: int | None = None
+        self, messages: Iterable[Message], *, first_sequence_id: int | None = None, allow_past: bool = False
     ) -> list[MessageId | None]:
         """Append messages numbered from `first_sequence_id` on; an id each, None where it is stored already."""
         batch = list(messages)
@@ -203,7 +203,7 @@ class Producer:
         first = first_sequence_id
         if first is not None and (isinstance(first, bool) or not isinstance(first, int) or first < 0):
             raise InvalidArgument("sequence_id", first, f"expected an int from 0 to {_MAX_SEQUENCE}")
-        encoded, now_ms = self._topic.encode(batch)  # all are checked before a number is claimed
+        encoded, now_ms = self._topic.encode(batch, allow_past=allow_past)  # all are checked before a number is claimed
         claim = Claim()
         with claim.calling:
             self._producer.claim(claim, first, len(batch))

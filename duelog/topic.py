@@ -108,13 +108,17 @@ class Topic(SendingTopic):
         *,
         deliver_at: int | datetime | None = None,
         deliver_after: float | timedelta | None = None,
+        allow_past: bool = False,
     ) -> MessageId | None:
         """Give a delayed message another due time; its new id, or None: too late, cancelled or unknown.
 
         Atomic: at any crash the message is delivered once, at the old time or at the new one. With neither
-        time given, or one in the past, it is due at once. Delay policies apply. Raises as `send` and `cancel`.
+        time given, or one in the past, it is due at once; `allow_past` as in `send`. Delay policies apply. Raises as
+        `send` and `cancel`.
         """
-        return self.reschedule_batch([message_id], deliver_at=deliver_at, deliver_after=deliver_after)[0]
+        return self.reschedule_batch(
+            [message_id], deliver_at=deliver_at, deliver_after=deliver_after, allow_past=allow_past
+        )[0]
 
     def reschedule_batch(
         self,
@@ -122,10 +126,12 @@ class Topic(SendingTopic):
         *,
         deliver_at: int | datetime | None = None,
         deliver_after: float | timedelta | None = None,
+        allow_past: bool = False,
     ) -> list[MessageId | None]:
         """Give messages another due time, in one transaction; as `reschedule`."""
         now_ms = self._writing_at()
-        asked = resolve_due_ms(Message(b"", deliver_at=deliver_at, deliver_after=deliver_after), now_ms)
+        times = Message(b"", deliver_at=deliver_at, deliver_after=deliver_after)
+        asked = resolve_due_ms(times, now_ms, allow_past=allow_past)
         due_ms = now_ms if asked is None else asked
         ids = _ids(message_ids)
         log = self._existing().log

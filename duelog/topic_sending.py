@@ -45,17 +45,19 @@ class SendingTopic:
         deliver_after: float | timedelta | None = None,
         key: str | None = None,
         properties: Mapping[str, str] | None = None,
+        allow_past: bool = False,
     ) -> MessageId:
         """Append one message and return its id once it is as durable as the store's `durability` says.
 
         deliver_at: epoch ms or an aware datetime; deliver_after: seconds or a timedelta; not both, and
-        neither for a message that is due at once. A due time in the past is due at once.
+        neither for a message that is due at once. A due time in the past is due at once; one before 2001 (10**12 ms)
+        is taken for seconds given as milliseconds and refused, unless `allow_past`.
         Raises InvalidMessage, DelayTooLong (a policy forbids the delay), StoreFull, StoreFailed; then nothing was
         appended.
         """
         engine, now_ms = self._engine, self._writing_at()
         limit = engine.config.max_message_bytes
-        due_ms, body = encode_send(payload, deliver_at, deliver_after, key, properties, now_ms, limit)
+        due_ms, body = encode_send(payload, deliver_at, deliver_after, key, properties, now_ms, limit, allow_past)
         due_ms, overridden = engine.policies.apply_one(self._name, due_ms, now_ms)
         message_id = engine.sender.send_one(self._state(now_ms), due_ms, body, now_ms)
         if overridden:
@@ -70,6 +72,7 @@ class SendingTopic:
         deliver_after: float | timedelta | None = None,
         key: str | None = None,
         properties: Mapping[str, str] | None = None,
+        allow_past: bool = False,
     ) -> Future[MessageId]:
         """As `send`, without waiting for the disk: a future of the id.
 
@@ -79,14 +82,14 @@ class SendingTopic:
         the store writes what is on its way.
         """
         message = Message(payload, deliver_at=deliver_at, deliver_after=deliver_after, key=key, properties=properties)
-        future = self.put(self.outgoing(message), wait=True)
+        future = self.put(self.outgoing(message, allow_past=allow_past), wait=True)
         assert future is not None
         return future
 
-    def outgoing(self, message: Message) -> Outgoing:
+    def outgoing(self, message: Message, *, allow_past: bool = False) -> Outgoing:
         """Check one message, delay policies applied, for `put`. Raises as `send_async`."""
         engine, now_ms = self._engine, self._writing_at()
-        due_ms, body = encode_one(message, now_ms, engine.config.max_message_bytes)
+        due_ms, body = encode_one(message, now_ms, engine.config.max_message_bytes, allow_past=allow_past)
         due_ms, overridden = engine.policies.apply_one(self._name, due_ms, now_ms)
         return Outgoing(Future(), due_ms, now_ms, body, overridden)
 
@@ -103,14 +106,15 @@ class SendingTopic:
         """Append what `encode` gave."""
         return self._engine.sender.send(self._state(now_ms), batch, now_ms)
 
-    def send_batch(self, messages: Iterable[Message]) -> list[MessageId]:
+    def send_batch(self, messages: Iterable[Message], *, allow_past: bool = False) -> list[MessageId]:
         """Append messages; returns their ids, in the order of the messages, once all are durable.
 
         All are checked before any is written. The messages of one time partition are one transaction, and
         the partitions are committed side by side: if one fails (StoreFull, StoreFailed) others may stand.
+        `allow_past`: as in `send`, for all of them.
         Raises InvalidMessage naming the first that cannot be taken (`messages[3].deliver_at`), and DelayTooLong.
         """
-        batch, now_ms = self.encode(messages)
+        batch, now_ms = self.encode(messages, allow_past=allow_past)
         if not len(batch):
             return []
         self.apply_policies(batch, now_ms)
@@ -122,23 +126,27 @@ class SendingTopic:
         *,
         deliver_at: Sequence[int] | npt.NDArray[np.integer[Any]] | datetime | int | None = None,
         deliver_after: float | timedelta | None = None,
+        allow_past: bool = False,
     ) -> MessageIds:
         """`send_batch` for bulk: messages that are nothing but payloads, without an object for each.
 
         deliver_at: epoch ms for each payload (ints, or an integer array), or one time for all. deliver_after: for
-        all. Each of the ids returned is made when it is looked at. Raises as `send_batch`, naming `deliver_at[3]`.
+        all. allow_past: as in `send`. Each of the ids returned is made when it is looked at. Raises as `send_batch`,
+        naming `deliver_at[3]`.
         """
         now_ms = self._writing_at()
-        batch = encode_payloads(payloads, deliver_at, deliver_after, now_ms, self._engine.config.max_message_bytes)
+        limit = self._engine.config.max_message_bytes
+        batch = encode_payloads(payloads, deliver_at, deliver_after, now_ms, limit, allow_past=allow_past)
         if not len(batch):
             return MessageIds.run(0, 0, 0)
         self.apply_policies(batch, now_ms)
         return self._engine.sender.send(self._state(now_ms), batch, now_ms)
 
-    def encode(self, messages: Iterable[Message]) -> tuple[EncodedBatch, int]:
+    def encode(self, messages: Iterable[Message], *, allow_past: bool = False) -> tuple[EncodedBatch, int]:
         """Check and encode messages as `send_batch` does, before delay policies; and the time it was done at."""
         now_ms = self._writing_at()
-        return encode_batch(messages, now_ms, self._engine.config.max_message_bytes), now_ms
+        limit = self._engine.config.max_message_bytes
+        return encode_batch(messages, now_ms, limit, allow_past=allow_past), now_ms
 
     def apply_policies(self, batch: EncodedBatch, now_ms: int) -> None:
         """Give a batch the due times that the delay policies in force ask for. Raises DelayTooLong."""

@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from .bodies import Bodies
 from .errors import InvalidArgument, InvalidMessage
-from .message import MAX_DUE_MS, Message, at_ms, resolve_due_ms
+from .message import EARLIEST_DUE_MS, MAX_DUE_MS, Message, due_at_ms, resolve_due_ms
 
 MAX_KEY_BYTES = 65_536
 """Longest key in UTF-8."""
@@ -81,8 +81,10 @@ class _Local(threading.local):
 _local = _Local()
 
 
-def encode_batch(messages: Iterable[Message], now_ms: int, max_message_bytes: int) -> EncodedBatch:
-    """Check and encode ``messages``, published at ``now_ms``; all or none.
+def encode_batch(
+    messages: Iterable[Message], now_ms: int, max_message_bytes: int, *, allow_past: bool = False
+) -> EncodedBatch:
+    """Check and encode ``messages``, published at ``now_ms``; all or none. ``allow_past``: see `due_at_ms`.
 
     Raises InvalidMessage for the first that cannot be taken, with a field such as ``messages[3].deliver_at``, and
     InvalidArgument where ``messages`` is one message or no sequence. Thread-safe.
@@ -96,15 +98,16 @@ def encode_batch(messages: Iterable[Message], now_ms: int, max_message_bytes: in
     # What stands before the payload of a bare message depends on its size alone; a size is in here once it is found
     # to be within the limit.
     heads: dict[int, bytes] = {}
+    earliest_ms = 0 if allow_past else EARLIEST_DUE_MS
     bare = True  # all so far, and `bodies` are their payloads
     for message in messages:
         try:
             payload = message.payload
             at = message.deliver_at
-            if message.deliver_after is None and (at is None or (type(at) is int and 0 <= at <= MAX_DUE_MS)):
+            if message.deliver_after is None and (at is None or (type(at) is int and earliest_ms <= at <= MAX_DUE_MS)):
                 due_ms = at
             else:
-                due_ms = resolve_due_ms(message, now_ms)
+                due_ms = resolve_due_ms(message, now_ms, allow_past=allow_past)
             if type(payload) is bytes and message.key is None and message.properties is None:
                 size = len(payload)
                 if size not in heads:
@@ -144,6 +147,8 @@ def encode_payloads(
     deliver_after: float | timedelta | None,
     now_ms: int,
     max_message_bytes: int,
+    *,
+    allow_past: bool = False,
 ) -> EncodedBatch:
     """Check and encode messages that are nothing but payloads, published at ``now_ms``; all or none.
 
@@ -154,12 +159,13 @@ def encode_payloads(
         raise InvalidArgument("payloads", payloads, "expected a sequence of bytes")
     count = len(payloads)
     if deliver_at is None or isinstance(deliver_at, (int, datetime, np.integer)):
-        due_ms = resolve_due_ms(Message(b"", deliver_at=cast(int, deliver_at), deliver_after=deliver_after), now_ms)
+        asked = Message(b"", deliver_at=cast(int, deliver_at), deliver_after=deliver_after)
+        due_ms = resolve_due_ms(asked, now_ms, allow_past=allow_past)
         dues = np.full(count, now_ms if due_ms is None else due_ms, dtype=np.int64)
     else:
         if deliver_after is not None:
             raise InvalidMessage("deliver_after", deliver_after, "deliver_at is given too: one of the two")
-        dues = _due_column(deliver_at, count)
+        dues = _due_column(deliver_at, count, allow_past)
     packed_now = _pack(now_ms)
     rests = list(payloads)
     if not set(map(type, rests)) <= {bytes}:
@@ -181,7 +187,7 @@ def _one_of(payloads: Sequence[object], at: int, max_message_bytes: int) -> byte
         raise InvalidMessage(f"payloads[{at}]", error.value, error.reason) from None
 
 
-def _due_column(deliver_at: object, count: int) -> npt.NDArray[np.int64]:
+def _due_column(deliver_at: object, count: int, allow_past: bool) -> npt.NDArray[np.int64]:
     """A column of due times in epoch ms, checked."""
     if isinstance(deliver_at, np.ndarray):
         column = deliver_at
@@ -189,7 +195,7 @@ def _due_column(deliver_at: object, count: int) -> npt.NDArray[np.int64]:
         plain = set(map(type, deliver_at)) <= {int}
         if not plain:
             for at, value in enumerate(deliver_at):
-                at_ms(f"deliver_at[{at}]", value)
+                due_at_ms(f"deliver_at[{at}]", value, allow_past=allow_past)
         try:
             column = np.array(deliver_at if plain else [int(value) for value in deliver_at], dtype=np.int64)
         except OverflowError:
@@ -200,9 +206,10 @@ def _due_column(deliver_at: object, count: int) -> npt.NDArray[np.int64]:
         raise InvalidMessage("deliver_at", deliver_at, f"expected one due time for each of {count} payloads")
     if not np.issubdtype(column.dtype, np.integer) and column.dtype != object:
         raise InvalidMessage("deliver_at", deliver_at, f"a column of {column.dtype}; expected integer epoch ms")
-    if count and (column.min() < 0 or column.max() > MAX_DUE_MS):
-        wrong = np.flatnonzero((column < 0) | (column > MAX_DUE_MS))
-        at_ms(f"deliver_at[{int(wrong[0])}]", int(column[wrong[0]]))
+    earliest_ms = 0 if allow_past else EARLIEST_DUE_MS
+    if count and (column.min() < earliest_ms or column.max() > MAX_DUE_MS):
+        wrong = int(np.flatnonzero((column < earliest_ms) | (column > MAX_DUE_MS))[0])
+        due_at_ms(f"deliver_at[{wrong}]", int(column[wrong]), allow_past=allow_past)
     return column.astype(np.int64)  # a copy: the array is the caller's
 
 
@@ -211,6 +218,8 @@ def encode_one(
     now_ms: int,
     max_message_bytes: int,
     extra: Mapping[str, object] | None = None,
+    *,
+    allow_past: bool = False,
 ) -> tuple[int, bytes]:
     """Check and encode one message: its due time in ms (``now_ms`` without a delay) and its body.
 
@@ -219,7 +228,7 @@ def encode_one(
     """
     if not isinstance(message, Message):
         raise InvalidMessage("message", message, "expected a Message")
-    due_ms = resolve_due_ms(message, now_ms)
+    due_ms = resolve_due_ms(message, now_ms, allow_past=allow_past)
     body = _encode_fields(message, _pack(now_ms), max_message_bytes, extra)
     return now_ms if due_ms is None else due_ms, body
 
@@ -232,6 +241,7 @@ def encode_send(
     properties: Mapping[str, str] | None,
     now_ms: int,
     max_message_bytes: int,
+    allow_past: bool = False,
 ) -> tuple[int, bytes]:
     """As ``encode_one`` of a Message with these fields: what a plain one needs, without making one."""
     if (
@@ -244,10 +254,10 @@ def encode_send(
         and now_ms >= _BARE_FROM_MS
     ):
         due_ms = now_ms if deliver_at is None else deliver_at
-        if 0 <= due_ms <= MAX_DUE_MS:
+        if (due_ms >= EARLIEST_DUE_MS or deliver_at is None) and due_ms <= MAX_DUE_MS:
             return due_ms, _BARE_16.pack(_BARE_FORM, now_ms, _BIN_16, size) + payload
     message = Message(payload, deliver_at=deliver_at, deliver_after=deliver_after, key=key, properties=properties)
-    return encode_one(message, now_ms, max_message_bytes)
+    return encode_one(message, now_ms, max_message_bytes, allow_past=allow_past)
 
 
 def decode_body(data: bytes | memoryview) -> Body:

@@ -20,6 +20,10 @@ from .position import MessageId, Position, place_of, position_at
 MAX_DUE_MS = 253_402_300_799_999
 """Latest due time: 9999-12-31T23:59:59.999Z, the last that a ``datetime`` can show."""
 
+EARLIEST_DUE_MS = 1_000_000_000_000
+"""Earliest due time that is taken unless the caller allows the past: 2001-09-09T01:46:40Z. As a number of milliseconds
+what lies before it is more likely a number of seconds."""
+
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _LATEST = "9999-12-31T23:59:59.999Z"
 _EXACT = Context(prec=40)
@@ -30,7 +34,8 @@ class Message:
     """A message to send.
 
     payload: ``bytes``; a ``bytearray`` or ``memoryview`` is copied when it is sent.
-    deliver_at: epoch ms or an aware ``datetime``. A time in the past is delivered at once.
+    deliver_at: epoch ms or an aware ``datetime``. A time in the past is delivered at once; one before 2001 is refused
+    unless the call that sends allows it (``allow_past``), as it is likely to be seconds.
     deliver_after: seconds or a ``timedelta``, counted from the store's time when it is sent. Not with deliver_at.
     key: what key-shared subscriptions spread by, at most 64 KiB of UTF-8.
     properties: text by name; an empty mapping is as good as None.
@@ -148,23 +153,40 @@ class ScheduledMessage:
     topic: str
 
 
-def resolve_due_ms(message: Message, now_ms: int) -> int | None:
-    """The due time that ``message`` asks for, 0 to ``MAX_DUE_MS``; None if it asks for no delay.
+def resolve_due_ms(message: Message, now_ms: int, *, allow_past: bool = False) -> int | None:
+    """The due time that ``message`` asks for, up to ``MAX_DUE_MS``; None if it asks for no delay.
 
-    ``now_ms`` is what deliver_after counts from. Raises InvalidMessage naming ``deliver_at`` or ``deliver_after``.
+    ``now_ms`` is what deliver_after counts from, ``allow_past`` as in `due_at_ms`. Raises InvalidMessage naming
+    ``deliver_at`` or ``deliver_after``.
     A float of seconds is taken as the decimal number that it prints as: 0.07 is 70 ms, not 71.
     """
     at, after = message.deliver_at, message.deliver_after
     if at is not None:
         if after is not None:
             raise InvalidMessage("deliver_after", after, f"deliver_at={at!r} is given too: one of the two")
-        return at_ms("deliver_at", at)
+        return due_at_ms("deliver_at", at, allow_past=allow_past)
     if after is not None:
         delay_ms = after_ms("deliver_after", after)
         if now_ms + delay_ms > MAX_DUE_MS:
             raise InvalidMessage("deliver_after", after, f"due after {_LATEST}")
         return now_ms + delay_ms
     return None
+
+
+def due_at_ms(field: str, value: int | datetime, *, allow_past: bool) -> int:
+    """A due time given by a caller, as `at_ms`; one before ``EARLIEST_DUE_MS`` is refused unless ``allow_past``."""
+    ms = at_ms(field, value)
+    if ms >= EARLIEST_DUE_MS or allow_past:
+        return ms
+    meant = ""
+    if not isinstance(value, datetime) and EARLIEST_DUE_MS <= ms * 1000 <= MAX_DUE_MS:
+        meant = f"; seconds for milliseconds? {ms} s are {_instant(ms * 1000)}"
+    reason = f"is {_instant(ms)}, before {_instant(EARLIEST_DUE_MS)}{meant}; allow_past=True takes it as it is"
+    raise InvalidMessage(field, value, reason)
+
+
+def _instant(ms: int) -> str:
+    return f"{_EPOCH + timedelta(milliseconds=ms):%Y-%m-%dT%H:%M:%SZ}"
 
 
 def at_ms(field: str, value: int | datetime) -> int:

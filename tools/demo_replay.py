@@ -102,8 +102,11 @@ class Replay:
     def _send(self, start: int, limit: int) -> None:
         rows = self._trace[start:limit]
         self._topic.send_batch(
-            Message(name.encode(), deliver_at=due_ms, key=name)
-            for name, due_ms in zip(rows.ids, rows.due_ms.tolist(), strict=True)
+            (
+                Message(name.encode(), deliver_at=due_ms, key=name)
+                for name, due_ms in zip(rows.ids, rows.due_ms.tolist(), strict=True)
+            ),
+            allow_past=True,  # as the trace has it
         )
         self._partitions.update(os.listdir(self._store.path / "partitions"))
 

@@ -19,6 +19,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from .. import DelayedStore, ReceivedMessage
 from ..store.errors import InvalidArgument
+from ..store.message import due_at_ms
 from .cli_export import import_parquet, require_one_source
 from .import_lines import Import
 from .output import message_json, message_line, say, write_json, write_line
@@ -33,10 +34,10 @@ TopicName = Annotated[
         show_default=False,
     ),
 ]
+AllowPast = Annotated[
+    bool, typer.Option("--allow-past", help="Take due times before 2001 too, as 0; without it they may be seconds.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else to standard output.")]
-
-_SECONDS_TIMES_LIMIT_MS = 100_000_000_000
-"""A time below this (March 1973) was meant in seconds by whoever typed it."""
 
 
 class ConsumerType(StrEnum):
@@ -61,6 +62,7 @@ def send(
     property_: Annotated[
         list[str] | None, typer.Option("--property", metavar="NAME=VALUE", help="A property; may be repeated.")
     ] = None,
+    allow_past: AllowPast = False,
     json_: Json = False,
 ) -> None:
     """Send one message, due now or later, and print its id once it is on disk.
@@ -71,26 +73,26 @@ def send(
     duelog send data reminders "pay the bill" --at 2026-12-01T09:00:00+01:00 --key order-17 --property shop=7
     ```
     """
-    deliver_at = None if at is None else _instant("--at", at)
+    deliver_at = None if at is None else due_at_ms("--at", time_ms("--at", at), allow_past=allow_past)
     deliver_after = None if after is None else duration_seconds("--after", after)
     properties = properties_of(property_ or [])
     content = _payload(payload)
     with open_to_write(store, background=False, create=True) as opened:
         target = opened.topic(topic)
-        sent = target.send(content, deliver_at=deliver_at, deliver_after=deliver_after, key=key, properties=properties)
+        sent = target.send(
+            content,
+            deliver_at=deliver_at,
+            deliver_after=deliver_after,
+            key=key,
+            properties=properties,
+            allow_past=allow_past,
+        )
         stored = target.get(sent)
     due_ms = None if stored is None else stored.due_ms
     if json_:
         write_json({"message_id": str(sent), "topic": target.name, "due_ms": due_ms})
     else:
         write_line(f"{sent}  due {'now' if due_ms is None else iso_time(due_ms)}")
-
-
-def _instant(field: str, text: str) -> int:
-    ms = time_ms(field, text)
-    if ms < _SECONDS_TIMES_LIMIT_MS:
-        raise InvalidArgument(field, text, f"is {iso_time(ms)}; a number counts milliseconds, not seconds")
-    return ms
 
 
 def _payload(text: str | None) -> bytes:

@@ -41,12 +41,13 @@ class Topic:
         deliver_after: float | timedelta | None = None,
         key: str | None = None,
         properties: Mapping[str, str] | None = None,
+        allow_past: bool = False,
     ) -> duelog.MessageId:
         """As `duelog.Topic.send`. Sends that are awaited side by side share commits, and hold no threads."""
         message = duelog.Message(
             payload, deliver_at=deliver_at, deliver_after=deliver_after, key=key, properties=properties
         )
-        item = self._topic.outgoing(message)
+        item = self._topic.outgoing(message, allow_past=allow_past)
         future = self._topic.put(item, wait=False)
         if future is None:  # no room: a thread waits for it
             future = await self._threads.run(self._put, item)
@@ -58,9 +59,11 @@ class Topic:
             raise AssertionError("put gives a future when it may wait")
         return future
 
-    async def send_batch(self, messages: Iterable[duelog.Message]) -> list[duelog.MessageId]:
+    async def send_batch(
+        self, messages: Iterable[duelog.Message], *, allow_past: bool = False
+    ) -> list[duelog.MessageId]:
         """As `duelog.Topic.send_batch`; `messages` is iterated over in another thread."""
-        return await self._threads.run(self._topic.send_batch, messages)
+        return await self._threads.run(self._topic.send_batch, messages, allow_past=allow_past)
 
     async def send_payloads(
         self,
@@ -68,10 +71,13 @@ class Topic:
         *,
         deliver_at: Sequence[int] | npt.NDArray[np.integer[Any]] | datetime | int | None = None,
         deliver_after: float | timedelta | None = None,
+        allow_past: bool = False,
     ) -> duelog.MessageIds:
         """As `duelog.Topic.send_payloads`."""
         send = self._topic.send_payloads
-        return await self._threads.run(send, payloads, deliver_at=deliver_at, deliver_after=deliver_after)
+        return await self._threads.run(
+            send, payloads, deliver_at=deliver_at, deliver_after=deliver_after, allow_past=allow_past
+        )
 
     async def producer(self, name: str) -> Producer:
         """As `duelog.Topic.producer`."""
@@ -106,10 +112,13 @@ class Topic:
         *,
         deliver_at: int | datetime | None = None,
         deliver_after: float | timedelta | None = None,
+        allow_past: bool = False,
     ) -> duelog.MessageId | None:
         """As `duelog.Topic.reschedule`."""
         reschedule = self._topic.reschedule
-        return await self._threads.run(reschedule, message_id, deliver_at=deliver_at, deliver_after=deliver_after)
+        return await self._threads.run(
+            reschedule, message_id, deliver_at=deliver_at, deliver_after=deliver_after, allow_past=allow_past
+        )
 
     async def reschedule_batch(
         self,
@@ -117,10 +126,13 @@ class Topic:
         *,
         deliver_at: int | datetime | None = None,
         deliver_after: float | timedelta | None = None,
+        allow_past: bool = False,
     ) -> list[duelog.MessageId | None]:
         """As `duelog.Topic.reschedule_batch`."""
         reschedule = self._topic.reschedule_batch
-        return await self._threads.run(reschedule, message_ids, deliver_at=deliver_at, deliver_after=deliver_after)
+        return await self._threads.run(
+            reschedule, message_ids, deliver_at=deliver_at, deliver_after=deliver_after, allow_past=allow_past
+        )
 
     async def fire_now(self, message_id: duelog.MessageId) -> duelog.MessageId | None:
         """As `duelog.Topic.fire_now`."""
@@ -211,15 +223,19 @@ class Producer:
     def last_sequence_id(self) -> int:
         return self._producer.last_sequence_id
 
-    async def send(self, message: duelog.Message, *, sequence_id: int | None = None) -> duelog.MessageId | None:
+    async def send(
+        self, message: duelog.Message, *, sequence_id: int | None = None, allow_past: bool = False
+    ) -> duelog.MessageId | None:
         """As `send` of a producer. After a cancelled one the number may be sent again."""
-        return await self._threads.run(self._producer.send, message, sequence_id=sequence_id)
+        return await self._threads.run(self._producer.send, message, sequence_id=sequence_id, allow_past=allow_past)
 
     async def send_batch(
-        self, messages: Iterable[duelog.Message], *, first_sequence_id: int | None = None
+        self, messages: Iterable[duelog.Message], *, first_sequence_id: int | None = None, allow_past: bool = False
     ) -> list[duelog.MessageId | None]:
         """As `send_batch` of a producer."""
-        return await self._threads.run(self._producer.send_batch, messages, first_sequence_id=first_sequence_id)
+        return await self._threads.run(
+            self._producer.send_batch, messages, first_sequence_id=first_sequence_id, allow_past=allow_past
+        )
 
 
 def _close_subscribed(made: Future[duelog.Subscription]) -> None:

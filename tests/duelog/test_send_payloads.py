@@ -24,9 +24,10 @@ from tests.conftest import START_MS, OpenStore
 def test_columns_are_encoded_as_messages_are(payloads: list[bytes], data: st.DataObject) -> None:
     """Byte for byte, whatever the sizes of the payloads and the form of the column."""
     dues = data.draw(st.lists(st.integers(0, 10**13), min_size=len(payloads), max_size=len(payloads)))
-    expected = encode_batch([Message(p, deliver_at=d) for p, d in zip(payloads, dues, strict=True)], START_MS, 1 << 20)
+    messages = [Message(p, deliver_at=d) for p, d in zip(payloads, dues, strict=True)]
+    expected = encode_batch(messages, START_MS, 1 << 20, allow_past=True)
     for column in (dues, tuple(dues), np.array(dues, dtype=np.int64), np.array(dues, dtype=np.uint64)):
-        found = encode_payloads(payloads, column, None, START_MS, 1 << 20)
+        found = encode_payloads(payloads, column, None, START_MS, 1 << 20, allow_past=True)
         assert list(found.bodies) == list(expected.bodies)
         assert found.dues.tolist() == expected.dues.tolist()
         assert found.delayed.tolist() == expected.delayed.tolist()

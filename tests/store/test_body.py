@@ -197,7 +197,7 @@ def expected_body(message: Message, extra: dict[str, Any] | None = None) -> byte
 @settings(max_examples=100)
 def test_a_batch_is_what_msgpack_writes_and_reads_back(batch: list[Message]) -> None:
     """Columns and bodies hold every message in order, each body byte for byte the plain msgpack form."""
-    encoded = encode_batch(batch, NOW, LIMIT)
+    encoded = encode_batch(batch, NOW, LIMIT, allow_past=True)
     assert isinstance(encoded, EncodedBatch)
     assert len(encoded) == len(batch)
     assert encoded.dues.dtype == np.int64
@@ -207,7 +207,7 @@ def test_a_batch_is_what_msgpack_writes_and_reads_back(batch: list[Message]) -> 
     for message, body, due_ms in zip(batch, encoded.bodies, encoded.dues.tolist(), strict=True):
         assert type(body) is bytes
         assert body == expected_body(message)
-        assert encode_one(message, NOW, LIMIT) == (due_ms, body)
+        assert encode_one(message, NOW, LIMIT, allow_past=True) == (due_ms, body)
         assert decode_body(memoryview(body)) == (NOW, message.payload, message.key, message.properties or None, None)
 
 
@@ -220,7 +220,7 @@ def test_a_batch_is_what_msgpack_writes_and_reads_back(batch: list[Message]) -> 
 @settings(max_examples=60)
 def test_extra_facts_read_back(message: Message, extra: dict[str, Any]) -> None:
     """A map of msgpack values goes behind the message's own fields."""
-    _, body = encode_one(message, NOW, LIMIT, extra)
+    _, body = encode_one(message, NOW, LIMIT, extra, allow_past=True)
     assert body == expected_body(message, extra)
     assert decode_body(body) == (NOW, message.payload, message.key, message.properties or None, extra)
 
@@ -267,7 +267,7 @@ def test_subclasses_are_taken_as_what_they_are() -> None:
 def test_a_batch_may_come_from_a_generator_and_be_empty() -> None:
     """Only the order of iteration matters."""
     assert len(encode_batch([], NOW, LIMIT)) == 0
-    encoded = encode_batch((Message(b"%d" % n, deliver_at=n) for n in range(3)), NOW, LIMIT)
+    encoded = encode_batch((Message(b"%d" % n, deliver_at=n) for n in range(3)), NOW, LIMIT, allow_past=True)
     assert encoded.dues.tolist() == [0, 1, 2]
 
 
@@ -387,5 +387,7 @@ def test_a_plain_send_is_encoded_as_any_message(
             return error.field, error.reason
 
     message = Message(payload, deliver_at=at, deliver_after=after, key=key, properties=properties)
-    expected = outcome(lambda: encode_one(message, now_ms, limit))
-    assert outcome(lambda: encode_send(payload, at, after, key, properties, now_ms, limit)) == expected
+    for past in (False, True):
+        expected = outcome(lambda: encode_one(message, now_ms, limit, allow_past=past))  # noqa: B023
+        found = outcome(lambda: encode_send(payload, at, after, key, properties, now_ms, limit, past))  # noqa: B023
+        assert found == expected

@@ -77,7 +77,7 @@ def test_send_uses_the_span_that_the_store_was_made_with(path: Path) -> None:
     [
         (["--at", "tomorrow"], "--at='tomorrow'"),
         (["--at", "2026-12-01T09:00:00"], "no zone"),
-        (["--at", "1795251600"], "milliseconds, not seconds"),
+        (["--at", "1795251600"], "seconds for milliseconds? 1795251600 s are 2026-11-21T09:00:00Z"),
         (["--after", "soon"], "--after='soon'"),
         (["--after", "1d", "--at", FUTURE_MS], "one of the two"),
         (["--after", "9999999d"], "9999-12-31"),
