@@ -17,7 +17,7 @@ from ..store.environment import Environment
 from ..store.errors import CorruptEntry
 from ..store.format import run_key, split_run_key
 from ..store.ledger import MAX_RUN_ENTRIES
-from ..store.run import Run, RunKind, pack_messages
+from ..store.run import FLAG_CONDITIONAL, HEADER, HEADER_BYTES, Run, RunKind, pack_messages
 from ..store.transaction import Transaction
 
 _RUNS_AT_ONCE = 512
@@ -73,11 +73,12 @@ def mend_ledger(
                 if first < expected:
                     raise CorruptEntry(environment.name, ledger_id, first, f"entries up to {expected - 1} come before")
             except CorruptEntry as error:
-                give_up(GivenUp(environment.name, ledger_id, first, error.reason, bytes(cursor.value())))
+                value = bytes(cursor.value())
+                give_up(GivenUp(environment.name, ledger_id, first, error.reason, value))
                 changes.append((key, None))
                 if cursor.next() and _in_ledger(bytes(cursor.key()), ledger_id):
                     continue
-                least = max(least, first + MAX_RUN_ENTRIES)  # how many they were is not known
+                least = max(least, first + (_count_of(value) or MAX_RUN_ENTRIES))
                 break
             holes.add_range(expected, first)
             expected = run.limit
@@ -98,6 +99,25 @@ def mend_ledger(
         part = changes[at : at + _RUNS_AT_ONCE]
         environment.write(lambda transaction: _apply(transaction, part))  # noqa: B023 - it has returned by then
     return Mended(max(expected, least), holes, bodies)
+
+
+def _count_of(value: bytes) -> int | None:
+    """How many entries a run had whose header does not match its checksum; None: its length does not agree.
+
+    The count, the columns that it makes and the length of the value tell the same, or one of them is damaged.
+    """
+    if len(value) < HEADER_BYTES:
+        return None
+    _, _, kind, flags, count, *_ = HEADER.unpack_from(value)
+    if not 0 < count <= MAX_RUN_ENTRIES:
+        return None
+    if kind == RunKind.MARKERS:
+        return count if len(value) == HEADER_BYTES + 8 * count else None
+    bodies = HEADER_BYTES + (24 if flags & FLAG_CONDITIONAL else 12) * count
+    if bodies > len(value):
+        return None
+    ends = np.frombuffer(value, "<u4", count, HEADER_BYTES + 4 * count)
+    return count if bodies + int(ends[-1]) == len(value) else None
 
 
 def _in_ledger(key: bytes, ledger_id: int) -> bool:

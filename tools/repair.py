@@ -142,7 +142,8 @@ class _Repair:
             with self._open(start_ms, record) as environment:
                 mend_frontiers(main, environment, start_ms, record, of_partition[start_ms], lost, account)
                 conditionals.add_all(environment, of_partition[start_ms].values())
-        mend_withdrawals(main, lost, conditionals, self._open_log(dict(partitions), of_partition), account)
+        open_log = self._open_log(dict(partitions), of_partition)
+        mend_withdrawals(main, lost, conditionals, open_log, account)
         mend_cursors(main, lost, account)
         drop_strangers(main, account)
         mend_counters(main, logs, account)
@@ -151,7 +152,7 @@ class _Repair:
         for start_ms, record in partitions:
             with self._open(start_ms, record) as environment:
                 given_up.update(work.mend(environment, start_ms, record.state, of_partition[start_ms]))
-        settle(main, given_up, account)
+        settle(main, given_up, open_log, account)
         for start_ms, record in partitions:
             with self._open(start_ms, record) as environment:
                 recount(main, environment, start_ms, account)

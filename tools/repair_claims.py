@@ -23,42 +23,20 @@ from ..store.managed_ledger import LedgerLimits, ManagedLedger
 from ..store.run import Run, RunKind
 from ..store.scan import runs
 from ..store.transaction import Transaction
+from .repair_markers import restore_markers
 from .repair_report import Account
+from .repair_withdrawals import OpenLog
 
 
-def settle(main: Environment, lost: dict[int, BitMap], account: Account) -> None:
-    """Mend the main logs, and acknowledge for everybody what was given up. `lost`: by ledger of a partition log."""
+def settle(main: Environment, lost: dict[int, BitMap], open_log: OpenLog, account: Account) -> None:
+    """Mend the main logs, and acknowledge for everybody what was given up. `lost`: by ledger of a partition log.
+
+    What was set aside and can be read now is delivered; what cannot is in `lost`, or is found here.
+    """
     with main.read() as raw:
         topics = [fmt.trailing_u32(key) for key, _ in catalog.rows(raw, fmt.prefix(Table.TOPIC_NAME))]
-        for key, _ in catalog.rows(raw, fmt.prefix(Table.SET_ASIDE)):
-            ledger_id, entry_id = fmt.trailing_u64(key[:9]), fmt.trailing_u32(key)
-            lost.setdefault(ledger_id, BitMap()).add(entry_id)
-        frontiers = list(catalog.frontiers(raw))
     for topic_id in topics:
-        with main.read() as raw:
-            ledgers = [row for row in catalog.ledgers(raw, topic_id) if row[1].state is not LedgerState.TRIMMING]
-            cursors = list(catalog.cursors(raw, topic_id))
-            acked = {row.subscription_id: dict(catalog.acked(raw, row.subscription_id)) for _, _, row in cursors}
-        given_up: dict[int, BitMap] = {}
-        for ledger_id, record in ledgers:
-            least = [record.entries if record.state is LedgerState.CLOSED else 0]
-            least += [row.next_entry for _, _, row in cursors if row.ledger_id == ledger_id]
-            least += [f.marker_entry + 1 for owner, _, f in frontiers if owner == topic_id and f.fired
-                      and f.marker_ledger == ledger_id]  # fmt: skip
-            for rows in acked.values():
-                if ledger_id in rows:
-                    least.append(max(BitMap.deserialize(rows[ledger_id]), default=-1) + 1)
-            mended = mend_ledger(main, ledger_id, least_entries=max(least), base_ms=0, dues={}, give_up=account.give_up)
-            entries = mended.holes | mended.bodies | lost.get(ledger_id, BitMap())
-            entries |= _pointing_at(main, ledger_id, lost)
-            if entries:
-                given_up[ledger_id] = entries
-                account.say(f"main, ledger {ledger_id}: {len(entries)} entries are acknowledged for everybody")
-            if record.state is LedgerState.CLOSED and mended.entries != record.entries:
-                closed: LedgerRecord = record._replace(entries=mended.entries)
-                key = fmt.ledger_key(topic_id, ledger_id)
-                main.write(lambda transaction: transaction.put(key, closed.pack()))  # noqa: B023 - it has returned
-        _acknowledge(main, topic_id, given_up, account)
+        _settle_topic(main, topic_id, lost, open_log, account)
 
     def clear(transaction: Transaction) -> int:
         keys = [key for key, _ in catalog.rows(transaction.raw, fmt.prefix(Table.SET_ASIDE))]
@@ -68,9 +46,64 @@ def settle(main: Environment, lost: dict[int, BitMap], account: Account) -> None
         account.say(f"main: {cleared} entries are no longer set aside")
 
 
+def _settle_topic(
+    main: Environment, topic_id: int, lost: dict[int, BitMap], open_log: OpenLog, account: Account
+) -> None:
+    with main.read() as raw:
+        ledgers = [row for row in catalog.ledgers(raw, topic_id) if row[1].state is not LedgerState.TRIMMING]
+        cursors = [row for _, _, row in catalog.cursors(raw, topic_id)]
+        singly = [
+            {ledger_id: BitMap.deserialize(row) for ledger_id, row in catalog.acked(raw, cursor.subscription_id)}
+            for cursor in cursors
+        ]
+        frontiers = [row for _, _, row in catalog.frontiers(raw, topic_id) if row.fired]
+    acks = [AckSet(row.mark_delete, rows) for row, rows in zip(cursors, singly, strict=True)]
+    holes: dict[int, BitMap] = {}
+    given_up: dict[int, BitMap] = {}
+    for ledger_id, record in ledgers:
+        least = [record.entries if record.state is LedgerState.CLOSED else 0]
+        least += [row.marker_entry + 1 for row in frontiers if row.marker_ledger == ledger_id]
+        least += [row.next_entry for row in cursors if row.ledger_id == ledger_id]
+        least += [max(rows[ledger_id], default=-1) + 1 for rows in singly if ledger_id in rows]
+        mended = mend_ledger(main, ledger_id, least_entries=max(least), base_ms=0, dues={}, give_up=account.give_up)
+        holes[ledger_id], given_up[ledger_id] = mended.holes, mended.bodies
+        if record.state is LedgerState.CLOSED and mended.entries != record.entries:
+            closed: LedgerRecord = record._replace(entries=mended.entries)
+            key = fmt.ledger_key(topic_id, ledger_id)
+            main.write(lambda transaction: transaction.put(key, closed.pack()))  # noqa: B023 - it has returned
+    whole, appended = restore_markers(main, topic_id, holes, open_log, account)
+    for ledger_id, entries in holes.items():
+        given_up[ledger_id] |= entries - whole.get(ledger_id, BitMap())
+    again = max((sum(len(of - _owed(one, at, of)) for at, of in holes.items()) for one in acks), default=0)
+    account.again += min(appended, again)
+    for ledger_id in given_up:
+        given_up[ledger_id] |= _pointing_at(main, ledger_id, lost)
+    owed = sum(len(_owed_by_any(acks, ledger_id, entries)) for ledger_id, entries in given_up.items())
+    account.lost += max(owed - appended, 0)
+    for ledger_id, entries in given_up.items():
+        if entries:
+            account.say(f"main, ledger {ledger_id}: {len(entries)} entries are acknowledged for everybody")
+    _acknowledge(main, topic_id, {ledger: entries for ledger, entries in given_up.items() if entries}, account)
+
+
+def _owed(acks: AckSet, ledger_id: int, entries: BitMap) -> BitMap:
+    """Those of `entries` that a subscription has not acknowledged."""
+    return entries & acks.unacked(ledger_id, entries.min(), entries.max() + 1) if entries else BitMap()
+
+
+def _owed_by_any(acks: list[AckSet], ledger_id: int, entries: BitMap) -> BitMap:
+    """Those of `entries` that some subscription has not acknowledged; all where there is no subscription."""
+    found = BitMap() if acks else entries
+    for each in acks:
+        found = found | _owed(each, ledger_id, entries)
+    return found
+
+
 def _pointing_at(main: Environment, ledger_id: int, lost: dict[int, BitMap]) -> BitMap:
     """Entries of a main-log ledger whose markers point at what was given up."""
     found = BitMap()
+    if not lost:
+        return found
     with main.read() as raw:
         for run in runs(raw, main.name, ledger_id):
             if isinstance(run, Run) and run.kind == RunKind.MARKERS and run.target in lost:
