@@ -18,16 +18,18 @@ import numpy.typing as npt
 from pyroaring import BitMap
 
 from duelog.partitions.due_column import dues_of
+from duelog.store import catalog
 from duelog.store import format as fmt
 from duelog.store.cancellations import BLOCK_BITS, members
 from duelog.store.copies import copy_key
 from duelog.store.environment import Environment
 from duelog.store.errors import DamagedStore
-from duelog.store.format import FrontierRecord, Table
+from duelog.store.format import CorruptRecord, FrontierRecord, Table
 from duelog.store.run import Run, RunKind, UInt32s
 from duelog.store.scan import runs
 
 from .finding import Finding, error
+from .recurring import unpack_schedule
 
 if TYPE_CHECKING:
     from .check import Survey
@@ -46,7 +48,7 @@ class Conditional(NamedTuple):
 
 
 class Conditionals:
-    """Every conditional entry that was met: 12 bytes each. Iterating gives those that replace something."""
+    """Every conditional entry that was met: 12 bytes each. One that replaces nothing names a ledger 0."""
 
     def __init__(self) -> None:
         self._runs: list[tuple[int, int, npt.NDArray[np.uint64], UInt32s]] = []
@@ -68,8 +70,7 @@ class Conditionals:
     def __iter__(self) -> Iterator[Conditional]:
         for ledger_id, first, ledgers, entries in self._runs:
             for at, (old_ledger, old_entry) in enumerate(zip(ledgers.tolist(), entries.tolist(), strict=True)):
-                if old_ledger:
-                    yield Conditional(ledger_id, first + at, old_ledger, old_entry)
+                yield Conditional(ledger_id, first + at, old_ledger, old_entry)
 
 
 class Withdrawn:
@@ -92,13 +93,20 @@ class Withdrawn:
         return self._raw.get(copy_key(key) if copy else key) is not None
 
 
-def lost_admissions(withdrawn: Withdrawn, conditionals: Conditionals) -> ByLedger:
-    """Entries that were admitted by what else there is, in records that are gone. One for each entry replaced."""
+def lost_admissions(withdrawn: Withdrawn, conditionals: Conditionals, certain: ByLedger) -> ByLedger:
+    """Entries that were admitted by what else there is. One for each entry replaced.
+
+    certain: entries that have markers, or that schedules wait for.
+    """
+    found: ByLedger = {}
     suspects: dict[tuple[int, int], Conditional] = {}
     for each in conditionals:
-        if (
-            each.entry_id not in withdrawn.of(Table.ADMITTED, each.ledger_id)
-            and each.old_entry in withdrawn.of(Table.CANCELLED, each.old_ledger)
+        if each.entry_id in withdrawn.of(Table.ADMITTED, each.ledger_id):
+            continue
+        if each.entry_id in certain.get(each.ledger_id, ()):
+            found.setdefault(each.ledger_id, BitMap()).add(each.entry_id)
+        elif (
+            each.old_entry in withdrawn.of(Table.CANCELLED, each.old_ledger)
             and each.entry_id not in withdrawn.of(Table.CANCELLED, each.ledger_id)
             and not withdrawn.has_block(Table.ADMITTED, each.ledger_id, each.entry_id)
             and not withdrawn.has_block(Table.CANCELLED, each.old_ledger, each.old_entry, copy=True)
@@ -107,9 +115,21 @@ def lost_admissions(withdrawn: Withdrawn, conditionals: Conditionals) -> ByLedge
     for each in conditionals if suspects else ():
         if each.entry_id in withdrawn.of(Table.ADMITTED, each.ledger_id):
             suspects.pop((each.old_ledger, each.old_entry), None)
-    found: ByLedger = {}
     for each in suspects.values():
         found.setdefault(each.ledger_id, BitMap()).add(each.entry_id)
+    return found
+
+
+def waited_for(raw: lmdb.Transaction) -> ByLedger:
+    """The occurrences that schedules wait for: recorded in the transaction that admits them."""
+    found: ByLedger = {}
+    for _, fields in catalog.rows(raw, fmt.prefix(Table.SCHEDULE)):
+        try:
+            waiting = unpack_schedule(fields).next_id
+        except CorruptRecord:  # a finding of its own
+            continue
+        if waiting is not None:
+            found.setdefault(waiting.ledger_id, BitMap()).add(waiting.entry_id)
     return found
 
 
@@ -167,6 +187,7 @@ def check_conditionals(survey: Survey) -> Iterator[Finding]:
     for ledger_id, entries in lost_cancellations(withdrawn, survey.conditionals, fired).items():
         message = f"{len(entries)} entries were rescheduled and are not cancelled: they would be delivered twice"
         yield error("lost-cancellation", f"CANCELLED, ledger {ledger_id}", message)
-    for ledger_id, entries in lost_admissions(withdrawn, survey.conditionals).items():
+    certain = waited_for(survey.raw)
+    for ledger_id, entries in lost_admissions(withdrawn, survey.conditionals, certain).items():
         message = f"{len(entries)} entries were rescheduled to here and are not admitted: they would never be delivered"
         yield error("lost-admission", f"ADMITTED, ledger {ledger_id}", message)

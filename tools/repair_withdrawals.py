@@ -13,7 +13,15 @@ from contextlib import AbstractContextManager
 import numpy as np
 from pyroaring import BitMap
 
-from ..check_withdrawals import ByLedger, Conditionals, Withdrawn, lost_admissions, lost_cancellations, passed_of
+from ..check_withdrawals import (
+    ByLedger,
+    Conditionals,
+    Withdrawn,
+    lost_admissions,
+    lost_cancellations,
+    passed_of,
+    waited_for,
+)
 from ..snapshot.format import Part, Unusable
 from ..snapshot.inspection import SnapshotState, inspect_snapshots
 from ..store import cancellations, catalog
@@ -21,8 +29,9 @@ from ..store import format as fmt
 from ..store.cancellations import BLOCK_BITS
 from ..store.environment import Environment
 from ..store.format import FrontierRecord, Table
-from ..store.run import Int64s, UInt32s
+from ..store.run import Int64s, RunKind, UInt32s
 from .repair_frontiers import at_or_before, due_column, marked
+from .repair_partition import runs_of_main
 from .repair_report import Account
 
 OpenLog = Callable[[int], AbstractContextManager[tuple[Environment, int, int] | None]]
@@ -53,7 +62,11 @@ def mend_withdrawals(
                 here = [block for each, block in blocks if each == ledger_id]
                 _cancel(main, log, ledger_id, here, cancelled.get(ledger_id, BitMap()), account)
     with main.read() as raw:
-        admitted = lost_admissions(Withdrawn(raw), conditionals)
+        certain = waited_for(raw)
+        for run in runs_of_main(raw):
+            if run.kind == RunKind.MARKERS:
+                certain.setdefault(run.target, BitMap()).update(run.targets().tolist())
+        admitted = lost_admissions(Withdrawn(raw), conditionals, certain)
     _admit(main, admitted, account)
 
 

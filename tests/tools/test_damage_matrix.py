@@ -1,0 +1,224 @@
+"""Every kind of record, each alone, flipped and missing: what is lost is what cannot be read, and the report says so.
+
+Payloads name their topic and are unique, so what each subscription is owed is known without the engine: what was sent,
+less what it acknowledged, less what was cancelled. Stores as an earlier version wrote them have no copies: there the
+rest has to tell, and what it cannot tell may come again, within the numbers of the report.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import lmdb
+import pytest
+
+from duelog import DelayedDeliveryPolicies, DelayedStore, ManualClock, Message, StoreConfig
+from duelog.store.body import decode_body
+from duelog.store.format import Table
+from duelog.store.run import Run, RunKind
+from duelog.tools.repair import RepairReport, repair_store
+from duelog.tools.store_check import check_store
+from tests.tools.small_records import DAMAGES, environments, keys, without_copies
+
+HOUR_MS = 3_600_000
+START_MS = 1_790_000_000_000 // HOUR_MS * HOUR_MS
+CONFIG = StoreConfig(
+    partition_ms=HOUR_MS, ledger_max_entries=60, snapshot_every_entries=50, run_entries=16, background=False,
+    max_clock_jump_ms=None,
+)  # fmt: skip
+TOPICS = ("a", "b")
+READERS = ("one", "two")
+SNAPSHOTS = (Table.SNAPSHOT_PART, Table.SNAPSHOT_META)
+UNSEEN = {
+    Table.POLICY, Table.SCHEDULE, Table.SEQUENCE, Table.ACKED, Table.CANCELLED, Table.COUNTER, *SNAPSHOTS, Table.RUN,
+    Table.COPY,
+}  # fmt: skip
+"""Records of a store without copies that nothing may tell of once they are gone."""
+
+Owed = dict[tuple[str, str], set[bytes]]
+
+
+@dataclass
+class Twin:
+    """What was done to the store: what each subscription is owed, what was cancelled."""
+
+    owed: Owed = field(default_factory=dict)
+    cancelled: set[bytes] = field(default_factory=set)
+
+
+def build(path: Path) -> Twin:
+    """A store with a closed, a begun and future partitions, and every kind of small record."""
+    twin = Twin({(topic, reader): set() for topic in TOPICS for reader in READERS})
+    clock = ManualClock(START_MS)
+    with DelayedStore.open(path, CONFIG, clock=clock) as store:
+        readers = {key: store.topic(key[0]).subscribe(key[1]) for key in twin.owed}
+        number = 0
+
+        def send(topic: str, count: int, first_ms: int, step_ms: int) -> list[tuple[bytes, object]]:
+            nonlocal number
+            payloads = [f"{topic} {number + at}".encode() for at in range(count)]
+            number += count
+            messages = [
+                Message(payload, deliver_at=clock.now_ms() + first_ms + at * step_ms)
+                for at, payload in enumerate(payloads)
+            ]
+            for reader in READERS:
+                twin.owed[topic, reader].update(payloads)
+            return list(zip(payloads, store.topic(topic).send_batch(messages), strict=True))
+
+        def give(topic: str) -> None:
+            for reader in READERS:
+                for at, message in enumerate(readers[topic, reader].receive(1_000, timeout=0)):
+                    if at % 3 != READERS.index(reader):
+                        readers[topic, reader].ack(message)
+                        twin.owed[topic, reader].discard(message.payload)
+
+        def forget(topic: str, payload: bytes) -> None:
+            twin.cancelled.add(payload)
+            for reader in READERS:
+                twin.owed[topic, reader].discard(payload)
+
+        for topic in TOPICS:
+            send(topic, 70, 1_000, 20_000)
+            send(topic, 40, 0, 0)
+            waiting = [*send(topic, 40, HOUR_MS, 60_000), *send(topic, 30, 3 * HOUR_MS, 60_000)]
+            for payload, message_id in waiting[::7]:
+                assert store.topic(topic).cancel(message_id)  # type: ignore[arg-type]
+                forget(topic, payload)
+            for _, message_id in waiting[1::7]:
+                moved = store.topic(topic).reschedule(message_id, deliver_after=4 * 3_600)  # type: ignore[arg-type]
+                assert moved is not None
+            producer = store.topic(topic).producer("numbered")
+            for sequence in range(3):
+                payload = f"{topic} numbered {sequence}".encode()
+                producer.send(Message(payload, deliver_after=2 * 3_600), sequence_id=sequence)
+                for reader in READERS:
+                    twin.owed[topic, reader].add(payload)
+            store.topic(topic).every("tick", interval=1_800, payload=b"tick")
+        store.set_policies(DelayedDeliveryPolicies(tick_time_ms=1), topic="a")
+        for _ in range(4):
+            clock.advance(HOUR_MS // 3)
+            store.tick()
+            for topic in TOPICS:
+                give(topic)
+        assert {partition.state for partition in store.partitions()} == {"closed", "current", "future"}
+        assert list(store.check(deep=True)) == []
+    return twin
+
+
+@pytest.fixture(scope="module", params=["with copies", "of an earlier version"])
+def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Twin, bool]:
+    """The store, its twin, and whether it has copies."""
+    path = tmp_path_factory.mktemp("matrix") / "store"
+    twin = build(path)
+    copies = request.param == "with copies"
+    if not copies:
+        without_copies(path)
+    assert check_store(path, deep=True) == []
+    return path, twin, copies
+
+
+def unreadable(directory: Path, key: bytes) -> set[bytes]:
+    """Payloads that stand in a value."""
+    if key[0] != Table.RUN:
+        return set()
+    with lmdb.open(str(directory), readonly=True, lock=False, max_dbs=0) as environment, environment.begin() as raw:
+        run = Run("", key, raw.get(key, b""))
+    if run.kind == RunKind.MARKERS:
+        return set()
+    return {decode_body(body)[1] for _, body in run.bodies() if isinstance(body, bytes)}
+
+
+def delivered(path: Path) -> dict[tuple[str, str], Counter[bytes]]:
+    """What every subscription gets until nothing more comes, an hour after all is due."""
+    found: dict[tuple[str, str], Counter[bytes]] = {}
+    with DelayedStore.open(path, CONFIG, clock=ManualClock(START_MS + 12 * HOUR_MS)) as store:
+        store.tick()
+        for topic in list(store.topics()):
+            for each in topic.stats().subscriptions:
+                counts = found.setdefault((topic.name.rsplit("/")[-1], each.name), Counter())
+                with topic.subscribe(each.name) as reader:
+                    while messages := reader.receive(1_000, timeout=0):
+                        counts.update(message.payload for message in messages if message.payload != b"tick")
+                        reader.ack(messages)
+        assert list(store.check(deep=True)) == []
+    return found
+
+
+def judge(twin: Twin, report: RepairReport, found: dict[tuple[str, str], Counter[bytes]], gone: set[bytes],
+          *, cut: bool) -> None:  # fmt: skip
+    """Nothing but what could not be read is lost; what comes beside what is owed is within the report's numbers.
+
+    cut: the end of a log may be gone, of which nothing may tell how long it was.
+    """
+    elsewhere = {payload for (topic, _), counts in found.items() if topic not in TOPICS for payload in counts}
+    renamed = {topic: counts for (topic, name), counts in found.items() if topic in TOPICS and name not in READERS}
+    lost: set[bytes] = set()
+    again = uncancelled = 0
+    for (topic, reader), owed in twin.owed.items():
+        counts = found.get((topic, reader))
+        if counts is None:
+            counts = renamed.pop(topic)  # under a name that says that its own is lost
+        missing = owed - counts.keys() - elsewhere
+        assert missing <= gone
+        lost |= missing
+        assert len(owed & (counts.keys() | elsewhere)) + len(missing) == len(owed)
+        uncancelled = max(uncancelled, len(counts.keys() & twin.cancelled))
+        again += sum(count - (payload in owed) for payload, count in counts.items() if payload not in twin.cancelled)
+    assert not renamed
+    ticks = int(b"tick" in gone)  # an occurrence of the schedule, which is in no list here
+    assert report.lost <= len(lost) + ticks
+    assert report.lost >= (0 if cut else len(lost))
+    assert again <= report.again
+    assert uncancelled <= report.uncancelled
+
+
+def chosen(path: Path, table: Table) -> list[tuple[Path, bytes]]:
+    """Two records of a table in each environment; of runs the first and the last of every ledger."""
+    found = []
+    for directory in environments(path):
+        here = keys(directory, table)
+        if table is Table.RUN:
+            ledgers: dict[bytes, list[bytes]] = {}
+            for key in here:
+                ledgers.setdefault(key[:9], []).append(key)
+            here = [key for each in ledgers.values() for key in (each[0], each[-1])]
+        else:
+            here = [here[0], here[-1]] if here else []
+        found += [(directory, key) for key in dict.fromkeys(here)]
+    return found
+
+
+TABLES = [table for table in Table if table not in (Table.ORIGIN, Table.SET_ASIDE, Table.PRODUCER)]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("table", TABLES, ids=lambda table: table.name)
+def test_a_damaged_record_costs_what_cannot_be_read_and_no_more(
+    whole: tuple[Path, Twin, bool], tmp_path: Path, table: Table, damage: str
+) -> None:
+    """Two records of each kind in each environment, one at a time; after a repair the store is sound."""
+    path, twin, copies = whole
+    places = chosen(path, table)
+    assert places or (table is Table.COPY and not copies)
+    for directory, key in places:
+        copy = shutil.copytree(path, tmp_path / "copy")
+        gone = unreadable(directory, key)
+        DAMAGES[damage](copy / directory.relative_to(path), key)
+        findings = check_store(copy, deep=True)
+        report = repair_store(copy, tmp_path / "given-up")
+        print(directory.name, key.hex(), [each.code for each in findings], report)
+        assert report.left == check_store(copy, deep=True) == []
+        assert repair_store(copy, tmp_path / "given-up").actions == []
+        if findings:
+            judge(twin, report, delivered(copy), gone, cut=table is Table.RUN and damage == "missing")
+        else:
+            assert damage == "missing"
+            assert table in UNSEEN if not copies else table in (*SNAPSHOTS, Table.RUN, Table.COPY)
+            assert report.actions == []
+            for reader, counts in delivered(copy).items():
+                assert twin.owed[reader] - counts.keys() <= gone
+        shutil.rmtree(copy)
