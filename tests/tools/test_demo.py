@@ -158,8 +158,8 @@ def change_sending(monkeypatch: pytest.MonkeyPatch, change: Change) -> None:
     """Have every batch changed before the store gets it."""
     honest = Topic.send_batch
 
-    def send_batch(topic: Topic, messages: Iterable[Message]) -> list[MessageId]:
-        return honest(topic, change(list(messages)))
+    def send_batch(topic: Topic, messages: Iterable[Message], *, allow_past: bool = False) -> list[MessageId]:
+        return honest(topic, change(list(messages)), allow_past=allow_past)
 
     monkeypatch.setattr(Topic, "send_batch", send_batch)
 
