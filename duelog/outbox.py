@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from duelog.store.body import EncodedBatch
+from duelog.store.clock import Monitor
 from duelog.store.errors import ClosedError, DuelogError
 from duelog.store.position import MessageId
 
@@ -56,7 +57,7 @@ class Outbox:
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        self._condition = threading.Condition(threading.Lock())
+        self._condition = Monitor()
         self._queues: dict[str, _Queue] = {}
         self._bytes = 0
         self._closed = False
@@ -74,7 +75,7 @@ class Outbox:
         A message larger than the bound is taken when nothing else is in flight. The outbox's own threads (a
         callback of a future) never wait, as nobody else would make room.
         """
-        with self._condition:
+        with self._condition.lock:
             while not self._closed and self._bytes and self._bytes + item.size > self._max_bytes:
                 if getattr(self._own, "working", False):
                     break
@@ -104,7 +105,7 @@ class Outbox:
                 ids = self._write(topic, wanted)
             except BaseException as broken:
                 error = broken
-            with self._condition:
+            with self._condition.lock:
                 self._bytes -= sum(item.size for item in items)
                 self._condition.notify_all()
             for row, item in enumerate(wanted):
@@ -114,7 +115,7 @@ class Outbox:
                     item.future.set_result(ids[row])
 
     def _take(self, name: str, queue: _Queue) -> list[Outgoing]:
-        with self._condition:
+        with self._condition.lock:
             items = [queue.items.popleft() for _ in range(min(len(queue.items), _BATCH_ENTRIES))]
             if not items:
                 queue.busy = False
@@ -138,7 +139,7 @@ class Outbox:
         """
         if getattr(self._own, "working", False):
             raise DuelogError("a callback of send_async cannot close the store, which waits for the callback to end")
-        with self._condition:
+        with self._condition.lock:
             self._closed = True
             pool = self._pool
             self._condition.notify_all()

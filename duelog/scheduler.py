@@ -10,7 +10,7 @@ import logging
 import threading
 from collections.abc import Callable
 
-from duelog.store.clock import Clock
+from duelog.store.clock import Clock, Monitor
 from duelog.store.environment import Environment
 from duelog.store.errors import ClockJumped, DuelogError, StoreFull
 
@@ -41,7 +41,7 @@ class Scheduler:
         self._clock = clock
         self._failed = failed
         self._main = main
-        self._condition = threading.Condition(threading.Lock())
+        self._condition = Monitor()
         self._woken = False
         self._stopping = False
         self.error: DuelogError | None = None
@@ -53,13 +53,13 @@ class Scheduler:
 
     def wake(self) -> None:
         """Have the thread look again. Any thread may call this; it takes a leaf lock only."""
-        with self._condition:
+        with self._condition.lock:
             self._woken = True
             self._condition.notify_all()
 
     def stop(self) -> None:
         """End the thread after the batch it is at, and wait for it."""
-        with self._condition:
+        with self._condition.lock:
             self._stopping = True
             self._condition.notify_all()
         if threading.current_thread() is not self._thread:
@@ -94,7 +94,7 @@ class Scheduler:
                     self._pause(min(RETRY_MS << min(failures, 16), _LONGEST_RETRY_MS))
                     failures += 1
                     until_ms = 0
-            with self._condition:
+            with self._condition.lock:
                 # One wait, then a new tick: a clock that was moved, or set back, is noticed.
                 if not self._woken and not self._stopping:
                     self._clock.wait(self._condition, until_ms)
@@ -105,6 +105,6 @@ class Scheduler:
     def _pause(self, pause_ms: int) -> None:
         """Wait, whatever wakes the thread but `stop`, or a clock that is set back."""
         begun_ms = self._clock.now_ms()
-        with self._condition:
+        with self._condition.lock:
             while not self._stopping and begun_ms <= self._clock.now_ms() < begun_ms + pause_ms:
                 self._clock.wait(self._condition, begun_ms + pause_ms)

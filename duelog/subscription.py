@@ -81,7 +81,7 @@ class Subscription:
             if batch or not self.may_wait or (deadline_ms is not None and now_ms >= deadline_ms):
                 return batch
             until_ms = min((ms for ms in (deadline_ms, again_ms) if ms is not None), default=None)
-            with topic.condition:
+            with topic.condition.lock:
                 if topic.version == version:
                     engine.clock.wait(topic.condition, until_ms)
 
@@ -106,7 +106,7 @@ class Subscription:
 
     def wait(self, until_ms: int) -> None:
         """Wait until the topic changes or the clock shows `until_ms`; may return early."""
-        with self._topic.condition:
+        with self._topic.condition.lock:
             self._engine.clock.wait(self._topic.condition, until_ms)
 
     def wake(self) -> None:

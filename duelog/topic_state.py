@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from duelog.markers.tracker import TopicDelayTracker
+from duelog.store.clock import Monitor
 from duelog.store.managed_ledger import ManagedLedger
 from duelog.store.names import TopicName
 
@@ -25,7 +26,7 @@ class TopicState:
         self.log = log
         self.deleted = False
         self.subscriptions: dict[str, SubscriptionState] = {}
-        self.condition = threading.Condition(threading.Lock())
+        self.condition = Monitor()
         self.version = 0
         self.wakers: frozenset[Callable[[], object]] = frozenset()
         """Called at every change, by any thread; replaced, never changed in place, with `condition` held."""
@@ -75,7 +76,7 @@ class TopicState:
 
     def changed(self) -> None:
         """Wake the waiting receivers. Called by leaders of commits too: takes the condition's lock only."""
-        with self.condition:
+        with self.condition.lock:
             self.version += 1
             self.condition.notify_all()
             wakers = self.wakers
@@ -84,10 +85,10 @@ class TopicState:
 
     def add_waker(self, wake: Callable[[], object]) -> None:
         """Have `wake` called at every change from now on; it takes no lock and does not raise."""
-        with self.condition:
+        with self.condition.lock:
             self.wakers |= {wake}
 
     def remove_waker(self, wake: Callable[[], object]) -> None:
         """Undo `add_waker`."""
-        with self.condition:
+        with self.condition.lock:
             self.wakers -= {wake}

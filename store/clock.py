@@ -17,6 +17,18 @@ MAX_WAIT_S = 60.0
 """Longest single real wait, in seconds: a wall clock that is set forward meanwhile is noticed after it."""
 
 
+class Monitor(threading.Condition):
+    """A condition whose lock is taken by ``with monitor.lock``.
+
+    That is one step for an interrupt (KeyboardInterrupt); ``with monitor`` is not, and may leave the lock taken by a
+    thread that has gone on.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        super().__init__(self.lock)
+
+
 class Clock(ABC):
     """A source of time in ms since the Unix epoch; may be read from any thread."""
 
