@@ -21,6 +21,7 @@ from duelog.store.message import ScheduledMessage
 from duelog.store.position import MessageId, Position
 from duelog.store.scan import find_run
 
+from .subscription_state import SubscriptionState
 from .topic_state import TopicState
 
 if TYPE_CHECKING:
@@ -49,6 +50,22 @@ def unacknowledged(acks: AckSet, not_due: Mapping[int, BitMap]) -> int:
     for ledger_id, entries in not_due.items():
         found += len(acks.unacked(ledger_id, entries.min(), entries.max() + 1) & entries)
     return found
+
+
+def clear(engine: Engine, topic: TopicState, subscription: SubscriptionState) -> int:
+    """Acknowledge, for one subscription, what waits inline by now, durably; how many it had not acknowledged."""
+    not_due = waiting(engine, topic, engine.clock.now_ms())
+    count = 0
+    with subscription.lock:
+        for ledger_id, entries in not_due.items():
+            if subscription.dispatcher is not None:
+                count += subscription.dispatcher.ack(None, [Position(ledger_id, entry_id) for entry_id in entries])
+            else:
+                count += subscription.acks.ack(ledger_id, entries, topic.log)
+    if count:
+        engine.acknowledged(topic, subscription, moved_ledger=True)
+        engine.flusher.flush()
+    return count
 
 
 def waits(engine: Engine, topic: TopicState, message_id: MessageId) -> bool:

@@ -18,7 +18,7 @@ from duelog.store.names import validate_subscription_name
 from duelog.store.position import MessageId
 
 from .dispatcher import SubscriptionType
-from .inline import scheduled_messages, waiting, waits
+from .inline import clear, scheduled_messages, waiting, waits
 from .recurring import Schedule
 from .stats import TopicStats, topic_stats
 from .subscription import Subscription
@@ -83,6 +83,21 @@ class Topic(SendingTopic):
         if name not in state.subscriptions:
             raise UnknownSubscription(self.name, name)
         self._engine.remove_subscription(state, name)
+
+    def clear_inline(self, subscription: str) -> int:
+        """Acknowledge, for one subscription alone, what waits in the topic's main log and is not due yet (PIP-448).
+
+        These are messages sent with a delay of at most `inline_delay_ms`; other subscriptions still get them. What
+        waits in time partitions, and what is due, stays. Works with consumers attached and without. Durable when it
+        returns; how many this subscription had not acknowledged. Raises UnknownTopic, UnknownSubscription, StoreFull,
+        StoreFailed.
+        """
+        self._engine.check_writable()
+        state = self._existing()
+        found = state.subscriptions.get(subscription)
+        if found is None:
+            raise UnknownSubscription(self.name, subscription)
+        return clear(self._engine, state, found)
 
     # -- taking back -------------------------------------------------------------------------------
 

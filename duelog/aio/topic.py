@@ -98,6 +98,10 @@ class Topic:
         """As `duelog.Topic.unsubscribe`."""
         await self._threads.run(self._topic.unsubscribe, name)
 
+    async def clear_inline(self, subscription: str) -> int:
+        """As `duelog.Topic.clear_inline`."""
+        return await self._threads.run(self._topic.clear_inline, subscription)
+
     async def cancel(self, message_id: duelog.MessageId) -> bool:
         """As `duelog.Topic.cancel`."""
         return await self._threads.run(self._topic.cancel, message_id)

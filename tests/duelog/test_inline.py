@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from duelog import DelayedStore, ManualClock, Message, MessageId, StoreConfig, Subscription
+from duelog.errors import UnknownSubscription
 from duelog.markers import tracker as tracking
 from duelog.markers.reader import MainLogReader
 from duelog.markers.tracker import TopicDelayTracker
@@ -308,3 +309,32 @@ def test_random_histories_serve_every_subscription_once(open_store: OpenStore, c
         while receive(name):
             pass
         assert got[name] == set(sent)
+
+
+@pytest.mark.parametrize("attached", [True, False])
+def test_clearing_what_waits_inline_for_one_subscription_leaves_it_to_the_others(
+    open_store: OpenStore, clock: ManualClock, attached: bool
+) -> None:
+    """What is due and what waits in partitions stays; it lasts over a restart, and trimming goes on."""
+    config = StoreConfig(inline_delay_ms=60_000, ledger_max_entries=2)
+    store = open_store(config=config)
+    topic = store.topic("t")
+    one = topic.subscribe("one")
+    topic.subscribe("other").close()
+    topic.send_batch([Message(b"%d" % seconds, deliver_after=seconds) for seconds in (0, 30, 3_600, 10, 20)])
+    assert [message.payload for message in one.receive(10)] == [b"0"]
+    if not attached:
+        one.close()
+    assert topic.clear_inline("one") == 3
+    assert topic.clear_inline("one") == 0
+    assert topic.subscribe("late", initial_position="latest").stats().backlog == 0
+    topic.send(b"after", deliver_after=15)
+    store.close()
+    store = open_store(config=config)
+    topic = store.topic("t")
+    clock.advance(3_600_000)
+    with topic.subscribe("one") as one, topic.subscribe("other") as other:
+        assert {message.payload for message in one.receive(10)} == {b"0", b"after", b"3600"}
+        assert {message.payload for message in other.receive(10)} == {b"0", b"10", b"20", b"30", b"after", b"3600"}
+    with pytest.raises(UnknownSubscription):
+        topic.clear_inline("nobody")
