@@ -199,6 +199,21 @@ class DelayPolicies:
         batch.dues = dues
         batch.delayed = dues > now_ms
 
+    def retry_due_ms(self, topic: TopicName, due_ms: int, now_ms: int) -> int:
+        """When a message comes again whose consumer asked for `due_ms`. Raises DelayTooLong.
+
+        As for one that is sent, but that a fixed delay, which is for what producers send, does not put it off.
+        """
+        if not self._any:
+            return due_ms
+        effective = replace(self.effective(topic), fixed_delivery_delay_ms=0)
+        try:
+            return int(effective.apply(np.array([due_ms], dtype=np.int64), now_ms)[0])
+        except DelayTooLong:
+            if self.on_rejected is not None:
+                self.on_rejected(topic, 1)
+            raise
+
     def stored(self, topic: TopicName, overridden: npt.NDArray[np.bool_] | bool | None) -> None:
         """Messages that `apply` marked so are on disk: count those that did not get the delay they asked for."""
         count = 0 if overridden is None else int(np.count_nonzero(overridden))

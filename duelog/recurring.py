@@ -2,7 +2,8 @@
 
 When an occurrence has fallen due, the next is scheduled: the first one after now. So after a stop, or a jump of the
 clock, the occurrence that was waiting comes once, late, what else was missed does not come, and there is no burst.
-Occurrences are due when their timetable says, whatever delay policies say.
+Occurrences are due when their timetable says, whatever delay policies say: their maximum and fixed delay are for what
+producers ask for at each send, a timetable was asked for once and is kept by the store.
 """
 
 from __future__ import annotations

@@ -299,13 +299,15 @@ class Subscription:
 
         Unlike `nack` it survives a restart, and it costs a write. Returns the new id. The message is sent
         anew, then acknowledged durably: a crash in between delivers it twice. It counts towards
-        `max_redeliveries`. Other subscriptions do not get it.
+        `max_redeliveries`. Other subscriptions do not get it. The topic's delay policies count but for a fixed delay:
+        raises DelayTooLong, with nothing done, for a delay over the maximum.
         """
         if not isinstance(message, ReceivedMessage):
             raise InvalidArgument("message", message, "expected a received message")
         delay_ms = delay_ms_of(delay)
         self._check_usable()
-        due_ms = self._engine.clock.now_ms() + delay_ms
+        now_ms = self._engine.clock.now_ms()
+        due_ms = self._engine.policies.retry_due_ms(self._topic.name, now_ms + delay_ms, now_ms)
         with self._state.lock:
             failed = self._dispatcher().failed_at(message.position)
         new_id = postpone(self._engine, self._topic, self.name, message, due_ms, failed and failed[0])

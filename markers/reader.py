@@ -1,8 +1,9 @@
 """Reading a main log: messages as they lie there, markers resolved to the messages they point at.
 
-Markers are resolved in batches, in order of address in their partition log, each run opened once. An
-entry that cannot be read is reported, left out, and holds nothing up. One whose body was dropped, by
-compaction once everybody had acknowledged it, or by repair, is gone: its position is told, to be acknowledged.
+Markers are resolved in batches, in order of address in their partition log, each run opened once. An entry that cannot
+be read is reported, left out, and holds nothing up: its bytes were read and found wrong, or its partition is missing.
+What cannot be read for now (no descriptor is left) raises, and is there the next time. An entry whose body was dropped,
+by compaction once everybody had acknowledged it, or by repair, is gone: its position is told, to be acknowledged.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import lmdb
 import numpy as np
 from pyroaring import BitMap
 
+from ..partitions.partition import Partition
 from ..partitions.partition_set import PartitionSet
 from ..partitions.timespan import partition_start
 from ..store.environment import Environment
@@ -48,6 +50,10 @@ class _Markers(NamedTuple):
     places: list[Place]
     targets: UInt32s
     dues: list[int]
+
+    def one(self, at: int) -> _Markers:
+        """The marker at a place of the columns."""
+        return _Markers([self.slots[at]], [self.places[at]], self.targets[at : at + 1], [self.dues[at]])
 
     @classmethod
     def together(cls, pieces: list[_Markers]) -> _Markers:
@@ -213,10 +219,29 @@ class MainLogReader:
                 self._dangling(markers, f"marker points into partition at {start_ms}, which does not exist")
                 continue
             try:
-                with self._partitions.lease(partition), partition.environment.read() as raw:
-                    self._resolve_in(raw, partition.name, target, markers, batch)
+                self._partitions.acquire(partition)
             except DamagedStore as error:
                 self._dangling(markers, str(error))
+                continue
+            try:
+                self._resolve_readable(partition, target, markers, batch)
+            finally:
+                self._partitions.release(partition)
+
+    def _resolve_readable(self, partition: Partition, target: int, markers: _Markers, batch: _Batch) -> None:
+        """Resolve markers together; one by one where a page is damaged, so that only what lies on it is set aside.
+
+        A shortage is raised, and nothing is set aside for it.
+        """
+        try:
+            with partition.environment.read() as raw:
+                self._resolve_in(raw, partition.name, target, markers, batch)
+        except DamagedStore as error:
+            if len(markers.slots) == 1:
+                self._dangling(markers, str(error))
+                return
+            for at in range(len(markers.slots)):
+                self._resolve_readable(partition, target, markers.one(at), batch)
 
     def _resolve_in(self, raw: lmdb.Transaction, name: str, ledger_id: int, markers: _Markers, batch: _Batch) -> None:
         cursor = raw.cursor()

@@ -48,8 +48,7 @@ class PartitionSet:
         self._store_id = store_id
         self._read_only = read_only
         self._lock = threading.Lock()
-        self._creating = threading.Lock()
-        self._numbering = threading.Lock()
+        self._creating, self._numbering = threading.Lock(), threading.Lock()
         self._partitions: SortedDict[int, Partition] = SortedDict()
         self._open: OrderedDict[int, Partition] = OrderedDict()
         self._ledger_ids = iter(range(0))
@@ -246,8 +245,9 @@ class PartitionSet:
         return True
 
     def _open_environment(self, partition: Partition) -> None:
-        if not (partition.path / "data.mdb").is_file():
-            raise DamagedStore(partition.path, "is registered in the catalog, and is missing")
+        with explained(partition.path):
+            if not (partition.path / "data.mdb").is_file():
+                raise DamagedStore(partition.path, "is registered in the catalog, and is missing")
         environment = Environment(
             partition.path,
             name=partition.name,

@@ -10,6 +10,7 @@ Source: the layout of LMDB 0.9 (MDB_page, MDB_meta in mdb.c).
 
 from __future__ import annotations
 
+import os
 import struct
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from .errors import DamagedStore
+from .system_errors import shortage_in
 
 _META = struct.Struct("<16xIIQQ96xQQ")  # page header, magic, version, address, map size, two trees, last page, txn
 _PAGE_SIZE = struct.Struct("<I")
@@ -85,7 +87,7 @@ env.close()
 
 
 def walk_in_subprocess(directory: Path, data: DataFile) -> str | None:
-    """Read every page in a child process; None when it lived, else how it died.
+    """Read every page in a child process; None when it lived, else how it died. Raises OSError for a shortage.
 
     For files of which this process cannot be sure; O(file). The file must not be open for writing.
     """
@@ -96,6 +98,8 @@ def walk_in_subprocess(directory: Path, data: DataFile) -> str | None:
     if done.returncode < 0:
         return f"reading it kills a process (signal {-done.returncode})"
     lines = done.stderr.strip().splitlines()
+    if lines and (number := shortage_in(lines[-1])):
+        raise OSError(number, os.strerror(number), str(directory))
     return lines[-1] if lines else f"reading it exits with {done.returncode}"
 
 

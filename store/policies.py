@@ -57,6 +57,9 @@ class DelayedDeliveryPolicies:
     fixed_delivery_delay_ms: the delay of every message in ms, whatever its producer asked for, and beside the
         maximum; not to be set for the whole store. 0: none.
 
+    They hold for what producers send and reschedule. A retry (`Subscription.retry_later`) goes by them too, but for the
+    fixed delay. Occurrences of a schedule are due by their timetable, and dead letters, also requeued ones, at once.
+
     Equal to others, and to `Policies`, that set the same fields to the same values. Raises InvalidArgument naming
     the field.
     """

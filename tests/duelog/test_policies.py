@@ -141,3 +141,66 @@ def test_a_read_only_store_sees_policies_as_they_are_now(tmp_path: Path, open_st
     writer.close()
     reader = open_store(read_only=True)
     assert not reader.effective_policies("t").active
+
+
+def test_a_retry_is_held_to_the_maximum_and_the_tick_and_not_put_off_by_a_fixed_delay(
+    open_store: OpenStore, clock: ManualClock
+) -> None:
+    """It is a delay that a client asks for; one that is refused leaves the message with its consumer."""
+    store = open_store()
+    topic = store.topic("t")
+    with topic.subscribe("s") as consumer:
+        topic.send(b"x")
+        (message,) = consumer.receive(1)
+        store.set_policies(Policies(tick_time_ms=1_000, max_delivery_delay_ms=5_000, fixed_delivery_delay_ms=60_000),
+                           topic="t")  # fmt: skip
+        with pytest.raises(DelayTooLong) as caught:
+            consumer.retry_later(message, 5.001)
+        assert (caught.value.asked_ms, caught.value.limit_ms) == (5_001, 5_000)
+        assert consumer.stats().backlog == 1
+        consumer.retry_later(message, 2.5)
+        assert [found.due_ms for found in topic.scheduled()] == [START_MS + 3_000]
+        clock.advance(3_000)
+        (message,) = consumer.receive(1)
+        store.set_policies(Policies(active=False), topic="t")
+        consumer.retry_later(message, 100)
+        consumer.ack(consumer.receive(1))
+        assert consumer.stats().backlog == 0
+
+
+def test_occurrences_of_a_schedule_are_due_by_their_timetable_whatever_policies_say(
+    open_store: OpenStore, clock: ManualClock
+) -> None:
+    """Neither the maximum nor a fixed delay nor a tick: they were asked for once, and the store makes them."""
+    store = open_store()
+    topic = store.topic("t")
+    store.set_policies(
+        Policies(tick_time_ms=7_000, max_delivery_delay_ms=1, fixed_delivery_delay_ms=3_600_000), topic="t"
+    )
+    topic.every("often", interval=1_000, payload=b"x")
+    with topic.subscribe("s") as consumer:
+        for number in (1, 2):
+            (found,) = topic.scheduled()
+            assert found.due_ms == START_MS + number * 1_000_000
+            clock.set(found.due_ms - 1)
+            assert consumer.receive(1) == []
+            clock.advance(1)
+            consumer.ack(consumer.receive(1))
+
+
+def test_dead_letters_are_due_at_once_and_no_fixed_delay_holds_them(open_store: OpenStore) -> None:
+    """Nor when they are requeued: they have been due."""
+    store = open_store(config=StoreConfig(max_redeliveries=0, nack_backoff_ms=0))
+    store.topic("t").subscribe("s").close()
+    store.topic("t").send(b"x")
+    store.set_policies(Policies(fixed_delivery_delay_ms=3_600_000), namespace="public/default")
+    with store.topic("t").subscribe("s") as consumer:
+        consumer.nack(consumer.receive(1))
+        assert consumer.receive(1) == []
+        (letter,) = store.dead_letters()
+        assert letter.payload == b"x"
+        with store.topic("t-s-DLQ").subscribe("reader") as reader:
+            reader.ack(reader.receive(1))
+            assert reader.stats().backlog == 0
+        assert store.requeue_dead_letters(letter) == 1
+        assert [message.payload for message in consumer.receive(1)] == [b"x"]

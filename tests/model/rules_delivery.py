@@ -12,7 +12,7 @@ from hypothesis.stateful import precondition, rule
 from duelog import DeadLetter, MessageId, ReceivedMessage
 from duelog.dead_letters import KEEPER
 from duelog.dispatcher import SubscriptionType
-from duelog.errors import ConsumerBusy, InvalidArgument, UnknownSubscription, UnknownTopic
+from duelog.errors import ConsumerBusy, DelayTooLong, InvalidArgument, UnknownSubscription, UnknownTopic
 from duelog.metrics import PARTITIONS_DELETED
 from duelog.store.names import TopicName
 
@@ -343,11 +343,17 @@ class DeliveryRules(Machine):
     def retry_later(self, which: int, number: int, ms: int) -> None:
         consumer = pick([consumer for consumer in self.consumers if consumer.received], which)
         place, _, message = pick(consumer.received, number)
+        now_ms = self.twin.now_ms
+        dues = self.twin.policies.dues(consumer.topic.name, [now_ms + ms], now_ms, retry=True)
+        if dues is None:
+            with pytest.raises(DelayTooLong):
+                consumer.face.retry_later(message, ms / 1000)
+            return
         new_id = consumer.face.retry_later(message, ms / 1000)
         now_ms = self.twin.now_ms
         new = TwinMessage(
             int(message.payload),
-            now_ms + ms,
+            dues[0],
             now_ms,
             new_id,
             addressee=consumer.twin.name,

@@ -52,11 +52,11 @@ class TwinPolicies:
                 return int(found)
         return int({**DELAYS, **KEPT}[field] or 0)
 
-    def dues(self, topic: str, asked: Sequence[int], now_ms: int) -> list[int] | None:
-        """The due times that messages get which ask for `asked`; None: they are refused."""
+    def dues(self, topic: str, asked: Sequence[int], now_ms: int, *, retry: bool = False) -> list[int] | None:
+        """The due times that messages get which ask for `asked`; None: they are refused. No fixed delay for a retry."""
         if not self.value(topic, "active"):
             return [now_ms] * len(asked)
-        fixed_ms = self.value(topic, "fixed_delivery_delay_ms")
+        fixed_ms = 0 if retry else self.value(topic, "fixed_delivery_delay_ms")
         longest_ms = self.value(topic, "max_delivery_delay_ms")
         tick_ms = max(self.value(topic, "tick_time_ms"), 1)
         if fixed_ms:

@@ -1,0 +1,168 @@
+"""A shortage of descriptors or memory is not damage: a call raises, nothing is quarantined, and the next one works."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lmdb
+import pytest
+
+from duelog import DelayedStore, ManualClock, StoreConfig
+from duelog.errors import DamagedStore, ResourceShortage
+from duelog.markers import reader
+from duelog.store import datafile, scan, system_errors
+from duelog.store.environment import Environment
+from duelog.store.received import MessageMaker
+from tests.conftest import START_MS, OpenStore
+
+SPAN_MS = 20_000
+CONFIG = StoreConfig(partition_ms=SPAN_MS, preload_ms=0, max_open_partitions=1)
+
+Break = Callable[[pytest.MonkeyPatch, Path], object]
+
+
+@pytest.fixture
+def fired(open_store: OpenStore, clock: ManualClock) -> DelayedStore:
+    """A store whose five messages have fired, each from a closed partition of its own, one of which is open."""
+    store = open_store(config=CONFIG)
+    topic = store.topic("t")
+    topic.subscribe("s").close()
+    for number in range(5):
+        topic.send(b"%d" % number, deliver_at=START_MS + SPAN_MS * number + 1_000)
+    clock.advance(200_000)
+    assert store.tick().closed == 5
+    return store
+
+
+def no_descriptor_to_look(patch: pytest.MonkeyPatch, path: Path) -> None:
+    """For the look at a data file before it is opened."""
+    inspect = datafile.inspect
+
+    def inspecting(directory: Path) -> datafile.DataFile:
+        if directory == path:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), str(directory / "data.mdb"))
+        return inspect(directory)
+
+    patch.setattr(datafile, "inspect", inspecting)
+
+
+def no_descriptor_to_open(patch: pytest.MonkeyPatch, path: Path) -> None:
+    """For LMDB, which tells of it by the system's text alone."""
+    open_ = lmdb.open
+
+    def opening_(directory: str, **arguments: Any) -> lmdb.Environment:
+        if directory == str(path):
+            raise lmdb.Error(f"{directory}: {os.strerror(errno.EMFILE)}")
+        return open_(directory, **arguments)
+
+    patch.setattr(lmdb, "open", opening_)
+
+
+def no_address_space(patch: pytest.MonkeyPatch, path: Path) -> None:
+    """For LMDB's map."""
+    open_ = lmdb.open
+
+    def opening_(directory: str, **arguments: Any) -> lmdb.Environment:
+        if directory == str(path):
+            raise lmdb.MemoryError(f"{directory}: {os.strerror(errno.ENOMEM)}")
+        return open_(directory, **arguments)
+
+    patch.setattr(lmdb, "open", opening_)
+
+
+def no_reader_slot(patch: pytest.MonkeyPatch, path: Path) -> None:
+    """In LMDB's table of readers."""
+    begin = Environment._begin_read
+
+    def beginning(environment: Environment) -> lmdb.Transaction | None:
+        if environment.path == path:
+            raise system_errors.explain(path, lmdb.ReadersFullError("mdb_txn_begin: MDB_READERS_FULL"))
+        return begin(environment)
+
+    patch.setattr(Environment, "_begin_read", beginning)
+
+
+def no_memory_for_a_message(patch: pytest.MonkeyPatch, path: Path) -> None:
+    """When its body is decoded."""
+
+    def making(*_: object) -> None:
+        raise MemoryError
+
+    patch.setattr(MessageMaker, "make", making)
+
+
+@pytest.mark.parametrize(
+    "without",
+    [no_descriptor_to_look, no_descriptor_to_open, no_address_space, no_reader_slot, no_memory_for_a_message],
+)
+def test_a_shortage_while_messages_are_read_sets_none_of_them_aside(
+    fired: DelayedStore, clock: ManualClock, without: Break, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The receiver is told, hands out nothing, and the next call gives all five; no record holds their partitions."""
+    third = list(fired._engine.partitions)[2]
+    with fired.topic("t").subscribe("s") as consumer:
+        with monkeypatch.context() as patch:
+            without(patch, third.path)
+            with pytest.raises((ResourceShortage, MemoryError)):
+                consumer.receive(10)
+        assert fired.stats().set_aside == 0
+        messages = consumer.receive(10)
+        assert [message.payload for message in messages] == [b"0", b"1", b"2", b"3", b"4"]
+        consumer.ack(messages, durable=True)
+    clock.advance(5 * 3_600_000)
+    fired.tick()
+    assert (fired.stats().set_aside, fired.partitions()) == (0, [])
+
+
+def test_a_damaged_page_sets_aside_what_lies_on_it_and_nothing_else(
+    open_store: OpenStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """LMDB refuses one of ten runs of a partition: nine messages come, and one is set aside with its reason."""
+    store = open_store(config=StoreConfig(partition_ms=3_600_000, run_entries=1))
+    topic = store.topic("t")
+    with topic.subscribe("s") as consumer:
+        ids = [topic.send(b"%d" % number, deliver_after=1) for number in range(10)]
+        clock.advance(1_000)
+        find_run = scan.find_run
+
+        def finding(cursor: lmdb.Cursor, name: str, ledger_id: int, entry_id: int) -> Any:
+            if (ledger_id, entry_id) == ids[4]:
+                raise lmdb.CorruptedError("mdb_get: MDB_CORRUPTED: Located page was wrong type")
+            return find_run(cursor, name, ledger_id, entry_id)
+
+        monkeypatch.setattr(reader, "find_run", finding)
+        monkeypatch.setattr(
+            reader, "find_run_after", lambda cursor, name, last, entry: finding(cursor, name, last.ledger_id, entry)
+        )
+        assert [message.payload for message in consumer.receive(10)] == [b"%d" % at for at in range(10) if at != 4]
+        assert store.stats().set_aside == 1
+    store._engine.set_aside._known.clear()
+    store._engine.set_aside._unwritten.clear()
+
+
+def test_a_shortage_of_the_process_that_walks_a_short_file_is_not_taken_for_its_truncation(
+    fired: DelayedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The child's last line says which it was."""
+    partition = next(iter(fired._engine.partitions))
+    known = datafile.inspect(partition.path)
+
+    for line, error in (
+        ("lmdb.Error: /x: Too many open files", OSError),
+        ("MemoryError", OSError),
+        ("lmdb.CorruptedError: mdb_cursor_get: MDB_CORRUPTED: Located page was wrong type", DamagedStore),
+    ):
+
+        class Done:
+            returncode = 1
+            stderr = f"Traceback (most recent call last):\n{line}\n"
+
+        monkeypatch.setattr(subprocess, "run", lambda *_, **__: Done)
+        monkeypatch.setattr(datafile, "inspect", lambda _: known._replace(file_bytes=4096))
+        with pytest.raises(error):
+            datafile.verify(partition.path)
