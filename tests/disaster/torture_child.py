@@ -78,8 +78,9 @@ class Child:
         except KeyboardInterrupt:
             self.may_interrupt = False
             self.log("interrupts")
-        except StoreFailed:
-            self.log("failed stores")
+        except StoreFailed as error:
+            if not self.stopping.is_set():
+                self.log("failed stores", str(error))
             self.stopping.set()  # to be opened again
         except DuelogError as error:
             self.log("refused " + type(error).__name__)
