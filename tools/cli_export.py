@@ -109,7 +109,13 @@ def import_parquet(store: Path, directory: Path, subscriptions: list[str] | None
         def show(done: Imported) -> None:
             bar.update(task, completed=done.messages)
 
-        done = import_export(opened, export, subscriptions=subscriptions or None, progress=show)
+        empty = next(iter(opened.topics()), None) is None
+        try:
+            done = import_export(opened, export, subscriptions=subscriptions or None, progress=show)
+        except BaseException:
+            if empty and next(iter(opened.topics()), None) is not None:
+                say("a part of the archive is in the store; remove the store before importing again")
+            raise
     left_out = {name: getattr(done, name) for name in ("withdrawn", "dropped", "damaged", "deleted_topics")}
     if json_:
         write_json({**asdict(done), "topics": len(done.topics)})

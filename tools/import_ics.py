@@ -14,7 +14,8 @@ from typing import IO, Any
 from zoneinfo import ZoneInfo
 
 from .. import DelayedStore, Message
-from ..store.errors import InvalidArgument
+from ..store.errors import DelayTooLong, InvalidArgument, InvalidMessage
+from .values import iso_time
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -34,8 +35,10 @@ def import_ics(
     """Send the reminders of a calendar that trigger within `horizon` from the store's now, in one batch.
 
     A message's payload is a JSON object (summary, description, location, start, trigger, uid), its key the event's
-    UID. Importing a calendar again sends its reminders again. Raises InvalidArgument: the file is no calendar, or
-    `timezone` no time zone; ImportError without `pip install 'duelog[calendar]'`; and what sending raises.
+    UID. Importing a calendar again sends its reminders again. All are checked before any is written. Raises
+    InvalidMessage naming the event and the time of the first that a delay policy refuses; InvalidArgument: the file is
+    no calendar, or `timezone` no time zone; ImportError without `pip install 'duelog[calendar]'`; and what sending
+    raises.
     """
     import recurring_ical_events
     from icalendar import Calendar
@@ -67,7 +70,15 @@ def import_ics(
             elif trigger <= now + horizon and identity not in seen:
                 seen.add(identity)
                 messages.append(message)
-    store.topic(topic).send_batch(sorted(messages, key=_due))
+    messages.sort(key=_due)
+    for message in messages:
+        try:
+            store.topic(topic).outgoing(message)
+        except DelayTooLong as error:
+            event = f"event {message.key!r}: reminder"
+            reason = f"a delay of {error.asked_ms} ms is {error.reason}"
+            raise InvalidMessage(event, iso_time(_due(message)), reason) from None
+    store.topic(topic).send_batch(messages)
     return ImportedReminders(len(messages), past, without_time)
 
 

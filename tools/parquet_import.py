@@ -2,9 +2,11 @@
 
 An archive is of closed partitions, so every message in it has fired once; which of them somebody has acknowledged is
 not carried over. They go into the main logs in order of due time, of equal ones in append order, and are due at once,
-with the payload, key, properties, due time and publish time that they had. Subscriptions are made first, with nothing
-acknowledged: a topic that nobody subscribes to would be trimmed. What never fires (cancelled, replaced), what
-compaction dropped, what could not be read, and what belonged to a topic that was deleted, is counted and left out.
+with the payload, key, properties, due time and publish time that they had; delay policies do not apply. Subscriptions
+are made first, with nothing acknowledged: a topic that nobody subscribes to would be trimmed. What never fires
+(cancelled, replaced), what compaction dropped, what could not be read, and what belonged to a topic that was deleted,
+is counted and left out. Every file is read before anything is written, since a part of an archive could only be removed
+with its store.
 """
 
 from __future__ import annotations
@@ -54,11 +56,13 @@ def import_export(
     """Send the messages of an export to an empty store.
 
     subscriptions: names to make in every topic; None: those that each topic had. Raises InvalidArgument for a store
-    that has a topic already, DamagedStore for a file that cannot be read, and what sending raises; then what was sent
-    before stands.
+    that has a topic already, DamagedStore for a file that cannot be read, both with nothing done; and what sending
+    raises: then what was sent before stands, and `progress` was told of it.
     """
     if next(iter(store.topics()), None) is not None:
         raise InvalidArgument("STORE", str(store.path), "has topics; an export is imported into an empty store")
+    for file in export.message_files:
+        export.messages(file, [*_COLUMNS, *_LEFT_OUT])
     done = Imported()
     names = _subscriptions(export, subscriptions)
     files = sorted(export.message_files, key=lambda file: (file.topic or "", file.day, file.path))

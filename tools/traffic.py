@@ -184,6 +184,11 @@ def import_(
         list[str] | None,
         typer.Option(metavar="NAME", help="With --parquet: subscribe every topic; else as it was. May be repeated."),
     ] = None,
+    once: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Store what no import of the same lines under this name has stored."),
+    ] = None,
+    allow_past: AllowPast = False,
     json_: Json = False,
 ) -> None:
     """Send messages from a file of JSON lines, in batches; or the reminders of a calendar; or an archive.
@@ -195,8 +200,11 @@ def import_(
     {"topic": "reminders", "payload": "pay", "deliver_at": "2026-12-01T09:00:00Z", "key": "order-17"}
     ```
 
-    A line that cannot be taken ends it with exit status 2 and the line's number, field and value on standard error:
-    nothing of its batch is written, the batches before it are, and the number of their lines is printed too.
+    A line that cannot be taken, by a delay policy too, ends it with exit status 2 and the line's number, field and
+    value on standard error. Every line of a file is checked before anything is written, so nothing is; from a pipe
+    every line of a batch (--batch), and it is said which lines before it are stored. Where a full disk or the like ends
+    it, that is said too; with --once it is run again with the same lines and stores what is missing, as the messages of
+    each topic are numbered by a producer of that name.
 
     ```
     duelog import data messages.jsonl
@@ -204,31 +212,44 @@ def import_(
     duelog import copy --parquet archive
     ```
 
-    An archive goes into an empty store. Its messages have all been due: they are due at once again, in their old order
-    and with their old times, for subscriptions that have acknowledged nothing.
+    The reminders of a calendar are checked before any is written, too. An archive goes into an empty store, and is read
+    to its end before anything is written; what ends it later leaves a part, to be removed with the store. Its messages
+    have all been due: they are due at once again, in their old order and with their old times, for subscriptions that
+    have acknowledged nothing.
     """
     require_one_source(file, parquet)
     if parquet is not None:
+        _refuse_of_others("--parquet", once, allow_past)
         import_parquet(store, parquet, subscription, json_)
         return
     assert file is not None
     if ics:
+        _refuse_of_others("--ics", once, allow_past)
         _import_calendar(store, file, topic, timezone, days, json_)
         return
     with _input(file) as lines, open_to_write(store, background=False, create=True) as opened:
         started = time.monotonic()
-        work = Import(opened, batch_messages=batch)
+        work = Import(opened, batch_messages=batch, allow_past=allow_past, once=once)
         try:
             _import(work, lines, opened)
         except BaseException:
-            rest = "; of the lines after them some may be" if work.began else ""
+            rest = f"; of the lines up to {work.began_to:,} some may be" if work.began_to else ""
             say(f"{work.messages:,} messages, up to line {work.lines:,}, are in the store{rest}")
             raise
         seconds = time.monotonic() - started
     if json_:
-        write_json({"messages": work.messages, "topics": work.topics, "seconds": round(seconds, 3)})
+        counts = {"messages": work.messages, "topics": work.topics, "seconds": round(seconds, 3)}
+        write_json(counts if once is None else {**counts, "stored_before": work.stored_before})
     else:
         write_line(f"{work.messages:,} messages to {work.topics:,} topics in {seconds:.1f} s")
+        if work.stored_before:
+            say(f"{work.stored_before:,} of them were in the store already")
+
+
+def _refuse_of_others(option: str, once: str | None, allow_past: bool) -> None:
+    for name, value in (("--once", once), ("--allow-past", allow_past or None)):
+        if value is not None:
+            raise InvalidArgument(name, value, f"is for JSON lines; {option} is given too")
 
 
 def _import_calendar(store: Path, file: str, topic: str, timezone: str, days: int, json_: bool) -> None:

@@ -25,6 +25,7 @@ from duelog.tools.parquet_import import import_export
 from duelog.tools.scan_arrow import scan_messages
 from duelog.tools.scan_plan import Wanted, plan_scan
 from duelog.tools.sealed import sealed_generations
+from tests.conftest import OpenStore
 from tests.tools.closed_days import DAY_MS, FIRST_MS, TOPICS, Built, Sent, build
 from tests.tools.command_line import json_of, ok, refused, run
 
@@ -238,6 +239,24 @@ def test_an_export_that_is_damaged_is_refused(exported: tuple[Path, Exported], t
     (archive / "MANIFEST.json").unlink()
     with pytest.raises(InvalidArgument, match="no export"):
         open_export(archive)
+
+
+def test_a_file_of_an_archive_that_cannot_be_read_is_found_before_anything_is_imported(
+    exported: tuple[Path, Exported], tmp_path: Path, open_store: OpenStore
+) -> None:
+    """The last one, of its right size; the store stays empty, and takes the archive once it is whole."""
+    copy = tmp_path / "archive"
+    shutil.copytree(exported[0], copy)
+    export = open_export(copy)
+    last = copy / max(export.message_files, key=lambda file: (file.topic or "", file.day, file.path)).path
+    content = last.read_bytes()
+    last.write_bytes(bytes(len(content)))
+    store = open_store(config=StoreConfig(partition_ms=export.manifest["partition_ms"]))
+    with pytest.raises(DamagedStore, match="cannot be read"):
+        import_export(store, export)
+    assert list(store.topics()) == []
+    last.write_bytes(content)
+    assert import_export(store, export).messages > 0
 
 
 def test_export_and_import_from_the_command_line(built: Built, tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from duelog import DelayedStore, ManualClock
-from duelog.errors import InvalidArgument
+from duelog import DelayedDeliveryPolicies, DelayedStore, ManualClock
+from duelog.errors import InvalidArgument, InvalidMessage
 from duelog.tools.import_ics import import_ics
 from tests.conftest import START_MS, OpenStore
 from tests.tools.command_line import json_of, refused
@@ -140,3 +140,12 @@ def test_the_command_line_schedules_a_calendar(tmp_path: Path) -> None:
     assert "holiday" in keys
     assert done["messages"] == len(keys)
     assert "time" in refused("import", tmp_path / "store", "--ics", file, "--timezone", "Nowhere")
+
+
+def test_a_reminder_that_a_policy_refuses_is_named_and_none_is_sent(open_store: OpenStore) -> None:
+    """The event, its reminder's time, and the limit; the earlier reminders are not stored either."""
+    store = open_store()
+    store.set_policies(DelayedDeliveryPolicies(max_delivery_delay_ms=20 * 86_400_000), topic="reminders")
+    with pytest.raises(InvalidMessage, match=r"event 'weekly': reminder='2026-10-19T06:50:00Z': a delay of .* ms is"):
+        import_ics(store, io.BytesIO(CALENDAR), "reminders", timezone="Europe/Rome")
+    assert not store.topic("reminders").exists()
