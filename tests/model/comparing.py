@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis.stateful import invariant
 
-from duelog.metrics import BACKLOG, CANCELLED, DELAYED, FIRED, PENDING, RESCHEDULED
+from duelog.metrics import BACKLOG, CANCELLED, DELAYED, FIRED, OVERRIDDEN, PENDING, REJECTED, RESCHEDULED
 from duelog.store import catalog
 from duelog.store.names import TopicName
 
@@ -12,7 +12,7 @@ from .machine import SLICE_COUNTERS, Machine
 from .twin import TwinTopic
 from .twin_subscription import TwinSubscription
 
-COUNTED = (*SLICE_COUNTERS, CANCELLED, RESCHEDULED)
+COUNTED = (*SLICE_COUNTERS, CANCELLED, RESCHEDULED, REJECTED, OVERRIDDEN)
 """The counters of metrics that the twin keeps too."""
 
 

@@ -19,7 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize
 from duelog import DelayedStore, Message, MessageId, ReceivedMessage, StoreConfig, Subscription, TickResult
 from duelog.dispatcher import SubscriptionType
 from duelog.errors import StoreFull
-from duelog.metrics import ENTRIES_TRIMMED, FIRED, LEDGERS_TRIMMED, PARTITIONS_DELETED
+from duelog.metrics import ENTRIES_TRIMMED, FIRED, LEDGERS_TRIMMED, OVERRIDDEN, PARTITIONS_DELETED, REJECTED
 from duelog.store.format import PartitionState
 from duelog.store.names import TopicName
 from duelog.topic_state import TopicState
@@ -118,6 +118,8 @@ class Machine(RuleBasedStateMachine):
         """The latest time that the store was ever shown: what was due then may come when the clock has gone back."""
         self._open(self.directory / "0")
         self.messages: dict[int, TwinMessage] = {}
+        self.asked_ms: dict[int, int] = {}
+        """By number, the due time that a message was to have."""
         self.ids: list[tuple[str, MessageId]] = []
         """Every id that was ever given out, and its topic."""
         self.beside: tuple[TwinTopic, list[TwinMessage]] | None = None
@@ -205,6 +207,7 @@ class Machine(RuleBasedStateMachine):
         self.number += 1
         payload, due_ms, now_ms = b"%0*d" % (PAYLOAD, self.number), self._due_ms(spec), self.twin.now_ms
         message = Message(payload, key=key_of(self.number))
+        self.asked_ms[self.number] = now_ms if due_ms is None else due_ms
         if due_ms is None:
             return message, now_ms
         if relative and due_ms >= now_ms:
@@ -221,9 +224,19 @@ class Machine(RuleBasedStateMachine):
         asked = [due_ms for _, due_ms in drawn]
         return [message for message, _ in drawn], self.twin.policies.dues(topic, asked, self.twin.now_ms)
 
+    def _refused(self, topic: str, messages: Sequence[Message]) -> None:
+        """A call raised DelayTooLong: it says which of the messages the maximum refuses."""
+        now_ms = self.twin.now_ms
+        self.twin.count(REJECTED, self.twin.policies.too_long(topic, self._asked_for(messages), now_ms), topic)
+
+    def _asked_for(self, messages: Sequence[Message]) -> list[int]:
+        return [self.asked_ms[int(bytes(message.payload))] for message in messages]
+
     def _twins(
-        self, messages: Sequence[Message], dues: Sequence[int], ids: Sequence[MessageId], sent_ms: int
+        self, topic: str, messages: Sequence[Message], dues: Sequence[int], ids: Sequence[MessageId], sent_ms: int
     ) -> list[TwinMessage]:
+        """Messages that were stored, sent at `sent_ms`."""
+        self.twin.count(OVERRIDDEN, self.twin.policies.overridden(topic, self._asked_for(messages), sent_ms), topic)
         twins = [
             TwinMessage(int(bytes(message.payload)), due_ms, sent_ms, message_id)
             for message, due_ms, message_id in zip(messages, dues, ids, strict=True)

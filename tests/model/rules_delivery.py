@@ -13,7 +13,7 @@ from duelog import DeadLetter, MessageId, ReceivedMessage
 from duelog.dead_letters import KEEPER
 from duelog.dispatcher import SubscriptionType
 from duelog.errors import ConsumerBusy, DelayTooLong, InvalidArgument, UnknownSubscription, UnknownTopic
-from duelog.metrics import PARTITIONS_DELETED
+from duelog.metrics import PARTITIONS_DELETED, REJECTED
 from duelog.store.names import TopicName
 
 from .drawing import HANDING_OUT, INLINE_DELAYS, KINDS, NAMES, PICK, PICKS, STORING, TAKING_BACK, TOPICS, only, pick
@@ -343,14 +343,14 @@ class DeliveryRules(Machine):
     def retry_later(self, which: int, number: int, ms: int) -> None:
         consumer = pick([consumer for consumer in self.consumers if consumer.received], which)
         place, _, message = pick(consumer.received, number)
-        now_ms = self.twin.now_ms
-        dues = self.twin.policies.dues(consumer.topic.name, [now_ms + ms], now_ms, retry=True)
+        now_ms, topic = self.twin.now_ms, consumer.topic
+        dues = self.twin.policies.dues(topic.name, [now_ms + ms], now_ms, retried=True)
         if dues is None:
             with pytest.raises(DelayTooLong):
                 consumer.face.retry_later(message, ms / 1000)
+            self.twin.count(REJECTED, 1, topic.name)
             return
         new_id = consumer.face.retry_later(message, ms / 1000)
-        now_ms = self.twin.now_ms
         new = TwinMessage(
             int(message.payload),
             dues[0],

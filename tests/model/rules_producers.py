@@ -30,17 +30,26 @@ class ProducerRules(RestartRules):
         twin = self.twin.topic(topic)
         face, producer = self.store.topic(topic).producer(name), twin.producers.setdefault(name, TwinProducer())
         assert face.last_sequence_id == producer.last
-        drawn, dues = self._drawn(topic, specs)
+        drawn, _ = self._drawn(topic, specs)
+        first, start = producer.numbering(first)
+        wanted, dues = self._wanted(topic, producer, start, drawn)
         if dues is None:
             with pytest.raises(DelayTooLong):
                 face.send_batch(drawn, first_sequence_id=first)
+            self._refused(topic, [drawn[row] for row in wanted])
             return
-        first, start = producer.numbering(first)
-        wanted = [row for row in range(len(drawn)) if start + row not in producer.stored]
         ids = face.send_batch(drawn, first_sequence_id=first)
         stored = {row: message_id for row, message_id in enumerate(ids) if message_id is not None}
         assert list(stored) == wanted, "what is not stored is stored, once"
         self._stored(twin, producer, start, drawn, dues, stored)
+
+    def _wanted(
+        self, topic: str, producer: TwinProducer, start: int, drawn: Sequence[Message]
+    ) -> tuple[list[int], dict[int, int] | None]:
+        """The rows of a batch that are not stored, and their due times by policies; None: those are refused."""
+        rows = [row for row in range(len(drawn)) if start + row not in producer.stored]
+        dues = self.twin.policies.dues(topic, self._asked_for([drawn[row] for row in rows]), self.twin.now_ms)
+        return rows, None if dues is None else dict(zip(rows, dues, strict=True))
 
     @only(TAKING_BACK)
     @rule(
@@ -61,10 +70,10 @@ class ProducerRules(RestartRules):
         """
         twin = self.twin.topic(topic)
         face, producer = self.store.topic(topic).producer(name), twin.producers.setdefault(name, TwinProducer())
-        drawn, dues = self._drawn(topic, specs)
+        drawn, _ = self._drawn(topic, specs)
         first, start = producer.numbering(first)
-        rows = [row for row in range(len(drawn)) if start + row not in producer.stored]
-        groups = self._groups(rows, dues or [])
+        _, dues = self._wanted(topic, producer, start, drawn)
+        groups = self._groups(dues or {})
         if dues is None or len(groups) < 2:
             return
         part %= len(groups)
@@ -89,11 +98,11 @@ class ProducerRules(RestartRules):
             self._reopen_after_crash(target)
         self._send_again(topic, name, specs, start, again)
 
-    def _groups(self, rows: Sequence[int], dues: Sequence[int]) -> list[list[int]]:
+    def _groups(self, dues: dict[int, int]) -> list[list[int]]:
         """Rows of a batch by where they are written, in the order in which that is done."""
         groups: dict[int, list[int]] = {}
-        for row in rows if dues else ():
-            groups.setdefault(self.twin.group(dues[row], self.twin.now_ms), []).append(row)
+        for row, due_ms in dues.items():
+            groups.setdefault(self.twin.group(due_ms, self.twin.now_ms), []).append(row)
         return [groups[group] for group in sorted(groups)]
 
     def _send_again(self, topic: str, name: str, specs: Sequence[Spec], start: int, sizes: Sequence[int]) -> None:
@@ -109,13 +118,17 @@ class ProducerRules(RestartRules):
         producer: TwinProducer,
         start: int,
         drawn: Sequence[Message],
-        dues: Sequence[int],
+        dues: dict[int, int],
         ids: dict[int, MessageId],
     ) -> None:
         """Rows of a batch were stored under these ids."""
         rows = sorted(ids)
         twins = self._twins(
-            [drawn[row] for row in rows], [dues[row] for row in rows], [ids[row] for row in rows], self.twin.now_ms
+            topic.name,
+            [drawn[row] for row in rows],
+            [dues[row] for row in rows],
+            [ids[row] for row in rows],
+            self.twin.now_ms,
         )
         self._sent(topic, twins)
         producer.stored.update(start + row for row in rows)

@@ -35,10 +35,11 @@ class SendingRules(Machine):
         if dues is None:
             with pytest.raises(DelayTooLong):
                 face.send(one.payload, deliver_at=one.deliver_at, deliver_after=one.deliver_after, key=one.key)
+            self._refused(topic, drawn)
             return
         twin = self.twin.topic(topic)
         message_id = face.send(one.payload, deliver_at=one.deliver_at, deliver_after=one.deliver_after, key=one.key)
-        self._sent(twin, self._twins(drawn, dues, [message_id], self.twin.now_ms))
+        self._sent(twin, self._twins(topic, drawn, dues, [message_id], self.twin.now_ms))
 
     @rule(topic=TOPICS, specs=st.lists(DUES, max_size=6), relative=st.booleans())
     def send_batch(self, topic: str, specs: list[Spec], relative: bool) -> None:
@@ -47,10 +48,11 @@ class SendingRules(Machine):
         if dues is None:
             with pytest.raises(DelayTooLong):
                 self.store.topic(topic).send_batch(drawn)
+            self._refused(topic, drawn)
             return
         ids = self.store.topic(topic).send_batch(drawn)
         if drawn:
-            self._sent(self.twin.topic(topic), self._twins(drawn, dues, ids, self.twin.now_ms))
+            self._sent(self.twin.topic(topic), self._twins(topic, drawn, dues, ids, self.twin.now_ms))
 
     @only(STORING)
     @rule(
@@ -73,11 +75,11 @@ class SendingRules(Machine):
             self._forward(ms)
             if point == "after":
                 self._tick()
-                self._sent(twin, self._twins(drawn, dues, write(), sent_ms))
+                self._sent(twin, self._twins(topic, drawn, dues, write(), sent_ms))
                 return
 
             def write_beside() -> None:
-                self.beside = twin, self._twins(drawn, dues, write(), sent_ms)
+                self.beside = twin, self._twins(topic, drawn, dues, write(), sent_ms)
                 if fails and point == "fire.before":
                     no_room(self.store)
 
@@ -86,7 +88,7 @@ class SendingRules(Machine):
             with armed(point, once):
                 self._tick_until_it_works()
             if not once.done:
-                self._sent(twin, self._twins(drawn, dues, write(), sent_ms))
+                self._sent(twin, self._twins(topic, drawn, dues, write(), sent_ms))
 
         with stalled_sender(self.store._engine, meanwhile):
             self.store.topic(topic).send_batch(drawn)
@@ -109,4 +111,4 @@ class SendingRules(Machine):
             if due_ms > self.twin.now_ms and partitions.get(due_ms - due_ms % self.config.partition_ms) is not None:
                 self.twin.add_partition(due_ms)
         else:
-            self._sent(self.twin.topic(topic), self._twins(drawn, dues, ids, self.twin.now_ms))
+            self._sent(self.twin.topic(topic), self._twins(topic, drawn, dues, ids, self.twin.now_ms))

@@ -10,7 +10,7 @@ from hypothesis.stateful import precondition, rule
 
 from duelog import MessageId, Outcome
 from duelog.errors import DelayTooLong, StoreFull, UnknownTopic
-from duelog.metrics import CANCELLED, RESCHEDULED
+from duelog.metrics import CANCELLED, OVERRIDDEN, REJECTED, RESCHEDULED
 
 from .drawing import DUES, PICK, PICKS, TAKING_BACK, TOPICS, Spec, only, pick
 from .driver import full_disk
@@ -61,7 +61,7 @@ class WithdrawalRules(Machine):
 
     def _cancelled(self, topic: TwinTopic, ids: Sequence[MessageId]) -> list[Outcome]:
         outcomes = cancel(self.twin, topic, ids)
-        self.twin.count(CANCELLED, outcomes.count(Outcome.CANCELLED), topic)
+        self.twin.count(CANCELLED, outcomes.count(Outcome.CANCELLED), topic.name)
         return outcomes
 
     @only(TAKING_BACK)
@@ -99,28 +99,38 @@ class WithdrawalRules(Machine):
             assert done == self._cancelled(twin, ids)
         else:
             assert dues is not None
-            self._moved(twin, ids, dues[0], [new for new in done if not isinstance(new, Outcome)])
+            new_ids = [new for new in done if not isinstance(new, Outcome)]
+            self._moved(twin, ids, dues[0], new_ids)
+            self._counted(topic, new_ids, due_ms)
 
     @only(TAKING_BACK)
     @precondition(lambda self: self.ids)
     @rule(topic=TOPICS, picks=PICKS, spec=DUES)
     def reschedule(self, topic: str, picks: list[int], spec: Spec) -> None:
-        asked = self._asked(topic, picks)
-        if asked is None:
+        found = self._asked(topic, picks)
+        if found is None:
             return
-        twin, ids = asked
+        twin, ids = found
         face, wanted_ms = self.store.topic(topic), self._due_ms(spec)
         now_ms = self.twin.now_ms
         dues = self.twin.policies.dues(topic, [now_ms if wanted_ms is None else wanted_ms] * len(ids), now_ms)
         if dues is None:
             with pytest.raises(DelayTooLong):
                 face.reschedule_batch(ids, deliver_at=wanted_ms)
+            asked = [now_ms if wanted_ms is None else wanted_ms] * len(ids)
+            self.twin.count(REJECTED, self.twin.policies.too_long(topic, asked, now_ms), topic)
             return
         if len(ids) == 1:
             new_ids = [face.reschedule(ids[0], deliver_at=wanted_ms)]
         else:
             new_ids = face.reschedule_batch(ids, deliver_at=wanted_ms)
         self._moved(twin, ids, dues[0], new_ids)
+        self._counted(topic, new_ids, now_ms if wanted_ms is None else wanted_ms)
+
+    def _counted(self, topic: str, new_ids: Sequence[MessageId | None], asked_ms: int) -> None:
+        """What was rescheduled asked for a time, which a fixed delay may have replaced."""
+        asked = [asked_ms] * (len(new_ids) - new_ids.count(None))
+        self.twin.count(OVERRIDDEN, self.twin.policies.overridden(topic, asked, self.twin.now_ms), topic)
 
     @only(TAKING_BACK)
     @precondition(lambda self: self.ids)
@@ -155,4 +165,4 @@ class WithdrawalRules(Machine):
             message.message_id = answers[row] = topic.position(len(topic.main) - len(moved.direct) + at)
         assert list(new_ids) == [answers.get(row) for row in range(len(ids))]
         self.ids += [(topic.name, message_id) for message_id in answers.values()]
-        self.twin.count(RESCHEDULED, len(answers), topic)
+        self.twin.count(RESCHEDULED, len(answers), topic.name)

@@ -52,18 +52,30 @@ class TwinPolicies:
                 return int(found)
         return int({**DELAYS, **KEPT}[field] or 0)
 
-    def dues(self, topic: str, asked: Sequence[int], now_ms: int, *, retry: bool = False) -> list[int] | None:
-        """The due times that messages get which ask for `asked`; None: they are refused. No fixed delay for a retry."""
+    def dues(self, topic: str, asked: Sequence[int], now_ms: int, *, retried: bool = False) -> list[int] | None:
+        """The due times that messages get which ask for `asked`; None: they are refused.
+
+        retried: they are not sent by a producer, whose delays alone may be fixed.
+        """
         if not self.value(topic, "active"):
             return [now_ms] * len(asked)
-        fixed_ms = 0 if retry else self.value(topic, "fixed_delivery_delay_ms")
-        longest_ms = self.value(topic, "max_delivery_delay_ms")
+        fixed_ms = 0 if retried else self.value(topic, "fixed_delivery_delay_ms")
         tick_ms = max(self.value(topic, "tick_time_ms"), 1)
         if fixed_ms:
             asked = [now_ms + fixed_ms] * len(asked)
-        elif longest_ms and any(due_ms - now_ms > longest_ms for due_ms in asked):
+        elif self.too_long(topic, asked, now_ms):
             return None
         return [due_ms if due_ms <= now_ms else (due_ms + tick_ms - 1) // tick_ms * tick_ms for due_ms in asked]
+
+    def too_long(self, topic: str, asked: Sequence[int], now_ms: int) -> int:
+        """How many of the due times that are asked for are later than the maximum allows."""
+        longest_ms = self.value(topic, "max_delivery_delay_ms")
+        return sum(due_ms - now_ms > longest_ms for due_ms in asked) if longest_ms else 0
+
+    def overridden(self, topic: str, asked: Sequence[int], now_ms: int) -> int:
+        """How many messages ask for a delay, and get the fixed one in its place."""
+        fixed_ms = self.value(topic, "fixed_delivery_delay_ms") if self.value(topic, "active") else 0
+        return sum(now_ms < due_ms != now_ms + fixed_ms for due_ms in asked) if fixed_ms else 0
 
     def forget(self, topic: str, subscription: str | None = None) -> None:
         """A topic was deleted, or a subscription of it."""
