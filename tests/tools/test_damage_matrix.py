@@ -23,6 +23,8 @@ from duelog.tools.repair import RepairReport, repair_store
 from duelog.tools.store_check import check_store
 from tests.tools.small_records import DAMAGES, environments, keys, without_copies
 
+pytestmark = pytest.mark.fault
+
 HOUR_MS = 3_600_000
 START_MS = 1_790_000_000_000 // HOUR_MS * HOUR_MS
 CONFIG = StoreConfig(
