@@ -11,11 +11,9 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from .. import DelayedStore, StoreConfig
-from ..opening import stored_span_ms
 from ..store.errors import DuelogError, InvalidArgument
 from .output import say, size_text, write_json, write_line
-from .values import time_ms
+from .values import open_to_write, time_ms
 
 INSTALL = "pip install 'duelog[spark]'"
 
@@ -97,11 +95,9 @@ def import_parquet(store: Path, directory: Path, subscriptions: list[str] | None
         raise NeedsArrow("duelog import --parquet", error) from None
     export = open_export(directory)
     total = sum(file.rows for file in export.message_files)
-    span_ms = stored_span_ms(store) or export.manifest["partition_ms"]
-    config = StoreConfig(partition_ms=span_ms, background=False)
     columns = (TextColumn("messages"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with (
-        DelayedStore.open(store, config) as opened,
+        open_to_write(store, background=False, create=True, span_ms=export.manifest["partition_ms"]) as opened,
         Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar,
     ):
         task = bar.add_task("messages", total=total)

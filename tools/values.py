@@ -104,18 +104,18 @@ def open_to_read(path: Path) -> DelayedStore:
     return DelayedStore.open(path, _config(path), read_only=True)
 
 
-def open_to_write(path: Path, *, background: bool, create: bool) -> DelayedStore:
+def open_to_write(path: Path, *, background: bool, create: bool, span_ms: int | None = None) -> DelayedStore:
     """Open a store for writing with the span it was made with; where there is none, make it if `create`.
 
-    Commands record no settings of their own: a store of an earlier version, which has none, keeps everything until a
-    program opens it. Raises StoreLocked while another process writes.
+    span_ms: that of a store that is made; None: a day. Commands record no settings of their own: a store of an earlier
+    version, which has none, keeps everything until a program opens it. Raises StoreLocked while another process writes.
     """
     if not create:
         require_store(path)
     return DelayedStore(
         Engine(
             path.absolute(),
-            _config(path, background=background),
+            _config(path, background=background, span_ms=span_ms),
             SystemClock(),
             read_only=False,
             records_defaults=False,
@@ -123,8 +123,8 @@ def open_to_write(path: Path, *, background: bool, create: bool) -> DelayedStore
     )
 
 
-def _config(path: Path, *, background: bool | None = None) -> StoreConfig:
-    span_ms = stored_span_ms(path)
+def _config(path: Path, *, background: bool | None = None, span_ms: int | None = None) -> StoreConfig:
+    span_ms = stored_span_ms(path) or span_ms
     if span_ms is None:
         return StoreConfig(background=background)
     return StoreConfig(partition_ms=span_ms, background=background)

@@ -13,7 +13,7 @@ from duelog.engine import Engine
 from duelog.store.policy_records import STORE_SCOPE, PolicyRecord
 from tests.conftest import START_MS, OpenStore
 from tests.fixtures.freeze import CONFIG as FROZEN_CONFIG
-from tests.tools.command_line import json_lines_of, ok
+from tests.tools.command_line import json_lines_of, ok, run
 
 WEEK_MS = 7 * 86_400_000
 FROZEN = Path(__file__).parent.parent / "fixtures" / "store-v1.tar.gz"
@@ -107,6 +107,17 @@ def test_commands_record_no_settings_over_a_store_of_an_earlier_version(tmp_path
             assert {message.payload for message in received} <= {message.payload for message in reader.receive(1_000)}
     with DelayedStore.open(path, config, clock=clock) as store:
         assert store.policies() == Policies(retention_ms=WEEK_MS, max_delivery_delay_ms=WEEK_MS)
+
+
+def test_an_import_of_an_archive_records_no_settings_either(tmp_path: Path) -> None:
+    """It opens the store, finds that it is not empty, and leaves it as it was."""
+    pytest.importorskip("pyarrow")
+    path = old_store(tmp_path)
+    ok("send", tmp_path / "other", "t", "x")
+    ok("export", tmp_path / "other", tmp_path / "archive")
+    assert run("import", path, "--parquet", tmp_path / "archive").exit_code == 2
+    with DelayedStore.open(path, StoreConfig(partition_ms=FROZEN_CONFIG.partition_ms), read_only=True) as store:
+        assert store.effective_policies("frozen").set_at["retention_ms"] == "nothing recorded yet"
 
 
 def test_an_opening_that_asks_for_other_settings_is_told_in_one_warning(
