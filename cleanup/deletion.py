@@ -16,6 +16,7 @@ from ..store.directory import make_directory, move_away, remove_tree
 from ..store.environment import Environment
 from ..store.failpoints import reach
 from ..store.format import FrontierRecord, PartitionRecord, PartitionState
+from ..store.page_scan import refuse_broken
 from ..store.transaction import Transaction
 
 
@@ -32,9 +33,11 @@ def deletable(main: Environment) -> list[int]:
 def delete_partition(path: Path, main: Environment, partitions: PartitionSet, partition: Partition) -> bool:
     """Delete a closed partition; False when somebody still holds it or reads from it.
 
-    A partition with entries that were set aside as unreadable is kept until they are given up.
+    A partition with entries that were set aside as unreadable is kept until they are given up. Raises DamagedStore for
+    one whose pages may hide something.
     """
     with partitions.lease(partition):
+        refuse_broken(partition.environment.path)
         logs = [(log.topic_id, log.ledger_id) for log in partition.logs()]
         with partition.environment.read() as raw:
             of_producers = producers.all_rows(raw)

@@ -23,6 +23,7 @@ from duelog.store.environment import Environment
 from duelog.store.errors import DamagedStore, FormatMismatch, StoreLocked
 from duelog.store.format import PartitionInfo, PartitionState
 from duelog.store.ledger import find_tail
+from duelog.store.page_scan import refuse_broken
 from duelog.store.policies import of_config
 from duelog.store.system_errors import explained
 from duelog.store.transaction import Transaction
@@ -139,7 +140,8 @@ def stored_span_ms(path: Path) -> int | None:
 
 
 def open_main(path: Path, config: StoreConfig, identity: Identity, *, read_only: bool) -> Environment:
-    """Open the main environment and see that it belongs to this store. Raises DamagedStore."""
+    """Open the main environment and see that it is whole and belongs to this store. Raises DamagedStore."""
+    refuse_broken(path / "main")
     environment = Environment(
         path / "main", name="main", durability=config.durability, map_bytes=config.map_bytes, read_only=read_only
     )

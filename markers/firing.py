@@ -28,6 +28,7 @@ from ..store.errors import CorruptEntry, StoreFull
 from ..store.failpoints import reach
 from ..store.format import FrontierRecord
 from ..store.managed_ledger import ManagedLedger
+from ..store.page_scan import refuse_broken
 from ..store.reader_gate import ReaderGate
 from ..store.run import Int64s, UInt32s
 from ..store.transaction import Transaction
@@ -305,6 +306,7 @@ class Firing(LoadedPartitions):
                 record_closed(transaction, partition, topic_ids, self._main_log, max(now_ms, self.recorded_ms))
                 transaction.after_commit(lambda: recorded.append(True))
 
+            refuse_broken(partition.path, every_header=True)  # a log that a page hides has not fired
             remove_snapshots(partition.environment, self._config.snapshot_part_bytes)
             reach("close.before")
             self._main.write(work)

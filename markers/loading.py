@@ -22,7 +22,7 @@ from ..partitions.index import DelayIndex
 from ..partitions.partition import Listener, Partition
 from ..snapshot.format import Unusable, snapshot_keys
 from ..snapshot.parts import Parts
-from ..snapshot.restore import restore_steps
+from ..snapshot.restore import covered_by_snapshots, restore_steps
 from ..store import catalog
 from ..store import format as fmt
 from ..store.cancellations import members
@@ -146,6 +146,10 @@ class Loading:
                 partition.path,
                 f"ledger {log.ledger_id} ends at entry {tail}, its frontier at {log.frontier.seen}: entries were lost",
             )
+        covered = covered_by_snapshots(partition.environment, log.ledger_id)
+        if tail < covered:
+            reason = f"ledger {log.ledger_id} ends at entry {tail}, a snapshot of it at {covered}: entries were lost"
+            raise DamagedStore(partition.path, reason)
         restored = yield from restore_steps(
             partition.environment,
             log.frontier,
@@ -165,11 +169,17 @@ class Loading:
             admitted = members(raw, fmt.Table.ADMITTED, log.ledger_id)
         log.discard(cancelled)
         self._admit(log, admitted - cancelled)
+        damaged: list[int] = []  # first entries of runs that cannot be read, whose length is unknown
         for batch in scan_dues(partition.environment, log.ledger_id, log.tail, tail, admitted):
             if isinstance(batch, DueBatch):
+                missing = range(log.tail, batch.first_entry)
+                if missing and not any(entry_id in missing for entry_id in damaged):
+                    reason = f"entries {log.tail} to {batch.first_entry - 1} are missing"
+                    self._set_aside(CorruptEntry(partition.name, log.ledger_id, log.tail, reason))
                 log.restore(batch.first_entry, batch.dues)
                 self._read += len(batch.dues)
             else:
+                damaged.append(batch.entry_id)
                 self._set_aside(batch)
             yield False
         log.skip_unreadable(tail)

@@ -20,7 +20,9 @@ from ..store.environment import Environment
 from ..store.errors import BrokenInvariant, DamagedStore
 from ..store.format import MAX_ENTRY_ID, PartitionInfo, PartitionState
 from ..store.ledger import Dues, Ledger, PackedMessages, Replaced, RunLimits, StagedLedger, find_tail
+from ..store.page_scan import refuse_broken
 from ..store.run import Int64s
+from ..store.system_errors import explained
 from ..store.transaction import Transaction
 from .timespan import directory_name
 
@@ -74,6 +76,8 @@ class Partition:
         self.keeps_pages = False
         """Whether what is written to the open environment stays in the page cache (`keep_pages`)."""
         self._dropped = 0
+        self._scanned: Path | None = None
+        """The generation whose pages this process has looked at."""
         self.leases = 0
         self.appenders = 0
         self.outdated = False
@@ -271,6 +275,18 @@ class Partition:
     def owes(self) -> bool:
         """Whether entries were promised that are not committed yet."""
         return self._environment is not None and self._environment.owes
+
+    def verify_pages(self) -> None:
+        """Refuse a file that is missing or, at its first opening, whose pages do not hold together (page_scan.py).
+
+        Raises DamagedStore.
+        """
+        with explained(self.path):
+            if not (self.path / "data.mdb").is_file():
+                raise DamagedStore(self.path, "is registered in the catalog, and is missing")
+        if self._scanned != self.path:
+            refuse_broken(self.path)
+            self._scanned = self.path
 
     def verify_identity(self, store_id: bytes, environment: Environment | None = None) -> None:
         """Refuse a directory that belongs to another store, partition or generation. Raises DamagedStore.

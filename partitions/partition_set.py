@@ -245,9 +245,7 @@ class PartitionSet:
         return True
 
     def _open_environment(self, partition: Partition) -> None:
-        with explained(partition.path):
-            if not (partition.path / "data.mdb").is_file():
-                raise DamagedStore(partition.path, "is registered in the catalog, and is missing")
+        partition.verify_pages()
         environment = Environment(
             partition.path,
             name=partition.name,

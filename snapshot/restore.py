@@ -39,6 +39,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Generator
+from contextlib import suppress
 from typing import NamedTuple
 
 import numpy as np
@@ -112,6 +113,16 @@ def restore_steps(
             index.restore_window(np.frombuffer(left.to_array(), dtype=np.uint32), dues, around_ms + bucket_ms)
         return Restored(index, metadata.tail, snapshot_id, parts)
     return None
+
+
+def covered_by_snapshots(environment: Environment, ledger_id: int) -> int:
+    """How many entries a log has had, by the snapshots whose metadata can be read; 0: there is none. O(log n) each."""
+    covered = 0
+    with environment.read() as raw:
+        for snapshot_id in snapshot_ids(raw, Table.SNAPSHOT_META, ledger_id):
+            with suppress(Unusable):
+                covered = max(covered, read_metadata(raw, ledger_id, snapshot_id).tail)
+    return covered
 
 
 def restore(

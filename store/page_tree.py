@@ -17,9 +17,11 @@ _NODE = struct.Struct("<HHHH")  # size or child (low, high), flags or child (hig
 _U64 = struct.Struct("<Q")
 _LONG_PAGES = struct.Struct("<12xI")
 
-_BRANCH, _LEAF, _LONG = 1, 2, 4
+BRANCH, LEAF, _LONG = 1, 2, 4
+"""Kinds of pages."""
 _LONG_VALUE = 1
-_NO_PAGE = 2**64 - 1
+NO_PAGE = 2**64 - 1
+"""Root of a tree without a page."""
 
 
 class TreeRecord(NamedTuple):
@@ -50,7 +52,7 @@ class Tree:
         self._last_page = last_page
         self._record = record
         self._integer_keys = integer_keys
-        self._kinds = {_BRANCH: 0, _LEAF: 0, _LONG: 0}
+        self._kinds = {BRANCH: 0, LEAF: 0, _LONG: 0}
         self._entries = 0
         self.problems: list[str] = []
         self.pages = BitMap64()
@@ -58,12 +60,12 @@ class Tree:
     def items(self, *, values: bool) -> Iterator[tuple[bytes, bytes]]:
         """(key, value) in order, long values only with `values` (else empty); goes on after what is broken."""
         record = self._record
-        if record.root == _NO_PAGE:
+        if record.root == NO_PAGE:
             if record.entries or record.depth:
                 self.problems.append("it has entries and no root")
             return
         yield from self._page(record.root, 1, None, None, values)
-        found = (self._kinds[_BRANCH], self._kinds[_LEAF], self._kinds[_LONG], self._entries)
+        found = (self._kinds[BRANCH], self._kinds[LEAF], self._kinds[_LONG], self._entries)
         said = (record.branch_pages, record.leaf_pages, record.long_pages, record.entries)
         if found != said:
             names = ("branch pages", "leaf pages", "pages of long values", "entries")
@@ -83,15 +85,15 @@ class Tree:
         for at, place in enumerate(places):
             first, second, third, key_bytes = _NODE.unpack_from(page, place)
             key = page[place + 8 : place + 8 + key_bytes]
-            implied = kind == _BRANCH and at == 0
+            implied = kind == BRANCH and at == 0
             # The first key of a branch page is implied; every other one lies in the bounds that the parent gives.
-            if not implied and not self._in_order(previous, key, high, strict=at > (kind == _BRANCH)):
+            if not implied and not self._in_order(previous, key, high, strict=at > (kind == BRANCH)):
                 self.problems.append(f"page {number}: keys out of order")
             if implied:
                 key = low or b""
             previous = key
             nodes.append((key, first | second << 16, third, place + 8 + key_bytes))
-        if kind == _BRANCH:
+        if kind == BRANCH:
             for at, (key, low_bits, high_bits, _) in enumerate(nodes):
                 limit = nodes[at + 1][0] if at + 1 < len(nodes) else high
                 yield from self._page(low_bits | high_bits << 32, depth + 1, key or None, limit, values)
@@ -132,7 +134,7 @@ class Tree:
         if len(page) < self._page_bytes:
             raise _Broken(f"page {number} lies past the end of the file")
         found, _, kind, lower, upper = _HEADER.unpack_from(page)
-        wanted = _LEAF if depth == self._record.depth else _BRANCH
+        wanted = LEAF if depth == self._record.depth else BRANCH
         if found != number or kind != wanted:
             raise _Broken(f"page {number} says that it is page {found} of kind {kind}, expected kind {wanted}")
         self._kinds[kind] += 1
@@ -146,7 +148,7 @@ class Tree:
                 raise _Broken(f"page {number} has a node at {place}")
             first, second, flags, key_bytes = _NODE.unpack_from(page, place)
             node_bytes = _NODE.size + key_bytes
-            if kind == _LEAF:
+            if kind == LEAF:
                 if flags not in (0, _LONG_VALUE):
                     raise _Broken(f"page {number} has a node of kind {flags}")
                 node_bytes += _U64.size if flags else first | second << 16

@@ -142,6 +142,12 @@ def _page_bytes(descriptor: int) -> int:
     return 4096
 
 
+def meta_in_force(descriptor: int) -> tuple[int, list[MetaPage]]:
+    """The size of a page, and the valid meta pages as of one instant, the one in force last."""
+    page_bytes = _page_bytes(descriptor)
+    return page_bytes, _metas_at_once(descriptor, page_bytes)
+
+
 def _metas_at_once(descriptor: int, page_bytes: int) -> list[MetaPage]:
     """Both meta pages as of one instant, though another process commits between two reads."""
     found = read_metas(descriptor, page_bytes)
@@ -177,7 +183,7 @@ def _find(descriptor: int, transaction: int | None) -> list[str] | None:
         tree = Tree(descriptor, page_bytes, min(meta.last_page, pages_there - 1), record, integer_keys=integer_keys)
         for _, value in tree.items(values=integer_keys):
             if integer_keys:
-                free += _free_pages(value, problems)
+                free += free_pages(value, problems)
         problems += [f"{name}: {problem}" for problem in tree.problems[:_MOST_PROBLEMS]]
         if not used.isdisjoint(tree.pages):
             problems.append(f"{name}: a page of it is in use elsewhere: {min(used & tree.pages)}")
@@ -194,7 +200,8 @@ def _find(descriptor: int, transaction: int | None) -> list[str] | None:
     return problems[:_MOST_PROBLEMS]
 
 
-def _free_pages(value: bytes, problems: list[str]) -> list[int]:
+def free_pages(value: bytes, problems: list[str]) -> list[int]:
+    """The pages that a record of the list of free pages names; what is wrong with it is added to `problems`."""
     numbers = [number for (number,) in _U64.iter_unpack(value[: len(value) // 8 * 8])]
     if not numbers or numbers[0] != len(numbers) - 1:
         problems.append("list of free pages: a list is not as long as it says")

@@ -101,17 +101,14 @@ class OtherProcess:
 def test_a_backup_is_the_store_at_one_instant(tmp_path: Path, seed: int) -> None:
     """What was stored, fired, cancelled, rescheduled and acknowledged by then is so in the copy, and nothing later."""
     busy = BusyStore(tmp_path / "store", seed)
-    instants = 0
     for number in range(A_STORE):
         busy.act(30)
         meanwhile = back_up_here(busy, tmp_path / "copy", seed * A_STORE + number)
         assert meanwhile.twin is not None
         assert_is(tmp_path / "copy", meanwhile.twin, busy.config)
         shutil.rmtree(tmp_path / "copy")
-        instants += meanwhile.instants
     assert list(busy.store.check(deep=True)) == []
     busy.store.close()
-    assert instants > A_STORE  # some came too close to a commit
     assert busy.done.keys() >= {"fired", "closed", "snapshots", "cancel", "reschedule"}
 
 
@@ -196,6 +193,25 @@ def test_an_engine_that_trusts_what_is_newer_than_the_instant_is_found_out(tmp_p
         except AssertionError:
             wrong += 1
     assert wrong >= 2
+
+
+def test_an_instant_too_close_to_a_commit_does_not_count(tmp_path: Path) -> None:
+    """What is sent right after it may be in a partition that was looked at before: another one is found."""
+    busy = BusyStore(tmp_path / "store", 0)
+    busy.store.topic("a").send(b"before", deliver_after=60)
+    places = []
+
+    def said(place: str) -> None:
+        places.append(place)
+        if place == AFTER and places.count(AFTER) == 1:
+            busy.store.topic("a").send(b"after", deliver_after=60)
+
+    with saying_where(busy.store._engine, said):
+        busy.store.backup(tmp_path / "copy")
+    assert places.count(INSTANT) == 2
+    with DelayedStore.open(tmp_path / "copy", busy.config, clock=ManualClock(START_MS)) as copy:
+        assert [message.payload for message in copy.topic("a").scheduled()] == [b"before", b"after"]
+    busy.store.close()
 
 
 def test_a_snapshot_written_while_a_backup_is_made_loses_no_message_of_the_copy(tmp_path: Path) -> None:

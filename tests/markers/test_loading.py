@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import threading
+from contextlib import closing, suppress
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +13,9 @@ import pytest
 from duelog import DelayedStore, ManualClock, Message, StoreConfig
 from duelog.markers import loaded as loaded_module
 from duelog.partitions import due_column
+from duelog.store.environment import Environment
+from duelog.store.errors import DamagedStore
+from duelog.store.format import Table
 from tests.conftest import START_MS, OpenStore
 
 MINUTE_MS = 60_000
@@ -163,3 +169,49 @@ def test_a_new_partition_that_has_begun_wakes_the_thread(clock: ManualClock, ope
         assert planned.wait(20)
         clock.advance(1_000)
         assert [message.payload for message in reader.receive(1, timeout=20)] == [b"soon"]
+
+
+def without_run(store: DelayedStore, which: int) -> None:
+    """Close the store, and have its one partition lose a run, as if no page had it."""
+    store.close()
+    (path,) = store.path.glob("partitions/*/*")
+    with closing(Environment(path, name="partition")) as environment:
+        with environment.read() as raw, raw.cursor() as cursor:
+            keys = [bytes(key) for key in cursor.iternext(values=False) if key[0] == Table.RUN]
+        environment.write(lambda transaction: transaction.raw.delete(keys[which]))
+
+
+def test_a_log_that_ends_before_its_snapshot_does_not_fire(tmp_path: Path, clock: ManualClock) -> None:
+    """Its last entries are gone: their ids are not given out again, and its partition does not close."""
+    config = replace(CONFIG, snapshot_every_entries=10)
+    store = DelayedStore.open(tmp_path / "store", config, clock=clock)
+    clock.set(FIRST_MS)
+    send(store, [FIRST_MS + 1_000 + at for at in range(100)])
+    store.tick()
+    without_run(store, -1)
+    clock.advance(3 * HOUR_MS)
+    with DelayedStore.open(tmp_path / "store", config, clock=clock) as again:
+        for _ in range(3):
+            with suppress(DamagedStore):
+                assert again.tick().fired == 0
+        assert [found.code for found in again.check()].count("lost-entries") == 1
+        assert [row.state for row in again.partitions()] != ["closed"]
+
+
+def test_entries_that_are_missing_between_others_are_set_aside(tmp_path: Path, clock: ManualClock) -> None:
+    """Without a snapshot nothing else would know of them; the others fire, and the partition is kept."""
+    store = DelayedStore.open(tmp_path / "store", CONFIG, clock=clock)
+    store.topic("t").subscribe("reader").close()
+    send(store, [FIRST_MS + 1_000 + at for at in range(100)])
+    without_run(store, 4)
+    clock.set(FIRST_MS + 2 * HOUR_MS)
+    with DelayedStore.open(tmp_path / "store", CONFIG, clock=clock) as again:
+        assert again.tick().fired == 90
+        assert again.stats().set_aside == 1
+        with again.topic("t").subscribe("reader") as reader:
+            assert reader.ack(reader.receive(200)) == 90
+        clock.advance(1_000 * HOUR_MS)
+        again.tick()
+        assert len(again.partitions()) == 1
+        found = [finding for finding in again.check() if finding.code == "set-aside"]
+        assert "entries 40 to 49 are missing" in found[0].message
