@@ -408,6 +408,20 @@ def test_a_seek_forward_leaves_what_was_written_ahead_owed(open_store: OpenStore
     assert payloads(subscription) == [b"ahead"]
 
 
+def test_a_seek_brings_back_what_was_acknowledged_before_it_was_due(open_store: OpenStore, clock: ManualClock) -> None:
+    """A seek forgets acknowledgements: one that waits before all that the consumer passed over comes too."""
+    store = open_store(config=AN_HOUR)
+    topic = store.topic("t")
+    subscription = topic.subscribe("s")
+    assert subscription.ack(topic.send(b"a", deliver_after=5)) == 1
+    topic.send(b"b", deliver_after=5)
+    assert subscription.receive(10) == []
+    subscription.seek("latest")
+    assert subscription.receive(10) == []
+    clock.advance(5_000)
+    assert payloads(subscription) == [b"a", b"b"]
+
+
 # -- figures and lists -------------------------------------------------------------------------------
 
 
