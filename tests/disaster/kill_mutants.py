@@ -20,6 +20,7 @@ from duelog.cleanup.deletion import deletable
 from duelog.cleanup.sweep import Swept
 from duelog.markers.firing import Firing
 from duelog.partitions import partition_set
+from duelog.store import producers
 from duelog.store.directory import move
 from duelog.store.failpoints import reach
 from duelog.store.format import PartitionState, Table
@@ -245,6 +246,19 @@ def replay_doubles() -> None:
         return every_entry
 
     _patch(replay, "missing_entries", wrap)
+
+
+def takes_gaps_for_stored() -> None:
+    """Opening takes every number below the highest that is stored for stored."""
+
+    def wrap(read: Any) -> Any:
+        def without_gaps(*arguments: Any) -> Any:
+            record = read(*arguments)
+            return record._replace(watermark=int(record.above.max()) if record.above else record.watermark)
+
+        return without_gaps
+
+    _patch(producers, "read", wrap)
 
 
 def apply(name: str) -> None:

@@ -36,6 +36,7 @@ CHAINS = (
 )
 """Killed at the first of a chain, then again and again while what it left is recovered."""
 
+AMONG_NUMBERS_AT = "commit.after"
 AMONG_NUMBERS = (4, 5, 6, 7, 8, 9, 10, 11, 12, 13)
 """The how-many-th commit of numbered batches is the last, round after round."""
 
@@ -120,10 +121,10 @@ def test_numbers_sent_again_in_other_batches_after_a_crash_are_delivered_once(se
     """Killed between the commits of a batch, what is not known to be stored is sent again, and comes once."""
     series = Series(server, memory / "store", "numbers", steps=40, among_numbers=True)
     for count in AMONG_NUMBERS:
-        series.round("commit.after", count)
+        series.round(AMONG_NUMBERS_AT, count)
     series.drain()
     assert not series.troubles, report(series)
-    assert series.kills["commit.after"] >= len(AMONG_NUMBERS) - 1, report(series)
+    assert series.kills[AMONG_NUMBERS_AT] >= len(AMONG_NUMBERS) - 1, report(series)
 
 
 def kill_random(series: Series, seed: str) -> None:
@@ -174,6 +175,7 @@ MUTANTS = {
     "journal_anew_before_settling": ("journal.settled", "was given out for"),
     "no_replay": ("journal.after", "was given out for"),
     "replay_doubles": ("journal.settled", "and as"),
+    "takes_gaps_for_stored": (AMONG_NUMBERS_AT, "all of them sent until answered"),
 }
 """Wrong engines of kill_mutants, where each is killed, and how the harness must complain."""
 
@@ -185,8 +187,9 @@ MUTANT_COUNTS = (1, 2, 3, 5, 8, 20, 50)
 def test_the_harness_finds_out_a_wrong_engine(server: Server, memory: Path, mutant: str) -> None:
     """The rounds that the engine passes are failed by one whose steps are in the wrong order."""
     point, complaint = MUTANTS[mutant]
-    series = Series(server, memory / "store", f"mutant {mutant}", steps=40)
-    for count in MUTANT_COUNTS:
+    among_numbers = point == AMONG_NUMBERS_AT
+    series = Series(server, memory / "store", f"mutant {mutant}", steps=40, among_numbers=among_numbers)
+    for count in AMONG_NUMBERS if among_numbers else MUTANT_COUNTS:
         series.round(point, count, mutant=mutant)
     series.drain()
     assert any(complaint in trouble for trouble in series.troubles), report(series)
