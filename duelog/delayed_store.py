@@ -16,6 +16,7 @@ from duelog.store.errors import ClosedError, InvalidArgument
 from duelog.store.names import SCHEME, TopicName, validate_namespace_name
 from duelog.store.policies import DelayedDeliveryPolicies, EffectivePolicies, Policies, PolicyValue
 from duelog.store.policy_records import Scope
+from duelog.store.system_errors import explained
 
 from .backup import BackupResult, back_up
 from .check import Finding, check
@@ -49,7 +50,8 @@ class DelayedStore:
         """Open the store in directory `path`, or make one where there is none or the directory is empty.
 
         Finishes what a crash left. Time does not depend on how much is pending. Raises StoreLocked (another
-        process writes), FormatMismatch (no store, a later format, another partition_ms), DamagedStore.
+        process writes), FormatMismatch (no store, a later format, another partition_ms), DamagedStore, StoreFull,
+        StoreUnavailable (no permission, no descriptor, a path that cannot be used).
         """
         if not isinstance(path, (str, os.PathLike)):
             raise InvalidArgument("path", path, "expected a path")
@@ -57,7 +59,11 @@ class DelayedStore:
             raise InvalidArgument("config", config, "expected a StoreConfig or None")
         if clock is not None and not isinstance(clock, Clock):
             raise InvalidArgument("clock", clock, "expected a Clock or None")
-        return cls(Engine(Path(path).absolute(), config or StoreConfig(), clock or SystemClock(), read_only=read_only))
+        where = Path(path).absolute()
+        if "\0" in str(where):
+            raise InvalidArgument("path", path, "has a NUL character")
+        with explained(where):
+            return cls(Engine(where, config or StoreConfig(), clock or SystemClock(), read_only=read_only))
 
     @property
     def path(self) -> Path:
@@ -230,7 +236,8 @@ class DelayedStore:
         nothing fires in this process, and the main environment's file does not reuse its pages.
         """
         self._engine.check_open()
-        return check(self._engine, deep=deep)
+        with explained(self.path):
+            return check(self._engine, deep=deep)
 
     def backup(self, dest: str | os.PathLike[str]) -> BackupResult:
         """Copy the store into directory `dest`, absent or empty, while it is in use; the copy is a store of its own.
@@ -243,12 +250,14 @@ class DelayedStore:
         self._engine.check_open()
         if not isinstance(dest, (str, os.PathLike)):
             raise InvalidArgument("dest", dest, "expected a path")
-        return back_up(self._engine, Path(dest).absolute())
+        with explained(Path(dest).absolute()):
+            return back_up(self._engine, Path(dest).absolute())
 
     def stats(self) -> StoreStats:
         """Figures of the store; O(partition logs)."""
         self._engine.check_open()
-        return store_stats(self._engine)
+        with explained(self.path):
+            return store_stats(self._engine)
 
     def suspended(self) -> list[Suspension]:
         """What of the store's upkeep has failed and is tried again later, the longest first; reads nothing. O(them)."""
@@ -258,7 +267,8 @@ class DelayedStore:
     def partitions(self) -> list[PartitionStats]:
         """Every time partition, by start; O(partition logs)."""
         self._engine.check_open()
-        return partition_stats(self._engine)
+        with explained(self.path):
+            return partition_stats(self._engine)
 
     def close(self) -> None:
         """Persist acknowledgements and close. Waiting receivers get ClosedError. A second call does nothing."""

@@ -112,8 +112,9 @@ def _create(path: Path, config: StoreConfig) -> Identity:
 def read_identity(path: Path, config: StoreConfig) -> Identity:
     """Read and check the STORE file. Raises FormatMismatch, DamagedStore."""
     try:
-        content = (path / "STORE").read_bytes()
-    except FileNotFoundError as error:
+        with explained(path / "STORE"):
+            content = (path / "STORE").read_bytes()
+    except DamagedStore as error:
         raise FormatMismatch(path, "STORE", None, "a STORE file") from error
     try:
         fields = json.loads(content)

@@ -12,7 +12,6 @@ the next open removes.
 from __future__ import annotations
 
 import threading
-import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -23,13 +22,13 @@ from sortedcontainers import SortedDict
 from ..store import catalog
 from ..store import format as fmt
 from ..store.config import StoreConfig
-from ..store.directory import make_directory, move, remove_tree
 from ..store.environment import Environment
-from ..store.errors import ClosedError, DamagedStore
+from ..store.errors import ClosedError, DamagedStore, StoreFailed
 from ..store.failpoints import reach
-from ..store.format import PartitionInfo, PartitionRecord, PartitionState
+from ..store.format import PartitionRecord, PartitionState
 from ..store.system_errors import explained
 from ..store.transaction import Transaction
+from .creation import build_partition
 from .partition import Partition, partition_path
 
 _LEDGER_BLOCK = 64
@@ -255,6 +254,7 @@ class PartitionSet:
             drops_behind=partition.state is PartitionState.OPEN,
         )
         try:
+            environment.on_failure = self._environment_failed
             partition.verify_identity(self._store_id, environment)
             self._open[partition.start_ms] = partition
             partition.attach(environment)
@@ -265,6 +265,13 @@ class PartitionSet:
         if self.opened is not None:
             self.opened(partition, environment)
         self._close_surplus(keep=partition)
+
+    def _environment_failed(self, _: StoreFailed) -> None:
+        """One that was removed was, as a rule, removed with the whole store, which then has stopped."""
+        try:
+            self._main.in_place.verify()
+        except FileNotFoundError as error:
+            self._main.fail(error)
 
     def _close_surplus(self, keep: Partition | None = None) -> None:
         surplus = len(self._open) - self._config.max_open_partitions
@@ -312,7 +319,7 @@ class PartitionSet:
             end_ms = start_ms + self._config.partition_ms
             path = partition_path(self._path, start_ms, 1)
             with explained(self._path):
-                self._build_directory(path.parent, start_ms, end_ms)
+                build_partition(self._path, path.parent, start_ms, end_ms, self._store_id, self._config.map_bytes)
             record = PartitionRecord(end_ms, 1, PartitionState.OPEN, 0, now_ms)
 
             def register(transaction: Transaction) -> None:
@@ -327,36 +334,6 @@ class PartitionSet:
             if self.created is not None:
                 self.created(partition)
             return partition
-
-    def _build_directory(self, target: Path, start_ms: int, end_ms: int) -> None:
-        """A partition directory with an empty first generation, complete and durable under `target`."""
-        staged = self._path / "staging" / f"{target.name}-{uuid.uuid4().hex[:8]}"
-        staged.mkdir()  # what is in it is made durable, its place in staging/ need not be
-        try:
-            self._build_generation(staged / "g000001", start_ms, end_ms)
-            reach("directory.staged")
-            make_directory(target.parent)
-            if target.exists():  # left by a creation whose registration failed; nothing in it was acknowledged
-                remove_tree(target)
-            move(staged, target)
-        except BaseException:
-            remove_tree(staged)  # where there is no room, it is not to take what is left
-            raise
-        reach("directory.renamed")
-
-    def _build_generation(self, path: Path, start_ms: int, end_ms: int) -> None:
-        environment = Environment(
-            path, name="staging", durability="commit", map_bytes=self._config.map_bytes, create=True
-        )
-        info = PartitionInfo(fmt.FORMAT_VERSION, self._store_id, start_ms, end_ms, 1)
-
-        def describe(transaction: Transaction) -> None:
-            transaction.put(fmt.PARTITION_INFO_KEY, info.pack())
-
-        try:
-            environment.write(describe)
-        finally:
-            environment.close()
 
     def retire(self, partition: Partition) -> bool:
         """Close a partition whose deletion is recorded, for good; False while somebody holds a lease.

@@ -10,6 +10,7 @@ Source: the layout of LMDB 0.9 (MDB_page, MDB_meta in mdb.c).
 
 from __future__ import annotations
 
+import errno
 import os
 import struct
 import subprocess
@@ -111,3 +112,34 @@ def verify(directory: Path) -> DataFile:
         if death is not None:
             raise DamagedStore(directory / "data.mdb", f"is {data.file_bytes} bytes, truncated: {death}")
     return data
+
+
+class InPlace:
+    """Tells whether an open file is still where it was opened: one that was removed takes writes, and keeps none.
+
+    The system goes on taking writes to a file whose directory was removed, and what they hold is gone with the process.
+    """
+
+    def __init__(self, file: Path) -> None:
+        """Of the file that is there now."""
+        self._path = os.fspath(file)
+        self._identity: tuple[int, int] | None = None
+        try:
+            self._identity = self._look()
+        except OSError:  # another process has just removed it: it is only read
+            return
+
+    def _look(self) -> tuple[int, int]:
+        found = os.stat(self._path)
+        return found.st_dev, found.st_ino
+
+    def verify(self) -> None:
+        """Raise FileNotFoundError when the file was removed, moved, or replaced by another. About 1 us."""
+        try:
+            there = self._identity in (None, self._look())
+        except (FileNotFoundError, NotADirectoryError):
+            there = False
+        except OSError:  # it cannot be told: no permission any more, say
+            return
+        if not there:
+            raise FileNotFoundError(errno.ENOENT, "the file was removed or moved while the store was open", self._path)

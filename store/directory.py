@@ -74,7 +74,7 @@ def refuse_inside(field: str, path: Path, store: Path) -> None:
 
     Raises InvalidArgument for `field`.
     """
-    if path.resolve().is_relative_to(store.resolve()):
+    if Path(os.path.realpath(path)).is_relative_to(os.path.realpath(store)):  # which stops at a link to itself
         raise InvalidArgument(field, str(path), f"lies inside the store {store}")
 
 

@@ -26,6 +26,7 @@ from . import page_cache, pages
 from .commit_counts import CommitCounts
 from .commit_queue import CommitQueue, Request
 from .config import Durability
+from .datafile import InPlace
 from .directory import occupied_bytes
 from .errors import BrokenInvariant, ClosedError, StoreFailed
 from .format import RUN_PREFIX, unseal
@@ -90,6 +91,7 @@ class Environment(GroupCommit):
         )
         try:
             self._last_run = max(last, RUN_PREFIX)
+            self.in_place = InPlace(path / "data.mdb")
             self._map = MapSize(self._env, self._gate, map_bytes)
             if not read_only:
                 self._upkeep = Upkeep(

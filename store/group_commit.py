@@ -16,6 +16,7 @@ import lmdb
 
 from .commit_counts import CommitCounts
 from .commit_queue import Request
+from .datafile import InPlace
 from .errors import DuelogError, ResourceShortage, StoreFailed, StoreFull
 from .failpoints import reach
 from .map_size import MapSize
@@ -31,6 +32,7 @@ class GroupCommit:
     path: Path
     counts: CommitCounts
     observe_commit: Callable[[int, int], None] | None
+    in_place: InPlace
     _env: lmdb.Environment
     _map: MapSize
     _upkeep: Upkeep | None
@@ -96,12 +98,13 @@ class GroupCommit:
             self._publishing = True
             try:
                 raw.commit()
+                self.in_place.verify()
             except lmdb.MapFullError as error:
                 self._publishing = False
                 if self._grow(left, error):
                     continue
                 return
-            except lmdb.Error as error:
+            except (lmdb.Error, FileNotFoundError) as error:
                 self._publishing = False
                 full = None if in_doubt(self._env) else no_room(self.path, error)
                 self._fail(left, full or self.fail(error))

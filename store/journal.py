@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from .checksum import crc32
+from .datafile import InPlace
 from .directory import move
 from .errors import BrokenInvariant, DamagedStore, FormatMismatch
 from .system_errors import explained
@@ -77,6 +78,7 @@ class Journal:
             with self._path.open("rb") as file:
                 self._epoch, self._end = _newest_slot(file.read(_GROUPS_AT), self._path, store_id)
             self._descriptor = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
+        self._in_place = InPlace(self._path)
         self._at = self._end
         self._number = 0
 
@@ -116,6 +118,7 @@ class Journal:
         if os.pwrite(self._descriptor, content, at) != len(content):
             raise OSError(errno.EIO, "a write was cut short", os.fspath(self._path))
         os.fdatasync(self._descriptor)
+        self._in_place.verify()
 
     def close(self) -> None:
         """Close the file; a second call does nothing."""

@@ -26,6 +26,8 @@ _DAMAGE = (
     lmdb.PageFullError,
     lmdb.CursorFullError,
     lmdb.InvalidError,
+    lmdb.InvalidParameterError,
+    lmdb.BadValsizeError,
     lmdb.VersionMismatchError,
     lmdb.IncompatibleError,
 )
@@ -71,6 +73,8 @@ def _explain(path: Path, error: BaseException) -> DuelogError:
     if isinstance(error, OSError) and isinstance(error.filename, (str, bytes)):
         path = Path(os.fsdecode(error.filename))
     reason = (os.strerror(number) if number else str(error)) or type(error).__name__
+    if isinstance(error, _DAMAGE):
+        return DamagedStore(path, f"cannot be read: {error}")
     if number in _NO_ROOM:
         return StoreFull(path, f"no room to write ({reason})")
     if number in _SHORTAGE:
@@ -79,8 +83,6 @@ def _explain(path: Path, error: BaseException) -> DuelogError:
         return NoPermission(path, reason, number)
     if number == errno.ENOENT:
         return DamagedStore(path, "is missing")
-    if isinstance(error, _DAMAGE):
-        return DamagedStore(path, f"cannot be read: {error}")
     return StoreUnavailable(path, reason, number)
 
 

@@ -1,17 +1,20 @@
 """The command `duelog`: its commands put together, and what all of them have in common.
 
-Exit status: 0; 1: there are findings (`check`, `audit`) or a demo did not verify; 2: usage, bad input, or a store that
-cannot be used, with one line on standard error that says which value or path it was.
+Exit status: 0; 1: there are findings (`check`, `audit`) or a demo did not verify; 2: usage, bad input, or a store, file
+or standard output that cannot be used, with one line on standard error that says which value or path it was; 141, and
+not a word, where the program that reads the output has closed the pipe (as a shell reports those that SIGPIPE kills),
+so that a command that was cut short never says that it found nothing.
 """
 
 from __future__ import annotations
 
-import os
-import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
 
+import lmdb
 import typer
 from typer.core import TyperGroup
 
@@ -29,7 +32,7 @@ from . import (
     inspection,
     traffic,
 )
-from .output import say
+from .output import drop_output, flush_output, say
 
 HELP = """An embedded, durable log of messages that are due later.
 
@@ -47,20 +50,44 @@ Times are ISO 8601 with a zone (2026-11-21T09:00:00Z) or milliseconds since 1970
 """
 
 
+BROKEN_PIPE = 141
+
+
+@contextmanager
+def _errors_to_status() -> Iterator[None]:
+    """See that all that was printed is written; an error becomes a line on standard error and an exit status."""
+    try:
+        try:
+            yield
+        finally:
+            flush_output()
+        return
+    except DuelogError as error:
+        say(str(error))
+    except BrokenPipeError:
+        drop_output()
+        raise typer.Exit(BROKEN_PIPE) from None
+    except OSError as error:
+        if error.filename is None:  # all others say which file it is
+            drop_output()
+        say(f"{error.filename or 'standard output'}: {error.strerror or error}")
+    except (lmdb.Error, MemoryError) as error:
+        say(str(error) or "there is not enough memory")
+    raise typer.Exit(2) from None
+
+
 class ErrorsToStatus(TyperGroup):
-    """Runs a command; an error that duelog raised on purpose becomes a line on standard error and exit status 2."""
+    """Runs a command; what cannot be done becomes a line on standard error and an exit status, never a traceback."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """What of the arguments is left to the command; prints the help and the version."""
+        with _errors_to_status():
+            return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command that `ctx` names."""
-        try:
+        with _errors_to_status():
             return super().invoke(ctx)
-        except DuelogError as error:
-            say(str(error))
-            raise typer.Exit(2) from None
-        except BrokenPipeError:
-            # Whoever read the output has enough of it (`duelog dump data | head`).
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            raise typer.Exit(0) from None
 
 
 app = typer.Typer(

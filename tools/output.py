@@ -35,6 +35,20 @@ def write_line(text: str) -> None:
     sys.stdout.write(text + "\n")
 
 
+def flush_output() -> None:
+    """Have everything written to standard output. Raises OSError, with no file name."""
+    sys.stdout.flush()
+
+
+def drop_output() -> None:
+    """Drop what standard output does not take, which would be tried once more when the process ends."""
+    descriptor = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(descriptor, sys.stdout.fileno())
+    finally:
+        os.close(descriptor)
+
+
 def say(text: str) -> None:
     """One line of standard error, for the person."""
     sys.stderr.write(f"duelog: {text}\n")
@@ -51,8 +65,10 @@ def write_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[obje
         table.add_row(*(Text(cell_text(cell)) for cell in row))
     fits = sys.stdout.isatty() or "COLUMNS" in os.environ
     console = Console(file=sys.stdout, width=None if fits else _PIPE_COLUMNS, highlight=False)
-    console.print(Text(title, style="bold"), soft_wrap=True)
-    console.print(table)
+    with console.capture() as captured:  # else a closed pipe is exit status 1 to rich
+        console.print(Text(title, style="bold"), soft_wrap=True)
+        console.print(table)
+    sys.stdout.write(captured.get())
 
 
 def cell_text(value: object) -> str:

@@ -20,8 +20,9 @@ from .. import DuelogError, Finding, StoreConfig
 from ..opening import read_identity, stored_span_ms
 from ..store import datafile, pages
 from ..store.directory import children
-from ..store.errors import CorruptEntry, DamagedStore
+from ..store.errors import CorruptEntry, DamagedStore, StoreUnavailable
 from ..store.format import CorruptRecord
+from ..store.system_errors import explain, explained
 from .backup_check import check_backup
 from .values import open_to_read
 
@@ -31,10 +32,18 @@ _RESTORE = "run `duelog repair` on a copy of the store, or restore a backup"
 def check_store(path: Path, *, deep: bool = False) -> list[Finding]:
     """Every problem of the store in `path`, beside a writing process too; nothing is changed.
 
-    O(pages) and O(headers of the entries); `deep`: O(bytes). Raises nothing for what the files hold.
+    O(pages) and O(headers of the entries); `deep`: O(bytes). Raises nothing for what the files hold; StoreUnavailable
+    where this process may not read them, or has too little to: that is no damage.
     """
+    with explained(path):
+        return _check_store(path, deep)
+
+
+def _check_store(path: Path, deep: bool) -> list[Finding]:
     try:
         read_identity(path, StoreConfig(partition_ms=stored_span_ms(path) or StoreConfig().partition_ms))
+    except StoreUnavailable:
+        raise
     except (DuelogError, ValueError) as error:
         return [Finding("error", "store-file", str(path / "STORE"), str(error), "restore the file from a backup")]
     findings = list(check_backup(path, deep=deep))
@@ -78,6 +87,9 @@ def _problems(directory: Path, known: datafile.DataFile) -> list[str]:
                 if found is not None:
                     return found
     except lmdb.Error as error:
+        explanation = explain(directory / "data.mdb", error)
+        if isinstance(explanation, StoreUnavailable):
+            raise explanation from error
         raise DamagedStore(directory / "data.mdb", f"cannot be opened: {error}") from error
 
 
@@ -88,6 +100,8 @@ def check_opened(path: Path, deep: bool) -> list[Finding]:
             return list(opened.check(deep=deep))
     except DamagedStore as error:
         return [Finding("error", "damaged-store", str(error.path), error.reason, _RESTORE)]
+    except StoreUnavailable:
+        raise
     except (DuelogError, CorruptRecord, CorruptEntry, lmdb.Error, ValueError, LookupError) as error:
         reason = f"{type(error).__name__}: {error}"
         return [Finding("error", "unreadable", str(path), f"the check could not go on ({reason})", _RESTORE)]

@@ -1,0 +1,173 @@
+"""Errors of the system are told as errors of duelog, with their facts; a store that was removed says so."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lmdb
+import pytest
+
+from duelog import DelayedStore, DuelogError, ManualClock, Message, StoreConfig
+from duelog.errors import (
+    DamagedStore,
+    InvalidArgument,
+    NoPermission,
+    ResourceShortage,
+    StoreFailed,
+    StoreFull,
+    StoreUnavailable,
+)
+from duelog.store.system_errors import explain, explained
+from tests.conftest import START_MS, OpenStore
+
+HOUR_MS = 3_600_000
+CONFIG = StoreConfig(partition_ms=HOUR_MS, preload_ms=0)
+
+
+@pytest.mark.parametrize(
+    ("number", "expected"),
+    [
+        (errno.EMFILE, ResourceShortage),
+        (errno.ENFILE, ResourceShortage),
+        (errno.ENOMEM, ResourceShortage),
+        (errno.ENOSPC, StoreFull),
+        (errno.EDQUOT, StoreFull),
+        (errno.EACCES, NoPermission),
+        (errno.EROFS, NoPermission),
+        (errno.ENOENT, DamagedStore),
+        (errno.EIO, StoreUnavailable),
+        (errno.ENOTDIR, StoreUnavailable),
+    ],
+)
+def test_the_system_and_lmdb_are_told_alike(number: int, expected: type[DuelogError]) -> None:
+    """By number or by text: the same error, with the number and the path."""
+    path, other = Path("/store"), Path("/store/data.mdb")
+    for error, where in (
+        (OSError(number, os.strerror(number)), path),
+        (OSError(number, os.strerror(number), str(other)), other),
+        (lmdb.Error(f"/store: {os.strerror(number)}"), path),
+    ):
+        told: Any = explain(path, error)
+        assert (type(told), told.path, told.__cause__) == (expected, where, error)
+        if isinstance(told, StoreUnavailable):
+            assert told.errno == number
+
+
+def test_pages_that_lmdb_finds_wrong_are_damage() -> None:
+    """And an error of duelog stays as it is."""
+    assert type(explain(Path("/x"), lmdb.CorruptedError("mdb_get: MDB_CORRUPTED"))) is DamagedStore
+    assert type(explain(Path("/x"), lmdb.PageNotFoundError("mdb_get: MDB_PAGE_NOTFOUND"))) is DamagedStore
+    assert type(explain(Path("/x"), lmdb.ReadersFullError("MDB_READERS_FULL"))) is ResourceShortage
+    told = DamagedStore(Path("/x"), "is short")
+    assert explain(Path("/y"), told) is told
+    with pytest.raises(DamagedStore) as caught, explained(Path("/y")):
+        raise told
+    assert caught.value is told
+
+
+@pytest.mark.parametrize("unusable", ["a-file/store", "x" * 300, "loop/store"])
+def test_opening_a_path_that_cannot_be_used_says_so(tmp_path: Path, unusable: str) -> None:
+    """With the number of the system, and nothing is made."""
+    (tmp_path / "a-file").write_bytes(b"")
+    (tmp_path / "loop").symlink_to("loop")
+    for read_only in (False, True):
+        with pytest.raises(DuelogError):
+            DelayedStore.open(tmp_path / unusable, read_only=read_only)
+    assert {found.name for found in tmp_path.iterdir()} == {"a-file", "loop"}
+
+
+def test_a_path_with_a_nul_character_is_refused() -> None:
+    """As an argument."""
+    with pytest.raises(InvalidArgument, match="NUL"):
+        DelayedStore.open("a\0b")
+
+
+def test_a_backup_to_a_place_that_cannot_be_used_says_so(open_store: OpenStore, tmp_path: Path) -> None:
+    """And the store goes on."""
+    store = open_store(config=CONFIG)
+    (tmp_path / "a-file").write_bytes(b"")
+    with pytest.raises(StoreUnavailable) as caught:
+        store.backup(tmp_path / "a-file" / "copy")
+    assert (caught.value.path, caught.value.errno) == (tmp_path / "a-file", errno.EEXIST)
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.EACCES, errno.EIO, errno.ENOSPC])
+def test_a_send_for_a_new_partition_that_cannot_be_made_raises_an_error_of_duelog(
+    open_store: OpenStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """Nothing of it is stored, nothing is left, and the next one is."""
+    store = open_store(config=CONFIG)
+    topic = store.topic("t")
+    topic.send(b"now")
+    mkdir = Path.mkdir
+
+    def refusing(path: Path, *arguments: Any, **options: Any) -> None:
+        if "staging" in path.parts:
+            raise OSError(number, os.strerror(number), str(path))
+        mkdir(path, *arguments, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "mkdir", refusing)
+        with pytest.raises((StoreUnavailable, StoreFull)) as caught:
+            topic.send(b"later", deliver_after=HOUR_MS)
+        assert "staging" in str(caught.value)
+    assert (store.stats().pending, list((store.path / "staging").iterdir())) == (0, [])
+    topic.send(b"later", deliver_after=60)
+    assert store.stats().pending == 1
+
+
+# -- a store that was removed ----------------------------------------------------------------------
+
+
+def removed(path: Path) -> None:
+    """The directory and all in it."""
+    shutil.rmtree(path)
+
+
+def moved(path: Path) -> None:
+    """The directory has another name."""
+    path.rename(path.with_name("moved"))
+
+
+def replaced(path: Path) -> None:
+    """Another store lies where it was."""
+    shutil.copytree(path, path.with_name("copy"))
+    shutil.rmtree(path)
+    path.with_name("copy").rename(path)
+
+
+@pytest.mark.parametrize("gone", [removed, moved, replaced])
+@pytest.mark.parametrize("what", ["a partition", "the main log", "several partitions", "the journal"])
+def test_a_store_whose_directory_was_removed_acknowledges_nothing_more(
+    tmp_path: Path, gone: Callable[[Path], None], what: str
+) -> None:
+    """The first send after it raises StoreFailed that says so, and so does every later call."""
+    clock = ManualClock(START_MS)
+    config = StoreConfig(partition_ms=HOUR_MS, journal_from=1 if what == "the journal" else 2)
+    store = DelayedStore.open(tmp_path / "store", config, clock=clock)
+    topic = store.topic("t")
+    with topic.subscribe("s") as consumer:
+        ways: dict[str, Callable[[], object]] = {
+            "a partition": lambda: topic.send(b"x", deliver_after=60),
+            "the main log": lambda: topic.send(b"x"),
+            "several partitions": lambda: topic.send_batch(
+                [Message(b"x", deliver_after=60 + 3600 * at) for at in (0, 1)]
+            ),
+            "the journal": lambda: topic.send(b"x", deliver_after=60),
+        }
+        for _ in range(3):
+            ways[what]()
+        gone(store.path)
+        with pytest.raises(StoreFailed) as caught:
+            ways[what]()
+        assert "removed" in str(caught.value)
+        for call in (ways[what], consumer.receive, store.tick):
+            with pytest.raises(StoreFailed, match="removed"):
+                call()
+        assert [found.task for found in store.suspended()] == ["store"]
+    store.close()
