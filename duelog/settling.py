@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import numpy as np
 
 from duelog.store.body import EncodedBatch, encode_one
 from duelog.store.message import Message, ReceivedMessage
-from duelog.store.names import TopicName
+from duelog.store.names import MAX_TOPIC_BYTES, TopicName
 from duelog.store.position import MessageId
 
 from .engine import Engine
@@ -14,11 +16,21 @@ from .topic_state import TopicState
 
 
 def dead_letter_name(engine: Engine, topic: TopicState, subscription: str) -> TopicName:
-    """The policy `dead_letter_topic`, or `<topic>-<subscription>-DLQ` beside the topic."""
+    """The policy `dead_letter_topic`, or `<topic>-<subscription>-DLQ` beside the topic.
+
+    A name that would be too long ends in a digest of it instead, cut before that.
+    """
     chosen = engine.policies.effective(topic.name, subscription).dead_letter_topic
     if chosen:
         return TopicName.parse(chosen)
-    return topic.name._replace(local_name=f"{topic.name.local_name}-{subscription}-DLQ")
+    local = f"{topic.name.local_name}-{subscription}-DLQ"
+    name = topic.name._replace(local_name=local)
+    over = len(str(name).encode()) - MAX_TOPIC_BYTES
+    if over <= 0:
+        return name
+    end = f"-{hashlib.sha256(local.encode()).hexdigest()[:32]}-DLQ"
+    kept = local.encode()[: -over - len(end)].decode(errors="ignore")
+    return topic.name._replace(local_name=kept + end)
 
 
 def postpone(

@@ -239,3 +239,18 @@ def test_what_was_sent_to_a_dead_letter_topic_directly_is_no_letter(open_store: 
     assert by_payload(store) == [b"x"]
     with grave.subscribe("reader") as reader:
         assert payloads(reader) == [b"x", b"by hand"]
+
+
+def test_a_dead_letter_topic_has_a_name_however_long_topic_and_subscription_are(open_store: OpenStore) -> None:
+    """It ends in a digest where it would be too long: one for each subscription."""
+    store = open_store(config=CONFIG)
+    long = "\u00e4" * 180
+    names = ["s" * 200, "s" * 199 + "t"]
+    for name in names:
+        let_die(store, b"x", topic=long, name=name)
+    letters = list(store.dead_letters(long))
+    assert sorted({letter.subscription for letter in letters}) == names
+    assert len({letter.dead_letter_topic for letter in letters}) == 2
+    with store.topic(long).subscribe(names[0]) as consumer:
+        assert store.requeue_dead_letters(letters[:1]) == 1
+        assert len(consumer.receive(10)) == 1
