@@ -251,6 +251,5 @@ def test_a_dead_letter_topic_has_a_name_however_long_topic_and_subscription_are(
     letters = list(store.dead_letters(long))
     assert sorted({letter.subscription for letter in letters}) == names
     assert len({letter.dead_letter_topic for letter in letters}) == 2
-    with store.topic(long).subscribe(names[0]) as consumer:
-        assert store.requeue_dead_letters(letters[:1]) == 1
-        assert len(consumer.receive(10)) == 1
+    assert store.requeue_dead_letters(letters) == len(letters)
+    assert list(store.dead_letters()) == []
