@@ -1,11 +1,11 @@
 """A look at the trees of an LMDB data file before it is opened: do branch and leaf pages hold together?
 
 LMDB believes its pages. One flipped bit in a branch page sends it to a page of another time, or past entries that are
-there: whole logs are gone, without an error, until the partition is deleted as one in which nothing is left. So the two
-trees are read as bytes, level by level, and held against what the meta page says of them: page numbers and kinds,
-nodes that fill their page without a gap, keys in order and within the bounds that the page above gives, no page twice
-nor in the list of free pages, as many pages and entries as were counted. What values hold is not read, nor the pages of
-long ones.
+there: whole logs are gone, without an error, until the partition is deleted as one in which nothing is left. One in the
+number of a transaction brings back what the commit before left. So the meta pages are compared, and the two trees are
+read as bytes, level by level, and held against what the meta page says of them: page numbers and kinds, nodes that fill
+their page without a gap, keys in order and within the bounds that the page above gives, no page twice nor in the list
+of free pages, as many pages and entries as were counted. What values hold is not read, nor the pages of long ones.
 
 What `pages.py` does for `check`, page by page and with all that it finds, is done here for all pages of a level at
 once, and the first problem ends it: some us a page. Of a file of more than `MOST_LEAVES` leaf pages only the branch
@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from .errors import DamagedStore
 from .page_tree import BRANCH, LEAF, NO_PAGE, Tree, TreeRecord
-from .pages import free_pages, meta_in_force, open_file
+from .pages import free_pages, meta_in_force, metas_disagree, open_file
 from .system_errors import explained
 
 MOST_LEAVES = 256
@@ -65,6 +65,8 @@ def refuse_broken(directory: Path, *, every_header: bool = False) -> None:
             if not metas:
                 return  # opening it says so
             try:
+                if (disagreement := metas_disagree(metas)) is not None:
+                    raise _Broken(disagreement)
                 _Scan(descriptor, page_bytes, metas[-1].last_page, every_header).run(metas[-1].main, metas[-1].free)
                 return
             except _Broken as error:

@@ -149,6 +149,18 @@ def test_a_page_of_another_time_is_refused(wide: Path, tmp_path: Path) -> None:
             refuse_broken(tmp_path)
 
 
+def test_a_flipped_bit_in_the_number_of_a_transaction_is_refused(wide: Path, tmp_path: Path) -> None:
+    """It would bring back what was there before the newest commit, or have the next one write over that.
+
+    But for the bit that makes two less of it: what is left then is a whole file without its last commit.
+    """
+    for page in (0, 1):
+        for bit in (0, *range(2, 40, 3)):
+            copy = flipped(wide, tmp_path / "copy", page * PAGE + 144 + bit // 8, bit % 8)
+            with pytest.raises(DamagedStore, match="transactions"):
+                refuse_broken(copy)
+
+
 def test_an_entry_that_a_leaf_page_hides_is_missing_in_the_count(
     wide: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
