@@ -15,7 +15,7 @@ from typing import NamedTuple
 from ..cleanup.claims import LogClaims
 from ..cleanup.compaction import Staged, hand_over, stage_generation
 from ..cleanup.compaction_plan import CompactionPlan, plan_generation
-from ..store.errors import DuelogError
+from ..store.errors import DamagedStore, DuelogError, StoreFailed, StoreUnavailable
 from .sealed import Sealed, open_sealed
 
 SWEPT = "the store was opened meanwhile, which clears staging/: try again"
@@ -63,8 +63,8 @@ def compact_partition(
 ) -> PartitionAnswer:
     """Plan a partition; if enough of it is dead, copy and verify it. Told bytes of the file dealt with, twice over.
 
-    What is wrong with the partition, and a full disk, is an answer (Failed). So is an OSError, unless the task is
-    begun `again` by who gets it raised.
+    What is wrong with the partition, and a full disk, is an answer (Failed). So is what the system refuses (an OSError,
+    or an error that it is the cause of), unless the task is begun `again` by the caller that gets it raised.
     """
     figures, worth_it = None, False
     result: Staged | Failed | None = None
@@ -75,13 +75,21 @@ def compact_partition(
             worth_it = plan.dead_entries > 0 and plan.dead_ratio >= task.min_dead_ratio
             if worth_it and not task.dry_run:
                 result = stage_generation(Path(task.sealed.store), source, plan, progress=progress)
-    except DuelogError as error:
-        result = Failed(str(error))
-    except OSError as error:
-        if again:
+    except (DuelogError, OSError) as error:
+        refused = _refused_by_system(error, Path(task.sealed.store) / "staging")
+        if again and refused is not None:
             raise
-        result = Failed(SWEPT if isinstance(error, FileNotFoundError) else str(error))
+        result = Failed(SWEPT if isinstance(refused, FileNotFoundError) else str(error))
     return PartitionAnswer(task.sealed.start_ms, figures, worth_it, result)
+
+
+def _refused_by_system(error: DuelogError | OSError, staging: Path) -> OSError | None:
+    """What the system refused; None where the partition, or a full disk, is what is wrong."""
+    if isinstance(error, OSError):
+        return error
+    staged = isinstance(error, (DamagedStore, StoreFailed)) and staging in error.path.parents
+    refused = error.__cause__ if staged or isinstance(error, StoreUnavailable) else None
+    return refused if isinstance(refused, OSError) else None
 
 
 def compact_packed(task: bytes) -> bytes:
