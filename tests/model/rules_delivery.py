@@ -114,7 +114,7 @@ class DeliveryRules(Machine):
             expected = ReceivedMessage(
                 b"%0*d" % (PAYLOAD, message.number),
                 message.key,
-                {},
+                {} if message.letter is None else message.letter.properties,
                 message.message_id,
                 position,
                 message.due_ms,

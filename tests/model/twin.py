@@ -39,6 +39,15 @@ class TwinLetter(NamedTuple):
     message_id: MessageId
     attempts: int
 
+    @property
+    def properties(self) -> dict[str, str]:
+        """What tells a consumer of the dead-letter topic where it came from."""
+        return {
+            "REAL_TOPIC": self.topic,
+            "REAL_SUBSCRIPTION": self.subscription,
+            "ORIGIN_MESSAGE_ID": str(self.message_id),
+        }
+
 
 @dataclass(eq=False)
 class TwinMessage:
