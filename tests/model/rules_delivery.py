@@ -399,7 +399,9 @@ class DeliveryRules(Machine):
         )
 
     def _sought(self, consumer: Consumer, place: int) -> None:
-        consumer.twin.begin_at(max(place, consumer.topic.first), consumer.topic.first, self.twin.now_ms)
+        """A subscription goes to a place, but not past what is not to be read yet."""
+        topic, now_ms = consumer.topic, self.twin.now_ms
+        consumer.twin.begin_at(max(min(place, topic.latest(now_ms)), topic.first), topic.first, now_ms)
         self.twin.flush()
 
     @only(HANDING_OUT)
