@@ -21,13 +21,9 @@ class EngineMachine(BusyRules, TimeRules, Comparing):
         for topic in list(self.twin.topics.values()):
             for name in list(topic.schedules):
                 self.change_a_schedule(topic.name, name, "remove")
-            for name in topic.subscriptions:
-                self._subscribe(topic.name, name, "exclusive", "earliest")
-        for consumer in self.consumers:
-            consumer.face.resume()
-            consumer.twin.paused = False
         idle = 0
         for _ in range(2_000):
+            self._listen_to_all()
             self._tick()
             for consumer in self.consumers:
                 while items := self._receive(consumer, 100):
@@ -51,6 +47,15 @@ class EngineMachine(BusyRules, TimeRules, Comparing):
         self._look_at_metrics()
         self._look_up()
         self._check()
+
+    def _listen_to_all(self) -> None:
+        """Every subscription has a consumer, also the keeper of what is dead-lettered meanwhile."""
+        for topic in list(self.twin.topics.values()):
+            for name, sub in topic.subscriptions.items():
+                if not sub.consumers:
+                    self._subscribe(topic.name, name, "exclusive", "earliest")
+                    self.consumers[-1].face.resume()
+                    sub.paused = False
 
     def _planned_ms(self) -> int | None:
         """What is next, but for the look for what is old, which a store with a time to live takes for ever."""
