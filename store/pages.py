@@ -23,8 +23,9 @@ from typing import NamedTuple
 
 from pyroaring import BitMap64
 
-from .errors import DamagedStore
+from .errors import DamagedStore, NoPermission, ResourceShortage
 from .page_tree import Tree, TreeRecord
+from .system_errors import explain
 
 _KIND = struct.Struct("<10xH")
 _META = struct.Struct("<16xII16x")  # magic, version; then the two trees
@@ -106,12 +107,15 @@ def find_problems(directory: Path, transaction: int | None = None) -> list[str] 
 
     transaction: of a read transaction that the caller holds meanwhile, so that what is in it is not overwritten; None
     where nobody writes. The answer is None if that transaction's meta page is gone: begin another and try again.
-    Raises DamagedStore when the file is missing or cannot be read at all.
+    Raises DamagedStore when the file is missing or cannot be read at all; ResourceShortage, NoPermission.
     """
     try:
         with open_file(directory) as descriptor:
             return _find(descriptor, transaction)
     except OSError as error:
+        told = explain(directory / "data.mdb", error)
+        if isinstance(told, (NoPermission, ResourceShortage)):
+            raise told from error
         raise DamagedStore(directory / "data.mdb", f"cannot be read: {error}") from error
 
 

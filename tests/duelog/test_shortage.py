@@ -15,7 +15,7 @@ import pytest
 from duelog import DelayedStore, ManualClock, StoreConfig
 from duelog.errors import DamagedStore, ResourceShortage
 from duelog.markers import reader
-from duelog.store import datafile, scan, system_errors
+from duelog.store import datafile, pages, scan, system_errors
 from duelog.store.environment import Environment
 from duelog.store.received import MessageMaker
 from tests.conftest import START_MS, OpenStore
@@ -36,6 +36,8 @@ def fired(open_store: OpenStore, clock: ManualClock) -> DelayedStore:
         topic.send(b"%d" % number, deliver_at=START_MS + SPAN_MS * number + 1_000)
     clock.advance(200_000)
     assert store.tick().closed == 5
+    for partition in store._engine.partitions:
+        partition._scanned = None  # as after a restart
     return store
 
 
@@ -61,6 +63,18 @@ def no_descriptor_to_open(patch: pytest.MonkeyPatch, path: Path) -> None:
         return open_(directory, **arguments)
 
     patch.setattr(lmdb, "open", opening_)
+
+
+def no_descriptor_to_scan(patch: pytest.MonkeyPatch, path: Path) -> None:
+    """For the look at the pages of a file before it is opened for the first time."""
+    open_ = os.open
+
+    def opening_(file: str | os.PathLike[str], *arguments: Any, **options: Any) -> int:
+        if Path(file) == path / "data.mdb":
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), str(file))
+        return open_(file, *arguments, **options)
+
+    patch.setattr(os, "open", opening_)
 
 
 def no_address_space(patch: pytest.MonkeyPatch, path: Path) -> None:
@@ -98,7 +112,14 @@ def no_memory_for_a_message(patch: pytest.MonkeyPatch, path: Path) -> None:
 
 @pytest.mark.parametrize(
     "without",
-    [no_descriptor_to_look, no_descriptor_to_open, no_address_space, no_reader_slot, no_memory_for_a_message],
+    [
+        no_descriptor_to_look,
+        no_descriptor_to_open,
+        no_descriptor_to_scan,
+        no_address_space,
+        no_reader_slot,
+        no_memory_for_a_message,
+    ],
 )
 def test_a_shortage_while_messages_are_read_sets_none_of_them_aside(
     fired: DelayedStore, clock: ManualClock, without: Break, monkeypatch: pytest.MonkeyPatch
@@ -166,3 +187,17 @@ def test_a_shortage_of_the_process_that_walks_a_short_file_is_not_taken_for_its_
         monkeypatch.setattr(datafile, "inspect", lambda _: known._replace(file_bytes=4096))
         with pytest.raises(error):
             datafile.verify(partition.path)
+
+
+@pytest.mark.parametrize(("number", "expected"), [(errno.EMFILE, ResourceShortage), (errno.EIO, DamagedStore)])
+def test_pages_that_cannot_be_read_for_now_are_no_damage(
+    fired: DelayedStore, monkeypatch: pytest.MonkeyPatch, number: int, expected: type[Exception]
+) -> None:
+    """A sector that cannot be read is."""
+
+    def refusing(directory: Path) -> object:
+        raise OSError(number, os.strerror(number), str(directory))
+
+    monkeypatch.setattr(pages, "open_file", refusing)
+    with pytest.raises(expected):
+        pages.find_problems(fired.path / "main")
