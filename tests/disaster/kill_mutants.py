@@ -19,7 +19,7 @@ from duelog.cleanup import adoption, claims
 from duelog.cleanup.deletion import deletable
 from duelog.cleanup.sweep import Swept
 from duelog.markers.firing import Firing
-from duelog.partitions import partition_set
+from duelog.partitions import creation, partition_set
 from duelog.store import producers
 from duelog.store.directory import move
 from duelog.store.failpoints import reach
@@ -160,7 +160,7 @@ def register_before_rename() -> None:
 
         return create_late
 
-    _patch(partition_set, "move", lambda _: lambda source, target: moves.append((source, target)))
+    _patch(creation, "move", lambda _: lambda source, target: moves.append((source, target)))
     _patch(partition_set.PartitionSet, "_create", wrap)
 
 
