@@ -14,7 +14,15 @@ from pathlib import Path
 
 import lmdb
 
-from .errors import DamagedStore, DuelogError, NoPermission, ResourceShortage, StoreFull, StoreUnavailable
+from .errors import (
+    DamagedStore,
+    DuelogError,
+    InvalidArgument,
+    NoPermission,
+    ResourceShortage,
+    StoreFull,
+    StoreUnavailable,
+)
 
 _NO_ROOM = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
 _SHORTAGE = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ENOBUFS))
@@ -73,6 +81,8 @@ def _explain(path: Path, error: BaseException) -> DuelogError:
     if isinstance(error, OSError) and isinstance(error.filename, (str, bytes)):
         path = Path(os.fsdecode(error.filename))
     reason = (os.strerror(number) if number else str(error)) or type(error).__name__
+    if isinstance(error, lmdb.Error) and "already open in this process" in str(error):
+        return InvalidArgument("path", str(path), "this process has it open already")
     if isinstance(error, _DAMAGE):
         return DamagedStore(path, f"cannot be read: {error}")
     if number in _NO_ROOM:

@@ -20,7 +20,7 @@ from .. import DuelogError, Finding, StoreConfig
 from ..opening import read_identity, stored_span_ms
 from ..store import datafile, pages
 from ..store.directory import children
-from ..store.errors import CorruptEntry, DamagedStore, StoreUnavailable
+from ..store.errors import CorruptEntry, DamagedStore, InvalidArgument, StoreUnavailable
 from ..store.format import CorruptRecord
 from ..store.system_errors import explain, explained
 from .backup_check import check_backup
@@ -77,7 +77,10 @@ def check_file(directory: Path) -> Iterator[Finding]:
 
 
 def _problems(directory: Path, known: datafile.DataFile) -> list[str]:
-    """Problems of the pages as of one commit, also while another process writes. Raises DamagedStore."""
+    """Problems of the pages as of one commit, also while another process writes.
+
+    Raises DamagedStore, StoreUnavailable, and InvalidArgument where this process has the environment open.
+    """
     map_bytes = max(known.file_bytes * 2, 1 << 20)
     try:
         with lmdb.open(os.fspath(directory), map_size=map_bytes, readonly=True, create=False, max_dbs=0) as environment:
@@ -88,7 +91,7 @@ def _problems(directory: Path, known: datafile.DataFile) -> list[str]:
                     return found
     except lmdb.Error as error:
         explanation = explain(directory / "data.mdb", error)
-        if isinstance(explanation, StoreUnavailable):
+        if isinstance(explanation, (StoreUnavailable, InvalidArgument)):  # no fault of the file's
             raise explanation from error
         raise DamagedStore(directory / "data.mdb", f"cannot be opened: {error}") from error
 

@@ -120,7 +120,7 @@ def test_each_log_of_a_partition_gets_its_claims(open_store: OpenStore, clock: M
 def test_claims_are_small_to_send(open_store: OpenStore, clock: ManualClock) -> None:
     """Less than a byte an entry where every second one is acknowledged; little where all are in a row."""
     store = open_store()
-    count = 20_000
+    count = 40_000
     subscriptions = [store.topic(topic).subscribe("one") for topic in "ab"]
     for topic in "ab":
         store.topic(topic).send_batch([Message(b"x", deliver_at=DAY + at) for at in range(count)])
@@ -129,7 +129,7 @@ def test_claims_are_small_to_send(open_store: OpenStore, clock: ManualClock) -> 
         subscription.ack(subscription.receive(count)[::step], durable=True)
     in_a_row, every_second = (len(pickle.dumps(each)) for each in claims_of(store))
     assert in_a_row < 1_000
-    assert every_second < count  # two bitmaps, of 8 KiB for up to 65,536 entries
+    assert every_second < count  # bitmaps of 8 KiB for up to 65,536 entries of a ledger
 
 
 def test_nothing_is_needed_of_a_released_log_or_a_deleted_topic(open_store: OpenStore, clock: ManualClock) -> None:
