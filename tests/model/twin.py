@@ -401,7 +401,7 @@ class Twin:
         check_order(fired)
         for message in order:
             if message.start_ms is None:
-                topic.append(message, message.publish_ms)
+                self.add_direct(topic, message)
             else:
                 fired_ms = seen.fired_ms[message.message_id]
                 assert now_ms <= fired_ms <= now_ms + self.lead_ms
