@@ -42,6 +42,9 @@ def delete_partition(path: Path, main: Environment, partitions: PartitionSet, pa
         with partition.environment.read() as raw:
             of_producers = producers.all_rows(raw)
 
+    def recorded() -> None:
+        partition.state = PartitionState.DELETING
+
     def record_it(transaction: Transaction) -> bool:
         key = fmt.partition_key(partition.start_ms)
         fields = transaction.get(key)
@@ -55,6 +58,7 @@ def delete_partition(path: Path, main: Environment, partitions: PartitionSet, pa
             if _has_set_aside(transaction, ledger_id):
                 return False
         transaction.put(key, record._replace(state=PartitionState.DELETING).pack())
+        transaction.after_commit(recorded)
         for topic_id, ledger_id in logs:
             transaction.delete(fmt.frontier_key(topic_id, partition.start_ms))
             cancellations.remove_log(transaction, ledger_id)
@@ -63,7 +67,6 @@ def delete_partition(path: Path, main: Environment, partitions: PartitionSet, pa
 
     if not main.write(record_it):
         return False
-    partition.state = PartitionState.DELETING
     reach("delete.recorded")
     return finish_deletion(path, main, partitions, partition)
 

@@ -46,10 +46,21 @@ class AckFlusher:
     def flush(self) -> None:
         """Write every change in one commit. Raises StoreFull, StoreFailed; the changes then wait on."""
         with self._flushing:
-            with self._lock:
-                dirty, self._dirty, self._due_ms = self._dirty, {}, None
-            if dirty:
-                self._write(dirty)
+            dirty: dict[int, SubscriptionState] = {}
+            taken: list[tuple[SubscriptionState, AckChanges]] = []
+            try:
+                with self._lock:
+                    dirty, self._dirty, self._due_ms = self._dirty, {}, None
+                if dirty:
+                    self._write(dirty, taken)
+            except BaseException:
+                for subscription, changes in taken:
+                    with subscription.lock:
+                        subscription.acks.untake(changes)
+                with self._lock:
+                    self._dirty = {**dirty, **self._dirty}
+                    self._due_ms = self._due_ms if self._due_ms is not None else 0
+                raise
 
     def acknowledge_with(self, acknowledged: Sequence[Acknowledged], work: Callable[[Transaction], None]) -> None:
         """Acknowledge entries in the transaction in which `work` writes: all of it is durable, or nothing has changed.
@@ -79,12 +90,12 @@ class AckFlusher:
             reach("acks.before")
             self._main.write(unit)
 
-    def _write(self, dirty: dict[int, SubscriptionState]) -> None:
-        taken: list[tuple[SubscriptionState, AckChanges]] = []
+    def _write(self, dirty: dict[int, SubscriptionState], taken: list[tuple[SubscriptionState, AckChanges]]) -> None:
         for subscription in dirty.values():
             with subscription.lock:
                 if subscription.acks.changed and not subscription.deleted:
-                    taken.append((subscription, subscription.acks.take_changes()))
+                    taken.append((subscription, subscription.acks.changes()))
+                    subscription.acks.took(taken[-1][1])
         if not taken:
             return
 
@@ -92,14 +103,5 @@ class AckFlusher:
             for subscription, changes in taken:
                 subscription.write_changes(transaction, changes)
 
-        try:
-            reach("acks.before")
-            self._main.write(work)
-        except BaseException:
-            for subscription, changes in taken:
-                with subscription.lock:
-                    subscription.acks.untake(changes)
-            with self._lock:
-                self._dirty = {**dirty, **self._dirty}
-                self._due_ms = self._due_ms if self._due_ms is not None else 0
-            raise
+        reach("acks.before")
+        self._main.write(work)

@@ -16,13 +16,13 @@ a dispatcher exists, every acknowledgement and trim of its subscription goes thr
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Literal, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Concatenate, Literal, ParamSpec, Protocol, TypeVar
 
 from pyroaring import BitMap
 
 from duelog.store.acks import AckSet
-from duelog.store.errors import BrokenInvariant, InvalidArgument
+from duelog.store.errors import BrokenInvariant, DuelogError, InvalidArgument
 from duelog.store.ledger_list import LedgerList
 from duelog.store.message import ReceivedMessage
 from duelog.store.position import Position
@@ -61,8 +61,32 @@ class LogReader(Protocol):
         ...
 
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _whole(method: Callable[Concatenate[Dispatcher, P], T]) -> Callable[Concatenate[Dispatcher, P], T]:
+    """A change that leaves the dispatcher torn if it does not come to its end; an error of duelog's changes nothing."""
+
+    def change(self: Dispatcher, /, *arguments: P.args, **options: P.kwargs) -> T:
+        self.torn = True
+        try:
+            value = method(self, *arguments, **options)
+        except DuelogError as error:
+            self.torn = isinstance(error, BrokenInvariant)
+            raise
+        self.torn = False
+        return value
+
+    change.__doc__ = method.__doc__
+    return change
+
+
 class Dispatcher:
     """One subscription's deliveries. Not thread-safe.
+
+    What an interrupt, or an error where none is expected, has left half done makes it `torn`; then it is to be mended
+    before anything else: everything unacknowledged is handed out again.
 
     Types: "exclusive" and "shared" hand anything to whoever asks ("exclusive" leaves it to the caller to admit one
     consumer only); "failover" serves the consumer that came first; "key_shared" keeps order by key, see
@@ -86,14 +110,30 @@ class Dispatcher:
         many are kept back, nobody gets new messages until one of them could be handed out.
         """
         self.acks = acks
+        self.torn = False
         self.type: SubscriptionType = type
         self._reader = reader
         self._ledgers = ledgers
         self._read_position = _after(acks.mark_delete)
         self._outstanding = Outstanding(ack_timeout_ms)
         self._redeliveries = Redeliveries()
+        self._max_kept_back = max_kept_back
         self._order = KeyOrder(max_kept_back) if type == "key_shared" else DeliveryOrder()
 
+    def mend(self, consumers: Sequence[int], rewind: Callable[[Position], None]) -> None:
+        """Have nothing handed out, as after a restart, with these consumers; `rewind` takes the reader back."""
+        outstanding = Outstanding(self._outstanding.timeout_ms)
+        for consumer in consumers:
+            outstanding.add_consumer(consumer)
+        self.acks.mend(self._ledgers)
+        self._outstanding, self._redeliveries = outstanding, Redeliveries()
+        self._order = KeyOrder(self._max_kept_back) if self.type == "key_shared" else DeliveryOrder()
+        self._order.set_consumers(consumers)
+        self._read_position = _after(self.acks.mark_delete)
+        rewind(self._read_position)
+        self.torn = False
+
+    @_whole
     def set_ack_timeout(self, ack_timeout_ms: int | None, now_ms: int) -> None:
         """Let consumers hold messages for so long from now on, those that they hold already too; None: for ever."""
         self._outstanding.set_timeout(ack_timeout_ms, now_ms)
@@ -155,6 +195,7 @@ class Dispatcher:
 
     # -- consumers -----------------------------------------------------------------------------
 
+    @_whole
     def add_consumer(self, consumer_id: int) -> None:
         """A consumer comes; InvalidArgument if it is there already or the id is negative."""
         if consumer_id < 0 or consumer_id in self._outstanding:
@@ -162,6 +203,7 @@ class Dispatcher:
         self._outstanding.add_consumer(consumer_id)
         self._order.set_consumers(self.consumers)
 
+    @_whole
     def remove_consumer(self, consumer_id: int, now_ms: int) -> None:
         """A consumer goes; what it held is due for redelivery at ``now_ms``."""
         self._known(consumer_id)
@@ -182,9 +224,11 @@ class Dispatcher:
             raise InvalidArgument("max_messages", max_messages, "at least 1")
         if not self.is_served(consumer_id):
             return []
+        self.torn = True
         self._bring_due(now_ms)
         order, start = self._order, self._read_position
         while True:
+            self.torn = False
             ready = order.peek(consumer_id, max_messages)
             found = self._reader.read_at(ready) if ready else []
             fresh: list[ReceivedMessage] = []
@@ -194,6 +238,7 @@ class Dispatcher:
                 if start < self._read_position:
                     raise BrokenInvariant(f"the reader went back from {self._read_position} to {start}")
             # Invariant: from here on nothing raises, so that a message recorded as handed out is handed out.
+            self.torn = True
             if len(found) < len(ready):
                 self._give_up(ready, found)
             moved = bool(ready or fresh) or start != self._read_position
@@ -204,10 +249,13 @@ class Dispatcher:
             order.hand_out(consumer_id, fresh)
             if found or fresh:
                 self._outstanding.hand_out(consumer_id, order_again, [*order_fresh, *fresh], now_ms)
+                self.torn = False
                 return [*found, *fresh]
             if not moved:
+                self.torn = False
                 return []
 
+    @_whole
     def nack(self, consumer_id: int, positions: Sequence[Position], redeliver_at_ms: int, now_ms: int) -> int:
         """Give messages back, to be handed out again at ``redeliver_at_ms`` and not before; how many were given back.
 
@@ -242,6 +290,7 @@ class Dispatcher:
         """
         return self.ack_entries(consumer_id, group_by_ledger(positions))
 
+    @_whole
     def ack_entries(self, consumer_id: int | None, groups: Mapping[int, BitMap]) -> int:
         """`ack` of entries by ledger id."""
         if len(groups) > 1:
@@ -255,6 +304,7 @@ class Dispatcher:
             self._order.forget(ledger_id, entries)
         return count
 
+    @_whole
     def ack_cumulative(self, position: Position) -> int:
         """Acknowledge everything at or before ``position``; how many entries were not acknowledged before.
 
@@ -273,6 +323,7 @@ class Dispatcher:
 
     # -- moving --------------------------------------------------------------------------------
 
+    @_whole
     def seek(self, mark_delete: Position, but: Mapping[int, BitMap] | None = None) -> None:
         """Go to just after ``mark_delete``: everything after it is unacknowledged and will be delivered as new.
 
@@ -285,6 +336,7 @@ class Dispatcher:
         self._order.clear()
         self._read_position = _after(self.acks.mark_delete)
 
+    @_whole
     def trimmed(self, first_ledger_id: int) -> None:
         """The ledgers before ``first_ledger_id`` are gone: forget their messages, and trim ``acks`` likewise."""
         self.acks.trim_to(first_ledger_id, self._ledgers)

@@ -60,8 +60,8 @@ class DueReader:
         skip: AckSet,
     ) -> tuple[list[ReceivedMessage], Position]:
         before = view.done_ms, view.done_position
-        due = tracker.take(view, start, limit, now_ms, skip)
         try:
+            due = tracker.take(view, start, limit, now_ms, skip)
             found: list[ReceivedMessage] = []
             if due:
                 by_position = {message.position: message for message in self._reader.read_at(due)}

@@ -306,6 +306,7 @@ class Maintenance:
         if self._holders:
             return 0
         starts, self._undeleted = sorted(set(self._undeleted)), []
+        self.suspensions.keep("delete", lambda start_ms: self._partitions.get(start_ms) is not None)
         deleted = 0
         for at, start_ms in enumerate(starts):
             partition = self._partitions.get(start_ms)

@@ -178,6 +178,11 @@ class Outstanding:
 
     # -- acknowledgement timeout -----------------------------------------------------------------
 
+    @property
+    def timeout_ms(self) -> int | None:
+        """How long a consumer may hold a message; None: for ever."""
+        return self._timeout_ms
+
     def next_deadline_ms(self) -> int | None:
         """When the next message that is still held must be acknowledged. O(1) amortised over batches."""
         while self._batches and self._timeout_ms is not None:

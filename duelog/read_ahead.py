@@ -84,16 +84,18 @@ class ReadAhead:
         """As MainLogReader.read: fewer than `max_entries` where there are no more."""
         if start != self._start:
             self.clear()
+        self._start = None  # until it is known again: what an interrupt leaves is not given
         given: list[ReceivedMessage] = []
         while self._messages and len(given) < max_entries:
             room, limit = max_entries - len(given), self._limit or start
             piece = self._messages[: -room - 1 : -1]
             del self._messages[-room:]
-            start = self._start = self._messages[-1].position if self._messages else limit
+            start = self._messages[-1].position if self._messages else limit
             if not self._messages:
                 self._let_go()
             given += _unacknowledged(piece, skip)
         if len(given) == max_entries:
+            self._start = start
             return given, start, False
         more, start, passed_over = self._read(start, max_entries, max_entries - len(given), skip, now_ms)
         return given + more if given else more, start, passed_over

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from .opening import StoreLock
 
 _ATTEMPTS = 3
-"""How often a step is begun that is interrupted."""
+"""How often a step is begun that does not come to its end."""
 
 
 class Shutdown:
@@ -23,7 +23,7 @@ class Shutdown:
         self._taken: set[int] = set()
 
     def run(self) -> None:
-        """Take the steps that were not taken yet; one that is interrupted (KeyboardInterrupt) is begun anew.
+        """Take the steps that were not taken yet; one that raises, or is interrupted, is begun anew.
 
         Raises the first error once all are done.
         """
@@ -34,15 +34,10 @@ class Shutdown:
                     if number not in self._taken:
                         step()
                     break
-                except Exception as error:
-                    if not number:
-                        raise
-                    first = first or error
-                    break
                 except BaseException as error:
-                    first = first or error
-                    if attempt + 1 == _ATTEMPTS and not number:
+                    if not number and (isinstance(error, Exception) or attempt + 1 == _ATTEMPTS):
                         raise
+                    first = first or error
             self._taken.add(number)
         if first is not None:
             raise first

@@ -36,6 +36,7 @@ class Subscription:
         self._topic = topic
         self._state = state
         self._closed = False
+        self._left = False
         self.type: SubscriptionType = type_
 
         def make(reader: DueReader) -> Dispatcher:
@@ -377,8 +378,8 @@ class Subscription:
         return subscription_stats(self._engine, self._topic, self._state)
 
     def close(self) -> None:
-        """Leave: what was received and not acknowledged is handed out again. A second call does nothing."""
-        if self._closed:
+        """Leave: what was received and not acknowledged is handed out again. A second call does what is left."""
+        if self._left:
             return
         self._closed = True
         if not self._engine.closed:
@@ -387,6 +388,7 @@ class Subscription:
             if self._topic.tracker is not None:
                 self._engine.maintenance.look_at(self._topic.topic_id, now_ms + self._engine.config.tracker_idle_ms)
             self._topic.changed()
+        self._left = True
 
     def __enter__(self) -> Self:
         return self

@@ -62,7 +62,11 @@ class SubscriptionState:
 
     @property
     def dispatcher(self) -> Dispatcher | None:
-        return self._dispatcher
+        """Its deliveries, None before the first consumer; mended where they were torn. REQUIRES: the lock."""
+        dispatcher = self._dispatcher
+        if dispatcher is not None and dispatcher.torn and self.reader is not None:
+            dispatcher.mend(sorted(self._consumers), self.reader.rewind)
+        return dispatcher
 
     def attach(
         self,
@@ -78,41 +82,47 @@ class SubscriptionState:
             if self._consumers and type_ == "exclusive":
                 raise ConsumerBusy(self.topic, self.name, "it is exclusive and has a consumer")
             self.policies = policies()
-            if self._dispatcher is None or self.reader is None or self._type != type_:
+            dispatcher = self.dispatcher
+            if dispatcher is None or self.reader is None or self._type != type_:
                 if self.reader is not None:
                     self.reader.close()
                 self.reader = reader()
-                self._dispatcher = make(self.reader)
+                dispatcher = self._dispatcher = make(self.reader)
                 self._type = type_
             elif not self._consumers:
                 mark_delete = self.acks.mark_delete
                 self.reader.reopen(Position(mark_delete.ledger_id, mark_delete.entry_id + 1))
             consumer = next(self._ids)
-            self._dispatcher.add_consumer(consumer)
             self._consumers.add(consumer)
+            try:
+                dispatcher.add_consumer(consumer)
+            except BaseException:
+                self._consumers.discard(consumer)
+                raise
             return consumer
 
     def follow(self, policies: Callable[[], EffectivePolicies], now_ms: int) -> None:
         """Go by what `policies` says is in force by now."""
         with self.lock:
             self.policies = policies()
-            if self._dispatcher is not None:
-                self._dispatcher.set_ack_timeout(self.policies.ack_timeout_ms or None, now_ms)
+            if self.dispatcher is not None:
+                self.dispatcher.set_ack_timeout(self.policies.ack_timeout_ms or None, now_ms)
 
     def detach(self, consumer: int, now_ms: int) -> None:
         """Remove a consumer; what it has not acknowledged is handed out again."""
         with self.lock:
-            if consumer in self._consumers and self._dispatcher is not None:
+            if consumer in self._consumers and self.dispatcher is not None:
+                if consumer in self.dispatcher.consumers:
+                    self.dispatcher.remove_consumer(consumer, now_ms)
                 self._consumers.discard(consumer)
-                self._dispatcher.remove_consumer(consumer, now_ms)
                 if not self._consumers and self.reader is not None:
                     self.reader.close()
 
     def acknowledge(self, entries: Mapping[int, BitMap], ledgers: LedgerList) -> None:
         """Acknowledge entries by ledger id in memory, wherever they are."""
         with self.lock:
-            if self._dispatcher is not None:
-                self._dispatcher.ack_entries(None, entries)
+            if self.dispatcher is not None:
+                self.dispatcher.ack_entries(None, entries)
             else:
                 for ledger_id, of_ledger in entries.items():
                     self.acks.ack(ledger_id, of_ledger, ledgers)

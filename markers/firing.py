@@ -111,7 +111,7 @@ class Firing(LoadedPartitions):
                 try:
                     due_ms = log.exact_next_due_ms()
                 except Exception:
-                    torn = log.torn  # else `fire` meets it too, and suspends the log
+                    torn = not log.whole  # else `fire` meets it too, and suspends the log
             if due_ms is not None and due_ms <= armed_ms:
                 next_ms = armed_ms
                 break
@@ -169,17 +169,17 @@ class Firing(LoadedPartitions):
         main_log: ManagedLedger | None = None
         try:
             main_log = self._main_log(log.topic_id)
-            if main_log is not None and not log.torn:
+            if main_log is not None and log.whole:
                 taken = log.take(until_ms, room)
             self._report_unreadable(log)
         except Exception as error:
             if taken is not None:
                 log.roll_back(taken)
-            self._found_torn = self._found_torn or log.torn
+            self._found_torn = self._found_torn or not log.whole
             self.suspensions.failed(_fire_part(log), error, now_ms)
             return None, None
-        self._found_torn = self._found_torn or log.torn
-        if taken is None and self.suspensions and not log.torn:
+        self._found_torn = self._found_torn or (taken is None and not log.whole)
+        if taken is None and self.suspensions and log.whole:
             self.suspensions.succeeded(_fire_part(log), now_ms)
         return taken, main_log
 
@@ -213,7 +213,7 @@ class Firing(LoadedPartitions):
         retry_ms = self.suspensions.retry_ms(_fire_part(log)) if self.suspensions else None
         if retry_ms is not None:
             self._ready.arm(log, retry_ms)
-        elif not log.torn and self._main_log(log.topic_id) is not None:
+        elif log.whole and self._main_log(log.topic_id) is not None:
             self._ready.arm(log, log.next_due_ms())
 
     def _report_unreadable(self, log: LogFiring) -> None:
@@ -263,6 +263,7 @@ class Firing(LoadedPartitions):
     def close_finished(self, now_ms: int) -> Iterator[int]:
         """Close each loaded partition whose end has passed with nothing left to fire; gives each start at once."""
         self._recover()
+        self.suspensions.keep("close", self._loaded.__contains__)
         for start_ms in sorted(self._loaded):
             partition = self._partitions.get(start_ms)
             if partition is not None and partition.end_ms <= now_ms and self._may_close(partition):

@@ -110,12 +110,12 @@ class Loading:
 
     def _listen(self) -> dict[int, LogFiring]:
         logs: dict[int, LogFiring] = {}
-        failure: list[Exception] = []
+        failure: list[BaseException] = []
 
         def listen() -> None:
             try:
                 listen_from_here()
-            except Exception as error:  # the commit it comes after stands: not the committers' business
+            except BaseException as error:  # the commit it comes after stands: not the committers' business
                 failure.append(error)
 
         def listen_from_here() -> None:

@@ -172,6 +172,12 @@ class Suspensions:
         """Whether a log of the partition at `start_ms` is suspended."""
         return any(part.start_ms == start_ms and part.topic_id is not None for part in self._suspended)
 
+    def keep(self, task: str, is_left: Callable[[int], bool]) -> None:
+        """A task is left for some partitions alone: for another it was done before it failed."""
+        for part in [part for part in self._suspended if part.task == task]:
+            if part.start_ms is not None and not is_left(part.start_ms):
+                self._suspended.pop(part, None)
+
     def forget(self, *, topic_id: int | None = None, start_ms: int | None = None) -> None:
         """A topic or a partition is no more: nothing of it is tried again."""
         for part in list(self._suspended):

@@ -22,6 +22,7 @@ from sortedcontainers import SortedDict
 from ..store import catalog
 from ..store import format as fmt
 from ..store.config import StoreConfig
+from ..store.directory import remove_tree
 from ..store.environment import Environment
 from ..store.errors import ClosedError, DamagedStore, StoreFailed
 from ..store.failpoints import reach
@@ -90,8 +91,7 @@ class PartitionSet:
             return [directory for directory in self._directories() if directory.name not in known]
 
     def _directories(self) -> list[Path]:
-        parent = self._path / "partitions"
-        return sorted(parent.iterdir()) if parent.is_dir() else []
+        return sorted((self._path / "partitions").glob("*"))
 
     def open_count(self) -> int:
         """Environments open now."""
@@ -227,10 +227,7 @@ class PartitionSet:
                 self.release(partition)
 
     def settle_one(self) -> bool:
-        """Have what one partition owes committed; False: none owes anything. Raises StoreFull, StoreFailed.
-
-        Those that failed come last, so that they keep no other from settling.
-        """
+        """Have what one partition owes committed, failed ones last; False: none does. Raises StoreFull, StoreFailed."""
         with self._lock:
             all_owing = [partition for partition in self._open.values() if partition.owes]
             if not all_owing:
@@ -318,19 +315,25 @@ class PartitionSet:
                 return partition
             end_ms = start_ms + self._config.partition_ms
             path = partition_path(self._path, start_ms, 1)
-            with explained(self._path):
-                build_partition(self._path, path.parent, start_ms, end_ms, self._store_id, self._config.map_bytes)
-            record = PartitionRecord(end_ms, 1, PartitionState.OPEN, 0, now_ms)
+            partition = Partition(path, start_ms, end_ms, 1, PartitionState.OPEN)
+            registered: list[Partition] = []
 
             def register(transaction: Transaction) -> None:
+                record = PartitionRecord(end_ms, 1, PartitionState.OPEN, 0, now_ms)
                 transaction.put(fmt.partition_key(start_ms), record.pack())
+                transaction.after_commit(lambda: registered.append(partition))
 
-            self._main.write(register)
-            self._main.sync()  # else a power cut takes the partition, with all the commits that come after this one
-            reach("partition.registered")
-            partition = Partition(path, start_ms, end_ms, 1, PartitionState.OPEN)
-            with self._lock:
-                self._partitions[start_ms] = partition
+            try:
+                with explained(self._path):
+                    build_partition(self._path, path.parent, start_ms, end_ms, self._store_id, self._config.map_bytes)
+                self._main.write(register)
+                self._main.sync()  # else a power cut takes it, with all the commits that come after this one
+                reach("partition.registered")
+            finally:
+                with self._lock:
+                    self._partitions.update((start_ms, each) for each in registered)
+                if not registered and self._main.failed is None:  # else it may be in the catalog
+                    remove_tree(path.parent)
             if self.created is not None:
                 self.created(partition)
             return partition
@@ -371,4 +374,3 @@ class PartitionSet:
             opened = list(self._open.values())
         for partition in opened:
             partition.detach()
-        self._open.clear()

@@ -251,6 +251,14 @@ class AckSet:
             ledger_id, start = ledgers.following(ledger_id), 0
         return newly
 
+    def mend(self, ledgers: LedgerList) -> None:
+        """Restore the normal form after a change that did not come to its end, and have all of it written."""
+        mended = AckSet(self._mark_delete, self._acked)
+        self._dirty.update(self._acked, mended._dirty)
+        self._acked = mended._acked
+        self._mark_dirty = True
+        self._advance(ledgers)
+
     def trim_to(self, first_ledger_id: int, ledgers: LedgerList) -> None:
         """Forget the ledgers before ``first_ledger_id``, which are gone, and restore the normal form.
 
@@ -281,10 +289,13 @@ class AckSet:
     # -- persisting ----------------------------------------------------------------------------
 
     def take_changes(self) -> AckChanges:
-        """What changed since the last call, to be written in one transaction. O(bytes of the changed bitmaps).
+        """What changed since the last call, to be written in one transaction; where that fails, ``untake`` it."""
+        changes = self.changes()
+        self.took(changes)
+        return changes
 
-        If that transaction fails, give the changes to ``untake``.
-        """
+    def changes(self) -> AckChanges:
+        """What ``take_changes`` would give. O(bytes of the changed bitmaps)."""
         acked: dict[int, bytes | None] = {}
         for ledger_id in sorted(self._dirty):
             entries = self._acked.get(ledger_id)
@@ -293,10 +304,12 @@ class AckSet:
             else:
                 entries.run_optimize()
                 acked[ledger_id] = entries.serialize()
-        changes = AckChanges(self._mark_dirty, self._mark_delete, acked)
-        self._dirty.clear()
+        return AckChanges(self._mark_dirty, self._mark_delete, acked)
+
+    def took(self, changes: AckChanges) -> None:
+        """These are being written."""
+        self._dirty.difference_update(changes.acked)
         self._mark_dirty = False
-        return changes
 
     def untake(self, changes: AckChanges) -> None:
         """The write of ``changes`` failed: the next ``take_changes`` covers them again, at their newest state."""

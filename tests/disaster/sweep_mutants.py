@@ -1,0 +1,107 @@
+"""Wrong engines for the exception sweep to find out: what memory does not follow, who dies, and what stays locked.
+
+Each undoes one rule of the engine as it is, and brings back a fault that it had.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from duelog.maintenance import Maintenance
+from duelog.markers.firing import Firing
+from duelog.markers.loaded import LoadedPartitions
+from duelog.markers.log_entries import LogEntries
+from duelog.markers.suspensions import Suspensions
+from duelog.scheduler import Scheduler
+from duelog.store.clock import Monitor
+from duelog.store.errors import DuelogError
+from duelog.subscription_state import SubscriptionState
+
+
+def scheduler_dies() -> None:
+    """An exception that is not duelog's ends the store's thread, and nobody is told."""
+
+    def run(self: Any) -> None:
+        with contextlib.suppress(Exception):
+            while not self._stopping:
+                with contextlib.suppress(DuelogError):
+                    self._tick()
+                with self._condition.lock:
+                    if not self._woken and not self._stopping:
+                        self._clock.wait(self._condition, self._clock.now_ms() + 1)
+                    self._woken = False
+
+    def failed(self: Suspensions, part: Any, error: Exception, now_ms: int) -> None:
+        raise error
+
+    def stopped(self: Any, error: Exception) -> Exception:
+        return error
+
+    Scheduler._run = run  # type: ignore[method-assign]
+    Suspensions.failed = failed  # type: ignore[method-assign]
+    Maintenance._stopped = stopped  # type: ignore[assignment,method-assign]
+
+
+def taken_is_not_given_back() -> None:
+    """What one log gave to a batch is not given back where another cannot be taken."""
+    Firing._give_back = lambda self, batch: None  # type: ignore[method-assign]
+    _nothing_is_torn()
+
+
+def confirmed_by_the_caller() -> None:
+    """Memory hears of a firing from the caller of the commit, which gives back what it does not know to be stored."""
+    commit, confirm = Firing._commit, Firing._confirm
+    waiting: list[Any] = []
+
+    def later(self: Firing, *arguments: Any) -> None:
+        waiting.append(arguments)
+
+    def committed(self: Firing, batch: Any, now_ms: int) -> None:
+        waiting.clear()
+        commit(self, batch, now_ms)
+        for arguments in waiting:
+            confirm(self, *arguments)
+
+    Firing._confirm = later  # type: ignore[assignment,method-assign]
+    Firing._commit = committed  # type: ignore[method-assign]
+
+
+def _nothing_is_torn() -> None:
+    LogEntries.whole = property(lambda self: not self._on_its_way)  # type: ignore[assignment]
+    LoadedPartitions._recover = lambda self: None  # type: ignore[method-assign]
+
+
+def torn_logs_go_on() -> None:
+    """A log whose change did not come to its end fires on by what it has in memory."""
+    LogEntries.whole = property(lambda self: True)  # type: ignore[assignment]
+
+
+def torn_deliveries_go_on() -> None:
+    """A subscription's deliveries go on as an exception has left them."""
+    SubscriptionState.dispatcher = property(lambda self: self._dispatcher)  # type: ignore[assignment]
+
+
+def condition_entered() -> None:
+    """The lock of a condition is taken by `with condition`, after which an interrupt can leave it taken."""
+
+    def init(self: Any) -> None:
+        threading.Condition.__init__(self, threading.Lock())
+        self.lock = self
+
+    Monitor.__init__ = init  # type: ignore[method-assign]
+
+
+MUTANTS: dict[str, Callable[[], None]] = {
+    mutant.__name__: mutant
+    for mutant in (
+        scheduler_dies,
+        taken_is_not_given_back,
+        confirmed_by_the_caller,
+        torn_logs_go_on,
+        torn_deliveries_go_on,
+        condition_entered,
+    )
+}

@@ -1,0 +1,413 @@
+"""What the exception sweep does to a store: operations, each with what makes it matter, and the twin that it keeps.
+
+The twin knows of each message from when on it may come and whether it must: a call that raised leaves in doubt what it
+was to do, and nothing else.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import NamedTuple
+
+from duelog import DelayedStore, ManualClock, Message, MessageId, ReceivedMessage, StoreConfig, Subscription
+from duelog.errors import ClosedError, DuelogError, StoreFailed
+
+START_MS = 1_790_000_040_000
+"""A whole minute."""
+SPAN_MS = 60_000
+CONFIG = StoreConfig(partition_ms=SPAN_MS, bucket_ms=1_000, run_entries=3, map_bytes=1 << 24, journal_from=0)
+SHORT_LEDGERS = StoreConfig(partition_ms=SPAN_MS, bucket_ms=1_000, map_bytes=1 << 24, ledger_max_entries=2)
+SAVING = StoreConfig(partition_ms=SPAN_MS, bucket_ms=1_000, map_bytes=1 << 24, snapshot_every_entries=4)
+SERVED_S = 4.0
+"""How long the store's own thread has to fire what is due."""
+
+
+class Leading(ManualClock):
+    """Lets be written what is due in a moment, as the machine's clock does."""
+
+    lead_ms = 4
+
+
+@dataclass
+class Twin:
+    """What may come, and what must; messages are told apart by their payload."""
+
+    from_ms: dict[bytes, int] = field(default_factory=dict)
+    """When each message may come, at the earliest."""
+    must: set[bytes] = field(default_factory=set)
+    """Those that have to come."""
+    ids: dict[bytes, MessageId] = field(default_factory=dict)
+
+    def never(self, payload: bytes) -> None:
+        """It was cancelled, or acknowledged."""
+        del self.from_ms[payload]
+        self.must.discard(payload)
+
+
+class Run:
+    """One store and its twin."""
+
+    def __init__(self, path: Path, config: StoreConfig, twin: Twin, now_ms: int, *, background: bool = False) -> None:
+        self.path = path
+        self.config = config
+        self.twin = copy.deepcopy(twin)
+        self.clock = Leading(now_ms)
+        self.wrong: list[str] = []
+        self.got: list[bytes] = []
+        self.unwritten: list[bytes] = []
+        self.store = self._open(background)
+        self.consumers: dict[str, Subscription] = {}
+
+    def _open(self, background: bool) -> DelayedStore:
+        return DelayedStore.open(self.path, replace(self.config, background=background), clock=self.clock)
+
+    # -- what operations are made of -----------------------------------------------------------------
+
+    def consume(self) -> None:
+        """Have a consumer for each topic."""
+        self.consumers = {name: self.store.topic(name).subscribe("s") for name in ("a", "b")}
+
+    def send(self, topic: str, payload: bytes, after_ms: int) -> None:
+        """Send one message."""
+        due_ms = self.twin.from_ms[payload] = self.clock.now_ms() + after_ms
+        self.twin.ids[payload] = self.store.topic(topic).send(payload, deliver_at=due_ms)
+        self.twin.must.add(payload)
+
+    def send_batch(self, topic: str, messages: Iterable[tuple[bytes, int]]) -> None:
+        """Send messages together."""
+        batch = []
+        for payload, after_ms in messages:
+            self.twin.from_ms[payload] = self.clock.now_ms() + after_ms
+            batch.append(Message(payload, deliver_at=self.twin.from_ms[payload]))
+        for message, message_id in zip(batch, self.store.topic(topic).send_batch(batch), strict=True):
+            self.twin.ids[bytes(message.payload)] = message_id
+            self.twin.must.add(bytes(message.payload))
+
+    def cancel(self, topic: str, payload: bytes) -> None:
+        """Take a message back; while it is not known whether it was, it may come."""
+        must = payload in self.twin.must
+        self.twin.must.discard(payload)
+        if self.store.topic(topic).cancel(self.twin.ids[payload]):
+            self.twin.never(payload)
+        elif must:
+            self.twin.must.add(payload)
+
+    def reschedule(self, topic: str, payload: bytes, after_ms: int) -> None:
+        """Give a message another time; it comes once at one of the two, whatever is raised."""
+        before_ms, due_ms = self.twin.from_ms[payload], self.clock.now_ms() + after_ms
+        self.twin.from_ms[payload] = min(before_ms, due_ms)
+        moved = self.store.topic(topic).reschedule(self.twin.ids[payload], deliver_at=due_ms)
+        self.twin.from_ms[payload] = before_ms if moved is None else due_ms
+
+    def ack(self, topic: str, messages: list[ReceivedMessage], *, durable: bool) -> None:
+        """Acknowledge; while it is not known whether they were, and are on disk, they may come again."""
+        payloads = [bytes(message.payload) for message in messages]
+        self.twin.must.difference_update(payloads)
+        self.consumers[topic].ack(messages, durable=durable)
+        self.unwritten += payloads
+        if durable:
+            self.flushed()
+
+    def flushed(self) -> None:
+        """What was acknowledged is on disk."""
+        for payload in self.unwritten:
+            self.twin.never(payload)
+        self.unwritten = []
+
+    def every_minute(self, topic: str) -> None:
+        """Keep a schedule; its occurrences are told apart by their times."""
+        schedule = self.store.topic(topic).every("minutely", cron="* * * * *", payload=b"minute")
+        assert schedule.next_due_ms is not None
+        name = b"minute %d" % schedule.next_due_ms
+        self.twin.from_ms[name] = schedule.next_due_ms
+        self.twin.must.add(name)
+
+    # -- the end -------------------------------------------------------------------------------------
+
+    def conclude(self, *, reopen: bool) -> None:
+        """Go on, or close and open; have all delivered, check, close, and see that nothing comes again."""
+        if reopen or self.store.closed or self.stopped():
+            self._reopen()
+        self._drain()
+        if missing := self.twin.must - set(self.got):
+            self.wrong.append(f"lost: {sorted(missing)}")
+        self._check("at the end")
+        self._reopen()
+        self._drain()  # what was in doubt may come now, and nothing twice
+        self._check("when opened again")
+        self.store.close()
+
+    def stopped(self) -> bool:
+        """Whether an environment takes nothing more: memory could not be told of a commit, and the store says so."""
+        engine = self.store._engine
+        opened = [each.environment for each in engine.partitions if each.is_open]
+        return any(environment.failed is not None for environment in (engine.main, *opened))
+
+    def _check(self, when: str) -> None:
+        found = [f"{finding.code} {finding.address}" for finding in self.store.check()]
+        if found:
+            self.wrong.append(f"check {when}: {found}")
+
+    def _reopen(self) -> None:
+        with suppress(StoreFailed, ClosedError):
+            self.store.close()
+        self.store = self._open(background=False)
+        self.consumers = {}
+
+    def _drain(self) -> None:
+        """Receive and acknowledge everything, at each time that something may come, and an instant before it."""
+        times = sorted({due_ms - early for due_ms in self.twin.from_ms.values() for early in (1, 0)})
+        last = max([self.clock.now_ms(), *times]) + 50_000
+        stopped: DuelogError | None = None
+        for time_ms in [*times, *range(last, last + 200_000, 50_000)]:
+            self.clock.set(max(time_ms, self.clock.now_ms()))
+            try:
+                self._receive_all()
+                stopped = None
+            except StoreFailed:
+                self._reopen()
+                self._receive_all()
+            except DuelogError as error:  # told while the store's thread pauses: it goes on later
+                stopped = error
+                if self.store._engine.scheduler is not None:
+                    self.store._engine.scheduler._thread.join(0.05)
+        if stopped is not None:
+            self.wrong.append(f"the store does not go on: {stopped!r}")
+
+    def _receive_all(self) -> None:
+        self.store.tick()
+        for name in ("a", "b"):
+            self._release(name)
+            with self.store.topic(name).subscribe("s") as consumer:
+                while messages := consumer.receive(10, timeout=0):
+                    for message in messages:
+                        self._deliver(message)
+                    consumer.ack(messages, durable=True)
+
+    def _release(self, name: str) -> None:
+        consumer = self.consumers.pop(name, None)
+        if consumer is not None:
+            consumer.close()
+
+    def _deliver(self, message: ReceivedMessage) -> None:
+        payload, now_ms = bytes(message.payload), self.store.clock.now_ms()
+        if payload == b"minute":
+            payload = b"minute %d" % message.due_ms
+            self.twin.from_ms.setdefault(payload, message.due_ms)
+        if payload in self.got:
+            self.wrong.append(f"doubled: {payload!r}")
+        elif payload not in self.twin.from_ms:
+            self.wrong.append(f"came though it was taken back or acknowledged: {payload!r}")
+        elif self.twin.from_ms[payload] > now_ms:
+            self.wrong.append(f"early by {self.twin.from_ms[payload] - now_ms} ms: {payload!r}")
+        self.got.append(payload)
+
+
+class Scenario(NamedTuple):
+    """An operation: the store before it (made once), what is made ready, what is done, where exceptions are raised."""
+
+    name: str
+    config: StoreConfig
+    before: Callable[[Run], None]
+    ready: Callable[[Run], None]
+    act: Callable[[Run], None]
+    background: bool = False
+    """Whether the store has a thread of its own; exceptions are raised in that instead."""
+
+
+def waiting_messages(run: Run) -> None:
+    """Messages of two topics in two partitions."""
+    for topic in ("a", "b"):
+        run.store.topic(topic).subscribe("s").close()
+        for at, after_ms in enumerate((1_000, 1_002, 1_500, 30_000, 61_000)):
+            run.send(topic, b"%s%d" % (topic.encode(), at), after_ms)
+
+
+def fired_messages(run: Run) -> None:
+    """The same; four of a topic have fired."""
+    waiting_messages(run)
+    run.store.tick()
+    run.clock.set(START_MS + 31_000)
+    run.store.tick()
+
+
+def loaded(run: Run) -> None:
+    """Consumers, and the first partition in memory."""
+    run.consume()
+    run.store.tick()
+
+
+def gone_ahead(run: Run) -> None:
+    """Firing is some ms ahead of the clock."""
+    loaded(run)
+    run.clock.set(START_MS + 998)
+    run.store.tick()
+
+
+def nothing(run: Run) -> None:
+    """Nothing is to be made ready."""
+
+
+def send(run: Run) -> None:
+    """To partitions that are there and one that is not, at once, alone and in batches."""
+    run.send("a", b"soon", 1_001)
+    run.send("a", b"new partition", 5 * SPAN_MS)
+    run.send("b", b"at once", 0)
+    run.send("new topic", b"of nobody", 2_000)
+    run.twin.never(b"of nobody")
+    run.send_batch("b", [(b"one", 700), (b"two", 2 * SPAN_MS), (b"three", 0), (b"four", 701)])
+    payloads = [b"column %d" % at for at in range(4)]
+    dues = [run.clock.now_ms() + after_ms for after_ms in (900, 0, 7 * SPAN_MS, 901)]
+    run.twin.from_ms.update(zip(payloads, dues, strict=True))
+    run.store.topic("a").send_payloads(payloads, deliver_at=dues)
+    run.twin.must.update(payloads)
+
+
+def fire(run: Run) -> None:
+    """Ahead of the time, at it, and the whole backlog of a partition."""
+    for time_ms in (997, 1_001, 61_000):
+        run.clock.set(START_MS + time_ms)
+        run.store.tick()
+
+
+def fire_beside_sends(run: Run) -> None:
+    """What was fired ahead of comes late."""
+    run.clock.set(START_MS + 998)
+    run.store.tick()
+    run.send("a", b"late", 2)
+    run.store.tick()
+    run.clock.set(START_MS + 1_001)
+    run.store.tick()
+
+
+def load(run: Run) -> None:
+    """From a snapshot and the due column after it, while something is due."""
+    run.clock.set(START_MS + 1_100)
+    run.store.tick()
+
+
+def save(run: Run) -> None:
+    """Snapshots, as entries come in."""
+    for at in range(6):
+        run.send("a", b"saved %d" % at, 2_000 + at)
+    run.store.tick()
+    run.store.tick()
+
+
+def resolve(run: Run) -> None:
+    """Few, more, and from the other topic."""
+    for topic, count in (("a", 1), ("a", 5), ("b", 5)):
+        run.consumers[topic].receive(count)
+
+
+def acknowledge(run: Run) -> None:
+    """One out of order, one to be flushed, the rest durably; one is given back."""
+    messages = run.consumers["a"].receive(10)
+    run.ack("a", messages[1:2], durable=False)
+    run.ack("a", messages[0:1], durable=True)
+    run.consumers["a"].nack(messages[2:3], delay=0.0)
+    run.ack("a", messages[3:], durable=False)
+    run.clock.advance(200)
+    run.store.tick()
+    run.flushed()
+    others = run.consumers["b"].receive(10)
+    payloads = [bytes(message.payload) for message in others[:2]]
+    run.twin.must.difference_update(payloads)
+    run.consumers["b"].ack_cumulative(others[1], durable=True)
+    for payload in payloads:
+        run.twin.never(payload)
+    run.consumers["b"].close()
+
+
+def trim(run: Run) -> None:
+    """Ledgers are trimmed, partitions closed, released and deleted."""
+    for topic in ("a", "b"):
+        run.ack(topic, run.consumers[topic].receive(10), durable=True)
+    run.store.tick()
+    run.clock.set(START_MS + 3 * SPAN_MS)
+    run.store.tick()
+    for topic in ("a", "b"):
+        run.ack(topic, run.consumers[topic].receive(10), durable=True)
+    run.store.tick()
+
+
+def close(run: Run) -> None:
+    """With acknowledgements that are not on disk, a snapshot to be written and consumers that hold messages."""
+    run.ack("a", run.consumers["a"].receive(2), durable=False)
+    run.store.close()
+    run.flushed()
+
+
+def cancel(run: Run) -> None:
+    """What waits, what has fired, what is in a partition that is not loaded."""
+    for payload in (b"a1", b"a0", b"a4", b"a1"):
+        if payload in run.twin.from_ms:
+            run.cancel("a", payload)
+    run.store.tick()
+
+
+def reschedule(run: Run) -> None:
+    """To behind the frontier, to far away, to another partition, and to now."""
+    run.reschedule("a", b"a3", 1)
+    run.reschedule("a", b"a2", SPAN_MS)
+    run.reschedule("b", b"b4", 20)
+    run.reschedule("b", b"b3", 0)
+    run.store.tick()
+    run.clock.advance(2)
+    run.store.tick()
+
+
+def recur(run: Run) -> None:
+    """A schedule is made, comes to its first time, and is made anew."""
+    run.clock.set(START_MS + SPAN_MS - 3)
+    run.store.tick()
+    run.every_minute("a")
+    run.store.tick()
+    run.clock.set(START_MS + SPAN_MS)
+    run.store.tick()
+
+
+def serve(run: Run) -> None:
+    """The store's own thread fires what is due, though it may have to try again."""
+    seen: set[bytes] = set()
+    for time_ms in (1_001, 30_001, 61_001):
+        run.clock.set(max(START_MS + time_ms, run.clock.now_ms()))
+        wanted = {name for name, from_ms in run.twin.from_ms.items() if from_ms <= START_MS + time_ms}
+        scheduler = run.store._engine.scheduler
+        assert scheduler is not None
+        for _ in range(int(SERVED_S / 0.002)):
+            for consumer in run.consumers.values():
+                with suppress(DuelogError):
+                    seen.update(bytes(message.payload) for message in consumer.poll(10)[0])
+            if wanted <= seen or not scheduler._thread.is_alive() or run.stopped():
+                break
+            scheduler._thread.join(0.002)
+            run.clock.advance(100)  # what failed is tried again after a pause
+        if run.stopped():
+            return
+        if not scheduler._thread.is_alive():
+            run.wrong.append("the scheduler has ended")
+        elif not wanted <= seen:
+            run.wrong.append(f"not served: {sorted(wanted - seen)}")
+
+
+_ALL = (
+    Scenario("send", CONFIG, waiting_messages, loaded, send),
+    Scenario("fire", CONFIG, waiting_messages, loaded, fire),
+    Scenario("fire_late", CONFIG, waiting_messages, loaded, fire_beside_sends),
+    Scenario("load", SAVING, waiting_messages, nothing, load),
+    Scenario("save", SAVING, waiting_messages, loaded, save),
+    Scenario("resolve", CONFIG, fired_messages, loaded, resolve),
+    Scenario("acknowledge", SHORT_LEDGERS, fired_messages, loaded, acknowledge),
+    Scenario("trim", SHORT_LEDGERS, fired_messages, loaded, trim),
+    Scenario("close", SAVING, fired_messages, loaded, close),
+    Scenario("cancel", CONFIG, waiting_messages, gone_ahead, cancel),
+    Scenario("reschedule", CONFIG, waiting_messages, gone_ahead, reschedule),
+    Scenario("recur", CONFIG, waiting_messages, loaded, recur),
+    Scenario("serve", CONFIG, waiting_messages, Run.consume, serve, background=True),
+)
+SCENARIOS = {scenario.name: scenario for scenario in _ALL}
