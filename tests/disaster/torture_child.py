@@ -268,8 +268,9 @@ class Child:
             self.store.tick()
 
     def drain(self) -> None:
-        """Receive all that is left, and have the store checked."""
+        """Receive all that is left and due within half a minute, and have the store checked."""
         self.open()
+        end_ms = _now_ms() + 30_000
         for topic, kind in TOPICS.items():
             with self.store.topic(topic).subscribe("s", type=kind) as consumer:
                 quiet = 0
@@ -280,9 +281,9 @@ class Child:
                         name, place = message.payload.decode(), f"{consumer.topic} {message.position}"
                         self.log("got", "drain", name, place, message.due_ms, now_ms, message.redelivery_count)
                     consumer.ack(due)
-                    pending = list(self.store.topic(topic).scheduled(end=_now_ms() + 30_000, limit=1))
+                    pending = list(self.store.topic(topic).scheduled(end=end_ms, limit=1))
                     quiet = 0 if due or pending else quiet + 1
-        self.log("drained", _now_ms())
+        self.log("drained", end_ms)
         for finding in self.store.check(deep=True):
             self.log("found", finding.code, finding.message)
         self.close()
