@@ -83,7 +83,7 @@ def _explain(path: Path, error: BaseException) -> DuelogError:
     reason = (os.strerror(number) if number else str(error)) or type(error).__name__
     if isinstance(error, lmdb.Error) and "already open in this process" in str(error):
         return InvalidArgument("path", str(path), "this process has it open already")
-    if isinstance(error, _DAMAGE):
+    if isinstance(error, _DAMAGE) or (isinstance(error, lmdb.Error) and "data format" in str(error)):
         return DamagedStore(path, f"cannot be read: {error}")
     if number in _NO_ROOM:
         return StoreFull(path, f"no room to write ({reason})")

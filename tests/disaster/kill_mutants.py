@@ -227,7 +227,7 @@ def journal_anew_before_settling() -> None:
 
 def no_replay() -> None:
     """Opening leaves what the journal holds in the journal, and begins it anew."""
-    _patch(engine, "replay", lambda _: lambda *arguments: 0)
+    _patch(replay, "replay", lambda _: lambda *arguments: 0)
 
 
 def replay_doubles() -> None:
