@@ -20,6 +20,14 @@ _WANTED = os.environ.get("DUELOG_SWEEP_POINTS", "24")
 """How many points of each operation: a number, or "all"."""
 
 
+_START = f"""
+import sys
+sys.path.append({str(Path(__file__).parents[2])!r})  # at the end: what is swept is the installed package
+from tests.disaster.exception_sweep import main
+main()
+"""
+
+
 def swept(
     scenario: str, wanted: str, mutant: str | None = None, file: str | None = None, enough: int = 1_000
 ) -> list[str]:
@@ -27,14 +35,12 @@ def swept(
     wrong: list[str] = []
     begin = 0
     while True:
-        command = [sys.executable, "-m", "tests.disaster.exception_sweep", scenario, "--begin", str(begin)]
+        command = [sys.executable, "-c", _START, scenario, "--begin", str(begin)]
         command += [] if wanted == "all" else ["--points", wanted]
         command += [] if mutant is None else ["--mutant", mutant, "--patience", "5"]
         command += [] if file is None else ["--file", file]
         count, current = -1, ""
-        with subprocess.Popen(
-            command, cwd=Path(__file__).parents[2], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        ) as child:
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
             assert child.stdout is not None
             assert child.stderr is not None
             for line in child.stdout:
