@@ -165,18 +165,19 @@ class CommitQueue:
     def _hand_over(self, own: Request, batch: list[Request], broke_off: bool) -> None:
         """Let go on who was served, and have served again who was not; once, however often."""
         with self._mutex:
-            if own.leads:
+            if broke_off and own in self._waiting:  # it had not come to serve anybody
+                self._waiting.remove(own)
+            if own.leads and (broke_off or len(batch) > 1):
                 again = [request for request in batch if broke_off and request is not own and not request.done]
                 for request in again:
                     request.error = None
                 last = own
                 for request in batch:
-                    if request in again:
-                        continue
-                    request.done = True
-                    if request is not own:
+                    if request is not own and request not in again:
+                        request.done = True
                         last.following = request
                         last = request
                 if again:
                     self._waiting = [*again, *(request for request in self._waiting if request not in again)]
+            own.done = True
             self._pass_on(own)

@@ -181,3 +181,29 @@ def test_those_put_back_by_an_interrupted_leader_are_served_by_the_next() -> Non
     assert served.batches == [[0], [1, 2, 3], [2, 3]]
     assert sorted(served.got, key=lambda got: got[0]) == [(1, None), (2, 20), (3, 30)]
     assert len(leaders) == 1
+
+
+def test_a_leader_interrupted_before_it_serves_anybody_lets_others_lead() -> None:
+    """It is still in the queue then, and is taken out of it."""
+    served = Served()
+    lock, entered = served.queue._mutex, 0
+
+    class Interrupted:
+        """The queue's lock, of which the second taking is interrupted."""
+
+        def __enter__(self) -> None:
+            nonlocal entered
+            entered += 1
+            if entered == 2:
+                raise KeyboardInterrupt
+            lock.acquire()
+
+        def __exit__(self, *_: object) -> None:
+            lock.release()
+
+    served.queue._mutex = Interrupted()  # type: ignore[assignment]
+    with pytest.raises(KeyboardInterrupt):
+        served.queue.run(0)
+    assert served.queue.run(1) == 10
+    served.join()
+    assert served.batches == [[1]]
