@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +110,10 @@ class GroupCommit:
                 full = None if in_doubt(self._env) else no_room(self.path, error)
                 self._fail(left, full or self.fail(error))
                 return
+            except BaseException:
+                with suppress(lmdb.Error):  # with a transaction left open the environment could not be closed
+                    raw.abort()
+                raise
             self._unsynced = True
             self._deferred = []
             self._last_run = transaction.last_run

@@ -13,7 +13,8 @@ import pytest
 from duelog.store.environment import Environment
 from duelog.store.errors import StoreFailed, StoreFull
 from duelog.store.transaction import Transaction
-from tests.store.shared_commits import KEY, Interruptible, putting, share, spy_on
+from tests.store import shared_commits
+from tests.store.shared_commits import KEY, PATIENCE_S, Interruptible, putting, share, spy_on
 
 # -- interrupts --------------------------------------------------------------------------------
 
@@ -104,6 +105,26 @@ def test_a_commit_in_doubt_closes_for_writing_and_reading_goes_on(environment: E
     again.write(putting(KEY, b"4"))
     assert again.get(KEY) == b"4"
     again.close()
+
+
+def test_a_commit_that_breaks_off_leaves_no_transaction_open(
+    environment: Environment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the error was, and though it is kept with its traceback: other threads would wait for ever."""
+
+    def break_off(transaction: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(shared_commits._SpiedTransaction, "commit", break_off)
+    spy_on(environment)
+    with pytest.raises(MemoryError) as kept:
+        environment.write(putting(KEY, b"v"))
+    thread = threading.Thread(target=lambda: environment._env.begin(write=True).abort(), daemon=True)
+    thread.start()
+    thread.join(PATIENCE_S)
+    assert not thread.is_alive()
+    assert kept.value.__traceback__ is not None
+    assert isinstance(environment.failed, StoreFailed)
 
 
 def test_a_transaction_that_cannot_begin_closes_for_writing(environment: Environment) -> None:
