@@ -65,13 +65,20 @@ def back_up_here(busy: BusyStore, target: Path, seed: int) -> Meanwhile:
     return meanwhile
 
 
+_START = f"""
+import sys
+sys.path.append({str(Path(__file__).parents[2])!r})  # at the end: what is copied by is the installed package
+from tests.duelog.backup_windows import main
+main(*sys.argv[1:])
+"""
+
+
 class OtherProcess:
     """A process that makes backups of a store that this one writes."""
 
     def __init__(self, store: DelayedStore, config: StoreConfig) -> None:
-        root = Path(__file__).parents[2]
-        command = [sys.executable, "-m", "tests.duelog.backup_windows", str(store.path), json.dumps(asdict(config))]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=root)
+        command = [sys.executable, "-c", _START, str(store.path), json.dumps(asdict(config))]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def back_up(self, meanwhile: Meanwhile, target: Path) -> None:
         """One backup, and what is done meanwhile."""
