@@ -18,6 +18,9 @@ from .topic_state import TopicState
 Acknowledged = tuple[TopicState, SubscriptionState, Mapping[int, BitMap]]
 """What is acknowledged for a subscription of a topic: entries by ledger id."""
 
+Moves = Callable[[Transaction, Sequence[Mapping[int, BitMap]]], None]
+"""Writes what goes with acknowledgements, given those of the entries that were not acknowledged before."""
+
 
 class AckFlusher:
     """The subscriptions whose acknowledgements are not on disk yet. Thread-safe."""
@@ -62,17 +65,25 @@ class AckFlusher:
                     self._due_ms = self._due_ms if self._due_ms is not None else 0
                 raise
 
-    def acknowledge_with(self, acknowledged: Sequence[Acknowledged], work: Callable[[Transaction], None]) -> None:
+    def acknowledge_with(self, acknowledged: Sequence[Acknowledged], work: Moves) -> None:
         """Acknowledge entries in the transaction in which `work` writes: all of it is durable, or nothing has changed.
 
-        No other flush runs meanwhile, which could write acknowledgements as they were before. Raises StoreFull,
-        StoreFailed, InvalidArgument, and what `work` raises.
+        `work` hears, for each of `acknowledged`, which entries are acknowledged by this call alone: of two calls with
+        one entry, one moves it. No other flush runs meanwhile, which could write acknowledgements as they were before.
+        Raises StoreFull, StoreFailed, InvalidArgument, and what `work` raises.
         """
         with self._flushing:
             staged: list[tuple[SubscriptionState, AckChanges]] = []
+            fresh: list[Mapping[int, BitMap]] = []
             for topic, subscription, entries in acknowledged:
                 with subscription.lock:
                     acks = subscription.acks.copy()
+                fresh.append(
+                    {
+                        ledger: acks.unacked(ledger, each.min(), each.max() + 1) & each
+                        for ledger, each in entries.items()
+                    }
+                )
                 for ledger_id, of_ledger in entries.items():
                     acks.ack(ledger_id, of_ledger, topic.log)
                 staged.append((subscription, acks.take_changes()))
@@ -84,7 +95,7 @@ class AckFlusher:
             def unit(transaction: Transaction) -> None:
                 for subscription, changes in staged:
                     subscription.write_changes(transaction, changes)
-                work(transaction)
+                work(transaction, fresh)
                 transaction.after_commit(committed)
 
             reach("acks.before")

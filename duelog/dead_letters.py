@@ -15,7 +15,7 @@ Source: Pulsar's DeadLetterPolicy and `initialSubscriptionName`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,7 +32,7 @@ from duelog.store.run import RunKind
 from duelog.store.scan import find_run
 from duelog.store.transaction import Transaction
 
-from .ack_flusher import AckFlusher, Acknowledged
+from .ack_flusher import AckFlusher, Acknowledged, Moves
 from .position_set import group_by_ledger
 from .subscription_state import SubscriptionState
 from .topic_state import TopicState
@@ -105,10 +105,12 @@ class DeadLetters:
         grave = self._topics.get_or_create(target, now_ms)
         self._topics.add_subscription(grave, KEEPER, True, now_ms, keeper=True)
         entries = group_by_ledger([message.position for message in messages])
-        bodies = [self._letter(subscription, message, now_ms) for message in messages]
+        bodies = [(message.position, self._letter(subscription, message, now_ms)) for message in messages]
 
-        def work(transaction: Transaction) -> None:
-            grave.log.append_messages(transaction, np.full(len(bodies), now_ms, dtype=np.int64), bodies, now_ms)
+        def work(transaction: Transaction, fresh: Sequence[Mapping[int, BitMap]]) -> None:
+            dead = [body for position, body in bodies if _among(fresh[0], position)]
+            if dead:
+                grave.log.append_messages(transaction, np.full(len(dead), now_ms, dtype=np.int64), dead, now_ms)
 
         self._acknowledge_with([(topic, subscription, entries)], work)
 
@@ -188,39 +190,52 @@ class DeadLetters:
         for letter in letters:
             if letter.subscription not in origins[letter.topic].subscriptions:
                 raise UnknownSubscription(letter.topic, letter.subscription)
-        held = self._still_held(letters)
-        if not held:
-            return 0
-        bodies: dict[str, list[bytes]] = {}
-        for letter in held:
-            message = Message(letter.payload, key=letter.key, properties=letter.properties)
-            extra = {"addressee": letter.subscription, "retries": 0}
-            bodies.setdefault(letter.topic, []).append(encode_one(message, now_ms, _MAX_BYTES, extra)[1])
+        entries = self._entries_of(letters)
 
-        def work(transaction: Transaction) -> None:
+        def work(transaction: Transaction, fresh: Sequence[Mapping[int, BitMap]]) -> None:
+            bodies: dict[str, list[bytes]] = {}
+            for letter in _still_held(letters, entries, fresh):
+                message = Message(letter.payload, key=letter.key, properties=letter.properties)
+                extra = {"addressee": letter.subscription, "retries": 0}
+                bodies.setdefault(letter.topic, []).append(encode_one(message, now_ms, _MAX_BYTES, extra)[1])
             for name, of_topic in bodies.items():
                 if origins[name].deleted:
                     raise UnknownTopic(name)
                 dues = np.full(len(of_topic), now_ms, dtype=np.int64)
                 origins[name].log.append_messages(transaction, dues, of_topic, now_ms)
 
-        self._acknowledge_with(self._keepers_of(held), work)
-        return len(held)
+        return self._acknowledge_with(entries, work)
 
     def purge(self, letters: Sequence[DeadLetter]) -> int:
         """Drop letters for good, durably, in one transaction; how many of them were still held.
 
         Raises UnknownTopic, StoreFull, StoreFailed; then nothing was dropped.
         """
-        held = self._still_held(letters)
-        if held:
-            self._acknowledge_with(self._keepers_of(held), lambda transaction: None)
-        return len(held)
+        return self._acknowledge_with(self._entries_of(letters), lambda transaction, fresh: None)
 
-    def _acknowledge_with(self, entries: Sequence[Acknowledged], work: Callable[[Transaction], None]) -> None:
-        self._flusher.acknowledge_with(entries, work)
+    def _acknowledge_with(self, entries: Sequence[Acknowledged], work: Moves) -> int:
+        """Acknowledge what `work` moves, in its transaction; how many entries were not acknowledged before."""
+        count = 0
+
+        def counted(transaction: Transaction, fresh: Sequence[Mapping[int, BitMap]]) -> None:
+            nonlocal count
+            count = sum(len(each) for of_one in fresh for each in of_one.values())
+            work(transaction, fresh)
+
+        if entries:
+            self._flusher.acknowledge_with(entries, counted)
         for topic, subscription, _ in entries:
             self._acknowledged(topic, subscription, True)
+        return count
+
+    def _entries_of(self, letters: Iterable[DeadLetter]) -> list[Acknowledged]:
+        """Where the letters lie that are not trimmed yet, by keeper."""
+        positions: dict[str, list[Position]] = {}
+        for letter in letters:
+            grave, _ = self._keeper(letter.dead_letter_topic)
+            if letter.position.entry_id < (grave.log.entries_of(letter.position.ledger_id) or 0):
+                positions.setdefault(letter.dead_letter_topic, []).append(letter.position)
+        return [(*self._keeper(name), group_by_ledger(of_topic)) for name, of_topic in positions.items()]
 
     def _keeper(self, name: str) -> tuple[TopicState, SubscriptionState]:
         grave = self._topics.get(TopicName.parse(name))
@@ -229,24 +244,22 @@ class DeadLetters:
             raise UnknownSubscription(name, KEEPER)
         return grave, keeper
 
-    def _still_held(self, letters: Iterable[DeadLetter]) -> list[DeadLetter]:
-        """The letters, each once, that their keepers have not acknowledged."""
-        held: dict[tuple[str, Position], DeadLetter] = {}
-        for letter in letters:
-            grave, keeper = self._keeper(letter.dead_letter_topic)
-            ledger_id, entry_id = letter.position
-            if (grave.log.entries_of(ledger_id) or 0) <= entry_id:
-                continue  # trimmed since
-            with keeper.lock:
-                if not keeper.acks.is_acked(letter.position):
-                    held[letter.dead_letter_topic, letter.position] = letter
-        return list(held.values())
 
-    def _keepers_of(self, letters: Iterable[DeadLetter]) -> list[Acknowledged]:
-        positions: dict[str, list[Position]] = {}
-        for letter in letters:
-            positions.setdefault(letter.dead_letter_topic, []).append(letter.position)
-        return [(*self._keeper(name), group_by_ledger(of_topic)) for name, of_topic in positions.items()]
+def _still_held(
+    letters: Iterable[DeadLetter], entries: Sequence[Acknowledged], fresh: Sequence[Mapping[int, BitMap]]
+) -> list[DeadLetter]:
+    """The letters, each once, that are acknowledged by this call alone."""
+    of_topic = {str(topic.name): each for (topic, _, _), each in zip(entries, fresh, strict=True)}
+    held = {
+        (letter.dead_letter_topic, letter.position): letter
+        for letter in letters
+        if _among(of_topic.get(letter.dead_letter_topic, {}), letter.position)
+    }
+    return list(held.values())
+
+
+def _among(entries: Mapping[int, BitMap], position: Position) -> bool:
+    return position.entry_id in entries.get(position.ledger_id, ())
 
 
 def _decode(grave: str, position: Position, body: bytes) -> DeadLetter | None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from duelog import DeadLetter, DelayedStore, ManualClock, MessageId, StoreConfig, Subscription, Topic
+from duelog.ack_flusher import AckFlusher
 from duelog.errors import InvalidArgument, StoreFull, UnknownSubscription, UnknownTopic
 from duelog.store.managed_ledger import ManagedLedger
 from tests.conftest import START_MS, OpenStore
@@ -253,3 +255,46 @@ def test_a_dead_letter_topic_has_a_name_however_long_topic_and_subscription_are(
     assert len({letter.dead_letter_topic for letter in letters}) == 2
     assert store.requeue_dead_letters(letters) == len(letters)
     assert list(store.dead_letters()) == []
+
+
+@pytest.mark.parametrize("method", ["requeue_dead_letters", "purge_dead_letters"])
+def test_a_letter_that_two_calls_move_at_once_is_moved_once(
+    open_store: OpenStore, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    """The other call comes between a call's look at the letter and its transaction."""
+    store = open_store(config=CONFIG)
+    let_die(store, b"x")
+    letters = list(store.dead_letters())
+    flush, others = AckFlusher.acknowledge_with, [letters]
+
+    def beside(self: AckFlusher, *arguments: Any) -> None:
+        if others:
+            assert store.requeue_dead_letters(others.pop()) == 1
+        flush(self, *arguments)
+
+    monkeypatch.setattr(AckFlusher, "acknowledge_with", beside)
+    assert getattr(store, method)(letters) == 0
+    with store.topic("t").subscribe("s") as consumer:
+        assert payloads(consumer) == [b"x"]
+
+
+def test_a_message_that_was_acknowledged_while_it_was_buried_is_no_letter(
+    open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another consumer had it, after its acknowledgement timeout, and was done with it."""
+    store = open_store(config=CONFIG)
+    topic = store.topic("t")
+    flush = AckFlusher.acknowledge_with
+    with topic.subscribe("s") as consumer:
+        topic.send(b"x")
+        for _ in range(2):
+            messages = consumer.receive()
+            consumer.nack(messages, delay=0)
+
+        def beside(self: AckFlusher, *arguments: Any) -> None:
+            consumer.ack(messages)
+            flush(self, *arguments)
+
+        monkeypatch.setattr(AckFlusher, "acknowledge_with", beside)
+        assert consumer.receive() == []
+    assert by_payload(store) == []
