@@ -185,7 +185,7 @@ class DelayedStore:
         return self._engine.policies.effective(TopicName.parse(topic), scope.subscription)
 
     def dead_letters(self, topic: str | None = None, subscription: str | None = None) -> Iterator[DeadLetter]:
-        """Dead letters that nobody has requeued or purged, by dead-letter topic, oldest first; also read-only.
+        """Dead letters that are neither requeued nor purged, by dead-letter topic, oldest first; also read-only.
 
         topic, subscription: only those that came from there. O(entries that dead-letter topics hold, and subscriptions
         of the store). Raises InvalidArgument.

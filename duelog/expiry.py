@@ -1,4 +1,4 @@
-"""Time to live: what nobody acknowledged for `ttl_ms` after its due time counts as acknowledged.
+"""Time to live: what is not acknowledged for `ttl_ms` after its due time counts as acknowledged.
 
 Dead letters are exempt: their keeper holds them until they are requeued or purged.
 """

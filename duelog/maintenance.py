@@ -263,12 +263,12 @@ class Maintenance:
             return fired, 0, 0, True
         closed = self._step("close", now_ms, functools.partial(self._close_finished, now_ms), 0)
         saved = self._step("snapshot", now_ms, functools.partial(firing.save, now_ms), 0)
-        self._step("settle", now_ms, firing.settling.step, None)
+        self._step("pack", now_ms, firing.settling.step, None)
         more = (
             loading
             or closed > 0
             or (firing.saving.is_due() and not waits(Part("snapshot"), now_ms))
-            or (firing.settling.is_due() and not waits(Part("settle"), now_ms))
+            or (firing.settling.is_due() and not waits(Part("pack"), now_ms))
         )
         if not more:
             self._step("prefetch", now_ms, firing.warming.step, None)

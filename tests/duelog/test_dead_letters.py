@@ -1,4 +1,4 @@
-"""Dead letters: kept until somebody decides, moved in one transaction, never dead-lettered again."""
+"""Dead letters: kept until they are requeued or purged, moved in one transaction, never dead-lettered again."""
 
 from __future__ import annotations
 
