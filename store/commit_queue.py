@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -134,9 +133,9 @@ class CommitQueue:
             else:
                 self._led = request.leads = request.goes_on = False
         if request.wakes is not None:
-            assert request.wakes.gate is not None
-            with suppress(RuntimeError):  # it was woken before an interrupt
-                request.wakes.gate.release()
+            gate = request.wakes.gate
+            if gate is not None and gate.locked():  # else it was woken before an interrupt
+                gate.release()
             request.wakes = None
 
     def _lead(self, own: Request) -> None:
@@ -168,7 +167,9 @@ class CommitQueue:
             if broke_off and own in self._waiting:  # it had not come to serve anybody
                 self._waiting.remove(own)
             if own.leads and (broke_off or len(batch) > 1):
-                again = [request for request in batch if broke_off and request is not own and not request.done]
+                again: list[Request] = []
+                if broke_off:
+                    again = [request for request in batch if request is not own and not request.done]
                 for request in again:
                     request.error = None
                 last = own

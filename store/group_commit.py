@@ -99,7 +99,7 @@ class GroupCommit:
             self._publishing = True
             try:
                 raw.commit()
-                self.in_place.verify()
+                self.in_place.verify(started)
             except lmdb.MapFullError as error:
                 self._publishing = False
                 if self._grow(left, error):

@@ -22,6 +22,8 @@ from duelog.errors import (
     StoreFull,
     StoreUnavailable,
 )
+from duelog.store import datafile
+from duelog.store.datafile import LOOK_NS, InPlace
 from duelog.store.system_errors import explain, explained
 from tests.conftest import START_MS, OpenStore
 
@@ -144,9 +146,10 @@ def replaced(path: Path) -> None:
 @pytest.mark.parametrize("gone", [removed, moved, replaced])
 @pytest.mark.parametrize("what", ["a partition", "the main log", "several partitions", "the journal"])
 def test_a_store_whose_directory_was_removed_acknowledges_nothing_more(
-    tmp_path: Path, gone: Callable[[Path], None], what: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gone: Callable[[Path], None], what: str
 ) -> None:
-    """The first send after it raises StoreFailed that says so, and so does every later call."""
+    """The first send at which its file is looked for raises StoreFailed that says so, and so does every later call."""
+    monkeypatch.setattr(datafile, "LOOK_NS", 0)
     clock = ManualClock(START_MS)
     config = StoreConfig(partition_ms=HOUR_MS, journal_from=1 if what == "the journal" else 2)
     store = DelayedStore.open(tmp_path / "store", config, clock=clock)
@@ -171,3 +174,15 @@ def test_a_store_whose_directory_was_removed_acknowledges_nothing_more(
                 call()
         assert [found.task for found in store.suspended()] == ["store"]
     store.close()
+
+
+def test_a_file_that_was_removed_is_noticed_ten_milliseconds_after_the_last_look(tmp_path: Path) -> None:
+    """The first commit looks; those that follow do not until the time has passed."""
+    file = tmp_path / "file"
+    file.touch()
+    in_place = InPlace(file)
+    in_place.verify(1_000)
+    file.unlink()
+    in_place.verify(1_000 + LOOK_NS - 1)
+    with pytest.raises(FileNotFoundError, match="removed"):
+        in_place.verify(1_000 + LOOK_NS)
