@@ -1,7 +1,7 @@
 """compaction: bytes that compaction gives back after half of the real trace, with one slow subscription.
 
-The trace of tools/demo_trace.py is replayed up to its middle. One subscription acknowledges everything; the other one
-leaves every hundredth message, and so holds every ledger of the main log and every partition. Then the closed
+The trace of tools/demo/demo_trace.py is replayed up to its middle. One subscription acknowledges everything; the other
+one leaves every hundredth message, and so holds every ledger of the main log and every partition. Then the closed
 partitions are compacted on one core, and the store is opened again and checked.
 """
 
@@ -11,9 +11,9 @@ import time
 from pathlib import Path
 
 from duelog import DelayedStore, ManualClock, Message, StoreConfig
-from duelog.tools.compaction import compact_store
-from duelog.tools.demo_replay import CONFIG, DAY_MS
-from duelog.tools.demo_trace import load_trace
+from duelog.tools.compact_store import compact_store
+from duelog.tools.demo.demo_replay import CONFIG, DAY_MS
+from duelog.tools.demo.demo_trace import load_trace
 
 from .harness.compare import compare
 from .harness.options import parse

@@ -25,11 +25,11 @@ import lmdb
 from duelog import DelayedStore, ManualClock, Message, StoreConfig
 from duelog.opening import StoreLock
 from duelog.tools.audit import audit_store
-from duelog.tools.compaction import Runner, compact_store
-from duelog.tools.parquet_export import export_store
-from duelog.tools.scan_arrow import MESSAGES, scan_messages
-from duelog.tools.scan_plan import plan_scan
-from duelog.tools.sealed import sealed_generations
+from duelog.tools.compact_store import Runner, compact_store
+from duelog.tools.scan.scan_arrow import MESSAGES, scan_messages
+from duelog.tools.scan.scan_plan import plan_scan
+from duelog.tools.scan.sealed import sealed_generations
+from duelog.tools.transfer.parquet_export import export_store
 
 from .harness import load
 from .harness.compare import Subject, compare

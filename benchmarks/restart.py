@@ -18,9 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from duelog import DelayedStore, ManualClock, Message, StoreConfig
-from duelog.snapshot.inspection import inspect_snapshots
+from duelog.snapshot.stored import inspect_snapshots
 from duelog.snapshot.writer import remove_snapshots
-from duelog.store.environment import Environment
+from duelog.store.env.environment import Environment
 
 from .harness import load
 from .harness.compare import Subject

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from duelog import DelayedStore, Message, StoreConfig, Subscription, Topic
-from duelog.tools.demo_trace import DATA
+from duelog.tools.demo.demo_trace import DATA
 
 from .harness import load
 from .harness.compare import DUELOG

@@ -23,17 +23,17 @@ from pyroaring import BitMap
 from ..partitions.partition import partition_path
 from ..partitions.partition_set import PartitionSet
 from ..partitions.timespan import directory_name
-from ..store import catalog
-from ..store import format as fmt
-from ..store.directory import move
-from ..store.environment import Environment
+from ..store.codec import format as fmt
+from ..store.codec.format import CorruptRecord, LedgerState, PartitionInfo, PartitionRecord, PartitionState
+from ..store.env.environment import Environment
+from ..store.env.transaction import Transaction
 from ..store.errors import DuelogError, StoreFull
-from ..store.failpoints import reach
-from ..store.format import CorruptRecord, LedgerState, PartitionInfo, PartitionRecord, PartitionState
-from ..store.origin import OriginRecord, Relied
-from ..store.transaction import Transaction
+from ..store.files.directory import move
+from ..store.files.failpoints import reach
+from ..store.log import catalog
 from .claims import acknowledged_by_all
 from .compaction import READY, ready_generations
+from .origin import OriginRecord, Relied
 from .sweep import throw_away
 
 ReasonInMemory = Callable[[Sequence[Relied]], str | None]

@@ -22,14 +22,14 @@ import numpy as np
 import numpy.typing as npt
 from pyroaring import BitMap
 
-from ..store import catalog
-from ..store import format as fmt
-from ..store.cancellations import members
+from ..partitions.cancellations import members
+from ..store.codec import format as fmt
+from ..store.codec.format import CursorRecord, FrontierRecord, LedgerState, Table
+from ..store.codec.run import RunKind, UInt32s
 from ..store.errors import CorruptEntry
-from ..store.format import CursorRecord, FrontierRecord, LedgerState, Table
-from ..store.ledger import find_tail
-from ..store.run import RunKind, UInt32s
-from ..store.scan import runs
+from ..store.log import catalog
+from ..store.log.ledger import find_tail
+from ..store.log.scan import runs
 from .retention import ledgers_kept
 
 

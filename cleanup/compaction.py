@@ -22,14 +22,14 @@ import numpy as np
 from pyroaring import BitMap
 
 from ..partitions.timespan import directory_name
-from ..store import format as fmt
-from ..store.directory import make_directory, remove_tree, sync_directory
-from ..store.environment import Environment
+from ..store.codec import format as fmt
+from ..store.codec.format import Table
+from ..store.codec.run import Run
+from ..store.env.environment import Environment
+from ..store.env.transaction import Transaction
 from ..store.errors import BrokenInvariant, CorruptEntry
-from ..store.failpoints import reach
-from ..store.format import Table
-from ..store.run import Run
-from ..store.transaction import Transaction
+from ..store.files.directory import make_directory, remove_tree, sync_directory
+from ..store.files.failpoints import reach
 from .compaction_check import Buffer, Progress, Rows, other_rows, verify_generation
 from .compaction_plan import CompactionPlan, can_be_thinned, mask
 

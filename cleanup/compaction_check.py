@@ -9,11 +9,11 @@ import lmdb
 import numpy as np
 from pyroaring import BitMap
 
-from ..store import format as fmt
-from ..store.environment import Environment
+from ..store.codec import format as fmt
+from ..store.codec.format import Table
+from ..store.codec.run import Run
+from ..store.env.environment import Environment
 from ..store.errors import CorruptEntry, DamagedStore
-from ..store.format import Table
-from ..store.run import Run
 from .compaction_plan import CompactionPlan, can_be_thinned, mask
 
 Buffer = bytes | memoryview

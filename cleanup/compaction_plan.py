@@ -16,16 +16,16 @@ import numpy.typing as npt
 from pyroaring import BitMap
 
 from ..partitions.timespan import directory_name
-from ..store import catalog
-from ..store import format as fmt
-from ..store.environment import Environment
+from ..store.codec import format as fmt
+from ..store.codec.format import PartitionInfo, Table
+from ..store.codec.run import Run, RunKind
+from ..store.env.environment import Environment
 from ..store.errors import BrokenInvariant, CorruptEntry, DamagedStore
-from ..store.format import PartitionInfo, Table
-from ..store.ledger import find_tail
-from ..store.origin import OriginRecord, Relied
-from ..store.run import Run, RunKind
-from ..store.scan import runs
+from ..store.log import catalog
+from ..store.log.ledger import find_tail
+from ..store.log.scan import runs
 from .claims import LogClaims, claims_of_logs, needed, read_claims
+from .origin import OriginRecord, Relied
 
 
 class LogPlan(NamedTuple):
@@ -48,7 +48,7 @@ class CompactionPlan:
     """What compaction of a partition would drop, and of which generation. Picklable.
 
     transaction: number of the source's last LMDB transaction; file_bytes: the length of its file. relied_on: see
-    store/origin.py.
+    cleanup/origin.py.
     """
 
     store_id: bytes

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ..partitions import cancellations
+from ..partitions import producer_numbers as producers
 from ..partitions.partition import Partition, partition_path
 from ..partitions.partition_set import PartitionSet
-from ..store import cancellations, catalog, producers
-from ..store import format as fmt
-from ..store.directory import make_directory, move_away, remove_tree
-from ..store.environment import Environment
-from ..store.failpoints import reach
-from ..store.format import FrontierRecord, PartitionRecord, PartitionState
-from ..store.page_scan import refuse_broken
-from ..store.transaction import Transaction
+from ..store.codec import format as fmt
+from ..store.codec.format import FrontierRecord, PartitionRecord, PartitionState
+from ..store.env.environment import Environment
+from ..store.env.transaction import Transaction
+from ..store.files.directory import make_directory, move_away, remove_tree
+from ..store.files.failpoints import reach
+from ..store.files.page_scan import refuse_broken
+from ..store.log import catalog
 
 
 def deletable(main: Environment) -> list[int]:

@@ -12,13 +12,13 @@ from typing import NamedTuple
 import numpy as np
 from pyroaring import BitMap
 
-from ..store.body import decode_body
-from ..store.environment import Environment
+from ..store.codec.body import decode_body
+from ..store.codec.format import run_key, split_run_key
+from ..store.codec.run import FLAG_CONDITIONAL, HEADER, HEADER_BYTES, Run, RunKind, pack_messages
+from ..store.env.environment import Environment
+from ..store.env.transaction import Transaction
 from ..store.errors import CorruptEntry
-from ..store.format import run_key, split_run_key
-from ..store.ledger import MAX_RUN_ENTRIES
-from ..store.run import FLAG_CONDITIONAL, HEADER, HEADER_BYTES, Run, RunKind, pack_messages
-from ..store.transaction import Transaction
+from ..store.log.ledger import MAX_RUN_ENTRIES
 
 _RUNS_AT_ONCE = 512
 _FILLED_AT_ONCE = 50_000

@@ -11,13 +11,13 @@ from collections.abc import Iterable, Sequence
 
 import lmdb
 
-from ..store import catalog
-from ..store import format as fmt
-from ..store.format import LedgerRecord, LedgerState, Table
+from ..store.codec import format as fmt
+from ..store.codec.format import LedgerRecord, LedgerState, Table
+from ..store.log import catalog
 from ..store.names import TopicName
-from ..store.origin import Relied
-from ..store.policy_records import effective
+from ..store.policy.policy_records import effective
 from ..store.position import Position
+from .origin import Relied
 
 
 def ledgers_kept(raw: lmdb.Transaction, topic_id: int, now_ms: int) -> set[int]:

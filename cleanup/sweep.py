@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..partitions.partition import partition_path
-from ..store import catalog, datafile
-from ..store.directory import make_directory, move_away, remove_tree
-from ..store.environment import Environment
+from ..store.codec.format import PartitionState
+from ..store.env.environment import Environment
 from ..store.errors import DamagedStore
-from ..store.format import PartitionState
+from ..store.files import datafile
+from ..store.files.directory import make_directory, move_away, remove_tree
+from ..store.log import catalog
 from .compaction import READY
 from .deletion import remove_recorded
 from .trim import remove_ledgers, unfinished

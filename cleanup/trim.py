@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..store import catalog
-from ..store import format as fmt
-from ..store.environment import Environment
-from ..store.failpoints import reach
-from ..store.format import LedgerState, PartitionRecord, PartitionState
-from ..store.managed_ledger import LedgerInfo, ManagedLedger
+from ..store.codec import format as fmt
+from ..store.codec.format import LedgerState, PartitionRecord, PartitionState
+from ..store.env.environment import Environment
+from ..store.env.transaction import Transaction
+from ..store.files.failpoints import reach
+from ..store.log import catalog
+from ..store.log.managed_ledger import LedgerInfo, ManagedLedger
 from ..store.position import Position
-from ..store.transaction import Transaction
 
 _RUNS_A_PART = 512
 

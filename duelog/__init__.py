@@ -14,16 +14,16 @@ from duelog.store.clock import Clock, ManualClock, SystemClock
 from duelog.store.config import StoreConfig
 from duelog.store.errors import DuelogError
 from duelog.store.message import Message, ReceivedMessage, ScheduledMessage
-from duelog.store.policies import DelayedDeliveryPolicies, Policies
+from duelog.store.policy.policies import DelayedDeliveryPolicies, Policies
 from duelog.store.position import MessageId, MessageIds
 
-from .check import Finding
-from .dead_letters import DeadLetter
+from .background.maintenance import TickResult
+from .background.recurring import Schedule
+from .check.check_store import Finding
 from .delayed_store import DelayedStore
-from .maintenance import TickResult
-from .recurring import Schedule
 from .subscription import Subscription
 from .topic import Topic
+from .topics.dead_letters import DeadLetter
 
 logging.getLogger("duelog").addHandler(logging.NullHandler())
 

@@ -18,12 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from duelog.partitions.partition import partition_path
-from duelog.store import format as fmt
-from duelog.store.directory import make_directory, refuse_inside, sync_directory, write_file
-from duelog.store.environment import Environment
+from duelog.store.codec import format as fmt
+from duelog.store.env.environment import Environment
+from duelog.store.env.held_read import HeldRead
 from duelog.store.errors import InvalidArgument
-from duelog.store.held_read import HeldRead
-from duelog.store.journal import write_journal
+from duelog.store.files.directory import make_directory, refuse_inside, sync_directory, write_file
+from duelog.store.wal.journal import write_journal
 
 from .engine import Engine
 from .point_in_time import PointInTime

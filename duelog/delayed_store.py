@@ -9,22 +9,22 @@ from pathlib import Path
 from types import EllipsisType
 from typing import Self
 
-from duelog.markers.suspensions import Suspension
+from duelog.markers.firing.suspensions import Suspension
 from duelog.store.clock import Clock, SystemClock
 from duelog.store.config import StoreConfig
 from duelog.store.errors import ClosedError, InvalidArgument
+from duelog.store.files.system_errors import explained
 from duelog.store.names import SCHEME, TopicName, validate_namespace_name
-from duelog.store.policies import DelayedDeliveryPolicies, EffectivePolicies, Policies, PolicyValue
-from duelog.store.policy_records import Scope
-from duelog.store.system_errors import explained
+from duelog.store.policy.policies import DelayedDeliveryPolicies, EffectivePolicies, Policies, PolicyValue
+from duelog.store.policy.policy_records import Scope
 
+from .background.maintenance import TickResult
 from .backup import BackupResult, back_up
-from .check import Finding, check
-from .dead_letters import DeadLetter
+from .check.check_store import Finding, check
 from .engine import Engine
-from .maintenance import TickResult
 from .stats import PartitionStats, StoreStats, partition_stats, store_stats
 from .topic import Topic
+from .topics.dead_letters import DeadLetter
 
 
 class DelayedStore:

@@ -10,21 +10,23 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from threading import Lock
 
+from duelog.background.quarantine import SetAside
 from duelog.cleanup.sweep import Swept, sweep
 from duelog.cleanup.trim import release_before, remove_ledgers
-from duelog.markers.firing import Firing
+from duelog.markers.firing.firing import Firing
+from duelog.markers.firing.suspensions import STORE
 from duelog.markers.reader import MainLogReader
 from duelog.markers.succession import Succession
-from duelog.markers.suspensions import STORE
 from duelog.markers.tracker import SubscriptionView, TopicDelayTracker
 from duelog.markers.withdrawal import Withdrawals
+from duelog.partitions import producer_numbers as producers
 from duelog.partitions.followed_set import FollowedPartitionSet
 from duelog.partitions.partition_set import PartitionSet
-from duelog.store import catalog, policy_records, producers
-from duelog.store import format as fmt
 from duelog.store.clock import Clock, ManualClock, StoreClock
+from duelog.store.codec import format as fmt
+from duelog.store.codec.format import CorruptRecord, LedgerState
 from duelog.store.config import StoreConfig
-from duelog.store.directory import make_directory
+from duelog.store.env.transaction import Transaction
 from duelog.store.errors import (
     ClosedError,
     ConsumerBusy,
@@ -34,35 +36,35 @@ from duelog.store.errors import (
     StoreFull,
     UnknownSubscription,
 )
-from duelog.store.format import CorruptRecord, LedgerState
-from duelog.store.journal import Journal
-from duelog.store.policy_records import Scope
+from duelog.store.files.directory import make_directory
+from duelog.store.files.process import here
+from duelog.store.log import catalog
+from duelog.store.policy import policy_records
+from duelog.store.policy.policy_records import Scope
 from duelog.store.position import Position
-from duelog.store.process import here
-from duelog.store.set_aside import SetAside
-from duelog.store.transaction import Transaction
+from duelog.store.wal.journal import Journal
 
-from .ack_flusher import AckFlusher
-from .adopting import Adopting
-from .crew import Crew
-from .dead_letters import DeadLetters
-from .delay_policies import DelayPolicies
-from .due_reader import DueReader
-from .following import Following
-from .intake import Intake
-from .maintenance import Maintenance, TickResult
+from .background.adopting import Adopting
+from .background.following import Following
+from .background.maintenance import Maintenance, TickResult
+from .background.recurring import Recurring
+from .background.scheduler import Scheduler
+from .delivery.due_reader import DueReader
+from .delivery.read_ahead import ReadAheadBudget
 from .metrics import StoreMetrics, instruments
 from .opening import StoreLock, create, open_main, read_identity, refuse_foreign, refuse_lost_entries
-from .outbox import Outbox
-from .read_ahead import ReadAheadBudget
-from .recurring import Recurring
-from .replay import replay_journal
-from .scheduler import Scheduler
-from .sending import Sender
+from .sending.crew import Crew
+from .sending.delay_policies import DelayPolicies
+from .sending.intake import Intake
+from .sending.outbox import Outbox
+from .sending.replay import replay_journal
+from .sending.sender import Sender
 from .shutdown import Shutdown, steps
-from .subscription_state import SubscriptionState
-from .topic_state import TopicState
-from .topics import Topics
+from .topics.ack_flusher import AckFlusher
+from .topics.dead_letters import DeadLetters
+from .topics.subscription_state import SubscriptionState
+from .topics.topic_list import Topics
+from .topics.topic_state import TopicState
 
 _THREADS = 8
 """That write to several partitions side by side; started when they are first needed."""

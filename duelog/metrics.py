@@ -19,18 +19,18 @@ import numpy as np
 from opentelemetry import metrics
 from opentelemetry.metrics import CallbackOptions, Counter, Histogram, Meter, Observation
 
-from duelog.markers.log_firing import Taken
+from duelog.markers.firing.log_firing import Taken
 from duelog.markers.tracker import FellDue
 from duelog.partitions.partition import Partition
 from duelog.partitions.timespan import directory_name
 from duelog.snapshot.writer import SnapshotWritten
-from duelog.store.environment import Environment
+from duelog.store.codec.run import Int64s
+from duelog.store.env.environment import Environment
 from duelog.store.errors import DuelogError
 from duelog.store.names import TopicName
-from duelog.store.run import Int64s
 
-from .inline import unacknowledged, waiting
 from .stats import partition_stats, pending_by_topic, subscription_stats
+from .topics.inline import unacknowledged, waiting
 
 if TYPE_CHECKING:
     from .engine import Engine

@@ -15,18 +15,20 @@ from typing import NamedTuple
 from zlib import crc32
 
 from duelog.partitions.partition_set import PartitionSet
-from duelog.store import catalog, datafile, policy_records
-from duelog.store import format as fmt
+from duelog.store.codec import format as fmt
+from duelog.store.codec.format import PartitionInfo, PartitionState
 from duelog.store.config import StoreConfig
-from duelog.store.directory import make_directory, move, remove_tree, write_file
-from duelog.store.environment import Environment
+from duelog.store.env.environment import Environment
+from duelog.store.env.transaction import Transaction
 from duelog.store.errors import DamagedStore, FormatMismatch, StoreLocked
-from duelog.store.format import PartitionInfo, PartitionState
-from duelog.store.ledger import find_tail
-from duelog.store.page_scan import refuse_broken
-from duelog.store.policies import of_config
-from duelog.store.system_errors import explained
-from duelog.store.transaction import Transaction
+from duelog.store.files import datafile
+from duelog.store.files.directory import make_directory, move, remove_tree, write_file
+from duelog.store.files.page_scan import refuse_broken
+from duelog.store.files.system_errors import explained
+from duelog.store.log import catalog
+from duelog.store.log.ledger import find_tail
+from duelog.store.policy import policy_records
+from duelog.store.policy.policies import of_config
 
 _OWN_NAMES = {"LOCK", "STORE.tmp", "JOURNAL", "JOURNAL.tmp", "main", "partitions", "staging", "trash"}
 

@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from duelog.partitions.partition import Partition, partition_path
-from duelog.store import catalog
-from duelog.store.environment import Environment
+from duelog.store.codec.format import PartitionState
+from duelog.store.env.environment import Environment
+from duelog.store.env.held_read import HeldRead
 from duelog.store.errors import CorruptEntry, DamagedStore, DuelogError, StoreBusy
-from duelog.store.format import PartitionState
-from duelog.store.held_read import HeldRead
-from duelog.store.journal import JournalFollower, JournalRecord, read_journal
-from duelog.store.ledger import last_run
+from duelog.store.log import catalog
+from duelog.store.log.ledger import last_run
+from duelog.store.wal.journal import JournalFollower, JournalRecord, read_journal
 
 from .engine import Engine
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from duelog.store.process import here
+from duelog.store.files.process import here
 
 if TYPE_CHECKING:
     from .engine import Engine

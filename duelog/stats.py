@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING
 
 from pyroaring import BitMap
 
-from duelog.markers.suspensions import Suspension
+from duelog.markers.firing.suspensions import Suspension
+from duelog.partitions.cancellations import members
 from duelog.partitions.partition import Partition, PartitionLog
-from duelog.store import catalog
-from duelog.store import format as fmt
-from duelog.store.cancellations import members
-from duelog.store.directory import size_bytes
-from duelog.store.format import PartitionState
+from duelog.store.codec import format as fmt
+from duelog.store.codec.format import PartitionState
+from duelog.store.files.directory import size_bytes
+from duelog.store.log import catalog
 from duelog.store.names import TopicName
 from duelog.store.position import Position
 
-from .inline import count, unacknowledged, waiting
-from .subscription_state import SubscriptionState
-from .topic_state import TopicState
+from .topics.inline import count, unacknowledged, waiting
+from .topics.subscription_state import SubscriptionState
+from .topics.topic_state import TopicState
 
 if TYPE_CHECKING:
     from .engine import Engine

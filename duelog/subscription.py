@@ -9,19 +9,19 @@ from typing import Self
 from duelog.store.clock import ManualClock, StoreClock
 from duelog.store.errors import ClockJumped, ClosedError, DuelogError, InvalidArgument, StoreFull, UnknownSubscription
 from duelog.store.message import ReceivedMessage, at_ms
-from duelog.store.policies import EffectivePolicies
+from duelog.store.policy.policies import EffectivePolicies
 from duelog.store.position import MessageId, Position
 
-from .consumer_arguments import Acknowledgeable, checked, deadline_of, delay_ms_of, entries_of, positions_of
-from .dispatcher import Dispatcher, SubscriptionType
-from .due_reader import DueReader
+from .delivery.consumer_arguments import Acknowledgeable, checked, deadline_of, delay_ms_of, entries_of, positions_of
+from .delivery.dispatcher import Dispatcher, SubscriptionType
+from .delivery.due_reader import DueReader
 from .engine import Engine
-from .inline import waiting
-from .seeking import existing_position, position_at
-from .settling import dead_letter_name, postpone
+from .retrying import dead_letter_name, postpone
 from .stats import SubscriptionStats, subscription_stats
-from .subscription_state import SubscriptionState
-from .topic_state import TopicState
+from .topics.inline import waiting
+from .topics.seeking import existing_position, position_at
+from .topics.subscription_state import SubscriptionState
+from .topics.topic_state import TopicState
 
 
 class Subscription:

@@ -10,21 +10,21 @@ import numpy as np
 
 from duelog.markers.lookup import find_partition, read_entry
 from duelog.markers.withdrawal import Outcome
-from duelog.store.body import EncodedBatch, encode_one
+from duelog.store.codec.body import EncodedBatch, encode_one
 from duelog.store.errors import ClosedError, DamagedStore, InvalidArgument, UnknownSubscription
-from duelog.store.managed_ledger import ManagedLedger
+from duelog.store.log.managed_ledger import ManagedLedger
 from duelog.store.message import MAX_DUE_MS, Message, ScheduledMessage, at_ms, resolve_due_ms
 from duelog.store.names import validate_subscription_name
 from duelog.store.position import MessageId
 
-from .dispatcher import SubscriptionType
-from .inline import clear, scheduled_messages, waiting, waits
-from .recurring import Schedule
+from .background.recurring import Schedule
+from .background.timetable import Timetable
+from .delivery.dispatcher import SubscriptionType
+from .sending.topic_sending import SendingTopic
 from .stats import TopicStats, topic_stats
 from .subscription import Subscription
-from .timetable import Timetable
-from .topic_sending import SendingTopic
-from .topic_state import TopicState
+from .topics.inline import clear, scheduled_messages, waiting, waits
+from .topics.topic_state import TopicState
 
 _TYPES = ("exclusive", "failover", "shared", "key_shared")
 _POSITIONS = ("earliest", "latest")

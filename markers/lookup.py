@@ -7,19 +7,19 @@ from collections.abc import Callable, Iterator
 import lmdb
 import numpy as np
 
+from ..partitions.cancellations import members
 from ..partitions.due_column import DueBatch, scan_dues
 from ..partitions.partition import Partition
 from ..partitions.partition_set import PartitionSet
-from ..store import catalog
-from ..store.body import decode_body
-from ..store.cancellations import members
-from ..store.environment import Environment
+from ..store.codec.body import decode_body
+from ..store.codec.format import FrontierRecord, PartitionState, Table
+from ..store.codec.run import Int64s, Run, RunKind, UInt32s
+from ..store.env.environment import Environment
 from ..store.errors import CorruptEntry
-from ..store.format import FrontierRecord, PartitionState, Table
+from ..store.log import catalog
+from ..store.log.scan import find_run
 from ..store.message import ScheduledMessage
 from ..store.position import MessageId
-from ..store.run import Int64s, Run, RunKind, UInt32s
-from ..store.scan import find_run
 
 _PAGE = 1_000
 

@@ -19,14 +19,14 @@ from pyroaring import BitMap
 from ..partitions.partition import Partition
 from ..partitions.partition_set import PartitionSet
 from ..partitions.timespan import partition_start
-from ..store.environment import Environment
+from ..store.codec.run import Run, RunKind, UInt32s
+from ..store.env.environment import Environment
 from ..store.errors import CorruptEntry, DamagedStore
-from ..store.managed_ledger import ManagedLedger
+from ..store.log.managed_ledger import ManagedLedger
+from ..store.log.scan import find_run, find_run_after, runs
 from ..store.message import ReceivedMessage
 from ..store.position import Place, Position, position_at
-from ..store.received import MessageMaker
-from ..store.run import Run, RunKind, UInt32s
-from ..store.scan import find_run, find_run_after, runs
+from .received import MessageMaker
 
 
 class Unacknowledged(Protocol):

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ..partitions.partition import Partition
-from ..store.managed_ledger import ManagedLedger
+from ..store.env.transaction import Transaction
+from ..store.log.managed_ledger import ManagedLedger
 from ..store.position import MessageId
-from ..store.transaction import Transaction
 from .withdrawal import Outcome, Withdrawals, _Log
 
 NOBODY = MessageId(0, 0)

@@ -26,12 +26,12 @@ from typing import Protocol
 import numpy as np
 from pyroaring import BitMap
 
-from ..store.environment import Environment
+from ..store.codec.run import Int64s, Run, RunKind, UInt32s
+from ..store.env.environment import Environment
 from ..store.errors import CorruptEntry
-from ..store.managed_ledger import ManagedLedger
+from ..store.log.managed_ledger import ManagedLedger
+from ..store.log.scan import runs
 from ..store.position import Position
-from ..store.run import Int64s, Run, RunKind, UInt32s
-from ..store.scan import runs
 from .waiting import Stretch, WaitingEntries, position_of
 
 _PRUNE_ENTRIES = 10_000

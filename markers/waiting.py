@@ -19,9 +19,9 @@ import numpy.typing as npt
 from pyroaring import BitMap
 from sortedcontainers import SortedList
 
+from ..store.codec.run import Int64s, UInt32s
 from ..store.errors import BrokenInvariant
 from ..store.position import Position
-from ..store.run import Int64s, UInt32s
 
 Places = npt.NDArray[np.uint64]
 """Positions as ledger_id << 32 | entry_id, so that their order is that of the log."""

@@ -22,24 +22,24 @@ import lmdb
 import numpy as np
 from pyroaring import BitMap
 
+from ..partitions import cancellations
 from ..partitions.due_column import dues_of
 from ..partitions.partition import Partition
 from ..partitions.partition_set import PartitionSet
 from ..partitions.timespan import partition_start
-from ..store import cancellations
-from ..store import format as fmt
 from ..store.clock import Clock
+from ..store.codec import format as fmt
+from ..store.codec.format import FrontierRecord, PartitionRecord, PartitionState, Table
+from ..store.codec.run import Int64s, RunKind, UInt32s
 from ..store.config import StoreConfig
-from ..store.environment import Environment
+from ..store.env.environment import Environment
+from ..store.env.transaction import Transaction
 from ..store.errors import BrokenInvariant, CorruptEntry
-from ..store.format import FrontierRecord, PartitionRecord, PartitionState, Table
-from ..store.ledger import Replaced, RunLimits
-from ..store.managed_ledger import ManagedLedger
+from ..store.log.ledger import Replaced, RunLimits
+from ..store.log.managed_ledger import ManagedLedger
+from ..store.log.scan import find_run
 from ..store.position import MessageId
-from ..store.run import Int64s, RunKind, UInt32s
-from ..store.scan import find_run
-from ..store.transaction import Transaction
-from .firing import Firing
+from .firing.firing import Firing
 from .lookup import find_partition
 
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 import uuid
 from pathlib import Path
 
-from ..store import format as fmt
-from ..store.directory import make_directory, move, remove_tree
-from ..store.environment import Environment
-from ..store.failpoints import reach
-from ..store.format import PartitionInfo
-from ..store.transaction import Transaction
+from ..store.codec import format as fmt
+from ..store.codec.format import PartitionInfo
+from ..store.env.environment import Environment
+from ..store.env.transaction import Transaction
+from ..store.files.directory import make_directory, move, remove_tree
+from ..store.files.failpoints import reach
 
 
 def build_partition(store: Path, target: Path, start_ms: int, end_ms: int, store_id: bytes, map_bytes: int) -> None:

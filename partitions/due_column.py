@@ -9,11 +9,11 @@ import lmdb
 import numpy as np
 from pyroaring import BitMap
 
-from ..store.environment import Environment
+from ..store.codec.run import Int64s, Run, UInt32s
+from ..store.env.environment import Environment
 from ..store.errors import CorruptEntry
-from ..store.ledger import HELD
-from ..store.run import Int64s, Run, UInt32s
-from ..store.scan import find_run, runs
+from ..store.log.ledger import HELD
+from ..store.log.scan import find_run, runs
 
 _RUNS_A_TRANSACTION = 4_096
 

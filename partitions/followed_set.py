@@ -13,8 +13,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from ..store import catalog
 from ..store.errors import DamagedStore
+from ..store.log import catalog
 from .partition import Partition, partition_path
 from .partition_set import PartitionSet
 

@@ -13,17 +13,17 @@ from pathlib import Path
 
 import numpy as np
 
-from ..store import catalog
-from ..store import format as fmt
-from ..store.bodies import Bodies
-from ..store.environment import Environment
+from ..store.codec import format as fmt
+from ..store.codec.bodies import Bodies
+from ..store.codec.format import MAX_ENTRY_ID, PartitionInfo, PartitionState
+from ..store.codec.run import Int64s
+from ..store.env.environment import Environment
+from ..store.env.transaction import Transaction
 from ..store.errors import BrokenInvariant, DamagedStore
-from ..store.format import MAX_ENTRY_ID, PartitionInfo, PartitionState
-from ..store.ledger import Dues, Ledger, PackedMessages, Replaced, RunLimits, StagedLedger, find_tail
-from ..store.page_scan import refuse_broken
-from ..store.run import Int64s
-from ..store.system_errors import explained
-from ..store.transaction import Transaction
+from ..store.files.page_scan import refuse_broken
+from ..store.files.system_errors import explained
+from ..store.log import catalog
+from ..store.log.ledger import Dues, Ledger, PackedMessages, Replaced, RunLimits, StagedLedger, find_tail
 from .timespan import directory_name
 
 _MANY_DUES = 1_024

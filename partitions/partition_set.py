@@ -19,16 +19,16 @@ from pathlib import Path
 
 from sortedcontainers import SortedDict
 
-from ..store import catalog
-from ..store import format as fmt
+from ..store.codec import format as fmt
+from ..store.codec.format import PartitionRecord, PartitionState
 from ..store.config import StoreConfig
-from ..store.directory import remove_tree
-from ..store.environment import Environment
+from ..store.env.environment import Environment
+from ..store.env.transaction import Transaction
 from ..store.errors import ClosedError, DamagedStore, StoreFailed
-from ..store.failpoints import reach
-from ..store.format import PartitionRecord, PartitionState
-from ..store.system_errors import explained
-from ..store.transaction import Transaction
+from ..store.files.directory import remove_tree
+from ..store.files.failpoints import reach
+from ..store.files.system_errors import explained
+from ..store.log import catalog
 from .creation import build_partition
 from .partition import Partition, partition_path
 

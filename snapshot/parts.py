@@ -8,10 +8,10 @@ from __future__ import annotations
 import numpy as np
 from pyroaring import BitMap
 
-from ..partitions.asleep import Asleep
-from ..store.environment import Environment
-from ..store.format import FrontierRecord, snapshot_part_key
-from .format import Metadata, Part, Unusable
+from ..partitions.index.packed_buckets import Asleep
+from ..store.codec.format import FrontierRecord, snapshot_part_key
+from ..store.env.environment import Environment
+from .snapshot_format import Metadata, Part, Unusable
 
 SavedBucket = tuple[int, BitMap | Asleep]
 """Where a bucket starts, and entries of it; several may be of one bucket. Asleep where that is safe."""

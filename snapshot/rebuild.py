@@ -15,17 +15,17 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..partitions.cancellations import members
 from ..partitions.due_column import dues_of
-from ..partitions.index import DelayIndex
-from ..partitions.index_cut import Piece
-from ..store import catalog
-from ..store.cancellations import members
-from ..store.environment import Environment
+from ..partitions.index.delay_index import DelayIndex
+from ..partitions.index.index_cut import Piece
+from ..store.codec.format import FrontierRecord, Table
+from ..store.codec.run import Int64s, Run, UInt32s
+from ..store.env.environment import Environment
 from ..store.errors import CorruptEntry
-from ..store.format import FrontierRecord, Table
-from ..store.ledger import find_tail
-from ..store.run import Int64s, Run, UInt32s
-from ..store.scan import runs
+from ..store.log import catalog
+from ..store.log.ledger import find_tail
+from ..store.log.scan import runs
 from .writer import Cut, SnapshotWritten, write_snapshot
 
 _RUNS_A_TRANSACTION = 1_024

@@ -45,12 +45,12 @@ from typing import NamedTuple
 import numpy as np
 from pyroaring import BitMap
 
-from ..partitions.index import UNREADABLE_DUE, DelayIndex, DueOf
-from ..partitions.window import Dues
-from ..store.environment import Environment
-from ..store.format import FrontierRecord, Table
-from .format import Metadata, Unusable, read_metadata, snapshot_ids
+from ..partitions.index.delay_index import UNREADABLE_DUE, DelayIndex, DueOf
+from ..partitions.index.window import Dues
+from ..store.codec.format import FrontierRecord, Table
+from ..store.env.environment import Environment
 from .parts import Parts, SavedBucket
+from .snapshot_format import Metadata, Unusable, read_metadata, snapshot_ids
 
 _READ_ENTRIES = 1 << 18
 """Due times read at a time from the bucket that the frontier lies in."""

@@ -17,12 +17,12 @@ from typing import NamedTuple
 
 import lmdb
 
-from ..partitions.index_cut import Piece
-from ..store.environment import Environment
-from ..store.failpoints import reach
-from ..store.format import FrontierRecord, Table, snapshot_meta_key, snapshot_part_key, split_snapshot_key
-from ..store.transaction import Transaction
-from .format import Metadata, PackedPart, PartRecord, pack_parts, seal_part, snapshot_ids, snapshot_keys
+from ..partitions.index.index_cut import Piece
+from ..store.codec.format import FrontierRecord, Table, snapshot_meta_key, snapshot_part_key, split_snapshot_key
+from ..store.env.environment import Environment
+from ..store.env.transaction import Transaction
+from ..store.files.failpoints import reach
+from .snapshot_format import Metadata, PackedPart, PartRecord, pack_parts, seal_part, snapshot_ids, snapshot_keys
 
 _REMOVED_PARTS = 16
 """Parts' worth of bytes removed in one transaction."""

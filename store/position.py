@@ -19,7 +19,7 @@ MAX_ID = 2**63 - 1
 """Largest ledger id and entry id: both go through int64 columns."""
 
 ENTRY_MASK = 2**32 - 1
-"""Largest entry id of a ledger (store/format.py)."""
+"""Largest entry id of a ledger (store/codec/format.py)."""
 
 _TEXT = re.compile(r"(0|[1-9][0-9]{0,18}):(0|[1-9][0-9]{0,18})")
 

@@ -15,16 +15,16 @@ from typing import Any, NamedTuple
 
 from pyroaring import BitMap, BitMap64
 
+from ..cleanup.origin import OriginRecord
 from ..partitions.timespan import parse_directory_name
-from ..store import catalog
-from ..store import format as fmt
-from ..store.body import decode_body
-from ..store.copies import copied_key
-from ..store.environment import Environment
+from ..store.codec import format as fmt
+from ..store.codec.body import decode_body
+from ..store.codec.copies import copied_key
+from ..store.codec.format import CorruptRecord, Table
+from ..store.codec.run import Run, RunKind
+from ..store.env.environment import Environment
 from ..store.errors import CorruptEntry, DamagedStore, DuelogError, InvalidArgument
-from ..store.format import CorruptRecord, Table
-from ..store.origin import OriginRecord
-from ..store.run import Run, RunKind
+from ..store.log import catalog
 from .output import payload_fields, preview, printable
 from .values import iso_time
 

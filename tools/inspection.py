@@ -13,8 +13,8 @@ import typer
 from .. import DelayedStore
 from ..partitions.timespan import directory_name
 from ..stats import SubscriptionStats, TopicStats
+from ..store.codec.format import Table
 from ..store.errors import InvalidArgument
-from ..store.format import Table
 from .dump import open_environment, partition_directory, rows
 from .output import (
     message_json,

@@ -16,7 +16,7 @@ from ..cleanup.claims import LogClaims
 from ..cleanup.compaction import Staged, hand_over, stage_generation
 from ..cleanup.compaction_plan import CompactionPlan, plan_generation
 from ..store.errors import DamagedStore, DuelogError, StoreFailed, StoreUnavailable
-from .sealed import Sealed, open_sealed
+from .scan.sealed import Sealed, open_sealed
 
 SWEPT = "the store was opened meanwhile, which clears staging/: try again"
 

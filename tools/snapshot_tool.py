@@ -14,23 +14,23 @@ from pathlib import Path
 from typing import NamedTuple, Self
 
 from .. import StoreConfig
+from ..background.quarantine import SetAside
 from ..opening import StoreLock, open_main, read_identity, stored_span_ms
 from ..partitions.partition import Partition, partition_path
 from ..partitions.timespan import directory_name, parse_directory_name
-from ..snapshot.format import Unusable
-from ..snapshot.inspection import SnapshotInfo, SnapshotState, inspect_snapshots
 from ..snapshot.rebuild import Rebuilt, rebuild_log
 from ..snapshot.restore import require_usable
+from ..snapshot.snapshot_format import Unusable
+from ..snapshot.stored import SnapshotInfo, SnapshotState, inspect_snapshots
 from ..snapshot.writer import remove_snapshots
-from ..store import catalog
-from ..store import format as fmt
 from ..store.clock import SystemClock
-from ..store.environment import Environment
+from ..store.codec import format as fmt
+from ..store.codec.format import FrontierRecord, PartitionRecord, PartitionState
+from ..store.env.environment import Environment
 from ..store.errors import InvalidArgument, UnknownTopic
-from ..store.format import FrontierRecord, PartitionRecord, PartitionState
-from ..store.ledger import find_tail
+from ..store.log import catalog
+from ..store.log.ledger import find_tail
 from ..store.names import TopicName
-from ..store.set_aside import SetAside
 from .values import require_store
 
 

@@ -18,11 +18,11 @@ import lmdb
 
 from .. import DuelogError, Finding, StoreConfig
 from ..opening import read_identity, stored_span_ms
-from ..store import datafile, pages
-from ..store.directory import children
+from ..store.codec.format import CorruptRecord
 from ..store.errors import CorruptEntry, DamagedStore, InvalidArgument, StoreUnavailable
-from ..store.format import CorruptRecord
-from ..store.system_errors import explain, explained
+from ..store.files import datafile, pages
+from ..store.files.directory import children
+from ..store.files.system_errors import explain, explained
 from .backup_check import check_backup
 from .values import open_to_read
 

@@ -20,9 +20,9 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from .. import DelayedStore, ReceivedMessage
 from ..store.errors import InvalidArgument
 from ..store.message import due_at_ms
-from .cli_export import import_parquet, require_one_source
-from .import_lines import Import
+from .cli.cli_export import import_parquet, require_one_source
 from .output import message_json, message_line, say, write_json, write_line
+from .transfer.import_lines import Import
 from .values import duration_seconds, iso_time, open_to_write, properties_of, time_ms
 
 Store = Annotated[Path, typer.Argument(metavar="STORE", help="Directory of the store.", show_default=False)]
@@ -253,7 +253,7 @@ def _refuse_of_others(option: str, once: str | None, allow_past: bool) -> None:
 
 
 def _import_calendar(store: Path, file: str, topic: str, timezone: str, days: int, json_: bool) -> None:
-    from .import_ics import import_ics
+    from .transfer.import_ics import import_ics
 
     try:
         with _input(file) as calendar, open_to_write(store, background=False, create=True) as opened:

@@ -12,9 +12,9 @@ from typing import Any, Self
 
 import duelog
 from duelog.backup import BackupResult
-from duelog.markers.suspensions import Suspension
+from duelog.markers.firing.suspensions import Suspension
 from duelog.stats import PartitionStats, StoreStats
-from duelog.store.policies import EffectivePolicies, PolicyValue
+from duelog.store.policy.policies import EffectivePolicies, PolicyValue
 
 from .threads import Threads
 from .topic import Topic

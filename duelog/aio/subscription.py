@@ -9,8 +9,8 @@ from datetime import datetime
 from typing import Self
 
 import duelog
-from duelog.consumer_arguments import Acknowledgeable, deadline_of
-from duelog.dispatcher import SubscriptionType
+from duelog.delivery.consumer_arguments import Acknowledgeable, deadline_of
+from duelog.delivery.dispatcher import SubscriptionType
 from duelog.stats import SubscriptionStats
 from duelog.store.clock import SystemClock
 from duelog.store.errors import ClosedError, DuelogError

@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 import duelog
-from duelog import producer
-from duelog.dispatcher import SubscriptionType
-from duelog.outbox import Outgoing
-from duelog.recurring import Schedule
+from duelog.background.recurring import Schedule
+from duelog.delivery.dispatcher import SubscriptionType
+from duelog.sending import producer
+from duelog.sending.outbox import Outgoing
 from duelog.stats import TopicStats
 
 from .subscription import Subscription

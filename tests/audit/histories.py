@@ -6,7 +6,7 @@ import random
 from pathlib import Path
 
 from duelog import DelayedStore, ManualClock, Message, StoreConfig
-from duelog.tools.compaction import compact_store
+from duelog.tools.compact_store import compact_store
 
 HOUR_MS = 3_600_000
 START_MS = 1_790_000_000_000 // HOUR_MS * HOUR_MS

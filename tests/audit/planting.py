@@ -16,16 +16,17 @@ from typing import NamedTuple
 import numpy as np
 from pyroaring import BitMap
 
+from duelog.partitions import cancellations
 from duelog.partitions.due_column import dues_of
 from duelog.partitions.partition import partition_path
 from duelog.partitions.timespan import directory_name
-from duelog.store import cancellations, catalog
-from duelog.store import format as fmt
-from duelog.store.environment import Environment
-from duelog.store.format import FrontierRecord, LedgerState, PartitionState, Table
-from duelog.store.ledger import find_tail
-from duelog.store.run import Run, RunKind, pack_markers
-from duelog.store.scan import runs
+from duelog.store.codec import format as fmt
+from duelog.store.codec.format import FrontierRecord, LedgerState, PartitionState, Table
+from duelog.store.codec.run import Run, RunKind, pack_markers
+from duelog.store.env.environment import Environment
+from duelog.store.log import catalog
+from duelog.store.log.ledger import find_tail
+from duelog.store.log.scan import runs
 from tests.audit.histories import HOUR_MS, SLOW, START_MS, TRIMMED, full
 
 OLD_S = 100 * 3_600.0

@@ -21,7 +21,7 @@ from tests.audit.histories import CONFIG, SLOW
 _COMPACT = """
 import sys
 from pathlib import Path
-from duelog.tools.compaction import compact_store
+from duelog.tools.compact_store import compact_store
 report = compact_store(Path(sys.argv[1]), min_dead_ratio=0.1)
 assert {each.outcome for each in report.partitions} >= {"adopted"}, report
 """

@@ -75,7 +75,7 @@ def test_what_is_no_store_is_refused(tmp_path: Path) -> None:
 def test_no_spark_is_loaded_without_asking_for_it(healthy: tuple[Path, int]) -> None:
     """Nor pyarrow, where no report is written."""
     code = (
-        "import sys\nfrom duelog.tools.cli import app\n"
+        "import sys\nfrom duelog.tools.cli.main import app\n"
         f"try:\n    app(['audit', {str(healthy[0])!r}])\nexcept SystemExit as end:\n    assert end.code == 0\n"
         "assert not {'pyspark', 'pyarrow', 'pandas', 'matplotlib'} & set(sys.modules), sys.modules.keys()\n"
     )

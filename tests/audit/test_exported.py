@@ -12,7 +12,7 @@ pytest.importorskip("pyarrow")
 from duelog import DelayedStore, ManualClock, Policies, StoreConfig
 from duelog.tools.audit import audit_store
 from duelog.tools.audit.exported import audit_export
-from duelog.tools.parquet_export import export_store
+from duelog.tools.transfer.parquet_export import export_store
 from tests.audit import planting
 from tests.audit.planting import Plant, Victim
 from tests.audit.test_planted import SEED, unmatched

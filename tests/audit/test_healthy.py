@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from duelog import DelayedStore, ManualClock, Message, StoreConfig
 from duelog.tools.audit import audit_store
-from duelog.tools.compaction import compact_store
+from duelog.tools.compact_store import compact_store
 from tests.tools.command_line import ok
 
 HOUR_MS = 3_600_000

@@ -9,7 +9,7 @@ from duelog import DelayedStore, ManualClock, MessageId
 from duelog.cleanup.compaction import Finished, hand_over, stage_generation
 from duelog.cleanup.compaction_plan import CompactionPlan, plan_compaction
 from duelog.partitions.partition import Partition
-from duelog.store.environment import Environment
+from duelog.store.env.environment import Environment
 
 DAY_MS = 86_400_000
 DAY = 1_790_035_200_000

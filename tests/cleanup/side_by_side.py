@@ -15,11 +15,11 @@ from duelog import DelayedStore, ManualClock, MessageId, StoreConfig
 from duelog.cleanup.compaction import Staged, hand_over, stage_generation
 from duelog.cleanup.compaction_plan import plan_compaction
 from duelog.errors import UnknownTopic
-from duelog.store import failpoints
-from duelog.store.format import PartitionState
+from duelog.store.codec.format import PartitionState
+from duelog.store.codec.run import Run, RunKind
+from duelog.store.files import failpoints
+from duelog.store.log.scan import runs
 from duelog.store.position import Position
-from duelog.store.run import Run, RunKind
-from duelog.store.scan import runs
 
 HOUR_MS = 3_600_000
 START_MS = 1_790_035_200_000

@@ -12,8 +12,8 @@ import pytest
 
 from duelog import DelayedStore, ManualClock, Policies, StoreConfig, Subscription
 from duelog.cleanup import adoption
-from duelog.store import failpoints
 from duelog.store.errors import StoreFull
+from duelog.store.files import failpoints
 from tests.cleanup.compacting import DAY_MS, close_day, finish, partition_of, plan_of, send_day
 from tests.conftest import OpenStore
 

@@ -12,8 +12,8 @@ from duelog import DelayedStore, ManualClock, MessageId, StoreConfig
 from duelog.cleanup.compaction import hand_over, stage_generation
 from duelog.cleanup.compaction_plan import plan_compaction
 from duelog.partitions.partition import Partition
-from duelog.store.environment import Environment
-from duelog.store.held_read import HeldRead
+from duelog.store.env.environment import Environment
+from duelog.store.env.held_read import HeldRead
 from tests.duelog.writing_process import HOUR_MS, START_MS, WritingProcess
 
 

@@ -16,12 +16,12 @@ from duelog.cleanup.claims import claims_of_logs, read_claims
 from duelog.cleanup.compaction import copy_generation, discard, stage_generation
 from duelog.cleanup.compaction_check import verify_generation
 from duelog.cleanup.compaction_plan import CompactionPlan, partition_logs, plan_generation
-from duelog.store import format as fmt
-from duelog.store.environment import Environment
+from duelog.cleanup.origin import OriginRecord
+from duelog.store.codec import format as fmt
+from duelog.store.codec.run import Run
+from duelog.store.env.environment import Environment
 from duelog.store.errors import BrokenInvariant, DamagedStore
-from duelog.store.origin import OriginRecord
-from duelog.store.run import Run
-from duelog.store.scan import runs
+from duelog.store.log.scan import runs
 from tests.cleanup.compacting import DAY, close_day, finish, plan_of, send_day, source_of
 from tests.conftest import OpenStore
 

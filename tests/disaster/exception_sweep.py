@@ -259,7 +259,7 @@ def main() -> None:
     parser.add_argument("scenario", choices=sorted(sweep_scenarios.SCENARIOS))
     parser.add_argument("--points", type=int, help="how many, all by default")
     parser.add_argument("--begin", type=int, default=0, help="the first to run")
-    parser.add_argument("--file", help="raise in one file only, as store/environment.py")
+    parser.add_argument("--file", help="raise in one file only, as store/env/environment.py")
     parser.add_argument("--patience", type=float, default=PATIENCE_S, help="s after which a run hangs")
     parser.add_argument("--mutant", choices=sorted(sweep_mutants.MUTANTS))
     options = parser.parse_args()

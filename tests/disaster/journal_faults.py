@@ -12,7 +12,7 @@ import pytest
 
 from duelog import DelayedStore, StoreConfig
 from duelog.errors import StoreFull
-from duelog.store.environment import Environment
+from duelog.store.env.environment import Environment
 
 HOUR_MS = 3_600_000
 CONFIG = StoreConfig(partition_ms=HOUR_MS, map_bytes=1 << 20, ack_flush_ms=0, journal_from=1, journal_bytes=16 << 10)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from duelog import StoreConfig
 from duelog.opening import read_identity, stored_span_ms
-from duelog.store.journal import JournalRecord, read_journal, salvage
+from duelog.store.wal.journal import JournalRecord, read_journal, salvage
 
 SECTOR = 512
 _FIRST_GROUP = 8192

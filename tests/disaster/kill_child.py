@@ -49,12 +49,12 @@ from duelog import (
     Subscription,
     Topic,
 )
-from duelog.check import check
+from duelog.check.check_store import check
 from duelog.cleanup.compaction import hand_over, stage_generation
 from duelog.cleanup.compaction_plan import plan_compaction
-from duelog.store import failpoints
+from duelog.store.codec.format import PartitionState
 from duelog.store.errors import DamagedStore
-from duelog.store.format import PartitionState
+from duelog.store.files import failpoints
 
 SPAN_MS = 60_000
 TOPICS = ("mail", "shop/eu/orders")

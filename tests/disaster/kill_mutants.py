@@ -14,16 +14,18 @@ from typing import Any
 
 from pyroaring import BitMap
 
-from duelog import adopting, engine, intake, maintenance, replay
+from duelog import engine
+from duelog.background import adopting, maintenance
 from duelog.cleanup import adoption, claims
 from duelog.cleanup.deletion import deletable
 from duelog.cleanup.sweep import Swept
-from duelog.markers.firing import Firing
+from duelog.markers.firing.firing import Firing
 from duelog.partitions import creation, partition_set
-from duelog.store import producers
-from duelog.store.directory import move
-from duelog.store.failpoints import reach
-from duelog.store.format import PartitionState, Table
+from duelog.partitions import producer_numbers as producers
+from duelog.sending import intake, replay
+from duelog.store.codec.format import PartitionState, Table
+from duelog.store.files.directory import move
+from duelog.store.files.failpoints import reach
 from duelog.subscription import Subscription
 
 

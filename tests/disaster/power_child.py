@@ -36,9 +36,9 @@ from typing import Any
 from duelog import DelayedStore, ManualClock, Message, MessageId, StoreConfig, Subscription, Topic
 from duelog.cleanup.compaction import hand_over, stage_generation
 from duelog.cleanup.compaction_plan import plan_compaction
-from duelog.store import failpoints
+from duelog.store.codec.format import PartitionState
 from duelog.store.config import Durability
-from duelog.store.format import PartitionState
+from duelog.store.files import failpoints
 
 START_MS = 1_790_000_000_000
 SPAN_MS = 60_000

@@ -10,9 +10,10 @@ from typing import Any
 import lmdb
 
 from duelog.snapshot import writer
-from duelog.store import directory, environment
-from duelog.store.environment import Environment
-from duelog.store.journal import Journal
+from duelog.store.env import environment
+from duelog.store.env.environment import Environment
+from duelog.store.files import directory
+from duelog.store.wal.journal import Journal
 from tests.disaster import kill_mutants
 
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from duelog import DelayedStore, DuelogError, ManualClock, Message
-from duelog.snapshot.inspection import SnapshotState, inspect_snapshots
-from duelog.store.format import PartitionState
+from duelog.snapshot.stored import SnapshotState, inspect_snapshots
+from duelog.store.codec.format import PartitionState
 from tests.disaster.power_child import PRODUCER, SPAN_MS, START_MS, UNHEARD, config, text_of
 
 Listener = tuple[str, str]

@@ -10,15 +10,15 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from duelog.maintenance import Maintenance
-from duelog.markers.firing import Firing
-from duelog.markers.loaded import LoadedPartitions
-from duelog.markers.log_entries import LogEntries
-from duelog.markers.suspensions import Suspensions
-from duelog.scheduler import Scheduler
+from duelog.background.maintenance import Maintenance
+from duelog.background.scheduler import Scheduler
+from duelog.markers.firing.firing import Firing
+from duelog.markers.firing.loaded import LoadedPartitions
+from duelog.markers.firing.log_entries import LogEntries
+from duelog.markers.firing.suspensions import Suspensions
 from duelog.store.clock import Monitor
 from duelog.store.errors import DuelogError
-from duelog.subscription_state import SubscriptionState
+from duelog.topics.subscription_state import SubscriptionState
 
 
 def scheduler_dies() -> None:

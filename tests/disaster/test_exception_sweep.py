@@ -75,9 +75,9 @@ def test_an_exception_at_any_line_loses_and_doubles_nothing(scenario: str) -> No
     ("mutant", "scenario", "file"),
     [
         ("scheduler_dies", "serve", None),
-        ("taken_is_not_given_back", "fire", "markers/firing.py"),
-        ("confirmed_by_the_caller", "fire", "store/commit_queue.py"),
-        ("torn_logs_go_on", "fire", "markers/log_firing.py"),
+        ("taken_is_not_given_back", "fire", "markers/firing/firing.py"),
+        ("confirmed_by_the_caller", "fire", "store/env/commit_queue.py"),
+        ("torn_logs_go_on", "fire", "markers/firing/log_firing.py"),
         ("torn_deliveries_go_on", "resolve", "dispatcher.py"),
         ("condition_entered", "send", "threading.py"),
     ],

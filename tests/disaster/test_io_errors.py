@@ -22,7 +22,7 @@ import pytest
 
 from duelog import DelayedStore, ManualClock, Message, StoreConfig
 from duelog.errors import StoreFull
-from duelog.store import map_size
+from duelog.store.env import map_size
 from tests.conftest import OpenStore
 from tests.disaster import io_child, power_cut
 from tests.disaster.test_power_cut import WHY_NOT

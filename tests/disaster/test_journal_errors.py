@@ -13,9 +13,11 @@ import pytest
 
 from duelog import ManualClock, Message
 from duelog.errors import StoreFailed, StoreFull
-from duelog.intake import SETTLE_MS
-from duelog.store import failpoints, journal, map_size
-from duelog.store.environment import Environment
+from duelog.sending.intake import SETTLE_MS
+from duelog.store.env import map_size
+from duelog.store.env.environment import Environment
+from duelog.store.files import failpoints
+from duelog.store.wal import journal
 from tests.conftest import OpenStore
 from tests.disaster.journal_faults import CONFIG, HOUR_MS, HOURS, FailingCalls, Sent, no_room
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from duelog.store import failpoints
+from duelog.store.files import failpoints
 from tests.disaster.kill_series import CHILD, Series, Server
 
 pytestmark = pytest.mark.kill

@@ -20,8 +20,8 @@ from typing import Any
 import pytest
 
 from duelog import DelayedStore, ManualClock, Message
-from duelog.store import pages
-from duelog.store.page_tree import Tree
+from duelog.store.files import pages
+from duelog.store.files.page_tree import Tree
 from tests.disaster.damage import CONFIG, HOUR_MS, START_MS, SUBSCRIPTION, TOPICS, Facts, copy, forked
 
 SEED = 20261122

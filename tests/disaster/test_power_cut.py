@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from duelog.store import failpoints
+from duelog.store.files import failpoints
 from tests.disaster import power_cut
 from tests.disaster.power_disk import MODES
 

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from duelog import DelayedStore, Message, MessageId, StoreConfig, Subscription
-from duelog.dispatcher import SubscriptionType
+from duelog.delivery.dispatcher import SubscriptionType
 from duelog.errors import DuelogError, StoreFailed
 
 TOPICS: dict[str, SubscriptionType] = {"a": "exclusive", "b": "shared", "c": "key_shared", "d": "failover"}

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import numpy as np
 
-from duelog.store import format as fmt
-from duelog.store.body import encode_one
-from duelog.store.copies import copy_key
-from duelog.store.format import FrontierRecord
-from duelog.store.journal import FILE_NAME, Journal, JournalRecord
+from duelog.store.codec import format as fmt
+from duelog.store.codec.body import encode_one
+from duelog.store.codec.copies import copy_key
+from duelog.store.codec.format import FrontierRecord
+from duelog.store.codec.run import pack_markers, pack_messages
 from duelog.store.message import Message
-from duelog.store.run import pack_markers, pack_messages
+from duelog.store.wal.journal import FILE_NAME, Journal, JournalRecord
 
 PAGE = Path(__file__).parents[2] / "docs" / "format.md"
 START_MS = 1_789_948_800_000

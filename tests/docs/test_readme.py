@@ -13,9 +13,9 @@ from typing import Any, get_args
 import pytest
 
 from duelog import DelayedStore, StoreConfig, Subscription, Topic
-from duelog.store.body import MAX_KEY_BYTES
+from duelog.store.codec.body import MAX_KEY_BYTES
+from duelog.store.codec.format import MAX_ENTRY_ID
 from duelog.store.config import Durability
-from duelog.store.format import MAX_ENTRY_ID
 from tests.tools.command_line import run
 
 ROOT = Path(__file__).resolve().parents[2]

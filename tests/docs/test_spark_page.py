@@ -9,8 +9,8 @@ import pytest
 
 pytest.importorskip("pyspark")
 
-from duelog.tools.scan_arrow import BODY_COLUMNS, MESSAGES
-from duelog.tools.scan_plan import SLICE_BYTES, SLICE_ENTRIES
+from duelog.tools.scan.scan_arrow import BODY_COLUMNS, MESSAGES
+from duelog.tools.scan.scan_plan import SLICE_BYTES, SLICE_ENTRIES
 from duelog.tools.spark.source import _OPTIONS, TABLES
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "spark.md").read_text(encoding="utf-8")

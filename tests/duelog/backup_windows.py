@@ -18,8 +18,8 @@ from duelog import DelayedStore, StoreConfig
 from duelog.backup import back_up
 from duelog.engine import Engine
 from duelog.point_in_time import HeldPartition, PointInTime
-from duelog.store.environment import Environment
-from duelog.store.held_read import HeldRead
+from duelog.store.env.environment import Environment
+from duelog.store.env.held_read import HeldRead
 
 BEFORE, INSTANT, AFTER, COPY, DONE = "before", "instant", "after", "copy", "done"
 """Before the instant, right after it, and after that; before an environment is copied; at the end."""

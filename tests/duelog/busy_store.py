@@ -10,7 +10,7 @@ from typing import NamedTuple
 from duelog import DelayedStore, ManualClock, Message, MessageId, StoreConfig
 from duelog.cleanup.compaction import hand_over, stage_generation
 from duelog.cleanup.compaction_plan import plan_compaction
-from duelog.store.format import PartitionState
+from duelog.store.codec.format import PartitionState
 
 HOUR_MS = 3_600_000
 START_MS = 1_790_035_200_000

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from duelog import DelayedStore, MessageId, StoreConfig
 from duelog.partitions.partition import Partition
-from duelog.store import failpoints
-from duelog.store.journal import JournalRecord, read_journal
+from duelog.store.files import failpoints
+from duelog.store.wal.journal import JournalRecord, read_journal
 from tests.conftest import START_MS
 from tests.store.shared_commits import until
 

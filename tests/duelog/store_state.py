@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from duelog import DelayedStore, DuelogError, ManualClock, Message, StoreConfig
-from duelog.store.environment import Environment
+from duelog.store.env.environment import Environment
 from tests.conftest import START_MS
 
 HOUR_MS = 3_600_000

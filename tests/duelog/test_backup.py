@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from duelog import DelayedStore, ManualClock, StoreConfig
-from duelog.store.environment import Environment
+from duelog.store.env.environment import Environment
+from duelog.store.env.held_read import HeldRead
 from duelog.store.errors import ClosedError, InvalidArgument, StoreFull
-from duelog.store.held_read import HeldRead
 from tests.conftest import START_MS, OpenStore
 
 HOUR_MS = 3_600_000

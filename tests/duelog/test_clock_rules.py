@@ -10,7 +10,7 @@ import pytest
 
 from duelog import Clock, DelayedStore, ManualClock, StoreConfig
 from duelog.errors import ClockJumped
-from duelog.store.format import RUN_PREFIX
+from duelog.store.codec.format import RUN_PREFIX
 from tests.conftest import START_MS, OpenStore
 
 HOUR_MS = 3_600_000

@@ -8,10 +8,10 @@ from contextlib import contextmanager
 import pytest
 
 from duelog import DelayedStore, Message, StoreConfig
-from duelog.store import failpoints
 from duelog.store.clock import Clock
-from duelog.store.environment import Environment
+from duelog.store.env.environment import Environment
 from duelog.store.errors import StoreFull
+from duelog.store.files import failpoints
 from tests.conftest import START_MS, LeadingClock, OpenStore
 
 CONFIG = StoreConfig(partition_ms=3_600_000, background=False)

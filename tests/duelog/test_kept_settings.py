@@ -10,7 +10,7 @@ import pytest
 
 from duelog import DelayedDeliveryPolicies, DelayedStore, ManualClock, Message, Policies, StoreConfig, Subscription
 from duelog.engine import Engine
-from duelog.store.policy_records import STORE_SCOPE, PolicyRecord
+from duelog.store.policy.policy_records import STORE_SCOPE, PolicyRecord
 from tests.conftest import START_MS, OpenStore
 from tests.fixtures.freeze import CONFIG as FROZEN_CONFIG
 from tests.tools.command_line import json_lines_of, ok, run

@@ -17,7 +17,7 @@ from duelog import DelayedDeliveryPolicies, DelayedStore, ManualClock, Message, 
 from duelog.aio.threads import Threads
 from duelog.aio.topic import Topic as AsyncTopic
 from duelog.errors import CorruptEntry, DelayTooLong, StoreFull
-from duelog.store.failpoints import arm, disarm
+from duelog.store.files.failpoints import arm, disarm
 from tests.conftest import START_MS, LeadingClock, OpenStore
 
 TOPIC = {

@@ -14,9 +14,9 @@ import pytest
 
 from duelog import DelayedStore, ManualClock
 from duelog.errors import DamagedStore, StoreLocked
-from duelog.store import format as fmt
-from duelog.store.environment import Environment
-from duelog.store.format import FORMAT_VERSION, PARTITION_INFO_KEY, PartitionInfo, PartitionRecord, PartitionState
+from duelog.store.codec import format as fmt
+from duelog.store.codec.format import FORMAT_VERSION, PARTITION_INFO_KEY, PartitionInfo, PartitionRecord, PartitionState
+from duelog.store.env.environment import Environment
 from tests.conftest import START_MS, OpenStore
 from tests.duelog.store_state import CONFIG, files, fill, main_of, partition_directories, records
 

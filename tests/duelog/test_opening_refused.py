@@ -13,8 +13,8 @@ import pytest
 
 from duelog import DelayedStore, ManualClock, Message, StoreConfig
 from duelog.errors import DamagedStore, FormatMismatch
-from duelog.store import format as fmt
-from duelog.store.transaction import Transaction
+from duelog.store.codec import format as fmt
+from duelog.store.env.transaction import Transaction
 from tests.conftest import START_MS
 from tests.duelog.store_state import CONFIG, HOUR_MS, files, fill, main_of, partition_directories, refused
 

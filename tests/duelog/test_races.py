@@ -17,7 +17,7 @@ import pytest
 
 from duelog import DelayedStore, ManualClock, Message, MessageId, Outcome, StoreConfig, Topic
 from duelog.store.config import Durability
-from duelog.store.failpoints import arm, disarm
+from duelog.store.files.failpoints import arm, disarm
 from tests.conftest import OpenStore
 
 LIMIT_S = 60.0

@@ -14,9 +14,9 @@ import pytest
 
 from duelog import DelayedStore, ManualClock, MessageId, StoreConfig
 from duelog.errors import ClosedError, FormatMismatch, InvalidArgument, StoreLocked, UnknownTopic
-from duelog.store import format as fmt
-from duelog.store.environment import Environment
-from duelog.store.transaction import Transaction
+from duelog.store.codec import format as fmt
+from duelog.store.env.environment import Environment
+from duelog.store.env.transaction import Transaction
 from tests.duelog.writing_process import HOUR_MS, START_MS, WritingProcess
 
 
@@ -232,7 +232,7 @@ def test_a_reader_follows_a_file_that_outgrows_its_map(path: Path) -> None:
 _READER_THAT_DIES = """
 import os, signal, sys
 from pathlib import Path
-from duelog.store.environment import Environment
+from duelog.store.env.environment import Environment
 
 with Environment(Path(sys.argv[1]), name="read", read_only=True).read() as raw:
     raw.get(b"x")

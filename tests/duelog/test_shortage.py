@@ -15,9 +15,10 @@ import pytest
 from duelog import DelayedStore, ManualClock, StoreConfig
 from duelog.errors import DamagedStore, ResourceShortage
 from duelog.markers import reader
-from duelog.store import datafile, pages, scan, system_errors
-from duelog.store.environment import Environment
-from duelog.store.received import MessageMaker
+from duelog.markers.received import MessageMaker
+from duelog.store.env.environment import Environment
+from duelog.store.files import datafile, pages, system_errors
+from duelog.store.log import scan
 from tests.conftest import START_MS, OpenStore
 
 SPAN_MS = 20_000

@@ -12,9 +12,9 @@ import pytest
 from duelog import DelayedStore, ManualClock, SystemClock
 from duelog.partitions.partition import Partition
 from duelog.shutdown import Shutdown
-from duelog.store.environment import Environment
+from duelog.store.env.environment import Environment
+from duelog.store.env.reader_gate import ReaderGate
 from duelog.store.errors import DuelogError
-from duelog.store.reader_gate import ReaderGate
 from tests.conftest import OpenStore
 
 
@@ -154,7 +154,7 @@ def test_a_manual_store_is_closed_in_a_handler_of_an_interrupt(
 
     store: DelayedStore = open_store()
     store.topic("t").send(b"x", deliver_after=1)
-    monkeypatch.setattr("duelog.markers.firing.Firing._fire", interrupted)
+    monkeypatch.setattr("duelog.markers.firing.firing.Firing._fire", interrupted)
     clock.advance(2_000)
     with pytest.raises(KeyboardInterrupt), store:
         store.tick()

@@ -15,12 +15,12 @@ import pytest
 
 from duelog import DelayedStore, DuelogError, ManualClock, Message, StoreConfig, Subscription
 from duelog.errors import BrokenInvariant, DamagedStore, ResourceShortage, StoreFailed
-from duelog.markers import saving
-from duelog.markers.log_firing import LogFiring, Taken
+from duelog.markers.firing import saving
+from duelog.markers.firing.log_firing import LogFiring, Taken
 from duelog.metrics import SUSPENDED, SUSPENDED_TIME
-from duelog.store import datafile
-from duelog.store.managed_ledger import ManagedLedger
-from duelog.store.transaction import Transaction
+from duelog.store.env.transaction import Transaction
+from duelog.store.files import datafile
+from duelog.store.log.managed_ledger import ManagedLedger
 from tests.conftest import START_MS, OpenStore
 from tests.duelog.test_threads import LIMIT_S, WatchedManualClock, waiting
 

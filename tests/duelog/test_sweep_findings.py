@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 
 from duelog import DelayedStore, ManualClock, StoreConfig
-from duelog.ack_flusher import AckFlusher
 from duelog.cleanup import deletion
-from duelog.markers.log_firing import LogFiring
-from duelog.outstanding import Outstanding
+from duelog.delivery.outstanding import Outstanding
+from duelog.delivery.read_ahead import ReadAhead
+from duelog.markers.firing.log_firing import LogFiring
 from duelog.partitions import partition_set
 from duelog.partitions.partition import Partition
 from duelog.partitions.partition_set import PartitionSet
-from duelog.read_ahead import ReadAhead
-from duelog.store.environment import Environment
+from duelog.store.env.environment import Environment
+from duelog.topics.ack_flusher import AckFlusher
 from tests.conftest import START_MS, OpenStore
 
 SPAN_MS = 60_000

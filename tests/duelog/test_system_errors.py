@@ -22,9 +22,9 @@ from duelog.errors import (
     StoreFull,
     StoreUnavailable,
 )
-from duelog.store import datafile
-from duelog.store.datafile import LOOK_NS, InPlace
-from duelog.store.system_errors import explain, explained
+from duelog.store.files import datafile
+from duelog.store.files.datafile import LOOK_NS, InPlace
+from duelog.store.files.system_errors import explain, explained
 from tests.conftest import START_MS, OpenStore
 
 HOUR_MS = 3_600_000

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from duelog import DelayedDeliveryPolicies, DelayedStore, ManualClock, Message, StoreConfig, Subscription, SystemClock
-from duelog.store.body import EncodedBatch, encode_one
-from duelog.store.failpoints import arm, disarm
+from duelog.store.codec.body import EncodedBatch, encode_one
+from duelog.store.files.failpoints import arm, disarm
 from tests.conftest import START_MS, OpenStore
 
 LIMIT_S = 60.0

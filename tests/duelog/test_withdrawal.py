@@ -10,7 +10,7 @@ import pytest
 from duelog import ManualClock, Message, MessageId, Outcome, StoreConfig
 from duelog.errors import InvalidArgument, InvalidMessage, StoreFull, UnknownTopic
 from duelog.store.errors import DuelogError
-from duelog.store.failpoints import arm, disarm
+from duelog.store.files.failpoints import arm, disarm
 from tests.conftest import OpenStore
 
 TINY = StoreConfig(partition_ms=1_000, ledger_max_entries=7, ack_flush_ms=10, bucket_ms=50, fire_batch=3)

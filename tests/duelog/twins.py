@@ -8,9 +8,9 @@ from functools import lru_cache
 
 from pyroaring import BitMap
 
-from duelog.dispatcher import Dispatcher, SubscriptionType
-from duelog.key_slots import KeySlots
-from duelog.store.acks import AckSet
+from duelog.delivery.acks import AckSet
+from duelog.delivery.dispatcher import Dispatcher, SubscriptionType
+from duelog.delivery.key_slots import KeySlots
 from duelog.store.message import ReceivedMessage
 from duelog.store.position import Position
 

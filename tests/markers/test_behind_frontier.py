@@ -7,11 +7,11 @@ import random
 import pytest
 
 from duelog import MessageId, Outcome, StoreConfig, Topic
-from duelog.markers.log_entries import LogEntries
+from duelog.markers.firing.log_entries import LogEntries
 from duelog.markers.withdrawal import Withdrawals
+from duelog.store.codec.run import Int64s, UInt32s
+from duelog.store.env.reader_gate import ReaderGate
 from duelog.store.errors import BrokenInvariant
-from duelog.store.reader_gate import ReaderGate
-from duelog.store.run import Int64s, UInt32s
 from duelog.tools.snapshot_tool import rebuild_snapshots
 from tests.conftest import START_MS, LeadingClock, OpenStore
 

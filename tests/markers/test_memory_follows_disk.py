@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from duelog import DelayedStore, ManualClock, StoreConfig
-from duelog.markers.firing import Firing
-from duelog.markers.loading import Loading
-from duelog.markers.log_firing import LogFiring
-from duelog.markers.ready_queue import ReadyQueue
-from duelog.partitions.index import DelayIndex
-from duelog.store.environment import Environment
+from duelog.markers.firing.firing import Firing
+from duelog.markers.firing.loading import Loading
+from duelog.markers.firing.log_firing import LogFiring
+from duelog.markers.firing.ready_queue import ReadyQueue
+from duelog.partitions.index.delay_index import DelayIndex
+from duelog.store.env.environment import Environment
 from duelog.store.errors import BrokenInvariant, StoreFailed
 from tests.conftest import START_MS, OpenStore
 

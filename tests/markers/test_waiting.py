@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from duelog.markers.waiting import Stretch, WaitingEntries, position_of
+from duelog.store.codec.run import Int64s, UInt32s
 from duelog.store.position import Position
-from duelog.store.run import Int64s, UInt32s
 
 PAST = Position(2**63, 0)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis.stateful import invariant
 
 from duelog.metrics import BACKLOG, CANCELLED, DELAYED, FIRED, OVERRIDDEN, PENDING, REJECTED, RESCHEDULED
-from duelog.store import catalog
+from duelog.store.log import catalog
 from duelog.store.names import TopicName
 
 from .machine import SLICE_COUNTERS, Machine

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition
 
-from duelog.dispatcher import SubscriptionType
+from duelog.delivery.dispatcher import SubscriptionType
 
 T = TypeVar("T")
 Spec = tuple[Any, ...]

@@ -12,19 +12,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from duelog.crew import run_in_turn
+from duelog.background.expiry import Expiry
 from duelog.engine import Engine
-from duelog.expiry import Expiry
 from duelog.metrics import SPECS
-from duelog.seeking import expired
-from duelog.store import failpoints
-from duelog.store.body import decode_body
-from duelog.store.environment import Environment
+from duelog.sending.crew import run_in_turn
+from duelog.store.codec.body import decode_body
+from duelog.store.env.environment import Environment
 from duelog.store.errors import StoreFull
-from duelog.store.managed_ledger import ManagedLedger, Segment
+from duelog.store.files import failpoints
+from duelog.store.log.managed_ledger import ManagedLedger, Segment
 from duelog.store.position import MessageId
-from duelog.subscription_state import SubscriptionState
-from duelog.topic_state import TopicState
+from duelog.topics.seeking import expired
+from duelog.topics.subscription_state import SubscriptionState
+from duelog.topics.topic_state import TopicState
 
 T = TypeVar("T")
 

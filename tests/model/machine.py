@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize
 
 from duelog import DelayedStore, Message, MessageId, ReceivedMessage, StoreConfig, Subscription, TickResult
-from duelog.dispatcher import SubscriptionType
+from duelog.delivery.dispatcher import SubscriptionType
 from duelog.errors import StoreFull
 from duelog.metrics import ENTRIES_TRIMMED, FIRED, LEDGERS_TRIMMED, OVERRIDDEN, PARTITIONS_DELETED, REJECTED
-from duelog.store.format import PartitionState
+from duelog.store.codec.format import PartitionState
 from duelog.store.names import TopicName
-from duelog.topic_state import TopicState
+from duelog.topics.topic_state import TopicState
 from tests.conftest import LeadingClock
 
 from .drawing import (
@@ -102,10 +102,12 @@ class Machine(RuleBasedStateMachine):
         if self.theme == INLINE_DELAYS:
             config["inline_delay_ms"] = max(config["inline_delay_ms"], 60)
         self.patch = pytest.MonkeyPatch()
-        self.patch.setattr("duelog.maintenance._SLICE_S", slice_s)
-        self.patch.setattr("duelog.trimming._SLICE_S", load_slice_s)
-        self.patch.setattr("duelog.markers.loaded._LOAD_SLICE_S", load_slice_s)
-        self.patch.setattr("duelog.delay_policies._log.disabled", True)  # which says what a store keeps otherwise
+        self.patch.setattr("duelog.background.maintenance._SLICE_S", slice_s)
+        self.patch.setattr("duelog.background.trimming._SLICE_S", load_slice_s)
+        self.patch.setattr("duelog.markers.firing.loaded._LOAD_SLICE_S", load_slice_s)
+        self.patch.setattr(
+            "duelog.sending.delay_policies._log.disabled", True
+        )  # which says what a store keeps otherwise
         self.directory = scratch_directory()
         self.copies = 0
         self.ever_inline = config["inline_delay_ms"] > 0

@@ -11,28 +11,32 @@ from typing import Any
 import numpy as np
 import pytest
 
-from duelog import StoreConfig, dispatcher, metrics, recurring, seeking, stats, subscription, topic
-from duelog.dead_letters import DeadLetters
-from duelog.delay_policies import DelayPolicies
-from duelog.delivery_order import DeliveryOrder
-from duelog.dispatcher import Dispatcher, SubscriptionType
-from duelog.due_reader import DueReader
+from duelog import StoreConfig, metrics, stats, subscription, topic
+from duelog.background import recurring
+from duelog.background.recurring import Recurring
+from duelog.background.timetable import Timetable
+from duelog.delivery import dispatcher
+from duelog.delivery.delivery_order import DeliveryOrder
+from duelog.delivery.dispatcher import Dispatcher, SubscriptionType
+from duelog.delivery.due_reader import DueReader
+from duelog.delivery.outstanding import Outstanding
+from duelog.delivery.position_set import group_by_ledger
 from duelog.markers import reader, withdrawal
-from duelog.markers.firing import Firing
-from duelog.markers.log_entries import LogEntries
-from duelog.outstanding import Outstanding
-from duelog.position_set import group_by_ledger
-from duelog.recurring import Recurring
-from duelog.store import policy_records, producers
-from duelog.store.ledger import StagedLedger
-from duelog.store.managed_ledger import ManagedLedger
-from duelog.store.policies import EffectivePolicies, of_config
-from duelog.store.policy_records import STORE_SCOPE
-from duelog.store.producers import nothing
-from duelog.store.received import MessageMaker
-from duelog.timetable import Timetable
-from duelog.topic_state import TopicState
-from duelog.topics import Topics
+from duelog.markers.firing.firing import Firing
+from duelog.markers.firing.log_entries import LogEntries
+from duelog.markers.received import MessageMaker
+from duelog.partitions import producer_numbers as producers
+from duelog.partitions.producer_numbers import nothing
+from duelog.sending.delay_policies import DelayPolicies
+from duelog.store.log.ledger import StagedLedger
+from duelog.store.log.managed_ledger import ManagedLedger
+from duelog.store.policy import policy_records
+from duelog.store.policy.policies import EffectivePolicies, of_config
+from duelog.store.policy.policy_records import STORE_SCOPE
+from duelog.topics import seeking
+from duelog.topics.dead_letters import DeadLetters
+from duelog.topics.topic_list import Topics
+from duelog.topics.topic_state import TopicState
 
 from .drawing import HANDING_OUT, INLINE_DELAYS, TAKING_BACK
 

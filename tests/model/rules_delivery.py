@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
 from duelog import DeadLetter, MessageId, ReceivedMessage
-from duelog.dead_letters import KEEPER
-from duelog.dispatcher import SubscriptionType
+from duelog.delivery.dispatcher import SubscriptionType
 from duelog.errors import ConsumerBusy, DelayTooLong, InvalidArgument, UnknownSubscription, UnknownTopic
 from duelog.metrics import PARTITIONS_DELETED, REJECTED
 from duelog.store.names import TopicName
+from duelog.topics.dead_letters import KEEPER
 
 from .drawing import HANDING_OUT, INLINE_DELAYS, KINDS, NAMES, PICK, PICKS, STORING, TAKING_BACK, TOPICS, only, pick
 from .driver import PAYLOAD

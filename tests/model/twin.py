@@ -14,10 +14,10 @@ from itertools import combinations, pairwise
 from typing import NamedTuple
 
 from duelog import MessageId, StoreConfig
-from duelog.dead_letters import KEEPER
 from duelog.metrics import ENTRIES_TRIMMED, FIRED, LEDGERS_TRIMMED, PARTITIONS_DELETED
-from duelog.store.managed_ledger import LedgerInfo
+from duelog.store.log.managed_ledger import LedgerInfo
 from duelog.store.names import TopicName
+from duelog.topics.dead_letters import KEEPER
 
 from .twin_policies import TwinPolicies
 from .twin_recurring import TwinSchedule

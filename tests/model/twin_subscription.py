@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Protocol
 
-from duelog.key_slots import KeySlots
+from duelog.delivery.key_slots import KeySlots
 
 _slots = lru_cache(256)(KeySlots)
 

@@ -6,6 +6,7 @@ other. Links are never followed: a floor is its folder at the top of the reposit
 
 from __future__ import annotations
 
+import ast
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,11 +37,33 @@ def modules(folder: Path) -> Iterator[Path]:
 
 
 def dotted(module: Path) -> str:
-    """The name under which a module of a floor is imported: store/acks.py is duelog.store.acks."""
+    """The name under which a module of a floor is imported: duelog/delivery/acks.py is duelog.delivery.acks."""
     parts = list(module.relative_to(ROOT).with_suffix("").parts)
     if parts[-1] == "__init__":
         parts.pop()
     return ".".join(parts if parts[0] == FACE else [FACE, *parts])
+
+
+def imported_names(tree: ast.AST, package: str) -> Iterator[tuple[int, str]]:
+    """Line and absolute dotted name of everything that a module of `package` imports, by statement or by literal name.
+
+    `from a.b import c` gives a.b.c, as c may be a module.
+    """
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.name
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                above = package.split(".")[: len(package.split(".")) - node.level + 1]
+                base = ".".join([*above, base] if base else above)
+            for alias in node.names:
+                yield node.lineno, f"{base}.{alias.name}"
+        elif isinstance(node, ast.Call):
+            called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            if called in ("import_module", "__import__") and node.args and isinstance(node.args[0], ast.Constant):
+                yield node.lineno, str(node.args[0].value)
 
 
 def packages() -> dict[str, Path]:
@@ -54,6 +77,6 @@ def packages() -> dict[str, Path]:
 
 
 def installed_name(module: Path) -> str:
-    """The path of a floor's file in a wheel: store/acks.py is duelog/store/acks.py."""
+    """The path of a floor's file in a wheel: duelog/delivery/acks.py is duelog/store/acks.py."""
     relative = module.relative_to(ROOT)
     return str(relative if relative.parts[0] == FACE else Path(FACE, relative))

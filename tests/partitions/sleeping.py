@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 from pyroaring import BitMap
 
-from duelog.partitions.asleep import Asleep, Sheet
-from duelog.partitions.index import DelayIndex
+from duelog.partitions.index.delay_index import DelayIndex
+from duelog.partitions.index.packed_buckets import Asleep, Sheet
 
 
 def put_to_sleep(

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from pyroaring import BitMap
 
-from duelog.partitions.index_cut import Piece
-from duelog.snapshot.format import Metadata, Part, PartRecord, Unusable, pack_parts, seal_part
+from duelog.partitions.index.index_cut import Piece
+from duelog.snapshot.snapshot_format import Metadata, Part, PartRecord, Unusable, pack_parts, seal_part
 from duelog.snapshot.writer import SnapshotWritten, write_snapshot
-from duelog.store.environment import Environment
-from duelog.store.format import CRC_BYTES, seal, snapshot_meta_key, snapshot_part_key, unseal
+from duelog.store.codec.format import CRC_BYTES, seal, snapshot_meta_key, snapshot_part_key, unseal
+from duelog.store.env.environment import Environment
 from tests.snapshot.logs import BUCKET_MS, LEDGER, START_MS, Log, drained, new_environment, scattered
 
 PART_BYTES = 1_024

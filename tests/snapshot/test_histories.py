@@ -18,15 +18,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from duelog import DelayedStore, ManualClock, Message, StoreConfig
-from duelog.markers import loading
-from duelog.markers.firing import Firing
-from duelog.markers.log_firing import LogFiring
-from duelog.snapshot.format import snapshot_keys
-from duelog.snapshot.inspection import inspect_snapshots
+from duelog.markers.firing import loading
+from duelog.markers.firing.firing import Firing
+from duelog.markers.firing.log_firing import LogFiring
+from duelog.snapshot.snapshot_format import snapshot_keys
+from duelog.snapshot.stored import inspect_snapshots
 from duelog.snapshot.writer import write_snapshots
-from duelog.store.format import Table
-from duelog.store.ledger import RunLimits
-from duelog.store.scan import runs
+from duelog.store.codec.format import Table
+from duelog.store.log.ledger import RunLimits
+from duelog.store.log.scan import runs
 
 HOUR_MS = 3_600_000
 START_MS = 1_790_000_000_000 - 1_790_000_000_000 % HOUR_MS

@@ -8,15 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from duelog.partitions.asleep import Asleep
-from duelog.partitions.index import DelayIndex
+from duelog.partitions.index.delay_index import DelayIndex
+from duelog.partitions.index.packed_buckets import Asleep
 from duelog.snapshot import writer
-from duelog.snapshot.format import Metadata, Unusable, read_metadata
 from duelog.snapshot.parts import Parts, SavedBucket
 from duelog.snapshot.restore import Restored, _last, restore_steps
+from duelog.snapshot.snapshot_format import Metadata, Unusable, read_metadata
 from duelog.snapshot.writer import write_snapshot
-from duelog.store.environment import Environment
-from duelog.store.format import FrontierRecord
+from duelog.store.codec.format import FrontierRecord
+from duelog.store.env.environment import Environment
 from tests.snapshot.logs import BUCKET_MS, LEDGER, START_MS, Log, new_environment, scattered
 
 PART_BYTES = 1_024

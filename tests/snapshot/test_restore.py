@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from duelog.partitions.window import Dues, Ids
+from duelog.partitions.index.window import Dues, Ids
 from duelog.snapshot.writer import write_snapshot
-from duelog.store.environment import Environment
-from duelog.store.format import snapshot_meta_key
-from duelog.store.transaction import Transaction
+from duelog.store.codec.format import snapshot_meta_key
+from duelog.store.env.environment import Environment
+from duelog.store.env.transaction import Transaction
 from tests.partitions.sleeping import asleep_in
 from tests.snapshot.logs import BUCKET_MS, LEDGER, START_MS, Log, drained, new_environment, scattered
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyroaring import BitMap
 
-from duelog.snapshot.vouching import vouched
+from duelog.snapshot.validation import vouched
 
 
 def look(saved: list[bytes], entries: list[int], tail: int) -> list[bool]:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from duelog.snapshot.inspection import SnapshotState, inspect_snapshots
+from duelog.snapshot.stored import SnapshotState, inspect_snapshots
 from duelog.snapshot.writer import remove_snapshots, write_snapshot, write_snapshots
-from duelog.store import failpoints
-from duelog.store.environment import Environment
+from duelog.store.env.environment import Environment
+from duelog.store.files import failpoints
 from tests.snapshot.logs import LEDGER, Log, drained, new_environment, scattered
 
 PART_BYTES = 1_024

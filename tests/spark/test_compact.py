@@ -16,7 +16,7 @@ pytest.importorskip("pyspark")
 
 from duelog import DelayedStore, ManualClock, StoreConfig
 from duelog.cleanup.compaction import Staged
-from duelog.tools.compaction import CompactionReport, Runner, compact_store, run_here
+from duelog.tools.compact_store import CompactionReport, Runner, compact_store, run_here
 from duelog.tools.partition_compaction import (
     CompactionTask,
     Failed,
@@ -25,7 +25,7 @@ from duelog.tools.partition_compaction import (
     compact_partition,
     publish,
 )
-from duelog.tools.sealed import sealed_generations
+from duelog.tools.scan.sealed import sealed_generations
 from duelog.tools.spark import compact as module
 from duelog.tools.spark.compact import compact_with_spark
 from duelog.tools.spark.session import SparkFailed

@@ -12,11 +12,11 @@ pytest.importorskip("pyspark")
 
 from pyspark.sql.functions import expr
 
-from duelog.tools.export_layout import open_export
-from duelog.tools.parquet_export import export_packed, export_store
 from duelog.tools.spark.export import export_with_spark
 from duelog.tools.spark.session import SparkFailed
 from duelog.tools.spark.tasks import run_tasks
+from duelog.tools.transfer.export_layout import open_export
+from duelog.tools.transfer.parquet_export import export_packed, export_store
 from tests.tools.closed_days import Built
 
 if TYPE_CHECKING:

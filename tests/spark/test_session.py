@@ -23,7 +23,7 @@ def cli(*arguments: object, path: str, without: str = "", home: str = "") -> sub
     """`duelog` in a process of its own, with this PATH, where the packages named by `without` are not installed."""
     program = (
         f"import sys\nfor name in {without.split()!r}: sys.modules[name] = None\n"
-        "from duelog.tools.cli import main\nmain()"
+        "from duelog.tools.cli.main import main\nmain()"
     )
     environment = {**os.environ, "PATH": path, "JAVA_HOME": home}
     command = [sys.executable, "-c", program, *map(str, arguments)]

@@ -13,10 +13,10 @@ pytest.importorskip("pyspark")
 from pyspark.sql.datasource import EqualTo, GreaterThanOrEqual, IsNotNull, LessThan
 
 from duelog.partitions.timespan import directory_name
-from duelog.tools.main_tables import SMALL, marker_ledgers, read_small, scan_markers
-from duelog.tools.scan_arrow import HEADER_COLUMNS, MESSAGES, scan_messages
-from duelog.tools.scan_plan import Wanted, plan_scan
-from duelog.tools.sealed import open_main_to_read, sealed_generations
+from duelog.tools.scan.main_tables import SMALL, marker_ledgers, read_small, scan_markers
+from duelog.tools.scan.scan_arrow import HEADER_COLUMNS, MESSAGES, scan_messages
+from duelog.tools.scan.scan_plan import Wanted, plan_scan
+from duelog.tools.scan.sealed import open_main_to_read, sealed_generations
 from duelog.tools.spark import register
 from duelog.tools.spark.session import PUSHDOWN, SparkFailed, spark_errors
 from duelog.tools.spark.source import TABLES, PushingDuelogReader, spark_schema

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from duelog.store.environment import Environment
+from duelog.store.env.environment import Environment
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ from typing import Any, Self
 
 import lmdb
 
-from duelog.store.environment import Environment
-from duelog.store.transaction import Transaction
+from duelog.store.env.environment import Environment
+from duelog.store.env.transaction import Transaction
 
 PATIENCE_S = 20.0
 

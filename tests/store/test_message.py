@@ -16,10 +16,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from duelog.store.body import encode_one
+from duelog.markers.received import MessageMaker
+from duelog.store.codec.body import encode_one
 from duelog.store.message import MAX_DUE_MS, Message, ReceivedMessage, ScheduledMessage, resolve_due_ms
 from duelog.store.position import MessageId, place_of
-from duelog.store.received import MessageMaker
 
 NOW = 1_790_000_000_000
 

@@ -9,7 +9,7 @@ from typing import Any
 from typer.testing import CliRunner, Result
 
 from duelog import DelayedStore, ManualClock, StoreConfig
-from duelog.tools.cli import app
+from duelog.tools.cli.main import app
 
 PAST_MS = 1_000_000_000_000
 """2001-09-09T01:46:40Z: due on every machine."""

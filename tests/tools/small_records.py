@@ -7,8 +7,8 @@ from pathlib import Path
 
 import lmdb
 
-from duelog.store.copies import copy_key
-from duelog.store.format import Table
+from duelog.store.codec.copies import copy_key
+from duelog.store.codec.format import Table
 
 Damage = Callable[[Path, bytes], None]
 

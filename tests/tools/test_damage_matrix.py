@@ -16,10 +16,10 @@ import lmdb
 import pytest
 
 from duelog import DelayedDeliveryPolicies, DelayedStore, ManualClock, Message, StoreConfig
-from duelog.store.body import decode_body
-from duelog.store.format import Table
-from duelog.store.run import Run, RunKind
-from duelog.tools.repair import RepairReport, repair_store
+from duelog.store.codec.body import decode_body
+from duelog.store.codec.format import Table
+from duelog.store.codec.run import Run, RunKind
+from duelog.tools.repair.repair_store import RepairReport, repair_store
 from duelog.tools.store_check import check_store
 from tests.tools.small_records import DAMAGES, environments, keys, without_copies
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from ...partitions.partition import partition_path
 from ...partitions.timespan import parse_directory_name
-from ...store.directory import children
-from ...store.format import PartitionRecord, PartitionState
+from ...store.codec.format import PartitionRecord, PartitionState
+from ...store.files.directory import children
 from .facts import StoreFacts, TopicFacts, log_address, partition_name
 from .marks import Marks, ranges_text
 from .tables import AuditFinding, finding

@@ -19,7 +19,7 @@ from pyroaring import BitMap
 
 from ...cleanup.claims import acknowledged_by_all
 from ...partitions.timespan import parse_directory_name
-from ...store.format import (
+from ...store.codec.format import (
     CursorRecord,
     FrontierRecord,
     LedgerRecord,
@@ -27,7 +27,7 @@ from ...store.format import (
     PartitionRecord,
     PartitionState,
 )
-from ..export_layout import Export, ExportedFile, open_export
+from ..transfer.export_layout import Export, ExportedFile, open_export
 from .catalog_findings import holder_findings, marker_findings
 from .facts import KeptLedger, StoreFacts, TopicFacts
 from .gathering import Gathering

@@ -16,10 +16,8 @@ from pyroaring import BitMap
 
 from ...cleanup.claims import acknowledged_by_all
 from ...partitions.timespan import directory_name
-from ...store import format as fmt
-from ...store.environment import Environment
-from ...store.errors import CorruptEntry, FormatMismatch, InvalidArgument
-from ...store.format import (
+from ...store.codec import format as fmt
+from ...store.codec.format import (
     CorruptRecord,
     CursorRecord,
     FrontierRecord,
@@ -28,11 +26,13 @@ from ...store.format import (
     PartitionRecord,
     Table,
 )
-from ...store.ledger import find_tail
+from ...store.codec.run import RunKind
+from ...store.env.environment import Environment
+from ...store.errors import CorruptEntry, FormatMismatch, InvalidArgument
+from ...store.log.ledger import find_tail
+from ...store.log.scan import runs
 from ...store.names import TopicName
-from ...store.policy_records import effective
-from ...store.run import RunKind
-from ...store.scan import runs
+from ...store.policy.policy_records import effective
 from .marks import MarkerRun, Marks, TopicMarkers, copy_markers
 from .tables import AuditFinding, LatenessRow, SubscriptionRow, TopicRow, finding
 

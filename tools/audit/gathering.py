@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...store.format import PartitionState
+from ...store.codec.format import PartitionState
 from .facts import StoreFacts, log_address, partition_name
 from .log_tally import Day, Issue, LogResult, merge_days
 from .partition_audit import PartitionResult

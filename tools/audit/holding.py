@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from ...cleanup.retention import kept_of
-from ...store.format import CursorRecord, LedgerRecord, LedgerState, PartitionRecord, PartitionState
+from ...store.codec.format import CursorRecord, LedgerRecord, LedgerState, PartitionRecord, PartitionState
 from ...store.message import MAX_DUE_MS
 from ...store.position import Position
 from ..values import iso_time

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from pyroaring import BitMap
 
-from ...store.run import Int64s
+from ...store.codec.run import Int64s
 from .marks import bitmap_of, ids_of, ranges_text
 from .tables import DAY_MS, HOUR_MS
 

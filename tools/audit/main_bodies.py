@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ...store.environment import Environment
-from ...store.run import Run, RunKind
-from ...store.scan import runs
+from ...store.codec.run import Run, RunKind
+from ...store.env.environment import Environment
+from ...store.log.scan import runs
 from .facts import StoreFacts
 from .tables import AuditFinding, finding
 

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from pyroaring import BitMap
 
-from ...store.run import Int64s, Run, UInt32s
+from ...store.codec.run import Int64s, Run, UInt32s
 
 UNTIMED = -1
 """Stands for the time of markers written by a version that did not store it."""

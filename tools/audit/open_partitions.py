@@ -14,11 +14,11 @@ from typing import NamedTuple
 import lmdb
 
 from ...partitions.partition import partition_path
-from ...snapshot.inspection import SnapshotInfo, SnapshotState, inspect_snapshots
-from ...store.environment import Environment
+from ...snapshot.stored import SnapshotInfo, SnapshotState, inspect_snapshots
+from ...store.codec.format import CorruptRecord
+from ...store.env.environment import Environment
 from ...store.errors import DamagedStore
-from ...store.format import CorruptRecord
-from ..sealed import Sealed
+from ..scan.sealed import Sealed
 from ..store_check import check_file
 from .log_tally import Issue
 from .partition_audit import PartitionResult, PartitionTask, audit_environment

@@ -14,14 +14,14 @@ import msgpack
 import numpy as np
 from pyroaring import BitMap
 
-from ...snapshot.inspection import inspect_snapshots
-from ...store import format as fmt
-from ...store.environment import Environment
+from ...snapshot.stored import inspect_snapshots
+from ...store.codec import format as fmt
+from ...store.codec.format import CorruptRecord, Table
+from ...store.codec.run import Run
+from ...store.env.environment import Environment
 from ...store.errors import CorruptEntry, DamagedStore
-from ...store.format import CorruptRecord, Table
-from ...store.run import Run
-from ...store.scan import runs
-from ..sealed import Sealed, open_sealed
+from ...store.log.scan import runs
+from ..scan.sealed import Sealed, open_sealed
 from ..store_check import check_file
 from .log_tally import Batch, Day, Issue, LogResult, LogTask, Mask, tally_log
 

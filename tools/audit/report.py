@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from ...store.directory import write_file
+from ...store.files.directory import write_file
 from .page import page
 from .tables import TABLES, Audit
 

@@ -13,10 +13,10 @@ from pathlib import Path
 from pyroaring import BitMap
 
 from ...partitions.partition import partition_path
-from ...store import catalog
-from ...store.environment import Environment
-from ...store.format import PartitionRecord, PartitionState
-from ..sealed import Sealed, open_main_to_read
+from ...store.codec.format import PartitionRecord, PartitionState
+from ...store.env.environment import Environment
+from ...store.log import catalog
+from ..scan.sealed import Sealed, open_main_to_read
 from ..store_check import check_file
 from ..values import require_store
 from .catalog_findings import (

@@ -1,7 +1,7 @@
 """Spark over sealed partitions: sessions, the data source `duelog`, and the jobs that spread over its tasks.
 
 Needs the extra `duelog[spark]`; importing this package does not import PySpark, using it does. Every job is a plain
-function of one generation (tools/scan_arrow.py, tools/parquet_export.py, cleanup/compaction.py, tools/audit) that Spark
+function of one generation (scan_arrow.py, parquet_export.py, cleanup/compaction.py, tools/audit) that Spark
 only spreads over cores and machines. DataFrames alone, no RDD: all of it works over Spark Connect too.
 """
 

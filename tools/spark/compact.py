@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...store.directory import remove_tree
+from ...store.files.directory import remove_tree
 from ..partition_compaction import CompactionTask, PartitionAnswer, compact_packed, publish
 from .session import make_session
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..parquet_export import Exported, export_packed, export_store
+from ..transfer.parquet_export import Exported, export_packed, export_store
 from .session import make_session
 
 if TYPE_CHECKING:

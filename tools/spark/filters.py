@@ -18,7 +18,7 @@ from pyspark.sql.datasource import (
     LessThanOrEqual,
 )
 
-from ..scan_plan import Wanted
+from ..scan.scan_plan import Wanted
 
 
 def narrow(wanted: Wanted, condition: Filter) -> tuple[Wanted, bool]:

@@ -33,11 +33,11 @@ from pyspark.sql.types import (
 )
 
 from ...store.errors import InvalidArgument
-from .. import main_tables
-from ..main_tables import MARKERS, MarkerLedger, marker_ledgers, read_small, scan_markers
-from ..scan_arrow import MESSAGES, needs_claims, scan_messages
-from ..scan_plan import SLICE_BYTES, SLICE_ENTRIES, Slice, Wanted, plan_scan
-from ..sealed import open_main_to_read
+from ..scan import main_tables
+from ..scan.main_tables import MARKERS, MarkerLedger, marker_ledgers, read_small, scan_markers
+from ..scan.scan_arrow import MESSAGES, needs_claims, scan_messages
+from ..scan.scan_plan import SLICE_BYTES, SLICE_ENTRIES, Slice, Wanted, plan_scan
+from ..scan.sealed import open_main_to_read
 from .filters import narrow
 from .session import PUSHDOWN
 

@@ -1,0 +1,1 @@
+"""What happens when time passes: maintenance and its thread, trimming, expiry, adoption, schedules, quarantine."""

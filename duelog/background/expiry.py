@@ -1,0 +1,76 @@
+"""Time to live: what is not acknowledged for `ttl_ms` after its due time counts as acknowledged.
+
+Dead letters are exempt: their keeper holds them until they are requeued or purged.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+from duelog.markers.firing.suspensions import Part, Suspensions
+from duelog.store.env.environment import Environment
+from duelog.store.position import Position
+
+from ..sending.delay_policies import DelayPolicies
+from ..topics.ack_flusher import AckFlusher
+from ..topics.seeking import expired
+from ..topics.subscription_state import SubscriptionState
+from ..topics.topic_list import Topics
+from ..topics.topic_state import TopicState
+
+_PARTS = 16
+_LEAST_MS = 1_000
+
+
+class Expiry:
+    """Looks through the topics in memory sixteen times in the shortest time to live, at most once a second.
+
+    So a message lives for its time to live, and at most a sixteenth of it (or a second) longer.
+    """
+
+    def __init__(self, main: Environment, topics: Topics, flusher: AckFlusher, policies: DelayPolicies) -> None:
+        self._main = main
+        self._topics = topics
+        self._flusher = flusher
+        self._policies = policies
+        self._due_ms = 0
+        self.expired = 0
+        """Messages that expired since the store was opened, each subscription counted."""
+
+    def due_ms(self) -> int | None:
+        """When to look through the topics next; None: there is no time to live."""
+        return None if self._policies.shortest_ttl_ms is None else self._due_ms
+
+    def look_again(self) -> None:
+        """Have the next run look through the topics whenever it comes."""
+        self._due_ms = 0
+
+    def run(self, now_ms: int, look_at: Callable[[int, int], None], suspensions: Suspensions) -> None:
+        """Acknowledge what has expired, if it is time to look; a topic that cannot be read is suspended."""
+        shortest_ms = self._policies.shortest_ttl_ms
+        if shortest_ms is None or now_ms < self._due_ms:
+            return
+        self._due_ms = now_ms + max(shortest_ms // _PARTS, _LEAST_MS)
+        for topic in self._topics.loaded():
+            look_through = functools.partial(self._look_through, topic, now_ms, look_at)
+            suspensions.run(Part("expire", topic.topic_id), now_ms, look_through, None)
+
+    def _look_through(self, topic: TopicState, now_ms: int, look_at: Callable[[int, int], None]) -> None:
+        for subscription in list(topic.subscriptions.values()):
+            ttl_ms = self._policies.effective(topic.name, subscription.name).ttl_ms
+            if ttl_ms and not subscription.keeper and self._expire(topic, subscription, now_ms - ttl_ms):
+                self._flusher.mark(subscription, now_ms)
+                look_at(topic.topic_id, now_ms)
+
+    def _expire(self, topic: TopicState, subscription: SubscriptionState, before_ms: int) -> int:
+        count = 0
+        with subscription.lock:
+            for ledger_id, entries in list(expired(self._main, topic.log, subscription.acks, before_ms)):
+                if subscription.dispatcher is not None:
+                    positions = [Position(ledger_id, entry_id) for entry_id in entries]
+                    count += subscription.dispatcher.ack(None, positions)
+                else:
+                    count += subscription.acks.ack(ledger_id, entries, topic.log)
+        self.expired += count
+        return count

@@ -1,0 +1,372 @@
+"""What a store does when time passes: load, fire, close, save, trim, delete, persist. One tick at a time.
+
+A tick does whatever is due now, in that order, and says when the next thing is. It is run by the
+scheduler thread, by the program, or by `receive` where there is no thread.
+
+A tick is made of slices of some ten ms: a piece of a partition being loaded, batches of what is due, one
+transaction of a snapshot, some of an index put to sleep or of a file read ahead, and the small things. So what takes
+long (loading ten million entries, saving them, a backlog after a long stop) holds up neither what is due meanwhile nor
+the flushing of acknowledgements, and `receive` hands out what the first slices fired while later partitions still load.
+
+Each piece may fail on its own: it is suspended with its error, tried again after a pause, and the others go on
+(markers/firing/suspensions.py). What is raised concerns the whole store.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from duelog.background.quarantine import SetAside
+from duelog.cleanup.deletion import deletable, delete_partition, finish_deletion
+from duelog.markers.firing.firing import Firing
+from duelog.markers.firing.suspensions import UPKEEP, Part, Suspension
+from duelog.partitions.partition import Partition
+from duelog.partitions.partition_set import PartitionSet
+from duelog.store.clock import ManualClock, StoreClock
+from duelog.store.codec.format import PartitionState
+from duelog.store.config import StoreConfig
+from duelog.store.env.environment import Environment
+from duelog.store.errors import ClockJumped, DuelogError, StoreFull
+from duelog.store.files.system_errors import explain
+
+from ..sending.delay_policies import DelayPolicies
+from ..sending.intake import Intake
+from ..topics.ack_flusher import AckFlusher
+from ..topics.topic_list import Topics
+from .adopting import Adopting
+from .expiry import Expiry
+from .recurring import Recurring
+from .trimming import Trimming
+
+T = TypeVar("T")
+
+_SLICE_S = 0.05
+"""How long a slice goes on firing."""
+
+_GIVE_WAY_MS = 3
+"""After what was fired ahead is due: whoever waits for that gets the interpreter before the rest of a slice does."""
+
+
+@dataclass(frozen=True, slots=True)
+class TickResult:
+    """What one tick did, and when the next thing is due.
+
+    fired: messages whose markers were written. closed, deleted: partitions. trimmed: main-log ledgers.
+    snapshots: delay indexes saved. next_due_ms: epoch ms of the next thing to do, None: nothing is planned.
+    adopted: partitions that compaction has made anew. suspended: parts of the upkeep that have failed, and are tried
+    again later.
+    """
+
+    fired: int
+    closed: int
+    trimmed: int
+    deleted: int
+    snapshots: int
+    next_due_ms: int | None
+    adopted: int = 0
+    suspended: tuple[Suspension, ...] = ()
+
+
+def _nobody_sleeps() -> None:
+    """Stands in for the scheduler's wake where there is no thread."""
+
+
+class Maintenance:
+    """The upkeep of one open store."""
+
+    def __init__(
+        self,
+        path: Path,
+        main: Environment,
+        partitions: PartitionSet,
+        topics: Topics,
+        firing: Firing,
+        flusher: AckFlusher,
+        set_aside: SetAside,
+        clock: StoreClock,
+        config: StoreConfig,
+        policies: DelayPolicies,
+    ) -> None:
+        self._path = path
+        self._main = main
+        self._partitions = partitions
+        self._topics = topics
+        self._firing = firing
+        self._flusher = flusher
+        self._set_aside = set_aside
+        self._clock = clock
+        self._config = config
+        self._expiry = Expiry(main, topics, flusher, policies)
+        self.lock = threading.Lock()
+        """Held during a tick, and by whoever must not run beside one."""
+        self.stopping = False
+        self.trimming = Trimming(main, topics, flusher, config, policies)
+        self._surveyed = False
+        self._undeleted: list[int] = []
+        self._gives_way = False
+        """Whether the last slice left all but its firing to the next one."""
+        self._seen: tuple[int, float] | None = None
+        self.suspensions = firing.suspensions
+        self._full: StoreFull | None = None
+        """The first of the slice: what follows may make room, so it is raised at the end."""
+        self._holders = 0
+        """Who hold deletions back."""
+        self.wake: Callable[[], None] = _nobody_sleeps
+        self.recurring: Recurring | None = None
+        self.adopting: Adopting | None = None
+        self.intake: Intake | None = None
+        self.on_delete: Callable[[int], None] | None = None
+
+    # -- what others tell ------------------------------------------------------------------------
+
+    def look_at(self, topic_id: int, due_ms: int) -> None:
+        """Have the topic's main log looked at for trimming at `due_ms` or earlier. Takes leaf locks only."""
+        if self.trimming.look_at(topic_id, due_ms):
+            self.wake()
+
+    def look_for_expired(self) -> None:
+        """Have what has outlived its time to live looked for at the next tick: that time may be another now."""
+        self._expiry.look_again()
+        self.wake()
+
+    def accept_clock(self) -> None:
+        """Believe the clock as it is now (after ClockJumped)."""
+        self._seen = None
+
+    # -- the tick --------------------------------------------------------------------------------
+
+    def tick(self) -> TickResult:
+        """Do whatever is due, all of it.
+
+        Raises ClockJumped, StoreFull, StoreFailed; what was done stands. What fails on its own is in the result.
+        """
+        result, more = self.slice()
+        while more:
+            following, more = self.slice()
+            result = TickResult(
+                result.fired + following.fired,
+                result.closed + following.closed,
+                result.trimmed + following.trimmed,
+                result.deleted + following.deleted,
+                result.snapshots + following.snapshots,
+                following.next_due_ms,
+                result.adopted + following.adopted,
+                following.suspended,
+            )
+        return result
+
+    def slice(self) -> tuple[TickResult, bool]:
+        """Do a piece of what is due, and say whether there is more; then `next_due_ms` is now, or when to go on.
+
+        Raises as `tick`, and DuelogError where not even the time could be told, or when to go on.
+        """
+        with self.lock:
+            if self._main.failed is not None:
+                raise self._main.failed
+            try:
+                now_ms = self._time()
+                result, more = self._slice(now_ms)
+            except Exception as error:
+                raise self._stopped(error)  # noqa: B904 - its cause is set
+            if self._full is not None:
+                raise self._full
+            self.suspensions.succeeded(UPKEEP, now_ms)
+            return result, more
+
+    def _slice(self, now_ms: int) -> tuple[TickResult, bool]:
+        self._full = None
+        fired, closed, saved, more = self._advance(now_ms)
+        if self._gives_way:
+            self._full = None  # the next slice will say so
+            return TickResult(fired, 0, 0, 0, 0, self._after_giving_way()), True
+        if self.recurring is not None:
+            self._step("recur", now_ms, functools.partial(self.recurring.run, now_ms, self.suspensions), None)
+        self._step("expire", now_ms, functools.partial(self._expiry.run, now_ms, self.look_at, self.suspensions), None)
+        self._step("flush", now_ms, functools.partial(self._flush, now_ms), None)
+        if self.intake is not None:
+            more = self._step("apply", now_ms, functools.partial(self.intake.settle, now_ms), otherwise=False) or more
+        trimmed = self._step("trim", now_ms, functools.partial(self._trim, now_ms), 0)
+        more = more or (self.trimming.is_due(now_ms) and not self.suspensions.waits(Part("trim"), now_ms))
+        deleted = self._step("delete", now_ms, functools.partial(self._delete, now_ms), 0)
+        adopted, adopting = self._step("adopt", now_ms, self._adopt, (0, False))
+        more = more or adopting
+        next_due_ms = now_ms if more else self._next_due_ms(now_ms)
+        self._firing.give_back_pages()
+        suspended = tuple(self.suspensions.all()) if self.suspensions else ()
+        return TickResult(fired, closed, trimmed, deleted, saved, next_due_ms, adopted, suspended), more
+
+    def _step(self, task: str, now_ms: int, action: Callable[[], T], otherwise: T) -> T:
+        """Run a task; where it fails it is suspended, where there is no room it is tried again with the next slice."""
+        try:
+            return self.suspensions.run(Part(task), now_ms, action, otherwise)
+        except StoreFull as error:
+            self.suspensions.note(Part(task), error, now_ms, pauses=False)
+            self._full = self._full or error
+            return otherwise
+
+    def _flush(self, now_ms: int) -> None:
+        due_ms = self._flusher.due_ms()
+        if due_ms is not None and due_ms <= now_ms:
+            self._flusher.flush()
+        self._set_aside.flush()
+
+    def _stopped(self, error: Exception) -> DuelogError:
+        """What a slice raises that could not go on; after a broken invariant the store has stopped."""
+        if isinstance(error, AssertionError):
+            return self._main.fail(error)
+        if self._main.failed is not None:
+            return self._main.failed
+        self.suspensions.note(UPKEEP, error, self._clock.now_ms(), pauses=not isinstance(error, ClockJumped))
+        return explain(self._path, error)
+
+    def _time(self) -> int:
+        """Now; refused when the clock ran ahead of the time that passed by more than the bound.
+
+        After a clock was set back, no earlier than what was fired ahead of it: those messages are not held back again.
+        """
+        now_ms = self._clock.wrapped.now_ms()
+        passed_ms = time.clock_gettime(time.CLOCK_BOOTTIME) * 1000
+        bound_ms = self._config.max_clock_jump_ms
+        if self._seen is not None and bound_ms is not None and not isinstance(self._clock.wrapped, ManualClock):
+            seen_ms, seen_at = self._seen
+            if now_ms - seen_ms - (passed_ms - seen_at) > bound_ms:
+                raise ClockJumped(seen_ms, now_ms, bound_ms)
+        if self._seen is not None and now_ms < self._seen[0]:
+            self._clock.raise_to(self._firing.recorded_ms)
+        self._seen = (now_ms, passed_ms)
+        return max(now_ms, self._clock.mark_ms)
+
+    def _advance(self, now_ms: int) -> tuple[int, int, int, bool]:
+        """Load, fire, close, save, settle, warm: how many fired, closed, were saved, and whether there is more."""
+        gave_way, self._gives_way = self._gives_way, False
+        if self.stopping:
+            return 0, 0, 0, False
+        until = time.perf_counter() + _SLICE_S
+        firing, waits = self._firing, self.suspensions.waits
+        fired = 0
+        # A partition without room for what it owes does not hold back what is loaded.
+        loading = self._step("load", now_ms, functools.partial(firing.load, now_ms), otherwise=False)
+        fire = functools.partial(firing.fire, now_ms, now_ms + self._clock.lead_ms)
+        while batch := self._step("fire", now_ms, fire, 0):
+            fired += batch
+            if self.stopping or time.perf_counter() >= until:
+                return fired, 0, 0, not self.stopping
+        if fired and firing.recorded_ms > now_ms and not gave_way:
+            self._gives_way = True
+            return fired, 0, 0, True
+        closed = self._step("close", now_ms, functools.partial(self._close_finished, now_ms), 0)
+        saved = self._step("snapshot", now_ms, functools.partial(firing.save, now_ms), 0)
+        self._step("pack", now_ms, firing.settling.step, None)
+        more = (
+            loading
+            or closed > 0
+            or (firing.saving.is_due() and not waits(Part("snapshot"), now_ms))
+            or (firing.settling.is_due() and not waits(Part("pack"), now_ms))
+        )
+        if not more:
+            self._step("prefetch", now_ms, firing.warming.step, None)
+        more = more or (firing.warming.is_due() and not waits(Part("prefetch"), now_ms))
+        return fired, closed, saved, more and self._full is None
+
+    def _close_finished(self, now_ms: int) -> int:
+        closed = 0
+        for start_ms in self._firing.close_finished(now_ms):
+            self._undeleted.append(start_ms)
+            closed += 1
+        return closed
+
+    def _after_giving_way(self) -> int:
+        """When to go on: sooner where there is something to fire again."""
+        again_ms, due_ms = self._firing.recorded_ms + _GIVE_WAY_MS, self._next_firing_ms()
+        return again_ms if due_ms is None else min(again_ms, due_ms)
+
+    def _next_firing_ms(self) -> int | None:
+        due_ms = self._firing.next_due_ms()
+        return None if due_ms is None else due_ms - self._clock.lead_ms
+
+    def _trim(self, now_ms: int) -> int:
+        if not self._surveyed:
+            self._undeleted.extend(deletable(self._main))
+            self.trimming.look_at_all()
+            self._surveyed = True
+        try:
+            return self.trimming.run(now_ms, self.suspensions)
+        finally:
+            self._undeleted += self.trimming.freed
+            self.trimming.freed = []
+
+    def _delete(self, now_ms: int) -> int:
+        if self._holders:
+            return 0
+        starts, self._undeleted = sorted(set(self._undeleted)), []
+        self.suspensions.keep("delete", lambda start_ms: self._partitions.get(start_ms) is not None)
+        deleted = 0
+        for at, start_ms in enumerate(starts):
+            partition = self._partitions.get(start_ms)
+            if partition is None:
+                continue
+            part = Part("delete", start_ms=start_ms)
+            try:
+                gone = self.suspensions.run(part, now_ms, functools.partial(self._delete_one, partition), None)
+            except BaseException:
+                self._undeleted.extend(starts[at:])
+                raise
+            if gone:
+                deleted += 1
+                self.suspensions.forget(start_ms=start_ms)
+                self._firing.warming.forget(start_ms)
+                if self.on_delete is not None:
+                    self.on_delete(start_ms)
+            elif gone is None or partition.state is PartitionState.DELETING:
+                self._undeleted.append(start_ms)
+        return deleted
+
+    def _delete_one(self, partition: Partition) -> bool:
+        if partition.state is PartitionState.DELETING:  # recorded before, and somebody was reading from it
+            return finish_deletion(self._path, self._main, self._partitions, partition)
+        return delete_partition(self._path, self._main, self._partitions, partition)
+
+    def _adopt(self) -> tuple[int, bool]:
+        """Adopt one generation, so that what is due is fired between two: how many, and whether there is more."""
+        if self._holders or self.adopting is None:
+            return 0, False
+        return self.adopting.run(at_most=1), self.adopting.more
+
+    @contextmanager
+    def deletions_held(self) -> Iterator[None]:
+        """No directory of a partition is removed or replaced inside the block; what was released waits for its end."""
+        with self.lock:
+            self._holders += 1
+        try:
+            yield
+        finally:
+            with self.lock:
+                self._holders -= 1
+            self.wake()
+
+    def delete_released(self, starts: Sequence[int]) -> None:
+        """Delete the partitions at `starts`, which nobody holds any more. REQUIRES: the lock."""
+        self._undeleted.extend(starts)
+        self._delete(self._clock.now_ms())
+
+    def _next_due_ms(self, now_ms: int) -> int | None:
+        not_before = self.suspensions.not_before
+        candidates = (
+            not_before(Part("fire"), self._next_firing_ms()),
+            not_before(Part("load"), self._firing.next_load_ms(now_ms)),
+            not_before(Part("close"), self._firing.next_close_ms()),
+            not_before(Part("flush"), self._flusher.due_ms()),
+            not_before(Part("expire"), self._expiry.due_ms()),
+            None if self.recurring is None else not_before(Part("recur"), self.recurring.next_due_ms(self.suspensions)),
+            None if self.intake is None else not_before(Part("apply"), self.intake.due_ms()),
+            not_before(Part("trim"), self.trimming.next_due_ms()),
+            self.suspensions.next_ms(now_ms) if self.suspensions else None,
+        )
+        return min((due_ms for due_ms in candidates if due_ms is not None), default=None)

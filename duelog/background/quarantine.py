@@ -1,0 +1,57 @@
+"""Entries that could not be read: counted, kept with their reasons, never delivered and never acknowledged.
+
+A set-aside entry holds its ledger and its partition, so that nothing is removed before somebody has
+looked: `duelog check` lists them, `duelog repair` gives them up.
+"""
+
+from __future__ import annotations
+
+import threading
+
+from ..store.codec import format as fmt
+from ..store.env.environment import Environment
+from ..store.env.transaction import Transaction
+from ..store.errors import CorruptEntry
+
+
+class SetAside:
+    """The set-aside entries met while a store is open; written to the main environment by `flush`."""
+
+    def __init__(self, main: Environment) -> None:
+        self._main = main
+        self._lock = threading.Lock()
+        self._known: dict[tuple[int, int], str] = {}
+        self._unwritten: dict[tuple[int, int], str] = {}
+
+    def add(self, error: CorruptEntry) -> bool:
+        """Note an unreadable entry; False when it was known."""
+        address = (error.ledger_id, error.entry_id)
+        with self._lock:
+            if address in self._known:
+                return False
+            self._known[address] = self._unwritten[address] = f"{error.environment}: {error.reason}"
+            return True
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def items(self) -> list[tuple[int, int, str]]:
+        """(ledger id, entry id, reason) of each met since the store was opened."""
+        with self._lock:
+            return [(ledger_id, entry_id, reason) for (ledger_id, entry_id), reason in self._known.items()]
+
+    def flush(self) -> None:
+        """Write what is new. Raises StoreFull, StoreFailed; then it stays to be written."""
+        with self._lock:
+            unwritten = dict(self._unwritten)
+        if not unwritten:
+            return
+
+        def work(transaction: Transaction) -> None:
+            for (ledger_id, entry_id), reason in unwritten.items():
+                transaction.put(fmt.set_aside_key(ledger_id, entry_id), reason.encode()[:1000])
+
+        self._main.write(work)
+        with self._lock:
+            for address in unwritten:
+                del self._unwritten[address]

@@ -1,0 +1,288 @@
+"""Recurring messages: kept schedules, each with its next occurrence waiting as a delayed message.
+
+When an occurrence has fallen due, the next is scheduled: the first one after now. So after a stop, or a jump of the
+clock, the occurrence that was waiting comes once, late, what else was missed does not come, and there is no burst.
+Occurrences are due when their timetable says, whatever delay policies say: their maximum and fixed delay are for what
+producers ask for at each send, a timetable was asked for once and is kept by the store.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgpack
+
+from duelog.markers.firing.suspensions import Part, Suspensions
+from duelog.markers.succession import Succession
+from duelog.store.clock import Clock
+from duelog.store.codec import format as fmt
+from duelog.store.codec.body import encode_one
+from duelog.store.codec.format import CorruptRecord, Table
+from duelog.store.env.environment import Environment
+from duelog.store.env.transaction import Transaction
+from duelog.store.errors import InvalidArgument
+from duelog.store.log import catalog
+from duelog.store.message import Message
+from duelog.store.position import MessageId
+
+from ..topics.topic_list import Topics
+from ..topics.topic_state import TopicState
+from .timetable import Timetable
+
+_Key = tuple[int, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """A kept schedule of a topic.
+
+    One of `cron` and `interval_ms`; `timezone` is the cron expression's. next_due_ms, next_id: the occurrence that
+    waits; None while it is paused.
+    """
+
+    name: str
+    topic: str
+    cron: str | None
+    interval_ms: int | None
+    timezone: str
+    payload: bytes
+    key: str | None
+    properties: dict[str, str]
+    next_due_ms: int | None
+    next_id: MessageId | None
+    paused: bool
+
+
+class Recurring:
+    """The schedules of an open store. Thread-safe; changes are made one at a time."""
+
+    def __init__(
+        self,
+        main: Environment,
+        topics: Topics,
+        succession: Succession,
+        clock: Clock,
+        max_message_bytes: int,
+        wake: Callable[[], None],
+    ) -> None:
+        self._main = main
+        self._topics = topics
+        self._succession = succession
+        self._clock = clock
+        self._max_message_bytes = max_message_bytes
+        self._wake = wake
+        self._lock = threading.Lock()
+        """Held during changes: within maintenance's lock, around Firing.gate."""
+        self._due: dict[_Key, int] = {}
+        for page in catalog.pages(main, fmt.prefix(Table.SCHEDULE)):
+            for key, fields in page:
+                number, name = fmt.split_schedule_key(key)
+                try:
+                    schedule = unpack_schedule(fields, name, "")
+                except CorruptRecord:
+                    continue  # a finding of `check`; it recurs no more
+                if schedule.next_due_ms is not None:
+                    self._due[number, name] = schedule.next_due_ms
+
+    # -- for Maintenance -----------------------------------------------------------------------------
+
+    def next_due_ms(self, suspensions: Suspensions) -> int | None:
+        """When `run` has something to do."""
+        dues = (suspensions.not_before(_part(key), due_ms) for key, due_ms in list(self._due.items()))
+        return min((due_ms for due_ms in dues if due_ms is not None), default=None)
+
+    def run(self, now_ms: int, suspensions: Suspensions) -> None:
+        """Schedule what follows each occurrence that is due by `now_ms`. Raises StoreFull, StoreFailed.
+
+        A schedule for which that fails otherwise is suspended.
+        """
+        if not self._due:
+            return
+        with self._lock:
+            for key in [key for key, due_ms in self._due.items() if due_ms <= now_ms]:
+                suspensions.run(_part(key), now_ms, functools.partial(self._advance, key, now_ms), None)
+
+    def _advance(self, key: _Key, now_ms: int) -> None:
+        topic = self._topics.by_id(key[0])
+        try:
+            schedule = None if topic is None else self._read(topic, key[1])
+        except CorruptRecord:
+            schedule = None
+        if topic is None or schedule is None or schedule.next_due_ms is None:
+            self._due.pop(key, None)
+            return
+        try:
+            due_ms = _table(schedule).after(now_ms, schedule.next_due_ms)
+        except InvalidArgument:  # it has no occurrence any more
+            self._due.pop(key, None)
+            return
+        if self._put(topic, replace(schedule, next_due_ms=due_ms), None, must_exist=True) is None:
+            self._due.pop(key, None)  # the topic is being deleted
+
+    # -- for Topic -----------------------------------------------------------------------------------
+
+    def every(self, topic: TopicState, name: str, table: Timetable, message: Message) -> Schedule:
+        """Make a schedule, or give the one there is if it says the same; else replace it."""
+        with self._lock:
+            _check_message(message)
+            found = self._read(topic, name)
+            now_ms = self._clock.now_ms()
+            wanted = Schedule(
+                name,
+                str(topic.name),
+                table.cron,
+                table.interval_ms,
+                table.timezone,
+                bytes(message.payload),
+                message.key,
+                dict(message.properties or {}),
+                table.after(now_ms, now_ms),
+                None,
+                False,
+            )
+            if found is not None:
+                waiting = replace(wanted, next_due_ms=found.next_due_ms, next_id=found.next_id, paused=found.paused)
+                if found == waiting:
+                    return found
+            made = self._put(topic, wanted, None if found is None else found.next_id)
+            assert made is not None
+            return made
+
+    def pause(self, topic: TopicState, name: str) -> Schedule | None:
+        """Take the waiting occurrence back until `resume`; None: no such schedule."""
+        with self._lock:
+            found = self._read(topic, name)
+            if found is None or found.paused:
+                return found
+            return self._put(topic, replace(found, next_due_ms=None, paused=True), found.next_id)
+
+    def resume(self, topic: TopicState, name: str) -> Schedule | None:
+        """Go on with the first occurrence after now; None: no such schedule."""
+        with self._lock:
+            found = self._read(topic, name)
+            if found is None or not found.paused:
+                return found
+            now_ms = self._clock.now_ms()
+            due_ms = _table(found).after(now_ms, now_ms)
+            return self._put(topic, replace(found, next_due_ms=due_ms, paused=False), None)
+
+    def remove(self, topic: TopicState, name: str) -> bool:
+        """Remove a schedule and take its waiting occurrence back; False: there was none."""
+        with self._lock:
+            found = self._read(topic, name)
+            if found is None:
+                return False
+            key = fmt.schedule_key(topic.topic_id, name)
+            self._succession.succeed(
+                topic.log, found.next_id, None, b"", lambda transaction, _: transaction.delete(key)
+            )
+            self._due.pop((topic.topic_id, name), None)
+            return True
+
+    def of_topic(self, topic: TopicState) -> list[Schedule]:
+        """The topic's schedules by name. Raises CorruptRecord."""
+        with self._main.read() as raw:
+            rows = list(catalog.rows(raw, fmt.prefix(Table.SCHEDULE, topic.topic_id)))
+        return [unpack_schedule(fields, fmt.split_schedule_key(key)[1], str(topic.name)) for key, fields in rows]
+
+    # -- inside --------------------------------------------------------------------------------------
+
+    def _read(self, topic: TopicState, name: str) -> Schedule | None:
+        fields = self._main.get(fmt.schedule_key(topic.topic_id, name))
+        return None if fields is None else unpack_schedule(fields, name, str(topic.name))
+
+    def _put(
+        self, topic: TopicState, schedule: Schedule, old: MessageId | None, *, must_exist: bool = False
+    ) -> Schedule | None:
+        """Record a schedule, with its occurrence in place of `old`; None: it is gone. REQUIRES: the lock."""
+        key = fmt.schedule_key(topic.topic_id, schedule.name)
+        topic_key = fmt.topic_key(str(topic.name))
+        done: list[Schedule] = []
+        while True:
+
+            def record(transaction: Transaction, new_id: MessageId | None, wanted: Schedule = schedule) -> bool:
+                done.clear()
+                if transaction.get(topic_key) is None or (must_exist and transaction.get(key) is None):
+                    return False
+                done.append(replace(wanted, next_id=new_id))
+                transaction.put(key, _pack(done[0]))
+                return True
+
+            body = b""
+            if schedule.next_due_ms is not None:
+                message = Message(schedule.payload, key=schedule.key, properties=schedule.properties)
+                body = encode_one(message, self._clock.now_ms(), self._max_message_bytes)[1]
+            if self._succession.succeed(topic.log, old, schedule.next_due_ms, body, record):
+                break
+            now_ms = self._clock.now_ms()
+            if schedule.next_due_ms is None or schedule.next_due_ms > now_ms:
+                return None
+            # The time it was to be at has passed meanwhile: the one after it.
+            schedule = replace(schedule, next_due_ms=_table(schedule).after(now_ms, schedule.next_due_ms))
+        if schedule.next_due_ms is None:
+            self._due.pop((topic.topic_id, schedule.name), None)
+        else:
+            self._due[topic.topic_id, schedule.name] = schedule.next_due_ms
+            self._wake()
+        return done[0]
+
+
+def _part(key: _Key) -> Part:
+    return Part("recur", topic_id=key[0], name=key[1])
+
+
+def _table(schedule: Schedule) -> Timetable:
+    return Timetable(schedule.cron, schedule.interval_ms, schedule.timezone)
+
+
+def _check_message(message: Message) -> None:
+    encode_one(message, 0, 2**30)
+
+
+def _pack(schedule: Schedule) -> bytes:
+    fields: dict[str, Any] = {
+        "cron": schedule.cron,
+        "interval_ms": schedule.interval_ms,
+        "timezone": schedule.timezone,
+        "payload": schedule.payload,
+        "key": schedule.key,
+        "properties": schedule.properties,
+        "next_due_ms": schedule.next_due_ms,
+        "next_id": None if schedule.next_id is None else list(schedule.next_id),
+        "paused": schedule.paused,
+    }
+    packed: bytes = msgpack.packb({name: value for name, value in fields.items() if value is not None})
+    return packed
+
+
+def unpack_schedule(packed: bytes, name: str = "", topic: str = "") -> Schedule:
+    """The schedule of a record's fields. Raises CorruptRecord."""
+    try:
+        fields = msgpack.unpackb(packed)
+        next_id = fields.get("next_id")
+        schedule = Schedule(
+            name,
+            topic,
+            fields.get("cron"),
+            fields.get("interval_ms"),
+            fields["timezone"],
+            fields["payload"],
+            fields.get("key"),
+            fields["properties"],
+            fields.get("next_due_ms"),
+            None if next_id is None else MessageId(*next_id),
+            fields["paused"],
+        )
+        encode_one(Message(schedule.payload, key=schedule.key, properties=schedule.properties), 0, 2**30)
+        if (schedule.cron is None) == (schedule.interval_ms is None) or schedule.paused != (
+            schedule.next_due_ms is None
+        ):
+            raise ValueError("its fields contradict each other")
+        Timetable(schedule.cron, schedule.interval_ms, "UTC").after(schedule.next_due_ms or 0, 0)
+        return schedule
+    except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, msgpack.UnpackException) as error:
+        raise CorruptRecord(f"schedule {name!r} cannot be read: {error}") from error

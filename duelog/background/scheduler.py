@@ -1,0 +1,110 @@
+"""The background thread: sleeps until the next thing is due, ticks, and sleeps again. It never polls.
+
+It does not die silently. A tick that raises is tried again after a pause; when the store has stopped, or the thread
+cannot go on, that is logged, and whoever waits is woken and raises StoreFailed.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+from duelog.store.clock import Clock, Monitor
+from duelog.store.env.environment import Environment
+from duelog.store.errors import ClockJumped, DuelogError, StoreFull
+
+RETRY_MS = 1_000
+"""How long after a failed tick (a full disk, say) the next one is tried."""
+
+_LONGEST_RETRY_MS = 30_000
+"""To which that is doubled after errors other than a full disk and a clock that jumped, whatever wakes the thread."""
+
+_log = logging.getLogger("duelog.scheduler")
+
+
+class Scheduler:
+    """Runs `tick`, which returns when to run next, in a thread of its own."""
+
+    def __init__(
+        self,
+        tick: Callable[[], int | None],
+        clock: Clock,
+        main: Environment,
+        failed: Callable[[], None],
+    ) -> None:
+        """`failed` is called when a tick has begun to fail, so that waiting receivers look at `error`.
+
+        `main`: the environment that has failed where nothing can go on, and that is failed where the thread cannot.
+        """
+        self._tick = tick
+        self._clock = clock
+        self._failed = failed
+        self._main = main
+        self._condition = Monitor()
+        self._woken = False
+        self._stopping = False
+        self.error: DuelogError | None = None
+        """Why the last tick failed; None when it did not."""
+        self._thread = threading.Thread(target=self._run, name="duelog-scheduler", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Have the thread look again. Any thread may call this; it takes a leaf lock only."""
+        with self._condition.lock:
+            self._woken = True
+            self._condition.notify_all()
+
+    def stop(self) -> None:
+        """End the thread after the batch it is at, and wait for it."""
+        with self._condition.lock:
+            self._stopping = True
+            self._condition.notify_all()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            self._go_on()
+        except BaseException as error:  # of whatever kind: nothing else would tell of it
+            self.error = self._main.failed or self._main.fail(error)
+            _log.critical("the scheduler has ended: %s", self.error, exc_info=error)
+            self._failed()
+
+    def _go_on(self) -> None:
+        """Tick until `stop`. Raises what nothing can go on after."""
+        failures = 0
+        while True:
+            try:
+                until_ms = self._tick()
+                self.error = None
+                failures = 0
+            except DuelogError as error:
+                if self._main.failed is not None:
+                    raise
+                first = self.error is None
+                self.error = error
+                if first:
+                    _log.error("nothing is fired for now: %s", error)
+                    self._failed()
+                until_ms = self._clock.now_ms() + RETRY_MS
+                if not isinstance(error, (StoreFull, ClockJumped)):
+                    self._pause(min(RETRY_MS << min(failures, 16), _LONGEST_RETRY_MS))
+                    failures += 1
+                    until_ms = 0
+            with self._condition.lock:
+                # One wait, then a new tick: a clock that was moved, or set back, is noticed.
+                if not self._woken and not self._stopping:
+                    self._clock.wait(self._condition, until_ms)
+                self._woken = False
+                if self._stopping:
+                    return
+
+    def _pause(self, pause_ms: int) -> None:
+        """Wait, whatever wakes the thread but `stop`, or a clock that is set back."""
+        begun_ms = self._clock.now_ms()
+        with self._condition.lock:
+            while not self._stopping and begun_ms <= self._clock.now_ms() < begun_ms + pause_ms:
+                self._clock.wait(self._condition, begun_ms + pause_ms)

@@ -1,0 +1,204 @@
+"""Which main logs may have something to roll or to trim, and doing it: many topics in one commit.
+
+A topic says when it should be looked at; what is due is looked at in slices. Ledgers whose age is up are rolled in one
+commit, ledgers that all subscriptions have passed are given up in another, their runs are removed in bounded parts.
+"""
+
+from __future__ import annotations
+
+import functools
+import heapq
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from duelog.cleanup.trim import first_kept, give_up_ledgers, remove_part, roll_ledgers
+from duelog.markers.firing.suspensions import Part, Suspensions
+from duelog.store.codec import format as fmt
+from duelog.store.config import StoreConfig
+from duelog.store.env.environment import Environment
+from duelog.store.errors import StoreFull
+from duelog.store.log import catalog
+
+from ..sending.delay_policies import DelayPolicies
+from ..topics.ack_flusher import AckFlusher
+from ..topics.topic_list import Topics
+from ..topics.topic_state import TopicState
+
+_TOPICS_AT_ONCE = 500
+"""Topics of one commit: some 20 ms."""
+
+_SLICE_S = 0.01
+"""How long a slice goes on removing what was trimmed, a part at least: about 50,000 entries."""
+
+
+class Trimming:
+    """The trimming of one store's main logs. `look_at` is thread-safe; the rest belongs to the tick."""
+
+    def __init__(
+        self, main: Environment, topics: Topics, flusher: AckFlusher, config: StoreConfig, policies: DelayPolicies
+    ) -> None:
+        self._main = main
+        self._topics = topics
+        self._flusher = flusher
+        self._config = config
+        self._policies = policies
+        self._due: dict[int, int] = {}  # topic id -> when its main log may have something to trim or roll
+        self._heap: list[tuple[int, int]] = []  # (due_ms, topic id); stale where `_due` says otherwise
+        self._lock = threading.Lock()
+        self._given_up: Sequence[tuple[int, int]] = []  # (topic id, ledger id) whose runs are to be removed
+        self.freed: list[int] = []
+        """Starts of partitions that no topic holds any more, for whoever deletes them."""
+        self.on_trim: Callable[[int], None] | None = None
+
+    def look_at(self, topic_id: int, due_ms: int) -> bool:
+        """Have a main log looked at at `due_ms` or earlier; False if it will be anyway. Takes leaf locks only.
+
+        One time is kept for each topic, the earliest. A look at a topic therefore plans the next one from the topic's
+        state, for every reason there is (`_trim`): what was asked for a later time is not lost.
+        """
+        with self._lock:
+            known = self._due.get(topic_id)
+            if known is not None and known <= due_ms:
+                return False
+            self._due[topic_id] = due_ms
+            heapq.heappush(self._heap, (due_ms, topic_id))
+            return True
+
+    def look_at_all(self) -> None:
+        """Have every main log looked at: after opening, nobody knows."""
+        for page in catalog.pages(self._main, fmt.prefix(fmt.Table.LEDGER)):
+            for key, _ in page:
+                self.look_at(fmt.trailing_u32(key[:5]), 0)
+
+    def next_due_ms(self) -> int | None:
+        """When the next main log is to be looked at."""
+        with self._lock:
+            self._drop_stale()
+            return self._heap[0][0] if self._heap else None
+
+    def is_due(self, now_ms: int) -> bool:
+        """Whether there is more to do now."""
+        due_ms = self.next_due_ms()
+        return bool(self._given_up) or (due_ms is not None and due_ms <= now_ms)
+
+    def run(self, now_ms: int, suspensions: Suspensions) -> int:
+        """Roll and trim a slice of what is due, and remove some runs; returns how many ledgers were given up.
+
+        A topic that cannot be trimmed, as its records cannot be read, is suspended.
+        """
+        topic_ids = self._take(now_ms)
+        try:
+            trimmed = self._trim_all(topic_ids, now_ms, suspensions) if topic_ids else 0
+        except BaseException:
+            for topic_id in topic_ids:
+                self.look_at(topic_id, now_ms)
+            raise
+        until = time.perf_counter() + _SLICE_S
+        while self._given_up:
+            self._given_up = remove_part(self._main, self._given_up)
+            if time.perf_counter() >= until:  # what is due is fired first, then the rest is removed
+                break
+        return trimmed
+
+    def _trim_all(self, topic_ids: Sequence[int], now_ms: int, suspensions: Suspensions) -> int:
+        """Trim topics together; one by one where that fails, so that the one that cannot be holds up no other."""
+        alone = [each for each in topic_ids if suspensions.retry_ms(Part("trim", each)) is not None]
+        trimmed = 0
+        try:
+            trimmed = self._trim(self._existing([each for each in topic_ids if each not in alone]), now_ms)
+        except Exception as error:
+            if suspensions.is_fatal(error) or isinstance(error, StoreFull):
+                raise
+            alone = list(topic_ids)
+        for topic_id in alone:
+            part = Part("trim", topic_id)
+            trim = functools.partial(self._trim_one, topic_id, now_ms)
+            trimmed += suspensions.run(part, now_ms, trim, 0)
+            retry_ms = suspensions.retry_ms(part)
+            if retry_ms is not None:
+                self.look_at(topic_id, retry_ms)
+        return trimmed
+
+    def _trim_one(self, topic_id: int, now_ms: int) -> int:
+        return self._trim(self._existing([topic_id]), now_ms)
+
+    def _existing(self, topic_ids: Sequence[int]) -> list[TopicState]:
+        return [topic for topic in map(self._topics.by_id, topic_ids) if topic is not None]
+
+    def _take(self, now_ms: int) -> list[int]:
+        due: list[int] = []
+        with self._lock:
+            while len(due) < _TOPICS_AT_ONCE:
+                self._drop_stale()
+                if not self._heap or self._heap[0][0] > now_ms:
+                    break
+                topic_id = heapq.heappop(self._heap)[1]
+                del self._due[topic_id]
+                due.append(topic_id)
+        return due
+
+    def _drop_stale(self) -> None:
+        while self._heap and self._due.get(self._heap[0][1]) != self._heap[0][0]:
+            heapq.heappop(self._heap)
+
+    def _trim(self, topics: Sequence[TopicState], now_ms: int) -> int:
+        if not topics:
+            return 0
+        old = []
+        for topic in topics:
+            idle_ms = topic.free_tracker(now_ms, self._config.tracker_idle_ms)
+            if idle_ms is not None:
+                self.look_at(topic.topic_id, idle_ms)
+            due_ms = topic.log.age_due_ms()
+            if due_ms is not None and due_ms <= now_ms:
+                old.append(topic.log)
+        roll_ledgers(self._main, old, now_ms)
+        firsts: list[tuple[TopicState, int]] = []
+        for topic in topics:
+            due_ms = topic.log.age_due_ms()
+            if due_ms is not None:
+                self.look_at(topic.topic_id, due_ms)
+            first = self._first_kept(topic, now_ms)
+            if first is not None:
+                firsts.append((topic, first))
+        if not firsts:
+            return 0
+        gone = [
+            (topic.topic_id, ledger.ledger_id, ledger.entries)
+            for topic, first in firsts
+            for ledger in topic.log.ledgers()
+            if ledger.ledger_id < first
+        ]
+        for topic, first in firsts:
+            if topic.tracker is not None:
+                topic.tracker.forget_before(first)
+        self.freed += give_up_ledgers(self._main, [(topic.log, first) for topic, first in firsts])
+        for topic, first in firsts:
+            self._tell_subscriptions(topic, first, now_ms)
+        self._given_up = [*self._given_up, *((topic_id, ledger_id) for topic_id, ledger_id, _ in gone)]
+        if self.on_trim is not None:
+            for _, _, entries in gone:
+                self.on_trim(entries)
+        return len(gone)
+
+    def _first_kept(self, topic: TopicState, now_ms: int) -> int | None:
+        """The first ledger of a main log that is kept, None where nothing is to be given up."""
+        mark_deletes = []
+        for subscription in list(topic.subscriptions.values()):
+            with subscription.lock:
+                mark_deletes.append(subscription.acks.mark_delete)
+        ledgers, kept = topic.log.ledgers(), self._policies.effective(topic.name)
+        first, again_ms = first_kept(ledgers, mark_deletes, kept.retention_ms, kept.retention_bytes, now_ms)
+        if again_ms is not None:
+            self.look_at(topic.topic_id, again_ms)
+        return None if first == ledgers[0].ledger_id else first
+
+    def _tell_subscriptions(self, topic: TopicState, first: int, now_ms: int) -> None:
+        for subscription in list(topic.subscriptions.values()):
+            with subscription.lock:
+                if subscription.dispatcher is not None:
+                    subscription.dispatcher.trimmed(first)
+                else:
+                    subscription.acks.trim_to(first, topic.log)
+            self._flusher.mark(subscription, now_ms)

@@ -1,0 +1,1 @@
+"""The invariants of a store as code that looks at one: every problem is a finding. Changes nothing."""

@@ -1,0 +1,60 @@
+"""What `check` looks at in the journal: whether it can be read, and whether the partitions lead up to what it holds."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import lmdb
+
+from duelog.store.codec.format import CorruptRecord
+from duelog.store.errors import CorruptEntry, DamagedStore, FormatMismatch
+from duelog.store.wal.journal import FILE_NAME, JournalRecord, read_journal
+
+from ..sending.replay import missing_entries
+from .finding import Finding, error
+
+if TYPE_CHECKING:
+    from ..engine import Engine
+
+_LATER = "open the store with the version of duelog that wrote it"
+
+
+def check_journal(engine: Engine) -> Iterator[Finding]:
+    """What keeps the store from being opened for writing; nothing where this process writes it: it has read it then.
+
+    That partitions lack what the journal holds is no finding: opening brings it home. Nothing false is found beside a
+    writer, because the journal is read before any partition. A group is on disk before the next, and an epoch ends once
+    its messages are in their partitions: where an entry of a log was read, so was every one promised before it that its
+    partition did not have then. What it had then it has when it is looked at, since no log becomes shorter. So entries
+    past the end of a log begin there and leave no hole.
+    """
+    if not engine.read_only:
+        return
+    address = str(engine.path / FILE_NAME)
+    try:
+        records = read_journal(engine.path, engine.store_id)
+    except DamagedStore as found:
+        yield error("journal", address, found.reason)
+        return
+    except FormatMismatch as found:
+        yield error("journal", address, f"{found.field} is {found.found}, {found.expected} is known here", _LATER)
+        return
+    by_partition: dict[int, list[JournalRecord]] = defaultdict(list)
+    for record in records:
+        by_partition[record.start_ms].append(record)
+    for held in by_partition.values():
+        yield from _gap(engine, held)
+
+
+def _gap(engine: Engine, held: list[JournalRecord]) -> Iterator[Finding]:
+    """The first log of a partition that ends before what the journal holds of it; other damage is found elsewhere."""
+    try:
+        for _ in missing_entries(engine.path, held, engine.partitions):
+            pass
+    except DamagedStore as found:
+        if found.path == engine.path / FILE_NAME:
+            yield error("journal", str(found.path), found.reason)
+    except (CorruptRecord, CorruptEntry, lmdb.Error, ValueError, LookupError):
+        return

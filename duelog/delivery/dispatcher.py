@@ -1,0 +1,394 @@
+"""What one subscription has handed out, to whom, and what must be handed out again.
+
+Owns the read position and the place of every message before it that is not acknowledged. Each is in exactly one place:
+
+- held by one consumer (``outstanding.py``);
+- waiting for the time of its redelivery (``redeliveries.py``);
+- ready: due for redelivery, or read and kept back for its key's sake (``delivery_order.py``, ``key_order.py``);
+- given up, because the reader could not read it. It stays unacknowledged until the engine acknowledges it.
+
+Delivery is at least once: a message leaves only by being acknowledged, trimmed, given up, or by a seek. Its state is
+in memory: after a restart everything that is not acknowledged is new again, with a redelivery count of 0.
+
+Deliberately without storage, threads and clock: the caller holds the subscription's lock and passes ``now_ms``. While
+a dispatcher exists, every acknowledgement and trim of its subscription goes through it, those by time-to-live included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Concatenate, Literal, ParamSpec, Protocol, TypeVar
+
+from pyroaring import BitMap
+
+from duelog.delivery.acks import AckSet
+from duelog.delivery.ledger_list import LedgerList
+from duelog.store.errors import BrokenInvariant, DuelogError, InvalidArgument
+from duelog.store.message import ReceivedMessage
+from duelog.store.position import Position
+
+from .delivery_order import DeliveryOrder
+from .key_order import KeyOrder
+from .outstanding import Outstanding
+from .position_set import group_by_ledger
+from .redeliveries import Redeliveries
+
+SubscriptionType = Literal["exclusive", "failover", "shared", "key_shared"]
+
+
+class LogReader(Protocol):
+    """The engine's way to the messages of the main log; markers are resolved, ``redelivery_count`` is ignored."""
+
+    def read(self, start: Position, max_entries: int, skip: AckSet) -> tuple[list[ReceivedMessage], Position]:
+        """The next messages in log order from ``start`` on, and one past the last entry that was looked at.
+
+        At most ``max_entries`` messages, none that ``skip`` has acknowledged, none that cannot be read. ``start``
+        may be past the end of its ledger. No messages and ``start`` itself: there is nothing more for now.
+        A reader may pass over a message and return it later, from before ``start``; it returns each message once
+        until a seek. If it raises, it has returned nothing.
+        """
+        ...
+
+    def read_at(self, positions: Sequence[Position]) -> list[ReceivedMessage]:
+        """The messages at these ascending positions in the same order, without those that cannot be read."""
+        ...
+
+    def unseen(self, start: Position, limit: Position) -> Mapping[int, BitMap]:
+        """Entries before ``limit``, by ledger id, that were not returned because they are, or were, not due yet.
+
+        ``start`` is where the next ``read`` begins. No bitmap is empty.
+        """
+        ...
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _whole(method: Callable[Concatenate[Dispatcher, P], T]) -> Callable[Concatenate[Dispatcher, P], T]:
+    """A change that leaves the dispatcher torn if it does not come to its end; an error of duelog's changes nothing."""
+
+    def change(self: Dispatcher, /, *arguments: P.args, **options: P.kwargs) -> T:
+        self.torn = True
+        try:
+            value = method(self, *arguments, **options)
+        except DuelogError as error:
+            self.torn = isinstance(error, BrokenInvariant)
+            raise
+        self.torn = False
+        return value
+
+    change.__doc__ = method.__doc__
+    return change
+
+
+class Dispatcher:
+    """One subscription's deliveries. Not thread-safe.
+
+    What an interrupt, or an error where none is expected, has left half done makes it `torn`; then it is to be mended
+    before anything else: everything unacknowledged is handed out again.
+
+    Types: "exclusive" and "shared" hand anything to whoever asks ("exclusive" leaves it to the caller to admit one
+    consumer only); "failover" serves the consumer that came first; "key_shared" keeps order by key, see
+    ``key_order.py``.
+    """
+
+    def __init__(
+        self,
+        acks: AckSet,
+        reader: LogReader,
+        ledgers: LedgerList,
+        *,
+        type: SubscriptionType,
+        ack_timeout_ms: int | None = None,
+        max_kept_back: int = 2_000,
+    ) -> None:
+        """Start after the mark-delete position of ``acks``, with nothing handed out.
+
+        ack_timeout_ms: how long a consumer may hold a message unacknowledged before others get it; None: for ever.
+        max_kept_back: "key_shared" only: how many messages may be read ahead for keys that have to wait. When that
+        many are kept back, nobody gets new messages until one of them could be handed out.
+        """
+        self.acks = acks
+        self.torn = False
+        self.type: SubscriptionType = type
+        self._reader = reader
+        self._ledgers = ledgers
+        self._read_position = _after(acks.mark_delete)
+        self._outstanding = Outstanding(ack_timeout_ms)
+        self._redeliveries = Redeliveries()
+        self._max_kept_back = max_kept_back
+        self._order = KeyOrder(max_kept_back) if type == "key_shared" else DeliveryOrder()
+
+    def mend(self, consumers: Sequence[int], rewind: Callable[[Position], None]) -> None:
+        """Have nothing handed out, as after a restart, with these consumers; `rewind` takes the reader back."""
+        outstanding = Outstanding(self._outstanding.timeout_ms)
+        for consumer in consumers:
+            outstanding.add_consumer(consumer)
+        self.acks.mend(self._ledgers)
+        self._outstanding, self._redeliveries = outstanding, Redeliveries()
+        self._order = KeyOrder(self._max_kept_back) if self.type == "key_shared" else DeliveryOrder()
+        self._order.set_consumers(consumers)
+        self._read_position = _after(self.acks.mark_delete)
+        rewind(self._read_position)
+        self.torn = False
+
+    @_whole
+    def set_ack_timeout(self, ack_timeout_ms: int | None, now_ms: int) -> None:
+        """Let consumers hold messages for so long from now on, those that they hold already too; None: for ever."""
+        self._outstanding.set_timeout(ack_timeout_ms, now_ms)
+
+    # -- asking --------------------------------------------------------------------------------
+
+    @property
+    def read_position(self) -> Position:
+        """The next position of the log to look at; may be one past the end of its ledger."""
+        return self._read_position
+
+    @property
+    def consumers(self) -> tuple[int, ...]:
+        """Consumer ids, those that came first first."""
+        return self._outstanding.consumers
+
+    @property
+    def awaiting_redelivery_count(self) -> int:
+        """Number of messages that were handed out, are not acknowledged, and nobody holds."""
+        return len(self._redeliveries) + len(self._order) - self._order.kept_back
+
+    @property
+    def kept_back_count(self) -> int:
+        """Number of messages read but not handed out yet for their keys' sake; 0 unless "key_shared"."""
+        return self._order.kept_back
+
+    def outstanding_count(self, consumer_id: int | None = None) -> int:
+        """Number of messages that a consumer, or all of them, hold unacknowledged."""
+        if consumer_id is not None:
+            self._known(consumer_id)
+        return self._outstanding.count(consumer_id)
+
+    def is_served(self, consumer_id: int) -> bool:
+        """Whether the consumer gets messages at all: under "failover", whether it is the active one."""
+        self._known(consumer_id)
+        return self.type != "failover" or self.consumers[0] == consumer_id
+
+    def failed_at(self, position: Position) -> tuple[int, int] | None:
+        """When the first and the last delivery of a message ended unacknowledged (epoch ms); None: none did."""
+        return self._outstanding.failed_at(position)
+
+    def next_redelivery_ms(self) -> int | None:
+        """When time alone next makes a message ready: a redelivery's time or an acknowledgement timeout.
+
+        None if none is coming. What is ready already is ``has_ready``'s to say. New log entries are not counted.
+        """
+        times = (self._redeliveries.next_ms(), self._outstanding.next_deadline_ms())
+        return min((time_ms for time_ms in times if time_ms is not None), default=None)
+
+    def has_ready(self, now_ms: int, consumer_id: int | None = None) -> bool:
+        """Whether a message that was read before could be handed out now, to one consumer or to any.
+
+        New log entries are the engine's to know: compare ``read_position`` with the end of the log.
+        """
+        self._bring_due(now_ms)
+        if consumer_id is not None:
+            return self.is_served(consumer_id) and bool(self._order.peek(consumer_id, 1))
+        return any(self._order.peek(some_id, 1) for some_id in self.consumers)
+
+    # -- consumers -----------------------------------------------------------------------------
+
+    @_whole
+    def add_consumer(self, consumer_id: int) -> None:
+        """A consumer comes; InvalidArgument if it is there already or the id is negative."""
+        if consumer_id < 0 or consumer_id in self._outstanding:
+            raise InvalidArgument("consumer_id", consumer_id, "negative, or there is such a consumer already")
+        self._outstanding.add_consumer(consumer_id)
+        self._order.set_consumers(self.consumers)
+
+    @_whole
+    def remove_consumer(self, consumer_id: int, now_ms: int) -> None:
+        """A consumer goes; what it held is due for redelivery at ``now_ms``."""
+        self._known(consumer_id)
+        for ledger_id, entries in self._outstanding.remove_consumer(consumer_id).by_ledger().items():
+            self._take_back(ledger_id, entries, now_ms, now_ms)
+        self._order.set_consumers(self.consumers)
+
+    # -- handing out ---------------------------------------------------------------------------
+
+    def next_batch(self, consumer_id: int, max_messages: int, now_ms: int) -> list[ReceivedMessage]:
+        """Messages for one consumer: first what is ready, in log order, then new ones from the log.
+
+        An empty list means that there is nothing for this consumer before the log grows, time passes
+        (``next_redelivery_ms``) or another consumer acts. Fewer than ``max_messages`` does not mean that. If the
+        reader raises, nothing was handed out and nothing is lost.
+        """
+        if max_messages < 1:
+            raise InvalidArgument("max_messages", max_messages, "at least 1")
+        if not self.is_served(consumer_id):
+            return []
+        self.torn = True
+        self._bring_due(now_ms)
+        order, start = self._order, self._read_position
+        while True:
+            self.torn = False
+            ready = order.peek(consumer_id, max_messages)
+            found = self._reader.read_at(ready) if ready else []
+            fresh: list[ReceivedMessage] = []
+            room = order.look_ahead(max_messages - len(ready))
+            if room > 0:
+                fresh, start = self._reader.read(self._read_position, room, self.acks)
+                if start < self._read_position:
+                    raise BrokenInvariant(f"the reader went back from {self._read_position} to {start}")
+            # Invariant: from here on nothing raises, so that a message recorded as handed out is handed out.
+            self.torn = True
+            if len(found) < len(ready):
+                self._give_up(ready, found)
+            moved = bool(ready or fresh) or start != self._read_position
+            self._read_position = start
+            order_again, order_fresh = order.split(found)
+            order.hand_out(consumer_id, found)
+            fresh = order.admit(consumer_id, fresh)
+            order.hand_out(consumer_id, fresh)
+            if found or fresh:
+                self._outstanding.hand_out(consumer_id, order_again, [*order_fresh, *fresh], now_ms)
+                self.torn = False
+                return [*found, *fresh]
+            if not moved:
+                self.torn = False
+                return []
+
+    @_whole
+    def nack(self, consumer_id: int, positions: Sequence[Position], redeliver_at_ms: int, now_ms: int) -> int:
+        """Give messages back, to be handed out again at ``redeliver_at_ms`` and not before; how many were given back.
+
+        Positions that this consumer does not hold (acknowledged, overdue, never handed to it) are passed over.
+        """
+        count = 0
+        for ledger_id, entries in group_by_ledger(positions).items():
+            held = self._outstanding.release(consumer_id, ledger_id, entries)
+            if held is not None:
+                self._take_back(ledger_id, held, redeliver_at_ms, now_ms)
+                count += len(held)
+        return count
+
+    def expire(self, now_ms: int) -> int:
+        """Take back what is held past the acknowledgement timeout; how many messages. They are due at ``now_ms``.
+
+        ``next_batch`` and ``has_ready`` do so by themselves.
+        """
+        count = 0
+        for ledger_id, entries in self._outstanding.take_overdue(now_ms):
+            self._take_back(ledger_id, entries, now_ms, now_ms)
+            count += len(entries)
+        return count
+
+    # -- acknowledging -------------------------------------------------------------------------
+
+    def ack(self, consumer_id: int | None, positions: Sequence[Position]) -> int:
+        """Acknowledge messages wherever they are; how many were not acknowledged before.
+
+        consumer_id: who probably holds them, which saves a search; None if unknown. Raises InvalidArgument for a
+        position that the topic does not have; nothing is acknowledged then.
+        """
+        return self.ack_entries(consumer_id, group_by_ledger(positions))
+
+    @_whole
+    def ack_entries(self, consumer_id: int | None, groups: Mapping[int, BitMap]) -> int:
+        """`ack` of entries by ledger id."""
+        if len(groups) > 1:
+            for ledger_id, entries in groups.items():
+                self.acks.validate(ledger_id, entries.max(), self._ledgers)
+        count = 0
+        for ledger_id, entries in groups.items():
+            count += self.acks.ack(ledger_id, entries, self._ledgers)
+            if self._outstanding.forget(consumer_id, ledger_id, entries) < len(entries):
+                self._redeliveries.forget(ledger_id, entries)
+            self._order.forget(ledger_id, entries)
+        return count
+
+    @_whole
+    def ack_cumulative(self, position: Position) -> int:
+        """Acknowledge everything at or before ``position``; how many entries were not acknowledged before.
+
+        But not what the reader passed over and has not returned since, nor what it would pass over now: that is still
+        to be delivered. Raises InvalidArgument under "shared" and "key_shared", where other consumers hold some of
+        those messages, and for a position that the topic does not have.
+        """
+        if self.type in ("shared", "key_shared"):
+            raise InvalidArgument("position", position, f"no cumulative acknowledgement under type {self.type!r}")
+        self.acks.validate(*position, self._ledgers)
+        unseen = self._reader.unseen(self._read_position, _after(position))
+        count = self.acks.ack_cumulative(position, self._ledgers, unseen)
+        still_to_read = any(Position(ledger, each.max()) >= self._read_position for ledger, each in unseen.items())
+        self._forget_through(position, moving=not still_to_read)
+        return count
+
+    # -- moving --------------------------------------------------------------------------------
+
+    @_whole
+    def seek(self, mark_delete: Position, but: Mapping[int, BitMap] | None = None) -> None:
+        """Go to just after ``mark_delete``: everything after it is unacknowledged and will be delivered as new.
+
+        So are the entries ``but`` before it, by ledger id.
+        What is held or awaits redelivery is forgotten; an acknowledgement of it still counts when it comes.
+        """
+        self.acks.begin(mark_delete, but or {}, self._ledgers)
+        self._outstanding.clear()
+        self._redeliveries.clear()
+        self._order.clear()
+        self._read_position = _after(self.acks.mark_delete)
+
+    @_whole
+    def trimmed(self, first_ledger_id: int) -> None:
+        """The ledgers before ``first_ledger_id`` are gone: forget their messages, and trim ``acks`` likewise."""
+        self.acks.trim_to(first_ledger_id, self._ledgers)
+        self._forget_through(Position(first_ledger_id, -1))
+
+    # -- inside --------------------------------------------------------------------------------
+
+    def _known(self, consumer_id: int) -> None:
+        if consumer_id not in self._outstanding:
+            raise InvalidArgument("consumer_id", consumer_id, "no such consumer")
+
+    def _take_back(self, ledger_id: int, entries: BitMap, redeliver_at_ms: int, now_ms: int) -> None:
+        """Entries that a consumer held until now are to be handed out again."""
+        self._outstanding.note_failed(ledger_id, entries, now_ms)
+        self._redeliveries.add(ledger_id, entries, redeliver_at_ms)
+        self._order.taken_back(ledger_id, entries)
+
+    def _bring_due(self, now_ms: int) -> None:
+        self.expire(now_ms)
+        for ledger_id, entries in self._redeliveries.take_due(now_ms):
+            self._order.fell_due(ledger_id, entries)
+
+    def _give_up(self, asked: Sequence[Position], found: Sequence[ReceivedMessage]) -> None:
+        readable = {message.position for message in found}
+        for ledger_id, entries in group_by_ledger([p for p in asked if p not in readable]).items():
+            self._order.forget(ledger_id, entries)
+
+    def _forget_through(self, position: Position, *, moving: bool = True) -> None:
+        self._outstanding.forget_through(position)
+        self._redeliveries.forget_through(position)
+        self._order.forget_through(position)
+        if moving:
+            self._read_position = max(self._read_position, _after(position))
+
+    def _check(self) -> None:
+        """Raise BrokenInvariant unless every message has one place, none is acknowledged and all were read."""
+        self.acks._check(self._ledgers)
+        self._outstanding._check()
+        self._redeliveries._check()
+        self._order._check()
+        seen: set[Position] = set()
+        places = [*self._outstanding.by_consumer().values(), set(self._redeliveries.waiting()), self._order.ready()]
+        for place in places:
+            if not seen.isdisjoint(place):
+                raise BrokenInvariant(f"{min(seen & place)} is in two places")
+            seen |= place
+        for position in seen:
+            if self.acks.is_acked(position):
+                raise BrokenInvariant(f"{position} is acknowledged and not forgotten")
+            if position >= self._read_position:
+                raise BrokenInvariant(f"{position} was handed out before it was read")
+
+
+def _after(position: Position) -> Position:
+    return Position(position.ledger_id, position.entry_id + 1)

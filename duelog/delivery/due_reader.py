@@ -1,0 +1,121 @@
+"""The main log as one subscription reads it: what is not due yet is passed over, and comes when it is.
+
+Only logs in which messages wait inline have a tracker; for every other this is the plain reader.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from pyroaring import BitMap
+
+from duelog.delivery.acks import AckSet
+from duelog.markers.reader import MainLogReader
+from duelog.markers.tracker import SubscriptionView, TopicDelayTracker
+from duelog.store.clock import StoreClock
+from duelog.store.message import ReceivedMessage
+from duelog.store.position import Position
+
+from .read_ahead import ReadAhead, ReadAheadBudget
+
+OpenView = Callable[[Position, int], tuple[TopicDelayTracker, SubscriptionView]]
+
+
+class DueReader:
+    """A dispatcher's LogReader. Not thread-safe: the subscription's lock is held around every call."""
+
+    def __init__(
+        self, reader: MainLogReader, open_view: OpenView, clock: StoreClock, budget: ReadAheadBudget | None = None
+    ) -> None:
+        """`open_view` (read position, served up to) opens a view on the topic's tracker, made at first need."""
+        self._reader = reader
+        self._ahead = ReadAhead(reader, budget or ReadAheadBudget())
+        self._open = open_view
+        self._clock = clock
+        self._tracker: TopicDelayTracker | None = None
+        self._view: SubscriptionView | None = None
+        self._closed_at: tuple[int, Position] | None = None
+        """What the view was served up to when it was closed: a due time, and the last position of those due then."""
+
+    def read(self, start: Position, max_entries: int, skip: AckSet) -> tuple[list[ReceivedMessage], Position]:
+        """What has become due behind `start`, then messages from `start` on that are due."""
+        now_ms = self._clock.now_ms()
+        if self._view is not None or self._reader.keeps_back:
+            now_ms = self._clock.raise_to(now_ms)  # what is served by it is served for good: it must not go back
+        if self._tracker is not None and self._view is not None:
+            return self._read_tracked(self._tracker, self._view, start, max_entries, now_ms, skip)
+        fresh, following, passed_over = self._ahead.read(start, max_entries, skip, now_ms)
+        if passed_over and self._view is None:
+            self._clock.raise_to(now_ms)
+            self._tracker, self._view = self._open(start, now_ms)
+        return fresh, following
+
+    def _read_tracked(
+        self,
+        tracker: TopicDelayTracker,
+        view: SubscriptionView,
+        start: Position,
+        limit: int,
+        now_ms: int,
+        skip: AckSet,
+    ) -> tuple[list[ReceivedMessage], Position]:
+        before = view.done_ms, view.done_position
+        try:
+            due = tracker.take(view, start, limit, now_ms, skip)
+            found: list[ReceivedMessage] = []
+            if due:
+                by_position = {message.position: message for message in self._reader.read_at(due)}
+                found = [by_position[position] for position in due if position in by_position]
+            if len(due) >= limit:
+                return found, start  # the log is read only when nothing due waits behind the read position
+            fresh, following, _ = self._reader.read(start, limit - len(due), skip, now_ms)
+            return [*found, *fresh], following
+        except BaseException:
+            tracker.untake(view, *before)
+            raise
+
+    def read_at(self, positions: Sequence[Position]) -> list[ReceivedMessage]:
+        """The messages at these positions, due or not."""
+        return self._reader.read_at(positions)
+
+    def unseen(self, start: Position, limit: Position) -> dict[int, BitMap]:
+        """Entries before `limit` that no consumer can have been given, where all before `start` was read."""
+        now_ms = self._clock.now_ms()
+        if self._view is None and start < limit and self._reader.waits_inline(now_ms):
+            self._clock.raise_to(now_ms)
+            self._tracker, self._view = self._open(start, now_ms)
+        found: dict[int, BitMap] = {}
+        if self._tracker is not None and self._view is not None:
+            found = self._tracker.unseen(self._view, start, limit, self._clock.raise_to(now_ms))
+        if start < limit and self._reader.keeps_back:
+            for ledger_id, entries in self._reader.kept_back(limit, now_ms).items():
+                found[ledger_id] = found.get(ledger_id, BitMap()) | entries
+        return found
+
+    def next_due_ms(self) -> int | None:
+        """When the next message that was passed over, or not read before its time, becomes due; None: there is none."""
+        kept_back_ms = self._reader.next_readable_ms(self._clock.now_ms())
+        if self._tracker is None or self._view is None:
+            return kept_back_ms
+        return min((ms for ms in (kept_back_ms, self._tracker.next_due_ms(self._view)) if ms is not None), default=None)
+
+    def rewind(self, position: Position) -> None:
+        """The subscription goes back to `position`."""
+        self._ahead.clear()
+        if self._tracker is not None and self._view is not None:
+            self._tracker.rewind(self._view, position)
+
+    def close(self) -> None:
+        """The last consumer has left: hold nothing in memory for it."""
+        self._ahead.clear()
+        if self._tracker is not None and self._view is not None:
+            self._closed_at = self._view.done_ms, self._view.done_position
+            self._tracker.close_view(self._view, self._clock.now_ms())
+            self._tracker = self._view = None
+
+    def reopen(self, unacknowledged: Position) -> None:
+        """A consumer has come again: track what was passed over from the first unacknowledged position on."""
+        if self._view is None and self._closed_at is not None:
+            done_ms, done_position = self._closed_at
+            self._tracker, self._view = self._open(unacknowledged, done_ms - 1)  # some that are due then may be left
+            self._view.done_ms, self._view.done_position = done_ms, done_position

@@ -1,0 +1,221 @@
+"""The policies of an open store: set, looked up, and the delay policies applied to what is sent.
+
+What is in force for a topic or a subscription is worked out once and kept in memory until something is set or removed.
+While no delay policy is set anywhere, a send pays one look at a flag.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from types import EllipsisType
+
+import numpy as np
+import numpy.typing as npt
+
+from duelog.store.codec.body import EncodedBatch
+from duelog.store.config import StoreConfig
+from duelog.store.env.environment import Environment
+from duelog.store.errors import DelayTooLong, PoliciesChanged, StoreFull
+from duelog.store.names import TopicName
+from duelog.store.policy import policy_records as rows
+from duelog.store.policy.policies import (
+    DEFAULTS,
+    DELAY_FIELDS,
+    DelayedDeliveryPolicies,
+    EffectivePolicies,
+    Policies,
+    PolicyValue,
+    check_value,
+    delay_part,
+    merge,
+    of_config,
+)
+from duelog.store.policy.policy_records import STORE_SCOPE, Scope
+
+Note = Callable[[TopicName, int], None]
+"""Told (topic, how many messages)."""
+
+_log = logging.getLogger("duelog.config")
+
+
+def _ignore(scope: Scope) -> None:
+    """Nothing follows the policies of a read-only store."""
+
+
+class DelayPolicies:
+    """Policies by scope. Thread-safe."""
+
+    def __init__(self, main: Environment, *, read_only: bool) -> None:
+        self._main = main
+        self._keeps = not read_only  # another process may set what a read-only store reads
+        self._lock = threading.Lock()
+        self._known: dict[tuple[TopicName, str | None], EffectivePolicies] = {}
+        self._shared: dict[object, EffectivePolicies] = {}
+        self._any = True
+        self.shortest_ttl_ms: int | None = None
+        """The shortest time to live that is set anywhere; None: none is."""
+        self.on_changed: Callable[[Scope], None] = _ignore
+        """Told, after the commit, at which scope something was set or removed."""
+        self.on_rejected: Note | None = None
+        self.on_overridden: Note | None = None
+        self._look()
+
+    def _look(self) -> None:
+        with self._main.read() as raw:
+            scopes = [policies for _, policies in rows.scopes_set(raw)]
+        self._any = any(name in policies.fields_set() for policies in scopes for name in DELAY_FIELDS)
+        self.shortest_ttl_ms = min((policies.ttl_ms for policies in scopes if policies.ttl_ms), default=None)
+
+    # -- what a store is made with -------------------------------------------------------------------
+
+    def record(self, config: StoreConfig) -> None:
+        """Have a store that an earlier version made go by the defaults of `config` from now on, once and for all.
+
+        On a full disk nothing is recorded, and everything is kept until a later opening.
+        """
+        with self._main.read() as raw:
+            if rows.is_recorded(raw):
+                return
+        with suppress(StoreFull):
+            self._main.write(lambda transaction: rows.record_defaults(transaction, of_config(config)))
+            self.changed(STORE_SCOPE)
+
+    def warn_of(self, config: StoreConfig) -> None:
+        """Log which of the settings that a program asks for the store has otherwise: it goes by its own."""
+        with self._main.read() as raw:
+            kept = rows.find(raw, STORE_SCOPE) or Policies()
+        differing = [
+            f"{name}={asked!r} is asked for, the store keeps {name}={kept.fields_set().get(name, DEFAULTS[name])!r}"
+            for name, asked in of_config(config).fields_set().items()
+            if kept.fields_set().get(name, DEFAULTS[name]) != asked
+        ]
+        if differing:
+            _log.warning("%s: %s; DelayedStore.set_policies changes it", self._main.path.parent, "; ".join(differing))
+
+    # -- by scope ------------------------------------------------------------------------------------
+
+    def get(self, scope: Scope) -> Policies | None:
+        """What is set at a scope, None: nothing."""
+        with self._main.read() as raw:
+            return rows.find(raw, scope)
+
+    def all(self) -> list[tuple[Scope, Policies]]:
+        """(scope, policies) of every scope at which something is set."""
+        with self._main.read() as raw:
+            return rows.scopes_set(raw)
+
+    def set(
+        self,
+        scope: Scope,
+        policies: DelayedDeliveryPolicies,
+        expected: DelayedDeliveryPolicies | EllipsisType | None = ...,
+    ) -> None:
+        """Set the policies of a scope, durably. A send that has begun may still go by those before.
+
+        expected: what must be set there (`...`: whatever is), compared and replaced in one transaction; delay policies
+        are compared with the delay policies. Raises PoliciesChanged, with nothing set.
+        """
+
+        def compare(before: Policies) -> DelayedDeliveryPolicies:
+            if not isinstance(expected, EllipsisType):
+                whole = expected is None or isinstance(expected, Policies)
+                if (before if whole else delay_part(before)) != (expected or Policies()):
+                    raise PoliciesChanged(str(scope), expected, before if before.fields_set() else None)
+            return policies
+
+        self._change(scope, compare)
+
+    def update(self, scope: Scope, values: Mapping[str, PolicyValue | None]) -> Policies:
+        """Set these fields at a scope, None: unset them, and leave the others; returns what is set there then."""
+        for name, value in values.items():
+            check_value(name, value)
+        return self._change(scope, lambda before: replace(before, **values))[1]  # type: ignore[arg-type]
+
+    def remove(self, scope: Scope) -> bool:
+        """Remove what is set at a scope, durably; False: nothing was."""
+        return bool(self._change(scope, lambda before: Policies())[0].fields_set())
+
+    def _change(self, scope: Scope, work: Callable[[Policies], DelayedDeliveryPolicies]) -> tuple[Policies, Policies]:
+        changed = self._main.write(lambda transaction: rows.change(transaction, scope, work))
+        self.changed(scope)
+        return changed
+
+    def changed(self, scope: Scope) -> None:
+        """Forget what was worked out: rows were written."""
+        with self._lock:
+            self._known.clear()
+            self._shared.clear()
+            self._look()
+        self.on_changed(scope)
+
+    def effective(self, topic: TopicName, subscription: str | None = None) -> EffectivePolicies:
+        """What is in force for a topic or a subscription, and where each field comes from. O(1) once worked out."""
+        found = self._known.get((topic, subscription))
+        if found is not None:
+            return found
+        with self._lock:  # so that nothing is kept that was read before a change and comes after it
+            with self._main.read() as raw:
+                scopes, defaults = rows.in_force(raw, topic, subscription)
+            found = self._shared.get((scopes, defaults is DEFAULTS))
+            if found is None:
+                found = merge(scopes, defaults)
+            if self._keeps:
+                self._shared[scopes, defaults is DEFAULTS] = found
+                self._known[topic, subscription] = found
+            return found
+
+    def apply_one(self, topic: TopicName, due_ms: int, now_ms: int) -> tuple[int, bool]:
+        """(the due time that the policies in force ask for, whether it is `overridden`) of one message.
+
+        Raises DelayTooLong.
+        """
+        if not self._any:
+            return due_ms, False
+        batch = EncodedBatch(np.array([due_ms], dtype=np.int64), np.array([due_ms > now_ms]), [b""])
+        self.apply(topic, batch, now_ms)
+        return int(batch.dues[0]), batch.overridden is not None and bool(batch.overridden[0])
+
+    def apply(self, topic: TopicName, batch: EncodedBatch, now_ms: int) -> None:
+        """Give a batch the due times that the policies in force ask for. Raises DelayTooLong; all or none.
+
+        Which of them are overridden is counted by `stored`, once they are on disk.
+        """
+        if not self._any:
+            return
+        effective = self.effective(topic)
+        if effective.is_plain:
+            return
+        try:
+            dues = effective.apply(batch.dues, now_ms)
+        except DelayTooLong:
+            if self.on_rejected is not None:
+                self.on_rejected(topic, effective.over_limit(batch.dues, now_ms))
+            raise
+        batch.overridden = effective.overridden(batch.dues, now_ms)
+        batch.dues = dues
+        batch.delayed = dues > now_ms
+
+    def retry_due_ms(self, topic: TopicName, due_ms: int, now_ms: int) -> int:
+        """When a message comes again whose consumer asked for `due_ms`. Raises DelayTooLong.
+
+        As for one that is sent, but that a fixed delay, which is for what producers send, does not put it off.
+        """
+        if not self._any:
+            return due_ms
+        effective = replace(self.effective(topic), fixed_delivery_delay_ms=0)
+        try:
+            return int(effective.apply(np.array([due_ms], dtype=np.int64), now_ms)[0])
+        except DelayTooLong:
+            if self.on_rejected is not None:
+                self.on_rejected(topic, 1)
+            raise
+
+    def stored(self, topic: TopicName, overridden: npt.NDArray[np.bool_] | bool | None) -> None:
+        """Messages that `apply` marked so are on disk: count those that did not get the delay they asked for."""
+        count = 0 if overridden is None else int(np.count_nonzero(overridden))
+        if count and self.on_overridden is not None:
+            self.on_overridden(topic, count)

@@ -1,0 +1,223 @@
+"""Where messages that many threads send one by one come in: those for several days share one flush, by the journal.
+
+A message that is sent alone is a commit of its partition. With several under way, for as many days, that is a commit
+each; so the first of them leads, has every message promised its place in its partition, appends all to the journal,
+and waits for the disk once. The partitions get what was promised later, together: with the next commit, before
+anything is read from them, when the journal is full, or `SETTLE_MS` after.
+
+Where a message cannot be promised its place it goes the ordinary way: the journal makes sends quicker, and no send
+depends on it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+from duelog.partitions.partition import Partition, Wanted
+from duelog.partitions.partition_set import PartitionSet
+from duelog.store.clock import Clock
+from duelog.store.env.commit_queue import CommitQueue, Request
+from duelog.store.env.environment import Environment
+from duelog.store.errors import DuelogError, ResourceShortage, StoreFailed, StoreFull, StoreUnavailable
+from duelog.store.files.failpoints import reach
+from duelog.store.files.process import here
+from duelog.store.log.ledger import RunLimits
+from duelog.store.wal.journal import RECORD_BYTES, Fields, Journal
+
+from .crew import Crew
+
+SETTLE_MS = 1_000
+"""After so long the partitions have what they were promised, where a thread looks after the store."""
+
+_MOST_BYTES = 64 << 10
+"""A larger body goes to its partition at once: written once, not twice."""
+
+
+_Arrival = tuple[Partition, Wanted]
+"""A message for a partition."""
+
+
+class Intake:
+    """Takes single messages for time partitions. Thread-safe."""
+
+    def __init__(
+        self,
+        main: Environment,
+        partitions: PartitionSet,
+        limits: RunLimits,
+        crew: Crew,
+        together: int,
+        clock: Clock,
+        open_journal: Callable[[], Journal],
+        wake: Callable[[], None],
+    ) -> None:
+        """`together`: from so many sends under way at once on they share flushes.
+
+        `open_journal` is called when it is first needed, `wake` when `due_ms` has come forward.
+        """
+        self._main = main
+        self._partitions = partitions
+        self._limits = limits
+        self._crew = crew
+        self.together = together
+        self._clock = clock
+        self._open_journal = open_journal
+        self._wake = wake
+        self._journal: Journal | None = None
+        self._unavailable = False
+        """Whether there was no room for a journal: there is none as long as the store is open."""
+        self._closed = False
+        self._under_way: list[None] = []
+        """As long as sends are under way: appending and popping need no lock."""
+        self._queue = CommitQueue(self._admit, self._serve, self._broke_off)
+        self._unwritten: list[Fields] = []
+        """Promised, and not known to be in the journal: the next leader writes them first."""
+        self._promising = False
+        self._due_ms: int | None = None
+        self._process = here.pid
+        self.observe: Callable[[int, int], None] | None = None
+        """Called with (duration ns, messages) when a group is on disk; for metrics."""
+
+    def append(self, partition: Partition, topic_id: int, due_ms: int, body: bytes) -> tuple[int, int]:
+        """Append a message; (ledger id, entry id) once it is durable. REQUIRES: an append lease.
+
+        Raises StoreFull, StoreFailed, ClosedError.
+        """
+        self._under_way.append(None)
+        try:
+            if len(self._under_way) >= self.together and len(body) <= _MOST_BYTES:
+                promised: tuple[int, int] | None = self._queue.run((partition, (topic_id, due_ms, body)))
+                if promised is not None:
+                    return promised
+            return partition.append(topic_id, (due_ms,), (body,), self._limits, self._partitions.new_ledger)
+        finally:
+            self._under_way.pop()
+
+    # -- leading -----------------------------------------------------------------------------------
+
+    def _admit(self) -> None:
+        if self._main.failed is not None:
+            raise self._main.failed
+
+    def _broke_off(self, error: BaseException, _: bool) -> None:
+        """Where memory may not know what was promised, nothing more is written."""
+        if self._promising or isinstance(error, Exception):
+            self._main.fail(error)
+
+    def _serve(self, batch: list[Request]) -> None:
+        """Give every request its id, or None: it is to be appended."""
+        try:
+            self._write()  # what a leader promised who was interrupted; there is room for it
+            arrivals = [request for request in batch if request.value is None and request.work is not None]
+            if self._closed or not arrivals or not self._has_room(arrivals):
+                return
+            self._promising = True
+            by_partition: dict[Partition, list[Request]] = {}
+            for request in arrivals:
+                by_partition.setdefault(request.work[0], []).append(request)
+            for partition, requests in by_partition.items():
+                self._promise(partition, requests)
+            self._promising = False
+            self._write()
+        except OSError as error:
+            failed = self._main.fail(error)
+            for request in batch:
+                request.error = failed
+
+    def _promise(self, partition: Partition, requests: list[Request]) -> None:
+        wanted: list[Wanted] = [request.work[1] for request in requests]
+        try:
+            places = partition.promise(wanted, self._limits)
+        except DuelogError as error:
+            for request in requests:
+                request.error = error
+            return
+        start_ms = partition.start_ms
+        for request, place, (_, due_ms, body) in zip(requests, places, wanted, strict=True):
+            if place is not None:
+                self._unwritten.append((start_ms, place[0], due_ms, place[1], body))
+                request.value = place
+
+    def _write(self) -> None:
+        """Have what was promised in the journal, on disk. Raises OSError."""
+        if not self._unwritten or self._journal is None:
+            return
+        started = time.perf_counter_ns()
+        reach("journal.before")
+        self._journal.append(self._unwritten)
+        if self.observe is not None:
+            self.observe(time.perf_counter_ns() - started, len(self._unwritten))
+        self._unwritten = []
+        reach("journal.after")
+        if self._due_ms is None:
+            self._due_ms = self._clock.now_ms() + SETTLE_MS
+            self._wake()
+
+    def _has_room(self, arrivals: list[Request]) -> bool:
+        """Whether the journal has room for them, begun anew if it has to be. Raises OSError."""
+        if self._journal is None and not self._unavailable:
+            try:
+                self._journal = self._open_journal()
+            except DuelogError as error:
+                self._unavailable = not isinstance(error, ResourceShortage)
+        if self._journal is None:
+            return False
+        size = sum(RECORD_BYTES + len(request.work[1][2]) for request in arrivals)
+        if not self._journal.has_room(size):
+            try:
+                self._begin_anew(self._journal)
+            except (StoreFull, StoreFailed, StoreUnavailable):  # who appends is told
+                return False
+        return self._journal.has_room(size)
+
+    def _begin_anew(self, journal: Journal) -> None:
+        """Have the partitions write what they owe, and begin the journal anew. Raises as `settle_all`; OSError."""
+        self._partitions.settle_all(self._crew.run)
+        reach("journal.settled")
+        journal.restart()
+
+    # -- afterwards --------------------------------------------------------------------------------
+
+    def due_ms(self) -> int | None:
+        """When `settle` has something to do; None: never, as it is. Soon, also where the clock was set back since."""
+        due_ms = self._due_ms
+        return None if due_ms is None else min(due_ms, self._clock.now_ms() + SETTLE_MS)
+
+    def settle(self, now_ms: int) -> bool:
+        """Have one partition write what it owes, if it is time; whether there may be more to do now. Raises StoreFull.
+
+        What a partition owes that has failed stays in the journal, until the store is opened again.
+        """
+        due_ms = self._due_ms
+        if due_ms is None:
+            return False
+        if due_ms > now_ms:
+            self._due_ms = min(due_ms, now_ms + SETTLE_MS)  # the clock may have been set back
+            return False
+        with suppress(StoreFailed):  # those that failed come last
+            if self._partitions.settle_one():
+                return True
+        self._due_ms = None
+        if self._partitions.owes():  # promised since it was looked
+            self._due_ms = now_ms + SETTLE_MS
+        return False
+
+    def close(self) -> None:
+        """Take nothing more together, and have the partitions write what they owe.
+
+        Where they cannot (no room, a failed disk) it stays in the journal, and they get it when the store is opened.
+        """
+        self._closed = True
+        if here.pid != self._process:
+            return  # the journal, and whoever leads, is the parent's
+        try:
+            self._queue.run(None)  # whoever leads has ended then
+            if self._journal is not None:
+                self._begin_anew(self._journal)
+        except (DuelogError, OSError):
+            pass
+        finally:
+            if self._journal is not None:
+                self._journal.close()

@@ -1,0 +1,147 @@
+"""Sending without waiting: messages in flight, bounded in bytes, written in batches by a few threads.
+
+Messages of one topic are written in the order in which they were put in. What a topic has waiting when a thread takes
+it up is one batch, so that many small sends share commits. Memory is bounded by back-pressure: whoever would put in
+more than `max_in_flight_bytes` waits until something has been written.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from duelog.store.clock import Monitor
+from duelog.store.codec.body import EncodedBatch
+from duelog.store.errors import ClosedError, DuelogError
+from duelog.store.position import MessageId
+
+if TYPE_CHECKING:
+    from .topic_sending import SendingTopic
+
+_THREADS = 4
+_BATCH_ENTRIES = 5_000
+_MESSAGE_BYTES = 500
+"""What a message in flight takes besides its body: a future, and places in queues."""
+
+
+class Outgoing(NamedTuple):
+    """One checked message, delay policies applied; as in `EncodedBatch`."""
+
+    future: Future[MessageId]
+    due_ms: int
+    now_ms: int
+    body: bytes
+    overridden: bool
+
+    @property
+    def size(self) -> int:
+        return len(self.body) + _MESSAGE_BYTES
+
+
+class _Queue:
+    """What waits for one topic."""
+
+    __slots__ = ("busy", "items")
+
+    def __init__(self) -> None:
+        self.items: deque[Outgoing] = deque()
+        self.busy = False
+
+
+class Outbox:
+    """Messages on their way into a store. Thread-safe."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._condition = Monitor()
+        self._queues: dict[str, _Queue] = {}
+        self._bytes = 0
+        self._closed = False
+        self._pool: ThreadPoolExecutor | None = None
+        self._own = threading.local()
+
+    @property
+    def in_flight_bytes(self) -> int:
+        """About the memory of what is not written yet."""
+        return self._bytes
+
+    def put(self, topic: SendingTopic, item: Outgoing, *, wait: bool = True) -> Future[MessageId] | None:
+        """Take one message; None: there is no room, and `wait` is False. Raises ClosedError.
+
+        A message larger than the bound is taken when nothing else is in flight. The outbox's own threads (a
+        callback of a future) never wait, as nobody else would make room.
+        """
+        with self._condition.lock:
+            while not self._closed and self._bytes and self._bytes + item.size > self._max_bytes:
+                if getattr(self._own, "working", False):
+                    break
+                if not wait:
+                    return None
+                self._condition.wait()
+            if self._closed:
+                raise ClosedError("store")
+            self._bytes += item.size
+            queue = self._queues.setdefault(topic.name, _Queue())
+            queue.items.append(item)
+            if not queue.busy:
+                queue.busy = True
+                if self._pool is None:
+                    self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="duelog-outbox")
+                self._pool.submit(self._work, topic, queue)
+        return item.future
+
+    def _work(self, topic: SendingTopic, queue: _Queue) -> None:
+        """Write what waits for a topic, batch by batch, until nothing does."""
+        self._own.working = True
+        while items := self._take(topic.name, queue):
+            wanted = [item for item in items if item.future.set_running_or_notify_cancel()]
+            error: BaseException | None = None
+            ids: list[MessageId] = []
+            try:
+                ids = self._write(topic, wanted)
+            except BaseException as broken:
+                error = broken
+            with self._condition.lock:
+                self._bytes -= sum(item.size for item in items)
+                self._condition.notify_all()
+            for row, item in enumerate(wanted):
+                if error is not None:
+                    item.future.set_exception(error)
+                else:
+                    item.future.set_result(ids[row])
+
+    def _take(self, name: str, queue: _Queue) -> list[Outgoing]:
+        with self._condition.lock:
+            items = [queue.items.popleft() for _ in range(min(len(queue.items), _BATCH_ENTRIES))]
+            if not items:
+                queue.busy = False
+                del self._queues[name]
+            return items
+
+    @staticmethod
+    def _write(topic: SendingTopic, items: list[Outgoing]) -> list[MessageId]:
+        if not items:
+            return []
+        now_ms = items[-1].now_ms
+        dues = np.array([item.due_ms for item in items], dtype=np.int64)
+        overridden = np.array([item.overridden for item in items])
+        batch = EncodedBatch(dues, dues > now_ms, [item.body for item in items], overridden)
+        return topic.write(batch, now_ms).to_list()
+
+    def close(self) -> None:
+        """Take nothing more, and write what is in flight. Whoever waits for room gets ClosedError.
+
+        Raises DuelogError, with nothing done, in the callback of a future, whose end it would wait for for ever.
+        """
+        if getattr(self._own, "working", False):
+            raise DuelogError("a callback of send_async cannot close the store, which waits for the callback to end")
+        with self._condition.lock:
+            self._closed = True
+            pool = self._pool
+            self._condition.notify_all()
+        if pool is not None:
+            pool.shutdown(wait=True)

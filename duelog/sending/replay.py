@@ -1,0 +1,117 @@
+"""Bringing home what a crash left in the journal: every message of it gets the place that it was promised."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+
+from duelog.partitions.partition import Partition, PartitionLog
+from duelog.partitions.partition_set import PartitionSet
+from duelog.store.codec.bodies import Bodies
+from duelog.store.codec.format import PartitionState
+from duelog.store.env.environment import Environment
+from duelog.store.errors import BrokenInvariant, CorruptEntry, DamagedStore
+from duelog.store.log.ledger import RunLimits, last_run
+from duelog.store.wal.journal import FILE_NAME, Journal, JournalRecord, read_journal, remove_unmade
+
+_AT_ONCE = 5_000
+
+
+def replay_journal(
+    path: Path,
+    main: Environment,
+    partitions: PartitionSet,
+    limits: RunLimits,
+    store_id: bytes,
+    open_journal: Callable[[], Journal],
+) -> None:
+    """Have the partitions of the store in `path` get what a crash left in its journal, which is begun anew.
+
+    Raises as `replay`.
+    """
+    remove_unmade(path)
+    records = read_journal(path, store_id)
+    if not records:
+        return
+    replay(path, records, partitions, limits)
+    with closing(open_journal()) as journal:
+        try:
+            journal.restart()
+        except OSError as error:
+            raise main.fail(error) from error
+
+
+def replay(path: Path, records: Iterable[JournalRecord], partitions: PartitionSet, limits: RunLimits) -> int:
+    """Append what the journal of the store in `path` holds and its partitions do not; how many messages, durable.
+
+    Raises DamagedStore where entries before those of the journal are missing, StoreFull, StoreFailed.
+    """
+    appended = 0
+    for partition, log, missing in missing_entries(path, records, partitions):
+        for at in range(0, len(missing), _AT_ONCE):
+            part = missing[at : at + _AT_ONCE]
+            dues = np.array([record.due_ms for record in part], dtype=np.int64)
+            bodies = Bodies.of([record.body for record in part])
+            place = partition.append(log.topic_id, dues, bodies, limits, _no_new_ledger)
+            promised = part[0].ledger_id, part[0].entry_id
+            if place != promised:
+                raise BrokenInvariant(f"{partition.name}: {promised} was promised, {place} given")
+            appended += len(part)
+        partition.environment.sync()
+    return appended
+
+
+def missing_entries(
+    path: Path, records: Iterable[JournalRecord], partitions: PartitionSet
+) -> Iterator[tuple[Partition, PartitionLog, list[JournalRecord]]]:
+    """What the journal holds and the partitions do not, log by log, each under a lease.
+
+    What was promised by a partition that has closed since, or is gone, it has had. Raises DamagedStore as `replay`.
+    """
+    by_log: dict[int, dict[int, list[JournalRecord]]] = defaultdict(lambda: defaultdict(list))
+    for record in records:
+        by_log[record.start_ms][record.ledger_id].append(record)
+    for start_ms, ledgers in by_log.items():
+        partition = partitions.get(start_ms)
+        if partition is None or partition.state is not PartitionState.OPEN:
+            continue
+        with partitions.lease(partition):
+            for log in partition.logs():
+                held = ledgers.get(log.ledger_id, ())
+                tail = log.ledger.entries
+                _refuse_damaged_tail(path, held, partition, log)
+                # An interrupted group may have been written twice.
+                missing = {record.entry_id: record for record in held if record.entry_id >= tail}
+                lost = set(range(tail, max(missing, default=-1) + 1)) - missing.keys()
+                if lost:
+                    raise DamagedStore(
+                        path / FILE_NAME,
+                        f"holds entry {max(missing)} of ledger {log.ledger_id} in {partition.name}, which ends at "
+                        f"entry {tail}, and not entry {min(lost)}: entries were lost",
+                    )
+                if missing:
+                    yield partition, log, [missing[entry_id] for entry_id in sorted(missing)]
+
+
+def _refuse_damaged_tail(path: Path, held: Sequence[JournalRecord], partition: Partition, log: PartitionLog) -> None:
+    """Where the last run of a log cannot be read it is not known which of the journal's entries the log has."""
+    if not held:
+        return
+    with partition.environment.read() as raw:
+        try:
+            last_run(raw, partition.name, log.ledger_id)
+        except CorruptEntry as error:
+            if held[-1].entry_id >= error.entry_id:
+                raise DamagedStore(
+                    path / FILE_NAME,
+                    f"holds entry {held[-1].entry_id} of ledger {log.ledger_id} in {partition.name}, whose last run, "
+                    f"from entry {error.entry_id} on, cannot be read",
+                ) from error
+
+
+def _no_new_ledger() -> int:
+    raise BrokenInvariant("a log that is there needs no ledger")

@@ -1,0 +1,118 @@
+"""Acknowledgements take effect in memory at once and reach the disk here, many subscriptions in one commit."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+
+from pyroaring import BitMap
+
+from duelog.delivery.acks import AckChanges
+from duelog.store.env.environment import Environment
+from duelog.store.env.transaction import Transaction
+from duelog.store.files.failpoints import reach
+
+from .subscription_state import SubscriptionState
+from .topic_state import TopicState
+
+Acknowledged = tuple[TopicState, SubscriptionState, Mapping[int, BitMap]]
+"""What is acknowledged for a subscription of a topic: entries by ledger id."""
+
+Moves = Callable[[Transaction, Sequence[Mapping[int, BitMap]]], None]
+"""Writes what goes with acknowledgements, given those of the entries that were not acknowledged before."""
+
+
+class AckFlusher:
+    """The subscriptions whose acknowledgements are not on disk yet. Thread-safe."""
+
+    def __init__(self, main: Environment, flush_ms: int) -> None:
+        self._main = main
+        self._flush_ms = flush_ms
+        self._lock = threading.Lock()
+        self._flushing = threading.Lock()
+        self._dirty: dict[int, SubscriptionState] = {}
+        self._due_ms: int | None = None
+
+    def mark(self, subscription: SubscriptionState, now_ms: int) -> bool:
+        """Note that a subscription has changes to write; True when a deadline has begun."""
+        with self._lock:
+            self._dirty[subscription.record.subscription_id] = subscription
+            if self._due_ms is None:
+                self._due_ms = now_ms + self._flush_ms
+                return True
+            return False
+
+    def due_ms(self) -> int | None:
+        """When what is waiting must be written, None when nothing waits."""
+        return self._due_ms
+
+    def flush(self) -> None:
+        """Write every change in one commit. Raises StoreFull, StoreFailed; the changes then wait on."""
+        with self._flushing:
+            dirty: dict[int, SubscriptionState] = {}
+            taken: list[tuple[SubscriptionState, AckChanges]] = []
+            try:
+                with self._lock:
+                    dirty, self._dirty, self._due_ms = self._dirty, {}, None
+                if dirty:
+                    self._write(dirty, taken)
+            except BaseException:
+                for subscription, changes in taken:
+                    with subscription.lock:
+                        subscription.acks.untake(changes)
+                with self._lock:
+                    self._dirty = {**dirty, **self._dirty}
+                    self._due_ms = self._due_ms if self._due_ms is not None else 0
+                raise
+
+    def acknowledge_with(self, acknowledged: Sequence[Acknowledged], work: Moves) -> None:
+        """Acknowledge entries in the transaction in which `work` writes: all of it is durable, or nothing has changed.
+
+        `work` hears, for each of `acknowledged`, which entries are acknowledged by this call alone: of two calls with
+        one entry, one moves it. No other flush runs meanwhile, which could write acknowledgements as they were before.
+        Raises StoreFull, StoreFailed, InvalidArgument, and what `work` raises.
+        """
+        with self._flushing:
+            staged: list[tuple[SubscriptionState, AckChanges]] = []
+            fresh: list[Mapping[int, BitMap]] = []
+            for topic, subscription, entries in acknowledged:
+                with subscription.lock:
+                    acks = subscription.acks.copy()
+                fresh.append(
+                    {
+                        ledger: acks.unacked(ledger, each.min(), each.max() + 1) & each
+                        for ledger, each in entries.items()
+                    }
+                )
+                for ledger_id, of_ledger in entries.items():
+                    acks.ack(ledger_id, of_ledger, topic.log)
+                staged.append((subscription, acks.take_changes()))
+
+            def committed() -> None:
+                for topic, subscription, entries in acknowledged:
+                    subscription.acknowledge(entries, topic.log)
+
+            def unit(transaction: Transaction) -> None:
+                for subscription, changes in staged:
+                    subscription.write_changes(transaction, changes)
+                work(transaction, fresh)
+                transaction.after_commit(committed)
+
+            reach("acks.before")
+            self._main.write(unit)
+
+    def _write(self, dirty: dict[int, SubscriptionState], taken: list[tuple[SubscriptionState, AckChanges]]) -> None:
+        for subscription in dirty.values():
+            with subscription.lock:
+                if subscription.acks.changed and not subscription.deleted:
+                    taken.append((subscription, subscription.acks.changes()))
+                    subscription.acks.took(taken[-1][1])
+        if not taken:
+            return
+
+        def work(transaction: Transaction) -> None:
+            for subscription, changes in taken:
+                subscription.write_changes(transaction, changes)
+
+        reach("acks.before")
+        self._main.write(work)

@@ -1,0 +1,291 @@
+"""Dead letters: messages of a subscription whose deliveries all failed, kept until they are requeued or purged.
+
+A dead letter is moved: it is appended to the dead-letter topic and acknowledged where it came from in one transaction,
+so it is in exactly one of the two places after a crash. From the first letter on that topic has a subscription of its
+own, the keeper, which holds every letter until `requeue` moves it back, `purge` acknowledges it, or a consumer of the
+keeper does. Other subscriptions of a dead-letter topic read letters as any topic's messages, and free nothing.
+
+A message of a topic that has a keeper is never dead-lettered again, and no time to live expires what the keeper holds.
+
+Facts about a letter stand in the extra part of its body (store/codec/body.py); a plain Pulsar consumer finds the
+origin in the properties REAL_TOPIC, REAL_SUBSCRIPTION and ORIGIN_MESSAGE_ID.
+
+Source: Pulsar's DeadLetterPolicy and `initialSubscriptionName`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from pyroaring import BitMap
+
+from duelog.store.clock import Clock
+from duelog.store.codec.body import decode_body, encode_one
+from duelog.store.codec.run import RunKind
+from duelog.store.env.environment import Environment
+from duelog.store.env.transaction import Transaction
+from duelog.store.errors import CorruptEntry, UnknownSubscription, UnknownTopic
+from duelog.store.log.scan import find_run
+from duelog.store.message import Message, ReceivedMessage
+from duelog.store.names import TopicName
+from duelog.store.position import MessageId, Position
+
+from ..delivery.position_set import group_by_ledger
+from .ack_flusher import AckFlusher, Acknowledged, Moves
+from .subscription_state import SubscriptionState
+from .topic_list import Topics
+from .topic_state import TopicState
+
+KEEPER = "dead-letters"
+"""Name of the subscription that holds the letters of a dead-letter topic."""
+
+_FACTS = "dead_letter"
+_ORIGIN_PROPERTIES = ("REAL_TOPIC", "REAL_SUBSCRIPTION", "ORIGIN_MESSAGE_ID")
+_MAX_BYTES = 1 << 30
+_PAGE = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """A message that was dead-lettered.
+
+    payload, key, properties, due_ms, publish_ms and message_id are the message's own, topic and subscription are where
+    it came from. reason: "redeliveries". attempts: how often it was delivered. first_ms, last_ms: when the first and
+    the last of these deliveries ended without an acknowledgement. dead_ms: when it was dead-lettered.
+    dead_letter_topic, position: where it lies now. All times are epoch ms of the store's clock.
+    """
+
+    dead_letter_topic: str
+    position: Position
+    topic: str
+    subscription: str
+    message_id: MessageId
+    payload: bytes
+    key: str | None
+    properties: dict[str, str]
+    due_ms: int
+    publish_ms: int
+    reason: str
+    attempts: int
+    first_ms: int
+    last_ms: int
+    dead_ms: int
+
+
+class DeadLetters:
+    """The dead letters of an open store. Thread-safe."""
+
+    def __init__(
+        self,
+        main: Environment,
+        topics: Topics,
+        flusher: AckFlusher,
+        clock: Clock,
+        acknowledged: Callable[[TopicState, SubscriptionState, bool], None],
+    ) -> None:
+        """`acknowledged` hears of each subscription for which something was acknowledged (Engine.acknowledged)."""
+        self._main = main
+        self._topics = topics
+        self._flusher = flusher
+        self._clock = clock
+        self._acknowledged = acknowledged
+
+    # -- in ----------------------------------------------------------------------------------------
+
+    def bury(
+        self, target: TopicName, topic: TopicState, subscription: SubscriptionState, messages: list[ReceivedMessage]
+    ) -> None:
+        """Move messages that a consumer of the subscription holds to topic `target`, in one transaction.
+
+        Raises StoreFull, StoreFailed; then nothing was moved.
+        """
+        now_ms = self._clock.now_ms()
+        grave = self._topics.get_or_create(target, now_ms)
+        self._topics.add_subscription(grave, KEEPER, True, now_ms, keeper=True)
+        entries = group_by_ledger([message.position for message in messages])
+        bodies = [(message.position, self._letter(subscription, message, now_ms)) for message in messages]
+
+        def work(transaction: Transaction, fresh: Sequence[Mapping[int, BitMap]]) -> None:
+            dead = [body for position, body in bodies if _among(fresh[0], position)]
+            if dead:
+                grave.log.append_messages(transaction, np.full(len(dead), now_ms, dtype=np.int64), dead, now_ms)
+
+        self._acknowledge_with([(topic, subscription, entries)], work)
+
+    @staticmethod
+    def _letter(subscription: SubscriptionState, message: ReceivedMessage, now_ms: int) -> bytes:
+        with subscription.lock:
+            dispatcher = subscription.dispatcher
+            failed = None if dispatcher is None else dispatcher.failed_at(message.position)
+        first_ms, last_ms = failed or (now_ms, now_ms)
+        origin_id = message.message_id
+        if message.first_try is not None:
+            origin_id, first_ms = message.first_try
+        facts = [
+            message.topic,
+            subscription.name,
+            *origin_id,
+            message.due_ms,
+            message.publish_ms,
+            "redeliveries",
+            message.redelivery_count + message.retries,
+            first_ms,
+            last_ms,
+        ]
+        origin = dict(zip(_ORIGIN_PROPERTIES, (message.topic, subscription.name, str(origin_id)), strict=True))
+        letter = Message(message.payload, key=message.key, properties={**message.properties, **origin})
+        return encode_one(letter, now_ms, _MAX_BYTES, {_FACTS: facts})[1]
+
+    # -- looking -----------------------------------------------------------------------------------
+
+    def held(self, topic: TopicName | None, subscription: str | None) -> Iterator[DeadLetter]:
+        """Letters that keepers hold, topic by topic, oldest first; of one origin where it is named.
+
+        What cannot be read is passed over: a consumer of the keeper quarantines it. O(entries that keepers hold).
+        """
+        for grave, keeper in self._topics.keepers():
+            for letter in self._of(grave, keeper):
+                if topic is not None and letter.topic != str(topic):
+                    continue
+                if subscription is None or letter.subscription == subscription:
+                    yield letter
+
+    def _of(self, grave: TopicState, keeper: SubscriptionState) -> Iterator[DeadLetter]:
+        for ledger in grave.log.ledgers():
+            with keeper.lock:
+                held = keeper.acks.unacked(ledger.ledger_id, 0, ledger.entries)
+            while held:  # a page in each transaction, so that none is long
+                page = held[:_PAGE]
+                held -= page
+                yield from self._page(str(grave.name), ledger.ledger_id, page)
+
+    def _page(self, grave: str, ledger_id: int, entries: BitMap) -> list[DeadLetter]:
+        found = []
+        with self._main.read() as raw:
+            cursor = raw.cursor()
+            for entry_id in entries:
+                try:
+                    run = find_run(cursor, self._main.name, ledger_id, entry_id)
+                    body = None if run is None or run.kind != RunKind.MESSAGES else run.body(entry_id - run.first_entry)
+                    letter = None if body is None else _decode(grave, Position(ledger_id, entry_id), body)
+                except (CorruptEntry, ValueError):
+                    continue
+                if letter is not None:
+                    found.append(letter)
+        return found
+
+    # -- out ---------------------------------------------------------------------------------------
+
+    def requeue(self, letters: Sequence[DeadLetter]) -> int:
+        """Move letters back to the topics and subscriptions that they came from, in one transaction; how many.
+
+        Each is due at once, delivered to that subscription alone, and its attempts count from 0. What its keeper does
+        not hold any more is passed over. Raises UnknownTopic and UnknownSubscription (the origin is gone), StoreFull,
+        StoreFailed; then nothing was moved.
+        """
+        now_ms = self._clock.now_ms()
+        origins = {letter.topic: self._topics.get(TopicName.parse(letter.topic)) for letter in letters}
+        for letter in letters:
+            if letter.subscription not in origins[letter.topic].subscriptions:
+                raise UnknownSubscription(letter.topic, letter.subscription)
+        entries = self._entries_of(letters)
+
+        def work(transaction: Transaction, fresh: Sequence[Mapping[int, BitMap]]) -> None:
+            bodies: dict[str, list[bytes]] = {}
+            for letter in _still_held(letters, entries, fresh):
+                message = Message(letter.payload, key=letter.key, properties=letter.properties)
+                extra = {"addressee": letter.subscription, "retries": 0}
+                bodies.setdefault(letter.topic, []).append(encode_one(message, now_ms, _MAX_BYTES, extra)[1])
+            for name, of_topic in bodies.items():
+                if origins[name].deleted:
+                    raise UnknownTopic(name)
+                dues = np.full(len(of_topic), now_ms, dtype=np.int64)
+                origins[name].log.append_messages(transaction, dues, of_topic, now_ms)
+
+        return self._acknowledge_with(entries, work)
+
+    def purge(self, letters: Sequence[DeadLetter]) -> int:
+        """Drop letters for good, durably, in one transaction; how many of them were still held.
+
+        Raises UnknownTopic, StoreFull, StoreFailed; then nothing was dropped.
+        """
+        return self._acknowledge_with(self._entries_of(letters), lambda transaction, fresh: None)
+
+    def _acknowledge_with(self, entries: Sequence[Acknowledged], work: Moves) -> int:
+        """Acknowledge what `work` moves, in its transaction; how many entries were not acknowledged before."""
+        count = 0
+
+        def counted(transaction: Transaction, fresh: Sequence[Mapping[int, BitMap]]) -> None:
+            nonlocal count
+            count = sum(len(each) for of_one in fresh for each in of_one.values())
+            work(transaction, fresh)
+
+        if entries:
+            self._flusher.acknowledge_with(entries, counted)
+        for topic, subscription, _ in entries:
+            self._acknowledged(topic, subscription, True)
+        return count
+
+    def _entries_of(self, letters: Iterable[DeadLetter]) -> list[Acknowledged]:
+        """Where the letters lie that are not trimmed yet, by keeper."""
+        positions: dict[str, list[Position]] = {}
+        for letter in letters:
+            grave, _ = self._keeper(letter.dead_letter_topic)
+            if letter.position.entry_id < (grave.log.entries_of(letter.position.ledger_id) or 0):
+                positions.setdefault(letter.dead_letter_topic, []).append(letter.position)
+        return [(*self._keeper(name), group_by_ledger(of_topic)) for name, of_topic in positions.items()]
+
+    def _keeper(self, name: str) -> tuple[TopicState, SubscriptionState]:
+        grave = self._topics.get(TopicName.parse(name))
+        keeper = grave.subscriptions.get(KEEPER)
+        if keeper is None:
+            raise UnknownSubscription(name, KEEPER)
+        return grave, keeper
+
+
+def _still_held(
+    letters: Iterable[DeadLetter], entries: Sequence[Acknowledged], fresh: Sequence[Mapping[int, BitMap]]
+) -> list[DeadLetter]:
+    """The letters, each once, that are acknowledged by this call alone."""
+    of_topic = {str(topic.name): each for (topic, _, _), each in zip(entries, fresh, strict=True)}
+    held = {
+        (letter.dead_letter_topic, letter.position): letter
+        for letter in letters
+        if _among(of_topic.get(letter.dead_letter_topic, {}), letter.position)
+    }
+    return list(held.values())
+
+
+def _among(entries: Mapping[int, BitMap], position: Position) -> bool:
+    return position.entry_id in entries.get(position.ledger_id, ())
+
+
+def _decode(grave: str, position: Position, body: bytes) -> DeadLetter | None:
+    """The letter of a body, None where it is none. Raises ValueError."""
+    dead_ms, payload, key, properties, extra = decode_body(body)
+    facts = None if extra is None else extra.get(_FACTS)
+    if facts is None:
+        return None
+    kinds = (str, str, int, int, int, int, str, int, int, int)
+    if type(facts) is not list or [type(fact) for fact in facts] != list(kinds):
+        raise ValueError(f"facts {facts!r} of a dead letter are malformed")
+    topic, subscription, ledger_id, entry_id, due_ms, publish_ms, reason, attempts, first_ms, last_ms = facts
+    return DeadLetter(
+        grave,
+        position,
+        topic,
+        subscription,
+        MessageId(ledger_id, entry_id),
+        payload,
+        key,
+        {name: value for name, value in (properties or {}).items() if name not in _ORIGIN_PROPERTIES},
+        due_ms,
+        publish_ms,
+        reason,
+        attempts,
+        first_ms,
+        last_ms,
+        dead_ms,
+    )

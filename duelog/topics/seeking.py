@@ -1,0 +1,70 @@
+"""Where in a main log a time is, and which messages have outlived their time to live."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from pyroaring import BitMap
+
+from duelog.delivery.acks import AckSet
+from duelog.store.env.environment import Environment
+from duelog.store.errors import CorruptEntry, InvalidArgument
+from duelog.store.log.managed_ledger import ManagedLedger
+from duelog.store.log.scan import runs
+from duelog.store.position import Position
+
+
+def position_at(main: Environment, log: ManagedLedger, time_ms: int) -> Position:
+    """The first position of the log whose message was due at `time_ms` or later; the end when there is none.
+
+    A time before everything that is kept is the beginning. O(runs before it). When a ledger was closed says nothing
+    of what is in it: short delays wait there, and a sender may have looked at the clock before others.
+    """
+    for ledger in log.ledgers():
+        with main.read() as raw:
+            for run in runs(raw, main.name, ledger.ledger_id, 0, ledger.entries):
+                if isinstance(run, CorruptEntry):
+                    continue
+                later = np.flatnonzero(run.dues() >= time_ms)
+                if len(later):
+                    return Position(run.ledger_id, run.first_entry + int(later[0]))
+    return log.end
+
+
+def existing_position(log: ManagedLedger, position: Position) -> Position:
+    """The position, which the log has, or had before it was trimmed, or is its end. Raises InvalidArgument."""
+    entries = log.entries_of(position.ledger_id)
+    if entries is None and position.ledger_id > log.first_ledger:
+        raise InvalidArgument("to", position, "the topic's main log has no such ledger")
+    if entries is not None and position.entry_id > entries:
+        raise InvalidArgument("to", position, f"the ledger has {entries} entries")
+    return position
+
+
+def expired(main: Environment, log: ManagedLedger, acks: AckSet, before_ms: int) -> Iterator[tuple[int, BitMap]]:
+    """(ledger id, entries) that were due at `before_ms` or earlier and are not acknowledged, oldest first.
+
+    Ends at the first run with something unacknowledged and nothing old, but for one that waits inline: what is in the
+    log was due in about the order in which it lies.
+    """
+    marked, last = acks.mark_delete
+    ledger_id: int | None = marked
+    while ledger_id is not None:
+        entries = log.entries_of(ledger_id)
+        if entries:
+            with main.read() as raw:
+                for run in runs(raw, main.name, ledger_id, last + 1 if ledger_id == marked else 0, entries):
+                    if isinstance(run, CorruptEntry):
+                        continue
+                    limit = min(run.limit, entries)
+                    unacked = acks.unacked(ledger_id, run.first_entry, limit)
+                    if not unacked:
+                        continue
+                    old = np.flatnonzero(run.dues()[: limit - run.first_entry] <= before_ms)
+                    unacked &= BitMap((old + run.first_entry).tolist())
+                    if unacked:
+                        yield ledger_id, unacked
+                    elif not run.ahead:
+                        return
+        ledger_id = log.following(ledger_id)

@@ -1,0 +1,162 @@
+"""A subscription in memory: acknowledgements, what is handed out, its consumers.
+
+Everything is guarded by `lock`, which nobody holds while waiting for a commit.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Mapping
+
+from pyroaring import BitMap
+
+from duelog.delivery.acks import AckChanges, AckSet
+from duelog.delivery.ledger_list import LedgerList
+from duelog.store.codec import format as fmt
+from duelog.store.codec.format import CursorRecord
+from duelog.store.env.transaction import Transaction
+from duelog.store.errors import ConsumerBusy, UnknownSubscription
+from duelog.store.policy.policies import EffectivePolicies, merge
+from duelog.store.position import Position
+
+from ..delivery.dispatcher import Dispatcher, SubscriptionType
+from ..delivery.due_reader import DueReader
+
+_PAUSED = 0x01
+KEEPER = 0x02
+"""Flag of a cursor: the subscription holds dead letters (dead_letters.py)."""
+
+
+class SubscriptionState:
+    """One subscription of a topic of an open store."""
+
+    def __init__(self, topic_id: int, topic: str, name: str, record: CursorRecord, acks: AckSet) -> None:
+        self.topic_id = topic_id
+        self.topic = topic
+        self.name = name
+        self.record = record
+        self.acks = acks
+        self.lock = threading.Lock()
+        self.deleted = False
+        self.paused = bool(record.flags & _PAUSED)
+        self.keeper = bool(record.flags & KEEPER)
+        self.policies: EffectivePolicies = merge(())
+        """What is in force, from its first consumer on; replaced when that changes."""
+        self._dispatcher: Dispatcher | None = None
+        self.reader: DueReader | None = None
+        self.gone: list[Position] = []
+        """Positions that the reader met whose messages do not exist any more: to be acknowledged."""
+        self._type: SubscriptionType | None = None
+        self._consumers: set[int] = set()
+        self._ids = itertools.count(1)
+
+    @property
+    def consumers(self) -> int:
+        return len(self._consumers)
+
+    @property
+    def type(self) -> SubscriptionType | None:
+        """The type of its consumers; None while it has never had one since the store was opened."""
+        return self._type
+
+    @property
+    def dispatcher(self) -> Dispatcher | None:
+        """Its deliveries, None before the first consumer; mended where they were torn. REQUIRES: the lock."""
+        dispatcher = self._dispatcher
+        if dispatcher is not None and dispatcher.torn and self.reader is not None:
+            dispatcher.mend(sorted(self._consumers), self.reader.rewind)
+        return dispatcher
+
+    def attach(
+        self,
+        type_: SubscriptionType,
+        reader: Callable[[], DueReader],
+        make: Callable[[DueReader], Dispatcher],
+        policies: Callable[[], EffectivePolicies],
+    ) -> int:
+        """Add a consumer; returns its id. Raises ConsumerBusy: exclusive and taken, or of another type."""
+        with self.lock:
+            if self._consumers and self._type != type_:
+                raise ConsumerBusy(self.topic, self.name, f"its consumers are {self._type}, asked for {type_}")
+            if self._consumers and type_ == "exclusive":
+                raise ConsumerBusy(self.topic, self.name, "it is exclusive and has a consumer")
+            self.policies = policies()
+            dispatcher = self.dispatcher
+            if dispatcher is None or self.reader is None or self._type != type_:
+                if self.reader is not None:
+                    self.reader.close()
+                self.reader = reader()
+                dispatcher = self._dispatcher = make(self.reader)
+                self._type = type_
+            elif not self._consumers:
+                mark_delete = self.acks.mark_delete
+                self.reader.reopen(Position(mark_delete.ledger_id, mark_delete.entry_id + 1))
+            consumer = next(self._ids)
+            self._consumers.add(consumer)
+            try:
+                dispatcher.add_consumer(consumer)
+            except BaseException:
+                self._consumers.discard(consumer)
+                raise
+            return consumer
+
+    def follow(self, policies: Callable[[], EffectivePolicies], now_ms: int) -> None:
+        """Go by what `policies` says is in force by now."""
+        with self.lock:
+            self.policies = policies()
+            if self.dispatcher is not None:
+                self.dispatcher.set_ack_timeout(self.policies.ack_timeout_ms or None, now_ms)
+
+    def detach(self, consumer: int, now_ms: int) -> None:
+        """Remove a consumer; what it has not acknowledged is handed out again."""
+        with self.lock:
+            if consumer in self._consumers and self.dispatcher is not None:
+                if consumer in self.dispatcher.consumers:
+                    self.dispatcher.remove_consumer(consumer, now_ms)
+                self._consumers.discard(consumer)
+                if not self._consumers and self.reader is not None:
+                    self.reader.close()
+
+    def acknowledge(self, entries: Mapping[int, BitMap], ledgers: LedgerList) -> None:
+        """Acknowledge entries by ledger id in memory, wherever they are."""
+        with self.lock:
+            if self.dispatcher is not None:
+                self.dispatcher.ack_entries(None, entries)
+            else:
+                for ledger_id, of_ledger in entries.items():
+                    self.acks.ack(ledger_id, of_ledger, ledgers)
+
+    def take_gone(self) -> list[Position]:
+        """What is in `gone`, once. REQUIRES: the lock."""
+        gone = self.gone.copy()
+        self.gone.clear()
+        return gone
+
+    def write_paused(self, transaction: Transaction, paused: bool) -> None:
+        """Record whether the subscription is paused."""
+        key = fmt.cursor_key(self.topic_id, self.name)
+        fields = transaction.get(key)
+        if fields is None:
+            raise UnknownSubscription(self.topic, self.name)
+        record = CursorRecord.unpack(fields)
+        flags = record.flags | _PAUSED if paused else record.flags & ~_PAUSED
+        transaction.put(key, record._replace(flags=flags).pack())
+
+    def write_changes(self, transaction: Transaction, changes: AckChanges) -> None:
+        """Put what `acks.take_changes` gave into a transaction; a no-op once the subscription is deleted."""
+        key = fmt.cursor_key(self.topic_id, self.name)
+        fields = transaction.get(key)
+        if fields is None:
+            return
+        record = CursorRecord.unpack(fields)
+        if changes.mark_delete_changed:
+            position = changes.mark_delete
+            record = record._replace(ledger_id=position.ledger_id, next_entry=position.entry_id + 1)
+            transaction.put(key, record.pack())
+        for ledger_id, bitmap in changes.acked.items():
+            acked_key = fmt.acked_key(record.subscription_id, ledger_id)
+            if bitmap is None:
+                transaction.delete(acked_key)
+            else:
+                transaction.put(acked_key, bitmap)

@@ -1,0 +1,202 @@
+"""The topics of an open store: loaded when first named, created when first written to."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+
+import lmdb
+from pyroaring import BitMap
+
+from duelog.delivery.acks import AckChanges, AckSet
+from duelog.store.codec import format as fmt
+from duelog.store.codec.format import CursorRecord
+from duelog.store.config import StoreConfig
+from duelog.store.env.environment import Environment
+from duelog.store.env.transaction import Transaction
+from duelog.store.errors import UnknownTopic
+from duelog.store.log import catalog
+from duelog.store.log.ledger import RunLimits
+from duelog.store.log.managed_ledger import LedgerLimits, ManagedLedger
+from duelog.store.names import TopicName
+from duelog.store.position import Position
+
+from .subscription_state import KEEPER, SubscriptionState
+from .topic_state import TopicState
+
+
+def _ignore(topic_id: int, due_ms: int) -> None:
+    """Nobody maintains a read-only store."""
+
+
+class Topics:
+    """Topic states by name and by id. Thread-safe."""
+
+    def __init__(self, main: Environment, config: StoreConfig, *, read_only: bool = False) -> None:
+        self._main = main
+        self._read_only = read_only
+        self.run_limits = RunLimits(config.run_entries, config.run_bytes)
+        self._inline_ms = config.inline_delay_ms
+        self._ledger_limits = LedgerLimits(config.ledger_max_entries, config.ledger_max_bytes, config.ledger_max_age_ms)
+        self._lock = threading.Lock()
+        self._by_name: dict[TopicName, TopicState] = {}
+        self._by_id: dict[int, TopicState | None] = {}
+        self.look_at: Callable[[int, int], None] = _ignore
+        """Told (topic id, when) as main logs change; see Maintenance.look_at."""
+
+    def find(self, name: TopicName) -> TopicState | None:
+        """The topic, loaded if need be; None when there is none. O(1) once loaded."""
+        state = self._by_name.get(name)
+        if state is not None and not self._read_only:
+            return state
+        with self._lock:
+            state = self._by_name.get(name)
+            if state is None or self._read_only:
+                with self._main.read() as raw:
+                    record = catalog.find_topic(raw, str(name))
+                    state = None if record is None else self._load(raw, record.topic_id, name)
+            return state
+
+    def get(self, name: TopicName) -> TopicState:
+        """The topic. Raises UnknownTopic."""
+        state = self.find(name)
+        if state is None:
+            raise UnknownTopic(str(name))
+        return state
+
+    def get_or_create(self, name: TopicName, now_ms: int) -> TopicState:
+        """The topic, created where there is none."""
+        state = self.find(name)
+        if state is None:
+            self._main.write(lambda transaction: catalog.add_topic(transaction, str(name), now_ms))
+            state = self.get(name)
+        return state
+
+    def by_id(self, topic_id: int) -> TopicState | None:
+        """The topic of an id, None when it was deleted."""
+        if topic_id in self._by_id:
+            return self._by_id[topic_id]
+        with self._lock:
+            if topic_id in self._by_id:
+                return self._by_id[topic_id]
+            with self._main.read() as raw:
+                name = catalog.topic_name(raw, topic_id)
+                if name is None:
+                    self._by_id[topic_id] = None
+                    return None
+                return self._load(raw, topic_id, TopicName.parse(name))
+
+    def name_of(self, topic_id: int) -> str:
+        """The full name of a topic that is in memory, for messages; else its number."""
+        state = self._by_id.get(topic_id)
+        return f"number {topic_id}" if state is None else str(state.name)
+
+    def main_log(self, topic_id: int) -> ManagedLedger | None:
+        """The main log of a topic id, None when the topic was deleted."""
+        state = self.by_id(topic_id)
+        return None if state is None else state.log
+
+    def _load(self, raw: lmdb.Transaction, topic_id: int, name: TopicName) -> TopicState:
+        log = ManagedLedger.load(raw, self._main.name, topic_id, self.run_limits, self._ledger_limits, self._inline_ms)
+        state = TopicState(topic_id, name, log, self.look_at)
+        for _, subscription, record in catalog.cursors(raw, topic_id):
+            rows = dict(catalog.acked(raw, record.subscription_id))
+            acks = AckSet.load(record.mark_delete, rows)
+            acks.trim_to(log.first_ledger, log)
+            state.subscriptions[subscription] = SubscriptionState(topic_id, str(name), subscription, record, acks)
+        if not self._read_only:
+            self._by_name[name] = state
+            self._by_id[topic_id] = state
+        return state
+
+    def add_subscription(
+        self,
+        state: TopicState,
+        name: str,
+        earliest: bool,
+        now_ms: int,
+        waiting: Callable[[], Mapping[int, BitMap]] = dict,
+        *,
+        keeper: bool = False,
+    ) -> SubscriptionState:
+        """The subscription, created durably at the beginning or the end of the log where there is none.
+
+        waiting: gives the entries that are not due at `now_ms`, by ledger id. They come to one that begins at the end
+        too: everything before it but those is recorded as acknowledged. keeper: it is marked as one, also where it was
+        there before.
+        """
+        found = state.subscriptions.get(name)
+        if found is not None and found.keeper >= keeper:
+            return found
+        log = state.log
+
+        def begin() -> tuple[int, AckChanges]:
+            """The first ledger, and acknowledgements that begin with what is not due, or not appended yet."""
+            first = log.first_ledger
+            start = Position(first, 0) if earliest else log.latest(now_ms)
+            acks = AckSet(Position(first, -1))
+            acks.begin(Position(start.ledger_id, start.entry_id - 1), {} if earliest else waiting(), log)
+            return first, acks.take_changes()
+
+        def work(transaction: Transaction) -> tuple[CursorRecord, dict[int, bytes]] | None:
+            if transaction.get(fmt.topic_key(str(state.name))) is None:
+                raise UnknownTopic(str(state.name))
+            key = fmt.cursor_key(state.topic_id, name)
+            fields = transaction.get(key)
+            if fields is not None:
+                record = CursorRecord.unpack(fields)
+                if keeper:
+                    record = record._replace(flags=record.flags | KEEPER)
+                    transaction.put(key, record.pack())
+                return record, dict(catalog.acked(transaction.raw, record.subscription_id))
+            if log.first_in(transaction) != first:  # trimmed meanwhile
+                return None
+            number = catalog.take_numbers(transaction, catalog.SUBSCRIPTIONS)
+            mark_delete, flags = changes.mark_delete, KEEPER if keeper else 0
+            record = CursorRecord(number, max(now_ms, 0), mark_delete.ledger_id, mark_delete.entry_id + 1, flags)
+            transaction.put(key, record.pack())
+            rows = {ledger_id: row for ledger_id, row in changes.acked.items() if row is not None}
+            for ledger_id, row in rows.items():
+                transaction.put(fmt.acked_key(number, ledger_id), row)
+            return record, rows
+
+        written = None
+        while written is None:
+            first, changes = begin()
+            written = self._main.write(work)
+        record, rows = written
+        with self._lock:
+            found = state.subscriptions.get(name)
+            if found is None:
+                acks = AckSet.load(record.mark_delete, rows)
+                found = SubscriptionState(state.topic_id, str(state.name), name, record, acks)
+                # Replaced, not changed in place: others iterate over it without a lock.
+                state.subscriptions = {**state.subscriptions, name: found}
+            found.keeper |= keeper
+        return found
+
+    def keepers(self) -> Iterator[tuple[TopicState, SubscriptionState]]:
+        """The subscriptions that hold dead letters, and their topics, by topic id. O(subscriptions of the store)."""
+        for page in catalog.pages(self._main, fmt.prefix(fmt.Table.CURSOR)):
+            for key, fields in page:
+                if CursorRecord.unpack(fields).flags & KEEPER:
+                    state = self.by_id(fmt.trailing_u32(key[:5]))
+                    if state is not None and key[5:].decode() in state.subscriptions:
+                        yield state, state.subscriptions[key[5:].decode()]
+
+    def loaded(self) -> list[TopicState]:
+        """The topics in memory."""
+        return list(self._by_name.values())
+
+    def names(self, prefix: str = "") -> Iterator[str]:
+        """Full names in order, without building a list."""
+        for name, _ in catalog.topic_names(self._main, prefix):
+            yield name
+
+    def forget(self, state: TopicState) -> None:
+        """A topic was deleted."""
+        with self._lock:
+            state.deleted = True
+            self._by_name.pop(state.name, None)
+            self._by_id[state.topic_id] = None
+        state.changed()

@@ -1,0 +1,94 @@
+"""A topic in memory: its main log, its subscriptions, and the condition on which its receivers wait."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from duelog.markers.tracker import TopicDelayTracker
+from duelog.store.clock import Monitor
+from duelog.store.log.managed_ledger import ManagedLedger
+from duelog.store.names import TopicName
+
+from .subscription_state import SubscriptionState
+
+T = TypeVar("T")
+
+
+class TopicState:
+    """One topic of an open store. `version` changes whenever a receiver should look again."""
+
+    def __init__(self, topic_id: int, name: TopicName, log: ManagedLedger, look_at: Callable[[int, int], None]) -> None:
+        """`look_at` (topic id, when) has the main log looked at for rolling and trimming."""
+        self.topic_id = topic_id
+        self.name = name
+        self.log = log
+        self.deleted = False
+        self.subscriptions: dict[str, SubscriptionState] = {}
+        self.condition = Monitor()
+        self.version = 0
+        self.wakers: frozenset[Callable[[], object]] = frozenset()
+        """Called at every change, by any thread; replaced, never changed in place, with `condition` held."""
+        self.producers: dict[str, Any] = {}
+        self.producers_lock = threading.Lock()
+        self._look_at = look_at
+        self._tracker: TopicDelayTracker | None = None
+        self._told_ms = 0
+        self._tracker_lock = threading.Lock()
+        log.changed = self._log_changed
+
+    def _log_changed(self, look: bool) -> None:
+        if look:
+            age_due_ms = self.log.age_due_ms()
+            self._look_at(self.topic_id, 0 if age_due_ms is None or self.log.ledgers()[0].closed else age_due_ms)
+        self.changed()
+
+    @property
+    def keeps_dead_letters(self) -> bool:
+        """Whether it is a dead-letter topic: what lies in it is not dead-lettered again."""
+        return any(subscription.keeper for subscription in self.subscriptions.values())
+
+    @property
+    def tracker(self) -> TopicDelayTracker | None:
+        """The tracker of messages that wait in the main log, if there is one now."""
+        return self._tracker
+
+    def track(self, make: Callable[[], TopicDelayTracker], view: Callable[[TopicDelayTracker], T]) -> T:
+        """Open a view on the topic's tracker, which is made if there is none; not beside `free_tracker`."""
+        with self._tracker_lock:
+            if self._tracker is None:
+                self._tracker = make()
+                self._tracker.told_ms = self._told_ms
+            return view(self._tracker)
+
+    def free_tracker(self, now_ms: int, idle_ms: int) -> int | None:
+        """Let the tracker go if its last view closed `idle_ms` ago or earlier; when to try again, None: no need to."""
+        with self._tracker_lock:
+            since_ms = None if self._tracker is None else self._tracker.idle_since_ms
+            if self._tracker is None or since_ms is None:
+                return None
+            if since_ms + idle_ms > now_ms:
+                return since_ms + idle_ms
+            self._told_ms = self._tracker.told_ms
+            self._tracker = None
+            return None
+
+    def changed(self) -> None:
+        """Wake the waiting receivers. Called by leaders of commits too: takes the condition's lock only."""
+        with self.condition.lock:
+            self.version += 1
+            self.condition.notify_all()
+            wakers = self.wakers
+        for wake in wakers:
+            wake()
+
+    def add_waker(self, wake: Callable[[], object]) -> None:
+        """Have `wake` called at every change from now on; it takes no lock and does not raise."""
+        with self.condition.lock:
+            self.wakers |= {wake}
+
+    def remove_waker(self, wake: Callable[[], object]) -> None:
+        """Undo `add_waker`."""
+        with self.condition.lock:
+            self.wakers -= {wake}

@@ -1,0 +1,325 @@
+"""Firing: when messages are due, their markers go into the main logs, with the frontiers, in one transaction.
+
+All state that firing changes lies in the main environment, so a crash leaves markers, frontiers and the
+clock mark together or none of them. The entries that markers point at are durable before: partition
+environments are synced first where `durability` is not "commit".
+
+Memory follows the disk: what is committed is confirmed by the commit itself, and what is not is given back, on every
+way out. Where not even that comes to its end, the log is read back (loaded.py).
+
+Only the owner's tick calls `load`, `fire`, `save` and `close_finished`, one at a time; `load` and `save` (loaded.py)
+do some ten ms of work a call, so that what is due is fired in between. A log that cannot be fired, or a partition that
+cannot be closed, is suspended, and the others go on.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+
+from ...partitions.partition import Partition
+from ...partitions.partition_set import PartitionSet
+from ...snapshot.writer import remove_snapshots
+from ...store.codec import format as fmt
+from ...store.codec.format import FrontierRecord
+from ...store.codec.run import Int64s, UInt32s
+from ...store.config import StoreConfig
+from ...store.env.environment import Environment
+from ...store.env.reader_gate import ReaderGate
+from ...store.env.transaction import Transaction
+from ...store.errors import CorruptEntry, StoreFull
+from ...store.files.failpoints import reach
+from ...store.files.page_scan import refuse_broken
+from ...store.log import catalog
+from ...store.log.managed_ledger import ManagedLedger
+from .closing import record_closed
+from .loaded import LoadedPartitions
+from .log_firing import LogFiring, Taken
+from .suspensions import Part
+
+_Batch = list[tuple[LogFiring, Taken, ManagedLedger]]
+
+
+def _fire_part(log: LogFiring) -> Part:
+    return Part("fire", log.topic_id, log.start_ms)
+
+
+class Firing(LoadedPartitions):
+    """The begun partitions of a store and what is due in them."""
+
+    def __init__(
+        self,
+        main: Environment,
+        partitions: PartitionSet,
+        config: StoreConfig,
+        *,
+        main_log: Callable[[int], ManagedLedger | None],
+        set_aside: Callable[[CorruptEntry], object],
+        wake: Callable[[], None],
+    ) -> None:
+        """The arguments are those of LoadedPartitions."""
+        super().__init__(main, partitions, config, main_log=main_log, set_aside=set_aside, wake=wake)
+        self._apart = False
+        """Whether each log is fired by a commit of its own: a commit for several has failed."""
+        self._found_torn = False
+        self.gate = ReaderGate()
+        """Firing is alone in it; whoever cancels or reschedules is inside, so that nothing is on its way into
+        the main log meanwhile and the recorded frontiers tell what has fired."""
+        self.reached: Callable[[int], object] = lambda now_ms: None
+        """Told, inside the gate, the time that has been recorded with a firing: the store's clock never goes back
+        behind it, so that nobody who is let in next finds it earlier."""
+        self.recorded_ms = 0
+        """The clock mark on the disk, which may be a moment ahead; it never goes back. 0: nothing was recorded yet."""
+        self.fired = 0
+        """Messages fired since the store was opened."""
+        self.observe: Callable[[int, Taken, int], None] | None = None
+        """Called with topic id, each batch and the time, for metrics."""
+
+    # -- cancelling and rescheduling ---------------------------------------------------------------
+
+    def withdraw(self, start_ms: int, topic_id: int, entries: UInt32s, dues: Int64s) -> None:
+        """Entries are recorded as cancelled. REQUIRES: called as its commit ends, `gate` held for reading."""
+        log = self._loaded.get(start_ms, {}).get(topic_id)
+        if log is not None:
+            log.withdraw(entries, dues)
+
+    def admit(self, start_ms: int, topic_id: int, entries: UInt32s, dues: Int64s) -> None:
+        """Conditional entries are recorded as admitted.
+
+        REQUIRES: called as its commit ends, `gate` held for reading since before they were appended.
+        """
+        log = self._loaded.get(start_ms, {}).get(topic_id)
+        if log is not None:
+            log.admit(entries, dues)
+            if log.fires and self._ready.arm(log, log.next_due_ms()):
+                self._wake()
+
+    # -- firing ------------------------------------------------------------------------------------
+
+    def next_due_ms(self) -> int | None:
+        """When the next message of a loaded partition is due, None when none is left.
+
+        Puts the earliest bucket of the log concerned in order, ahead of its time.
+        """
+        self._recover()
+        self._unsure = True
+        next_ms, torn = None, False
+        while (first := self._ready.first()) is not None:
+            armed_ms, log = first
+            due_ms: int | None = armed_ms
+            if not self.suspensions or self.suspensions.retry_ms(_fire_part(log)) is None:
+                try:
+                    due_ms = log.exact_next_due_ms()
+                except Exception:
+                    torn = not log.whole  # else `fire` meets it too, and suspends the log
+            if due_ms is not None and due_ms <= armed_ms:
+                next_ms = armed_ms
+                break
+            self._ready.postpone(log, armed_ms, due_ms)
+            self._ready.arm(log, log.next_due_ms())
+        self._unsure = torn
+        return next_ms
+
+    def fire(self, now_ms: int, until_ms: int | None = None) -> int:
+        """Fire one batch of at most `fire_batch` messages due by `now_ms`; returns how many, 0: nothing is to be fired.
+
+        One transaction holds their markers, the frontiers and the clock mark. With `until_ms`, which is a moment later,
+        those due by then are written as well, and nobody reads one before it is due (`ManagedLedger.readable`).
+        Raises StoreFull or StoreFailed with nothing fired.
+        """
+        with self.gate.alone():
+            self._recover()
+            self._unsure = True
+            fired = self._fire(now_ms, now_ms if until_ms is None else max(until_ms, now_ms))
+            self._unsure, self._found_torn = self._found_torn, False
+            self._recover()
+            if fired:
+                self.reached(now_ms)
+            return fired
+
+    def _fire(self, now_ms: int, until_ms: int) -> int:
+        while True:
+            batch: _Batch = []
+            came_up: list[LogFiring] = []
+            room = self._config.fire_batch
+            try:
+                while room > 0 and not (batch and self._apart) and (log := self._ready.pop(until_ms)) is not None:
+                    came_up.append(log)
+                    taken, main_log = self._take(log, now_ms, until_ms, room)
+                    if taken is not None and main_log is not None:
+                        batch.append((log, taken, main_log))
+                        room -= len(taken.entries)
+                if not batch:
+                    self._apart = False
+                elif not self._commit_or_suspend(batch, now_ms):
+                    continue
+            except BaseException:
+                self._give_back(batch)
+                raise
+            finally:
+                for log in came_up:
+                    self._arm_again(log)
+            return sum(len(taken.entries) for _, taken, _ in batch)
+
+    def _take(self, log: LogFiring, now_ms: int, until_ms: int, room: int) -> tuple[Taken | None, ManagedLedger | None]:
+        """What a log has to fire, and the main log that it goes to; None where the log is suspended, or torn."""
+        if self.suspensions and self.suspensions.waits(_fire_part(log), now_ms):
+            return None, None
+        taken: Taken | None = None
+        main_log: ManagedLedger | None = None
+        try:
+            main_log = self._main_log(log.topic_id)
+            if main_log is not None and log.whole:
+                taken = log.take(until_ms, room)
+            self._report_unreadable(log)
+        except Exception as error:
+            if taken is not None:
+                log.roll_back(taken)
+            self._found_torn = self._found_torn or not log.whole
+            self.suspensions.failed(_fire_part(log), error, now_ms)
+            return None, None
+        self._found_torn = self._found_torn or (taken is None and not log.whole)
+        if taken is None and self.suspensions and log.whole:
+            self.suspensions.succeeded(_fire_part(log), now_ms)
+        return taken, main_log
+
+    def _give_back(self, batch: _Batch) -> None:
+        """What was taken is left to fire again, but for what was confirmed."""
+        for log, taken, _ in reversed(batch):
+            if not log.whole:
+                log.roll_back(taken)
+
+    def _commit_or_suspend(self, batch: _Batch, now_ms: int) -> bool:
+        """False: nothing was fired. A log alone is suspended; several are fired one by one, to find which it is."""
+        try:
+            self._commit(batch, now_ms)
+        except StoreFull:
+            raise
+        except Exception as error:
+            self._give_back(batch)
+            if self.suspensions.is_fatal(error):
+                raise
+            if len(batch) == 1:
+                self.suspensions.failed(_fire_part(batch[0][0]), error, now_ms)
+            self._apart = True
+            return False
+        if self.suspensions:
+            for log, _, _ in batch:
+                self.suspensions.succeeded(_fire_part(log), now_ms)
+        return True
+
+    def _arm_again(self, log: LogFiring) -> None:
+        """Have a log that came up come up again: when it is due, or, while it is suspended, when it is tried again."""
+        retry_ms = self.suspensions.retry_ms(_fire_part(log)) if self.suspensions else None
+        if retry_ms is not None:
+            self._ready.arm(log, retry_ms)
+        elif log.whole and self._main_log(log.topic_id) is not None:
+            self._ready.arm(log, log.next_due_ms())
+
+    def _report_unreadable(self, log: LogFiring) -> None:
+        for entry_id in log.unreadable():
+            name = f"partition at {log.start_ms}"
+            self._set_aside(CorruptEntry(name, log.ledger_id, entry_id, "its due time cannot be read"))
+
+    def _commit(self, batch: _Batch, now_ms: int) -> None:
+        by_ms = max(now_ms, *(int(taken.dues.max()) for _, taken, _ in batch))
+        mark_ms, ahead_of_ms = max(by_ms, self.recorded_ms), now_ms if by_ms > now_ms else None
+
+        def work(transaction: Transaction) -> None:
+            records = []
+            for log, taken, main_log in batch:
+                segments = main_log.append_markers(
+                    transaction, log.ledger_id, log.start_ms, taken.entries, taken.dues, by_ms, ahead_of_ms
+                )
+                last = segments[-1]
+                record = taken.frontier._replace(
+                    marker_ledger=last.ledger_id, marker_entry=last.first_entry + last.length - 1
+                )
+                transaction.put(fmt.frontier_key(log.topic_id, log.start_ms), record.pack())
+                records.append(record)
+            transaction.put(fmt.counter_key(catalog.CLOCK), fmt.pack_u64(max(mark_ms, 0)))
+            transaction.after_commit(functools.partial(self._confirm, batch, records, mark_ms))
+
+        for start_ms in {log.start_ms for log, _, _ in batch}:
+            partition = self._partitions.get(start_ms)
+            if partition is not None:
+                partition.environment.sync()
+        reach("fire.before")
+        self._main.write(work)
+        reach("fire.after")
+        if self.observe is not None:
+            for log, taken, _ in batch:
+                self.observe(log.topic_id, taken, now_ms)
+
+    def _confirm(self, batch: _Batch, records: list[FrontierRecord], mark_ms: int) -> None:
+        """Markers and frontiers are on disk: have memory say so, as the commit ends, whatever becomes of its caller."""
+        self.recorded_ms = mark_ms
+        for (log, taken, _), record in zip(batch, records, strict=True):
+            log.confirm(record)
+            self.fired += len(taken.entries)
+
+    # -- closing -----------------------------------------------------------------------------------
+
+    def close_finished(self, now_ms: int) -> Iterator[int]:
+        """Close each loaded partition whose end has passed with nothing left to fire; gives each start at once."""
+        self._recover()
+        self.suspensions.keep("close", self._loaded.__contains__)
+        for start_ms in sorted(self._loaded):
+            partition = self._partitions.get(start_ms)
+            if partition is not None and partition.end_ms <= now_ms and self._may_close(partition):
+                part, close = Part("close", start_ms=start_ms), functools.partial(self._close_alone, partition, now_ms)
+                if self.suspensions.run(part, now_ms, close, otherwise=False):
+                    yield start_ms
+
+    def _close_alone(self, partition: Partition, now_ms: int) -> bool:
+        with self.gate.alone():
+            closed = self._close(partition, now_ms)
+            if closed:
+                self.reached(now_ms)
+            return closed
+
+    def next_close_ms(self) -> int | None:
+        """When the next loaded partition ends."""
+        loaded = [partition for start in self._loaded if (partition := self._partitions.get(start)) is not None]
+        ends = (
+            self.suspensions.not_before(Part("close", start_ms=partition.start_ms), partition.end_ms)
+            for partition in loaded
+            if self._may_close(partition)
+        )
+        return min((end_ms for end_ms in ends if end_ms is not None), default=None)
+
+    def _may_close(self, partition: Partition) -> bool:
+        """Not while it is loaded or a log is suspended, nor when it cannot be written to: its snapshots go first."""
+        if (self._loading is not None and self._loading[0] is partition) or self.suspensions.holds(partition.start_ms):
+            return False
+        return partition.environment.failed is None
+
+    def _close(self, partition: Partition, now_ms: int) -> bool:
+        if self._left(partition):
+            return False
+        recorded: list[bool] = []
+        try:
+            if not self._partitions.stop_appends(partition) or self._left(partition):  # appended before
+                return False
+            topic_ids = list(self._loaded[partition.start_ms])
+
+            def work(transaction: Transaction) -> None:
+                record_closed(transaction, partition, topic_ids, self._main_log, max(now_ms, self.recorded_ms))
+                transaction.after_commit(lambda: recorded.append(True))
+
+            refuse_broken(partition.path, every_header=True)  # a log that a page hides has not fired
+            remove_snapshots(partition.environment, self._config.snapshot_part_bytes)
+            reach("close.before")
+            self._main.write(work)
+            reach("close.after")
+        finally:
+            if recorded:
+                self._unload(partition)
+            else:
+                self._partitions.resume_appends(partition)
+        return True
+
+    def _left(self, partition: Partition) -> bool:
+        logs = self._loaded[partition.start_ms]
+        logs_left = [log for topic, log in list(logs.items()) if self._main_log(topic) is not None]
+        return any(len(log) or not log.loaded or not log.whole for log in logs_left)

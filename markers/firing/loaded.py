@@ -1,0 +1,265 @@
+"""The partitions of a store that are loaded: bringing them into memory, letting them go, saving them, their figures.
+
+Partitions that have begun are loaded, a bounded number at a time, in order; a loaded one hears of each append in commit
+order. One that cannot be loaded is suspended, and others are loaded meanwhile. Memory follows the disk: what an
+interrupt or an error has left half done, in a log or in the queue of what is due, is forgotten and loaded anew
+(`_recover`). Does not fire: firing.py.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Iterator
+
+from ...partitions.partition import Partition, PartitionLog
+from ...partitions.partition_set import PartitionSet
+from ...store.codec.format import FrontierRecord, PartitionState
+from ...store.codec.run import Int64s
+from ...store.config import StoreConfig
+from ...store.env.environment import Environment
+from ...store.errors import CorruptEntry
+from ...store.log.managed_ledger import ManagedLedger
+from .index_packing import Settling
+from .loading import Loading, new_log
+from .log_firing import LogFiring
+from .prefetch import Warming
+from .ready_queue import ReadyQueue
+from .saving import Saving
+from .suspensions import Part, Suspensions
+
+LOADED_AT_ONCE = 4
+"""The first so many partitions that are open and have begun have their indexes in memory; the next is loaded when
+one has closed."""
+
+_LOAD_SLICE_S = 0.02
+"""How long `load` goes on before it lets others fire."""
+
+
+class LoadedPartitions:
+    """The begun partitions of a store, as far as they are in memory."""
+
+    def __init__(
+        self,
+        main: Environment,
+        partitions: PartitionSet,
+        config: StoreConfig,
+        *,
+        main_log: Callable[[int], ManagedLedger | None],
+        set_aside: Callable[[CorruptEntry], object],
+        wake: Callable[[], None],
+    ) -> None:
+        """Hold the begun partitions of `partitions`; nothing is loaded yet.
+
+        `main_log` gives a topic's main log by id, None when the topic was deleted; `wake` is called, by any
+        thread, when something has become the first to be due.
+        """
+        self._main = main
+        self._partitions = partitions
+        self._config = config
+        self._main_log = main_log
+        self._set_aside = set_aside
+        self._wake = wake
+        self._ready = ReadyQueue()
+        self._loaded: dict[int, dict[int, LogFiring]] = {}
+        self._loading: tuple[Partition, Iterator[bool]] | None = None
+        self._stepping = False
+        """Whether a step of loading has begun; where it did not come to its end, the partition is loaded anew."""
+        self._leased: set[int] = set()
+        self._unsure = False
+        """Whether something that fires, or looks for what is next, did not come to its end: see `_recover`."""
+        self.suspensions = Suspensions(main)
+        """What of all this, and of the store's upkeep, has failed and is tried again later."""
+        self.saving = Saving(config, self.suspensions)
+        self.settling = Settling()
+        self.warming = Warming()
+
+    # -- loading ---------------------------------------------------------------------------------
+
+    def load(self, now_ms: int) -> bool:
+        """Load partitions that begin within `preload_ms`, in order, for a while; True while there is more to load.
+
+        Less than a while where it would pay to fire first.
+        """
+        until = time.perf_counter() + _LOAD_SLICE_S
+        self._recover()
+        while (partition := self._next_to_load(now_ms)) is not None and (
+            self._loading is not None or partition.start_ms - self._config.preload_ms <= now_ms
+        ):
+            part = Part("load", start_ms=partition.start_ms)
+            try:
+                fire_first = self._load_step(partition)
+            except Exception as error:
+                self.suspensions.failed(part, error, now_ms)
+                continue
+            if fire_first is None:
+                self.suspensions.succeeded(part, now_ms)
+            elif fire_first or time.perf_counter() >= until:
+                return True
+        return False
+
+    def next_load_ms(self, now_ms: int) -> int | None:
+        """When the next partition is to be loaded, None when none waits but for those that are suspended."""
+        partition = self._next_to_load(now_ms)
+        return None if partition is None else partition.start_ms - self._config.preload_ms
+
+    def _next_to_load(self, now_ms: int) -> Partition | None:
+        if self._loading is not None:
+            return self._loading[0]
+        begun = [
+            partition
+            for partition in self._partitions
+            if partition.state is PartitionState.OPEN
+            and not (self.suspensions and self.suspensions.waits(Part("load", start_ms=partition.start_ms), now_ms))
+        ]
+        for partition in begun[:LOADED_AT_ONCE]:
+            if partition.start_ms not in self._loaded:
+                return partition
+        return None
+
+    def _load_step(self, partition: Partition) -> bool | None:
+        if self._loading is None:
+            try:
+                self._begin_loading(partition)
+            except BaseException:
+                self._unload(partition)
+                raise
+        return self._load_more()
+
+    def _begin_loading(self, partition: Partition) -> None:
+        if partition.start_ms not in self._leased:
+            self._partitions.acquire(partition)  # given back when the partition closes
+            self._leased.add(partition.start_ms)
+        start_ms, dropped = partition.start_ms, partition.keep_pages()
+        self.saving.begin(start_ms)
+        loading = Loading(
+            self._main,
+            partition,
+            self._config.bucket_ms,
+            registered=functools.partial(self._loaded.__setitem__, start_ms),
+            listener=functools.partial(self._heard, partition),
+            exists=lambda topic_id: self._main_log(topic_id) is not None,
+            set_aside=self._set_aside,
+            fires=lambda log: self._ready.arm(log, log.next_due_ms()),
+        )
+        directory = partition.environment.path
+        self._loading = partition, self.warming.begun(start_ms, directory, dropped, loading.steps(), loading.reads_all)
+
+    def _load_more(self) -> bool | None:
+        """One step: whether it would pay to fire before the next; None when the partition is loaded with it."""
+        assert self._loading is not None
+        partition, steps = self._loading
+        self._stepping = True
+        try:
+            fire_first = next(steps, None)
+            if fire_first is None:
+                self.saving.loaded(partition.start_ms, logs := self._loaded_logs(partition.start_ms))
+                self.settling.loaded(logs)
+                self._loading = None
+            self._stepping = False
+            return fire_first
+        except BaseException:
+            self._recover()
+            raise
+
+    def _recover(self) -> None:
+        """Have memory follow the disk after what did not come to its end: what is torn is forgotten, and loaded anew.
+
+        REQUIRES: nothing is being fired.
+        """
+        if self._stepping and self._loading is not None:
+            self._unload(self._loading[0])
+            self._loading = None
+        self._stepping = False
+        if self._unsure:
+            for start_ms, logs in list(self._loaded.items()):
+                partition = self._partitions.get(start_ms)
+                if partition is not None and not all(log.whole for log in list(logs.values())):
+                    self._unload(partition)
+                    if self._loading is not None and self._loading[0] is partition:
+                        self._loading = None
+            logs_left = [log for logs in list(self._loaded.values()) for log in list(logs.values())]
+            self._ready.arm_anew([log for log in logs_left if self._main_log(log.topic_id) is not None])
+            self._unsure = False
+
+    def _loaded_logs(self, start_ms: int) -> list[LogFiring]:
+        return [log for log in list(self._loaded.get(start_ms, {}).values()) if log.loaded]
+
+    def _heard(self, partition: Partition, appended: PartitionLog, first_entry: int, dues: Int64s) -> None:
+        logs = self._loaded.get(partition.start_ms)
+        if logs is None:  # its loading failed this instant
+            return
+        log = logs.get(appended.topic_id)
+        if log is None:
+            frontier = FrontierRecord.start(appended.ledger_id)
+            log = new_log(partition, appended.topic_id, frontier, self._config.bucket_ms, loaded=True)
+            logs[appended.topic_id] = log
+        log.hear(first_entry, dues)
+        save = self.saving.heard(partition.start_ms, len(dues))
+        settle = self.settling.heard(log)
+        if (log.fires and self._ready.arm(log, log.next_due_ms())) or save or settle:
+            self._wake()
+
+    def _unload(self, partition: Partition) -> None:
+        """Forget a partition; what an interrupt kept from it is done when it is called again."""
+        partition.listener = None
+        self.saving.forget(partition.start_ms)
+        self.warming.closed(partition.start_ms)
+        for log in self._loaded.get(partition.start_ms, {}).values():
+            self._ready.discard(log)
+            self.settling.forget(log)
+        self._loaded.pop(partition.start_ms, None)
+        if partition.start_ms in self._leased:
+            self._leased.discard(partition.start_ms)
+            self._partitions.release(partition)
+
+    # -- saving ------------------------------------------------------------------------------------
+
+    def save(self, now_ms: int) -> int:
+        """Write one transaction of the snapshots that are due; returns how many it completed."""
+        return self.saving.step(self._saveable(), now_ms) if self.saving.is_due() or self.suspensions else 0
+
+    def save_all(self, now_ms: int) -> int:
+        """Save what the next start would take long to replay; returns how many snapshots. Before the store closes."""
+        return self.saving.save_all(self._saveable(), now_ms)
+
+    def give_back_pages(self) -> None:
+        """Have the pages that due times were read from no longer count as memory of this process."""
+        for start_ms in self._loaded:
+            if (partition := self._partitions.get(start_ms)) is not None:
+                partition.give_back_pages()
+
+    def _saveable(self) -> dict[int, tuple[Partition, list[LogFiring]]]:
+        loading = None if self._loading is None else self._loading[0]
+        return {
+            start_ms: (partition, self._loaded_logs(start_ms))
+            for start_ms in sorted(self._loaded)
+            if (partition := self._partitions.get(start_ms)) is not None and partition is not loading
+        }
+
+    # -- figures -----------------------------------------------------------------------------------
+
+    def loaded_starts(self) -> list[int]:
+        return sorted(self._loaded)
+
+    def logs_of(self, topic_id: int) -> list[LogFiring]:
+        """The loaded logs of a topic."""
+        return [logs[topic_id] for logs in list(self._loaded.values()) if topic_id in logs]
+
+    def memory_bytes(self, topic_id: int | None = None) -> int:
+        """Estimated bytes of the delay indexes in memory, of one topic or of all."""
+        return sum(
+            log.memory_bytes()
+            for logs in list(self._loaded.values())
+            for topic, log in list(logs.items())
+            if topic_id is None or topic == topic_id
+        )
+
+    def forget_topic(self, topic_id: int) -> None:
+        """A topic was deleted: nothing of it is fired any more."""
+        self.suspensions.forget(topic_id=topic_id)
+        for logs in list(self._loaded.values()):
+            log = logs.pop(topic_id, None)
+            if log is not None:
+                self._ready.discard(log)
+                self.settling.forget(log)

@@ -1,0 +1,212 @@
+"""Bringing the delay indexes of a partition into memory, in slices, while others fire and producers append.
+
+First the log of every topic is registered and from then on hears of what is committed; then each is restored from a
+snapshot and the due column after it, up to where listening began; then what was heard meanwhile is added. Of a
+snapshot of several parts only the first are read for that, and the log fires what is due in them while the others are
+read (head of snapshot/restore.py); the due column after it is read before, so that what is due fires in order.
+
+All of it is done by the thread that fires, a slice at a time between batches: a partition of ten million entries takes
+seconds, and the messages of others are not late for it. A thread of its own would not make it faster (most of it is
+Python holding the interpreter's lock) and would need the indexes to be guarded against it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator
+
+import numpy as np
+from pyroaring import BitMap
+
+from ...partitions.cancellations import members
+from ...partitions.due_column import UNREADABLE, DueBatch, dues_of, scan_dues
+from ...partitions.index.delay_index import DelayIndex
+from ...partitions.partition import Listener, Partition
+from ...snapshot.parts import Parts
+from ...snapshot.restore import covered_by_snapshots, restore_steps
+from ...snapshot.snapshot_format import Unusable, snapshot_keys
+from ...store.codec import format as fmt
+from ...store.codec.format import FrontierRecord
+from ...store.codec.run import Int64s, UInt32s
+from ...store.env.environment import Environment
+from ...store.errors import CorruptEntry, DamagedStore
+from ...store.log import catalog
+from ...store.log.ledger import find_tail
+from .log_firing import LogFiring
+from .partially_loaded import Missing
+
+_MANY_ENTRIES = 1 << 17
+"""Entries read back after which it is worth giving back the pages they were read from."""
+
+
+def new_log(
+    partition: Partition, topic_id: int, frontier: FrontierRecord, bucket_ms: int, *, loaded: bool
+) -> LogFiring:
+    """A log with an empty index."""
+
+    def due_of(entries: UInt32s) -> Int64s:
+        partition.dues_read += len(entries)
+        return dues_of(partition.environment, frontier.ledger_id, entries)
+
+    index = DelayIndex(due_of, start_ms=partition.start_ms, bucket_ms=bucket_ms)
+    return LogFiring(topic_id, partition.start_ms, frontier, index, loaded=loaded)
+
+
+class Loading:
+    """One partition on its way into memory. REQUIRES of the owner: a lease on it until it closes."""
+
+    def __init__(
+        self,
+        main: Environment,
+        partition: Partition,
+        bucket_ms: int,
+        *,
+        registered: Callable[[dict[int, LogFiring]], None],
+        listener: Listener,
+        exists: Callable[[int], bool],
+        set_aside: Callable[[CorruptEntry], object],
+        fires: Callable[[LogFiring], object],
+    ) -> None:
+        """`registered` is given the logs before `listener` hears of the first append, both in the leader of a commit.
+
+        `exists`: whether a topic has not been deleted; `fires`: a log may fire, or more of it than before.
+        """
+        self.partition = partition
+        self._main = main
+        self._bucket_ms = bucket_ms
+        self._registered = registered
+        self._listener = listener
+        self._exists = exists
+        self._set_aside = set_aside
+        self._fires = fires
+        self._tails: dict[int, int] = {}
+        self._read = 0
+
+    def reads_all(self) -> bool:
+        """Whether the file is read from beginning to end: there is no snapshot in it."""
+        with self.partition.environment.read() as raw:
+            return next(snapshot_keys(raw, fmt.Table.SNAPSHOT_META), None) is None
+
+    def steps(self) -> Iterator[bool]:
+        """Load; each step is some ten ms of work at most. Yields whether it would pay to fire before the next.
+
+        REQUIRES: nothing is on its way into the main log between steps. Raises DamagedStore, CorruptRecord; the owner
+        then stops listening.
+        """
+        logs = self._listen()
+        yield False
+        half: list[tuple[LogFiring, Parts]] = []
+        for topic_id, log in list(logs.items()):
+            if topic_id in self._tails and self._exists(topic_id):
+                rest = yield from self._read_back(log, self._tails[topic_id])
+                self._fires(log)
+                if rest is not None:
+                    half.append((log, rest))
+                    yield True
+        for log, rest in half:
+            if self._exists(log.topic_id):
+                yield from self._read_rest(log, rest)
+        if self._read >= _MANY_ENTRIES:
+            self.partition.dues_read = _MANY_ENTRIES
+
+    def _listen(self) -> dict[int, LogFiring]:
+        logs: dict[int, LogFiring] = {}
+        failure: list[BaseException] = []
+
+        def listen() -> None:
+            try:
+                listen_from_here()
+            except BaseException as error:  # the commit it comes after stands: not the committers' business
+                failure.append(error)
+
+        def listen_from_here() -> None:
+            # In the leader, between two commits: what is committed now is scanned, what comes is heard.
+            partition = self.partition
+            with partition.environment.read() as raw, self._main.read() as main:
+                for key, fields in catalog.rows(raw, fmt.prefix(fmt.Table.LOG)):
+                    topic_id, ledger_id = fmt.trailing_u32(key), fmt.unpack_u64(fields)
+                    frontier = catalog.frontier(main, topic_id, partition.start_ms) or FrontierRecord.start(ledger_id)
+                    self._tails[topic_id] = find_tail(raw, partition.name, ledger_id)
+                    logs[topic_id] = new_log(partition, topic_id, frontier, self._bucket_ms, loaded=False)
+            self._registered(logs)
+            partition.listener = self._listener
+
+        self.partition.environment.write(lambda transaction: transaction.after_commit(listen))
+        if failure:
+            raise failure[0]
+        return logs
+
+    def _read_back(self, log: LogFiring, tail: int, before: int | None = None) -> Generator[bool, None, Parts | None]:
+        """Have a log fire: whole, or but for what is left of the snapshot returned.
+
+        before: only snapshots with a smaller id are used.
+        """
+        partition = self.partition
+        if tail < log.frontier.seen:
+            raise DamagedStore(
+                partition.path,
+                f"ledger {log.ledger_id} ends at entry {tail}, its frontier at {log.frontier.seen}: entries were lost",
+            )
+        covered = covered_by_snapshots(partition.environment, log.ledger_id)
+        if tail < covered:
+            reason = f"ledger {log.ledger_id} ends at entry {tail}, a snapshot of it at {covered}: entries were lost"
+            raise DamagedStore(partition.path, reason)
+        restored = yield from restore_steps(
+            partition.environment,
+            log.frontier,
+            tail,
+            log.due_of,
+            start_ms=partition.start_ms,
+            bucket_ms=self._bucket_ms,
+            before=before,
+        )
+        rest = None
+        if restored is not None:
+            log.restore_index(restored.pending, restored.tail)
+            self._read += len(restored.pending)
+            rest = restored.rest if restored.rest.left else None
+        with self._main.read() as raw:
+            cancelled = members(raw, fmt.Table.CANCELLED, log.ledger_id)
+            admitted = members(raw, fmt.Table.ADMITTED, log.ledger_id)
+        log.discard(cancelled)
+        self._admit(log, admitted - cancelled)
+        damaged: list[int] = []  # first entries of runs that cannot be read, whose length is unknown
+        for batch in scan_dues(partition.environment, log.ledger_id, log.tail, tail, admitted):
+            if isinstance(batch, DueBatch):
+                missing = range(log.tail, batch.first_entry)
+                if missing and not any(entry_id in missing for entry_id in damaged):
+                    reason = f"entries {log.tail} to {batch.first_entry - 1} are missing"
+                    self._set_aside(CorruptEntry(partition.name, log.ledger_id, log.tail, reason))
+                log.restore(batch.first_entry, batch.dues)
+                self._read += len(batch.dues)
+            else:
+                damaged.append(batch.entry_id)
+                self._set_aside(batch)
+            yield False
+        log.skip_unreadable(tail)
+        log.finish_loading(None if rest is None else Missing(rest.limit_ms, rest.tail, BitMap()))
+        return rest
+
+    def _admit(self, log: LogFiring, admitted: BitMap) -> None:
+        """Have conditional entries fire when they are due."""
+        if not admitted:
+            return
+        ids = np.array(admitted, dtype=np.uint32)
+        dues = dues_of(self.partition.environment, log.ledger_id, ids)
+        for entry_id in ids[dues == UNREADABLE].tolist():
+            self._set_aside(CorruptEntry(self.partition.name, log.ledger_id, entry_id, "its due time cannot be read"))
+        log.admit(ids[dues != UNREADABLE], dues[dues != UNREADABLE])
+
+    def _read_rest(self, log: LogFiring, rest: Parts | None) -> Iterator[bool]:
+        """Read what is left of a snapshot of a log that fires; if it is damaged, restore the log without it."""
+        while rest is not None:
+            try:
+                while rest.left:
+                    buckets = rest.read()
+                    log.add_missing(buckets, rest.limit_ms if rest.left else None)
+                    self._fires(log)
+                    self._read += sum(len(ids) for _, ids in buckets)
+                    yield False
+                return
+            except Unusable:
+                rest = yield from self._read_back(log, log.begin_again(), rest.snapshot_id)
+                self._fires(log)

@@ -1,0 +1,60 @@
+"""Which entries of partition logs never fire, and which conditional ones may: bitmaps in the main environment.
+
+Two tables of the same form, a roaring bitmap for each block of 65,536 entries of a log, so that a
+cancelled message costs at most two bytes of a bitmap however many there are. CANCELLED holds entries that
+were cancelled or replaced. ADMITTED holds the conditional entries whose reschedule was recorded; one that
+is not in it never fires.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import lmdb
+from pyroaring import BitMap
+
+from ..store.codec import format as fmt
+from ..store.codec.format import Table
+from ..store.env.transaction import Transaction
+from ..store.log import catalog
+
+BLOCK_BITS = 16
+
+
+def members(raw: lmdb.Transaction, table: Table, ledger_id: int) -> BitMap:
+    """Every entry of a log that `table` (CANCELLED or ADMITTED) holds. O(blocks). Raises CorruptRecord."""
+    found = BitMap()
+    for _, fields in catalog.rows(raw, fmt.block_key(table, ledger_id, 0)[:9]):
+        found |= BitMap.deserialize(fields)
+    return found
+
+
+def blocks(entries: Iterable[int]) -> dict[int, BitMap]:
+    """The entries by the block they lie in."""
+    by_block: dict[int, BitMap] = {}
+    for entry_id in entries:
+        by_block.setdefault(entry_id >> BLOCK_BITS, BitMap()).add(entry_id)
+    return by_block
+
+
+def add(transaction: Transaction, table: Table, ledger_id: int, entries: BitMap) -> BitMap:
+    """Add entries of a log to `table`; returns those that were not in it before."""
+    fresh = BitMap()
+    for block, wanted in blocks(entries).items():
+        key = fmt.block_key(table, ledger_id, block)
+        fields = transaction.get(key)
+        held = BitMap() if fields is None else BitMap.deserialize(fields)
+        new = wanted - held
+        if new:
+            held |= new
+            held.run_optimize()
+            transaction.put(key, held.serialize())
+            fresh |= new
+    return fresh
+
+
+def remove_log(transaction: Transaction, ledger_id: int) -> None:
+    """Forget everything about a log that is gone."""
+    for table in (Table.CANCELLED, Table.ADMITTED):
+        for key, _ in list(catalog.rows(transaction.raw, fmt.block_key(table, ledger_id, 0)[:9])):
+            transaction.delete(key)

@@ -1,0 +1,397 @@
+"""The coarse end of a delay index: bitmaps of entry ids by interval of due time.
+
+A bucket is a half-open interval of due time and the BitMap of the entries due in it; an empty one is not kept.
+Intervals begin at the multiples of ``bucket_ms`` and at the cuts made since: ``split`` divides one bucket that
+holds too much, and the cuts go when what is before them has gone. So adding needs no exact due time kept and no
+search among buckets, and a bucket with ten million entries at one instant can still be read a part at a time.
+
+A bucket may be asleep (``packed_buckets.py``): one that was restored, or was put to sleep since (``packing.py``). It
+wakes
+when it is the earliest and asked for, or when an entry of it is removed. To add to it, to count it, to copy it, or to
+look for an entry that it does not hold leaves it asleep.
+
+Which entries are where follows from the due times handed in; this module never reads one.
+Not thread-safe.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+from pyroaring import BitMap
+from sortedcontainers import SortedDict
+
+from ...store.errors import BrokenInvariant
+from .packed_buckets import Asleep, bitmap_bytes, check_sheets, united
+from .window import Dues, Ids, Keys
+
+_GROUP_ENTRIES = 1 << 20  # entries grouped at a time: bounds the temporary arrays to about 40 MB
+_SPARSE_ENTRIES = 16  # entries a bucket, on average, below which adding them one by one is quicker
+_SHIFT = np.uint64(32)
+
+
+class Bucket(NamedTuple):
+    """The entries due in ``[start_ms, limit_ms)``."""
+
+    start_ms: int
+    limit_ms: int
+    ids: BitMap
+
+
+class Span(NamedTuple):
+    """A bucket without its entries: how many there are."""
+
+    start_ms: int
+    limit_ms: int
+    entries: int
+
+
+class Buckets:
+    """A map from intervals of due time to bitmaps of entry ids."""
+
+    def __init__(self, bucket_ms: int) -> None:
+        self._bucket_ms = bucket_ms
+        self._bitmaps: SortedDict[int, BitMap | Asleep] = SortedDict()
+        self._cuts: list[int] = []  # ascending; starts of buckets besides the multiples of bucket_ms
+        self.asleep = 0
+        """Entries saved in buckets asleep; those added to them since are not counted."""
+
+    def __len__(self) -> int:
+        """How many buckets, not how many entries."""
+        return len(self._bitmaps)
+
+    def __iter__(self) -> Iterator[Bucket]:
+        """Buckets by due time, to look at: none is woken. Nothing may be added or removed meanwhile."""
+        for start_ms, ids in self._bitmaps.items():
+            yield Bucket(start_ms, self._limit_of(start_ms), ids.bitmap() if isinstance(ids, Asleep) else ids)
+
+    def spans(self) -> Iterator[Span]:
+        """Buckets by due time, none woken; nothing may be added or removed meanwhile."""
+        for start_ms, ids in self._bitmaps.items():
+            yield Span(start_ms, self._limit_of(start_ms), len(ids))
+
+    def starts_after(self, start_ms: int) -> Iterator[int]:
+        """Where the buckets after ``start_ms`` start, ascending; nothing may be added or removed meanwhile."""
+        yield from self._bitmaps.irange(start_ms, None, (False, True))
+
+    def saved_below(self, start_ms: int, limit_id: int) -> tuple[int, bytes] | None:
+        """Entries and serialised bitmap of a bucket asleep as it was saved, all of it below ``limit_id``; else None."""
+        ids = self._bitmaps[start_ms]
+        saved = ids.saved_below(limit_id) if isinstance(ids, Asleep) else None
+        return None if saved is None else (len(ids), saved)
+
+    def entries_of(self, start_ms: int) -> BitMap:
+        """The entries of the bucket that starts at ``start_ms``, which is not woken; not to be changed."""
+        kept = self._bitmaps[start_ms]
+        return kept.bitmap() if isinstance(kept, Asleep) else kept
+
+    def first_span(self) -> Span:
+        """The earliest bucket, not woken; REQUIRES that there is one. O(1)."""
+        start_ms, ids = self._bitmaps.peekitem(0)
+        return Span(start_ms, self._limit_of(start_ms), len(ids))
+
+    def first(self) -> Bucket:
+        """The earliest bucket, woken; REQUIRES that there is one."""
+        start_ms = self._bitmaps.peekitem(0)[0]
+        return Bucket(start_ms, self._limit_of(start_ms), self._awake(start_ms))
+
+    def add_one(self, entry_id: int, due_ms: int) -> None:
+        """Add one entry. O(1), O(log buckets) for the first of its bucket."""
+        start_ms = self._start_of(due_ms)
+        ids = self._taking(start_ms)
+        if ids is None:
+            self._put(start_ms, BitMap((entry_id,)))
+        else:
+            ids.add(entry_id)
+
+    def add(self, ids: Ids, dues: Dues) -> None:
+        """Add entries in any order; ids are distinct, dues span less than 2**32 ms.
+
+        One bucket: O(n). Several: one sort of ``bucket << 32 | id`` brings each bucket's ids together,
+        ascending, which is also the order in which a bitmap takes them fastest.
+        """
+        for begin in range(0, len(ids), _GROUP_ENTRIES):
+            some = slice(begin, begin + _GROUP_ENTRIES)
+            self._add_group(ids[some], dues[some])
+
+    def add_bitmap(self, start_ms: int, ids: BitMap) -> None:
+        """Add a whole bucket; takes ``ids`` over. REQUIRES that a bucket may start at ``start_ms``."""
+        if not ids:
+            return
+        present = self._taking(start_ms)
+        if present is None:
+            self._put(start_ms, ids)
+        else:
+            present |= ids
+
+    def restore(self, saved: Iterable[tuple[int, BitMap | Asleep]]) -> int:
+        """Take whole buckets over; how many entries that makes.
+
+        A start may come more than once: then its bucket is awake, and the union. REQUIRES that buckets may start
+        there, and that what has been added to them by now is awake and of other entries.
+        """
+        whole = united(saved)
+        entries = sum(map(len, whole.values()))
+        for start_ms, ids in whole.items():
+            added = self._bitmaps.get(start_ms)
+            if isinstance(added, Asleep):
+                raise BrokenInvariant(f"buckets: the one at {start_ms} is restored twice")
+            if isinstance(ids, Asleep):
+                ids.added = added
+                self._entered(start_ms, ids)
+            elif added is not None:
+                ids.update(added)
+        self._bitmaps.update(whole)
+        return entries
+
+    def unsettled_after(self, start_ms: int | None) -> Iterator[tuple[int, int, BitMap]]:
+        """Starts and sizes of buckets that are awake, or asleep with entries added, and which entries are awake.
+
+        Those after ``start_ms``, None: after the earliest. Nothing may be added or removed meanwhile.
+        """
+        if self._bitmaps:
+            for other_ms in self.starts_after(self._bitmaps.peekitem(0)[0] if start_ms is None else start_ms):
+                kept = self._bitmaps[other_ms]
+                awake = kept.added if isinstance(kept, Asleep) else kept
+                if awake is not None:
+                    yield other_ms, len(kept), awake
+
+    def replace(self, buckets: list[tuple[int, Asleep]]) -> None:
+        """Have buckets asleep, by their starts, for those here. REQUIRES: each holds the entries of its bucket."""
+        before = [self._bitmaps[start_ms] for start_ms, _ in buckets]
+        for start_ms, asleep in buckets:
+            self._bitmaps[start_ms] = asleep
+            self._entered(start_ms, asleep)
+        for kept in before:
+            if isinstance(kept, Asleep):
+                self._left(kept)
+
+    def remove_first(self, ids: BitMap | None = None) -> None:
+        """Remove the earliest bucket, with the cuts that it was the last to need; or only ``ids`` of it."""
+        start_ms, kept = self._bitmaps.peekitem(0)
+        if ids is not None and len(ids) < len(kept):
+            self._awake(start_ms).difference_update(ids)
+            return
+        limit_ms = self._limit_of(start_ms)
+        self._bitmaps.popitem(0)
+        if isinstance(kept, Asleep):
+            self._left(kept)
+        if ids is None:
+            del self._cuts[: bisect_left(self._cuts, limit_ms)]
+
+    def split_first(self, cuts: list[int]) -> Bucket:
+        """Remove the earliest bucket and divide its interval at ``cuts``, ascending and inside it.
+
+        The caller adds the entries again, each to its part.
+        """
+        bucket = self.first()
+        self._bitmaps.popitem(0)
+        place = bisect_right(self._cuts, bucket.start_ms)
+        self._cuts[place:place] = cuts
+        return bucket
+
+    def rejoin(self, bucket: Bucket) -> None:
+        """Undo a ``split_first`` half done: one bucket again, of its parts and what ``bucket.ids`` still holds."""
+        ids = bucket.ids
+        for start_ms in list(self._bitmaps.irange(bucket.start_ms, bucket.limit_ms, (True, False))):
+            ids |= self._awake(start_ms)
+            del self._bitmaps[start_ms]
+        del self._cuts[bisect_right(self._cuts, bucket.start_ms) : bisect_left(self._cuts, bucket.limit_ms)]
+        self.add_bitmap(bucket.start_ms, ids)
+
+    def discard_one(self, entry_id: int, due_ms: int) -> bool:
+        """Remove one entry from the bucket of ``due_ms``; False if it is not there. O(1), unless that is asleep."""
+        start_ms = self._start_of(due_ms)
+        kept = self._bitmaps.get(start_ms)
+        if kept is None:
+            return False
+        ids = kept.bitmap() if isinstance(kept, Asleep) else kept
+        if entry_id not in ids:
+            return False
+        if isinstance(kept, Asleep):
+            self._wake(start_ms, kept, ids)
+        ids.discard(entry_id)
+        if not ids:
+            del self._bitmaps[start_ms]
+        return True
+
+    def discard(self, ids: BitMap) -> int:
+        """Remove ``ids`` wherever they are; how many there were. Looks into every bucket until all are found.
+
+        A bucket asleep stays so if none of them was saved with it, and is not looked into if none can have been.
+        """
+        found = 0
+        lowest = ids.min() if ids else 0
+        emptied: list[int] = []
+        for start_ms, kept in self._bitmaps.items():
+            if found == len(ids):
+                break
+            if isinstance(kept, Asleep) and kept.limit_id <= lowest:
+                found += kept.discard_added(ids)
+                continue
+            present = kept.bitmap() if isinstance(kept, Asleep) else kept
+            hits = present.intersection_cardinality(ids)
+            if hits:
+                found += hits
+                if isinstance(kept, Asleep):
+                    self._wake(start_ms, kept, present)
+                present.difference_update(ids)
+                if not present:
+                    emptied.append(start_ms)
+        for start_ms in emptied:
+            del self._bitmaps[start_ms]
+        return found
+
+    def copy_uncut(self) -> Buckets:
+        """A copy that shares nothing and has no cuts."""
+        copy = Buckets(self._bucket_ms)
+        for start_ms, ids in self._bitmaps.items():
+            copied = ids.bitmap() if isinstance(ids, Asleep) else ids.copy()
+            copy.add_bitmap(start_ms - start_ms % self._bucket_ms, copied)
+        return copy
+
+    def memory_bytes(self) -> int:
+        """Resident bytes, estimated from the sizes of the bitmaps' containers. O(containers)."""
+        kept = self._bitmaps.values()
+        return 8 * len(self._cuts) + sum(
+            ids.memory_bytes() if isinstance(ids, Asleep) else bitmap_bytes(ids) for ids in kept
+        )
+
+    def check(self) -> None:
+        """Raise BrokenInvariant unless buckets start where they may, are not empty and share no entry."""
+        if self._cuts != sorted(set(self._cuts)) or any(cut % self._bucket_ms == 0 for cut in self._cuts):
+            raise BrokenInvariant("buckets: cuts out of order")
+        every = BitMap()
+        total = 0
+        for start_ms, ids in self._bitmaps.items():
+            if not ids or self._start_of(start_ms) != start_ms:
+                raise BrokenInvariant(f"buckets: {len(ids)} entries at {start_ms}, which is no bucket's start")
+            every |= ids.bitmap() if isinstance(ids, Asleep) else ids
+            total += len(ids)
+        asleep = check_sheets(ids for ids in self._bitmaps.values() if isinstance(ids, Asleep))
+        if asleep != self.asleep:
+            raise BrokenInvariant(f"buckets: {asleep} entries asleep, counted {self.asleep}")
+        if total != len(every):
+            raise BrokenInvariant("buckets: an entry is in two buckets")
+
+    def _start_of(self, due_ms: int) -> int:
+        start_ms = due_ms - due_ms % self._bucket_ms
+        if self._cuts:
+            place = bisect_right(self._cuts, due_ms)
+            if place:
+                return max(start_ms, self._cuts[place - 1])
+        return start_ms
+
+    def _starts_of(self, dues: Dues) -> Dues:
+        starts: Dues = dues - dues % self._bucket_ms
+        if self._cuts:
+            floors = np.array([0, *self._cuts], dtype=np.int64)
+            np.maximum(starts, floors[np.searchsorted(floors[1:], dues, side="right")], out=starts)
+        return starts
+
+    def _limit_of(self, start_ms: int) -> int:
+        limit_ms = start_ms - start_ms % self._bucket_ms + self._bucket_ms
+        if self._cuts:
+            place = bisect_right(self._cuts, start_ms)
+            if place < len(self._cuts):
+                return min(limit_ms, self._cuts[place])
+        return limit_ms
+
+    def _add_group(self, ids: Ids, dues: Dues) -> None:
+        earliest = int(dues.min())
+        start_ms = self._start_of(earliest)
+        if int(dues.max()) < self._limit_of(start_ms):
+            self._add_sorted(start_ms, np.sort(ids))
+            return
+        # A bucket that starts before the earliest due time counts from there, so that 32 bits always do.
+        tagged: Keys = np.maximum(self._starts_of(dues) - earliest, 0).astype(np.uint64)
+        tagged <<= _SHIFT
+        tagged |= ids
+        tagged.sort()
+        tags = tagged >> _SHIFT
+        ordered = tagged.astype(np.uint32)
+        heads = np.concatenate(([0], np.flatnonzero(tags[1:] != tags[:-1]) + 1))
+        starts = self._starts_of(tags[heads].astype(np.int64) + earliest).tolist()
+        begins = heads.tolist()
+        limits = [*begins[1:], len(ordered)]
+        if len(ordered) < _SPARSE_ENTRIES * len(begins):
+            values = ordered.tolist()
+            for start_ms, begin, limit in zip(starts, begins, limits, strict=True):
+                self._add_few(start_ms, values[begin:limit])
+        else:
+            for start_ms, begin, limit in zip(starts, begins, limits, strict=True):
+                self._add_sorted(start_ms, ordered[begin:limit])
+
+    def _add_few(self, start_ms: int, ids: list[int]) -> None:
+        present = self._taking(start_ms)
+        if present is None:
+            self._put(start_ms, BitMap(ids))
+        else:
+            for entry_id in ids:
+                present.add(entry_id)
+
+    def _add_sorted(self, start_ms: int, ids: Ids) -> None:
+        """Add distinct ascending ``ids`` to the bucket that starts at ``start_ms``."""
+        first, last = int(ids[0]), int(ids[-1])
+        if last - first + 1 == len(ids):
+            present = self._taking(start_ms)
+            if present is None:
+                present = BitMap()
+                self._put(start_ms, present)
+            present.add_range(first, last + 1)
+            return
+        # BitMap takes an array.array by its buffer, a numpy array item by item; and containers that come by union
+        # have no spare room, while those grown by update() take a sixth more memory.
+        self.add_bitmap(start_ms, BitMap(array("I", ids.tobytes())))
+
+    # -- asleep and awake ----------------------------------------------------------------------
+
+    def _taking(self, start_ms: int) -> BitMap | None:
+        """What takes entries added to a bucket; None: ``_put`` the first ones. Wakes nothing."""
+        kept = self._bitmaps.get(start_ms)
+        return kept.added if isinstance(kept, Asleep) else kept
+
+    def _put(self, start_ms: int, ids: BitMap) -> None:
+        """The first entries of a bucket, or those added to one asleep; takes ``ids`` over."""
+        kept = self._bitmaps.get(start_ms)
+        if isinstance(kept, Asleep):
+            kept.added = ids
+        else:
+            self._bitmaps[start_ms] = ids
+
+    def _awake(self, start_ms: int) -> BitMap:
+        kept = self._bitmaps[start_ms]
+        if not isinstance(kept, Asleep):
+            return kept
+        ids = kept.bitmap()
+        self._wake(start_ms, kept, ids)
+        return ids
+
+    def _wake(self, start_ms: int, asleep: Asleep, ids: BitMap) -> None:
+        """Have ``ids``, its entries, in place of a bucket asleep."""
+        self._bitmaps[start_ms] = ids
+        self._left(asleep)
+
+    def _entered(self, start_ms: int, asleep: Asleep) -> None:
+        """A bucket asleep has come into the map."""
+        self.asleep += asleep.entries
+        asleep.sheet.needed += len(asleep.saved)
+        asleep.sheet.starts_ms.append(start_ms)
+
+    def _left(self, asleep: Asleep) -> None:
+        """A bucket asleep has gone from the map: wake those that would keep its sheet for less than half of it."""
+        self.asleep -= asleep.entries
+        sheet = asleep.sheet
+        sheet.needed -= len(asleep.saved)
+        if 2 * sheet.needed < len(sheet.bytes):
+            for other_ms in sheet.starts_ms:
+                other = self._bitmaps.get(other_ms)
+                if isinstance(other, Asleep) and other.sheet is sheet:
+                    self._bitmaps[other_ms] = other.bitmap()
+                    self.asleep -= other.entries
+            sheet.needed = 0
+            sheet.starts_ms.clear()

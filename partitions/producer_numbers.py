@@ -1,0 +1,131 @@
+"""Which sequence numbers a named producer has stored, so that one that is sent again is not stored again.
+
+Every environment that the producer has written to records exactly the numbers whose messages it stores, in the
+transaction that stores them: after any crash a number is recorded if and only if its message is there. A number is
+stored if any environment has it. No record says anything of a number between two others, or of one that lies in
+another environment: after a crash between the commits of a batch, numbers below the highest may be missing.
+
+Numbers lie in blocks of 65,536, each a roaring bitmap in a row of its own: a send rewrites the blocks of its numbers,
+and consecutive numbers cost one row of some 60 bytes a block. What a partition has recorded goes to the main
+environment when the partition is deleted; the keys are the same.
+
+Stores written before that have a record of another form, which is read and never written for new numbers: a watermark,
+up to which every number is taken for stored, and single numbers above it.
+
+    SEQUENCE := bitmap                     roaring, 64 bits, whole numbers; key: topic id, producer name, block u64
+    PRODUCER := watermark:i64 bitmap       key: topic id, producer name
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import lmdb
+from pyroaring import BitMap64
+
+from ..store.codec import format as fmt
+from ..store.codec.format import CorruptRecord, Table
+from ..store.env.transaction import Transaction
+from ..store.errors import BrokenInvariant
+from ..store.log import catalog
+
+BLOCK_BITS = 16
+
+_WATERMARK = struct.Struct(">q")
+
+NONE_STORED = -1
+"""The watermark where there is none."""
+
+
+class ProducerRecord(NamedTuple):
+    """What is stored: the numbers of `above`, and every number up to `watermark`, which old stores alone have."""
+
+    watermark: int
+    above: BitMap64
+
+    def pack(self) -> bytes:
+        """The fields of a PRODUCER record."""
+        return _WATERMARK.pack(self.watermark) + bytes(self.above.serialize())
+
+    @classmethod
+    def unpack(cls, fields: bytes) -> ProducerRecord:
+        """The inverse of `pack`. Raises CorruptRecord."""
+        if len(fields) < _WATERMARK.size:
+            raise CorruptRecord(f"producer record has {len(fields)} bytes")
+        (watermark,) = _WATERMARK.unpack_from(fields)
+        return cls(watermark, BitMap64.deserialize(fields[_WATERMARK.size :]))
+
+    def merged(self, other: ProducerRecord) -> ProducerRecord:
+        """What holds when both hold."""
+        watermark = max(self.watermark, other.watermark)
+        above = self.above | other.above
+        above.remove_range(0, watermark + 1)
+        return ProducerRecord(watermark, above)
+
+
+def nothing() -> ProducerRecord:
+    """What is known of a producer that has stored nothing; a new value each time, since bitmaps change in place."""
+    return ProducerRecord(NONE_STORED, BitMap64())
+
+
+def read(raw: lmdb.Transaction, topic_id: int, name: str) -> ProducerRecord:
+    """What one environment has recorded of a producer; nothing() when that is nothing. O(blocks)."""
+    key = fmt.producer_key(topic_id, name)
+    value = raw.get(key)
+    record = nothing() if value is None else ProducerRecord.unpack(fmt.unseal(key, value))
+    numbers = BitMap64()
+    for _, fields in catalog.rows(raw, fmt.sequence_prefix(topic_id, name)):
+        numbers |= BitMap64.deserialize(fields)
+    return record.merged(ProducerRecord(NONE_STORED, numbers))
+
+
+def add(transaction: Transaction, topic_id: int, name: str, numbers: Iterable[int]) -> None:
+    """Record numbers in the environment and the transaction that store their messages.
+
+    Invariant: none of them is stored in this environment already.
+    """
+    blocks: dict[int, list[int]] = {}
+    for number in numbers:
+        blocks.setdefault(number >> BLOCK_BITS, []).append(number)
+    for block, members in blocks.items():
+        key = fmt.sequence_key(topic_id, name, block)
+        new = BitMap64(members)
+        fields = transaction.get(key)
+        if fields is not None:
+            held = BitMap64.deserialize(fields)
+            if held & new:
+                raise BrokenInvariant(f"number {(held & new).min()} of producer {name!r} would be stored twice")
+            new |= held
+        new.run_optimize()
+        transaction.put(key, new.serialize())
+
+
+def all_rows(raw: lmdb.Transaction, topic_id: int | None = None) -> list[tuple[bytes, bytes]]:
+    """(key, fields) of everything that an environment has recorded of producers, or of those of one topic."""
+    tables = (Table.PRODUCER, Table.SEQUENCE)
+    return [row for table in tables for row in catalog.rows(raw, fmt.prefix(table, topic_id))]
+
+
+def take_over(transaction: Transaction, rows: Iterable[tuple[bytes, bytes]]) -> None:
+    """Record in the main environment what another one had recorded, for topics that still exist."""
+    for key, fields in rows:
+        if catalog.topic_name(transaction.raw, fmt.trailing_u32(key[:5])) is None:
+            continue
+        known = transaction.get(key)
+        transaction.put(key, fields if known is None else _both(Table(key[0]), known, fields))
+
+
+def _both(table: Table, one: bytes, other: bytes) -> bytes:
+    if table is Table.PRODUCER:
+        return ProducerRecord.unpack(one).merged(ProducerRecord.unpack(other)).pack()
+    numbers = BitMap64.deserialize(one) | BitMap64.deserialize(other)
+    numbers.run_optimize()
+    return bytes(numbers.serialize())
+
+
+def remove(transaction: Transaction, topic_id: int) -> None:
+    """Forget the producers of a topic."""
+    for key, _ in all_rows(transaction.raw, topic_id):
+        transaction.delete(key)

@@ -1,0 +1,277 @@
+"""The bytes of a snapshot: parts with the bitmaps of a delay index, and the metadata that makes them one.
+
+    SNAPSHOT_PART ledger snapshot part -> sealed part
+    SNAPSHOT_META ledger snapshot      -> sealed metadata
+
+    part     := version:u16 spare:u16 pieces:u32 start:i64[pieces] entries:u32[pieces] end:u32[pieces] bitmaps
+    metadata := version:u16 flags:u16 bucket_ms:u32 start_ms:u64 tail:u32 due_ms:i64 entry_id:i64 seen:u32
+                entries:u64 stored_bytes:u64 created_ms:u64 parts:u32
+                parts * (crc:u32 stored_bytes:u32 entries:u32)
+
+A piece is a serialised roaring bitmap (the portable format) of entries due in the bucket that starts at `start`; the
+bitmap of a large bucket is several pieces, by ranges of ids, in one part or in several. Bit 0 of `flags` says that
+pieces stand in order of `start`, over all parts; a snapshot without it is read whole before anything of it fires. `end`
+is where a bitmap ends, counted from where bitmaps begin. Numbers in a part are little-endian, so that numpy reads
+columns where they lie; metadata is big-endian like every small record. Both are sealed: a CRC-32 over key and value
+ends the value, so a part moved to another snapshot's key is seen. Metadata repeats each part's seal, size and count, so
+a part of the right key and the wrong contents is seen as well.
+
+The frontier (`due_ms`, `entry_id`, `seen`) and `tail` are of the instant of the copy: the bitmaps hold exactly the
+entries below `tail` that come after it and had not been cancelled. `version` comes first in both and is looked at
+before anything else; an unknown one is no error, only a snapshot that cannot be used.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import lmdb
+import numpy as np
+import numpy.typing as npt
+from pyroaring import BitMap
+
+from ..partitions.index.index_cut import Piece
+from ..partitions.index.packed_buckets import Asleep, Sheet
+from ..partitions.index.window import MAX_ID
+from ..store.codec.checksum import crc32
+from ..store.codec.format import CRC_BYTES, CorruptRecord, Table, seal, snapshot_meta_key, unseal
+from .validation import vouched
+
+VERSION = 1
+
+_PART = struct.Struct("<HHI")
+_PIECE_BYTES = 16
+_ORDERED = 1
+_META = struct.Struct(">HHIQIqqIQQQI")
+_PART_RECORD = struct.Struct(">III")
+_SEAL = struct.Struct("<I")
+
+
+class Unusable(Exception):
+    """A snapshot cannot be used, and why: torn, damaged, of another version, of another time."""
+
+
+class PartRecord(NamedTuple):
+    """What the metadata says of one part: its seal (the CRC-32 that ends its value), bytes of its value, entries."""
+
+    crc: int
+    stored_bytes: int
+    entries: int
+
+
+class Metadata(NamedTuple):
+    """One snapshot. `entries` and `stored_bytes` are the sums over its parts."""
+
+    bucket_ms: int
+    start_ms: int
+    """Start of the partition."""
+    tail: int
+    """Entries below it are covered."""
+    due_ms: int
+    entry_id: int
+    seen: int
+    """The frontier (C, T) at the instant of the copy: C is (due_ms, entry_id), T is seen."""
+    created_ms: int
+    parts: tuple[PartRecord, ...]
+    ordered: bool = False
+    """Whether pieces stand in order of their buckets, from the first part to the last."""
+
+    @property
+    def entries(self) -> int:
+        return sum(part.entries for part in self.parts)
+
+    @property
+    def stored_bytes(self) -> int:
+        return sum(part.stored_bytes for part in self.parts)
+
+    def pack(self) -> bytes:
+        head = _META.pack(
+            VERSION,
+            _ORDERED if self.ordered else 0,
+            self.bucket_ms,
+            self.start_ms,
+            self.tail,
+            self.due_ms,
+            self.entry_id,
+            self.seen,
+            self.entries,
+            self.stored_bytes,
+            self.created_ms,
+            len(self.parts),
+        )
+        return head + b"".join(_PART_RECORD.pack(*part) for part in self.parts)
+
+    @classmethod
+    def unpack(cls, fields: bytes) -> Metadata:
+        """Raises Unusable."""
+        version = int.from_bytes(fields[:2], "big")
+        if len(fields) < 2 or version != VERSION:
+            raise Unusable(f"metadata of version {version}, this is {VERSION}")
+        if len(fields) < _META.size:
+            raise Unusable(f"metadata of {len(fields)} bytes")
+        head = _META.unpack_from(fields)
+        _, flags, bucket_ms, start_ms, tail, due_ms, entry_id, seen, entries, stored, created_ms, count = head
+        if len(fields) != _META.size + count * _PART_RECORD.size:
+            raise Unusable(f"metadata of {len(fields)} bytes cannot list {count} parts")
+        parts = tuple(PartRecord(*record) for record in _PART_RECORD.iter_unpack(fields[_META.size :]))
+        ordered = bool(flags & _ORDERED)
+        found = cls(bucket_ms, start_ms, tail, due_ms, entry_id, seen, created_ms, parts, ordered)
+        if (found.entries, found.stored_bytes) != (entries, stored):
+            raise Unusable("metadata contradicts itself")
+        return found
+
+
+def read_metadata(raw: lmdb.Transaction, ledger_id: int, snapshot_id: int) -> Metadata:
+    """Verified metadata of a snapshot. Raises Unusable."""
+    key = snapshot_meta_key(ledger_id, snapshot_id)
+    value = raw.get(key)
+    if value is None:
+        raise Unusable("no metadata")
+    try:
+        fields = unseal(key, value)
+    except CorruptRecord as error:
+        raise Unusable(str(error)) from error
+    return Metadata.unpack(fields)
+
+
+# -- parts ---------------------------------------------------------------------------------------
+
+
+class PackedPart(NamedTuple):
+    """A part without its seal."""
+
+    fields: bytes
+    entries: int
+
+    @property
+    def stored_bytes(self) -> int:
+        return len(self.fields) + CRC_BYTES
+
+
+def pack_parts(pieces: Sequence[Piece], part_bytes: int) -> Iterator[PackedPart]:
+    """Parts of at most `part_bytes` that hold `pieces`, in order. REQUIRES part_bytes >= 1,024.
+
+    O(bytes); a piece too large for a part is split, which costs about as much as making it did.
+    """
+    room = part_bytes - _PART.size - CRC_BYTES
+    gathered: list[Piece] = []
+    size = 0
+    for piece in pieces:
+        for fitting in _split(piece, room - _PIECE_BYTES):
+            needed = _PIECE_BYTES + len(fitting.bitmap)
+            if size + needed > room:
+                yield _pack_part(gathered)
+                gathered, size = [], 0
+            gathered.append(fitting)
+            size += needed
+    if gathered:
+        yield _pack_part(gathered)
+
+
+def _split(piece: Piece, room: int) -> Iterator[Piece]:
+    if len(piece.bitmap) <= room:
+        yield piece
+        return
+    low = BitMap.deserialize(piece.bitmap)
+    high = low.copy()
+    middle = low[len(low) // 2]
+    low.remove_range(middle, MAX_ID + 1)
+    high.remove_range(0, middle)
+    for half in (low, high):
+        yield from _split(Piece(piece.start_ms, len(half), half.serialize()), room)
+
+
+def _pack_part(pieces: list[Piece]) -> PackedPart:
+    starts = np.array([piece.start_ms for piece in pieces], dtype="<i8")
+    entries = np.array([piece.entries for piece in pieces], dtype="<u4")
+    ends = np.cumsum([len(piece.bitmap) for piece in pieces]).astype("<u4")
+    head = _PART.pack(VERSION, 0, len(pieces))
+    bitmaps = [piece.bitmap for piece in pieces]
+    fields = b"".join((head, starts.tobytes(), entries.tobytes(), ends.tobytes(), *bitmaps))
+    return PackedPart(fields, int(entries.sum(dtype=np.int64)))
+
+
+def seal_part(key: bytes, part: PackedPart) -> tuple[bytes, PartRecord]:
+    """The value to store for a part, and what the metadata is to say of it."""
+    value = seal(key, part.fields)
+    return value, PartRecord(_SEAL.unpack(value[-CRC_BYTES:])[0], len(value), part.entries)
+
+
+class Part:
+    """A verified part; a copy, which outlives the read transaction that `value` came from."""
+
+    __slots__ = ("_begins", "_ends", "_sheet", "entries", "starts_ms")
+
+    def __init__(self, key: bytes, value: bytes | memoryview, record: PartRecord) -> None:
+        """Verify a part against its seal and against the metadata. Raises Unusable."""
+        if len(value) != record.stored_bytes or _SEAL.unpack_from(value, len(value) - CRC_BYTES)[0] != record.crc:
+            raise Unusable(f"part {key.hex()} is not the one that the metadata lists")
+        self._sheet = Sheet(value)
+        fields = self._sheet.bytes[:-CRC_BYTES]
+        if crc32(fields, crc32(key)) != record.crc:  # of the copy: what is used later is what was verified
+            raise Unusable(f"record {key.hex()} does not match its checksum")
+        version, _, count = _PART.unpack_from(fields) if len(fields) >= _PART.size else (0, 0, 0)
+        if version != VERSION:
+            raise Unusable(f"part {key.hex()} is of version {version}, this is {VERSION}")
+        bitmaps = _PART.size + _PIECE_BYTES * count
+        if bitmaps > len(fields):
+            raise Unusable(f"part {key.hex()} of {len(fields)} bytes cannot hold {count} bitmaps")
+        self.starts_ms: npt.NDArray[np.int64] = np.frombuffer(fields, "<i8", count, _PART.size)
+        self.entries: npt.NDArray[np.uint32] = np.frombuffer(fields, "<u4", count, _PART.size + 8 * count)
+        ends = np.frombuffer(fields, "<u4", count, _PART.size + 12 * count)
+        self._ends: npt.NDArray[np.int64] = bitmaps + np.minimum(ends, len(fields) - bitmaps).astype(np.int64)
+        """Where bitmaps end in the sheet; one that ends behind the part is cut off there, and so is no bitmap."""
+        self._begins = np.concatenate(([bitmaps], self._ends[:-1])) if count else self._ends
+        if int(self.entries.sum(dtype=np.int64)) != record.entries:
+            raise Unusable(f"part {key.hex()} does not hold the {record.entries} entries that the metadata lists")
+
+    def bitmaps(self, wanted: npt.NDArray[np.bool_]) -> Iterator[tuple[int, BitMap]]:
+        """(bucket start, entries) of the pieces chosen. Raises Unusable for a bitmap that is not what it should be."""
+        starts, entries = self.starts_ms.tolist(), self.entries.tolist()
+        begins, ends = self._begins.tolist(), self._ends.tolist()
+        for at in np.flatnonzero(wanted).tolist():
+            try:
+                ids = BitMap.deserialize(self._sheet.bytes[begins[at] : ends[at]])  # type: ignore[arg-type]  # any buffer
+            except ValueError as error:
+                raise Unusable(f"bitmap of bucket {starts[at]}: {error}") from error
+            if len(ids) != entries[at]:
+                raise Unusable(f"bitmap of bucket {starts[at]} holds {len(ids)} entries, not {entries[at]}")
+            yield starts[at], ids
+
+    def asleep(self, wanted: npt.NDArray[np.bool_], tail: int) -> Iterator[tuple[int, Asleep]]:
+        """(bucket start, entries) of the pieces chosen, not made bitmaps.
+
+        REQUIRES: `vouched` for them, with this tail.
+        """
+        starts, entries = self.starts_ms[wanted].tolist(), self.entries[wanted].tolist()
+        begins, ends = self._begins[wanted].tolist(), self._ends[wanted].tolist()
+        sheet = self._sheet
+        for start_ms, count, begin, end in zip(starts, entries, begins, ends, strict=True):
+            yield start_ms, Asleep(sheet, sheet.bytes[begin:end], count, tail)
+
+    def vouched(self, tail: int) -> npt.NDArray[np.bool_]:
+        """Which pieces are surely bitmaps of as many entries as they should hold, one at least, all below `tail`."""
+        return vouched(self._sheet.bytes, self._begins, self._ends, self.entries, tail)
+
+
+# -- what is there ---------------------------------------------------------------------------------
+
+
+def snapshot_ids(raw: lmdb.Transaction, table: Table, ledger_id: int) -> list[int]:
+    """Ascending snapshot ids of a log in SNAPSHOT_META, or in SNAPSHOT_PART once for each part. O(keys)."""
+    return [int.from_bytes(key[9:17], "big") for key, _ in snapshot_keys(raw, table, ledger_id)]
+
+
+def snapshot_keys(raw: lmdb.Transaction, table: Table, ledger_id: int | None = None) -> Iterator[tuple[bytes, int]]:
+    """(key, bytes of the value) of SNAPSHOT_META or SNAPSHOT_PART, of one log or of all. Reads no value."""
+    prefix = bytes((table,)) + (b"" if ledger_id is None else ledger_id.to_bytes(8, "big"))
+    cursor = raw.cursor()
+    more = cursor.set_range(prefix)
+    while more:
+        key = bytes(cursor.key())
+        if not key.startswith(prefix):
+            return
+        yield key, len(cursor.value())
+        more = cursor.next()

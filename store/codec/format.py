@@ -1,0 +1,399 @@
+"""Keys and small records of both kinds of environment: the one place where their bytes are laid down.
+
+Every environment is one unnamed LMDB database whose keys begin with a table byte, so that a small
+commit touches one tree and the runs of the newest ledger lie at the end of it. Keys are big-endian:
+byte order is key order. The value of a small record is its packed fields followed by the CRC-32 of
+key and fields; runs have a layout of their own (run.py).
+
+docs/format.md is the grammar with a worked example, and says how a format is changed.
+"""
+
+from __future__ import annotations
+
+import struct
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import DuelogError
+from ..position import Position
+from .checksum import crc32
+
+FORMAT_VERSION = 1
+"""Version of everything below; stands in the STORE file and in each partition's info record."""
+
+MAX_ENTRY_ID = 2**32 - 2
+"""Entry ids are 32 bits wide, so that roaring bitmaps hold them; the last value is kept for limits."""
+
+
+class Table(IntEnum):
+    """First byte of every key."""
+
+    COUNTER = 0x01  # main: name -> u64 (allocators, clock mark)
+    TOPIC = 0x02  # main: full topic name -> TopicRecord
+    TOPIC_NAME = 0x03  # main: topic id -> full topic name
+    POLICY = 0x04  # main: scope name -> msgpack of the policies set there (policy_records.py)
+    PARTITION = 0x10  # main: partition start -> PartitionRecord
+    LOG = 0x11  # partition: topic id -> ledger id
+    PARTITION_INFO = 0x12  # partition: one record, PartitionInfo
+    ORIGIN = 0x13  # partition: one record of a generation that compaction made, OriginRecord (origin.py)
+    FRONTIER = 0x20  # main: topic id, partition start -> FrontierRecord
+    LEDGER = 0x30  # main: topic id, ledger id -> LedgerRecord
+    CURSOR = 0x31  # main: topic id, subscription name -> CursorRecord
+    ACKED = 0x32  # main: subscription id, ledger id -> roaring bitmap
+    CANCELLED = 0x40  # main: partition log's ledger id, block -> roaring bitmap
+    ADMITTED = 0x41  # main: partition log's ledger id, block -> roaring bitmap of conditional entries that may fire
+    PRODUCER = 0x50  # main and partition: topic id, producer name -> ProducerRecord, of old stores
+    SCHEDULE = 0x51  # main: topic id, schedule name -> msgpack
+    SEQUENCE = 0x52  # main and partition: topic id, producer name, block -> roaring bitmap of numbers
+    SET_ASIDE = 0x60  # main: ledger id, entry id -> reason
+    SNAPSHOT_PART = 0x70  # partition: ledger id, snapshot id, part -> bitmaps (snapshot/snapshot_format.py)
+    SNAPSHOT_META = 0x71  # partition: ledger id, snapshot id -> snapshot/snapshot_format.py: Metadata
+    COPY = 0x80  # both: key of another record -> the same fields
+    RUN = 0xF0  # both: ledger id, first entry id -> run
+
+
+_U32 = struct.Struct(">I")
+_U64 = struct.Struct(">Q")
+_KEY_64 = struct.Struct(">BQ")
+_KEY_32 = struct.Struct(">BI")
+_KEY_32_64 = struct.Struct(">BIQ")
+_KEY_64_32 = struct.Struct(">BQI")
+_KEY_64_64 = struct.Struct(">BQQ")
+_KEY_64_64_32 = struct.Struct(">BQQI")
+_CRC = struct.Struct("<I")
+
+CRC_BYTES = _CRC.size
+
+
+class CorruptRecord(DuelogError, ValueError):
+    """A small record does not match its checksum or its layout; callers add where it was."""
+
+
+def seal(key: bytes, fields: bytes) -> bytes:
+    """The value to store for `fields` under `key`: the fields and a CRC-32 over both."""
+    return fields + _CRC.pack(crc32(fields, crc32(key)))
+
+
+def unseal(key: bytes, value: bytes | memoryview) -> bytes:
+    """The fields of a sealed value. Raises CorruptRecord when the checksum does not match."""
+    if len(value) < CRC_BYTES:
+        raise CorruptRecord(f"record {key.hex()} has {len(value)} bytes")
+    fields = bytes(value[:-CRC_BYTES])
+    if _CRC.unpack_from(value, len(fields))[0] != crc32(fields, crc32(key)):
+        raise CorruptRecord(f"record {key.hex()} does not match its checksum")
+    return fields
+
+
+def counter_key(name: str) -> bytes:
+    return bytes((Table.COUNTER,)) + name.encode()
+
+
+def topic_key(name: str) -> bytes:
+    return bytes((Table.TOPIC,)) + name.encode()
+
+
+def topic_name_key(topic_id: int) -> bytes:
+    return _KEY_32.pack(Table.TOPIC_NAME, topic_id)
+
+
+def policy_key(scope: str) -> bytes:
+    return bytes((Table.POLICY,)) + scope.encode()
+
+
+def partition_key(start_ms: int) -> bytes:
+    return _KEY_64.pack(Table.PARTITION, start_ms)
+
+
+def log_key(topic_id: int) -> bytes:
+    return _KEY_32.pack(Table.LOG, topic_id)
+
+
+PARTITION_INFO_KEY = bytes((Table.PARTITION_INFO,))
+ORIGIN_KEY = bytes((Table.ORIGIN,))
+
+
+def frontier_key(topic_id: int, start_ms: int) -> bytes:
+    return _KEY_32_64.pack(Table.FRONTIER, topic_id, start_ms)
+
+
+def ledger_key(topic_id: int, ledger_id: int) -> bytes:
+    return _KEY_32_64.pack(Table.LEDGER, topic_id, ledger_id)
+
+
+def cursor_key(topic_id: int, subscription: str) -> bytes:
+    return _KEY_32.pack(Table.CURSOR, topic_id) + subscription.encode()
+
+
+def acked_key(subscription_id: int, ledger_id: int) -> bytes:
+    return _KEY_32_64.pack(Table.ACKED, subscription_id, ledger_id)
+
+
+def schedule_key(topic_id: int, name: str) -> bytes:
+    return _KEY_32.pack(Table.SCHEDULE, topic_id) + name.encode()
+
+
+def split_schedule_key(key: bytes) -> tuple[int, str]:
+    """(topic id, schedule name) of a schedule's key."""
+    return trailing_u32(key[:5]), key[5:].decode()
+
+
+def producer_key(topic_id: int, name: str) -> bytes:
+    return _KEY_32.pack(Table.PRODUCER, topic_id) + name.encode()
+
+
+def sequence_prefix(topic_id: int, name: str) -> bytes:
+    """Beginning shared by the keys of a producer's blocks, and by no others: a name holds no NUL, a block begins so."""
+    return _KEY_32.pack(Table.SEQUENCE, topic_id) + name.encode() + b"\0"
+
+
+def sequence_key(topic_id: int, name: str, block: int) -> bytes:
+    return _KEY_32.pack(Table.SEQUENCE, topic_id) + name.encode() + _U64.pack(block)
+
+
+def split_sequence_key(key: bytes) -> tuple[int, str, int]:
+    """(topic id, producer name, block) of a key of SEQUENCE."""
+    return trailing_u32(key[:5]), key[5:-8].decode(), trailing_u64(key)
+
+
+def block_key(table: Table, ledger_id: int, block: int) -> bytes:
+    """Key of a block of CANCELLED or ADMITTED."""
+    return _KEY_64_32.pack(table, ledger_id, block)
+
+
+def set_aside_key(ledger_id: int, entry_id: int) -> bytes:
+    return _KEY_64_32.pack(Table.SET_ASIDE, ledger_id, entry_id)
+
+
+def snapshot_part_key(ledger_id: int, snapshot_id: int, part: int) -> bytes:
+    return _KEY_64_64_32.pack(Table.SNAPSHOT_PART, ledger_id, snapshot_id, part)
+
+
+def snapshot_meta_key(ledger_id: int, snapshot_id: int) -> bytes:
+    return _KEY_64_64.pack(Table.SNAPSHOT_META, ledger_id, snapshot_id)
+
+
+def split_snapshot_key(key: bytes | memoryview) -> tuple[int, int]:
+    """(ledger id, snapshot id) of the key of a snapshot's part or metadata."""
+    _, ledger_id, snapshot_id = _KEY_64_64.unpack(key[: _KEY_64_64.size])
+    return ledger_id, snapshot_id
+
+
+def run_key(ledger_id: int, first_entry: int) -> bytes:
+    return _KEY_64_32.pack(Table.RUN, ledger_id, first_entry)
+
+
+def split_run_key(key: bytes | memoryview) -> tuple[int, int]:
+    """(ledger id, first entry id) of a run's key."""
+    _, ledger_id, first_entry = _KEY_64_32.unpack(key)
+    return ledger_id, first_entry
+
+
+RUN_PREFIX = bytes((Table.RUN,))
+
+
+def prefix(table: Table, number: int | None = None) -> bytes:
+    """Beginning shared by the keys of a table, or by those of one 32-bit id in it."""
+    return bytes((table,)) if number is None else _KEY_32.pack(table, number)
+
+
+def trailing_u64(key: bytes | memoryview) -> int:
+    """The 64-bit number that ends a key: a partition start or a ledger id."""
+    return int(_U64.unpack(key[-8:])[0])
+
+
+def trailing_u32(key: bytes | memoryview) -> int:
+    """The 32-bit number that ends a key: a topic id or an entry id."""
+    return int(_U32.unpack(key[-4:])[0])
+
+
+def _unpack(layout: struct.Struct, fields: bytes, what: str) -> tuple[int, ...]:
+    if len(fields) != layout.size:
+        raise CorruptRecord(f"{what} has {len(fields)} bytes, expected {layout.size}")
+    return layout.unpack(fields)
+
+
+def pack_u64(value: int) -> bytes:
+    return _U64.pack(value)
+
+
+def unpack_u64(fields: bytes) -> int:
+    return _unpack(_U64, fields, "number")[0]
+
+
+_TOPIC = struct.Struct(">IQ")
+
+
+class TopicRecord(NamedTuple):
+    """A topic of the catalog."""
+
+    topic_id: int
+    created_ms: int
+
+    def pack(self) -> bytes:
+        return _TOPIC.pack(*self)
+
+    @classmethod
+    def unpack(cls, fields: bytes) -> TopicRecord:
+        return cls(*_unpack(_TOPIC, fields, "topic record"))
+
+
+class PartitionState(IntEnum):
+    """Recorded state of a time partition; future and current are both OPEN, the clock tells them apart."""
+
+    OPEN = 0
+    CLOSED = 1
+    DELETING = 2
+
+
+_PARTITION = struct.Struct(">QIBIQ")
+
+
+class PartitionRecord(NamedTuple):
+    """A time partition of the catalog.
+
+    `holders` counts, once it is CLOSED, the topics that have not released it; at zero it is deleted.
+    """
+
+    end_ms: int
+    generation: int
+    state: PartitionState
+    holders: int
+    created_ms: int
+
+    def pack(self) -> bytes:
+        return _PARTITION.pack(*self)
+
+    @classmethod
+    def unpack(cls, fields: bytes) -> PartitionRecord:
+        end_ms, generation, state, holders, created_ms = _unpack(_PARTITION, fields, "partition record")
+        return cls(end_ms, generation, PartitionState(state), holders, created_ms)
+
+
+_PARTITION_INFO = struct.Struct(">H16sQQI")
+
+
+class PartitionInfo(NamedTuple):
+    """What a partition's directory says of itself, so that a copied or swapped one is seen at open."""
+
+    version: int
+    store_id: bytes
+    start_ms: int
+    end_ms: int
+    generation: int
+
+    def pack(self) -> bytes:
+        return _PARTITION_INFO.pack(*self)
+
+    @classmethod
+    def unpack(cls, fields: bytes) -> PartitionInfo:
+        if len(fields) != _PARTITION_INFO.size:
+            raise CorruptRecord(f"partition info has {len(fields)} bytes")
+        return cls(*_PARTITION_INFO.unpack(fields))
+
+
+_FRONTIER = struct.Struct(">QqqIQQIB")
+
+
+class FrontierRecord(NamedTuple):
+    """How far the firing of one partition log has come: the frontier (C, T) of docs/design.md.
+
+    Entries with id below `seen` (T) whose (due_ms, entry_id) is at or before (`due_ms`, `entry_id`) (C)
+    have fired, and no others. `fired` counts them. The last marker is the newest one in the main log
+    ((0, 0) and `fired` 0: none yet). `released` says that the topic has given the partition up.
+    """
+
+    ledger_id: int
+    due_ms: int
+    entry_id: int
+    seen: int
+    fired: int
+    marker_ledger: int
+    marker_entry: int
+    released: int
+
+    @classmethod
+    def start(cls, ledger_id: int) -> FrontierRecord:
+        """The frontier before anything has fired."""
+        return cls(ledger_id, -1, -1, 0, 0, 0, 0, 0)
+
+    def passes(self, entries: npt.NDArray[np.integer[Any]], dues: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        """Which entries are at or before C: those below T have fired, those from T on are late."""
+        at_or_before: npt.NDArray[np.bool_] = dues < self.due_ms
+        at_or_before |= (dues == self.due_ms) & (entries.astype(np.int64) <= self.entry_id)
+        return at_or_before
+
+    def has_fired(self, entries: npt.NDArray[np.integer[Any]], dues: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        """Which entries have fired, cancelled ones among them; no other entry has."""
+        below: npt.NDArray[np.bool_] = entries < self.seen
+        below &= self.passes(entries, dues)
+        return below
+
+    @property
+    def last_marker(self) -> Position | None:
+        return Position(self.marker_ledger, self.marker_entry) if self.fired else None
+
+    def pack(self) -> bytes:
+        return _FRONTIER.pack(*self)
+
+    @classmethod
+    def unpack(cls, fields: bytes) -> FrontierRecord:
+        return cls(*_unpack(_FRONTIER, fields, "frontier record"))
+
+
+_LEDGER = struct.Struct(">QQIQB")
+
+
+class LedgerState(IntEnum):
+    """OPEN takes appends (the last of a topic), CLOSED is complete, TRIMMING is given up and being removed."""
+
+    OPEN = 0
+    CLOSED = 1
+    TRIMMING = 2
+
+
+class LedgerRecord(NamedTuple):
+    """A ledger of a main log; `closed_ms`, `entries` and `stored_bytes` hold once it is no longer OPEN."""
+
+    created_ms: int
+    closed_ms: int
+    entries: int
+    stored_bytes: int
+    state: LedgerState
+
+    def pack(self) -> bytes:
+        return _LEDGER.pack(*self)
+
+    @classmethod
+    def unpack(cls, fields: bytes) -> LedgerRecord:
+        created_ms, closed_ms, entries, stored_bytes, state = _unpack(_LEDGER, fields, "ledger record")
+        return cls(created_ms, closed_ms, entries, stored_bytes, LedgerState(state))
+
+
+_CURSOR = struct.Struct(">IQQIB")
+
+
+class CursorRecord(NamedTuple):
+    """A subscription: its id and its mark-delete position, of which `next_entry` is the entry after.
+
+    `flags` bit 0: paused; bit 1: it holds dead letters.
+    """
+
+    subscription_id: int
+    created_ms: int
+    ledger_id: int
+    next_entry: int
+    flags: int
+
+    @property
+    def mark_delete(self) -> Position:
+        return Position(self.ledger_id, self.next_entry - 1)
+
+    def pack(self) -> bytes:
+        return _CURSOR.pack(*self)
+
+    @classmethod
+    def unpack(cls, fields: bytes) -> CursorRecord:
+        return cls(*_unpack(_CURSOR, fields, "cursor record"))

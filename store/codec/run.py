@@ -1,0 +1,360 @@
+"""Runs: the entries that one commit appended to one ledger, as one LMDB value.
+
+    run      := crc:u32 version:u8 kind:u8 flags:u16 count:u32 base_ms:i64 target:u64 spare:u32 columns bodies
+    MESSAGES := due:u32[count] end:u32[count] body_crc:u32[count] [old_ledger:u64[count] old_entry:u32[count]]
+    MARKERS  := due:u32[count] entry:u32[count]
+
+Numbers in values are little-endian, so that numpy reads columns where they lie. `crc` covers the key
+and everything from `version` to the end of the columns; each body has its own checksum in a column, so
+a scan of due times touches the first page of a run and no payload, and one damaged body costs one entry.
+`due` counts ms from `base_ms`; `end` is where a body ends, counted from where bodies begin (two equal
+ends: compaction dropped the body). The markers of a run all point into the ledger `target`; with FLAG_TIMED
+`spare` is how many ms after the last of their due times they were written.
+
+The road not taken: a value for each entry. It costs 16 bytes and a node a message, and whole pages
+above about 2,000 bytes.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import CorruptEntry
+from .bodies import Bodies
+from .checksum import crc32
+from .format import run_key, split_run_key
+
+RUN_VERSION = 1
+HEADER = struct.Struct("<IBBHIqQI")
+HEADER_BYTES = HEADER.size
+MAX_DUE_SPAN_MS = 2**32 - 1
+"""The due times of a run lie within this many ms of its base."""
+
+FLAG_CONDITIONAL = 0x0001
+"""Each entry names an older one in two further columns, and fires only if it is admitted."""
+
+FLAG_AHEAD = 0x0002
+"""Entries of a main log that were not due when they were appended are among these: readers look at due times."""
+
+FLAG_TIMED = 0x0004
+"""Of markers: `spare` counts the ms from the largest due time to the firing; without it the time is not known."""
+
+_CRC = struct.Struct("<I")
+_LOCATE = struct.Struct("<I")
+_SPAN = struct.Struct("<II")
+_SINGLE = struct.Struct("<BBHIqQIIII")
+
+Int64s = npt.NDArray[np.int64]
+UInt32s = npt.NDArray[np.uint32]
+
+
+class RunKind(IntEnum):
+    """What the entries of a run are."""
+
+    MESSAGES = 1
+    MARKERS = 2
+
+
+_COLUMN_BYTES: dict[int, int] = {RunKind.MESSAGES: 12, RunKind.MARKERS: 8}
+_CONDITION_BYTES = 12
+
+
+def _seal(key: bytes, rest: bytes, parts: Sequence[bytes | memoryview]) -> bytes:
+    return b"".join((_CRC.pack(crc32(rest, crc32(key))), rest, *parts))
+
+
+def pack_messages(
+    key: bytes,
+    base_ms: int,
+    dues: Int64s,
+    bodies: Sequence[bytes],
+    replaced: tuple[npt.NDArray[np.uint64], UInt32s] | None = None,
+    *,
+    ahead: bool = False,
+) -> bytearray:
+    """The value of a MESSAGES run.
+
+    `dues` are epoch ms within [base_ms, base_ms + MAX_DUE_SPAN_MS]; `replaced` (ledger ids, entry ids)
+    makes the entries conditional; `ahead`: some were not due when they were appended to a main log. An empty
+    body stands for one that compaction dropped.
+    """
+    run = PackedRun(base_ms, dues, Bodies.of(bodies), replaced, ahead=ahead)
+    return run.sealed(key)
+
+
+class PackedRun:
+    """The value of a MESSAGES run but for its first checksum, which covers the key: made before the key is known."""
+
+    __slots__ = ("_bodies", "_value", "count")
+
+    def __init__(
+        self,
+        base_ms: int,
+        dues: Int64s,
+        bodies: Bodies,
+        replaced: tuple[npt.NDArray[np.uint64], UInt32s] | None = None,
+        *,
+        ahead: bool = False,
+    ) -> None:
+        """As `pack_messages`."""
+        self.count = len(bodies)
+        flags = (FLAG_AHEAD if ahead else 0) | (FLAG_CONDITIONAL if replaced is not None else 0)
+        header = HEADER.pack(0, RUN_VERSION, RunKind.MESSAGES, flags, self.count, base_ms, 0, 0)
+        columns = [(dues - base_ms).astype("<u4").tobytes(), bodies.ends().tobytes(), bodies.checksums()]
+        if replaced is not None:
+            columns += [replaced[0].astype("<u8").tobytes(), replaced[1].astype("<u4").tobytes()]
+        self._bodies = HEADER_BYTES + sum(map(len, columns))
+        self._value = bytearray().join((header, *columns, *bodies.parts()))
+
+    def sealed(self, key: bytes) -> bytearray:
+        """The value under `key`. Valid until it is asked for another one."""
+        _CRC.pack_into(self._value, 0, crc32(memoryview(self._value)[4 : self._bodies], crc32(key)))
+        return self._value
+
+
+def pack_message(key: bytes, base_ms: int, due_ms: int, body: bytes, *, ahead: bool = False) -> bytes:
+    """As `pack_messages` of one: the run of a single send, which numpy would cost more than the rest of it."""
+    flags, offset = FLAG_AHEAD if ahead else 0, due_ms - base_ms
+    rest = _SINGLE.pack(RUN_VERSION, RunKind.MESSAGES, flags, 1, base_ms, 0, 0, offset, len(body), crc32(body))
+    return b"".join((_CRC.pack(crc32(rest, crc32(key))), rest, body))
+
+
+def pack_markers(
+    key: bytes, target: int, base_ms: int, entries: UInt32s, dues: Int64s, fired_ms: int | None = None
+) -> bytes:
+    """The value of a MARKERS run: markers of `entries` of the partition log with ledger id `target`.
+
+    `fired_ms` is when they are written; more than MAX_DUE_SPAN_MS after the last due time is stored as that.
+    """
+    flags = after = 0
+    if fired_ms is not None:
+        flags, after = FLAG_TIMED, min(max(fired_ms - int(dues.max()), 0), MAX_DUE_SPAN_MS)
+    columns = np.empty((2, len(entries)), dtype="<u4")
+    columns[0] = dues - base_ms
+    columns[1] = entries
+    rest = HEADER.pack(0, RUN_VERSION, RunKind.MARKERS, flags, len(entries), base_ms, target, after)[4:]
+    return _seal(key, rest + columns.tobytes(), ())
+
+
+class Run:
+    """A run read where it lies: valid as long as the read transaction that `value` came from."""
+
+    __slots__ = ("_bodies", "_value", "ahead", "base_ms", "conditional", "count", "environment", "first_entry", "kind",
+                 "ledger_id", "target")  # fmt: skip
+
+    def __init__(self, environment: str, key: bytes | memoryview, value: memoryview | bytes) -> None:
+        """Parse and verify header and columns. Raises CorruptEntry (entry: the run's first)."""
+        self.environment = environment
+        self.ledger_id, self.first_entry = split_run_key(key)
+        self._value = value
+        if len(value) < HEADER_BYTES:
+            raise self._corrupt(self.first_entry, f"run of {len(value)} bytes")
+        header: tuple[int, ...] = HEADER.unpack_from(value)
+        crc, version, kind, flags, self.count, self.base_ms, self.target, _ = header
+        if version != RUN_VERSION or kind not in _COLUMN_BYTES:
+            raise self._corrupt(self.first_entry, f"run of version {version}, kind {kind}")
+        self.kind = kind
+        self.conditional = bool(flags & FLAG_CONDITIONAL)
+        self.ahead = bool(flags & FLAG_AHEAD)
+        each = _COLUMN_BYTES[kind] + (_CONDITION_BYTES if self.conditional else 0)
+        self._bodies = HEADER_BYTES + each * self.count
+        if self._bodies > len(value) or not self.count:
+            raise self._corrupt(self.first_entry, f"run of {len(value)} bytes cannot hold {self.count} entries")
+        if crc32(value[4 : self._bodies], crc32(key)) != crc:
+            raise self._corrupt(self.first_entry, "run header does not match its checksum")
+
+    def _corrupt(self, entry_id: int, reason: str) -> CorruptEntry:
+        return CorruptEntry(self.environment, self.ledger_id, entry_id, reason)
+
+    def _column(self, number: int) -> UInt32s:
+        column: UInt32s = np.frombuffer(self._value, "<u4", self.count, HEADER_BYTES + 4 * self.count * number)
+        return column
+
+    @property
+    def limit(self) -> int:
+        """One past the last entry id."""
+        return self.first_entry + self.count
+
+    @property
+    def stored_bytes(self) -> int:
+        return len(self._value)
+
+    def due_offsets(self) -> UInt32s:
+        """Due times of all entries, ms from `base_ms` (a view)."""
+        return self._column(0)
+
+    def dues(self) -> Int64s:
+        """Due times of all entries, epoch ms (a copy)."""
+        dues: Int64s = self._column(0).astype(np.int64) + self.base_ms
+        return dues
+
+    def due(self, index: int) -> int:
+        """Due time of the entry at `index` in the run, epoch ms."""
+        return self.base_ms + int(_LOCATE.unpack_from(self._value, HEADER_BYTES + 4 * index)[0])
+
+    def fired_ms(self) -> int | None:
+        """When the markers were written, epoch ms of the store's clock; None where it is not stored.
+
+        REQUIRES: kind is MARKERS.
+        """
+        _, _, _, flags, _, _, _, after = HEADER.unpack_from(self._value)
+        if not flags & FLAG_TIMED:
+            return None
+        return self.base_ms + int(self._column(0).max()) + int(after)
+
+    def targets(self) -> UInt32s:
+        """Entry ids that the markers point at (a view). REQUIRES: kind is MARKERS."""
+        return self._column(1)
+
+    def ends(self) -> UInt32s:
+        """Where each body ends, counted from where bodies begin (a view). REQUIRES: kind is MESSAGES."""
+        return self._column(1)
+
+    def body_bytes(self) -> Int64s:
+        """Bytes of each body, 0 where it was dropped (a copy). REQUIRES: kind is MESSAGES."""
+        sizes: Int64s = self.ends().astype(np.int64)
+        sizes[1:] -= sizes[:-1].copy()
+        return sizes
+
+    @property
+    def bodies_fit(self) -> bool:
+        """Whether every body lies inside the run, after the one before. REQUIRES: kind is MESSAGES."""
+        sizes = self.body_bytes()
+        return int(sizes.min()) >= 0 and self._bodies + int(sizes.sum()) <= len(self._value)
+
+    def fixed(self) -> bytes:
+        """What does not depend on which bodies are there: the header's facts, due times, conditions."""
+        value, columns = self._value, HEADER_BYTES + 12 * self.count
+        parts = (
+            value[4:HEADER_BYTES],
+            value[HEADER_BYTES : HEADER_BYTES + 4 * self.count],
+            value[columns : self._bodies],
+        )
+        return b"".join(parts)
+
+    def keeping(self, keep: npt.NDArray[np.bool_]) -> bytes:
+        """The value of this run with the bodies of the entries in the mask `keep` only.
+
+        Due times and conditions stay, and so do the checksums of the bodies that stay: they are not computed anew,
+        so that damage stays seen. REQUIRES: kind is MESSAGES, `bodies_fit`.
+        """
+        value = self._value
+        columns = np.frombuffer(value, "<u4", 3 * self.count, HEADER_BYTES).reshape(3, self.count).copy()
+        columns[1] = np.cumsum(np.where(keep, self.body_bytes(), 0))
+        columns[2][~keep] = 0
+        conditions = value[HEADER_BYTES + 12 * self.count : self._bodies]
+        rest = b"".join((value[4:HEADER_BYTES], columns.tobytes(), conditions))
+        return _seal(run_key(self.ledger_id, self.first_entry), rest, self.raw_bodies(keep))
+
+    def raw_bodies(self, keep: npt.NDArray[np.bool_]) -> list[bytes | memoryview]:
+        """The bytes of the bodies in a mask, in order, unverified. REQUIRES: kind is MESSAGES, `bodies_fit`."""
+        edged = np.zeros(self.count + 2, dtype=np.bool_)
+        edged[1:-1] = keep
+        edges = np.flatnonzero(edged[1:] != edged[:-1])
+        bounds = np.zeros(self.count + 1, dtype=np.int64)
+        bounds[1:] = self.ends()
+        bounds += self._bodies
+        value, at = self._value, bounds[edges].tolist()
+        return [value[start:limit] for start, limit in zip(at[::2], at[1::2], strict=True)]
+
+    def replaced(self) -> tuple[npt.NDArray[np.uint64], UInt32s]:
+        """(ledger ids, entry ids) that conditional entries replace (views). REQUIRES: conditional."""
+        at = HEADER_BYTES + 12 * self.count
+        ledgers: npt.NDArray[np.uint64] = np.frombuffer(self._value, "<u8", self.count, at)
+        entries: UInt32s = np.frombuffer(self._value, "<u4", self.count, at + 8 * self.count)
+        return ledgers, entries
+
+    def body(self, index: int) -> bytes | None:
+        """The body at `index`, verified; None when compaction dropped it. Raises CorruptEntry."""
+        body = self.body_view(index)
+        return None if body is None else bytes(body)
+
+    def body_view(self, index: int) -> memoryview | bytes | None:
+        """As `body`, where it lies: valid as long as the run."""
+        value = self._value
+        count, bodies = self.count, self._bodies
+        end_at = HEADER_BYTES + 4 * (count + index)
+        # Before the first end stands the last due time; the first body begins at 0.
+        start, end = _SPAN.unpack_from(value, end_at - 4)
+        if not index:
+            start = 0
+        if start == end:
+            return None
+        body = value[bodies + start : bodies + end]
+        if len(body) != end - start:
+            raise self._corrupt(self.first_entry + index, "body lies outside its run")
+        if crc32(body) != _LOCATE.unpack_from(value, end_at + 4 * count)[0]:
+            raise self._corrupt(self.first_entry + index, "body does not match its checksum")
+        return body
+
+    def raw_body(self, index: int) -> bytes:
+        """The bytes of the body at `index` as far as they are there, unverified: for whoever repairs."""
+        ends = self.ends()
+        start = int(ends[index - 1]) if index else 0
+        return bytes(self._value[self._bodies + start : self._bodies + max(start, int(ends[index]))])
+
+    def body_checksums(self) -> UInt32s:
+        """The checksum of each body (a view). REQUIRES: kind is MESSAGES."""
+        return self._column(2)
+
+    def body_region(self, low: int, high: int) -> tuple[int, int, memoryview]:
+        """(start, limit, bytes) of the bodies [low, high) on end, unverified; fewer bytes where the run is short.
+
+        `start` and `limit` count from where bodies begin, as `ends` does.
+        """
+        ends = self.ends()
+        start, limit = int(ends[low - 1]) if low else 0, int(ends[high - 1])
+        return start, limit, memoryview(self._value)[self._bodies + start : self._bodies + limit]
+
+    def bodies(self) -> Iterator[tuple[int, bytes | CorruptEntry | None]]:
+        """Every (entry id, body); a damaged one comes as the error that says so, and the rest goes on."""
+        for index in range(self.count):
+            try:
+                yield self.first_entry + index, self.body(index)
+            except CorruptEntry as error:
+                yield self.first_entry + index, error
+
+    def damaged_bodies(self) -> list[tuple[int, str]]:
+        """(entry id, reason) of every body that does not match its checksum. O(bytes). REQUIRES: kind is MESSAGES."""
+        found: list[tuple[int, str]] = []
+        value = memoryview(self._value)[self._bodies :]
+        start = 0
+        for index, (end, crc) in enumerate(zip(self.ends().tolist(), self._column(2).tolist(), strict=True)):
+            if end > len(value) or end < start:
+                found.append((self.first_entry + index, "body lies outside its run"))
+            elif end != start and crc32(value[start:end]) != crc:
+                found.append((self.first_entry + index, "body does not match its checksum"))
+            start = end
+        return found
+
+
+def cut(
+    dues: Int64s, sizes: Sequence[int] | Int64s, max_entries: int, max_bytes: int, base_ms: int | None
+) -> Iterator[tuple[int, int]]:
+    """Split a batch into runs: (start, limit) of each, in order.
+
+    A run holds at most `max_entries` entries and about `max_bytes` of bodies, one entry at least, and
+    (where `base_ms` is None: the base is the smallest due time) due times that fit into 32 bits.
+    """
+    count = len(sizes)
+    narrow = base_ms is not None or count == 1 or int(dues.max()) - int(dues.min()) <= MAX_DUE_SPAN_MS
+    ends: Int64s = np.cumsum(sizes, dtype=np.int64)
+    if narrow and (count == 1 or (count <= max_entries and int(ends[-1]) <= max_bytes)):
+        yield 0, count
+        return
+    start = 0
+    while start < count:
+        before = int(ends[start - 1]) if start else 0
+        limit = min(start + max_entries, int(np.searchsorted(ends, before + max_bytes, side="right")), count)
+        limit = max(limit, start + 1)
+        if not narrow:
+            highs = np.maximum.accumulate(dues[start:limit])
+            lows = np.minimum.accumulate(dues[start:limit])
+            limit = start + int(np.searchsorted(highs - lows, MAX_DUE_SPAN_MS, side="right"))
+        yield start, limit
+        start = limit

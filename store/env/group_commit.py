@@ -1,0 +1,153 @@
+"""One commit for the work of several callers: the transaction, its retries, and what follows from it in memory.
+
+The part of an environment that a leader runs (commit_queue.py). A unit of work that fails reaches its caller alone, and
+the others are run again without it; a map that is full grows. Once LMDB has begun to commit, whatever is not known to
+have come to its end, on disk or in memory, closes the environment for writing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import lmdb
+
+from ..errors import DuelogError, ResourceShortage, StoreFailed, StoreFull
+from ..files.datafile import InPlace
+from ..files.failpoints import reach
+from ..files.free_space import in_doubt, no_room
+from ..files.system_errors import explain
+from .commit_counts import CommitCounts
+from .commit_queue import Request
+from .map_size import MapSize
+from .transaction import Transaction
+from .upkeep import Upkeep
+
+
+class GroupCommit:
+    """What of an environment commits. REQUIRES: one thread at a time."""
+
+    path: Path
+    counts: CommitCounts
+    observe_commit: Callable[[int, int], None] | None
+    in_place: InPlace
+    _env: lmdb.Environment
+    _map: MapSize
+    _upkeep: Upkeep | None
+    _last_run: bytes
+
+    def __init__(self) -> None:
+        self._publishing = False
+        """Between a commit and the end of what follows from it in memory."""
+        self._failed: StoreFailed | None = None
+        self.on_failure: Callable[[StoreFailed], None] = lambda failed: None
+        """Told, by any thread, that nothing more is written; takes leaf locks only."""
+        self._deferred: list[Callable[[Transaction], Any]] = []
+        self._unsynced = False
+
+    def _check_writable(self) -> None:
+        raise NotImplementedError
+
+    def _broke_off(self, error: BaseException, served: bool) -> None:
+        """Where memory may not be what is on disk any more, nothing more is written."""
+        if self._publishing or (isinstance(error, Exception) and not served):
+            self.fail(error)
+
+    def _commit_together(self, batch: list[Request]) -> None:
+        """Give every request of `batch` its value or its error."""
+        started = time.perf_counter_ns()
+        left = batch
+        while left:
+            try:
+                self._check_writable()
+            except DuelogError as error:
+                self._fail(left, error)
+                return
+            raw: lmdb.Transaction | None = None
+            current: Request | None = None
+            try:
+                raw = self._env.begin(write=True)
+                transaction = Transaction(raw, self._last_run)
+                for work in self._deferred:
+                    work(transaction)
+                for current in left:
+                    current.value = current.work(transaction)
+                current = None
+                transaction.flush()
+                reach("commit.before")
+            except BaseException as error:
+                if raw is not None:
+                    raw.abort()
+                if isinstance(error, lmdb.MapFullError):
+                    if self._grow(left, error):
+                        continue
+                    return
+                if not isinstance(error, Exception):
+                    raise
+                told = explain(self.path, error) if raw is None or isinstance(error, lmdb.Error) else error
+                if raw is None and not isinstance(told, ResourceShortage):  # of a shortage nothing is in doubt then
+                    told = self.fail(error)
+                if current is None:
+                    self._fail(left, told)
+                    return
+                current.error = told
+                left = [request for request in left if request is not current]
+                continue
+            self._publishing = True
+            try:
+                raw.commit()
+                self.in_place.verify(started)
+            except lmdb.MapFullError as error:
+                self._publishing = False
+                if self._grow(left, error):
+                    continue
+                return
+            except (lmdb.Error, FileNotFoundError) as error:
+                self._publishing = False
+                full = None if in_doubt(self._env) else no_room(self.path, error)
+                self._fail(left, full or self.fail(error))
+                return
+            except BaseException:
+                with suppress(lmdb.Error):  # with a transaction left open the environment could not be closed
+                    raw.abort()
+                raise
+            self._unsynced = True
+            self._deferred = []
+            self._last_run = transaction.last_run
+            reach("commit.after")
+            transaction.committed()
+            for request in left:
+                request.done = True
+            self._publishing = False
+            self._count(len(left), transaction.entries, time.perf_counter_ns() - started)
+            return
+
+    def _grow(self, left: list[Request], error: lmdb.MapFullError) -> bool:
+        """Whether the map has grown; else everybody has the error."""
+        if self._map.grow():
+            return True
+        self._fail(left, StoreFull(self.path, f"the map of {self._map.bytes} bytes is full: {error}"))
+        return False
+
+    @staticmethod
+    def _fail(requests: list[Request], error: BaseException) -> None:
+        for request in requests:
+            request.error = error
+
+    def _count(self, requests: int, entries: int, elapsed_ns: int) -> None:
+        self.counts.add(requests, entries, elapsed_ns)
+        if self._upkeep is not None:
+            self._upkeep.committed()
+        if self.observe_commit is not None:
+            self.observe_commit(elapsed_ns, requests)
+
+    def fail(self, error: BaseException) -> StoreFailed:
+        """Close the environment for writing, for good: what is on disk, or in memory, is not known any more."""
+        failed = StoreFailed(self.path, str(error) or type(error).__name__)
+        failed.__cause__ = error
+        self._failed = failed
+        self.on_failure(failed)
+        return failed

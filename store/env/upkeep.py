@@ -1,0 +1,61 @@
+"""What follows from commits to one environment besides their data: the care for its file and its readers.
+
+Now and then, so that a commit of one message does not pay for it. For the one thread that commits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import lmdb
+
+from .eviction import DropBehind
+from .preallocation import RoomAhead
+
+COMMITS_A_LOOK = 16
+"""Commits from one look at the length of the file to the next."""
+
+_COMMITS_A_READER_CHECK = 1_000
+"""Commits between two looks for readers that were killed inside a transaction: they would hold pages for ever."""
+
+
+class Upkeep:
+    """The upkeep of one environment that is open for writing."""
+
+    def __init__(
+        self,
+        path: Path,
+        environment: lmdb.Environment,
+        map_anew: Callable[[], bool],
+        *,
+        synced: bool,
+        drops_behind: bool,
+    ) -> None:
+        """`path` is its directory; `synced`: commits wait for the disk; `map_anew`, `drops_behind`: see DropBehind."""
+        self._environment = environment
+        self._page_bytes: int = environment.stat()["psize"]
+        self._commits = 0
+        self._ahead = RoomAhead(path, self._used_bytes()) if synced else None
+        self._behind = DropBehind(path, 2 * self._page_bytes, map_anew) if synced and drops_behind else None
+
+    def _used_bytes(self) -> int:
+        used: int = (self._environment.info()["last_pgno"] + 1) * self._page_bytes
+        return used
+
+    def committed(self) -> None:
+        """Count a commit, and do what is to be done after it."""
+        self._commits += 1
+        if self._ahead is not None and not self._commits % COMMITS_A_LOOK:
+            used = self._used_bytes()
+            self._ahead.look(used, COMMITS_A_LOOK)
+            if self._behind is not None:
+                self._behind.look(used)
+        if not self._commits % _COMMITS_A_READER_CHECK:
+            with suppress(lmdb.Error):  # what is committed stays committed, whatever becomes of this
+                self._environment.reader_check()
+
+    def keep_pages(self) -> int:
+        """Drop nothing of the file from the page cache any more: up to which byte it was dropped, 0: nothing was."""
+        return 0 if self._behind is None else self._behind.stop()

@@ -1,0 +1,102 @@
+"""Directories made, renamed and removed so that a power cut leaves the old state or the new one.
+
+LMDB never syncs a directory, and a file system may forget a rename that was not synced: whoever
+changes the tree of a store does it here.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from pathlib import Path
+
+from ..errors import InvalidArgument
+
+
+def sync_directory(path: Path) -> None:
+    """Make the entries of a directory durable."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def make_directory(path: Path) -> None:
+    """Create `path` and missing parents, and make them durable. An existing directory is fine."""
+    if path.is_dir():
+        return
+    make_directory(path.parent)
+    path.mkdir(exist_ok=True)
+    sync_directory(path.parent)
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """Create or replace a small file: a reader after a power cut finds the old content or the new."""
+    temporary = path.with_name(path.name + ".tmp")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    try:
+        if os.write(descriptor, content) != len(content):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), os.fspath(temporary))
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    move(temporary, path)
+
+
+def move(source: Path, target: Path) -> None:
+    """Rename within one file system: `target` is there durably, `source` may come back at a power cut.
+
+    For what is moved out of a place that is cleared at every open.
+    """
+    os.rename(source, target)
+    sync_directory(target.parent)
+
+
+def move_away(source: Path, target: Path) -> None:
+    """Rename within one file system: `source` is gone durably, `target` may be gone too at a power cut.
+
+    For what is moved to a place that is cleared at every open.
+    """
+    os.rename(source, target)
+    sync_directory(source.parent)
+
+
+def remove_tree(path: Path) -> None:
+    """Remove a directory and what is in it, if it is there. At a power cut parts of it may come back."""
+    if path.exists():
+        shutil.rmtree(path)
+
+
+def refuse_inside(field: str, path: Path, store: Path) -> None:
+    """Refuse a place for new files that lies inside a store, where opening it would remove them; links are followed.
+
+    Raises InvalidArgument for `field`.
+    """
+    if Path(os.path.realpath(path)).is_relative_to(os.path.realpath(store)):  # which stops at a link to itself
+        raise InvalidArgument(field, str(path), f"lies inside the store {store}")
+
+
+def children(path: Path) -> list[Path]:
+    """What a directory holds, by name; nothing where none is: another process may just have removed it."""
+    try:
+        return sorted(path.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def size_bytes(path: Path) -> int:
+    """Bytes that the files under `path` occupy on disk (blocks, not lengths)."""
+    total = 0
+    for root, _, names in os.walk(path):
+        total += sum(occupied_bytes(Path(root, name)) for name in names)
+    return total
+
+
+def occupied_bytes(file: Path) -> int:
+    """Bytes that a file occupies on disk (blocks, not its length); 0 where it is not there, or not any more."""
+    try:
+        return file.lstat().st_blocks * 512
+    except FileNotFoundError:
+        return 0

@@ -1,0 +1,105 @@
+"""What an error of the operating system, or of LMDB, means for a store: a shortage, no room, no permission, or damage.
+
+The one place that decides this. A shortage (of descriptors, memory, disk) is never damage: nothing is quarantined for
+it, and the same call may be made again. LMDB passes most errors on as the system's text, so the number is found by it.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import lmdb
+
+from ..errors import (
+    DamagedStore,
+    DuelogError,
+    InvalidArgument,
+    NoPermission,
+    ResourceShortage,
+    StoreFull,
+    StoreUnavailable,
+)
+
+_NO_ROOM = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
+_SHORTAGE = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ENOBUFS))
+_NOT_PERMITTED = frozenset((errno.EACCES, errno.EPERM, errno.EROFS))
+
+_DAMAGE = (
+    lmdb.CorruptedError,
+    lmdb.PageNotFoundError,
+    lmdb.PageFullError,
+    lmdb.CursorFullError,
+    lmdb.InvalidError,
+    lmdb.InvalidParameterError,
+    lmdb.BadValsizeError,
+    lmdb.VersionMismatchError,
+    lmdb.IncompatibleError,
+)
+"""What LMDB says of pages that are not what they should be."""
+
+_NUMBERS = {os.strerror(number): number for number in sorted(errno.errorcode)}
+
+
+def errno_of(error: BaseException) -> int | None:
+    """The system's number of an error; None: it has none."""
+    if isinstance(error, OSError):
+        return error.errno
+    if isinstance(error, (MemoryError, lmdb.MemoryError)):
+        return errno.ENOMEM
+    if isinstance(error, lmdb.ReadersFullError):
+        return errno.EAGAIN
+    if isinstance(error, lmdb.Error):
+        return _number_in(str(error))
+    return None
+
+
+def _number_in(text: str) -> int | None:
+    return _NUMBERS.get(text.rpartition(": ")[2])
+
+
+def shortage_in(text: str) -> int | None:
+    """The number of the shortage that the last line of a failed process tells of, None where it is none."""
+    number = errno.ENOMEM if text.startswith("MemoryError") else _number_in(text)
+    return number if number in _SHORTAGE else None
+
+
+def explain(path: Path, error: BaseException) -> DuelogError:
+    """The error of duelog that says what `error`, its cause, means for `path`; one of duelog's own stays as it is."""
+    if isinstance(error, DuelogError):
+        return error
+    found = _explain(path, error)
+    found.__cause__ = error
+    return found
+
+
+def _explain(path: Path, error: BaseException) -> DuelogError:
+    number = errno_of(error)
+    if isinstance(error, OSError) and isinstance(error.filename, (str, bytes)):
+        path = Path(os.fsdecode(error.filename))
+    reason = (os.strerror(number) if number else str(error)) or type(error).__name__
+    if isinstance(error, lmdb.Error) and "already open in this process" in str(error):
+        return InvalidArgument("path", str(path), "this process has it open already")
+    if isinstance(error, _DAMAGE) or (isinstance(error, lmdb.Error) and "data format" in str(error)):
+        return DamagedStore(path, f"cannot be read: {error}")
+    if number in _NO_ROOM:
+        return StoreFull(path, f"no room to write ({reason})")
+    if number in _SHORTAGE:
+        return ResourceShortage(path, reason, number)
+    if number in _NOT_PERMITTED:
+        return NoPermission(path, reason, number)
+    if number == errno.ENOENT:
+        return DamagedStore(path, "is missing")
+    return StoreUnavailable(path, reason, number)
+
+
+@contextmanager
+def explained(path: Path) -> Iterator[None]:
+    """Raise what an error of the system or of LMDB inside the block means for `path` (`explain`)."""
+    try:
+        yield
+    except (OSError, lmdb.Error, MemoryError) as error:
+        raise explain(path, error) from error

@@ -1,0 +1,162 @@
+"""The catalog in the main environment: number allocators, topics, partitions, frontiers, cursors' rows.
+
+Plain functions from a transaction to records and back; nothing is cached here, and what several rows
+must say together is the business of those who write them together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import lmdb
+
+from ..codec import format as fmt
+from ..codec.format import CursorRecord, FrontierRecord, LedgerRecord, PartitionRecord, Table, TopicRecord
+from ..env.environment import Environment
+from ..env.transaction import Transaction
+
+LEDGERS = "next_ledger"
+TOPICS = "next_topic"
+SUBSCRIPTIONS = "next_subscription"
+CLOCK = "clock_mark"
+
+_PAGE = 1_000
+"""Rows read in one transaction by the iterators over an environment."""
+
+
+def take_numbers(transaction: Transaction, name: str, count: int = 1) -> int:
+    """Allocate `count` consecutive numbers under the counter `name`; returns the first (1 at first use)."""
+    key = fmt.counter_key(name)
+    fields = transaction.get(key)
+    first = 1 if fields is None else fmt.unpack_u64(fields)
+    transaction.put(key, fmt.pack_u64(first + count))
+    return first
+
+
+def rows(
+    raw: lmdb.Transaction, prefix: bytes, start: bytes | None = None, limit: bytes | None = None
+) -> Iterator[tuple[bytes, bytes]]:
+    """(key, unsealed fields) of every record whose key begins with `prefix`, from `start`, before `limit`.
+
+    Raises CorruptRecord at a damaged one.
+    """
+    cursor = raw.cursor()
+    more = cursor.set_range(start or prefix)
+    while more:
+        key = bytes(cursor.key())
+        if not key.startswith(prefix) or (limit is not None and key >= limit):
+            return
+        yield key, fmt.unseal(key, cursor.value())
+        more = cursor.next()
+
+
+def pages(environment: Environment, prefix: bytes) -> Iterator[list[tuple[bytes, bytes]]]:
+    """The same over an environment: lists of at most 1,000 rows, each read in a transaction of its own.
+
+    Memory does not grow with the number of rows (PIP-442); rows added or removed meanwhile may or may
+    not be seen.
+    """
+    start = prefix
+    while True:
+        page: list[tuple[bytes, bytes]] = []
+        with environment.read() as raw:
+            for row in rows(raw, prefix, start):
+                page.append(row)
+                if len(page) == _PAGE:
+                    break
+        if page:
+            yield page
+        if len(page) < _PAGE:
+            return
+        start = page[-1][0] + b"\0"
+
+
+# -- topics ------------------------------------------------------------------------------------
+
+
+def find_topic(raw: lmdb.Transaction, name: str) -> TopicRecord | None:
+    """The record of a topic by full name, None when there is none."""
+    key = fmt.topic_key(name)
+    value = raw.get(key)
+    return None if value is None else TopicRecord.unpack(fmt.unseal(key, value))
+
+
+def topic_name(raw: lmdb.Transaction, topic_id: int) -> str | None:
+    """The full name of a topic, None when there is none of that id (it was deleted)."""
+    key = fmt.topic_name_key(topic_id)
+    value = raw.get(key)
+    return None if value is None else fmt.unseal(key, value).decode()
+
+
+def add_topic(transaction: Transaction, name: str, now_ms: int) -> TopicRecord:
+    """The record of topic `name`, created with a first, empty ledger where there is none."""
+    key = fmt.topic_key(name)
+    fields = transaction.get(key)
+    if fields is not None:
+        return TopicRecord.unpack(fields)
+    record = TopicRecord(take_numbers(transaction, TOPICS), max(now_ms, 0))
+    transaction.put(key, record.pack())
+    transaction.put(fmt.topic_name_key(record.topic_id), name.encode())
+    add_ledger(transaction, record.topic_id, now_ms)
+    return record
+
+
+def topic_names(environment: Environment, prefix: str = "") -> Iterator[tuple[str, TopicRecord]]:
+    """(full name, record) of every topic whose full name begins with `prefix`, in order of name."""
+    for page in pages(environment, fmt.topic_key(prefix)):
+        for key, fields in page:
+            yield key[1:].decode(), TopicRecord.unpack(fields)
+
+
+# -- ledgers of main logs ----------------------------------------------------------------------
+
+
+def add_ledger(transaction: Transaction, topic_id: int, now_ms: int) -> int:
+    """Register a new, open ledger of a main log; returns its id."""
+    ledger_id = take_numbers(transaction, LEDGERS)
+    record = LedgerRecord(max(now_ms, 0), 0, 0, 0, fmt.LedgerState.OPEN)
+    transaction.put(fmt.ledger_key(topic_id, ledger_id), record.pack())
+    return ledger_id
+
+
+def ledgers(raw: lmdb.Transaction, topic_id: int) -> list[tuple[int, LedgerRecord]]:
+    """(ledger id, record) of a topic's main log, oldest first, those being removed included."""
+    found = rows(raw, fmt.prefix(Table.LEDGER, topic_id))
+    return [(fmt.trailing_u64(key), LedgerRecord.unpack(fields)) for key, fields in found]
+
+
+# -- partitions and frontiers ------------------------------------------------------------------
+
+
+def partitions(raw: lmdb.Transaction) -> list[tuple[int, PartitionRecord]]:
+    """(start_ms, record) of every registered partition, by start."""
+    found = rows(raw, fmt.prefix(Table.PARTITION))
+    return [(fmt.trailing_u64(key), PartitionRecord.unpack(fields)) for key, fields in found]
+
+
+def frontier(raw: lmdb.Transaction, topic_id: int, start_ms: int) -> FrontierRecord | None:
+    """The frontier of a topic's log in a partition, None when nothing of it has fired."""
+    key = fmt.frontier_key(topic_id, start_ms)
+    value = raw.get(key)
+    return None if value is None else FrontierRecord.unpack(fmt.unseal(key, value))
+
+
+def frontiers(raw: lmdb.Transaction, topic_id: int | None = None) -> Iterator[tuple[int, int, FrontierRecord]]:
+    """(topic id, partition start_ms, record) of one topic or of all."""
+    for key, fields in rows(raw, fmt.prefix(Table.FRONTIER, topic_id)):
+        yield fmt.trailing_u32(key[:5]), fmt.trailing_u64(key), FrontierRecord.unpack(fields)
+
+
+# -- subscriptions -----------------------------------------------------------------------------
+
+
+def cursors(raw: lmdb.Transaction, topic_id: int | None = None) -> Iterator[tuple[int, str, CursorRecord]]:
+    """(topic id, subscription name, record) of one topic or of all."""
+    for key, fields in rows(raw, fmt.prefix(Table.CURSOR, topic_id)):
+        yield fmt.trailing_u32(key[:5]), key[5:].decode(), CursorRecord.unpack(fields)
+
+
+def acked(raw: lmdb.Transaction, subscription_id: int) -> Iterator[tuple[int, bytes]]:
+    """(ledger id, serialised bitmap) of the entries acknowledged after the mark-delete position."""
+    for key, fields in rows(raw, fmt.prefix(Table.ACKED, subscription_id)):
+        yield fmt.trailing_u64(key), fields

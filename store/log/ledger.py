@@ -1,0 +1,278 @@
+"""The append side of one ledger: entries of many callers, gathered in a transaction, written as runs.
+
+Whoever appends in a shared commit gets entry ids at once; the entries themselves are written when all
+work of the commit is done, so that the sends of many threads to one log become one run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+import lmdb
+import numpy as np
+import numpy.typing as npt
+
+from ..codec.bodies import Bodies
+from ..codec.format import MAX_ENTRY_ID, run_key
+from ..codec.run import Int64s, PackedRun, Run, UInt32s, cut, pack_markers, pack_message, pack_messages
+from ..env.transaction import Transaction
+from ..errors import CorruptEntry, InvalidArgument
+
+MAX_RUN_ENTRIES = 65_535
+"""No run holds more entries; the next id after a run whose header is damaged is this far ahead."""
+
+
+HELD = -1
+"""Stands for the due time of a conditional entry that may not fire, or not yet."""
+
+
+class RunLimits(NamedTuple):
+    """Where a run of messages is cut (StoreConfig.run_entries, StoreConfig.run_bytes)."""
+
+    entries: int = 192
+    bytes: int = 256 * 1024
+
+
+class Replaced(NamedTuple):
+    """The entries that conditional ones replace, by row: ledger ids and entry ids."""
+
+    ledgers: npt.NDArray[np.uint64]
+    entries: UInt32s
+
+
+class Ledger:
+    """Where a ledger ends, as committed. Changed only by the leader of a commit."""
+
+    __slots__ = ("due_by_ms", "entries", "ledger_id", "stored_bytes")
+
+    def __init__(self, ledger_id: int, entries: int = 0, stored_bytes: int = 0) -> None:
+        self.ledger_id = ledger_id
+        self.entries = entries
+        """Committed entries; the id of the next."""
+        self.stored_bytes = stored_bytes
+        """Bytes of the runs written since the ledger was opened here, and before where that is known."""
+        self.due_by_ms = 0
+        """Of a main log: latest due time of the messages that were not due when they were appended; 0: all were."""
+
+
+Dues = Int64s | tuple[int]
+"""Due times in ms: a column, or the one of a single message."""
+
+
+class PackedMessages:
+    """Messages for a partition log in runs that want nothing but their keys: packed before a commit, by any thread."""
+
+    __slots__ = ("count", "dues", "runs")
+
+    def __init__(self, dues: Int64s, bodies: Bodies, base_ms: int, limits: RunLimits) -> None:
+        """Due times lie within [base_ms, base_ms + MAX_DUE_SPAN_MS]."""
+        self.dues = dues
+        self.count = len(bodies)
+        ranges = _ranges(dues, bodies, base_ms, limits)
+        self.runs = [PackedRun(base_ms, dues[start:limit], bodies[start:limit]) for start, limit in ranges]
+
+
+class _Piece:
+    """Consecutive entries of one kind; messages have bodies or are packed, markers have a target."""
+
+    __slots__ = ("ahead", "base_ms", "bodies", "dues", "entries", "fired_ms", "packed", "replaced", "target")
+
+    def __init__(
+        self,
+        dues: list[Dues],
+        bodies: list[bytes] | Bodies | None,
+        base_ms: int | None,
+        target: int = 0,
+        entries: list[UInt32s] | None = None,
+        replaced: Replaced | None = None,
+    ) -> None:
+        self.dues = dues
+        self.bodies = bodies
+        self.base_ms = base_ms
+        self.target = target
+        self.entries = entries
+        self.replaced = replaced
+        self.ahead = False
+        self.fired_ms: int | None = None
+        self.packed: list[PackedRun] | None = None
+
+
+class StagedLedger:
+    """What one transaction appends to one ledger."""
+
+    def __init__(self, ledger: Ledger, limits: RunLimits, committed: Callable[[int, Dues], None] | None = None) -> None:
+        """`committed` is called once with (first entry id, due times) when messages are on disk.
+
+        The due time it gets for a conditional entry is HELD.
+        """
+        self.ledger = ledger
+        self.next_entry = ledger.entries
+        self.due_by_ms = ledger.due_by_ms
+        self._limits = limits
+        self._callback = committed
+        self._pieces: list[_Piece] = []
+        self._written_bytes = 0
+
+    def add_messages(
+        self,
+        dues: Dues,
+        bodies: Sequence[bytes],
+        base_ms: int | None,
+        replaced: Replaced | None = None,
+        *,
+        ahead: bool = False,
+    ) -> int:
+        """Append messages; returns the id of the first. `base_ms` None: the smallest due time of a run.
+
+        `ahead`: some of them, appended to a main log, are not due yet.
+        """
+        first = self._advance(len(bodies))
+        last = self._pieces[-1] if self._pieces else None
+        if type(bodies) is Bodies:  # a batch of its own, not copied to be one with its neighbours
+            last = _Piece([dues], bodies, base_ms, replaced=replaced)
+            self._pieces.append(last)
+        elif last is None or type(last.bodies) is not list or last.base_ms != base_ms or last.replaced or replaced:
+            last = _Piece([dues], list(bodies), base_ms, replaced=replaced)
+            self._pieces.append(last)
+        else:
+            last.dues.append(dues)
+            last.bodies.extend(bodies)
+        if ahead:
+            last.ahead = True
+            self.due_by_ms = max(self.due_by_ms, int(np.max(dues)))
+        return first
+
+    def add_packed(self, messages: PackedMessages) -> int:
+        """Append packed messages; returns the id of the first."""
+        first = self._advance(messages.count)
+        piece = _Piece([messages.dues], None, None)
+        piece.packed = messages.runs
+        self._pieces.append(piece)
+        return first
+
+    def add_markers(
+        self, target: int, base_ms: int, entries: UInt32s, dues: Int64s, fired_ms: int | None = None
+    ) -> int:
+        """Append markers of `entries` of the partition log `target`, fired at `fired_ms`; returns the first id."""
+        first = self._advance(len(entries))
+        piece = _Piece([dues], None, base_ms, target, [entries])
+        piece.fired_ms = fired_ms
+        self._pieces.append(piece)
+        return first
+
+    def _advance(self, count: int) -> int:
+        first = self.next_entry
+        if first + count > MAX_ENTRY_ID:
+            raise InvalidArgument("entries", first + count, f"ledger {self.ledger.ledger_id} would pass {MAX_ENTRY_ID}")
+        self.next_entry = first + count
+        return first
+
+    def flush(self, transaction: Transaction) -> None:
+        first = self.ledger.entries
+        transaction.entries += self.next_entry - first
+        self._written_bytes = 0
+        for piece in self._pieces:
+            if piece.bodies is not None:
+                first = self._write_messages(transaction, first, piece)
+            elif piece.packed is not None:
+                first = self._write_packed(transaction, first, piece.packed)
+            else:
+                first = self._write_markers(transaction, first, piece)
+
+    def _write(self, transaction: Transaction, key: bytes, value: bytes | bytearray) -> None:
+        transaction.insert_run(key, value)
+        self._written_bytes += len(value)
+
+    def _write_messages(self, transaction: Transaction, first: int, piece: _Piece) -> int:
+        ledger_id = self.ledger.ledger_id
+        bodies = piece.bodies
+        assert bodies is not None
+        if len(bodies) == 1 and piece.replaced is None:  # a single send, the commonest commit
+            due_ms, body = int(piece.dues[0][0]), bodies[0]
+            key = run_key(ledger_id, first)
+            base_ms = due_ms if piece.base_ms is None else piece.base_ms
+            self._write(transaction, key, pack_message(key, base_ms, due_ms, body, ahead=piece.ahead))
+            return first + 1
+        dues = _joined(piece.dues)
+        bodies = Bodies.of(bodies)
+        for start, limit in _ranges(dues, bodies, piece.base_ms, self._limits):
+            key = run_key(ledger_id, first + start)
+            base_ms = int(dues[start:limit].min()) if piece.base_ms is None else piece.base_ms
+            replaced = piece.replaced
+            if replaced is not None:
+                replaced = Replaced(replaced.ledgers[start:limit], replaced.entries[start:limit])
+            value = pack_messages(key, base_ms, dues[start:limit], bodies[start:limit], replaced, ahead=piece.ahead)
+            self._write(transaction, key, value)
+        return first + len(bodies)
+
+    def _write_packed(self, transaction: Transaction, first: int, runs: Sequence[PackedRun]) -> int:
+        for run in runs:
+            key = run_key(self.ledger.ledger_id, first)
+            self._write(transaction, key, run.sealed(key))
+            first += run.count
+        return first
+
+    def _write_markers(self, transaction: Transaction, first: int, piece: _Piece) -> int:
+        assert piece.entries is not None
+        assert piece.base_ms is not None
+        entries, base_ms = piece.entries[0], piece.base_ms
+        dues = _joined(piece.dues)
+        for start in range(0, len(entries), MAX_RUN_ENTRIES):
+            limit = min(start + MAX_RUN_ENTRIES, len(entries))
+            key = run_key(self.ledger.ledger_id, first + start)
+            value = pack_markers(key, piece.target, base_ms, entries[start:limit], dues[start:limit], piece.fired_ms)
+            self._write(transaction, key, value)
+        return first + len(entries)
+
+    def committed(self) -> None:
+        first = self.ledger.entries
+        self.ledger.due_by_ms = self.due_by_ms  # before the entries are to be seen
+        self.ledger.entries = self.next_entry
+        self.ledger.stored_bytes += self._written_bytes
+        if self._callback is not None:
+            if len(self._pieces) == 1 and self._pieces[0].replaced is None and len(self._pieces[0].dues) == 1:
+                self._callback(first, self._pieces[0].dues[0])
+                return
+            dues: list[Dues] = [
+                due if piece.replaced is None else np.full(len(due), HELD)
+                for piece in self._pieces
+                for due in piece.dues
+            ]
+            self._callback(first, _joined(dues))
+
+
+def _ranges(dues: Int64s, bodies: Bodies, base_ms: int | None, limits: RunLimits) -> Iterable[tuple[int, int]]:
+    """Where messages are cut into runs (`cut`)."""
+    if base_ms is not None and len(bodies) <= limits.entries and bodies.total() <= limits.bytes:
+        return ((0, len(bodies)),)
+    return cut(dues, bodies.sizes(), limits.entries, limits.bytes, base_ms)
+
+
+def _joined(dues: Sequence[Dues]) -> Int64s:
+    """One column of several."""
+    return np.asarray(dues[0], dtype=np.int64) if len(dues) == 1 else np.concatenate(dues, dtype=np.int64)
+
+
+def find_tail(raw: lmdb.Transaction, environment: str, ledger_id: int) -> int:
+    """One past the last entry id of a ledger, 0 when it has none; O(log n).
+
+    After a last run whose header is damaged it is MAX_RUN_ENTRIES on: no id is ever given out twice.
+    """
+    try:
+        run = last_run(raw, environment, ledger_id)
+    except CorruptEntry as error:
+        return error.entry_id + MAX_RUN_ENTRIES
+    return 0 if run is None else run.limit
+
+
+def last_run(raw: lmdb.Transaction, environment: str, ledger_id: int) -> Run | None:
+    """The last run of a ledger; O(log n). Raises CorruptEntry with its first entry: its header is damaged."""
+    cursor = raw.cursor()
+    found = cursor.set_range(run_key(ledger_id + 1, 0))
+    if not (cursor.prev() if found else cursor.last()):
+        return None
+    key = bytes(cursor.key())
+    if len(key) != len(run_key(0, 0)) or key[:9] != run_key(ledger_id, 0)[:9]:
+        return None
+    return Run(environment, key, cursor.value())

@@ -1,0 +1,381 @@
+"""A topic's main log: a list of ledgers, appended at the end, rolled over, trimmed from the front.
+
+The list in memory is what is committed. It is replaced, never changed in place, by the leader of a
+commit; readers of any thread see the old list or the new one.
+
+Invariant: ledger ids ascend; every ledger but the last is closed and not empty. A ledger that is full
+is closed in the commit that fills it, so that it can be trimmed as soon as everybody has passed it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, cast
+
+import lmdb
+
+from ..codec.format import LedgerRecord, LedgerState, ledger_key
+from ..codec.run import Int64s, UInt32s
+from ..env.transaction import Transaction
+from ..position import Position
+from . import catalog
+from .ledger import Ledger, RunLimits, StagedLedger, find_tail
+from .scan import runs
+from .visibility import Wait, first_wait, waiting
+
+
+class LedgerLimits(NamedTuple):
+    """When a ledger is full (StoreConfig.ledger_max_*)."""
+
+    entries: int
+    bytes: int
+    age_ms: int
+
+
+class LedgerInfo(NamedTuple):
+    """A ledger of the list; `entries` and `stored_bytes` are final when `closed`.
+
+    closed_ms: when it was closed and all its messages were due: the latest due time of those that wait inline.
+    """
+
+    ledger_id: int
+    created_ms: int
+    closed_ms: int
+    entries: int
+    stored_bytes: int
+    closed: bool
+
+
+class Segment(NamedTuple):
+    """Where consecutive entries of an append went: [first_entry, first_entry + count) of one ledger."""
+
+    ledger_id: int
+    first_entry: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class _View:
+    """The committed list: closed ledgers, and the open one at the end."""
+
+    closed: tuple[LedgerInfo, ...]
+    tail: Ledger
+    tail_created_ms: int
+    by_id: dict[int, LedgerInfo] = field(default_factory=dict)
+
+
+class LedgerSnapshot(NamedTuple):
+    """The committed list at one instant, or the beginning of it."""
+
+    view: _View
+    end: Position
+    """One past the last entry; its ledger is in the list."""
+
+    def entries_of(self, ledger_id: int) -> int | None:
+        """Entries of a ledger before the end; None when it is not in the list, or after the end."""
+        if ledger_id >= self.end.ledger_id:
+            return self.end.entry_id if ledger_id == self.end.ledger_id else None
+        info = self.view.by_id.get(ledger_id)
+        return None if info is None else info.entries
+
+    def following(self, ledger_id: int) -> int | None:
+        """The id of the first ledger after `ledger_id`, which need not be there itself; None past the last."""
+        view = self.view
+        if ledger_id >= self.end.ledger_id:
+            return None
+        at = bisect_right(view.closed, ledger_id, key=_id_of)
+        return view.closed[at].ledger_id if at < len(view.closed) else view.tail.ledger_id
+
+
+class ManagedLedger:
+    """The main log of one topic. Reading its list is thread-safe; it is changed in transactions only."""
+
+    def __init__(self, topic_id: int, view: _View, runs_: RunLimits, limits: LedgerLimits) -> None:
+        self.topic_id = topic_id
+        self._view = view
+        self._runs = runs_
+        self._limits = limits
+        self.changed: Callable[[bool], None] | None = None
+        """Called in the leader's thread after each commit that touched the log; takes leaf locks only. True:
+        a ledger was closed or given up, or the open one got its first entry."""
+        self._waits: tuple[Wait, ...] = ()
+        """Entries written ahead of their time: nothing from `first` on is read before `due_ms`. Both ascend."""
+
+    @classmethod
+    def load(
+        cls,
+        raw: lmdb.Transaction,
+        environment: str,
+        topic_id: int,
+        runs_: RunLimits,
+        limits: LedgerLimits,
+        inline_ms: int = 0,
+    ) -> ManagedLedger:
+        """The main log as the catalog has it; reads the headers of the open ledger's runs.
+
+        inline_ms: how long messages may wait inline. Ledgers closed within that time before the open one was made are
+        read too: earlier versions did not let `closed_ms` cover what waits.
+        """
+        closed: list[LedgerInfo] = []
+        tail: Ledger | None = None
+        created_ms = 0
+        for ledger_id, record in catalog.ledgers(raw, topic_id):
+            if record.state is LedgerState.OPEN:
+                size, due_by_ms = _measured(raw, environment, ledger_id)
+                tail = Ledger(ledger_id, find_tail(raw, environment, ledger_id), size)
+                tail.due_by_ms = due_by_ms
+                created_ms = record.created_ms
+            elif record.state is LedgerState.CLOSED:
+                closed.append(_info(ledger_id, record))
+        if tail is None:
+            raise LookupError(f"topic {topic_id} has no open ledger")
+        for at, info in enumerate(closed):
+            if info.closed_ms <= created_ms < info.closed_ms + inline_ms:
+                _, due_by_ms = _measured(raw, environment, info.ledger_id)
+                closed[at] = info._replace(closed_ms=max(info.closed_ms, due_by_ms))
+        return cls(topic_id, _view(tuple(closed), tail, created_ms), runs_, limits)
+
+    # -- the list --------------------------------------------------------------------------------
+
+    def ledgers(self) -> list[LedgerInfo]:
+        """Every ledger, oldest first, the open one last."""
+        view = self._view
+        tail = view.tail
+        return [
+            *view.closed,
+            LedgerInfo(tail.ledger_id, view.tail_created_ms, 0, tail.entries, tail.stored_bytes, False),
+        ]
+
+    def entries_of(self, ledger_id: int) -> int | None:
+        """Committed entries of a ledger; None when it is not in the list."""
+        return self.snapshot().entries_of(ledger_id)
+
+    def following(self, ledger_id: int) -> int | None:
+        """The id of the first ledger after `ledger_id`, which need not be there itself; None past the last."""
+        return self.snapshot().following(ledger_id)
+
+    def snapshot(self) -> LedgerSnapshot:
+        """The list as it is now. A read transaction begun after this sees everything in it."""
+        view = self._view
+        return LedgerSnapshot(view, Position(view.tail.ledger_id, view.tail.entries))
+
+    def readable(self, now_ms: int) -> LedgerSnapshot:
+        """What of it may be read at `now_ms`. REQUIRES: a time that never goes back while `keeps_back`."""
+        all_of_it = self.snapshot()  # first: what it shows is waited for by then
+        wait = first_wait(self._waits, now_ms)
+        return all_of_it if wait is None else LedgerSnapshot(all_of_it.view, min(all_of_it.end, wait.first))
+
+    @property
+    def keeps_back(self) -> bool:
+        """Whether something was written ahead of its time; true until the first firing after that has come."""
+        return bool(self._waits)
+
+    def next_readable_ms(self, now_ms: int) -> int | None:
+        """When more may be read than at `now_ms`, if nothing more is appended; None: never."""
+        wait = first_wait(self._waits, now_ms)
+        return None if wait is None else wait.due_ms
+
+    def first_waiting(self, now_ms: int) -> Position | None:
+        """The beginning of the first ledger with a message that waits inline at `now_ms`; None: there is none.
+
+        O(ledgers).
+        """
+        view = self._view
+        for info in view.closed:
+            if info.closed_ms > now_ms:
+                return Position(info.ledger_id, 0)
+        return Position(view.tail.ledger_id, 0) if view.tail.due_by_ms > now_ms else None
+
+    @property
+    def first_ledger(self) -> int:
+        view = self._view
+        return view.closed[0].ledger_id if view.closed else view.tail.ledger_id
+
+    @property
+    def end(self) -> Position:
+        """The position that the next append gets."""
+        tail = self._view.tail
+        return Position(tail.ledger_id, tail.entries)
+
+    # -- changes ---------------------------------------------------------------------------------
+
+    def append_messages(
+        self, transaction: Transaction, dues: Int64s, bodies: Sequence[bytes], now_ms: int
+    ) -> list[Segment]:
+        """Append messages; returns where they went, more than one segment where ledgers roll over."""
+        staged = self._staged(transaction)
+        segments = []
+        start = 0
+        while start < len(bodies):
+            room = staged.room(transaction, now_ms)
+            limit = start + 1
+            size = len(bodies[start])
+            while limit < min(len(bodies), start + room) and staged.bytes + size < self._limits.bytes:
+                size += len(bodies[limit])
+                limit += 1
+            part = dues[start:limit]
+            ahead = bool(part.max() > now_ms)
+            first = staged.current.add_messages(part, bodies[start:limit], None, ahead=ahead)
+            segments.append(staged.took(first, limit - start, size))
+            start = limit
+        staged.roll_if_full(transaction, now_ms)
+        return segments
+
+    def append_markers(
+        self,
+        transaction: Transaction,
+        target: int,
+        base_ms: int,
+        entries: UInt32s,
+        dues: Int64s,
+        now_ms: int,
+        ahead_of_ms: int | None = None,
+    ) -> list[Segment]:
+        """Append markers of entries of one partition log, fired at `now_ms`; returns where they went.
+
+        ahead_of_ms: the time now, where `now_ms` is yet to come: an entry due later is not read before it is due, nor
+        is what comes after it (`readable`).
+        """
+        staged = self._staged(transaction)
+        segments = []
+        start = 0
+        while start < len(entries):
+            limit = min(start + staged.room(transaction, now_ms), len(entries))
+            first = staged.current.add_markers(target, base_ms, entries[start:limit], dues[start:limit], now_ms)
+            segments.append(staged.took(first, limit - start, 8 * (limit - start)))
+            start = limit
+        staged.roll_if_full(transaction, now_ms)
+        if ahead_of_ms is not None:
+            staged.keep_back(segments, dues, ahead_of_ms)
+        return segments
+
+    def latest(self, now_ms: int) -> Position:
+        """Where what is not readable yet, or not appended, begins; in a ledger that is kept."""
+        return max(self.readable(now_ms).end, Position(self.first_ledger, 0))
+
+    def first_in(self, transaction: Transaction) -> int:
+        """Id of the first ledger kept, what this transaction gives up not counted."""
+        staged = self._staged(transaction)
+        return staged.closed[0].ledger_id if staged.closed else staged.current.ledger.ledger_id
+
+    def roll(self, transaction: Transaction, now_ms: int) -> bool:
+        """Close the open ledger and begin the next one; False when it is empty."""
+        staged = self._staged(transaction)
+        if not staged.current.next_entry:
+            return False
+        staged.roll(transaction, now_ms)
+        return True
+
+    def age_due_ms(self) -> int | None:
+        """When the open ledger is to be rolled for its age; None while it is empty."""
+        view = self._view
+        return view.tail_created_ms + self._limits.age_ms if view.tail.entries else None
+
+    def give_up(self, transaction: Transaction, first_kept: int) -> list[int]:
+        """Record that the closed ledgers before `first_kept` are to be removed; returns their ids."""
+        staged = self._staged(transaction)
+        given_up = [info for info in staged.closed if info.ledger_id < first_kept]
+        staged.closed = [info for info in staged.closed if info.ledger_id >= first_kept]
+        staged.changed = True
+        for info in given_up:
+            record = LedgerRecord(
+                info.created_ms, info.closed_ms, info.entries, info.stored_bytes, LedgerState.TRIMMING
+            )
+            transaction.put(ledger_key(self.topic_id, info.ledger_id), record.pack())
+        return [info.ledger_id for info in given_up]
+
+    def _staged(self, transaction: Transaction) -> _StagedLog:
+        return cast(_StagedLog, transaction.stage(self, lambda: _StagedLog(self, self._view, self._runs, self._limits)))
+
+    def _publish(self, view: _View | None, look: bool) -> None:
+        if view is not None:
+            self._view = view
+        if self.changed is not None:
+            self.changed(look)
+
+
+def _id_of(info: LedgerInfo) -> int:
+    return info.ledger_id
+
+
+def _info(ledger_id: int, record: LedgerRecord) -> LedgerInfo:
+    return LedgerInfo(ledger_id, record.created_ms, record.closed_ms, record.entries, record.stored_bytes, True)
+
+
+def _measured(raw: lmdb.Transaction, environment: str, ledger_id: int) -> tuple[int, int]:
+    """Bytes of a ledger's runs, and the latest due time of the messages that were not due when they were appended."""
+    size = due_by_ms = 0
+    for run in runs(raw, environment, ledger_id):
+        if not isinstance(run, Exception):
+            size += run.stored_bytes
+            if run.ahead:
+                due_by_ms = max(due_by_ms, int(run.dues().max()))
+    return size, due_by_ms
+
+
+def _view(closed: tuple[LedgerInfo, ...], tail: Ledger, created_ms: int) -> _View:
+    return _View(closed, tail, created_ms, {info.ledger_id: info for info in closed})
+
+
+class _StagedLog:
+    """The list as one transaction leaves it."""
+
+    def __init__(self, log: ManagedLedger, view: _View, runs_: RunLimits, limits: LedgerLimits) -> None:
+        self._log = log
+        self._runs = runs_
+        self._limits = limits
+        self.closed = list(view.closed)
+        self.created_ms = view.tail_created_ms
+        self.current = StagedLedger(view.tail, runs_)
+        self.bytes = view.tail.stored_bytes
+        self._filled: list[StagedLedger] = []
+        self.changed = False
+        self.waits = log._waits
+
+    def keep_back(self, segments: list[Segment], dues: Int64s, now_ms: int) -> None:
+        """Have entries wait until they are due; what has waited long enough is forgotten."""
+        places = [Position(segment.ledger_id, segment.first_entry) for segment in segments]
+        lengths = [segment.length for segment in segments]
+        self.waits = waiting(self.waits, places, lengths, dues, now_ms)
+
+    def room(self, transaction: Transaction, now_ms: int) -> int:
+        """Entries that the current ledger still takes, a new one begun where it is full; at least 1."""
+        self.roll_if_full(transaction, now_ms)
+        return self._limits.entries - self.current.next_entry
+
+    def took(self, first: int, count: int, size: int) -> Segment:
+        self.bytes += size
+        return Segment(self.current.ledger.ledger_id, first, count)
+
+    def roll_if_full(self, transaction: Transaction, now_ms: int) -> None:
+        if self.current.next_entry >= self._limits.entries or (
+            self.current.next_entry and self.bytes >= self._limits.bytes
+        ):
+            self.roll(transaction, now_ms)
+
+    def roll(self, transaction: Transaction, now_ms: int) -> None:
+        ledger_id = self.current.ledger.ledger_id
+        # A ledger is not complete, so nothing gives it up, before the last message that waits in it is due.
+        closed_ms = max(now_ms, self.current.due_by_ms, 0)
+        record = LedgerRecord(self.created_ms, closed_ms, self.current.next_entry, self.bytes, LedgerState.CLOSED)
+        transaction.put(ledger_key(self._log.topic_id, ledger_id), record.pack())
+        self.closed.append(_info(ledger_id, record))
+        self._filled.append(self.current)
+        self.current = StagedLedger(Ledger(catalog.add_ledger(transaction, self._log.topic_id, now_ms)), self._runs)
+        self.created_ms = max(now_ms, 0)
+        self.bytes = 0
+        self.changed = True
+
+    def flush(self, transaction: Transaction) -> None:
+        for staged in (*self._filled, self.current):
+            staged.flush(transaction)
+
+    def committed(self) -> None:
+        look = self.changed or not self._log.end.entry_id
+        self._log._waits = self.waits  # before anything more is to be seen
+        for staged in (*self._filled, self.current):
+            staged.committed()
+        view = _view(tuple(self.closed), self.current.ledger, self.created_ms) if self.changed else None
+        self._log._publish(view, look)

@@ -1,0 +1,281 @@
+"""Recurring messages: kept schedules, time zones and their clock changes, stops, pauses, crashes."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from zoneinfo import ZoneInfo
+
+import pytest
+
+from duelog import DelayedStore, ManualClock, StoreConfig, Subscription
+from duelog.background.timetable import Timetable
+from duelog.errors import InvalidArgument, StoreFull
+from duelog.markers.succession import Succession
+from tests.conftest import START_MS, OpenStore
+
+HOUR_MS = 3_600_000
+DAY_MS = 24 * HOUR_MS
+ROME = "Europe/Rome"
+
+
+def ms(text: str, zone: str = "UTC") -> int:
+    """Epoch ms of a local time."""
+    return int(datetime.fromisoformat(text).replace(tzinfo=ZoneInfo(zone)).timestamp() * 1000)
+
+
+def received(store: DelayedStore, consumer: Subscription) -> list[int]:
+    """Due times of what is there now, acknowledged."""
+    store.tick()
+    batch = consumer.receive(100)
+    consumer.ack(batch)
+    return [message.due_ms for message in batch]
+
+
+def step(store: DelayedStore, consumer: Subscription, clock: ManualClock, until_ms: int, by_ms: int) -> list[int]:
+    """What is received while the clock goes on in steps."""
+    dues = []
+    while clock.now_ms() < until_ms:
+        clock.advance(by_ms)
+        for due_ms in received(store, consumer):
+            assert clock.now_ms() - by_ms < due_ms <= clock.now_ms()
+            dues.append(due_ms)
+    return dues
+
+
+def test_an_interval_recurs_from_when_it_was_made(open_store: OpenStore, clock: ManualClock) -> None:
+    """Each occurrence is received once, when it is due, with payload, key and properties."""
+    store = open_store()
+    topic = store.topic("t")
+    topic.every("beat", interval=timedelta(hours=6), payload=b"beat", key="k", properties={"a": "b"})
+    with topic.subscribe("s") as consumer:
+        dues = step(store, consumer, clock, START_MS + 3 * DAY_MS, HOUR_MS)
+    assert dues == [START_MS + count * 6 * HOUR_MS for count in range(1, 13)]
+    (waiting,) = topic.scheduled()
+    assert (waiting.payload, waiting.key, waiting.properties) == (b"beat", "k", {"a": "b"})
+
+
+@pytest.mark.parametrize(
+    ("cron", "start", "expected"),
+    [
+        # The last Sunday of March 2027: 02:00 to 03:00 does not exist. 09:00 stays 09:00 there, so 23 h lie between.
+        ("0 9 * * *", "2027-03-27T12:00", ["2027-03-28T09:00", "2027-03-29T09:00"]),
+        ("30 2 * * *", "2027-03-27T12:00", ["2027-03-28T03:00", "2027-03-29T02:30"]),
+        # The last Sunday of October 2027: 02:00 to 03:00 comes twice.
+        ("30 2 * * *", "2027-10-30T12:00", ["2027-10-31T02:30", "2027-11-01T02:30"]),
+    ],
+)
+def test_cron_follows_the_clock_of_its_zone_over_a_change(
+    open_store: OpenStore, cron: str, start: str, expected: list[str]
+) -> None:
+    """A time of day is kept; one that is skipped comes right after the gap, one that comes twice comes once."""
+    clock = ManualClock(ms(start, ROME))
+    store = open_store(clock_=clock)
+    topic = store.topic("t")
+    topic.every("daily", cron=cron, timezone=ROME)
+    with topic.subscribe("s") as consumer:
+        dues = step(store, consumer, clock, ms(expected[-1], ROME), HOUR_MS // 4)
+    assert dues == [ms(text, ROME) for text in expected]
+
+
+def test_every_half_hour_follows_real_time_over_a_change() -> None:
+    """Steps of minutes neither stop in the hour that comes twice nor skip it."""
+    table = Timetable.make("*/30 * * * *", None, ROME)
+    now_ms, dues = ms("2027-10-30T23:30"), []
+    for _ in range(6):
+        now_ms = table.after(now_ms, 0)
+        dues.append(now_ms)
+    assert [late - early for early, late in itertools.pairwise(dues)] == [1_800_000] * 5
+
+
+def test_a_schedule_survives_restarts(open_store: OpenStore, clock: ManualClock) -> None:
+    """Neither doubled by asking again for the same nor lost, and its phase stays."""
+    dues = []
+    for _ in range(4):
+        store = open_store()
+        topic = store.topic("t")
+        topic.every("beat", interval=3_600, payload=b"x")
+        with topic.subscribe("s") as consumer:
+            dues += step(store, consumer, clock, clock.now_ms() + 90 * 60_000, HOUR_MS // 4)
+        store.close()
+    assert dues == [START_MS + count * HOUR_MS for count in range(1, 7)]
+
+
+def test_after_a_long_stop_the_waiting_occurrence_comes_once_and_no_burst(
+    open_store: OpenStore, clock: ManualClock
+) -> None:
+    """What was missed beside it does not come, and then the timetable goes on as before."""
+    store = open_store()
+    store.topic("t").every("beat", interval=3_600)
+    store.close()
+    clock.advance(30 * DAY_MS + 90_000)
+    store = open_store()
+    with store.topic("t").subscribe("s") as consumer:
+        assert received(store, consumer) == [START_MS + HOUR_MS]
+        assert received(store, consumer) == []
+        assert [message.due_ms for message in store.topic("t").scheduled()] == [START_MS + 30 * DAY_MS + HOUR_MS]
+
+
+def test_a_paused_schedule_sends_nothing_until_it_is_resumed(open_store: OpenStore, clock: ManualClock) -> None:
+    """Its waiting occurrence is taken back, over a restart too; it goes on with the first after now."""
+    store = open_store()
+    topic = store.topic("t")
+    made = topic.every("beat", interval=3_600)
+    paused = topic.pause_schedule("beat")
+    assert paused is not None
+    assert paused.paused
+    assert made.next_id is not None
+    assert topic.state(made.next_id) == "cancelled"
+    store.close()
+    store = open_store()
+    topic = store.topic("t")
+    assert topic.every("beat", interval=3_600).paused
+    with topic.subscribe("s") as consumer:
+        assert step(store, consumer, clock, START_MS + DAY_MS, HOUR_MS) == []
+        assert topic.resume_schedule("beat") is not None
+        assert step(store, consumer, clock, START_MS + DAY_MS + 2 * HOUR_MS, HOUR_MS) == [
+            START_MS + DAY_MS + HOUR_MS,
+            START_MS + DAY_MS + 2 * HOUR_MS,
+        ]
+
+
+def test_a_removed_schedule_is_gone_with_its_occurrence(open_store: OpenStore, clock: ManualClock) -> None:
+    """And what was never there cannot be paused, resumed or removed."""
+    store = open_store()
+    topic = store.topic("t")
+    topic.every("beat", interval=3_600)
+    assert topic.remove_schedule("beat")
+    assert not topic.remove_schedule("beat")
+    assert topic.pause_schedule("beat") is None
+    assert topic.resume_schedule("beat") is None
+    assert topic.schedules() == []
+    with topic.subscribe("s") as consumer:
+        assert step(store, consumer, clock, START_MS + DAY_MS, HOUR_MS) == []
+
+
+def test_another_timetable_under_the_same_name_replaces_the_first(open_store: OpenStore, clock: ManualClock) -> None:
+    """At no time do both have an occurrence."""
+    store = open_store()
+    topic = store.topic("t")
+    topic.every("beat", interval=3_600, payload=b"old")
+    topic.every("beat", cron="0 0 * * *", payload=b"new")
+    assert [message.payload for message in topic.scheduled()] == [b"new"]
+    (schedule,) = topic.schedules()
+    assert schedule.next_due_ms == START_MS - START_MS % DAY_MS + DAY_MS
+    with topic.subscribe("s") as consumer:
+        dues = step(store, consumer, clock, START_MS + 2 * DAY_MS, HOUR_MS)
+    assert [due_ms % DAY_MS for due_ms in dues] == [0, 0]
+
+
+def test_an_occurrence_cancelled_by_hand_is_skipped(open_store: OpenStore, clock: ManualClock) -> None:
+    """The schedule goes on with the one after it."""
+    store = open_store()
+    topic = store.topic("t")
+    made = topic.every("beat", interval=3_600)
+    assert made.next_id is not None
+    assert topic.cancel(made.next_id)
+    with topic.subscribe("s") as consumer:
+        assert step(store, consumer, clock, START_MS + 2 * HOUR_MS, HOUR_MS) == [START_MS + 2 * HOUR_MS]
+
+
+def test_a_deleted_topic_takes_its_schedules_along(open_store: OpenStore, clock: ManualClock) -> None:
+    """One made later under the same name has none."""
+    store = open_store()
+    store.topic("t").every("beat", interval=3_600)
+    store.delete_topic("t")
+    clock.advance(2 * HOUR_MS)
+    store.tick()
+    store.topic("t").send(b"x")
+    assert store.topic("t").schedules() == []
+
+
+def test_a_failure_between_entry_and_record_neither_loses_nor_doubles(
+    open_store: OpenStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The entry that was appended and not admitted never fires; the next tick, or the next start, does it again."""
+    store = open_store()
+    store.topic("t").every("beat", interval=3_600, payload=b"x")
+
+    def full(*_: object) -> None:
+        raise StoreFull(store.path, "made up")
+
+    clock.advance(HOUR_MS)
+    monkeypatch.setattr(Succession, "_admit_in", full)
+    for _ in range(2):
+        with pytest.raises(StoreFull):
+            store.tick()
+    monkeypatch.undo()
+    store.close()
+    store = open_store()
+    with store.topic("t").subscribe("s") as consumer:
+        dues = received(store, consumer)
+        dues += step(store, consumer, clock, START_MS + 4 * HOUR_MS, HOUR_MS)
+    assert dues == [START_MS + count * HOUR_MS for count in range(1, 5)]
+
+
+CHILD = """
+import sys
+from duelog import DelayedStore, ManualClock, StoreConfig
+config = StoreConfig(partition_ms=7_200_000)
+with DelayedStore.open(sys.argv[1], config, clock=ManualClock(int(sys.argv[2]))) as store:
+    store.tick()
+"""
+
+
+@pytest.mark.kill
+def test_killed_at_each_commit_of_an_advance_every_occurrence_comes_once(open_store: OpenStore, tmp_path: Path) -> None:
+    """Before and after the commits of a new partition, of the entry, of its record; then the tick is done again."""
+    config = StoreConfig(partition_ms=2 * HOUR_MS)
+    store = open_store(config=config)
+    store.topic("t").every("beat", interval=3_600)
+    store.topic("t").subscribe("s").close()  # holds the log
+    store.close()
+    rounds = ["commit.after:1", "commit.before:2", "commit.after:2", "commit.before:3"]
+    killed = 0
+    for number, point in enumerate(rounds, start=1):
+        arguments = [sys.executable, "-c", CHILD, str(tmp_path / "store"), str(START_MS + number * HOUR_MS)]
+        first = subprocess.run(arguments, env={**os.environ, "DUELOG_FAILPOINT": point}, check=False)
+        killed += first.returncode == -signal.SIGKILL
+        subprocess.run(arguments, check=True)
+    assert killed >= 3
+    store = open_store(config=config, clock_=ManualClock(START_MS + len(rounds) * HOUR_MS))
+    with store.topic("t").subscribe("s") as consumer:
+        dues = received(store, consumer)
+    assert dues == [START_MS + number * HOUR_MS for number in range(1, len(rounds) + 1)]
+    assert [message.due_ms for message in store.topic("t").scheduled()] == [START_MS + (len(rounds) + 1) * HOUR_MS]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field"),
+    [
+        ({}, "cron"),
+        ({"cron": "0 9 * * *", "interval": 60}, "cron"),
+        ({"cron": "0 9 * *"}, "cron"),
+        ({"cron": "0 0 30 2 *"}, "cron"),
+        ({"cron": 5}, "cron"),
+        ({"cron": "0 9 * * *", "timezone": "Europe/Atlantis"}, "timezone"),
+        ({"cron": "0 9 * * *", "timezone": "../etc/passwd"}, "timezone"),
+        ({"interval": 0.5}, "interval"),
+        ({"interval": -60}, "interval"),
+    ],
+)
+def test_what_never_recurs_is_refused_by_name(open_store: OpenStore, arguments: dict[str, object], field: str) -> None:
+    """Nothing is kept of it."""
+    topic = open_store().topic("t")
+    with pytest.raises(InvalidArgument) as caught:
+        topic.every("beat", **arguments)  # type: ignore[arg-type]
+    assert caught.value.field == field
+    assert not topic.exists()
+
+
+def test_the_first_occurrence_is_after_now_even_on_the_very_instant() -> None:
+    """At nine o'clock sharp the next nine o'clock is tomorrow's."""
+    table = Timetable.make("0 9 * * *", None, "UTC")
+    nine = int(datetime(2027, 1, 1, 9, tzinfo=UTC).timestamp() * 1000)
+    assert table.after(nine - 1, 0) == nine
+    assert table.after(nine, 0) == nine + DAY_MS

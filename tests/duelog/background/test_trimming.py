@@ -1,0 +1,91 @@
+"""Trimming of many topics in one commit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from duelog import ManualClock, StoreConfig
+from duelog.background import trimming as module
+from duelog.cleanup import trim
+from duelog.store.codec import format as fmt
+from duelog.store.codec.format import CorruptRecord
+from duelog.store.env.environment import Environment
+from duelog.store.env.transaction import Transaction
+from duelog.store.errors import StoreFull
+from duelog.store.log.managed_ledger import ManagedLedger
+from tests.conftest import START_MS, OpenStore
+
+
+def test_a_topic_with_a_damaged_record_holds_up_no_other(open_store: OpenStore, clock: ManualClock) -> None:
+    """They are in one batch: the others are trimmed and their partition goes, and the damaged one is named."""
+    config = StoreConfig(partition_ms=1_000, ack_flush_ms=0, ledger_max_age_ms=1_000)
+    store = open_store(config=config)
+    names = [f"t{number}" for number in range(5)]
+    start_ms = START_MS + 5_000
+    for number, name in enumerate(names):
+        topic = store.topic(name)
+        topic.subscribe("s").close()
+        topic.send(b"x", deliver_at=start_ms + 1_000 * number)  # a partition for each
+    clock.advance(20_000)
+    readers = [store.topic(name).subscribe("s") for name in names]
+    received = [reader.receive(10) for reader in readers]
+    engine = store._engine
+    key = fmt.frontier_key(engine.topics.get(store.topic("t2")._name).topic_id, start_ms + 2_000)
+    good = engine.main.get(key)
+    assert good is not None
+
+    def flip(transaction: Transaction) -> None:
+        value = bytearray(transaction.raw.get(key) or b"")
+        value[-1] ^= 1
+        transaction.raw.put(key, bytes(value))
+
+    engine.main.write(flip)
+    for reader, messages in zip(readers, received, strict=True):
+        reader.ack(messages, durable=True)
+    clock.advance(5_000)
+    (suspended,) = store.tick().suspended
+    assert (suspended.task, suspended.topic, suspended.failures) == ("trim", "persistent://public/default/t2", 1)
+    clock.advance(1_000)
+    assert store.tick().suspended[0].failures == 2  # it stays so, and goes on being so, for nobody else
+    logs = {name: engine.topics.get(store.topic(name)._name).log for name in names}
+    trimmed = {name: len(log.ledgers()) for name, log in logs.items()}
+    assert trimmed == {**dict.fromkeys(names, 1), "t2": 2}
+    engine.main.write(lambda transaction: transaction.put(key, good))
+    clock.advance(2_000)
+    assert store.tick().suspended == ()
+    assert store.partitions() == []
+
+
+def test_topics_trimmed_one_by_one_are_not_forgotten_by_a_full_disk(
+    open_store: OpenStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever stops it in the middle, the topics that are left are looked at again."""
+    store = open_store(config=StoreConfig(ledger_max_entries=1))
+    topics = [store.topic(f"t{number}") for number in range(4)]
+    readers = [topic.subscribe("s") for topic in topics]
+    for topic, reader in zip(topics, readers, strict=True):
+        topic.send(b"x")
+        reader.ack(reader.receive(1), durable=True)
+    clock.advance(2_000)
+    give_up, alone = trim.give_up_ledgers, 0
+
+    def failing(main: Environment, firsts: Sequence[tuple[ManagedLedger, int]]) -> list[int]:
+        nonlocal alone
+        if len(firsts) > 1:
+            raise CorruptRecord("a record of one of them")
+        alone += 1
+        if alone == 2:
+            raise StoreFull(store.path, "no room")
+        return give_up(main, firsts)
+
+    monkeypatch.setattr(module, "give_up_ledgers", failing)
+    trimming = store._engine.maintenance.trimming
+    with pytest.raises(StoreFull):
+        trimming.run(clock.now_ms(), store._engine.firing.suspensions)
+    assert set(trimming._due) >= {store._engine.topics.get(topic._name).topic_id for topic in topics[1:]}
+    monkeypatch.undo()
+    store.tick()
+    logs = [store._engine.topics.get(topic._name).log for topic in topics]
+    assert [[ledger.entries for ledger in log.ledgers()] for log in logs] == [[0]] * 4

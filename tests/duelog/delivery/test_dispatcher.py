@@ -1,0 +1,275 @@
+"""What a dispatcher promises, each promise by name; the twin is in test_dispatcher_model.py."""
+
+from __future__ import annotations
+
+import pytest
+
+from duelog.delivery.acks import AckSet
+from duelog.delivery.dispatcher import Dispatcher, SubscriptionType
+from duelog.store.errors import InvalidArgument
+from duelog.store.position import Position
+
+from ..twins import Log, at, dispatcher_on, entries, log_of
+
+
+def test_first_deliveries_come_in_log_order_across_ledgers() -> None:
+    """Two consumers share the log without gap or overlap, ledger after ledger."""
+    log = Log({1: [None] * 3, 5: [None] * 3})
+    dispatcher = dispatcher_on(log)
+    first, second = dispatcher.next_batch(1, 4, 0), dispatcher.next_batch(2, 4, 0)
+    assert [message.position for message in [*first, *second]] == log.positions()
+    assert dispatcher.next_batch(1, 4, 0) == []
+
+
+def test_what_is_acknowledged_before_a_restart_is_not_read_again() -> None:
+    """A new dispatcher starts after mark-delete and leaves out the acknowledged entries beyond it."""
+    log = log_of(*[None] * 6)
+    acks = AckSet(Position(1, -1))
+    before = Dispatcher(acks, log, log, type="shared")
+    before.add_consumer(1)
+    before.next_batch(1, 6, 0)
+    before.ack(1, at(0, 1, 3))
+    after = Dispatcher(acks, log, log, type="shared")
+    after.add_consumer(1)
+    assert after.read_position == Position(1, 2)
+    assert entries(after.next_batch(1, 6, 0)) == [2, 4, 5]
+
+
+def test_a_nacked_message_comes_at_its_time_and_not_before() -> None:
+    """Redelivery waits for the delay, then goes ahead of new messages, with its count."""
+    dispatcher = dispatcher_on(log_of(*[None] * 4))
+    dispatcher.next_batch(1, 2, 0)
+    assert dispatcher.nack(1, at(0), 50, 0) == 1
+    assert dispatcher.next_redelivery_ms() == 50
+    assert not dispatcher.has_ready(49)
+    assert entries(dispatcher.next_batch(2, 1, 49)) == [2]
+    assert dispatcher.has_ready(50)
+    batch = dispatcher.next_batch(2, 2, 50)
+    assert [(message.position.entry_id, message.redelivery_count) for message in batch] == [(0, 1), (3, 0)]
+    assert dispatcher.next_redelivery_ms() is None
+
+
+def test_a_message_acknowledged_after_its_nack_does_not_come_again() -> None:
+    """The acknowledgement wins while the message waits for redelivery, and while it is ready."""
+    dispatcher = dispatcher_on(log_of(None, None))
+    dispatcher.next_batch(1, 2, 0)
+    dispatcher.nack(1, at(0, 1), 50, 0)
+    assert dispatcher.ack(1, at(0)) == 1
+    assert dispatcher.has_ready(50)
+    assert dispatcher.ack(None, at(1)) == 1
+    assert not dispatcher.has_ready(50)
+    assert dispatcher.next_redelivery_ms() is None
+    assert dispatcher.next_batch(2, 5, 60) == []
+
+
+def test_acknowledging_twice_counts_once() -> None:
+    """A second acknowledgement, from whomever, is harmless."""
+    dispatcher = dispatcher_on(log_of(None, None))
+    dispatcher.next_batch(1, 2, 0)
+    assert dispatcher.ack(1, at(0, 0)) == 1
+    assert dispatcher.ack(2, at(0)) == 0
+    assert dispatcher.outstanding_count(1) == 1
+
+
+def test_only_the_holder_can_nack() -> None:
+    """A late negative acknowledgement does not take a message from the consumer that has it now."""
+    dispatcher = dispatcher_on(log_of(None))
+    dispatcher.next_batch(1, 1, 0)
+    dispatcher.nack(1, at(0), 0, 0)
+    dispatcher.next_batch(2, 1, 0)
+    assert dispatcher.nack(1, at(0), 0, 0) == 0
+    assert dispatcher.nack(9, at(0), 0, 0) == 0
+    assert dispatcher.outstanding_count(2) == 1
+
+
+def test_a_removed_consumers_messages_go_to_others_at_once() -> None:
+    """What a consumer held is due the moment it goes, counted as delivered once."""
+    dispatcher = dispatcher_on(log_of(None, None, None))
+    dispatcher.next_batch(1, 2, 0)
+    dispatcher.remove_consumer(1, 7)
+    batch = dispatcher.next_batch(2, 5, 7)
+    assert [(message.position.entry_id, message.redelivery_count) for message in batch] == [(0, 1), (1, 1), (2, 0)]
+
+
+def test_the_redelivery_count_grows_with_every_delivery() -> None:
+    """The count is the number of deliveries before this one."""
+    dispatcher = dispatcher_on(log_of(None))
+    for delivery in range(5):
+        assert [message.redelivery_count for message in dispatcher.next_batch(1, 1, delivery)] == [delivery]
+        dispatcher.nack(1, at(0), delivery, 0)
+
+
+def test_messages_held_too_long_go_to_others() -> None:
+    """After the acknowledgement timeout what is left of a batch is due; what was acknowledged is not."""
+    dispatcher = dispatcher_on(log_of(None, None), ack_timeout_ms=100)
+    dispatcher.next_batch(1, 2, 0)
+    dispatcher.ack(1, at(0))
+    assert dispatcher.next_redelivery_ms() == 100
+    assert dispatcher.expire(99) == 0
+    assert entries(dispatcher.next_batch(2, 5, 100)) == [1]
+    assert dispatcher.outstanding_count(1) == 0
+
+
+def test_the_timeout_of_an_earlier_delivery_does_not_shorten_a_later_one() -> None:
+    """A message given back and handed to the same consumer again has its full time from then on."""
+    dispatcher = dispatcher_on(log_of(None, None), ack_timeout_ms=100)
+    dispatcher.next_batch(1, 2, 0)
+    dispatcher.nack(1, at(0), 60, 0)
+    assert entries(dispatcher.next_batch(1, 2, 60)) == [0]
+    assert dispatcher.expire(100) == 1
+    assert dispatcher.outstanding_count(1) == 1
+    assert dispatcher.next_redelivery_ms() == 100
+    assert entries(dispatcher.next_batch(2, 2, 100)) == [1]
+    assert dispatcher.expire(159) == 0
+    assert dispatcher.expire(160) == 1
+
+
+def test_a_clock_that_goes_back_holds_no_timeout_up_for_ever() -> None:
+    """Deadlines stay in order: a batch handed out at an earlier time expires no earlier than the one before it."""
+    dispatcher = dispatcher_on(log_of(None, None), ack_timeout_ms=100)
+    dispatcher.next_batch(1, 1, 1000)
+    dispatcher.next_batch(1, 1, 500)
+    dispatcher._check()
+    assert dispatcher.expire(1100) == 2
+
+
+def test_a_seek_back_delivers_again_as_new() -> None:
+    """After a seek nothing is held or acknowledged beyond it, and counts start over."""
+    dispatcher = dispatcher_on(log_of(*[None] * 4), ack_timeout_ms=100)
+    dispatcher.next_batch(1, 3, 0)
+    dispatcher.ack(1, at(0, 2))
+    dispatcher.nack(1, at(1), 500, 0)
+    dispatcher.seek(Position(1, 0))
+    assert dispatcher.next_redelivery_ms() is None
+    batch = dispatcher.next_batch(2, 9, 0)
+    assert [(message.position.entry_id, message.redelivery_count) for message in batch] == [(1, 0), (2, 0), (3, 0)]
+
+
+def test_a_trim_forgets_what_is_gone() -> None:
+    """Messages of a ledger that retention took are neither held nor handed out again, and reading goes on after it."""
+    log = Log({1: [None] * 2, 5: [None] * 2})
+    dispatcher = dispatcher_on(log, ack_timeout_ms=10)
+    dispatcher.next_batch(1, 2, 0)
+    dispatcher.nack(1, at(0), 5, 0)
+    del log.keys[1]
+    dispatcher.trimmed(5)
+    assert dispatcher.outstanding_count() == 0
+    assert dispatcher.next_redelivery_ms() is None
+    assert dispatcher.acks.mark_delete == Position(5, -1)
+    assert [message.position for message in dispatcher.next_batch(2, 9, 50)] == log.positions()
+
+
+def test_a_cumulative_acknowledgement_ends_redeliveries_and_skips_ahead() -> None:
+    """Everything up to the position is done with: held, waiting, ready and not yet read."""
+    dispatcher = dispatcher_on(log_of(*[None] * 6), "exclusive", consumers=[1])
+    dispatcher.next_batch(1, 3, 0)
+    dispatcher.nack(1, at(0, 1), 5, 0)
+    assert dispatcher.ack_cumulative(Position(1, 3)) == 4
+    assert entries(dispatcher.next_batch(1, 9, 10)) == [4, 5]
+
+
+def test_a_cumulative_acknowledgement_keeps_the_counts_of_later_messages() -> None:
+    """How often a message was delivered is forgotten with its own acknowledgement only."""
+    dispatcher = dispatcher_on(log_of(None, None), "exclusive", consumers=[1])
+    for now_ms in (0, 1):
+        dispatcher.next_batch(1, 2, now_ms)
+        dispatcher.nack(1, at(0, 1), now_ms, 0)
+    dispatcher.ack_cumulative(Position(1, 0))
+    assert [message.redelivery_count for message in dispatcher.next_batch(1, 2, 2)] == [2]
+
+
+@pytest.mark.parametrize("type", ["shared", "key_shared"])
+def test_a_cumulative_acknowledgement_is_refused_when_consumers_share(type: SubscriptionType) -> None:
+    """It would acknowledge what other consumers hold."""
+    dispatcher = dispatcher_on(log_of(None), type)
+    with pytest.raises(InvalidArgument, match=type):
+        dispatcher.ack_cumulative(Position(1, 0))
+
+
+def test_one_bad_position_leaves_a_batch_of_acknowledgements_undone() -> None:
+    """A position that the topic does not have is refused before anything is acknowledged, in whatever ledger."""
+    log = Log({1: [None] * 2, 5: [None] * 2})
+    dispatcher = dispatcher_on(log)
+    dispatcher.next_batch(1, 4, 0)
+    for bad in (Position(5, 2), Position(6, 0), Position(5, -1), Position(1, 2**32)):
+        with pytest.raises(InvalidArgument):
+            dispatcher.ack(1, [Position(1, 0), bad])
+    assert dispatcher.outstanding_count() == 4
+    assert not dispatcher.acks.changed
+
+
+def test_a_failing_read_loses_nothing() -> None:
+    """When the reader raises, what was due is still due and the read position stands."""
+    log = log_of(*[None] * 4)
+    dispatcher = dispatcher_on(log)
+    dispatcher.next_batch(1, 2, 0)
+    dispatcher.nack(1, at(1), 0, 0)
+    log.fails = True
+    with pytest.raises(OSError, match="disk"):
+        dispatcher.next_batch(2, 4, 0)
+    log.fails = False
+    assert entries(dispatcher.next_batch(2, 4, 0)) == [1, 2, 3]
+
+
+def test_what_cannot_be_read_holds_nothing_else_up() -> None:
+    """A redelivery that cannot be read is given up, stays unacknowledged, and the rest goes on."""
+    log = log_of(*[None] * 4)
+    dispatcher = dispatcher_on(log)
+    dispatcher.next_batch(1, 3, 0)
+    dispatcher.nack(1, at(0, 1, 2), 0, 0)
+    log.unreadable.update(at(0, 1))
+    assert entries(dispatcher.next_batch(2, 1, 0)) == [2]
+    assert dispatcher.awaiting_redelivery_count == 0
+    assert dispatcher.acks.mark_delete == Position(1, -1)
+
+
+def test_failover_serves_the_consumer_that_came_first() -> None:
+    """The next one takes over with what the first one held, in log order."""
+    dispatcher = dispatcher_on(log_of(*[None] * 4), "failover", consumers=[5, 3])
+    assert dispatcher.next_batch(3, 9, 0) == []
+    assert entries(dispatcher.next_batch(5, 2, 0)) == [0, 1]
+    dispatcher.ack_cumulative(Position(1, 0))
+    dispatcher.remove_consumer(5, 0)
+    dispatcher.add_consumer(5)
+    assert dispatcher.next_batch(5, 9, 0) == []
+    assert not dispatcher.has_ready(0, 5)
+    assert entries(dispatcher.next_batch(3, 9, 0)) == [1, 2, 3]
+
+
+def test_consumers_are_known_by_name() -> None:
+    """An unknown consumer, one that is there already, or a batch of nothing is refused."""
+    dispatcher = dispatcher_on(log_of(None), consumers=[1])
+    with pytest.raises(InvalidArgument):
+        dispatcher.add_consumer(1)
+    with pytest.raises(InvalidArgument):
+        dispatcher.add_consumer(-1)
+    for refused in (2, 7):
+        with pytest.raises(InvalidArgument):
+            dispatcher.next_batch(refused, 1, 0)
+        with pytest.raises(InvalidArgument):
+            dispatcher.remove_consumer(refused, 0)
+    with pytest.raises(InvalidArgument):
+        dispatcher.next_batch(1, 0, 0)
+
+
+def test_memory_does_not_grow_with_what_was_acknowledged() -> None:
+    """After everything is acknowledged nothing is left of it, deadlines and delivery counts included."""
+    dispatcher = dispatcher_on(log_of(*[None] * 500), ack_timeout_ms=1000, consumers=[1])
+    for _ in range(50):
+        positions = [message.position for message in dispatcher.next_batch(1, 10, 0)]
+        dispatcher.nack(1, positions[:3], 0, 0)
+        dispatcher.next_batch(1, 3, 0)
+        dispatcher.ack(1, positions)
+    assert dispatcher.next_redelivery_ms() is None
+    assert not dispatcher._outstanding._batches
+    assert not dispatcher._outstanding._failed
+    assert dispatcher.acks.mark_delete == Position(1, 499)
+
+
+def test_nacks_for_the_same_time_come_together() -> None:
+    """Messages given back one by one for one moment are all due then."""
+    dispatcher = dispatcher_on(log_of(*[None] * 3))
+    dispatcher.next_batch(1, 3, 0)
+    for entry_id in (2, 0, 1):
+        dispatcher.nack(1, at(entry_id), 50, 0)
+    assert entries(dispatcher.next_batch(2, 9, 50)) == [0, 1, 2]

@@ -1,0 +1,249 @@
+"""The dispatcher against its twin, for every subscription type: the same batches, the same places, nothing lost."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from duelog.delivery.acks import AckSet
+from duelog.delivery.dispatcher import Dispatcher, SubscriptionType
+from duelog.store.errors import InvalidArgument
+from duelog.store.position import Position
+
+from ..twins import Log, Twin
+
+KEYS = st.sampled_from([None, "a", "b", "c", "d"])
+MAX_KEPT_BACK = 4
+
+
+class DispatcherMachine(RuleBasedStateMachine):
+    """Deliveries, acknowledgements, time, consumers and ledgers that come and go, seeks and failing reads."""
+
+    kind: ClassVar[SubscriptionType] = "shared"
+
+    @initialize(
+        ledgers=st.lists(st.lists(KEYS, min_size=1, max_size=8), min_size=1, max_size=3),
+        timeout_ms=st.none() | st.integers(1, 20),
+        consumers=st.integers(1, 3),
+    )
+    def start(self, ledgers: list[list[str | None]], timeout_ms: int | None, consumers: int) -> None:
+        self.log = Log({2 * number + 1: list(keys) for number, keys in enumerate(ledgers)})
+        self.acks = AckSet(Position(1, -1))
+        self.dispatcher = Dispatcher(
+            self.acks, self.log, self.log, type=self.kind, ack_timeout_ms=timeout_ms, max_kept_back=MAX_KEPT_BACK
+        )
+        self.twin = Twin(self.log, self.kind, timeout_ms, MAX_KEPT_BACK)
+        self.now_ms = 1_000
+        self.next_consumer = 0
+        for _ in range(consumers):
+            self.add_consumer()
+
+    def _some(self, data: st.DataObject, positions: list[Position]) -> list[Position]:
+        return data.draw(st.lists(st.sampled_from(positions), max_size=6)) if positions else []
+
+    @rule()
+    def add_consumer(self) -> None:
+        if len(self.twin.consumers) < 4:
+            self.dispatcher.add_consumer(self.next_consumer)
+            self.twin.consumers.append(self.next_consumer)
+            self.next_consumer = (self.next_consumer + 1) % 6
+            while self.next_consumer in self.twin.consumers:
+                self.next_consumer = (self.next_consumer + 1) % 6
+
+    @precondition(lambda self: self.twin.consumers)
+    @rule(data=st.data())
+    def remove_consumer(self, data: st.DataObject) -> None:
+        consumer_id = data.draw(st.sampled_from(self.twin.consumers))
+        self.dispatcher.remove_consumer(consumer_id, self.now_ms)
+        self.twin.remove_consumer(consumer_id, self.now_ms)
+
+    @precondition(lambda self: self.twin.consumers)
+    @rule(data=st.data(), count=st.integers(1, 6))
+    def next_batch(self, data: st.DataObject, count: int) -> None:
+        consumer_id = data.draw(st.sampled_from(self.twin.consumers))
+        batch = self.dispatcher.next_batch(consumer_id, count, self.now_ms)
+        got = [(message.position, message.redelivery_count) for message in batch]
+        assert got == self.twin.next_batch(consumer_id, count, self.now_ms)
+        assert not any(position in self.twin.acked for position, _ in got)
+
+    @precondition(lambda self: self.twin.consumers)
+    @rule(data=st.data())
+    def next_batch_from_a_failing_disk(self, data: st.DataObject) -> None:
+        consumer_id = data.draw(st.sampled_from(self.twin.consumers))
+        self.log.fails = True
+        self.log.reads = 0
+        try:
+            batch = self.dispatcher.next_batch(consumer_id, 3, self.now_ms)
+        except OSError:
+            batch = []
+        if self.log.reads or self.dispatcher.is_served(consumer_id):
+            self.twin.due(self.now_ms)
+        self.log.fails = False
+        assert not batch
+
+    @rule(data=st.data(), hint=st.none() | st.integers(0, 5))
+    def ack(self, data: st.DataObject, hint: int | None) -> None:
+        positions = self._some(data, sorted(self.twin.held))
+        assert self.dispatcher.ack(hint, positions) == self.twin.ack(positions)
+
+    @rule(data=st.data())
+    def ack_anything(self, data: st.DataObject) -> None:
+        positions = self._some(data, self.log.positions())
+        assert self.dispatcher.ack(None, positions) == self.twin.ack(positions)
+
+    @rule(data=st.data())
+    def ack_with_one_mistake(self, data: st.DataObject) -> None:
+        positions = [*self._some(data, self.log.positions()), self.log.end()]
+        with pytest.raises(InvalidArgument):
+            self.dispatcher.ack(None, positions)
+
+    @rule(data=st.data())
+    def ack_cumulative(self, data: st.DataObject) -> None:
+        target = data.draw(st.sampled_from(self.log.positions() or [self.log.end()]))
+        if self.kind in ("shared", "key_shared") or target == self.log.end():
+            with pytest.raises(InvalidArgument):
+                self.dispatcher.ack_cumulative(target)
+            return
+        upto = [position for position in self.log.positions() if position <= target]
+        assert self.dispatcher.ack_cumulative(target) == self.twin.ack(upto)
+        after = Position(target.ledger_id, target.entry_id + 1)
+        self.twin.read_position = max(self.twin.read_position, after)
+
+    @rule(data=st.data(), delay_ms=st.integers(-5, 30))
+    def nack(self, data: st.DataObject, delay_ms: int) -> None:
+        consumer_id = data.draw(st.integers(0, 5))
+        mine = [position for position, (who, _) in self.twin.held.items() if who == consumer_id]
+        positions = self._some(data, sorted(mine) or self.log.positions())
+        at_ms = self.now_ms + delay_ms
+        count = self.dispatcher.nack(consumer_id, positions, at_ms, self.now_ms)
+        assert count == self.twin.nack(consumer_id, positions, at_ms)
+
+    @rule(ms=st.integers(0, 25))
+    def time_passes(self, ms: int) -> None:
+        self.now_ms += ms
+
+    @rule()
+    def expire(self) -> None:
+        now_ms = self.now_ms
+        overdue = [at for at, (_, deadline) in self.twin.held.items() if deadline is not None and deadline <= now_ms]
+        assert self.dispatcher.expire(now_ms) == len(overdue)
+        for position in overdue:
+            del self.twin.held[position]
+            self.twin.waiting[position] = now_ms
+
+    @rule()
+    def has_ready(self) -> None:
+        got = {who: self.dispatcher.has_ready(self.now_ms, who) for who in self.twin.consumers}
+        self.twin.due(self.now_ms)
+        served = self.twin.consumers[:1] if self.kind == "failover" else self.twin.consumers
+        assert got == {who: who in served and bool(self.twin.peek(who, 1)) for who in self.twin.consumers}
+        assert self.dispatcher.has_ready(self.now_ms) == any(got.values())
+
+    @rule(keys=st.lists(KEYS, min_size=1, max_size=6))
+    def append(self, keys: list[str | None]) -> None:
+        self.log.keys[max(self.log.keys)].extend(keys)
+
+    @rule()
+    def roll(self) -> None:
+        last = max(self.log.keys)
+        if self.log.keys[last]:
+            self.log.keys[last + 2] = []
+
+    @rule(data=st.data())
+    def trim(self, data: st.DataObject) -> None:
+        first = data.draw(st.sampled_from(sorted(self.log.keys)))
+        for ledger_id in [ledger_id for ledger_id in self.log.keys if ledger_id < first]:
+            del self.log.keys[ledger_id]
+        self.dispatcher.trimmed(first)
+        self.twin.trimmed()
+
+    @rule(data=st.data())
+    def seek(self, data: st.DataObject) -> None:
+        target = data.draw(st.sampled_from([*self.log.positions(), self.log.end()]))
+        mark_delete = Position(target.ledger_id, target.entry_id - 1)
+        self.dispatcher.seek(mark_delete)
+        self.twin.seek(mark_delete)
+
+    @precondition(lambda self: self.log.positions())
+    @rule(data=st.data())
+    def damage(self, data: st.DataObject) -> None:
+        self.log.unreadable.add(data.draw(st.sampled_from(self.log.positions())))
+
+    @invariant()
+    def agrees(self) -> None:
+        twin, dispatcher = self.twin, self.dispatcher
+        dispatcher._check()
+        assert dispatcher.consumers == tuple(twin.consumers)
+        assert dispatcher.read_position == twin.read_position
+        places: dict[int, set[Position]] = {consumer_id: set() for consumer_id in twin.consumers}
+        for position, (consumer_id, _) in twin.held.items():
+            places[consumer_id].add(position)
+        assert dispatcher._outstanding.by_consumer() == places
+        assert dispatcher.outstanding_count() == len(twin.held)
+        assert dispatcher.kept_back_count == len(twin.kept_back)
+        assert dispatcher.awaiting_redelivery_count == len(twin.waiting) + len(twin.ready) - len(twin.kept_back)
+        deadlines = [deadline_ms for _, deadline_ms in twin.held.values() if deadline_ms is not None]
+        assert dispatcher.next_redelivery_ms() == min([*deadlines, *twin.waiting.values()], default=None)
+        for position in self.log.positions():
+            assert self.acks.is_acked(position) == (position in twin.acked)
+
+    def teardown(self) -> None:
+        """Nothing is lost: whoever goes on receiving gets everything readable that is left, and can finish."""
+        if not hasattr(self, "twin"):
+            return
+        self.now_ms += 1_000
+        if not self.twin.consumers:
+            self.add_consumer()
+        left = {p for p in self.log.positions() if p not in self.twin.acked and self.log.readable(p)}
+        left -= {p for p in left if p < self.twin.read_position and p not in self._placed()}  # given up while damaged
+        for consumer_id in list(self.twin.consumers):
+            held = [position for position, (who, _) in self.twin.held.items() if who == consumer_id]
+            self.dispatcher.nack(consumer_id, held, 0, self.now_ms)
+        got: set[Position] = set()
+        progress = True
+        while progress:
+            progress = False
+            for consumer_id in self.twin.consumers:
+                while batch := self.dispatcher.next_batch(consumer_id, 5, self.now_ms):
+                    progress = True
+                    positions = [message.position for message in batch]
+                    assert got.isdisjoint(positions)
+                    got.update(positions)
+                    self.dispatcher.ack(consumer_id, positions)
+        assert got == left
+        self.dispatcher._check()
+
+    def _placed(self) -> set[Position]:
+        return {*self.twin.held, *self.twin.waiting, *self.twin.ready}
+
+
+class ExclusiveMachine(DispatcherMachine):
+    """Exclusive, with the rest of the consumers let in by nobody but this test."""
+
+    kind = "exclusive"
+
+
+class FailoverMachine(DispatcherMachine):
+    """Only the consumer that came first is served."""
+
+    kind = "failover"
+
+
+class KeySharedMachine(DispatcherMachine):
+    """Order by key, one consumer for a key."""
+
+    kind = "key_shared"
+
+
+for machine in (DispatcherMachine, ExclusiveMachine, FailoverMachine, KeySharedMachine):
+    examples = 120 if machine is KeySharedMachine else 50
+    machine.TestCase.settings = settings(max_examples=examples, stateful_step_count=40, deadline=None)
+
+TestShared = DispatcherMachine.TestCase
+TestExclusive = ExclusiveMachine.TestCase
+TestFailover = FailoverMachine.TestCase
+TestKeyShared = KeySharedMachine.TestCase

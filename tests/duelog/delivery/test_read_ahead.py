@@ -1,0 +1,263 @@
+"""Reading ahead gives what reading would give, and holds no more than its budget."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyroaring import BitMap
+
+from duelog import DelayedStore, Message
+from duelog.delivery.acks import AckSet
+from duelog.delivery.ledger_list import LedgerList
+from duelog.delivery.read_ahead import ReadAhead, ReadAheadBudget
+from duelog.store.message import ReceivedMessage
+from duelog.store.position import Position
+
+
+class Ledgers(LedgerList):
+    """Ledgers of 40 entries."""
+
+    def entries_of(self, ledger_id: int) -> int | None:
+        return 40 if 1 <= ledger_id <= 4 else None
+
+    def following(self, ledger_id: int) -> int | None:
+        return max(ledger_id + 1, 1) if ledger_id < 4 else None
+
+
+class Log:
+    """A log of four ledgers of 40 entries; entry 7 of each is gone, and those from `waiting_from` on are not due."""
+
+    def __init__(self, waiting_from: Position | None = None, payload: bytes = b"x" * 10) -> None:
+        self.reads: list[int] = []
+        self.waiting_from = waiting_from
+        self.payload = payload
+        self.failing = False
+
+    def read(
+        self, start: Position, max_entries: int, skip: AckSet, now_ms: int
+    ) -> tuple[list[ReceivedMessage], Position, bool]:
+        self.reads.append(max_entries)
+        if self.failing:
+            raise OSError("unreadable")
+        found: list[ReceivedMessage] = []
+        over = False
+        ledger_id, entry_id = start
+        while len(found) < max_entries:
+            if entry_id >= 40:
+                if ledger_id == 4:
+                    break
+                ledger_id, entry_id = ledger_id + 1, 0
+            position = Position(ledger_id, entry_id)
+            if entry_id != 7 and not skip.is_acked(position):
+                if self.waiting_from is not None and position >= self.waiting_from:
+                    over = True
+                else:
+                    message = ReceivedMessage(self.payload, None, {}, position, position, 0, 0, 0, "t", "s")
+                    found.append(message)
+            entry_id += 1
+        return found, Position(ledger_id, entry_id), over
+
+
+def nothing_acknowledged() -> AckSet:
+    """What a new subscription has acknowledged."""
+    return AckSet(Position(1, -1))
+
+
+def positions(messages: list[ReceivedMessage]) -> list[Position]:
+    """Where messages stand."""
+    return [message.position for message in messages]
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("read"), st.integers(1, 30)),
+        st.tuples(st.just("ack"), st.integers(0, 159)),
+        st.tuples(st.just("seek"), st.integers(0, 159)),
+    ),
+    max_size=60,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(steps=STEPS)
+def test_what_is_read_ahead_is_what_a_plain_reader_gives(steps: list[tuple[str, int]]) -> None:
+    """Whatever is acknowledged and wherever the subscription goes in between."""
+    plain, ahead = Log(), ReadAhead(Log(), ReadAheadBudget())
+    acks, ledgers = nothing_acknowledged(), Ledgers()
+    start = again = Position(1, 0)
+    for step, number in steps:
+        if step == "ack":
+            acks.ack(1 + number // 40, BitMap([number % 40]), ledgers)
+        elif step == "seek":
+            start = again = Position(1 + number // 40, number % 40)
+            acks.reset(Position(start.ledger_id, start.entry_id - 1))
+        else:
+            expected, start, _ = plain.read(start, number, acks, 0)
+            found, again, over = ahead.read(again, number, acks, 0)
+            assert positions(found) == positions(expected)
+            assert not over
+
+
+def test_who_asks_for_more_than_was_read_ahead_gets_all_of_it() -> None:
+    """A batch is as large as it can be, whatever the ones before it asked for."""
+    log = Log()
+    ahead = ReadAhead(log, ReadAheadBudget())
+    start, found = Position(1, 0), []
+    for count in (1, 1, 2, 20, 30):
+        messages, start, _ = ahead.read(start, count, nothing_acknowledged(), 0)
+        assert len(messages) == count
+        found += positions(messages)
+    assert found == positions(Log().read(Position(1, 0), 54, nothing_acknowledged(), 0)[0])
+
+
+def test_a_read_that_fails_after_some_was_read_ahead_loses_none_of_it() -> None:
+    """Nothing was handed out, so all of it comes with the next read from there."""
+    log = Log()
+    ahead = ReadAhead(log, ReadAheadBudget())
+    start = Position(1, 0)
+    for _ in range(2):
+        _, start, _ = ahead.read(start, 1, nothing_acknowledged(), 0)
+    assert log.reads == [1, 2]
+    log.failing = True
+    with pytest.raises(OSError, match="unreadable"):
+        ahead.read(start, 3, nothing_acknowledged(), 0)
+    log.failing = False
+    messages, _, _ = ahead.read(start, 3, nothing_acknowledged(), 0)
+    assert positions(messages) == [Position(1, entry_id) for entry_id in (2, 3, 4)]
+
+
+def test_who_reads_on_has_more_read_at_once_each_time() -> None:
+    """One piece, then two, then four: most reads find what they ask for read already."""
+    log = Log()
+    ahead = ReadAhead(log, ReadAheadBudget())
+    start, found = Position(1, 0), []
+    for _ in range(15):
+        messages, start, _ = ahead.read(start, 10, nothing_acknowledged(), 0)
+        found += positions(messages)
+    assert found == positions(Log().read(Position(1, 0), 150, nothing_acknowledged(), 0)[0])
+    assert log.reads == [10, 20, 40, 80]
+
+
+def test_a_log_that_is_read_to_its_end_is_not_read_ahead() -> None:
+    """A consumer that waits for what comes gets it by a read of its own size."""
+    log = Log()
+    ahead = ReadAhead(log, ReadAheadBudget())
+    messages, start, _ = ahead.read(Position(4, 30), 20, nothing_acknowledged(), 0)
+    assert len(messages) == 10
+    ahead.read(start, 20, nothing_acknowledged(), 0)
+    assert log.reads == [20, 20]
+
+
+def test_what_is_passed_over_ends_reading_ahead() -> None:
+    """Whether it is due is asked of the clock anew, from where the messages given end."""
+    log = Log(waiting_from=Position(1, 25))
+    ahead = ReadAhead(log, ReadAheadBudget())
+    first, start, over = ahead.read(Position(1, 0), 10, nothing_acknowledged(), 0)
+    assert (len(first), over) == (10, False)
+    second, start, over = ahead.read(start, 10, nothing_acknowledged(), 0)
+    assert (positions(second)[-1], over) == (Position(1, 20), True)
+    assert start == Position(1, 21)
+    log.waiting_from = None
+    third, _, _ = ahead.read(start, 10, nothing_acknowledged(), 0)
+    assert positions(third) == [Position(1, entry_id) for entry_id in range(21, 31)]
+
+
+def test_a_read_that_fails_loses_nothing() -> None:
+    """The next one begins where it began."""
+    log = Log()
+    ahead = ReadAhead(log, ReadAheadBudget())
+    _, start, _ = ahead.read(Position(1, 0), 5, nothing_acknowledged(), 0)
+    log.failing = True
+    with pytest.raises(OSError, match="unreadable"):
+        ahead.read(start, 5, nothing_acknowledged(), 0)
+    log.failing = False
+    messages, _, _ = ahead.read(start, 5, nothing_acknowledged(), 0)
+    assert positions(messages) == [Position(1, entry_id) for entry_id in (5, 6, 8, 9, 10)]
+
+
+def test_what_is_held_counts_against_a_budget_and_is_given_back() -> None:
+    """Where nothing is left, reading ahead stops, and what is read is what is asked for."""
+    budget = ReadAheadBudget(100_000)
+    payload = b"x" * 2_000
+    log = Log(payload=payload)
+    one, other = ReadAhead(log, budget), ReadAhead(log, budget)
+    starts = [Position(1, 0), Position(1, 0)]
+    for _ in range(4):
+        for at, reader in enumerate((one, other)):
+            _, starts[at], _ = reader.read(starts[at], 10, nothing_acknowledged(), 0)
+    assert 0 <= budget.left < 100_000
+    one.clear()
+    other.clear()
+    assert budget.left == 100_000
+    empty = ReadAhead(log, ReadAheadBudget(0))
+    log.reads.clear()
+    start = Position(1, 0)
+    for _ in range(5):
+        _, start, _ = empty.read(start, 10, nothing_acknowledged(), 0)
+    assert log.reads == [10] * 5
+
+
+def test_a_subscription_that_closes_holds_nothing_read_ahead(open_store: Callable[..., DelayedStore]) -> None:
+    """And whoever comes after gets what was not handed out."""
+    store = open_store()
+    topic = store.topic("t")
+    reader = topic.subscribe("r")
+    topic.send_batch([Message(b"%d" % number) for number in range(100)])
+    found = []
+    for _ in range(4):
+        batch = reader.receive(5)
+        reader.ack(batch)
+        found += [message.payload for message in batch]
+    budget = store._engine.read_ahead
+    whole = ReadAheadBudget().left
+    assert budget.left < whole
+    reader.close()
+    assert budget.left == whole
+    rest = topic.subscribe("r").receive(100)
+    found += [message.payload for message in rest]
+    assert found == [b"%d" % number for number in range(100)]
+
+
+def test_what_is_acknowledged_while_it_is_read_ahead_is_not_handed_out(
+    open_store: Callable[..., DelayedStore],
+) -> None:
+    """An acknowledgement by position of what was never received, and a cumulative one over it."""
+    store = open_store()
+    topic = store.topic("t")
+    reader = topic.subscribe("r")
+    ids = topic.send_batch([Message(b"%d" % number) for number in range(100)])
+    for _ in range(4):
+        reader.ack(reader.receive(5))
+    reader.ack([ids[22], ids[23]])
+    assert [message.payload for message in reader.receive(5)] == [b"20", b"21", b"24", b"25", b"26"]
+    reader.ack_cumulative(ids[31])
+    assert [message.payload for message in reader.receive(5)] == [b"32", b"33", b"34", b"35", b"36"]
+
+
+def test_a_seek_forgets_what_was_read_ahead(open_store: Callable[..., DelayedStore]) -> None:
+    """Everything from there on comes, once."""
+    store = open_store()
+    topic = store.topic("t")
+    reader = topic.subscribe("r")
+    ids = topic.send_batch([Message(b"%d" % number) for number in range(100)])
+    for _ in range(3):
+        reader.ack(reader.receive(5))
+    reader.seek(ids[3])
+    assert [message.payload for message in reader.receive(200)] == [b"%d" % number for number in range(3, 100)]
+
+
+def test_however_much_is_acknowledged_of_what_was_read_ahead_is_passed_over_at_once(
+    open_store: Callable[..., DelayedStore],
+) -> None:
+    """One by one, thousands of them: no limit of the interpreter is met."""
+    store = open_store()
+    topic = store.topic("t")
+    reader = topic.subscribe("r")
+    ids = topic.send_batch([Message(b"%d" % number) for number in range(9_000)])
+    for number in range(4_096):
+        assert reader.receive(1)[0].payload == b"%d" % number
+    reader.ack(ids[4_097:8_190])
+    assert [reader.receive(1)[0].payload for _ in range(2)] == [b"4096", b"8190"]

@@ -1,0 +1,206 @@
+"""Delay policies of a store: kept, looked up, and held against what is sent and rescheduled."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from duelog import DelayedDeliveryPolicies, DelayedStore, ManualClock, Message, StoreConfig
+from duelog.errors import DelayTooLong, InvalidArgument
+from duelog.store.policy.policies import DELAY_FIELDS
+from tests.conftest import START_MS, OpenStore
+
+Policies = DelayedDeliveryPolicies
+
+
+def due_ms(store: DelayedStore, topic: str, **asked: int) -> int:
+    """When a message is due that asks for this."""
+    stored = store.topic(topic).get(store.topic(topic).send(b"x", **asked))  # type: ignore[arg-type]
+    assert stored is not None
+    return stored.due_ms
+
+
+def test_policies_are_kept_over_a_restart_at_every_scope(open_store: OpenStore) -> None:
+    """Store, namespace and topic each keep their own."""
+    store = open_store()
+    store.set_policies(Policies(tick_time_ms=1))
+    store.set_policies(Policies(max_delivery_delay_ms=2), namespace="shop/mail")
+    store.set_policies(Policies(fixed_delivery_delay_ms=3), topic="shop/mail/t")
+    store.close()
+    store = open_store()
+    assert store.all_policies() == {
+        "store": Policies(tick_time_ms=1),
+        "namespace shop/mail": Policies(max_delivery_delay_ms=2),
+        "topic persistent://shop/mail/t": Policies(fixed_delivery_delay_ms=3),
+    }
+    effective = store.effective_policies("shop/mail/t")
+    assert (effective.tick_time_ms, effective.max_delivery_delay_ms, effective.fixed_delivery_delay_ms) == (1, 2, 3)
+    assert {name: effective.set_at[name] for name in DELAY_FIELDS} == {
+        "active": "default",
+        "tick_time_ms": "store",
+        "max_delivery_delay_ms": "namespace shop/mail",
+        "fixed_delivery_delay_ms": "topic persistent://shop/mail/t",
+    }
+
+
+def test_a_change_is_in_force_for_the_next_message(open_store: OpenStore) -> None:
+    """Setting and removing count at once, on topics that have sent before."""
+    store = open_store()
+    assert due_ms(store, "t", deliver_after=60) == START_MS + 60_000
+    store.set_policies(Policies(fixed_delivery_delay_ms=5_000), topic="t")
+    assert due_ms(store, "t", deliver_after=60) == START_MS + 5_000
+    store.set_policies(Policies(active=False), namespace="public/default")
+    assert due_ms(store, "t", deliver_after=60) == START_MS
+    assert store.remove_policies(namespace="public/default")
+    assert store.remove_policies(topic="t")
+    assert not store.remove_policies(topic="t")
+    assert due_ms(store, "t", deliver_after=60) == START_MS + 60_000
+
+
+def test_a_batch_with_one_delay_too_long_is_refused_in_full(open_store: OpenStore) -> None:
+    """Nothing of it is stored, and the error has the limit, what was asked and where the limit was set."""
+    store = open_store()
+    store.set_policies(Policies(max_delivery_delay_ms=1_000))
+    with pytest.raises(DelayTooLong) as caught:
+        store.topic("t").send_batch([Message(b"a", deliver_after=1), Message(b"b", deliver_after=2), Message(b"c")])
+    assert (caught.value.asked_ms, caught.value.limit_ms, caught.value.set_at) == (2_000, 1_000, "store")
+    assert not store.topic("t").exists()
+    store.set_policies(Policies(max_delivery_delay_ms=0), topic="t")
+    assert len(store.topic("t").send_batch([Message(b"b", deliver_after=2)])) == 1
+
+
+@pytest.mark.parametrize("inline_ms", [0, 60_000])
+@pytest.mark.parametrize("tick_ms", [0, 1, 100, 1000])
+def test_no_message_is_early_by_its_tick_and_none_later_than_it(
+    open_store: OpenStore, clock: ManualClock, tick_ms: int, inline_ms: int
+) -> None:
+    """Received at the tick after its due time, not a millisecond before; with and without the inline path."""
+    store = open_store(config=StoreConfig(inline_delay_ms=inline_ms))
+    store.set_policies(Policies(tick_time_ms=tick_ms))
+    asked = [START_MS + delay for delay in (1, 99, 100, 101, 999, 1000, 1001)]
+    topic = store.topic("t")
+    topic.send_batch([Message(str(at).encode(), deliver_at=at) for at in asked])
+    due = {at: -(-at // max(tick_ms, 1)) * max(tick_ms, 1) for at in asked}
+    with topic.subscribe("s") as consumer:
+        for moment in sorted({time for at in due.values() for time in (at - 1, at)}):
+            clock.set(moment)
+            for message in consumer.receive(100, timeout=0):
+                assert due.pop(int(message.payload)) == moment
+                consumer.ack(message)
+    assert due == {}
+
+
+def test_a_reschedule_is_held_to_the_policies_and_fire_now_is_not(open_store: OpenStore) -> None:
+    """A reschedule asks for a delay as a send does; fire_now is told to deliver now."""
+    store = open_store()
+    topic = store.topic("t")
+    first = topic.send(b"x", deliver_after=60)
+    store.set_policies(Policies(max_delivery_delay_ms=1_000))
+    with pytest.raises(DelayTooLong):
+        topic.reschedule(first, deliver_after=2)
+    assert topic.state(first) == "scheduled"
+    store.set_policies(Policies(fixed_delivery_delay_ms=7_000), topic="t")
+    second = topic.reschedule(first, deliver_after=2)
+    assert second is not None
+    assert [message.due_ms for message in topic.scheduled()] == [START_MS + 7_000]
+    with topic.subscribe("s") as consumer:
+        topic.fire_now(second)
+        (message,) = consumer.receive(10)
+        consumer.ack(message)
+        assert message.payload == b"x"
+
+
+def test_a_fixed_delay_cannot_be_set_for_the_whole_store(open_store: OpenStore) -> None:
+    """PIP-437 has it for namespaces and topics."""
+    store = open_store()
+    with pytest.raises(InvalidArgument, match="fixed_delivery_delay_ms"):
+        store.set_policies(Policies(fixed_delivery_delay_ms=1))
+    with pytest.raises(InvalidArgument):
+        store.set_policies(Policies(), namespace="a/b", topic="t")
+
+
+def test_a_deleted_topic_leaves_no_policies_behind(open_store: OpenStore) -> None:
+    """A topic made later under the same name begins without them."""
+    store = open_store()
+    store.topic("t").send(b"x")
+    store.set_policies(Policies(active=False), topic="t")
+    store.delete_topic("t")
+    assert store.policies(topic="t") is None
+    assert due_ms(store, "t", deliver_after=60) == START_MS + 60_000
+
+
+def test_a_read_only_store_sees_policies_as_they_are_now(tmp_path: Path, open_store: OpenStore) -> None:
+    """What another process sets is not hidden by what was read before."""
+    open_store().close()
+    reader = open_store(read_only=True)
+    assert reader.effective_policies("t").active
+    reader.close()
+    writer = open_store()
+    writer.set_policies(Policies(active=False))
+    writer.close()
+    reader = open_store(read_only=True)
+    assert not reader.effective_policies("t").active
+
+
+def test_a_retry_is_held_to_the_maximum_and_the_tick_and_not_put_off_by_a_fixed_delay(
+    open_store: OpenStore, clock: ManualClock
+) -> None:
+    """It is a delay that a client asks for; one that is refused leaves the message with its consumer."""
+    store = open_store()
+    topic = store.topic("t")
+    with topic.subscribe("s") as consumer:
+        topic.send(b"x")
+        (message,) = consumer.receive(1)
+        store.set_policies(Policies(tick_time_ms=1_000, max_delivery_delay_ms=5_000, fixed_delivery_delay_ms=60_000),
+                           topic="t")  # fmt: skip
+        with pytest.raises(DelayTooLong) as caught:
+            consumer.retry_later(message, 5.001)
+        assert (caught.value.asked_ms, caught.value.limit_ms) == (5_001, 5_000)
+        assert consumer.stats().backlog == 1
+        consumer.retry_later(message, 2.5)
+        assert [found.due_ms for found in topic.scheduled()] == [START_MS + 3_000]
+        clock.advance(3_000)
+        (message,) = consumer.receive(1)
+        store.set_policies(Policies(active=False), topic="t")
+        consumer.retry_later(message, 100)
+        consumer.ack(consumer.receive(1))
+        assert consumer.stats().backlog == 0
+
+
+def test_occurrences_of_a_schedule_are_due_by_their_timetable_whatever_policies_say(
+    open_store: OpenStore, clock: ManualClock
+) -> None:
+    """Neither the maximum nor a fixed delay nor a tick: they were asked for once, and the store makes them."""
+    store = open_store()
+    topic = store.topic("t")
+    store.set_policies(
+        Policies(tick_time_ms=7_000, max_delivery_delay_ms=1, fixed_delivery_delay_ms=3_600_000), topic="t"
+    )
+    topic.every("often", interval=1_000, payload=b"x")
+    with topic.subscribe("s") as consumer:
+        for number in (1, 2):
+            (found,) = topic.scheduled()
+            assert found.due_ms == START_MS + number * 1_000_000
+            clock.set(found.due_ms - 1)
+            assert consumer.receive(1) == []
+            clock.advance(1)
+            consumer.ack(consumer.receive(1))
+
+
+def test_dead_letters_are_due_at_once_and_no_fixed_delay_holds_them(open_store: OpenStore) -> None:
+    """Nor when they are requeued: they have been due."""
+    store = open_store(config=StoreConfig(max_redeliveries=0, nack_backoff_ms=0))
+    store.topic("t").subscribe("s").close()
+    store.topic("t").send(b"x")
+    store.set_policies(Policies(fixed_delivery_delay_ms=3_600_000), namespace="public/default")
+    with store.topic("t").subscribe("s") as consumer:
+        consumer.nack(consumer.receive(1))
+        assert consumer.receive(1) == []
+        (letter,) = store.dead_letters()
+        assert letter.payload == b"x"
+        with store.topic("t-s-DLQ").subscribe("reader") as reader:
+            reader.ack(reader.receive(1))
+            assert reader.stats().backlog == 0
+        assert store.requeue_dead_letters(letter) == 1
+        assert [message.payload for message in consumer.receive(1)] == [b"x"]

@@ -1,0 +1,300 @@
+"""Dead letters: kept until they are requeued or purged, moved in one transaction, never dead-lettered again."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from duelog import DeadLetter, DelayedStore, ManualClock, MessageId, StoreConfig, Subscription, Topic
+from duelog.errors import InvalidArgument, StoreFull, UnknownSubscription, UnknownTopic
+from duelog.store.log.managed_ledger import ManagedLedger
+from duelog.topics.ack_flusher import AckFlusher
+from tests.conftest import START_MS, OpenStore
+
+CONFIG = StoreConfig(max_redeliveries=1, nack_backoff_ms=1_000, max_clock_jump_ms=None)
+GRAVE = "t-s-DLQ"
+
+
+def payloads(subscription: Subscription) -> list[bytes]:
+    """What a consumer gets now, acknowledged."""
+    messages = subscription.receive(1_000)
+    subscription.ack(messages)
+    return [bytes(message.payload) for message in messages]
+
+
+def let_die(store: DelayedStore, *bodies: bytes, topic: str = "t", name: str = "s") -> list[MessageId]:
+    """Send messages and have both deliveries of each fail; their ids."""
+    ids = [store.topic(topic).send(body, key="k", properties={"shop": "7"}) for body in bodies]
+    with store.topic(topic).subscribe(name) as consumer:
+        for _ in range(2):
+            consumer.nack(consumer.receive(1_000), delay=0)
+        assert consumer.receive(1_000) == []
+    return ids
+
+
+def by_payload(store: DelayedStore) -> list[bytes]:
+    """Payloads of the store's dead letters, in order."""
+    return [letter.payload for letter in store.dead_letters()]
+
+
+def test_dead_letters_are_kept_though_nobody_subscribed_to_them(open_store: OpenStore, clock: ManualClock) -> None:
+    """Their ledger rolls and is not trimmed: twenty letters are there after five hours, and after a reopen."""
+    store = open_store(config=CONFIG)
+    bodies = [b"%d" % number for number in range(20)]
+    let_die(store, *bodies)
+    for _ in range(10):
+        clock.advance(1_800_000)
+        store.tick()
+    assert by_payload(store) == bodies
+    store.close()
+    assert by_payload(open_store(config=CONFIG)) == bodies
+
+
+def test_a_dead_letter_is_never_dead_lettered_again(open_store: OpenStore) -> None:
+    """A consumer of the dead-letter topic that comes and goes gets it each time, from that topic."""
+    store = open_store(config=CONFIG)
+    let_die(store, b"x")
+    for times in range(5):
+        with store.topic(GRAVE).subscribe("reader") as reader:
+            (letter,) = reader.receive(10)
+            assert (letter.payload, letter.redelivery_count) == (b"x", times)
+    assert [topic.name for topic in store.topics()] == [store.topic("t").name, store.topic(GRAVE).name]
+
+
+def test_a_letter_says_what_became_of_the_message(open_store: OpenStore, clock: ManualClock) -> None:
+    """Reason, attempts, when the first and the last of them failed, and all that the message was."""
+    store = open_store(config=CONFIG)
+    topic = store.topic("t")
+    with topic.subscribe("s") as consumer:
+        sent = topic.send(b"x", key="k", properties={"shop": "7"}, deliver_after=60)
+        clock.advance(60_000)
+        consumer.nack(consumer.receive(), delay=5)
+        clock.advance(7_000)
+        consumer.nack(consumer.receive(), delay=0)
+        clock.advance(1_000)
+        assert consumer.receive() == []
+    (letter,) = store.dead_letters()
+    assert letter == DeadLetter(
+        dead_letter_topic=store.topic(GRAVE).name,
+        position=letter.position,
+        topic=topic.name,
+        subscription="s",
+        message_id=sent,
+        payload=b"x",
+        key="k",
+        properties={"shop": "7"},
+        due_ms=START_MS + 60_000,
+        publish_ms=START_MS,
+        reason="redeliveries",
+        attempts=2,
+        first_ms=START_MS + 60_000,
+        last_ms=START_MS + 67_000,
+        dead_ms=START_MS + 68_000,
+    )
+
+
+def test_a_postponed_message_keeps_its_origin_and_its_first_failure(open_store: OpenStore, clock: ManualClock) -> None:
+    """`retry_later` sends it anew under other ids; the letter names the first."""
+    store = open_store(config=CONFIG)
+    topic = store.topic("t")
+    sent = topic.send(b"x")
+    with topic.subscribe("s") as consumer:
+        for _ in range(2):
+            (message,) = consumer.receive()
+            consumer.retry_later(message, 60)
+            clock.advance(60_000)
+        assert consumer.receive() == []
+    (letter,) = store.dead_letters()
+    assert (letter.message_id, letter.attempts, letter.first_ms) == (sent, 2, START_MS)
+
+
+def test_a_requeued_letter_comes_to_its_subscription_alone(open_store: OpenStore) -> None:
+    """As it was sent, due at once, with its attempts counted anew; and it is a letter no more."""
+    store = open_store(config=CONFIG)
+    other = store.topic("t").subscribe("other")
+    let_die(store, b"x", b"y")
+    assert payloads(other) == [b"x", b"y"]
+    (x, y) = store.dead_letters()
+    assert store.requeue_dead_letters(x) == 1
+    assert by_payload(store) == [b"y"]
+    assert payloads(other) == []
+    with store.topic("t").subscribe("s") as consumer:
+        (message,) = consumer.receive(10)
+        assert (message.payload, message.key, message.properties) == (b"x", "k", {"shop": "7"})
+        consumer.nack(message, delay=0)
+        (message,) = consumer.receive(10)
+        consumer.nack(message, delay=0)
+        assert consumer.receive(10) == []  # dead once more
+    assert by_payload(store) == [b"y", b"x"]
+    assert store.requeue_dead_letters([x, y, y]) == 1  # x was requeued under its old place
+    assert by_payload(store) == [b"x"]
+
+
+def test_all_letters_are_requeued_or_none(open_store: OpenStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the origin of one is gone, or the disk is full, nothing has moved."""
+    store = open_store(config=CONFIG)
+    let_die(store, b"a")
+    let_die(store, b"b", topic="u")
+    letters = list(store.dead_letters())
+    with monkeypatch.context() as patch:
+        append = ManagedLedger.append_messages
+
+        def full(self: ManagedLedger, *args: object) -> object:
+            append(self, *args)  # type: ignore[arg-type]
+            raise StoreFull(store.path, "no space left")
+
+        patch.setattr(ManagedLedger, "append_messages", full)
+        with pytest.raises(StoreFull):
+            store.requeue_dead_letters(letters)
+    assert list(store.dead_letters()) == letters
+    store.topic("u").unsubscribe("s")
+    with pytest.raises(UnknownSubscription):
+        store.requeue_dead_letters(letters)
+    store.delete_topic("u")
+    with pytest.raises(UnknownTopic):
+        store.requeue_dead_letters(letters)
+    assert list(store.dead_letters()) == letters
+    with store.topic("t").subscribe("s") as consumer:
+        assert consumer.receive(10) == []
+    assert store.requeue_dead_letters(store.dead_letters("t", "s")) == 1
+    assert store.purge_dead_letters(store.dead_letters()) == 1
+
+
+def test_a_message_is_dead_or_alive_after_a_crash_and_not_both(open_store: OpenStore, tmp_path: Path) -> None:
+    """What the disk has just after burying, and just after requeuing, has it once."""
+    store = open_store(config=CONFIG)
+    let_die(store, b"x")
+    shutil.copytree(store.path, tmp_path / "buried")
+    store.requeue_dead_letters(store.dead_letters())
+    shutil.copytree(store.path, tmp_path / "requeued")
+    for name, dead, alive in (("buried", [b"x"], []), ("requeued", [], [b"x"])):
+        crashed = open_store(tmp_path / name, CONFIG)
+        assert by_payload(crashed) == dead
+        with crashed.topic("t").subscribe("s") as consumer:
+            assert [message.payload for message in consumer.receive(10)] == alive
+
+
+def test_letters_that_are_purged_give_their_ledgers_back(open_store: OpenStore, clock: ManualClock) -> None:
+    """They are gone for good, and nothing holds what they took."""
+    store = open_store(config=StoreConfig(max_redeliveries=0, ledger_max_entries=2, max_clock_jump_ms=None))
+    topic = store.topic("t")
+    with topic.subscribe("s") as consumer:
+        for number in range(5):
+            topic.send(b"%d" % number)
+        consumer.nack(consumer.receive(10), delay=0)
+        assert consumer.receive(10) == []
+    store.tick()
+    grave = store.topic(GRAVE)
+    assert (grave.stats().ledgers, len(by_payload(store))) == (3, 5)
+    assert store.purge_dead_letters(store.dead_letters()) == 5
+    assert store.purge_dead_letters(store.dead_letters()) == 0
+    clock.advance(1_000)
+    store.tick()
+    assert (grave.stats().ledgers, by_payload(store)) == (1, [])
+
+
+def test_dead_letters_outlive_the_time_to_live(open_store: OpenStore, clock: ManualClock) -> None:
+    """It expires what a subscription has not acknowledged, and not what is dead."""
+    store = open_store(config=StoreConfig(max_redeliveries=1, ttl_ms=60_000, max_clock_jump_ms=None))
+    let_die(store, b"x")
+    store.topic(GRAVE).subscribe("reader").close()
+    clock.advance(600_000)
+    store.tick()
+    assert by_payload(store) == [b"x"]
+    assert store.topic(GRAVE).subscribe("reader").receive() == []
+
+
+def test_a_subscription_that_was_there_before_becomes_the_keeper(open_store: OpenStore) -> None:
+    """One of the keeper's name holds letters from the first one on, and what it acknowledges is purged."""
+    store = open_store(config=CONFIG)
+    store.topic(GRAVE).subscribe("dead-letters").close()
+    let_die(store, b"x", b"y")
+    store.close()
+    store = open_store(config=CONFIG)
+    assert by_payload(store) == [b"x", b"y"]
+    with store.topic(GRAVE).subscribe("dead-letters") as keeper:
+        keeper.ack(keeper.receive(1))
+    assert by_payload(store) == [b"y"]
+
+
+def test_what_is_no_dead_letter_is_refused(open_store: OpenStore) -> None:
+    """The error names which, and nothing is moved."""
+    store = open_store(config=CONFIG)
+    let_die(store, b"x")
+    letters: list[object] = [*store.dead_letters(), "x"]
+    for method in (store.requeue_dead_letters, store.purge_dead_letters):
+        with pytest.raises(InvalidArgument) as refused:
+            method(letters)  # type: ignore[arg-type]
+        assert (refused.value.field, refused.value.value) == ("letters[1]", "x")
+    assert by_payload(store) == [b"x"]
+
+
+def test_what_was_sent_to_a_dead_letter_topic_directly_is_no_letter(open_store: OpenStore) -> None:
+    """It is read there as on any topic, and not listed."""
+    store = open_store(config=CONFIG)
+    let_die(store, b"x")
+    grave: Topic = store.topic(GRAVE)
+    grave.send(b"by hand")
+    assert by_payload(store) == [b"x"]
+    with grave.subscribe("reader") as reader:
+        assert payloads(reader) == [b"x", b"by hand"]
+
+
+def test_a_dead_letter_topic_has_a_name_however_long_topic_and_subscription_are(open_store: OpenStore) -> None:
+    """It ends in a digest where it would be too long: one for each subscription."""
+    store = open_store(config=CONFIG)
+    long = "\u00e4" * 180
+    names = ["s" * 200, "s" * 199 + "t"]
+    for name in names:
+        let_die(store, b"x", topic=long, name=name)
+    letters = list(store.dead_letters(long))
+    assert sorted({letter.subscription for letter in letters}) == names
+    assert len({letter.dead_letter_topic for letter in letters}) == 2
+    assert store.requeue_dead_letters(letters) == len(letters)
+    assert list(store.dead_letters()) == []
+
+
+@pytest.mark.parametrize("method", ["requeue_dead_letters", "purge_dead_letters"])
+def test_a_letter_that_two_calls_move_at_once_is_moved_once(
+    open_store: OpenStore, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    """The other call comes between a call's look at the letter and its transaction."""
+    store = open_store(config=CONFIG)
+    let_die(store, b"x")
+    letters = list(store.dead_letters())
+    flush, others = AckFlusher.acknowledge_with, [letters]
+
+    def beside(self: AckFlusher, *arguments: Any) -> None:
+        if others:
+            assert store.requeue_dead_letters(others.pop()) == 1
+        flush(self, *arguments)
+
+    monkeypatch.setattr(AckFlusher, "acknowledge_with", beside)
+    assert getattr(store, method)(letters) == 0
+    with store.topic("t").subscribe("s") as consumer:
+        assert payloads(consumer) == [b"x"]
+
+
+def test_a_message_that_was_acknowledged_while_it_was_buried_is_no_letter(
+    open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another consumer had it, after its acknowledgement timeout, and was done with it."""
+    store = open_store(config=CONFIG)
+    topic = store.topic("t")
+    flush = AckFlusher.acknowledge_with
+    with topic.subscribe("s") as consumer:
+        topic.send(b"x")
+        for _ in range(2):
+            messages = consumer.receive()
+            consumer.nack(messages, delay=0)
+
+        def beside(self: AckFlusher, *arguments: Any) -> None:
+            consumer.ack(messages)
+            flush(self, *arguments)
+
+        monkeypatch.setattr(AckFlusher, "acknowledge_with", beside)
+        assert consumer.receive() == []
+    assert by_payload(store) == []

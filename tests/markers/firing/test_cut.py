@@ -1,0 +1,119 @@
+"""Copying a log's index for a snapshot while producers append and others cancel."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+from pyroaring import BitMap
+
+from duelog import Message, StoreConfig
+from duelog.markers.firing import log_firing
+from duelog.markers.firing.log_firing import LogFiring
+from duelog.partitions.index.delay_index import DelayIndex
+from duelog.partitions.index.index_cut import IndexCut
+from duelog.snapshot.writer import Cut
+from duelog.store.codec.format import FrontierRecord
+from tests.conftest import START_MS, OpenStore
+
+
+def entries_of(cut: Cut) -> list[int]:
+    """Every entry of a copy, each once."""
+    ids = [entry_id for piece in cut.pieces for entry_id in BitMap.deserialize(piece.bitmap)]
+    assert len(ids) == len(set(ids))
+    return sorted(ids)
+
+
+def new_log(dues: list[int]) -> LogFiring:
+    """A log with these entries, due this many ms after the start."""
+    column = np.array(dues, dtype=np.int64) + START_MS
+    index = DelayIndex(lambda ids: column[ids], start_ms=START_MS, bucket_ms=10)
+    log = LogFiring(1, START_MS, FrontierRecord.start(7), index, loaded=True)
+    log.hear(0, column)
+    return log
+
+
+def test_a_copy_taken_while_threads_append_is_of_one_instant(
+    open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It holds every entry below its tail and none above, though slices were taken between appends."""
+    monkeypatch.setattr(log_firing, "_COPIED_AT_ONCE", 50)
+    store = open_store(config=StoreConfig(durability="none", bucket_ms=1_000))
+    topic = store.topic("t")
+    source = np.random.default_rng(5)
+    topic.send_batch([Message(b"m", deliver_at=START_MS + ms) for ms in source.integers(1, 600_000, 3_000).tolist()])
+    store.tick()
+    (log,) = (log for logs in store._engine.firing._loaded.values() for log in logs.values())
+    stop = threading.Event()
+
+    def append(seed: int) -> None:
+        dues = np.random.default_rng(seed).integers(1, 600_000, 100_000).tolist()
+        while not stop.is_set():
+            topic.send_batch([Message(b"m", deliver_at=START_MS + dues.pop()) for _ in range(7)])
+
+    threads = [threading.Thread(target=append, args=(seed,)) for seed in (1, 2)]
+    for thread in threads:
+        thread.start()
+    tails = []
+    try:
+        for _ in range(8):
+            cut = log.cut()
+            assert cut is not None
+            assert entries_of(cut) == list(range(cut.tail))
+            tails.append(cut.tail)
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    assert tails == sorted(set(tails))
+
+
+def test_nothing_is_copied_while_a_batch_is_on_its_way() -> None:
+    """Taken and not recorded: a copy would have lost it if the commit failed."""
+    log = new_log([5, 10, 15])
+    taken = log.take(START_MS + 10, 10)
+    assert taken is not None
+    assert log.cut() is None
+    log.roll_back(taken)
+    again = log.cut()
+    assert again is not None
+    assert entries_of(again) == [0, 1, 2]
+    taken = log.take(START_MS + 10, 10)
+    assert taken is not None
+    log.confirm(taken.frontier)
+    cut = log.cut()
+    assert cut is not None
+    assert (entries_of(cut), cut.frontier) == ([2], taken.frontier)
+
+
+def test_a_copy_is_thrown_away_when_something_fires_in_between(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even if it came back: the slices are not of one instant."""
+    log = new_log([5, 100, 200])
+    original = IndexCut.more
+
+    def fire_first(cutting: IndexCut, max_entries: int) -> Any:
+        monkeypatch.setattr(IndexCut, "more", original)
+        return original(cutting, max_entries)
+
+    def arrange_and_fire(cutting: IndexCut) -> None:
+        taken = log.take(START_MS + 5, 1)
+        assert taken is not None
+        log.roll_back(taken)
+
+    monkeypatch.setattr(IndexCut, "more", fire_first)
+    monkeypatch.setattr(IndexCut, "arrange", arrange_and_fire)
+    assert log.cut() is None
+
+
+def test_a_copy_ends_before_the_first_late_entry_that_waits() -> None:
+    """What was appended behind the frontier and has not fired is replayed, with all that came after it."""
+    log = new_log([5, 100])
+    taken = log.take(START_MS + 5, 10)
+    assert taken is not None
+    log.confirm(taken.frontier)
+    log.hear(2, np.array([START_MS + 3, START_MS + 300]))
+    cut = log.cut()
+    assert cut is not None
+    assert (cut.tail, entries_of(cut)) == (2, [1])

@@ -1,0 +1,346 @@
+"""Delay indexes of a store in use fall asleep by themselves, and nothing is lost, late or out of order by it."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from pyroaring import BitMap
+
+from duelog import DelayedStore, ManualClock, Message, StoreConfig
+from duelog.markers.firing import index_packing as settling
+from duelog.markers.firing.log_firing import LogFiring, Taken
+from duelog.partitions.index import packing as index_settling
+from duelog.partitions.index.delay_index import DelayIndex
+from duelog.store.codec.format import FrontierRecord
+from duelog.store.codec.run import Int64s, UInt32s
+from tests.conftest import START_MS, OpenStore
+from tests.partitions.sleeping import asleep_in
+
+MINUTE_MS = 60_000
+HOUR_MS = 60 * MINUTE_MS
+CONFIG = StoreConfig(partition_ms=24 * HOUR_MS, durability="none")
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten entries a bucket are worth it, and a slice is three buckets."""
+    monkeypatch.setattr(index_settling, "_ENTRIES_A_BUCKET", 10)
+    monkeypatch.setattr(index_settling, "_AT_ONCE_BUCKETS", 3)
+
+
+def send(store: DelayedStore, count: int, *, minutes: int = 20, topic: str = "t", seed: int = 1) -> list[int]:
+    """So many messages due at random instants of some minutes from one hour on; when."""
+    source = np.random.default_rng(seed)
+    dues: list[int] = (START_MS + HOUR_MS + source.integers(0, minutes * MINUTE_MS, count)).tolist()
+    store.topic(topic).send_batch([Message(b"%d" % due_ms, deliver_at=due_ms) for due_ms in dues])
+    return dues
+
+
+def logs_of(store: DelayedStore) -> list[LogFiring]:
+    """All loaded logs."""
+    return [log for logs in store._engine.firing._loaded.values() for log in logs.values()]
+
+
+def asleep(store: DelayedStore) -> int:
+    """How many buckets are asleep."""
+    return sum(len(asleep_in(log._index)) for log in logs_of(store))
+
+
+def test_a_tick_puts_to_sleep_what_has_come_in_when_it_is_enough(open_store: OpenStore) -> None:
+    """Ten entries a bucket and one more; the next time when half of the index is awake, and not before that."""
+    store = open_store(config=CONFIG)
+    send(store, 1, minutes=1)
+    store.tick()  # the first minute is in the window from now on
+    (log,) = logs_of(store)
+    index = log._index
+    rounds, last = [0], 0
+    for count in range(800):
+        send(store, 1, seed=count)
+        asleep_before, entries = index._buckets.asleep, len(index) - len(index._window)
+        awake_since = min(entries - asleep_before, log.tail - last)
+        worth = awake_since > max(10 * len(index._buckets), entries // 2)
+        store.tick()
+        assert (index._buckets.asleep != asleep_before) == worth
+        if worth:
+            assert asleep(store) == len(index._buckets) - 1
+            rounds.append(entries)
+            last = log.tail
+    assert len(rounds) > 3
+    assert rounds[-1] > 1.5 * rounds[-2]
+
+
+def test_what_is_loaded_by_replay_falls_asleep_at_once(open_store: OpenStore) -> None:
+    """A day that was sent to before it began, or a start without a snapshot."""
+    store = open_store(config=CONFIG)
+    send(store, 1_000)
+    assert asleep(store) == 0
+    store.tick()
+    (log,) = logs_of(store)
+    assert asleep(store) >= len(log._index._buckets) - 1 >= 19
+
+
+def test_a_settled_day_fires_all_in_order_and_survives_a_restart(open_store: OpenStore, clock: ManualClock) -> None:
+    """Sent in several goes with ticks in between, some of it cancelled; half is fired before the store is closed."""
+    config = StoreConfig(partition_ms=24 * HOUR_MS, durability="none", snapshot_every_entries=500)
+    store = open_store(config=config)
+    dues: list[int] = []
+    ids = []
+    with store.topic("t").subscribe("reader"):
+        pass
+    for seed in range(6):
+        source = np.random.default_rng(seed)
+        some = (START_MS + HOUR_MS + source.integers(0, 20 * MINUTE_MS, 300)).tolist()
+        ids += store.topic("t").send_batch([Message(b"%d" % due_ms, deliver_at=due_ms) for due_ms in some])
+        dues += some
+        store.tick()
+        assert asleep(store) > 10
+    for at in range(0, 1_800, 90):
+        store.topic("t").cancel(ids[at])
+    expected = sorted(due_ms for at, due_ms in enumerate(dues) if at % 90)
+    found: list[int] = []
+    for until_ms in (HOUR_MS + 10 * MINUTE_MS, 2 * HOUR_MS):
+        clock.set(START_MS + until_ms)
+        reader = store.topic("t").subscribe("reader")
+        while batch := reader.receive(100, timeout=0):
+            found += [int(message.payload) for message in batch]
+            reader.ack(batch)
+        store.close()
+        store = open_store(config=config)
+    assert found == expected
+
+
+def test_appends_while_it_settles_are_not_lost(open_store: OpenStore, clock: ManualClock) -> None:
+    """Two threads send while one puts buckets to sleep without a pause; all of it fires, in order."""
+    store = open_store(config=CONFIG)
+    first = send(store, 500)
+    store.tick()
+    (log,) = logs_of(store)
+    stop = threading.Event()
+    sent: list[list[int]] = [[], []]
+
+    def append(mine: list[int], seed: int) -> None:
+        while not stop.is_set() and len(mine) < 5_000:
+            seed += 2
+            mine += send(store, 50, seed=seed)
+
+    threads = [threading.Thread(target=append, args=(mine, seed)) for seed, mine in enumerate(sent)]
+    for thread in threads:
+        thread.start()
+    try:
+        rounds = 0
+        while rounds < 60 and any(thread.is_alive() for thread in threads):
+            rounds += not log.settle()
+            assert log.cut() is not None
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    log._check()
+    assert rounds
+    assert asleep(store) > 0
+    clock.set(START_MS + 2 * HOUR_MS)
+    found: list[int] = []
+    with store.topic("t").subscribe("reader") as reader:
+        while batch := reader.receive(1_000, timeout=0):
+            found += [int(message.payload) for message in batch]
+            reader.ack(batch)
+    assert found == sorted(first + sent[0] + sent[1])
+
+
+def test_what_is_due_is_fired_between_two_slices(
+    open_store: OpenStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An index that takes many steps to settle makes nothing late: each slice of a tick fires first."""
+    monkeypatch.setattr(settling, "_STEP_S", 0.0)
+    monkeypatch.setattr(index_settling, "_AT_ONCE_BUCKETS", 1)
+    store = open_store(config=CONFIG)
+    send(store, 1)
+    store.tick()
+    send(store, 2_000)
+    counts = []
+    for passed_ms in range(0, 9 * MINUTE_MS, 2 * MINUTE_MS):
+        clock.set(START_MS + HOUR_MS + passed_ms)
+        result, more = store._engine.slice()
+        assert more
+        assert store._engine.firing.settling.is_due()
+        counts.append(result.fired)
+    assert counts[0] < 10
+    assert all(count > 150 for count in counts[1:])
+    assert asleep(store) > 0
+    store.tick()
+    assert not store._engine.firing.settling.is_due()
+
+
+def test_the_thread_is_woken_to_settle(open_store: OpenStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is due for an hour and no snapshot for long: the entry that makes it worth it wakes the thread."""
+    done = threading.Event()
+    original = LogFiring.settle
+
+    def settle(log: LogFiring) -> bool:
+        more = original(log)
+        if not more:
+            done.set()
+        return more
+
+    monkeypatch.setattr(LogFiring, "settle", settle)
+    store = open_store(config=StoreConfig(partition_ms=24 * HOUR_MS, durability="none", background=True))
+    store.topic("t").send(b"first", deliver_at=START_MS + HOUR_MS - 1)
+    store.tick()  # it is loaded, and what comes is due later: for that alone the thread would sleep on
+    send(store, 500)
+    assert done.wait(20)
+
+
+def test_the_index_is_settled_with_the_lock_of_its_log_in_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An entry added to a bucket between its copying and its falling asleep would be lost."""
+    column = START_MS + np.arange(300) * MINUTE_MS // 30
+    log = LogFiring(
+        1, START_MS, FrontierRecord.start(7), DelayIndex(lambda ids: column[ids], start_ms=START_MS), loaded=True
+    )
+    log.hear(0, column)
+    locked: list[bool] = []
+    original = DelayIndex.settle
+
+    def settle(index: DelayIndex, after_ms: int | None = None) -> int | None:
+        locked.append(log._lock.locked())
+        return original(index, after_ms)
+
+    monkeypatch.setattr(DelayIndex, "settle", settle)
+    while log.settle():
+        assert not log._lock.locked()
+    assert len(locked) > 3
+    assert all(locked)
+
+
+def test_a_log_that_goes_is_forgotten(
+    open_store: OpenStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Deleting its topic or closing its partition in the middle leaves nothing of it to settle."""
+    monkeypatch.setattr(settling, "_STEP_S", 0.0)
+    store = open_store(config=CONFIG)
+    for topic in ("a", "b"):
+        send(store, 1, topic=topic)
+    store.tick()
+    for topic in ("a", "b"):
+        send(store, 500, topic=topic)
+    firing = store._engine.firing
+    assert len(firing.settling._logs) == 2
+    store._engine.slice()
+    store.delete_topic("a")
+    assert len(firing.settling._logs) == 1
+    store._engine.slice()
+    clock.advance(48 * HOUR_MS)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(settling.Settling, "step", lambda self: None)
+        while not store._engine.slice()[0].closed:
+            pass
+    assert not firing.settling.is_due()
+
+
+def test_a_log_that_is_being_loaded_is_left_alone() -> None:
+    """Its index belongs to who loads it, without the lock."""
+    column = START_MS + np.arange(300) * MINUTE_MS // 30
+    index = DelayIndex(lambda ids: column[ids], start_ms=START_MS)
+    log = LogFiring(1, START_MS, FrontierRecord.start(7), index, loaded=False)
+    log.restore(0, column)
+    assert not log.unsettled
+    assert not log.settle()
+    assert asleep_in(index) == []
+    log.finish_loading()
+    assert log.unsettled
+    while log.settle():
+        pass
+    assert len(asleep_in(index)) == len(index._buckets) - 1 >= 9
+
+
+class SettlingLog(RuleBasedStateMachine):
+    """A log that settles slice by slice between sends, firings that fail or not, cancellations and copies."""
+
+    @initialize()
+    def begin(self) -> None:
+        self.dues: list[int] = []
+        index = DelayIndex(self.due_of, start_ms=START_MS, bucket_ms=10, window_entries=8)
+        self.log = LogFiring(1, START_MS, FrontierRecord.start(7), index, loaded=True)
+        self.waiting: dict[int, int] = {}
+        self.now_ms = START_MS
+        self.taken: Taken | None = None
+        self.patch = pytest.MonkeyPatch()
+        self.patch.setattr(index_settling, "_AT_ONCE_BUCKETS", 2)
+
+    def teardown(self) -> None:
+        if hasattr(self, "patch"):
+            self.patch.undo()
+
+    def due_of(self, ids: UInt32s) -> Int64s:
+        return np.array([self.dues[entry_id] for entry_id in ids.tolist()], dtype=np.int64)
+
+    @rule(offsets=st.lists(st.integers(0, 200), min_size=1, max_size=25))
+    def hear(self, offsets: list[int]) -> None:
+        first = len(self.dues)
+        self.dues += [START_MS + offset for offset in offsets]
+        self.waiting.update(enumerate(self.dues[first:], first))
+        self.log.hear(first, np.array(self.dues[first:], dtype=np.int64))
+
+    @rule(slices=st.integers(1, 3) | st.just(1_000))
+    def settle(self, slices: int) -> None:
+        for _ in range(slices):
+            if not self.log.settle():
+                break
+
+    @precondition(lambda self: self.taken is None)
+    @rule(passed_ms=st.integers(0, 40), limit=st.integers(1, 12))
+    def take(self, passed_ms: int, limit: int) -> None:
+        self.now_ms += passed_ms
+        late = set(self.log._late_entries.tolist())
+        self.taken = self.log.take(self.now_ms, limit)
+        order = sorted(self.waiting, key=lambda entry_id: (entry_id not in late, self.waiting[entry_id], entry_id))
+        due = [entry_id for entry_id in order if self.waiting[entry_id] <= self.now_ms]
+        if len(late) <= limit:
+            assert (self.taken.entries.tolist() if self.taken else []) == due[:limit]
+
+    @precondition(lambda self: self.taken is not None)
+    @rule(failed=st.booleans())
+    def end(self, failed: bool) -> None:
+        assert self.taken is not None
+        if failed:
+            self.log.roll_back(self.taken)
+        else:
+            self.log.confirm(self.taken.frontier)
+            for entry_id in self.taken.entries.tolist():
+                del self.waiting[entry_id]
+        self.taken = None
+
+    @precondition(lambda self: self.taken is None and self.waiting)
+    @rule(data=st.data(), together=st.booleans())
+    def cancel(self, data: st.DataObject, together: bool) -> None:
+        ids = data.draw(st.sets(st.sampled_from(sorted(self.waiting)), min_size=1, max_size=5))
+        dues = [self.waiting.pop(entry_id) for entry_id in sorted(ids)]
+        if together:
+            self.log.discard(BitMap(ids))
+        else:
+            self.log.withdraw(np.array(sorted(ids), dtype=np.uint32), np.array(dues, dtype=np.int64))
+
+    @precondition(lambda self: self.taken is None)
+    @rule()
+    def cut(self) -> None:
+        cut = self.log.cut()
+        assert cut is not None
+        copied = [entry_id for piece in cut.pieces for entry_id in BitMap.deserialize(piece.bitmap)]
+        late = set(self.log._late_entries.tolist())
+        assert sorted(copied) == sorted(i for i in self.waiting if i < cut.tail and i not in late)
+
+    @invariant()
+    def holds(self) -> None:
+        """The log is as it should be, and has what waits."""
+        if hasattr(self, "log"):
+            self.log._check()
+            on_its_way = 0 if self.taken is None else len(self.taken.entries)
+            assert len(self.log) == len(self.waiting) - on_its_way
+
+
+TestSettlingLog = SettlingLog.TestCase
+TestSettlingLog.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)

@@ -1,0 +1,97 @@
+"""Rooms: what stands in which folder of a floor, and which room may import which."""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+
+import pytest
+
+from tests.packaging.tree import FACE, FLOORS, ROOT, dotted, imported_names, modules
+
+MOST_MODULES = 14
+"""Modules in one folder, `__init__` counted: `ls` is to tell what is there."""
+
+LARGE = {"duelog.tools.audit", "duelog.tools.repair"}
+"""Rooms that are still to be divided."""
+
+TWICE = {"errors", "subscription", "topic", "__init__"}
+"""Names that the public face shares with what stands behind it: duelog.errors, and duelog.aio's classes."""
+
+MAY_IMPORT: dict[str, set[str]] = {
+    "store.files": {"store"},
+    "store.codec": {"store"},
+    "store.env": {"store", "store.files", "store.codec"},
+    "store.log": {"store", "store.codec", "store.env"},
+    "store.wal": {"store", "store.files", "store.codec"},
+    "store.policy": {"store", "store.codec", "store.env", "store.log"},
+    "markers": {"markers.firing"},
+    "topics": {"", "delivery"},
+    "sending": {"", "topics"},
+    "background": {"sending", "topics"},
+    "": {"delivery", "topics", "sending", "background", "check"},
+    "check": {"", "background", "sending"},
+    "aio": {"", "delivery", "sending", "background"},
+    "tools": {"tools.cli", "tools.scan", "tools.transfer"},
+    "tools.scan": {"tools"},
+    "tools.transfer": {"tools", "tools.scan"},
+    "tools.repair": {"tools"},
+    "tools.audit": {"tools", "tools.scan", "tools.transfer"},
+    "tools.demo": {"tools"},
+    "tools.spark": {"tools", "tools.audit", "tools.cli", "tools.scan", "tools.transfer"},
+    "tools.cli": {"tools", "tools.audit", "tools.demo", "tools.repair", "tools.scan", "tools.spark", "tools.transfer"},
+}
+"""Which rooms of its own floor a room may import; one that is not named, none. "" is the public face.
+
+Floors are held by test_layers.py.
+"""
+
+MODULES = [module for floor in FLOORS for module in modules(ROOT / floor)]
+BY_NAME = {dotted(module): module for module in MODULES}
+ROOMS = {".".join(module.parent.relative_to(ROOT).parts).removeprefix(FACE).removeprefix(".") for module in MODULES}
+
+
+def room_of(name: str) -> str | None:
+    """The room of the module that a dotted name is, or is in; None: it is no module of the project's."""
+    while name and name not in BY_NAME:
+        name = name.rpartition(".")[0]
+    if not name:
+        return None
+    module = BY_NAME[name]
+    return ".".join(module.parent.relative_to(ROOT).parts).removeprefix(FACE).removeprefix(".")
+
+
+def floor_of(room: str) -> str:
+    """The floor that a room is in."""
+    first = room.partition(".")[0]
+    return first if first in FLOORS else FACE
+
+
+@pytest.mark.parametrize("room", sorted(ROOMS), ids=lambda room: room or FACE)
+def test_a_room_imports_the_rooms_that_it_may_and_no_others(room: str) -> None:
+    """Every import counts, also one inside a function or under TYPE_CHECKING."""
+    found = set()
+    for name, module in BY_NAME.items():
+        if room_of(name) != room:
+            continue
+        package = name if module.name == "__init__.py" else name.rpartition(".")[0]
+        for _, imported in imported_names(ast.parse(module.read_text(encoding="utf-8")), package):
+            other = room_of(imported)
+            if other is not None and other != room and floor_of(other) == floor_of(room):
+                found.add(other)
+    assert found == MAY_IMPORT.get(room, set())
+
+
+@pytest.mark.parametrize("room", sorted(ROOMS), ids=lambda room: room or FACE)
+def test_a_room_has_a_subject_and_is_small_enough_to_be_seen(room: str) -> None:
+    """Its `__init__` says what it owns, and it has some dozen modules at most."""
+    here = [module for name, module in BY_NAME.items() if room_of(name) == room]
+    (init,) = [module for module in here if module.name == "__init__.py"]
+    assert ast.get_docstring(ast.parse(init.read_text(encoding="utf-8")))
+    assert len(here) <= MOST_MODULES or f"{FACE}.{room}" in LARGE
+
+
+def test_no_two_modules_have_one_name() -> None:
+    """A name says which module is meant, wherever it is read."""
+    names = Counter(module.stem for module in MODULES)
+    assert {name for name, count in names.items() if count > 1} == TWICE

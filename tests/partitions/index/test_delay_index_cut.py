@@ -1,0 +1,120 @@
+"""A copy of a delay index gathered in slices, while the index changes in between."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyroaring import BitMap
+
+from duelog.partitions.index.delay_index import DelayIndex
+from duelog.partitions.index.index_cut import IndexCut, Piece
+from duelog.partitions.index.window import Dues, Ids
+from tests.partitions.sleeping import put_to_sleep
+
+START_MS = 60_000
+BUCKET_MS = 10
+
+
+class Column:
+    """Due times by entry id."""
+
+    def __init__(self) -> None:
+        self.dues: list[int] = []
+
+    def __call__(self, ids: Ids) -> Dues:
+        return np.array([self.dues[entry_id] for entry_id in ids.tolist()], dtype=np.int64)
+
+    def append(self, index: DelayIndex, offsets: list[int]) -> None:
+        """Append entries and add them to the index."""
+        first = len(self.dues)
+        self.dues += [START_MS + offset for offset in offsets]
+        index.add(first, np.array(self.dues[first:], dtype=np.int64))
+
+
+def gathered(cutting: IndexCut, between: object = None) -> list[Piece]:
+    """All pieces, one entry at a time; `between` is called before each slice."""
+    cutting.arrange()
+    pieces: list[Piece] = []
+    while True:
+        if callable(between):
+            between()
+        more = cutting.more(1)
+        if not more:
+            return pieces
+        pieces += more
+
+
+def as_dict(pieces: list[Piece]) -> dict[int, set[int]]:
+    """Entries by bucket; no entry comes twice, and the counts are right."""
+    found: dict[int, set[int]] = {}
+    for piece in pieces:
+        ids = set(BitMap.deserialize(piece.bitmap))
+        assert len(ids) == piece.entries > 0
+        known = found.setdefault(piece.start_ms, set())
+        assert not known & ids
+        known |= ids
+    return found
+
+
+offsets = st.lists(st.integers(0, 60), min_size=1, max_size=30)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    before=offsets,
+    taken=st.integers(0, 20),
+    window=st.integers(1, 8),
+    added=st.lists(offsets, max_size=8),
+    asleep=st.booleans(),
+)
+def test_what_comes_in_meanwhile_is_not_in_the_copy(
+    before: list[int], taken: int, window: int, added: list[list[int]], asleep: bool
+) -> None:
+    """Whatever is added between slices, also what pushes the window back into buckets, the copy is of the beginning."""
+    column = Column()
+    index = DelayIndex(column, start_ms=START_MS, bucket_ms=BUCKET_MS, window_entries=window)
+    column.append(index, before)
+    index.take(START_MS + 100, taken)
+    index.exact_next_due_ms()  # loads the window, and splits a crowded bucket
+    expected = {start_ms: set(ids) for start_ms, ids in index.buckets()}
+    if asleep:
+        sleeping = put_to_sleep(index.buckets(), len(before))
+        index = DelayIndex.from_buckets(sleeping, column, start_ms=START_MS, bucket_ms=BUCKET_MS, window_entries=window)
+        if taken % 2:
+            index.exact_next_due_ms()
+    left = list(added)
+
+    def more_comes_in() -> None:
+        if left:
+            column.append(index, left.pop())
+
+    cutting = index.cut(len(before))
+    assert as_dict(gathered(cutting, more_comes_in)) == expected
+    index._check()
+
+
+def test_entries_from_the_limit_on_are_left_out() -> None:
+    """A copy below a late entry holds what came before it, whole buckets being left out where nothing did."""
+    column = Column()
+    index = DelayIndex(column, start_ms=START_MS, bucket_ms=BUCKET_MS)
+    column.append(index, [0, 1, 20, 21, 40])
+    assert as_dict(gathered(index.cut(3))) == {START_MS: {0, 1}, START_MS + 20: {2}}
+
+
+def test_a_cancelled_entry_may_be_missing_and_nothing_else() -> None:
+    """Discarding between slices takes out that entry alone."""
+    column = Column()
+    index = DelayIndex(column, start_ms=START_MS, bucket_ms=BUCKET_MS)
+    column.append(index, list(range(50)))
+    found = as_dict(gathered(index.cut(50), lambda: index.discard(BitMap([45]))))
+    assert set().union(*found.values()) == set(range(50)) - {45}
+
+
+def test_copying_goes_on_past_buckets_that_hold_nothing_below_the_limit() -> None:
+    """A slice is empty only when the copy is complete."""
+    column = Column()
+    index = DelayIndex(column, start_ms=START_MS, bucket_ms=BUCKET_MS)
+    column.append(index, [50])
+    column.append(index, [offset for offset in range(0, 50, 10) for _ in range(3)])
+    assert as_dict(gathered(index.cut(1))) == {START_MS + 50: {0}}

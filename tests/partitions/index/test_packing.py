@@ -1,0 +1,267 @@
+"""Buckets that appends have filled are put to sleep: which, when, in what pieces, and what that takes and saves.
+
+That an index whose buckets fall asleep is equal to one that stays awake in every operation is in test_index.py.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from pyroaring import BitMap
+
+from duelog.partitions.index import packing as settling
+from duelog.partitions.index.buckets import Buckets
+from duelog.partitions.index.delay_index import DelayIndex
+from duelog.partitions.index.index_cut import Piece
+from duelog.partitions.index.packed_buckets import Asleep
+from duelog.partitions.index.window import Dues, Ids
+from tests.partitions.sleeping import asleep_in, settle_all
+
+START_MS = 20_000 * 86_400_000
+MINUTE_MS = 60_000
+
+
+class Growing:
+    """An index of entries at random instants of some minutes, added batch by batch."""
+
+    def __init__(self, minutes: int, seed: int = 3) -> None:
+        self._source = np.random.default_rng(seed)
+        self._minutes = minutes
+        self.dues: Dues = np.empty(0, dtype=np.int64)
+        self.index = DelayIndex(self.due_of, start_ms=START_MS)
+
+    def due_of(self, ids: Ids) -> Dues:
+        """The due column."""
+        return self.dues[ids]
+
+    def add(self, count: int) -> None:
+        """Append so many entries."""
+        more = self._source.integers(START_MS, START_MS + self._minutes * MINUTE_MS, count)
+        self.index.add(len(self.dues), more)
+        self.dues = np.concatenate((self.dues, more))
+
+    def all_in_order(self) -> list[int]:
+        """Entry ids in firing order."""
+        found: list[int] = np.lexsort((np.arange(len(self.dues)), self.dues)).tolist()
+        return found
+
+
+def pieces_of(index: DelayIndex, limit_id: int) -> list[Piece]:
+    """A copy for a snapshot, complete."""
+    cutting = index.cut(limit_id)
+    cutting.arrange()
+    return cutting.more(1 << 32)
+
+
+def entries_in(pieces: list[Piece]) -> dict[int, list[int]]:
+    """Entries by bucket; the counts are right."""
+    found = {piece.start_ms: list(BitMap.deserialize(piece.bitmap)) for piece in pieces}
+    assert [len(ids) for ids in found.values()] == [piece.entries for piece in pieces]
+    return found
+
+
+def test_all_buckets_but_the_earliest_fall_asleep_and_fire_in_order() -> None:
+    """What came before, between and after two rounds of settling comes out as if nothing had slept."""
+    growing = Growing(20)
+    for _ in range(3):
+        growing.add(2_000)
+        settle_all(growing.index)
+        growing.index._check()
+        assert asleep_in(growing.index) == [START_MS + minute * MINUTE_MS for minute in range(1, 20)]
+    growing.add(500)
+    assert len(asleep_in(growing.index)) == 19
+    fired: list[int] = []
+    while len(ids := growing.index.take(START_MS + 20 * MINUTE_MS, 300)[0]):
+        growing.index._check()
+        fired += ids.tolist()
+    assert fired == growing.all_in_order()
+
+
+def test_a_slice_is_one_sheet_of_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So many bytes or so many buckets at a time, whichever comes first, each bucket once."""
+    growing = Growing(50)
+    growing.add(20_000)  # 800 bytes a bucket
+    monkeypatch.setattr(settling, "_AT_ONCE_BYTES", 8_000)
+    assert settle_all(growing.index) == 5
+    sheets = {kept.sheet for kept in growing.index._buckets._bitmaps.values() if isinstance(kept, Asleep)}
+    assert len(sheets) == 5
+    assert max(len(sheet.starts_ms) for sheet in sheets) <= 11
+    growing.add(20_000)
+    monkeypatch.setattr(settling, "_AT_ONCE_BYTES", 1 << 20)
+    monkeypatch.setattr(settling, "_AT_ONCE_BUCKETS", 7)
+    assert settle_all(growing.index) == 8
+    assert settle_all(growing.index) == 1  # nothing was added: nothing is copied again
+    growing.index._check()
+
+
+def test_a_bucket_too_large_to_copy_at_once_stays_awake(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is passed over, and those after it have their turn."""
+    monkeypatch.setattr(settling, "_LARGE_ENTRIES", 100)
+    growing = Growing(4)
+    growing.add(200)
+    growing.index.add(200, np.full(101, START_MS + MINUTE_MS))
+    settle_all(growing.index)
+    assert asleep_in(growing.index) == [START_MS + 2 * MINUTE_MS, START_MS + 3 * MINUTE_MS]
+
+
+def test_it_is_worth_it_only_when_much_has_come_in() -> None:
+    """Not for few entries a bucket, and not while less than half of the index is awake and came since."""
+    growing = Growing(10)
+    growing.add(5_120)
+    assert not growing.index.is_worth_settling(5_120)
+    growing.add(1)
+    assert growing.index.is_worth_settling(5_121)
+    assert not growing.index.is_worth_settling(5_120)
+    settle_all(growing.index)
+    awake = len(growing.index) - growing.index._buckets.asleep
+    assert awake < 600
+    growing.add(10_000)
+    settle_all(growing.index)
+    awake = len(growing.index) - growing.index._buckets.asleep
+    growing.add(6_000)
+    assert growing.index._buckets.asleep + awake + 6_000 == len(growing.index)
+    assert not growing.index.is_worth_settling(10_000)  # a third of the index
+    growing.add(12_000)
+    assert growing.index.is_worth_settling(18_000)
+    assert not growing.index.is_worth_settling(10_000)
+
+
+def test_cancelling_which_wakes_buckets_is_no_reason_to_begin() -> None:
+    """A few cancelled entries wake all; they fall asleep again when as much has been added as for the first time."""
+    growing = Growing(10)
+    growing.add(10_000)
+    settle_all(growing.index)
+    for entry_id in range(100):
+        growing.index.discard_one(entry_id, int(growing.dues[entry_id]))
+    growing.index._check()
+    assert growing.index._buckets.asleep == 0
+    assert not growing.index.is_worth_settling(0)
+    growing.add(11_000)
+    assert growing.index.is_worth_settling(11_000)
+
+
+def test_entries_in_the_window_are_not_waiting_to_fall_asleep() -> None:
+    """A loaded window is no reason to begin, however large."""
+    growing = Growing(1)
+    growing.add(5_000)
+    assert growing.index.is_worth_settling(5_000)
+    growing.index.exact_next_due_ms()
+    assert not growing.index.is_worth_settling(5_000)
+
+
+def test_a_snapshot_cut_after_settling_equals_one_without() -> None:
+    """Entries by bucket are the same, with the limit at the tail and below it; nothing from the limit on is in it."""
+    awake, asleep = Growing(12), Growing(12)
+    for growing in (awake, asleep):
+        growing.add(3_000)
+        growing.index.take(START_MS + MINUTE_MS, 100)
+    settle_all(asleep.index)
+    for growing in (awake, asleep):
+        growing.add(500)
+    for limit_id in (3_500, 3_000, 2_999, 1_234, 1):
+        copied = entries_in(pieces_of(asleep.index, limit_id))
+        assert copied == entries_in(pieces_of(awake.index, limit_id))
+        assert all(ids[-1] < limit_id for ids in copied.values())
+    assert len(asleep_in(asleep.index)) == 9  # two are in the window
+
+
+def test_settling_between_the_slices_of_a_copy_changes_nothing_of_it() -> None:
+    """Buckets fall asleep, with entries that came after the copy began, and it is still of its beginning."""
+    growing = Growing(12)
+    growing.add(1_000)
+    growing.index.take(START_MS + MINUTE_MS, 20)
+    expected = entries_in(pieces_of(growing.index, 1_000))
+    cutting = growing.index.cut(1_000)
+    cutting.arrange()
+    pieces: list[Piece] = []
+    while more := cutting.more(1):
+        pieces += more
+        growing.add(50)
+        settle_all(growing.index)
+    assert entries_in(pieces) == expected
+
+
+def test_bytes_that_hold_nothing_from_the_limit_on_are_copied_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A snapshot right after settling looks into the earliest bucket only."""
+    growing = Growing(12)
+    growing.add(3_000)
+    settle_all(growing.index)
+    looked: list[int] = []
+    original = Buckets.entries_of
+
+    def entries_of(buckets: Buckets, start_ms: int) -> BitMap:
+        looked.append(start_ms)
+        return original(buckets, start_ms)
+
+    monkeypatch.setattr(Buckets, "entries_of", entries_of)
+    assert sum(piece.entries for piece in pieces_of(growing.index, 3_000)) == 3_000
+    assert looked == [START_MS]
+
+
+def test_a_burst_is_a_few_bytes_asleep_too() -> None:
+    """Consecutive entries of one minute, added to a bucket one by one, are runs."""
+    growing = Growing(2)
+    growing.add(10)
+    for entry_id in range(10, 1_000):
+        growing.index.add_one(entry_id, START_MS + MINUTE_MS)
+    settle_all(growing.index)
+    (kept,) = (kept for kept in growing.index._buckets._bitmaps.values() if isinstance(kept, Asleep))
+    assert len(kept) > 990
+    assert len(kept.saved) < 60
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="resident memory is told by Linux alone")
+def test_estimated_memory_is_what_is_resident_asleep_and_with_entries_added() -> None:
+    """In a process of its own, three million entries over a day: settled, a third more, settled again."""
+    done = subprocess.run([sys.executable, "-c", _MEASURE], capture_output=True, text=True, check=True)
+    for what, (estimated, resident) in json.loads(done.stdout).items():
+        assert 0.8 < estimated / resident < 1.15, (what, estimated, resident)
+
+
+_MEASURE = """
+import ctypes, gc, json
+import numpy as np
+from pathlib import Path
+from duelog.partitions.index.delay_index import DelayIndex
+
+def anonymous():
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    return sum(int(line.split()[1]) * 1_024 for line in lines if line.startswith(("Pss_Anon:", "SwapPss:")))
+
+source = np.random.default_rng(1)
+index = DelayIndex(None, start_ms=0)
+warm = DelayIndex(None, start_ms=0)
+warm.add(0, source.integers(0, 86_400_000, 1_000_000))
+warm.settle()
+del warm
+before = anonymous()
+
+def grow(first, count):
+    for at in range(first, first + count, 5_000):
+        index.add(at, source.integers(0, 86_400_000, 5_000))
+
+def settle():
+    after_ms = index.settle()
+    while after_ms is not None:
+        after_ms = index.settle(after_ms)
+
+found = {}
+def note(what):
+    found[what] = index.memory_bytes(), anonymous() - before
+grow(0, 3_000_000)
+note("awake")
+settle()
+note("settled")
+grow(3_000_000, 1_000_000)
+note("a third added")
+settle()
+note("settled again")
+print(json.dumps(found))
+"""

@@ -1,0 +1,150 @@
+"""Keys and small records: byte order is key order, every record comes back as it was, every flipped bit is seen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from duelog.store.codec import format as fmt
+from duelog.store.codec.format import CorruptRecord, Table
+from duelog.store.names import MAX_SUBSCRIPTION_BYTES, MAX_TOPIC_BYTES
+
+U8 = st.integers(0, 2**8 - 1)
+U16 = st.integers(0, 2**16 - 1)
+U32 = st.integers(0, 2**32 - 1)
+U64 = st.integers(0, 2**64 - 1)
+I64 = st.integers(-(2**63), 2**63 - 1)
+TIME = st.integers(0, 2**63 - 1)
+
+RECORDS = st.one_of(
+    st.builds(fmt.TopicRecord, U32, TIME),
+    st.builds(fmt.PartitionRecord, TIME, U32, st.sampled_from(fmt.PartitionState), U32, TIME),
+    st.builds(fmt.PartitionInfo, U16, st.binary(min_size=16, max_size=16), TIME, TIME, U32),
+    st.builds(fmt.FrontierRecord, U64, I64, st.integers(-1, 2**32 - 2), U32, U64, U64, U32, st.sampled_from([0, 1])),
+    st.builds(fmt.LedgerRecord, TIME, TIME, U32, U64, st.sampled_from(fmt.LedgerState)),
+    st.builds(fmt.CursorRecord, U32, TIME, U64, U32, U8),
+)
+
+
+@given(RECORDS)
+def test_every_record_comes_back_as_it_was(record: fmt.FrontierRecord) -> None:
+    """Packing and unpacking is the identity for every kind of record."""
+    again = type(record).unpack(record.pack())
+    assert again == record
+    assert type(again) is type(record)
+
+
+@given(RECORDS, st.integers(-8, 8).filter(bool))
+def test_a_record_of_another_length_is_refused(record: fmt.FrontierRecord, more: int) -> None:
+    """A record cut short or with something behind it is corrupt, whatever it says."""
+    packed = record.pack()
+    with pytest.raises(CorruptRecord):
+        type(record).unpack(packed + bytes(more) if more > 0 else packed[:more])
+
+
+@given(U64)
+def test_a_number_comes_back_as_it_was(value: int) -> None:
+    """Counters and ledger ids are 64 bits wide."""
+    assert fmt.unpack_u64(fmt.pack_u64(value)) == value
+
+
+@given(st.binary(min_size=1, max_size=40), st.binary(max_size=200))
+def test_a_sealed_value_opens_under_its_key(key: bytes, fields: bytes) -> None:
+    """Fields come back from bytes and from LMDB's views."""
+    value = fmt.seal(key, fields)
+    assert len(value) == len(fields) + fmt.CRC_BYTES
+    assert fmt.unseal(key, value) == fields
+    assert fmt.unseal(key, memoryview(value)) == fields
+
+
+@given(st.binary(min_size=1, max_size=20), st.binary(max_size=60), st.data())
+def test_one_flipped_bit_breaks_the_seal(key: bytes, fields: bytes, data: st.DataObject) -> None:
+    """A bit of the value, the checksum or the key."""
+    value = fmt.seal(key, fields)
+    both = bytearray(key + value)
+    bit = data.draw(st.integers(0, len(both) * 8 - 1))
+    both[bit // 8] ^= 1 << bit % 8
+    with pytest.raises(CorruptRecord):
+        fmt.unseal(bytes(both[: len(key)]), bytes(both[len(key) :]))
+
+
+@given(st.binary(min_size=1, max_size=20), st.binary(max_size=3))
+def test_a_value_too_short_for_a_seal_is_refused(key: bytes, value: bytes) -> None:
+    """An empty value is no record."""
+    with pytest.raises(CorruptRecord, match=key.hex()):
+        fmt.unseal(key, value)
+
+
+@pytest.mark.parametrize(
+    ("make", "parts"),
+    [
+        (fmt.run_key, (U64, U32)),
+        (fmt.frontier_key, (U32, U64)),
+        (fmt.ledger_key, (U32, U64)),
+        (fmt.acked_key, (U32, U64)),
+        (fmt.set_aside_key, (U64, U32)),
+        (fmt.partition_key, (U64,)),
+        (fmt.log_key, (U32,)),
+        (fmt.topic_name_key, (U32,)),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+@given(st.data())
+def test_byte_order_is_key_order(
+    make: Callable[..., bytes], parts: tuple[st.SearchStrategy[int], ...], data: st.DataObject
+) -> None:
+    """Keys sort as their numbers do, and all keys of a kind have one length."""
+    one, other = (tuple(data.draw(part) for part in parts) for _ in range(2))
+    assert (make(*one) < make(*other)) == (one < other)
+    assert (make(*one) == make(*other)) == (one == other)
+    assert len(make(*one)) == len(make(*other))
+
+
+@given(U64, U32)
+def test_a_run_key_splits_into_what_it_was_made_of(ledger_id: int, entry_id: int) -> None:
+    """Also where it is a view, and where only the number at its end is wanted."""
+    key = fmt.run_key(ledger_id, entry_id)
+    assert fmt.split_run_key(key) == fmt.split_run_key(memoryview(key)) == (ledger_id, entry_id)
+    assert fmt.trailing_u32(key) == entry_id
+    assert fmt.trailing_u64(fmt.partition_key(ledger_id)) == ledger_id
+
+
+@given(U32, U64, st.text(max_size=20))
+def test_keys_of_a_table_begin_with_its_prefix(number: int, wide: int, name: str) -> None:
+    """So that a range of them is found by the prefix, of one topic or of all."""
+    if all(not 0xD800 <= ord(character) <= 0xDFFF for character in name):
+        assert fmt.topic_key(name).startswith(fmt.prefix(Table.TOPIC))
+        assert fmt.cursor_key(number, name).startswith(fmt.prefix(Table.CURSOR, number))
+        assert fmt.cursor_key(number, name)[5:].decode() == name
+    assert fmt.frontier_key(number, wide).startswith(fmt.prefix(Table.FRONTIER, number))
+    assert fmt.ledger_key(number, wide).startswith(fmt.prefix(Table.LEDGER, number))
+    assert fmt.run_key(wide, number).startswith(fmt.RUN_PREFIX)
+
+
+def test_no_two_tables_share_a_first_byte_and_runs_come_last() -> None:
+    """The runs of the newest ledger lie at the end of the environment, where they are appended."""
+    assert len({int(table) for table in Table}) == len(Table)
+    assert max(Table) is Table.RUN
+
+
+def test_the_longest_names_fit_into_keys() -> None:
+    """LMDB takes keys of 511 bytes."""
+    assert len(fmt.topic_key("x" * MAX_TOPIC_BYTES)) <= 511
+    assert len(fmt.cursor_key(1, "x" * MAX_SUBSCRIPTION_BYTES)) <= 511
+
+
+def test_a_frontier_that_has_not_fired_has_no_last_marker() -> None:
+    """(0, 0) is no position of a marker until something has fired."""
+    start = fmt.FrontierRecord.start(7)
+    assert (start.ledger_id, start.last_marker, start.seen, start.fired) == (7, None, 0, 0)
+    fired = start._replace(fired=1, marker_ledger=3, marker_entry=0)
+    assert fired.last_marker == (3, 0)
+
+
+def test_mark_delete_is_the_entry_before_the_next() -> None:
+    """A cursor at the beginning of a ledger stands before its first entry."""
+    assert fmt.CursorRecord(1, 0, 5, 0, 0).mark_delete == (5, -1)
+    assert fmt.CursorRecord(1, 0, 5, 3, 0).mark_delete == (5, 2)

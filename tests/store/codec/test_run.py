@@ -1,0 +1,254 @@
+"""Runs: entries come back as they were, one damaged byte costs a run or one entry, never a wrong answer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from duelog.store.codec.format import run_key
+from duelog.store.codec.run import (
+    HEADER_BYTES,
+    MAX_DUE_SPAN_MS,
+    Run,
+    RunKind,
+    cut,
+    pack_markers,
+    pack_message,
+    pack_messages,
+)
+from duelog.store.errors import CorruptEntry
+
+U32 = st.integers(0, 2**32 - 1)
+ADDRESS = st.tuples(st.integers(0, 2**64 - 1), st.integers(0, 2**32 - 200))
+BASE = st.integers(0, 253_402_300_799_999)
+BODIES = st.lists(st.binary(min_size=1, max_size=40), min_size=1, max_size=20)
+
+
+def messages(
+    base_ms: int,
+    offsets: list[int],
+    bodies: list[bytes],
+    address: tuple[int, int] = (3, 100),
+    conditional: bool = False,
+) -> tuple[bytes, bytes]:
+    """Key and value of a run of messages; conditional entries replace (1000 + n, n)."""
+    key = run_key(*address)
+    dues = np.array(offsets, dtype=np.int64) + base_ms
+    count = len(bodies)
+    replaced = (np.arange(1000, 1000 + count, dtype=np.uint64), np.arange(count, dtype=np.uint32))
+    return key, bytes(pack_messages(key, base_ms, dues, bodies, replaced if conditional else None))
+
+
+@given(ADDRESS, BASE, BODIES, st.booleans(), st.data())
+def test_messages_come_back_as_they_were(
+    address: tuple[int, int], base_ms: int, bodies: list[bytes], conditional: bool, data: st.DataObject
+) -> None:
+    """Due times, bodies and what conditional entries replace, also from a view at an odd offset."""
+    offsets = data.draw(st.lists(U32, min_size=len(bodies), max_size=len(bodies)))
+    key, value = messages(base_ms, offsets, bodies, address, conditional)
+    for stored in (value, memoryview(b"x" + value)[1:]):
+        run = Run("here", memoryview(key), stored)
+        assert (run.ledger_id, run.first_entry, run.limit) == (*address, address[1] + len(bodies))
+        assert (run.kind, run.count, run.conditional) == (RunKind.MESSAGES, len(bodies), conditional)
+        assert run.dues().tolist() == [base_ms + offset for offset in offsets]
+        assert [run.due(index) for index in range(run.count)] == run.dues().tolist()
+        assert [run.body(index) for index in range(run.count)] == bodies
+        assert list(run.bodies()) == [(address[1] + index, body) for index, body in enumerate(bodies)]
+        assert run.stored_bytes == len(value)
+        assert run.ends()[-1] == sum(map(len, bodies))
+        if conditional:
+            ledgers, entries = run.replaced()
+            assert ledgers.tolist() == list(range(1000, 1000 + len(bodies)))
+            assert entries.tolist() == list(range(len(bodies)))
+
+
+@given(
+    ADDRESS,
+    st.integers(0, 2**64 - 1),
+    BASE,
+    st.lists(st.tuples(U32, U32), min_size=1, max_size=50),
+    st.none() | st.integers(0, MAX_DUE_SPAN_MS),
+)
+def test_markers_come_back_as_they_were(
+    address: tuple[int, int], target: int, base_ms: int, rows: list[tuple[int, int]], after_ms: int | None
+) -> None:
+    """The ledger they point into, the entries, the due times, and when they were written if that was said."""
+    key = run_key(*address)
+    entries = np.array([entry for entry, _ in rows], dtype=np.uint32)
+    dues = np.array([offset for _, offset in rows], dtype=np.int64) + base_ms
+    fired_ms = None if after_ms is None else int(dues.max()) + after_ms
+    run = Run("here", key, pack_markers(key, target, base_ms, entries, dues, fired_ms))
+    assert (run.kind, run.target, run.base_ms, run.count) == (RunKind.MARKERS, target, base_ms, len(rows))
+    assert run.targets().tolist() == entries.tolist()
+    assert run.dues().tolist() == dues.tolist()
+    assert run.limit == address[1] + len(rows)
+    assert run.fired_ms() == fired_ms
+
+
+def test_the_time_of_a_firing_is_clipped_to_what_fits() -> None:
+    """Later than 32 bits of ms is stored as that; a clock that was set back as no time at all."""
+    key, entries, dues = run_key(1, 0), np.array([4], np.uint32), np.array([1_000])
+    times = (1_000 + MAX_DUE_SPAN_MS + 5, 990)
+    found = [Run("here", key, pack_markers(key, 9, 0, entries, dues, fired_ms)).fired_ms() for fired_ms in times]
+    assert found == [1_000 + MAX_DUE_SPAN_MS, 1_000]
+
+
+def test_a_marker_costs_eight_bytes() -> None:
+    """A thousand markers are one small value."""
+    key = run_key(1, 0)
+    entries = np.arange(1000, dtype=np.uint32)
+    assert len(pack_markers(key, 1, 0, entries, entries.astype(np.int64))) == HEADER_BYTES + 8 * 1000
+
+
+@settings(max_examples=200)
+@given(BODIES, st.booleans(), st.data())
+def test_a_flipped_bit_of_header_or_columns_costs_the_run(
+    bodies: list[bytes], conditional: bool, data: st.DataObject
+) -> None:
+    """It is reported with the address of the run's first entry, and nothing of the run is handed out."""
+    key, value = messages(0, list(range(len(bodies))), bodies, (3, 100), conditional)
+    head = len(value) - sum(map(len, bodies))
+    bit = data.draw(st.integers(0, head * 8 - 1))
+    damaged = bytearray(value)
+    damaged[bit // 8] ^= 1 << bit % 8
+    with pytest.raises(CorruptEntry) as caught:
+        Run("partition x", key, bytes(damaged))
+    assert (caught.value.environment, caught.value.ledger_id, caught.value.entry_id) == ("partition x", 3, 100)
+
+
+def test_every_single_bit_of_a_small_run_is_guarded() -> None:
+    """All bits of header and columns, one after another, of messages and of markers."""
+    key, value = messages(5, [0, 7], [b"a", b"bc"])
+    markers = pack_markers(key, 9, 5, np.array([1, 2], np.uint32), np.array([5, 6]))
+    for whole, head in ((value, len(value) - 3), (markers, len(markers))):
+        for bit in range(head * 8):
+            damaged = bytearray(whole)
+            damaged[bit // 8] ^= 1 << bit % 8
+            with pytest.raises(CorruptEntry):
+                Run("main", key, bytes(damaged))
+
+
+@given(BODIES, st.data())
+def test_a_flipped_bit_of_a_body_costs_one_entry(bodies: list[bytes], data: st.DataObject) -> None:
+    """That entry is reported by its own id, and every other one of the run is handed out."""
+    key, value = messages(0, [0] * len(bodies), bodies)
+    head = len(value) - sum(map(len, bodies))
+    bit = data.draw(st.integers(head * 8, len(value) * 8 - 1))
+    damaged = bytearray(value)
+    damaged[bit // 8] ^= 1 << bit % 8
+    victim = int(np.searchsorted(np.cumsum([len(body) for body in bodies]), bit // 8 - head, side="right"))
+    run = Run("main", key, bytes(damaged))
+    for index, (entry_id, body) in enumerate(run.bodies()):
+        if index == victim:
+            assert isinstance(body, CorruptEntry)
+            assert (body.ledger_id, body.entry_id, entry_id) == (3, 100 + index, 100 + index)
+        else:
+            assert body == bodies[index]
+
+
+@given(BODIES, st.data())
+def test_a_run_cut_short_never_gives_a_wrong_body(bodies: list[bytes], data: st.DataObject) -> None:
+    """Bodies that are whole are handed out, those that are not are reported."""
+    key, value = messages(0, [0] * len(bodies), bodies)
+    kept = data.draw(st.integers(0, len(value) - 1))
+    try:
+        run = Run("main", key, value[:kept])
+    except CorruptEntry:
+        assert kept < len(value) - sum(map(len, bodies))
+        return
+    found = [body for _, body in run.bodies()]
+    assert isinstance(found[-1], CorruptEntry)
+    assert all(isinstance(body, CorruptEntry) or body == bodies[index] for index, body in enumerate(found))
+
+
+@pytest.mark.parametrize("address", [(3, 101), (4, 100)])
+def test_a_run_under_another_key_is_refused(address: tuple[int, int]) -> None:
+    """The checksum covers the key: a run copied to another place is not taken for one of that place."""
+    _, value = messages(0, [0], [b"a"])
+    with pytest.raises(CorruptEntry, match="checksum"):
+        Run("main", run_key(*address), value)
+
+
+def test_a_run_of_a_later_version_says_so() -> None:
+    """It is not read as something else."""
+    key, value = messages(0, [0], [b"a"])
+    with pytest.raises(CorruptEntry, match="version 9"):
+        Run("main", key, value[:4] + b"\x09" + value[5:])
+
+
+def test_a_dropped_body_is_none_and_moves_no_other() -> None:
+    """Compaction drops bodies and keeps entry ids."""
+    key, value = messages(0, [0, 1, 2], [b"one", b"", b"three"])
+    run = Run("main", key, value)
+    assert [run.body(index) for index in range(3)] == [b"one", None, b"three"]
+
+
+@given(st.integers(0, MAX_DUE_SPAN_MS), st.integers(0, 2**40), st.binary(max_size=300), st.booleans())
+def test_the_run_of_a_single_send_is_a_run_like_any(offset: int, base_ms: int, body: bytes, ahead: bool) -> None:
+    """It is packed in a way of its own, to the same bytes."""
+    key = run_key(7, 3)
+    many = pack_messages(key, base_ms, np.array([base_ms + offset]), [body], ahead=ahead)
+    assert pack_message(key, base_ms, base_ms + offset, body, ahead=ahead) == many
+
+
+# -- cutting a batch into runs -----------------------------------------------------------------
+
+
+def cuts(dues: list[int], sizes: list[int], **limits: Any) -> list[tuple[int, int]]:
+    """`cut` with limits that do not matter unless given."""
+    options: dict[str, Any] = {"max_entries": 1000, "max_bytes": 1 << 30, "base_ms": 0, **limits}
+    return list(cut(np.array(dues, dtype=np.int64), sizes, **options))
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 2**34), st.integers(1, 300)), min_size=1, max_size=60),
+    st.integers(1, 20),
+    st.integers(1, 1000),
+    st.booleans(),
+)
+def test_a_batch_is_cut_as_late_as_the_rules_allow(
+    rows: list[tuple[int, int]], max_entries: int, max_bytes: int, based: bool
+) -> None:
+    """Greedy: an entry begins a run if and only if the one before cannot take it."""
+    dues = [due % 2**32 if based else due for due, _ in rows]
+    sizes = [size for _, size in rows]
+
+    def fits(start: int, limit: int) -> bool:
+        span = max(dues[start:limit]) - min(dues[start:limit])
+        return (
+            limit - start <= max_entries
+            and (limit - start == 1 or sum(sizes[start:limit]) <= max_bytes)
+            and (based or span <= MAX_DUE_SPAN_MS)
+        )
+
+    expected = []
+    start = 0
+    for limit in range(1, len(rows) + 1):
+        if limit == len(rows) or not fits(start, limit + 1):
+            expected.append((start, limit))
+            start = limit
+    found = cuts(dues, sizes, max_entries=max_entries, max_bytes=max_bytes, base_ms=0 if based else None)
+    assert found == expected
+
+
+def test_a_large_entry_is_a_run_of_its_own() -> None:
+    """It is neither refused nor put with others, and the next run begins after it."""
+    assert cuts([0] * 5, [10, 10, 5000, 10, 10], max_bytes=100) == [(0, 2), (2, 3), (3, 5)]
+
+
+def test_an_entry_that_just_fits_stays_in_its_run() -> None:
+    """The limits are inclusive."""
+    assert cuts([0] * 4, [50, 50, 50, 50], max_bytes=100) == [(0, 2), (2, 4)]
+    assert cuts([0] * 4, [1] * 4, max_entries=2) == [(0, 2), (2, 4)]
+    assert cuts([0, MAX_DUE_SPAN_MS], [1, 1], base_ms=None) == [(0, 2)]
+    assert cuts([0, MAX_DUE_SPAN_MS + 1], [1, 1], base_ms=None) == [(0, 1), (1, 2)]
+
+
+def test_a_span_too_wide_is_cut_in_either_direction() -> None:
+    """Due times fall as well as rise within a batch."""
+    far = MAX_DUE_SPAN_MS + 1
+    assert cuts([far, 0, 1, far], [1] * 4, base_ms=None) == [(0, 1), (1, 3), (3, 4)]

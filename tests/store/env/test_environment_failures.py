@@ -1,0 +1,216 @@
+"""Commits that are interrupted or fail: who is told what, and what may go on."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import lmdb
+import pytest
+
+from duelog.store.env.environment import Environment
+from duelog.store.env.transaction import Transaction
+from duelog.store.errors import StoreFailed, StoreFull
+from tests.store import shared_commits
+from tests.store.shared_commits import KEY, PATIENCE_S, Interruptible, putting, share, spy_on
+
+# -- interrupts --------------------------------------------------------------------------------
+
+
+def interrupting(transaction: Transaction) -> None:
+    """A unit of work during which its thread is interrupted."""
+    raise KeyboardInterrupt
+
+
+def test_an_interrupted_leader_interrupts_nobody_else(environment: Environment) -> None:
+    """The others of its commit are stored by the next leader; nothing of its own is."""
+
+    def interrupted(transaction: Transaction) -> None:
+        transaction.put(b"\x01mine", b"v")
+        raise KeyboardInterrupt
+
+    outcomes = share(environment, [interrupted, putting(b"\x01a", b"v"), putting(b"\x01b", b"v")])
+    assert isinstance(outcomes[0], KeyboardInterrupt)
+    assert outcomes[1:] == [None, None]
+    assert environment.get(b"\x01a") == environment.get(b"\x01b") == b"v"
+    assert environment.get(b"\x01mine") is None
+    environment.write(putting(KEY, b"goes on"))
+
+
+def test_an_interrupt_after_the_commit_does_nothing_twice(environment: Environment) -> None:
+    """What is stored, and known to be in memory, is not done again for those who shared the commit."""
+
+    def count(transaction: Transaction) -> None:
+        transaction.put(KEY, b"%d" % (int(transaction.get(KEY) or b"0") + 1))
+
+    def observe(elapsed_ns: int, requests: int) -> None:
+        if requests > 1:
+            raise KeyboardInterrupt
+
+    environment.observe_commit = observe
+    outcomes = share(environment, [count, count, count])
+    assert isinstance(outcomes[0], KeyboardInterrupt)
+    assert outcomes[1:] == [None, None]
+    assert environment.get(KEY) == b"3"
+    environment.write(count)
+    assert environment.get(KEY) == b"4"
+
+
+def test_an_interrupt_between_commit_and_memory_closes_for_writing(environment: Environment) -> None:
+    """Where memory may lag behind the disk nothing more is written until the environment is opened again."""
+
+    def interrupted(transaction: Transaction) -> None:
+        transaction.put(KEY, b"v")
+        transaction.after_commit(lambda: interrupting(transaction))
+
+    outcomes = share(environment, [interrupted, putting(b"\x01a", b"v")])
+    assert isinstance(outcomes[0], KeyboardInterrupt)
+    assert isinstance(outcomes[1], StoreFailed)
+    with pytest.raises(StoreFailed, match="KeyboardInterrupt"):
+        environment.write(putting(KEY, b"w"))
+    assert environment.get(KEY) == b"v"
+
+
+def test_an_interrupted_follower_leaves_the_queue_alone(environment: Environment) -> None:
+    """A waiting main thread that gets SIGINT gives up its request; the leader and the others go on."""
+    if threading.current_thread() is not threading.main_thread():
+        pytest.skip("signals are delivered to the main thread only")
+    with Interruptible(environment, others=3) as waiting, pytest.raises(KeyboardInterrupt):
+        environment.write(putting(b"\x01interrupted", b"v"))
+    assert waiting.outcomes == [None] * 4
+    assert environment.get(b"\x01interrupted") is None
+    assert environment.get(b"\x01other0") == environment.get(b"\x01other2") == b"v"
+    environment.write(putting(KEY, b"goes on"))
+
+
+# -- commits that fail -------------------------------------------------------------------------
+
+
+def test_a_commit_in_doubt_closes_for_writing_and_reading_goes_on(environment: Environment) -> None:
+    """Everybody in that commit gets StoreFailed, and so does every later writer, until it is opened again."""
+    environment.write(putting(b"\x01old", b"v"))
+    spy = spy_on(environment)
+    spy.fail_commit = lmdb.Error("mdb_txn_commit: Input/output error")
+    outcomes = share(environment, [putting(KEY, b"1"), putting(KEY, b"2")], first=spy.disarmed)
+    assert [type(outcome) for outcome in outcomes] == [StoreFailed, StoreFailed]
+    with pytest.raises(StoreFailed, match=r"Input/output error.*reopen"):
+        environment.write(putting(KEY, b"3"))
+    assert isinstance(environment.failed, StoreFailed)
+    assert environment.failed.path == environment.path
+    assert environment.get(b"\x01old") == b"v"
+    environment.close()
+    again = Environment(environment.path, name="main")
+    again.write(putting(KEY, b"4"))
+    assert again.get(KEY) == b"4"
+    again.close()
+
+
+def test_a_commit_that_breaks_off_leaves_no_transaction_open(
+    environment: Environment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the error was, and though it is kept with its traceback: other threads would wait for ever."""
+
+    def break_off(transaction: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(shared_commits._SpiedTransaction, "commit", break_off)
+    spy_on(environment)
+    with pytest.raises(MemoryError) as kept:
+        environment.write(putting(KEY, b"v"))
+    thread = threading.Thread(target=lambda: environment._env.begin(write=True).abort(), daemon=True)
+    thread.start()
+    thread.join(PATIENCE_S)
+    assert not thread.is_alive()
+    assert kept.value.__traceback__ is not None
+    assert isinstance(environment.failed, StoreFailed)
+
+
+def test_a_transaction_that_cannot_begin_closes_for_writing(environment: Environment) -> None:
+    """What LMDB says is in the error."""
+    spy = spy_on(environment)
+    spy.fail_begin = lmdb.PanicError("mdb_txn_begin: MDB_PANIC")
+    with pytest.raises(StoreFailed, match="MDB_PANIC"):
+        environment.write(putting(KEY, b"v"))
+    with pytest.raises(StoreFailed):
+        environment.write(putting(KEY, b"v"))
+
+
+def test_a_full_disk_is_store_full_and_writing_goes_on(environment: Environment) -> None:
+    """Nothing of the commit is stored, everybody in it is told, and the next one is tried as usual."""
+    environment.write(putting(b"\x01old", b"v"))
+    spy = spy_on(environment)
+    spy.fail_commit = lmdb.DiskError("mdb_txn_commit: No space left on device")
+    outcomes = share(environment, [putting(KEY, b"1"), putting(KEY, b"2")], first=spy.disarmed)
+    full = outcomes[0]
+    assert isinstance(full, StoreFull)
+    assert full.path == environment.path
+    assert full.free_bytes is not None
+    assert isinstance(outcomes[1], StoreFull)
+    assert environment.failed is None
+    assert environment.get(KEY) is None
+    environment.write(putting(KEY, b"3"))
+    assert environment.get(b"\x01old") == b"v"
+
+
+def test_a_real_file_size_limit_is_store_full_and_room_cures_it(tmp_path: Path) -> None:
+    """With a limit on the file's size LMDB's own write fails; with the limit lifted the same process goes on."""
+    program = """
+import resource, signal, sys
+from pathlib import Path
+from duelog.store.env.environment import Environment
+from duelog.store.errors import StoreFull
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+environment = Environment(Path(sys.argv[1]), name="main", create=True)
+environment.write(lambda t: t.put(b"\\x01first", b"v"))
+resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, resource.RLIM_INFINITY))
+stored = 0
+try:
+    while stored < 100:
+        environment.write(lambda t: t.put(b"\\x01%d" % stored, bytes(32768)))
+        stored += 1
+except StoreFull as error:
+    print("full", error.free_bytes is not None)
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+environment.write(lambda t: t.put(b"\\x01%d" % stored, bytes(32768)))
+assert all(environment.get(b"\\x01%d" % n) == bytes(32768) for n in range(stored + 1))
+assert environment.get(b"\\x01first") == b"v" and 5 < stored < 40
+environment.close()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path / "main")], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "full True\n", "")
+    again = Environment(tmp_path / "main", name="main")
+    assert again.get(b"\x01first") == b"v"
+    again.close()
+
+
+def test_a_failed_sync_closes_for_writing(tmp_path: Path) -> None:
+    """An fsync is never tried again and then called durable."""
+    environment = Environment(tmp_path / "main", name="main", durability="none", create=True)
+    environment.write(putting(KEY, b"v"))
+    spy = spy_on(environment)
+    spy.fail_sync = lmdb.DiskError("mdb_env_sync: Input/output error")
+    with pytest.raises(StoreFailed, match="Input/output"):
+        environment.sync()
+    with pytest.raises(StoreFailed):
+        environment.write(putting(KEY, b"w"))
+    environment.close()
+
+
+def test_sync_does_nothing_where_every_commit_is_durable(environment: Environment, tmp_path: Path) -> None:
+    """And is done once for many commits where they are not."""
+    spy = spy_on(environment)
+    environment.write(putting(KEY, b"v"))
+    environment.sync()
+    assert spy.syncs == 0
+    relaxed = Environment(tmp_path / "relaxed", name="relaxed", durability="none", create=True)
+    spy = spy_on(relaxed)
+    for _ in range(3):
+        relaxed.write(putting(KEY, b"v"))
+    relaxed.sync()
+    relaxed.sync()
+    assert spy.syncs == 1
+    relaxed.close()

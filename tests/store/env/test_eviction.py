@@ -1,0 +1,295 @@
+"""What is written to an environment that drops behind leaves the page cache: how far, when, and when not."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+
+from duelog.store.codec.format import run_key
+from duelog.store.config import Durability
+from duelog.store.env import eviction as behind
+from duelog.store.env import page_cache
+from duelog.store.env.environment import Environment
+from duelog.store.env.transaction import Transaction
+from duelog.store.files import datafile
+from tests.store.page_cache_calls import (
+    DROP,
+    FETCH,
+    Calls,
+    cached,
+    joined,
+    record,
+    skip_unless_dropped_pages_go,
+)
+
+PIECE, KEPT = 64 << 10, 256 << 10
+VALUE_BYTES = 10_000
+ROOTS = 2 * 4096
+
+Open = Callable[..., Environment]
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(behind, "PIECE_BYTES", PIECE)
+    monkeypatch.setattr(behind, "KEPT_BYTES", KEPT)
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
+    """What the kernel is asked for."""
+    return record(monkeypatch)
+
+
+@pytest.fixture
+def opened(tmp_path: Path) -> Iterator[Open]:
+    """Make an environment that drops behind, by default; it is closed at the end."""
+    made: list[Environment] = []
+
+    def make(name: str = "e", *, create: bool = True, drops_behind: bool = True, **settings: Any) -> Environment:
+        made.append(Environment(tmp_path / name, name=name, create=create, drops_behind=drops_behind, **settings))
+        return made[-1]
+
+    yield make
+    for environment in made:
+        environment.close()
+
+
+def fill(environment: Environment, commits: int, first: int = 0) -> None:
+    """Commit so many values one by one."""
+    for number in range(first, first + commits):
+
+        def put(transaction: Transaction, number: int = number) -> None:
+            transaction.raw.put(run_key(1, number), bytes(VALUE_BYTES))
+
+        environment.write(put)
+
+
+def used_bytes(environment: Environment) -> int:
+    """Bytes of the file that LMDB uses."""
+    found = datafile.inspect(environment.path)
+    return (found.last_page + 1) * found.page_bytes
+
+
+def data_file(environment: Environment) -> Path:
+    """What LMDB writes to."""
+    return environment.path / "data.mdb"
+
+
+@pytest.mark.parametrize("durability", ["commit", "relaxed"])
+def test_what_is_far_behind_the_end_is_dropped_once_and_in_order(
+    opened: Open, monkeypatch: pytest.MonkeyPatch, durability: Durability
+) -> None:
+    """All of it but the root pages, in whole pieces, never nearer to the end than what is kept."""
+    environment = opened(durability=durability)
+    used: list[int] = []
+    calls = record(monkeypatch, lambda asked: used.append(used_bytes(environment)))
+    fill(environment, 400)
+    assert {call.advice for call in calls} == {DROP}
+    ranges = calls.ranges(data_file(environment), DROP)
+    assert len(ranges) == len(calls) > 10
+    begin, end = joined(ranges)
+    assert begin == ROOTS
+    assert all(
+        end % PIECE == 0 and end <= at_that_time - KEPT for (_, end), at_that_time in zip(ranges, used, strict=True)
+    )
+    a_look = 16 * 16_384
+    assert end > used_bytes(environment) - KEPT - PIECE - a_look
+
+
+def test_little_is_not_dropped_and_what_follows_is_dropped_from_where_it_ended(opened: Open, calls: Calls) -> None:
+    """Nothing before there is a piece more than is kept; commits that add nothing drop nothing."""
+    environment = opened()
+    fill(environment, 16)
+    assert used_bytes(environment) < KEPT
+    assert calls == []
+    fill(environment, 80, 16)
+    before = list(calls)
+    assert before
+    for _ in range(100):
+        environment.write(lambda transaction: transaction.raw.put(b"k", b"v"))
+    assert len(calls) <= len(before) + 1
+    fill(environment, 80, 96)
+    assert len(calls) > len(before) + 1
+    joined(calls.ranges(data_file(environment), DROP))
+
+
+def test_nothing_is_dropped_once_pages_are_to_be_kept(opened: Open, calls: Calls) -> None:
+    """How far it came is told, as often as one asks."""
+    environment = opened()
+    assert opened("other").keep_pages() == 0
+    fill(environment, 200)
+    (_, end) = joined(calls.ranges(data_file(environment), DROP))
+    assert environment.keep_pages() == environment.keep_pages() == end > 0
+    count = len(calls)
+    fill(environment, 200, 200)
+    assert len(calls) == count
+    assert environment.keep_pages() == end
+
+
+@pytest.mark.parametrize("settings", [{"drops_behind": False}, {"durability": "none"}])
+def test_nothing_is_dropped_where_it_was_not_asked_for_or_is_not_on_disk(
+    opened: Open, calls: Calls, settings: dict[str, Any]
+) -> None:
+    """The main environment, and one whose commits leave their pages dirty."""
+    environment = opened(**settings)
+    fill(environment, 200)
+    assert calls == []
+    assert environment.keep_pages() == 0
+
+
+def test_one_that_is_read_only_has_nothing_to_keep(opened: Open, calls: Calls) -> None:
+    """It may be told all the same."""
+    environment = opened()
+    fill(environment, 3)
+    environment.close()
+    again = opened(create=False, read_only=True)
+    assert again.keep_pages() == 0
+    assert again.get(b"\x01nothing") is None
+    assert calls == []
+
+
+def test_one_that_is_opened_again_drops_from_the_beginning(opened: Open, calls: Calls) -> None:
+    """What was kept at the end when it was closed would else stay for ever."""
+    environment = opened()
+    fill(environment, 100)
+    environment.close()
+    calls.clear()
+    again = opened(create=False)
+    fill(again, 16, 100)
+    assert joined(calls.ranges(data_file(again), DROP))[0] == ROOTS
+
+
+@pytest.mark.parametrize("where", ["open", "posix_fadvise"])
+def test_a_kernel_that_refuses_fails_no_commit(opened: Open, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    """It is a hint: what cannot be opened or asked for stays where it is."""
+    environment = opened()
+    refused = []
+    original = os.open
+
+    def refuse(what: Any, *rest: Any) -> int:
+        if where == "open" and not str(what).endswith("data.mdb"):
+            return original(what, *rest)
+        refused.append(what)
+        raise OSError("not today")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("duelog.store.env.preallocation.RoomAhead.look", lambda *arguments: None)  # which opens it, too
+        patch.setattr(os, where, refuse)
+        fill(environment, 200)
+    assert len(refused) > 3
+    with environment.read() as raw:
+        assert raw.stat()["entries"] == 200
+
+
+def test_where_there_is_no_such_call_nothing_is_done(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on systems that are not Linux."""
+    monkeypatch.delattr(os, "posix_fadvise")
+    environment = opened()
+    fill(environment, 200)
+    with environment.read() as raw:
+        assert raw.stat()["entries"] == 200
+
+
+def test_dropping_waits_for_readers_and_loses_nothing_by_it(opened: Open, calls: Calls) -> None:
+    """Pages that are mapped are not dropped, and the map cannot move while somebody reads."""
+    environment = opened()
+    with environment.read() as raw:
+        writer = Thread(target=fill, args=(environment, 100))
+        writer.start()
+        writer.join()
+        assert raw.stat()["entries"] == 0
+        assert calls == []
+    fill(environment, 16, 100)
+    assert len(calls) == 1
+    assert joined(calls.ranges(data_file(environment), DROP))[0] == ROOTS
+
+
+def test_pages_are_dropped_with_the_lock_that_stopping_takes(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once `keep_pages` has returned nothing is on its way either."""
+    environment = opened()
+    assert environment._upkeep is not None
+    dropping = environment._upkeep._behind
+    assert dropping is not None
+    locked: list[bool] = []
+    record(monkeypatch, lambda asked: locked.append(dropping._lock.locked()))
+    fill(environment, 100)
+    assert len(locked) > 2
+    assert all(locked)
+    assert not dropping._lock.locked()
+
+
+def test_one_that_is_told_to_keep_just_before_it_drops_does_not(tmp_path: Path, calls: Calls) -> None:
+    """The last word is asked for with the lock in hand."""
+
+    class Told:
+        """A lock that somebody else had just before, who said to keep."""
+
+        def __enter__(self) -> None:
+            dropping._stopped = True
+
+        def __exit__(self, *error: object) -> None:
+            pass
+
+    dropping = behind.DropBehind(tmp_path, ROOTS, lambda: True)
+    (tmp_path / "data.mdb").touch()
+    dropping._lock = Told()  # type: ignore[assignment]
+    dropping.look(1 << 20)
+    assert calls == []
+
+
+def test_the_kernel_no_longer_has_what_was_dropped(opened: Open, tmp_path: Path) -> None:
+    """Also of pages that were read through the map; what is kept is there, and all of it can be read."""
+    skip_unless_dropped_pages_go(tmp_path)
+    environment = opened()
+    fill(environment, 300)
+    with environment.read() as raw:
+        assert all(raw.get(run_key(1, number)) == bytes(VALUE_BYTES) for number in range(300))
+    before = environment.keep_pages()
+    assert before > 0
+    environment.close()
+    again = opened(create=False)
+    with again.read() as raw:
+        assert all(raw.get(run_key(1, number)) == bytes(VALUE_BYTES) for number in range(300))
+    file = data_file(again)
+    end = used_bytes(again) // 4096 * 4096
+    assert cached(file, 0, end) == 1.0
+    fill(again, 16, 300)
+    dropped = again.keep_pages()
+    assert dropped > before - PIECE
+    assert cached(file, PIECE, dropped) < 0.05
+    assert cached(file, dropped, end) > 0.9
+    with again.read() as raw:
+        assert all(raw.get(run_key(1, number)) == bytes(VALUE_BYTES) for number in range(316))
+    assert again.find_problems() == []
+
+
+@pytest.mark.parametrize("physical", [1 << 30, 400_000])
+def test_who_copies_a_file_has_the_kernel_read_it_first_as_far_as_a_quarter_of_memory(
+    opened: Open, tmp_path: Path, calls: Calls, monkeypatch: pytest.MonkeyPatch, physical: int
+) -> None:
+    """Else each page of what was dropped would be waited for by itself."""
+    monkeypatch.setattr(page_cache, "physical_bytes", lambda: physical)
+    environment = opened()
+    fill(environment, 64)
+    file = environment.path / "data.mdb"
+    size = file.stat().st_size
+    (tmp_path / "copy").mkdir()
+    held = environment.hold()
+    environment.copy(tmp_path / "copy", held)
+    held.release()
+    assert joined(calls.ranges(file, FETCH)) == (0, min(size, physical // 4))
+    assert size > 100_000
+    with opened("copy", create=False).read() as raw, environment.read() as own:
+        assert raw.stat()["entries"] == own.stat()["entries"]
+
+
+def test_a_file_that_is_not_there_is_not_read_ahead(tmp_path: Path, calls: Calls) -> None:
+    """Whoever wanted to read it says so."""
+    page_cache.fetch_all(tmp_path / "nothing")
+    assert calls == []

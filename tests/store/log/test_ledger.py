@@ -1,0 +1,368 @@
+"""Appending to one ledger in shared commits, finding its end, and reading its runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from duelog.store.codec.bodies import Bodies
+from duelog.store.codec.format import MAX_ENTRY_ID, run_key
+from duelog.store.codec.run import Run, RunKind
+from duelog.store.env.environment import Environment
+from duelog.store.env.transaction import Transaction
+from duelog.store.errors import CorruptEntry, InvalidArgument
+from duelog.store.log.ledger import (
+    HELD,
+    MAX_RUN_ENTRIES,
+    Ledger,
+    PackedMessages,
+    Replaced,
+    RunLimits,
+    StagedLedger,
+    find_tail,
+)
+from duelog.store.log.scan import find_run, find_run_after, runs
+from tests.store.shared_commits import share
+
+LIMITS = RunLimits(entries=4, bytes=1024)
+
+
+def appending(
+    ledger: Ledger,
+    bodies: Sequence[bytes],
+    due_ms: int = 0,
+    limits: RunLimits = LIMITS,
+    heard: Callable[[int, Any], None] | None = None,
+    replaced: Replaced | None = None,
+) -> Callable[[Transaction], int]:
+    """A unit of work that appends messages, all due at one time; its value is the first entry id."""
+
+    def work(transaction: Transaction) -> int:
+        staged = transaction.stage(ledger, lambda: StagedLedger(ledger, limits, heard))
+        assert isinstance(staged, StagedLedger)
+        return staged.add_messages(np.full(len(bodies), due_ms, dtype=np.int64), bodies, 0, replaced)
+
+    return work
+
+
+def stored(environment: Environment, ledger_id: int) -> list[tuple[int, list[bytes | CorruptEntry | None]]]:
+    """Every run of a ledger: its first entry id and its bodies."""
+    with environment.read() as raw:
+        found = list(runs(raw, "main", ledger_id))
+        return [(run.first_entry, [body for _, body in run.bodies()]) for run in found if isinstance(run, Run)]
+
+
+def damage(environment: Environment, ledger_id: int, first_entry: int, at: int) -> None:
+    """Flip a bit of a stored run."""
+    key = run_key(ledger_id, first_entry)
+
+    def work(transaction: Transaction) -> None:
+        value = transaction.raw.get(key)
+        assert value is not None
+        changed = bytearray(value)
+        changed[at] ^= 1
+        transaction.raw.put(key, bytes(changed))
+
+    environment.write(work)
+
+
+def tail(environment: Environment, ledger_id: int) -> int:
+    """`find_tail` in a transaction of its own."""
+    with environment.read() as raw:
+        return find_tail(raw, "main", ledger_id)
+
+
+def test_sends_of_one_commit_become_one_run(environment: Environment) -> None:
+    """Each caller has its ids at once; what they appended lies in order in as few runs as the limits allow."""
+    ledger = Ledger(7)
+    works = [
+        appending(ledger, [b"a"]),
+        appending(ledger, [b"b", b"c"]),
+        appending(ledger, [b"d"]),
+        appending(ledger, [b"e"]),
+    ]
+    assert share(environment, works) == [0, 1, 3, 4]
+    assert stored(environment, 7) == [(0, [b"a", b"b", b"c", b"d"]), (4, [b"e"])]
+    assert ledger.entries == 5
+
+
+def test_a_unit_that_fails_leaves_no_gap(environment: Environment) -> None:
+    """The ids it had taken are given to those who are stored."""
+    ledger = Ledger(7)
+
+    def failing(transaction: Transaction) -> None:
+        appending(ledger, [b"lost"])(transaction)
+        raise LookupError
+
+    outcomes = share(environment, [failing, appending(ledger, [b"a"]), appending(ledger, [b"b"])])
+    assert outcomes[1:] == [0, 1]
+    assert stored(environment, 7) == [(0, [b"a", b"b"])]
+
+
+def test_a_commit_that_fails_leaves_the_ledger_as_it_was(environment: Environment) -> None:
+    """The next append gets the ids that were not used."""
+    ledger = Ledger(7)
+    environment.write(appending(ledger, [b"a"]))
+
+    def failing(transaction: Transaction) -> None:
+        appending(ledger, [b"lost"] * 3)(transaction)
+        raise LookupError
+
+    with pytest.raises(LookupError):
+        environment.write(failing)
+    assert ledger.entries == 1
+    assert environment.write(appending(ledger, [b"b"])) == 1
+
+
+def test_the_listener_hears_first_entry_and_due_times_once_a_commit(environment: Environment) -> None:
+    """Of all callers together, in commit order; a conditional entry is heard as held."""
+    ledger = Ledger(7)
+    heard: list[tuple[int, list[int]]] = []
+
+    def hear(first: int, dues: Any) -> None:
+        heard.append((first, dues.tolist()))
+
+    share(environment, [appending(ledger, [b"a"], 5, heard=hear), appending(ledger, [b"b", b"c"], 6, heard=hear)])
+    replaced = Replaced(np.array([9], np.uint64), np.array([1], np.uint32))
+    environment.write(appending(ledger, [b"d"], 7, heard=hear, replaced=replaced))
+    assert heard == [(0, [5, 6, 6]), (3, [HELD])]
+    with environment.read() as raw:
+        run = find_run(raw.cursor(), "main", 7, 3)
+        assert run is not None
+        assert (run.conditional, run.due(0)) == (True, 7)
+
+
+def test_conditional_entries_are_runs_of_their_own(environment: Environment) -> None:
+    """They have two columns more than their neighbours."""
+    ledger = Ledger(7)
+    replaced = Replaced(np.arange(6, dtype=np.uint64), np.arange(6, dtype=np.uint32))
+    share(
+        environment,
+        [appending(ledger, [b"a"]), appending(ledger, [b"b"] * 6, replaced=replaced), appending(ledger, [b"c"])],
+    )
+    with environment.read() as raw:
+        found = [run for run in runs(raw, "main", 7) if isinstance(run, Run)]
+        assert [(run.first_entry, run.count, run.conditional) for run in found] == [
+            (0, 1, False),
+            (1, 4, True),
+            (5, 2, True),
+            (7, 1, False),
+        ]
+        assert [run.replaced()[0].tolist() for run in found if run.conditional] == [[0, 1, 2, 3], [4, 5]]
+
+
+def test_messages_and_markers_of_one_commit_keep_their_order(environment: Environment) -> None:
+    """A run holds one kind only."""
+    ledger = Ledger(7)
+
+    def work(transaction: Transaction) -> None:
+        staged = transaction.stage(ledger, lambda: StagedLedger(ledger, LIMITS))
+        assert isinstance(staged, StagedLedger)
+        staged.add_messages(np.zeros(2, np.int64), [b"a", b"b"], None)
+        staged.add_markers(99, 0, np.array([5, 3], np.uint32), np.array([1, 2]))
+        staged.add_markers(98, 0, np.array([0], np.uint32), np.array([3]))
+        staged.add_messages(np.zeros(1, np.int64), [b"c"], None)
+
+    environment.write(work)
+    with environment.read() as raw:
+        found = [run for run in runs(raw, "main", 7) if isinstance(run, Run)]
+        assert [(run.first_entry, run.kind, run.target) for run in found] == [
+            (0, RunKind.MESSAGES, 0),
+            (2, RunKind.MARKERS, 99),
+            (4, RunKind.MARKERS, 98),
+            (5, RunKind.MESSAGES, 0),
+        ]
+        assert found[1].targets().tolist() == [5, 3]
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.lists(st.binary(min_size=1, max_size=40), min_size=1, max_size=12), min_size=1, max_size=4))
+def test_messages_packed_before_the_commit_are_stored_as_any(batches: list[list[bytes]]) -> None:
+    """Byte for byte, in one commit with others, and again where the transaction has to be run a second time."""
+    with TemporaryDirectory() as folder:
+        environment = Environment(Path(folder) / "main", name="main", map_bytes=1 << 20, create=True)
+        ledgers = Ledger(7), Ledger(8)
+        told: dict[int, list[tuple[int, list[int]]]] = {7: [], 8: []}
+        packed = []
+        for number, bodies in enumerate(batches):
+            dues = np.arange(len(bodies), dtype=np.int64) + 100 * number
+            packed.append((dues, Bodies(bodies), PackedMessages(dues, Bodies(bodies), 0, LIMITS)))
+
+        def note(heard: list[tuple[int, list[int]]], first: int, dues: Any) -> None:
+            heard.append((first, np.asarray(dues).tolist()))
+
+        def work(transaction: Transaction) -> None:
+            for ledger in ledgers:
+                make = partial(StagedLedger, ledger, LIMITS, partial(note, told[ledger.ledger_id]))
+                staged = transaction.stage(ledger, make)
+                assert isinstance(staged, StagedLedger)
+                for dues, bodies, messages in packed:
+                    first = staged.next_entry
+                    if ledger.ledger_id == 7:
+                        assert staged.add_packed(messages) == first
+                    else:
+                        assert staged.add_messages(dues, bodies, 0) == first
+
+        def refused(transaction: Transaction) -> None:
+            work(transaction)
+            transaction.flush()
+            raise ValueError
+
+        for unit in (refused, work, work):  # at other entry ids the second time
+            with suppress(ValueError):
+                environment.write(unit)
+        assert told[7] == told[8]
+        with environment.read() as raw:
+            rows = [
+                [(run.first_entry, run.count, run.dues().tolist(), list(run.bodies()), run.stored_bytes)
+                 for run in runs(raw, "main", ledger.ledger_id) if isinstance(run, Run)]
+                for ledger in ledgers
+            ]  # fmt: skip
+        assert rows[0] == rows[1]
+        assert sum(row[1] for row in rows[0]) == 2 * sum(map(len, batches))
+        environment.close()
+
+
+def test_a_ledger_ends_at_the_last_entry_id_there_can_be(environment: Environment) -> None:
+    """What would pass it is refused and nothing of it stored; what just fits is taken."""
+    ledger = Ledger(7, entries=MAX_ENTRY_ID - 2)
+    with pytest.raises(InvalidArgument, match="would pass"):
+        environment.write(appending(ledger, [b"x"] * 3))
+    assert ledger.entries == MAX_ENTRY_ID - 2
+    assert environment.write(appending(ledger, [b"x"] * 2)) == MAX_ENTRY_ID - 2
+    assert tail(environment, 7) == MAX_ENTRY_ID
+
+
+# -- the end of a ledger -----------------------------------------------------------------------
+
+
+def test_a_ledger_without_entries_ends_at_zero(environment: Environment) -> None:
+    """Whatever lies before and behind it."""
+    assert tail(environment, 7) == 0
+    environment.write(appending(Ledger(6), [b"a"] * 9))
+    assert tail(environment, 7) == 0
+    environment.write(appending(Ledger(8), [b"a"] * 9))
+    assert tail(environment, 7) == 0
+    assert (tail(environment, 6), tail(environment, 8)) == (9, 9)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 4), st.integers(1, 10)), max_size=25))
+def test_the_end_of_every_ledger_is_found(
+    tmp_path_factory: pytest.TempPathFactory, appends: list[tuple[int, int]]
+) -> None:
+    """Ledgers of which the runs lie side by side each end where the last append to them ended."""
+    environment = Environment(tmp_path_factory.mktemp("ends") / "main", name="main", durability="none", create=True)
+    try:
+        ledgers = {ledger_id: Ledger(ledger_id) for ledger_id in range(1, 5)}
+        for ledger_id, count in appends:
+            environment.write(appending(ledgers[ledger_id], [b"x"] * count))
+        for ledger_id, ledger in ledgers.items():
+            expected = sum(count for ledger, count in appends if ledger == ledger_id)
+            assert tail(environment, ledger_id) == ledger.entries == expected
+            assert sum(len(bodies) for _, bodies in stored(environment, ledger_id)) == expected
+    finally:
+        environment.close()
+
+
+def test_no_id_is_given_out_twice_after_a_damaged_last_run(environment: Environment) -> None:
+    """How many entries it held is unknown: the next id is further ahead than any run is long."""
+    environment.write(appending(Ledger(7), [b"x"] * 6))
+    damage(environment, 7, 4, at=20)
+    assert tail(environment, 7) == 4 + MAX_RUN_ENTRIES
+    again = Ledger(7, tail(environment, 7))
+    assert environment.write(appending(again, [b"y"])) == 4 + MAX_RUN_ENTRIES
+    assert tail(environment, 7) == 5 + MAX_RUN_ENTRIES
+
+
+def test_a_damaged_body_or_an_earlier_damaged_run_moves_no_end(environment: Environment) -> None:
+    """The last run's header says where the ledger ends."""
+    environment.write(appending(Ledger(7), [b"x"] * 6))
+    damage(environment, 7, 4, at=-1)
+    damage(environment, 7, 0, at=20)
+    assert tail(environment, 7) == 6
+
+
+# -- reading -----------------------------------------------------------------------------------
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=8), st.data())
+def test_runs_of_a_range_hold_it_and_no_run_besides(
+    tmp_path_factory: pytest.TempPathFactory, counts: list[int], data: st.DataObject
+) -> None:
+    """Every run that holds an entry of [start, limit) comes once, in order, and any entry is found by its id."""
+    environment = Environment(tmp_path_factory.mktemp("runs") / "main", name="main", durability="none", create=True)
+    try:
+        ledgers = [Ledger(ledger_id) for ledger_id in (6, 7, 8)]
+        for count in counts:
+            for ledger in ledgers:
+                environment.write(appending(ledger, [b"%d" % ledger.ledger_id] * count))
+        total = sum(counts)
+        start = data.draw(st.integers(0, total + 2))
+        limit = data.draw(st.none() | st.integers(0, total + 2))
+        with environment.read() as raw:
+            whole = [(run.first_entry, run.limit) for run in runs(raw, "main", 7) if isinstance(run, Run)]
+            found = [(run.first_entry, run.limit) for run in runs(raw, "main", 7, start, limit) if isinstance(run, Run)]
+            last = total if limit is None else limit
+            assert found == [(first, end) for first, end in whole if end > start and first < last]
+            entry_id = data.draw(st.integers(0, total + 2))
+            run = find_run(raw.cursor(), "main", 7, entry_id)
+            if entry_id >= total:
+                assert run is None
+            else:
+                assert run is not None
+                assert run.body(entry_id - run.first_entry) == b"7"
+    finally:
+        environment.close()
+
+
+def test_a_damaged_run_comes_as_its_error_and_the_rest_goes_on(environment: Environment) -> None:
+    """The error names environment, ledger and entry."""
+    environment.write(appending(Ledger(7), [b"x"] * 12))
+    damage(environment, 7, 4, at=30)
+    with environment.read() as raw:
+        found = list(runs(raw, "main", 7))
+        assert [type(run) for run in found] == [Run, CorruptEntry, Run]
+        error = found[1]
+        assert isinstance(error, CorruptEntry)
+        assert (error.environment, error.ledger_id, error.entry_id) == ("main", 7, 4)
+        with pytest.raises(CorruptEntry):
+            find_run(raw.cursor(), "main", 7, 5)
+        assert find_run(raw.cursor(), "main", 7, 8) is not None
+
+
+def test_the_run_that_follows_is_found_as_any_other(environment: Environment) -> None:
+    """It is tried first and told from the right one, whatever lies between two entries: a gap, damage, the end."""
+    for ledger_id in (6, 7, 8):
+        ledger = Ledger(ledger_id)
+        for count in (4, 1, 2, 4, 4, 3, 1, 4, 4):
+            environment.write(appending(ledger, [b"x"] * count))
+    damage(environment, 7, 7, at=30)
+    environment.write(lambda transaction: transaction.raw.delete(run_key(7, 15)))
+
+    def found(lookup: Callable[..., Run | None], *arguments: Any) -> object:
+        try:
+            run = lookup(*arguments)
+        except CorruptEntry as error:
+            return str(error)
+        return None if run is None else (run.ledger_id, run.first_entry, run.count)
+
+    with environment.read() as raw:
+        for before in (entry_id for entry_id in range(27) if entry_id not in (*range(7, 11), *range(15, 18))):
+            for entry_id in range(before + 1, 29):
+                cursor = raw.cursor()
+                last = find_run(cursor, "main", 7, before)
+                assert last is not None
+                if entry_id >= last.limit:
+                    expected = found(find_run, raw.cursor(), "main", 7, entry_id)
+                    assert found(find_run_after, cursor, "main", last, entry_id) == expected

@@ -1,0 +1,152 @@
+"""Delay policies as values: which scope wins, what they do to due times, and their record."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from duelog.store.codec.format import CorruptRecord
+from duelog.store.errors import DelayTooLong, InvalidArgument
+from duelog.store.message import MAX_DUE_MS
+from duelog.store.names import TopicName
+from duelog.store.policy.policies import DELAY_FIELDS, DelayedDeliveryPolicies, resolve
+
+TOPIC = TopicName.parse("shop/mail/reminders")
+NOW_MS = 1_790_000_000_123
+
+optional_ms = st.none() | st.integers(0, 10_000)
+policies = st.none() | st.builds(
+    DelayedDeliveryPolicies, st.none() | st.booleans(), optional_ms, optional_ms, optional_ms
+)
+
+
+@pytest.mark.parametrize(
+    ("of_store", "of_namespace", "of_topic"), list(itertools.product([None, 0, 1], [None, 0, 2], [None, 0, 3]))
+)
+def test_each_field_is_taken_from_the_narrowest_scope_that_sets_it(
+    of_store: int | None, of_namespace: int | None, of_topic: int | None
+) -> None:
+    """Topic over namespace over store over the default, and the winner is named; a zero wins as any value does."""
+    levels = [
+        ("topic persistent://shop/mail/reminders", of_topic),
+        ("namespace shop/mail", of_namespace),
+        ("store", of_store),
+        ("default", 0),
+    ]
+    where, value = next((where, value) for where, value in levels if value is not None)
+    for name in ("tick_time_ms", "max_delivery_delay_ms"):
+        scopes = [
+            None if given is None else dataclasses.replace(DelayedDeliveryPolicies(), **{name: given})  # type: ignore[arg-type]
+            for given in (of_store, of_namespace, of_topic)
+        ]
+        effective = resolve(TOPIC, *scopes)
+        assert getattr(effective, name) == value
+        assert effective.set_at[name] == where
+
+
+@given(policies, policies, policies)
+def test_scopes_are_merged_field_by_field(
+    of_store: DelayedDeliveryPolicies | None,
+    of_namespace: DelayedDeliveryPolicies | None,
+    of_topic: DelayedDeliveryPolicies | None,
+) -> None:
+    """A scope that sets one field leaves the others to the wider scopes."""
+    effective = resolve(TOPIC, of_store, of_namespace, of_topic)
+    defaults = {"active": True, "tick_time_ms": 0, "max_delivery_delay_ms": 0, "fixed_delivery_delay_ms": 0}
+    for name in DELAY_FIELDS:
+        given_values = [getattr(scope, name) for scope in (of_topic, of_namespace, of_store) if scope is not None]
+        expected = next((value for value in given_values if value is not None), defaults[name])
+        assert getattr(effective, name) == expected
+
+
+@pytest.mark.parametrize("tick_ms", [0, 1, 100, 1000])
+@given(delays=st.lists(st.integers(-5_000, 5_000), min_size=1, max_size=20))
+def test_a_tick_rounds_up_by_less_than_itself_and_never_down(tick_ms: int, delays: list[int]) -> None:
+    """No message is earlier than asked; 0 and 1 are exact; what is due already stays as it is."""
+    effective = resolve(TOPIC, DelayedDeliveryPolicies(tick_time_ms=tick_ms), None, None)
+    asked = np.array([NOW_MS + delay for delay in delays], dtype=np.int64)
+    for before, after in zip(asked.tolist(), effective.apply(asked, NOW_MS).tolist(), strict=True):
+        assert before <= after
+        if before <= NOW_MS or tick_ms <= 1:
+            assert after == before
+        else:
+            assert after % tick_ms == 0
+            assert after - before < tick_ms
+
+
+def test_a_tick_does_not_round_past_the_latest_due_time() -> None:
+    """The last instant that can be asked for is kept."""
+    effective = resolve(TOPIC, DelayedDeliveryPolicies(tick_time_ms=1000), None, None)
+    assert effective.apply(np.array([MAX_DUE_MS]), NOW_MS).tolist() == [MAX_DUE_MS]
+
+
+def test_a_delay_of_just_the_maximum_is_taken_and_one_more_is_refused() -> None:
+    """The error says what was asked, the limit, and where it was set."""
+    effective = resolve(TOPIC, None, DelayedDeliveryPolicies(max_delivery_delay_ms=500), None)
+    assert effective.apply(np.array([NOW_MS + 500]), NOW_MS).tolist() == [NOW_MS + 500]
+    with pytest.raises(DelayTooLong) as caught:
+        effective.apply(np.array([NOW_MS, NOW_MS + 501]), NOW_MS)
+    assert (caught.value.asked_ms, caught.value.limit_ms, caught.value.set_at) == (501, 500, "namespace shop/mail")
+
+
+def test_the_maximum_is_held_against_what_was_asked_not_against_the_tick() -> None:
+    """Rounding up to a tick does not make a delay too long."""
+    effective = resolve(TOPIC, DelayedDeliveryPolicies(tick_time_ms=1000, max_delivery_delay_ms=500), None, None)
+    assert effective.apply(np.array([NOW_MS + 500]), NOW_MS).tolist() == [1_790_000_001_000]
+
+
+def test_a_fixed_delay_overrides_what_was_asked_and_beats_the_maximum() -> None:
+    """Every message gets it: without a delay, with a shorter one, with one over the maximum."""
+    effective = resolve(
+        TOPIC,
+        DelayedDeliveryPolicies(max_delivery_delay_ms=500),
+        DelayedDeliveryPolicies(fixed_delivery_delay_ms=2_000),
+        None,
+    )
+    asked = np.array([NOW_MS, NOW_MS + 10, NOW_MS + 9_000_000])
+    assert effective.apply(asked, NOW_MS).tolist() == [NOW_MS + 2_000] * 3
+
+
+def test_a_zero_at_the_topic_turns_off_what_its_namespace_sets() -> None:
+    """Maximum, fixed delay and tick alike."""
+    of_namespace = DelayedDeliveryPolicies(True, 1000, 5, 7)
+    effective = resolve(TOPIC, None, of_namespace, DelayedDeliveryPolicies(None, 0, 0, 0))
+    assert effective.is_plain
+    assert effective.apply(np.array([NOW_MS + 9_999]), NOW_MS).tolist() == [NOW_MS + 9_999]
+
+
+def test_where_delays_are_off_every_message_is_due_now() -> None:
+    """Neither a fixed delay nor the maximum applies then."""
+    effective = resolve(TOPIC, None, None, DelayedDeliveryPolicies(False, 1000, 5, 7))
+    assert effective.apply(np.array([NOW_MS - 5, NOW_MS + 9_999]), NOW_MS).tolist() == [NOW_MS, NOW_MS]
+
+
+@given(policies)
+def test_the_record_keeps_every_field(given_policies: DelayedDeliveryPolicies | None) -> None:
+    """Packing and unpacking gives the same, with what is not set still not set."""
+    value = given_policies or DelayedDeliveryPolicies()
+    assert DelayedDeliveryPolicies.unpack(value.pack()) == value
+
+
+@pytest.mark.parametrize("packed", [b"", b"\x01", b"\x81\xa1x\x01", b"\x81\xa6active\x05"])
+def test_a_record_of_another_form_is_refused(packed: bytes) -> None:
+    """What cannot be read is an error of the record, not of the caller."""
+    with pytest.raises(CorruptRecord):
+        DelayedDeliveryPolicies.unpack(packed)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("active", 1), ("tick_time_ms", -1), ("tick_time_ms", True), ("max_delivery_delay_ms", 1.5),
+     ("fixed_delivery_delay_ms", MAX_DUE_MS + 1)],
+)  # fmt: skip
+def test_a_value_that_is_no_policy_is_refused_by_name(field: str, value: object) -> None:
+    """The error names the field."""
+    with pytest.raises(InvalidArgument) as caught:
+        DelayedDeliveryPolicies(**{field: value})  # type: ignore[arg-type]
+    assert caught.value.field == field

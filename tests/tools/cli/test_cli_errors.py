@@ -1,0 +1,155 @@
+"""What the command line says where the system refuses: a line on standard error and a status, never a traceback."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any
+
+import lmdb
+import pytest
+
+from duelog.store.env import file_opening as opening
+from duelog.tools import store_check
+from tests.tools.command_line import FUTURE_MS, make_store, ok, refused
+
+DUELOG = [sys.executable, "-m", "duelog.tools.cli.main"]
+
+COMMANDS = (
+    ("stats",), ("stats", "--json"), ("partitions",), ("scheduled", "t"), ("dump",), ("audit",), ("policies", "get"),
+    ("schedules", "list"), ("snapshot", "list"),
+)  # fmt: skip
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A store with a message."""
+    with make_store(tmp_path / "store") as store:
+        store.topic("t").send(b"x", deliver_at=FUTURE_MS)
+    return tmp_path / "store"
+
+
+def line_of(command: tuple[str, ...], path: Path) -> list[str]:
+    """A command line with the path of a store in its place."""
+    name, *rest = command
+    if name.startswith("-"):
+        return [name]
+    if name in ("policies", "schedules", "snapshot"):
+        return [name, rest[0], str(path), *rest[1:]]
+    return [name, str(path), *rest]
+
+
+def process(line: list[str], output: IO[str]) -> subprocess.CompletedProcess[str]:
+    """A command that writes to `output`, when it has ended."""
+    return subprocess.run([*DUELOG, *line], stdout=output, stderr=subprocess.PIPE, text=True, check=False)
+
+
+@pytest.mark.parametrize("command", [*COMMANDS, ("--help",), ("--version",)], ids=" ".join)
+def test_a_full_output_is_status_2_and_one_line(path: Path, command: tuple[str, ...]) -> None:
+    """Also where all of it is written at the end; 1 would say that something was found."""
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [*DUELOG, *line_of(command, path)], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    last = done.stderr.splitlines()[-1]
+    assert (done.returncode, last) == (2, "duelog: standard output: No space left on device")
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_a_pipe_that_was_closed_before_anything_was_written_is_quiet(path: Path, command: tuple[str, ...]) -> None:
+    """Whatever writes the output, and whenever."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as pipe:
+        done = subprocess.run(
+            [*DUELOG, *line_of(command, path)], stdout=pipe, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert done.returncode == 141
+    assert all(line.startswith("duelog: ") for line in done.stderr.splitlines()), done.stderr
+    assert "pipe" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "unusable", ["a-file/store", "x" * 300, "loop/store"], ids=["below a file", "too long a name", "a link to itself"]
+)
+@pytest.mark.parametrize(
+    "command", [("send", "t", "x"), ("stats",), ("check",), ("repair",), ("backup",)], ids="-".join
+)
+def test_a_path_that_cannot_be_used_is_status_2_and_one_line(
+    tmp_path: Path, command: tuple[str, ...], unusable: str
+) -> None:
+    """It says which path it was."""
+    (tmp_path / "a-file").write_bytes(b"")
+    (tmp_path / "loop").symlink_to("loop")
+    name, *rest = command
+    arguments = [*rest, tmp_path / "copy"] if name == "backup" else rest
+    said = refused(name, tmp_path / unusable, *arguments)
+    assert str(tmp_path / unusable).rstrip("/")[:60] in said
+    assert len(said.splitlines()) == 1
+
+
+def not_permitted_by_lmdb(patch: pytest.MonkeyPatch) -> None:
+    """A file that may be read, in a directory whose lock file may not be written."""
+    for module in (opening, store_check):
+
+        def refusing(directory: str, **_: Any) -> lmdb.Environment:
+            raise lmdb.ReadonlyError(f"{directory}: {os.strerror(errno.EACCES)}")
+
+        patch.setattr(getattr(module, "lmdb"), "open", refusing)  # noqa: B009 - mypy wants it exported
+
+
+def not_permitted_to_read(patch: pytest.MonkeyPatch) -> None:
+    """Files of another user."""
+    open_ = Path.open
+
+    def refusing(path: Path, *arguments: Any, **options: Any) -> Any:
+        if path.name == "data.mdb":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return open_(path, *arguments, **options)
+
+    patch.setattr(Path, "open", refusing)
+
+
+def not_permitted_to_look(patch: pytest.MonkeyPatch) -> None:
+    """A directory of another user."""
+    read = Path.read_bytes
+
+    def refusing(path: Path) -> bytes:
+        if path.name == "STORE":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return read(path)
+
+    patch.setattr(Path, "read_bytes", refusing)
+
+
+@pytest.mark.parametrize("refuse", [not_permitted_by_lmdb, not_permitted_to_read, not_permitted_to_look])
+@pytest.mark.parametrize("command", ["check", "stats", "audit", "repair", "send"])
+def test_a_store_that_one_may_not_read_is_not_called_damaged(
+    path: Path, command: str, refuse: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says that there is no permission, and nothing of repair; nothing is given up."""
+    before = sorted(found.name for found in path.parent.iterdir())
+    with monkeypatch.context() as patch:
+        refuse(patch)
+        said = refused(command, path, *(("t", "x") if command == "send" else ()))
+    assert "Permission denied" in said
+    assert "repair" not in said
+    assert sorted(found.name for found in path.parent.iterdir()) == before
+    assert ok("check", path) == ""
+
+
+def test_a_shortage_of_descriptors_is_no_finding_of_check(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Status 2, and the store is as it was."""
+
+    def refusing(directory: str, **_: Any) -> lmdb.Environment:
+        raise lmdb.Error(f"{directory}: {os.strerror(errno.EMFILE)}")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(lmdb, "open", refusing)
+        assert "Too many open files" in refused("check", path)
+    assert ok("check", path) == ""

@@ -1,0 +1,201 @@
+"""The command line as processes: beside a writing process, in a pipe, interrupted; and what its help says."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.metadata import entry_points, version
+from pathlib import Path
+
+import pytest
+
+from duelog import Message
+from duelog.tools.cli.main import app, main
+from tests.duelog.writing_process import HOUR_MS, WritingProcess
+from tests.tools.command_line import FUTURE_MS, json_lines_of, json_of, make_store, ok, run
+
+DUELOG = [sys.executable, "-m", "duelog.tools.cli.main"]
+
+COMMANDS = ["send", "receive", "import", "scheduled", "stats", "partitions", "check", "dump", "demo"]
+
+
+def process(*arguments: object) -> subprocess.CompletedProcess[str]:
+    """`duelog` run as a process to its end."""
+    command = [*DUELOG, *(str(argument) for argument in arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Where the store is, or is going to be."""
+    return tmp_path / "store"
+
+
+# -- beside a writing process --------------------------------------------------------------------
+
+
+@pytest.fixture
+def written(path: Path) -> Iterator[Path]:
+    """A store that another process has open for writing, with messages in it."""
+    with WritingProcess(path) as writer:
+        writer.do("subscribe", "t", "mailer")
+        writer.send("t", "x", 0, 1_000, HOUR_MS, 5 * HOUR_MS)
+        writer.do("advance", 2_000)
+        yield path
+
+
+@pytest.mark.parametrize(
+    "command", ["stats {}", "stats {} t", "partitions {}", "scheduled {} t", "check {}", "dump {}"]
+)
+def test_looking_works_beside_a_writing_process(written: Path, command: str) -> None:
+    """With the span that the store was made with, and without disturbing it."""
+    done = process(*command.format(written).split(), "--json")
+    assert (done.returncode, done.stderr) == (0, "" if command != "check {}" else done.stderr)
+    assert all(json.loads(line) for line in done.stdout.splitlines())
+    if command == "scheduled {} t":
+        assert len(done.stdout.splitlines()) == 2
+
+
+@pytest.mark.parametrize("command", ["send {} t x", "receive {} t mailer --timeout 0", "import {} /dev/null"])
+def test_writing_beside_a_writing_process_is_refused_with_one_line(written: Path, command: str) -> None:
+    """Status 2, the path and the reason, no traceback."""
+    done = process(*command.format(written).split())
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"duelog: {written}: another process has this store open for writing\n"
+
+
+# -- in a shell ----------------------------------------------------------------------------------
+
+
+def test_a_pipe_that_closes_early_is_no_error(path: Path) -> None:
+    """`duelog dump data | head` ends quietly, with the status of what SIGPIPE kills."""
+    with make_store(path) as store:
+        store.topic("t").send_batch([Message(b"y" * 40, deliver_at=FUTURE_MS + n) for n in range(5_000)])
+    command = [*DUELOG, "dump", str(path), "--partition", "21000101T000000Z", "--entries"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as reading:
+        assert reading.stdout is not None
+        assert reading.stderr is not None
+        assert reading.stdout.readline()
+        reading.stdout.close()
+        assert reading.stderr.read() == ""
+    assert reading.returncode == 141
+
+
+def test_interrupting_a_waiting_receive_leaves_the_store_usable(path: Path) -> None:
+    """Ctrl-C: status 130, no traceback, and the next process may write."""
+    ok("send", path, "t", "x", "--at", FUTURE_MS)
+    command = [*DUELOG, "receive", str(path), "t", "mailer"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as waiting:
+        assert waiting.stderr is not None
+        assert "is new" in waiting.stderr.readline()
+        waiting.send_signal(signal.SIGINT)
+        assert "Traceback" not in waiting.stderr.read()
+    assert waiting.returncode == 130
+    assert json_lines_of("receive", path, "t", "mailer", "--timeout", 0) == []
+    assert run("check", path).exit_code == 0
+
+
+def test_a_whole_round_through_processes(path: Path, tmp_path: Path) -> None:
+    """Import, look, receive, check: what one process writes another reads."""
+    file = tmp_path / "messages.jsonl"
+    file.write_text("".join(json.dumps({"topic": "t", "payload": str(n)}) + "\n" for n in range(100)))
+    assert process("import", path, file, "--json").returncode == 0
+    done = process("receive", path, "t", "mailer", "--max", 100, "--json")
+    assert [json.loads(line)["payload"] for line in done.stdout.splitlines()] == [str(n) for n in range(100)]
+    assert process("check", path, "--deep").returncode == 0
+
+
+# -- help and version ----------------------------------------------------------------------------
+
+
+def test_the_console_script_is_this_program() -> None:
+    """`duelog` is installed and runs `duelog.tools.cli.main:main`."""
+    (script,) = entry_points(group="console_scripts", name="duelog")
+    assert script.load() is main
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    """One line."""
+    assert ok("--version") == f"duelog {version('duelog')}\n"
+
+
+def test_without_a_command_the_help_is_shown_with_status_2() -> None:
+    """A usage error, with every command in it."""
+    result = run()
+    assert result.exit_code == 2
+    shown = result.stdout + result.stderr
+    assert all(command in shown for command in COMMANDS)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help_with_an_example(command: str) -> None:
+    """The first sentence, and a line that begins with `duelog` and the command."""
+    shown = ok(command, "--help")
+    assert f"duelog {command}" in shown
+    assert "Usage:" in shown
+
+
+CALENDAR = """BEGIN:VCALENDAR
+VERSION:2.0
+PRODID:-//duelog//tests//EN
+BEGIN:VEVENT
+UID:1@example.org
+DTSTAMP:20260101T000000Z
+DTSTART:20991201T090000Z
+SUMMARY:Dentist
+BEGIN:VALARM
+ACTION:DISPLAY
+DESCRIPTION:Dentist
+TRIGGER:-PT15M
+END:VALARM
+END:VEVENT
+END:VCALENDAR
+"""
+
+
+def test_the_examples_of_the_help_are_accepted(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each example, run in order in one directory, ends with status 0."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "messages.jsonl").write_text('{"topic": "reminders", "payload": "pay"}\n')
+    (tmp_path / "calendar.ics").write_text(CALENDAR)
+    examples = []
+    for registered in app.registered_commands:
+        assert registered.callback is not None
+        text = registered.callback.__doc__ or ""
+        examples += re.findall(r"^ *(duelog .*)$", text, re.MULTILINE)
+    assert len(examples) >= len(COMMANDS)
+    for example in sorted(examples, key=lambda example: "--parquet" in example):  # after the export that it reads
+        arguments = shlex.split(example)[1:]
+        if arguments[0] == "demo":  # tested on its own
+            continue
+        if arguments[0] == "receive":
+            arguments = ["0" if argument == "1m" else argument for argument in arguments]
+        result = run(*arguments)
+        allowed = "there is none" if "20261201T000000Z" in example else ""
+        assert result.exit_code == 0 or (allowed and allowed in result.stderr), (example, result.stderr)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["nope"], ["send"], ["send", "{}"], ["stats", "{}", "--nope"], ["receive", "{}", "t", "s", "--max", "0"],
+     ["scheduled", "{}", "t", "--limit", "x"]],
+    ids=" ".join,
+)  # fmt: skip
+def test_a_wrong_command_line_exits_with_2_and_makes_nothing(path: Path, arguments: list[str]) -> None:
+    """Unknown commands and options, missing arguments, values of the wrong kind."""
+    result = run(*(str(path) if argument == "{}" else argument for argument in arguments))
+    assert result.exit_code == 2
+    assert not path.exists()
+
+
+def test_json_of_a_failing_command_is_not_on_standard_output(path: Path) -> None:
+    """A program that reads JSON gets none, and a status."""
+    result = run("stats", path, "--json")
+    assert (result.exit_code, result.stdout) == (2, "")
+    ok("send", path, "t", "x")
+    assert json_of("stats", path)["topics"] == 1

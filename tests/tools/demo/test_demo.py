@@ -1,0 +1,299 @@
+"""The demo: what it counts is what the trace says, and it notices every kind of broken promise."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from duelog import Message, MessageId, ReceivedMessage, Subscription, Topic
+from duelog.tools.demo import demo_run as demo
+from duelog.tools.demo.demo_audit import Audit
+from duelog.tools.demo.demo_replay import DAY_MS
+from duelog.tools.demo.demo_run import FINDINGS, OK, USAGE, replay_trace, run_demo
+from duelog.tools.demo.demo_trace import Trace, load_trace
+
+SENT = list[tuple[int, int]]
+
+
+@pytest.fixture(scope="module")
+def trace() -> Trace:
+    """Fifty messages of the trace: a third due at once or within the minute, a third by more than a day."""
+    return load_trace()[77_263 : 77_263 + 50]
+
+
+def made(pairs: SENT) -> Trace:
+    """A trace of (written, due) in seconds, ordered by the first."""
+    times = np.array(sorted(pairs), np.int64).reshape(-1, 2) * 1000
+    return Trace(times[:, 0], times[:, 1], [f"{row:012x}" for row in range(len(pairs))])
+
+
+def pending_counted(trace: Trace, now_ms: int) -> int:
+    """Messages written and not due at a time, one by one."""
+    return sum(
+        written <= now_ms < due for written, due in zip(trace.written_ms.tolist(), trace.due_ms.tolist(), strict=True)
+    )
+
+
+pairs = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 20)), min_size=1, max_size=30)
+
+
+# -- the trace -------------------------------------------------------------------------------------
+
+
+@settings(max_examples=60)
+@given(pairs)
+def test_the_peak_of_pending_is_the_highest_of_all_instants(sent: SENT) -> None:
+    """The peak found by sorting changes is the highest count found by looking at every instant."""
+    trace = made(sent)
+    highest, at_ms = trace.peak_pending()
+    counts = {now_ms: pending_counted(trace, now_ms) for now_ms in range(0, 21_000, 1000)}
+    assert highest == max(counts.values())
+    assert not highest or counts[at_ms] == highest
+    assert {now_ms: trace.pending_at(now_ms) for now_ms in counts} == counts
+
+
+@settings(max_examples=60)
+@given(pairs)
+def test_steps_keep_the_order_of_everything_written_and_due(sent: SENT) -> None:
+    """Every row is written in one step, in order, after all that was due before and before all that is due after."""
+    trace = made(sent)
+    steps = list(trace.steps())
+    assert [row for step in steps for row in range(step.start, step.limit)] == list(range(len(trace)))
+    assert all(one.writes != other.writes for one, other in pairwise(steps))
+    dues = sorted(trace.due_ms[trace.delayed].tolist())
+    for step in steps:
+        assert step.first_ms <= step.last_ms
+        if step.writes:
+            assert trace.written_ms[[step.start, step.limit - 1]].tolist() == [step.first_ms, step.last_ms]
+            assert not [due for due in dues if step.first_ms < due <= step.last_ms]
+        else:
+            assert step.first_ms in dues
+            assert step.last_ms in dues
+
+
+def test_the_last_five_years_are_counted_back_from_the_last_message() -> None:
+    """The default of the demo begins five years to the day before the trace ends."""
+    whole = load_trace()
+    recent = whole.last_years(5)
+    assert (len(whole), len(recent)) == (81_966, 18_003)
+    assert recent.written_ms[-1] == whole.written_ms[-1]
+    assert (recent.written_ms[0] - whole.written_ms[-1]) // DAY_MS == -1826
+    assert (whole.due_days(DAY_MS), recent.due_days(DAY_MS)) == (6_010, 1_377)
+
+
+# -- the audit -------------------------------------------------------------------------------------
+
+
+def audited(trace: Trace, receptions: Iterable[tuple[int, int]]) -> dict[str, int]:
+    """What an audit finds in receptions of (time in s, row), everything asked for at each of the times."""
+    audit = Audit(trace)
+    for now_s, row in receptions:
+        audit.received(now_s * 1000, [(trace.ids[row].encode(), trace.ids[row])])
+        audit.drained(now_s * 1000)
+    verdict = audit.verdict()
+    found = {name: getattr(verdict, name) for name in ("early", "late", "lost", "double", "disordered", "foreign")}
+    assert verdict.clean == (not any(found.values()))
+    return {name: count for name, count in found.items() if count}
+
+
+def test_an_audit_tells_each_broken_promise_by_name() -> None:
+    """Early by a millisecond, late, lost, double and out of order are each counted under their own name."""
+    trace = made([(0, 5), (0, 5), (1, 9), (2, 2)])
+    assert audited(trace, [(2, 3), (5, 0), (5, 1), (9, 2)]) == {"late": 1}, "row 1 was there to be had with row 0"
+    audit = Audit(trace)
+    audit.received(2_000, [(trace.ids[3].encode(), trace.ids[3])])
+    audit.received(5_000, [(trace.ids[row].encode(), trace.ids[row]) for row in (0, 1)])
+    audit.received(9_000, [(trace.ids[2].encode(), trace.ids[2])])
+    assert audit.verdict().clean
+    assert audited(trace, [(2, 3), (4, 0), (5, 1), (9, 2)]) == {"early": 1}
+    assert audited(trace, [(2, 3), (5, 0), (9, 2)]) == {"lost": 1}
+    assert audited(made([(0, 5)]), [(5, 0), (5, 0), (7, 0)]) == {"double": 2}
+    assert audited(made([(0, 5), (1, 4)]), [(5, 0), (5, 1)]) == {"late": 1, "disordered": 1}
+    assert audited(made([(0, 5), (1, 5)]), [(5, 1), (6, 0)]) == {"late": 1, "disordered": 1}
+    early = Audit(trace[:1])
+    early.received(4_999, [(trace.ids[0].encode(), trace.ids[0])])
+    assert early.verdict().early == 1
+
+
+def test_an_audit_counts_what_is_not_of_the_trace() -> None:
+    """A payload that nobody sent, and one under another's key, are foreign and received by nobody."""
+    trace = made([(0, 5)])
+    audit = Audit(trace)
+    audit.received(9_000, [(b"nothing", "nothing"), (trace.ids[0].encode(), "another"), (trace.ids[0].encode(), None)])
+    assert (audit.verdict().foreign, audit.verdict().lost) == (3, 1)
+
+
+# -- the replay ------------------------------------------------------------------------------------
+
+
+def test_a_slice_of_the_trace_goes_through_and_verifies(trace: Trace, tmp_path: Path) -> None:
+    """Everything sent is received, the partitions it needs come and go, and the counts are the trace's own."""
+    heard: list[int] = []
+    report, course = replay_trace(tmp_path / "store", trace, heard.append)
+    assert report.problems == {}
+    assert (report.messages, report.delayed) == (50, sum((trace.due_ms > trace.written_ms).tolist()))
+    assert sum(heard) == 100
+    days = {due // DAY_MS for due in trace.due_ms[trace.delayed].tolist()}
+    assert report.partitions_created == report.partitions_deleted == len(days) > 5
+    assert report.peak_pending == max(pending_counted(trace, int(now_ms)) for now_ms in trace.written_ms)
+    assert report.ledgers_trimmed > 0
+    assert 0 < report.end_disk_bytes <= report.peak_disk_bytes == max(course.disk_bytes)
+    assert course.times_ms == sorted(course.times_ms)
+    assert len(course.times_ms) == len(course.pending) == len(course.disk_bytes)
+
+
+Change = Callable[[list[Message]], list[Message]]
+
+
+def change_sending(monkeypatch: pytest.MonkeyPatch, change: Change) -> None:
+    """Have every batch changed before the store gets it."""
+    honest = Topic.send_batch
+
+    def send_batch(topic: Topic, messages: Iterable[Message], *, allow_past: bool = False) -> list[MessageId]:
+        return honest(topic, change(list(messages)), allow_past=allow_past)
+
+    monkeypatch.setattr(Topic, "send_batch", send_batch)
+
+
+def first_due(trace: Trace) -> str:
+    """The delayed message that is due first: nobody may have it a millisecond before."""
+    rows = np.flatnonzero(trace.delayed)
+    return trace.ids[int(rows[np.argmin(trace.due_ms[rows])])]
+
+
+def last_due(trace: Trace) -> str:
+    """The message that is due last of all."""
+    return trace.ids[int(np.argmax(trace.due_ms))]
+
+
+def moved(name: str, by_ms: int) -> Change:
+    """Have one message due by some ms later, or earlier."""
+
+    def change(messages: list[Message]) -> list[Message]:
+        for message in messages:
+            if message.key == name:
+                assert isinstance(message.deliver_at, int)
+                message.deliver_at += by_ms
+        return messages
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("promise", "which", "plant"),
+    [
+        ("lost", first_due, lambda name: lambda messages: [message for message in messages if message.key != name]),
+        ("double", first_due, lambda name: lambda messages: [m for m in messages for _ in range(1 + (m.key == name))]),
+        ("early", first_due, lambda name: moved(name, -1)),
+        ("late", last_due, lambda name: moved(name, 1)),
+    ],
+)
+def test_a_store_that_breaks_one_promise_for_one_message_is_found_out(
+    promise: str,
+    which: Callable[[Trace], str],
+    plant: Callable[[str], Change],
+    trace: Trace,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One message less, one twice, one a millisecond early or late: counted as such, once."""
+    change_sending(monkeypatch, plant(which(trace)))
+    report, _ = replay_trace(tmp_path / "store", trace)
+    assert report.problems[promise] == 1
+
+
+def test_messages_handed_out_in_another_order_are_found_out(
+    trace: Trace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A subscription that hands out each batch backwards breaks the order and nothing else."""
+    honest = Subscription.receive
+
+    def receive(subscription: Subscription, *args: Any, **kwargs: Any) -> list[ReceivedMessage]:
+        return honest(subscription, *args, **kwargs)[::-1]
+
+    monkeypatch.setattr(Subscription, "receive", receive)
+    report, _ = replay_trace(tmp_path / "store", trace)
+    assert list(report.problems) == ["disordered"]
+
+
+# -- the command -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def short(trace: Trace, monkeypatch: pytest.MonkeyPatch) -> Trace:
+    """The demo with a short trace, for what does not depend on its length."""
+    part = trace[:12]
+    monkeypatch.setattr(demo, "load_trace", lambda: part)
+    return part
+
+
+def test_the_demo_prints_its_figures_and_draws_them(
+    short: Trace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run that verifies ends with status 0, a table on standard output, a PNG, and no store left behind."""
+    plot = tmp_path / "plot.png"
+    assert run_demo(None, plot=plot) == OK
+    printed = capsys.readouterr().out
+    for name in ("messages", "partitions created", "peak of pending", "on disk at the end", "early", "lost", "double"):
+        assert name in printed
+    assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_demo_as_json_is_one_value(short: Trace, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With json_ standard output is one JSON value, and a store that was named stays."""
+    assert run_demo(tmp_path / "store", all_=True, plot=tmp_path / "plot.png", json_=True) == OK
+    report = json.loads(capsys.readouterr().out)
+    assert report["ok"] is True
+    assert report["messages"] == len(short)
+    assert report["plot"] == str(tmp_path / "plot.png")
+    assert (tmp_path / "store" / "STORE").exists()
+
+
+def test_the_demo_fails_when_a_promise_is_broken(
+    short: Trace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A lost message makes the exit status 1 and is in the figures."""
+    name = first_due(short)
+    change_sending(monkeypatch, lambda messages: [message for message in messages if message.key != name])
+    assert run_demo(None, plot=tmp_path / "plot.png", json_=True) == FINDINGS
+    report = json.loads(capsys.readouterr().out)
+    assert (report["ok"], report["lost"]) == (False, 1)
+
+
+def test_the_demo_without_matplotlib_says_how_to_get_it(
+    short: Trace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where matplotlib is missing the figures are printed all the same."""
+    monkeypatch.setitem(sys.modules, "duelog.tools.demo.demo_plot", None)
+    assert run_demo(None, plot=tmp_path / "plot.png", json_=True) == OK
+    out, err = capsys.readouterr()
+    assert json.loads(out)["plot"] is None
+    assert "pip install 'duelog[plot]'" in err
+    assert not (tmp_path / "plot.png").exists()
+
+
+def test_arguments_that_cannot_be_used_are_refused_before_anything_is_made(
+    short: Trace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No years, a directory with something in it, no place for the plot: status 2, with the value."""
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    plot = tmp_path / "plot.png"
+    assert run_demo(tmp_path / "store", years=0, plot=plot) == USAGE
+    assert run_demo(tmp_path / "full", plot=plot) == USAGE
+    assert run_demo(tmp_path / "full" / "file", plot=plot) == USAGE
+    assert run_demo(tmp_path / "store", plot=tmp_path / "none" / "plot.png") == USAGE
+    assert run_demo(tmp_path / "store", plot=tmp_path / "full") == USAGE
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert [line.split(":")[1].strip() for line in err.splitlines()] == ["years", "store", "store", "plot", "plot"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["full"]

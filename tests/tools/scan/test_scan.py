@@ -1,0 +1,179 @@
+"""Scanning sealed generations: every message comes once, as it was sent, and what is damaged comes with its reason."""
+
+from __future__ import annotations
+
+import shutil
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import lmdb
+import pytest
+
+pytest.importorskip("pyarrow")
+
+from duelog.partitions.timespan import directory_name
+from duelog.store.codec import format as fmt
+from duelog.store.codec.run import Run
+from duelog.store.errors import InvalidArgument
+from duelog.tools.scan.scan_arrow import HEADER_COLUMNS, MESSAGES, scan_messages
+from duelog.tools.scan.scan_plan import Slice, Wanted, plan_scan
+from duelog.tools.scan.scan_rows import scan_dues
+from tests.tools.closed_days import DAY_MS, FIRST_MS, TOPICS, Built, Sent, build
+
+CANCELLED = 40
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    """A store of three closed days, which tests do not change."""
+    return build(tmp_path_factory.mktemp("scan") / "store", cancelled=CANCELLED)
+
+
+def rows_of(plan: list[Slice], wanted: Wanted | None = None, **options: Any) -> list[dict[str, Any]]:
+    """The rows of all slices."""
+    return [
+        row for part in plan for batch in scan_messages(part, wanted=wanted, **options) for row in batch.to_pylist()
+    ]
+
+
+def as_sent(row: dict[str, Any]) -> Sent:
+    """The message that a row is of."""
+    values = {**row, "properties": dict(row["properties"])}
+    return Sent(*(values[name] for name in Sent._fields))
+
+
+def test_every_sealed_message_comes_once_and_as_it_was_sent(built: Built) -> None:
+    """Payload, key, properties and times of each, in append order of its log."""
+    rows = rows_of(plan_scan(built.path))
+    assert sorted(map(as_sent, rows), key=str) == sorted(built.sealed, key=str)
+    places = [(row["partition"], row["topic_id"], row["ledger_id"], row["entry_id"]) for row in rows]
+    assert places == sorted(places)
+    assert all(row["reason"] is None and not row["dropped"] and not row["conditional"] for row in rows)
+
+
+def test_headers_alone_say_the_same_as_whole_entries(built: Built) -> None:
+    """The columns of a scan of headers are those of the scan of everything."""
+    plan = plan_scan(built.path, claims=True)
+    columns = [name for name in MESSAGES.names if name in HEADER_COLUMNS]
+    narrow = [row for part in plan for batch in scan_messages(part, columns) for row in batch.to_pylist()]
+    assert narrow == [{name: row[name] for name in columns} for row in rows_of(plan)]
+    dues = [due for part in plan for _, _, column in scan_dues(part) for due in column.tolist()]
+    assert dues == [row["due_ms"] for row in narrow]
+
+
+@pytest.mark.parametrize(("entries", "size"), [(1, 1 << 30), (77, 1 << 30), (500, 1 << 30), (1 << 20, 20_000)])
+def test_slices_of_any_size_give_the_same_rows(built: Built, entries: int, size: int) -> None:
+    """Where a log is cut, also inside a run, changes nothing."""
+    if entries == 1:
+        plan = [part for part in plan_scan(built.path) if part.sealed.start_ms == FIRST_MS]
+        plan = [part._replace(ranges=(each._replace(start=at, limit=at + 1),))
+                for part in plan for each in part.ranges for at in range(0, each.limit)]  # fmt: skip
+        whole = [row for row in rows_of(plan_scan(built.path)) if row["partition"] == directory_name(FIRST_MS)]
+    else:
+        plan = plan_scan(built.path, slice_entries=entries, slice_bytes=size)
+        whole = rows_of(plan_scan(built.path))
+        assert len(plan) > len(plan_scan(built.path))
+        assert all(part.entries <= entries for part in plan)
+    assert rows_of(plan) == whole
+
+
+@pytest.mark.parametrize("rows", [1, 100])
+def test_batches_of_any_size_give_the_same_rows(built: Built, rows: int) -> None:
+    """Where a batch ends changes nothing."""
+    assert rows_of(plan_scan(built.path, claims=True), rows=rows) == rows_of(plan_scan(built.path, claims=True))
+
+
+def test_what_is_not_wanted_is_not_planned(built: Built) -> None:
+    """Topics, partitions and due times leave out logs and generations before anything is opened."""
+    one = plan_scan(built.path, Wanted.of(topics=["shop/mail/reminders"]))
+    assert {each.topic for part in one for each in part.ranges} == {TOPICS[1]}
+    day = plan_scan(built.path, Wanted.of(partitions=[directory_name(FIRST_MS + DAY_MS)]))
+    assert {part.sealed.start_ms for part in day} == {FIRST_MS + DAY_MS}
+    late = plan_scan(built.path, Wanted.of(due_from_ms=FIRST_MS + DAY_MS, due_until_ms=FIRST_MS + 2 * DAY_MS))
+    assert late == day
+    assert plan_scan(built.path, Wanted.of(due_from_ms=FIRST_MS + 30 * DAY_MS)) == []
+    assert plan_scan(built.path, Wanted.of(topics=["nobody"])) == []
+
+
+def test_rows_are_cut_at_the_due_times_that_were_asked_for(built: Built) -> None:
+    """The first instant belongs to it, the last does not; bodies go with their rows."""
+    wanted = Wanted.of(due_from_ms=FIRST_MS + 3_600_000, due_until_ms=FIRST_MS + DAY_MS + 7_200_000)
+    rows = rows_of(plan_scan(built.path, wanted), wanted)
+    expected = [sent for sent in built.sealed if wanted.due_from_ms <= sent.due_ms < wanted.due_until_ms]
+    assert {sent.due_ms for sent in expected} >= {wanted.due_from_ms}
+    assert sorted(map(as_sent, rows), key=str) == sorted(expected, key=str)
+
+
+def test_cancelled_messages_are_withdrawn(built: Built) -> None:
+    """What main says of entries stands in the slice."""
+    plan = plan_scan(built.path, claims=True)
+    withdrawn = {(row["ledger_id"], row["entry_id"]) for row in rows_of(plan) if row["withdrawn"]}
+    cancelled = {(sent.ledger_id, sent.entry_id) for sent in built.sent[:CANCELLED] if sent in built.sealed}
+    assert withdrawn == cancelled
+    assert withdrawn
+
+
+def _damage(path: Path, needle: bytes) -> None:
+    """Change a byte in the middle of the only place of a file that holds `needle`."""
+    content = path.read_bytes()
+    assert content.count(needle) == 1
+    at = content.index(needle) + len(needle) // 2
+    path.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
+
+
+def test_a_damaged_body_comes_with_its_reason_and_the_rest_goes_on(built: Built, tmp_path: Path) -> None:
+    """One payload is changed on disk: that row has no payload but a reason, its header's columns, and no others."""
+    store = shutil.copytree(built.path, tmp_path / "store")
+    victim = next(sent for sent in built.sealed if len(sent.payload) == 300)
+    part = next(part for part in plan_scan(store) if part.sealed.start_ms <= victim.due_ms < part.sealed.end_ms)
+    _damage(part.sealed.path / "data.mdb", victim.payload)
+    rows = rows_of(plan_scan(store))
+    damaged = [row for row in rows if row["reason"] is not None]
+    assert [(row["ledger_id"], row["entry_id"], row["due_ms"]) for row in damaged] == [victim[1:4]]
+    assert damaged[0]["reason"] == "body does not match its checksum"
+    assert damaged[0]["payload"] is None
+    assert damaged[0]["properties"] is None
+    assert len(rows) == len(built.sealed)
+
+
+def test_a_run_that_cannot_be_read_is_one_row_without_a_due_time(built: Built, tmp_path: Path) -> None:
+    """Its header is changed on disk: the ids after it are those they were."""
+    store = shutil.copytree(built.path, tmp_path / "store")
+    plan = plan_scan(store)
+    with closing(lmdb.open(str(plan[0].sealed.path))) as environment, environment.begin(write=True) as raw:
+        key = fmt.run_key(plan[0].ranges[0].ledger_id, 0)
+        value = raw.get(key)
+        assert value is not None
+        raw.put(key, value[:24] + bytes([value[24] ^ 1]) + value[25:])
+    rows = rows_of(plan_scan(store))
+    bad = [row for row in rows if row["due_ms"] is None]
+    assert len(bad) == 1
+    assert bad[0]["reason"] == "run header does not match its checksum"
+    assert not bad[0]["dropped"]
+    assert len(rows) < len(built.sealed)
+    some = Wanted.of(due_from_ms=1)
+    assert all(row["reason"] is None for row in rows_of(plan_scan(store, some), some))
+
+
+def test_a_column_that_there_is_not_is_refused(built: Built) -> None:
+    """The answer names those that there are."""
+    with pytest.raises(InvalidArgument, match="due_ms"):
+        next(scan_messages(plan_scan(built.path)[0], ["due"]))
+
+
+def test_a_dropped_body_is_gone_and_no_damage(built: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two equal ends, as compaction leaves them: a row without payload, and without a reason."""
+    ends = Run.ends
+
+    def without_the_first(run: Run) -> Any:
+        found = ends(run).copy()
+        if run.first_entry == 0:
+            found[0] = 0
+        return found
+
+    monkeypatch.setattr(Run, "ends", without_the_first)
+    rows = [row for row in rows_of(plan_scan(built.path)) if row["entry_id"] == 0]
+    assert rows
+    assert all(row["dropped"] and row["payload"] is None and row["reason"] is None for row in rows)
+    assert all(row["due_ms"] is not None for row in rows)

@@ -1,0 +1,113 @@
+"""The command `duelog audit`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ...store.errors import InvalidArgument
+from ...store.files.directory import refuse_inside
+from ..output import printable, say, size_text, write_json, write_line, write_table
+from ..traffic import Json
+from ..values import time_ms
+
+_MOST_HELD = 20
+
+
+def audit(
+    store: Annotated[
+        Path | None, typer.Argument(metavar="STORE", help="Directory of the store.", show_default=False)
+    ] = None,
+    spark: Annotated[bool, typer.Option("--spark", help="Spread the partitions over Spark's tasks.")] = False,
+    master: Annotated[
+        str | None, typer.Option(metavar="URL", help="With --spark: where Spark runs; else all cores here.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write audit.html, audit.json and Parquet files there.")
+    ] = None,
+    as_of: Annotated[str | None, typer.Option(metavar="TIME", help="Judge as if it were that time.")] = None,
+    headers: Annotated[bool, typer.Option("--headers", help="Do not read payloads and pages: quicker.")] = False,
+    from_parquet: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Audit what `duelog export` wrote, in place of a store.")
+    ] = None,
+    json_: Json = False,
+) -> None:
+    """Look for what is lost, doubled, left over or held too long, and show what is kept. Exit status 1: findings.
+
+    Works beside a process that has the store open, and changes nothing. Closed partitions are read whole, open ones by
+    their headers, as of the moment they are read. A partition that a slow subscription holds is no finding; it is
+    listed with what holds it. docs/audit.md says what each finding means.
+
+    ```
+    duelog audit data --output report
+    duelog audit data --as-of 2026-12-24T00:00Z --json
+    ```
+    """
+    from ..audit.report import PARQUET_MISSING, as_json, write_report
+    from ..audit.tables import Audit
+
+    options: dict[str, Any] = {
+        "as_of_ms": None if as_of is None else time_ms("--as-of", as_of),
+    }
+    result: Audit
+    if (store is None) == (from_parquet is None):
+        raise InvalidArgument("STORE", str(store), "expected a store, or --from-parquet with an export")
+    if output is not None and store is not None:
+        refuse_inside("--output", output, store)
+    if from_parquet is not None:
+        from ..audit.exported import audit_export
+
+        result = audit_export(from_parquet, **options)
+    elif spark and store is not None:
+        from ..spark.audit import audit_with_spark
+
+        result = audit_with_spark(store, master=master, verify=not headers, **options)
+    elif store is not None:
+        result = _audit_here(store, verify=not headers, **options)
+    if output is not None and not write_report(result, output):
+        say(PARQUET_MISSING)
+    if json_:
+        write_json(as_json(result))
+    else:
+        _show(result)
+        if output is not None:
+            say(f"the report is in {output / 'audit.html'}")
+    if result.findings:
+        raise typer.Exit(1)
+
+
+def _audit_here(store: Path, **options: Any) -> Any:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from ..audit import audit_store
+
+    columns = (TextColumn("partitions"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(file=sys.stderr), transient=True, disable=not sys.stderr.isatty()) as bar:
+        task = bar.add_task("partitions", total=None)
+        return audit_store(store, progress=lambda done, total: bar.update(task, completed=done, total=total), **options)
+
+
+def _show(result: Any) -> None:
+    for found in result.findings:
+        line = f"{found.severity}: {found.code}: {found.address}: {found.message}; {found.advice}"
+        write_line(printable(line))
+    messages, pending, fired, acknowledged = (
+        sum(getattr(row, name) for row in result.retention) for name in ("messages", "pending", "fired", "acknowledged")
+    )
+    disk = sum(row.file_bytes for row in result.partitions)
+    figures = (("topics", len(result.topics)), ("subscriptions", len(result.subscriptions)),
+               ("partitions", len(result.partitions)), ("messages in them", messages), ("pending", pending),
+               ("fired", fired), ("acknowledged by everybody", acknowledged), ("on disk", size_text(disk)))  # fmt: skip
+    write_table(str(result.store), ("", ">"), figures)
+    if result.held:
+        write_line("")
+        columns = ("partition", "topic", "held by", "subscription", ">behind")
+        rows = [(row.partition, row.topic, row.reason, row.subscription, row.behind) for row in result.held]
+        write_table(f"held partitions: {len({row[0] for row in rows}):,}", columns, rows[:_MOST_HELD])
+        if len(rows) > _MOST_HELD:
+            say(f"{len(rows) - _MOST_HELD:,} more reasons; --output has them all")
+    say(f"findings: {len(result.findings):,}")

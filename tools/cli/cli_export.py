@@ -1,0 +1,137 @@
+"""The command `duelog export`, and importing what it wrote."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from ...store.errors import DuelogError, InvalidArgument
+from ..output import say, size_text, write_json, write_line
+from ..values import open_to_write, time_ms
+
+INSTALL = "pip install 'duelog[spark]'"
+
+
+def export(
+    store: Annotated[Path, typer.Argument(metavar="STORE", help="Directory of the store.", show_default=False)],
+    dest: Annotated[
+        Path, typer.Argument(metavar="DEST", help="Where to: an empty directory, or a new one.", show_default=False)
+    ],
+    topic: Annotated[
+        list[str] | None, typer.Option("--topic", metavar="TOPIC", help="Only this topic; may be repeated.")
+    ] = None,
+    partition: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Only this partition; may be repeated.")
+    ] = None,
+    from_: Annotated[
+        str | None, typer.Option("--from", metavar="TIME", help="Only partitions that end after this time.")
+    ] = None,
+    until: Annotated[str | None, typer.Option(metavar="TIME", help="Only partitions that begin before it.")] = None,
+    spark: Annotated[bool, typer.Option("--spark", help="Write the files by Spark's tasks.")] = False,
+    master: Annotated[
+        str | None, typer.Option(metavar="URL", help="Spark master, such as local[2]; with --spark.")
+    ] = None,
+    json_: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else to standard output.")] = False,
+) -> None:
+    """Write the messages of closed partitions to Parquet files, by topic and day. Needs duelog[spark].
+
+    Beside them go the markers, subscriptions and what else an audit reads, all as of one point in time; `duelog audit
+    --from-parquet` and `duelog import --parquet` take the directory. Works beside a process that has the store open,
+    and changes nothing in it.
+
+    ```
+    duelog export data archive --until 2026-12-01T00:00:00Z
+    ```
+    """
+    try:
+        from ..scan.scan_plan import Wanted
+        from ..transfer.parquet_export import export_store
+    except ImportError as error:
+        raise NeedsArrow("duelog export", error) from None
+    wanted = Wanted.of(
+        topic or None,
+        partition or None,
+        None if from_ is None else time_ms("--from", from_),
+        None if until is None else time_ms("--until", until),
+    )
+    if spark:
+        from ..spark.export import export_with_spark
+
+        done = export_with_spark(store, dest, master=master, wanted=wanted)
+    else:
+        columns = (TextColumn("slices"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        with Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
+            task = bar.add_task("slices", total=None)
+            done = export_store(
+                store, dest, wanted=wanted, progress=lambda at, total: bar.update(task, completed=at, total=total)
+            )
+    if json_:
+        write_json(done._asdict())
+        return
+    write_line(
+        f"{done.rows:,} messages of {done.partitions:,} partitions in {done.files:,} files, {size_text(done.bytes)}"
+    )
+    for count, what in (
+        (done.withdrawn, "never fire (cancelled or replaced)"),
+        (done.dropped, "have no body any more (compaction)"),
+        (done.damaged, "cannot be read"),
+    ):
+        if count:
+            say(f"{count:,} of them {what}")
+
+
+def import_parquet(store: Path, directory: Path, subscriptions: list[str] | None, json_: bool) -> None:
+    """`duelog import --parquet`: send the messages of an export to an empty store, which is made if need be."""
+    try:
+        from ..transfer.export_layout import open_export
+        from ..transfer.parquet_import import Imported, import_export
+    except ImportError as error:
+        raise NeedsArrow("duelog import --parquet", error) from None
+    export = open_export(directory)
+    total = sum(file.rows for file in export.message_files)
+    columns = (TextColumn("messages"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with (
+        open_to_write(store, background=False, create=True, span_ms=export.manifest["partition_ms"]) as opened,
+        Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar,
+    ):
+        task = bar.add_task("messages", total=total)
+
+        def show(done: Imported) -> None:
+            bar.update(task, completed=done.messages)
+
+        empty = next(iter(opened.topics()), None) is None
+        try:
+            done = import_export(opened, export, subscriptions=subscriptions or None, progress=show)
+        except BaseException:
+            if empty and next(iter(opened.topics()), None) is not None:
+                say("a part of the archive is in the store; remove the store before importing again")
+            raise
+    left_out = {name: getattr(done, name) for name in ("withdrawn", "dropped", "damaged", "deleted_topics")}
+    if json_:
+        write_json({**asdict(done), "topics": len(done.topics)})
+        return
+    write_line(f"{done.messages:,} messages to {len(done.topics):,} topics, due at once")
+    for name, count in left_out.items():
+        if count:
+            say(f"{count:,} were left out: {name.replace('_', ' ')}")
+
+
+class NeedsArrow(DuelogError):
+    """A command needs pyarrow, and it is not installed."""
+
+    def __init__(self, command: str, error: ImportError) -> None:
+        super().__init__(f"{command} needs a package that is not installed ({error.name}); {INSTALL}")
+        self.command = command
+        self.missing = error.name
+
+
+def require_one_source(file: str | None, parquet: Path | None) -> None:
+    """An import is of a file or of an export, not both. Raises InvalidArgument."""
+    if (file is None) == (parquet is None):
+        raise InvalidArgument("FILE", file, "expected a file, or --parquet with an export; one of the two")

@@ -1,0 +1,118 @@
+"""The commands `duelog schedules list | pause | resume | remove`: messages that recur."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from ... import Schedule
+from ...store.errors import InvalidArgument
+from ..output import payload_fields, preview, write_json, write_line, write_table
+from ..traffic import Json, Store
+from ..values import iso_time, open_to_read, open_to_write
+
+app = typer.Typer(
+    name="schedules",
+    no_args_is_help=True,
+    help="Messages that recur: look at their schedules, pause, resume and remove them.",
+)
+
+InTopic = Annotated[str, typer.Argument(metavar="TOPIC", help="The schedule's topic.")]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="The schedule's name.")]
+
+
+@app.command("list")
+def list_(
+    store: Store,
+    topic: Annotated[str | None, typer.Option("--topic", metavar="TOPIC", help="Of this topic only.")] = None,
+    json_: Json = False,
+) -> None:
+    """List the schedules of the store or of one topic, with the occurrence that waits.
+
+    ```
+    duelog schedules list data --topic reminders
+    ```
+    """
+    with open_to_read(store) as opened:
+        topics = opened.topics() if topic is None else [opened.topic(topic)]
+        found = [schedule for one in topics for schedule in one.schedules()]
+    if json_:
+        write_json([_fields(schedule) for schedule in found])
+        return
+    rows = [
+        (
+            schedule.topic,
+            schedule.name,
+            _when(schedule),
+            "paused" if schedule.next_due_ms is None else iso_time(schedule.next_due_ms),
+            preview(schedule.payload),
+        )
+        for schedule in found
+    ]
+    write_table("schedules", ["topic", "name", "recurs", "next", "payload"], rows)
+
+
+def _when(schedule: Schedule) -> str:
+    if schedule.interval_ms is not None:
+        return f"each {schedule.interval_ms / 1000:g} s"
+    return f"{schedule.cron} ({schedule.timezone})"
+
+
+def _fields(schedule: Schedule) -> dict[str, object]:
+    fields = asdict(schedule)
+    fields.pop("payload")
+    next_id = fields.pop("next_id")
+    return {**fields, **payload_fields(schedule.payload), "next_id": None if next_id is None else str(schedule.next_id)}
+
+
+@app.command("pause")
+def pause_(store: Store, topic: InTopic, name: Name, json_: Json = False) -> None:
+    """Take a schedule's waiting occurrence back, until it is resumed.
+
+    ```
+    duelog schedules pause data reminders daily
+    ```
+    """
+    with open_to_write(store, background=False, create=False) as opened:
+        _show(opened.topic(topic).pause_schedule(name), topic, name, json_)
+
+
+@app.command("resume")
+def resume_(store: Store, topic: InTopic, name: Name, json_: Json = False) -> None:
+    """Go on with the first occurrence after now.
+
+    ```
+    duelog schedules resume data reminders daily
+    ```
+    """
+    with open_to_write(store, background=False, create=False) as opened:
+        _show(opened.topic(topic).resume_schedule(name), topic, name, json_)
+
+
+@app.command("remove")
+def remove_(store: Store, topic: InTopic, name: Name, json_: Json = False) -> None:
+    """End a schedule and take its waiting occurrence back.
+
+    ```
+    duelog schedules remove data reminders daily
+    ```
+    """
+    with open_to_write(store, background=False, create=False) as opened:
+        removed = opened.topic(topic).remove_schedule(name)
+    if json_:
+        write_json({"removed": removed})
+    else:
+        write_line("removed" if removed else "there is no such schedule")
+
+
+def _show(schedule: Schedule | None, topic: str, name: str, json_: bool) -> None:
+    if schedule is None:
+        raise InvalidArgument("name", name, f"topic {topic} has no such schedule")
+    if json_:
+        write_json(_fields(schedule))
+    elif schedule.next_due_ms is None:
+        write_line("paused")
+    else:
+        write_line(f"next at {iso_time(schedule.next_due_ms)}")

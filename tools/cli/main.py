@@ -1,0 +1,173 @@
+"""The command `duelog`: its commands put together, and what all of them have in common.
+
+Exit status: 0; 1: there are findings (`check`, `audit`) or a demo did not verify; 2: usage, bad input, or a store, file
+or standard output that cannot be used, with one line on standard error that says which value or path it was; 141, and
+not a word, where the program that reads the output has closed the pipe (as a shell reports those that SIGPIPE kills),
+so that a command that was cut short never says that it found nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated, Any
+
+import lmdb
+import typer
+from typer.core import TyperGroup
+
+from ...store.errors import DuelogError
+from .. import inspection, traffic
+from ..output import drop_output, flush_output, say
+from . import (
+    cli_audit,
+    cli_compact,
+    cli_dead_letters,
+    cli_export,
+    cli_init,
+    cli_policies,
+    cli_schedules,
+    cli_snapshot,
+    cli_upkeep,
+)
+
+HELP = """An embedded, durable log of messages that are due later.
+
+A STORE is a directory; `init` makes it, or `send`. Messages go to a topic with a due time, and each subscription of the
+topic receives them when they are due. One process at a time may write a store, as send, receive and import do; the
+commands that only look (scheduled, stats, partitions, check, audit, dump) work beside it and change nothing.
+
+```
+duelog send data reminders "pay the bill" --after 10s
+duelog receive data reminders mailer
+```
+
+Times are ISO 8601 with a zone (2026-11-21T09:00:00Z) or milliseconds since 1970; durations are seconds or 30s, 5m, 2h,
+1d. With --json a command prints JSON and nothing else to standard output.
+"""
+
+
+BROKEN_PIPE = 141
+
+
+@contextmanager
+def _errors_to_status() -> Iterator[None]:
+    """See that all that was printed is written; an error becomes a line on standard error and an exit status."""
+    try:
+        try:
+            yield
+        finally:
+            flush_output()
+        return
+    except DuelogError as error:
+        say(str(error))
+    except BrokenPipeError:
+        drop_output()
+        raise typer.Exit(BROKEN_PIPE) from None
+    except OSError as error:
+        if error.filename is None:  # all others say which file it is
+            drop_output()
+        say(f"{error.filename or 'standard output'}: {error.strerror or error}")
+    except (lmdb.Error, MemoryError) as error:
+        say(str(error) or "there is not enough memory")
+    raise typer.Exit(2) from None
+
+
+class ErrorsToStatus(TyperGroup):
+    """Runs a command; what cannot be done becomes a line on standard error and an exit status, never a traceback."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """What of the arguments is left to the command; prints the help and the version."""
+        with _errors_to_status():
+            return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command that `ctx` names."""
+        with _errors_to_status():
+            return super().invoke(ctx)
+
+
+app = typer.Typer(
+    name="duelog",
+    cls=ErrorsToStatus,
+    help=HELP,
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"duelog {version('duelog')}")
+        raise typer.Exit()
+
+
+@app.callback()
+def _common(
+    _: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+def demo(
+    store: Annotated[
+        Path | None, typer.Argument(metavar="STORE", help="Where to make the store; a temporary one if left out.")
+    ] = None,
+    years: Annotated[int, typer.Option(min=1, help="How many of the last years of the trace.")] = 5,
+    all_: Annotated[bool, typer.Option("--all", help="All 21 years of the trace.")] = False,
+    plot: Annotated[Path | None, typer.Option(help="Where to write the plot (PNG).")] = None,
+    json_: Annotated[bool, typer.Option("--json", help="Print the figures as one JSON value.")] = False,
+) -> None:
+    """Replay a real trace of delayed messages through the whole life of a store, and verify each of them.
+
+    The trace is the history of Git's own repository: a change is written (published) at one time and taken in (due)
+    at another, hours to years later. A clock that runs ahead sends, fires, receives and acknowledges all of it; the
+    store trims and deletes behind.
+
+    ```
+    duelog demo --years 1
+    ```
+    """
+    from ..demo.demo_run import run_demo
+
+    raise typer.Exit(run_demo(store, years, all_, plot, json_))
+
+
+for command in (
+    cli_init.init,
+    traffic.send,
+    traffic.receive,
+    traffic.import_,
+    inspection.scheduled,
+    inspection.stats,
+    inspection.partitions,
+    inspection.check,
+    cli_audit.audit,
+    inspection.dump,
+    cli_upkeep.backup,
+    cli_upkeep.repair,
+    cli_compact.compact,
+    cli_export.export,
+    demo,
+):
+    app.command(command.__name__.rstrip("_"))(command)
+app.add_typer(cli_dead_letters.app)
+app.add_typer(cli_policies.app)
+app.add_typer(cli_schedules.app)
+app.add_typer(cli_snapshot.app, name="snapshot")
+
+
+def main() -> None:
+    """Run the command line: the entry point of the console script."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,253 @@
+"""Compaction of a store's closed partitions, beside the process that has the store open or with none.
+
+Reads what is claimed of all of them in one read transaction of the main environment, has each planned and copied that
+is worth it (partition_compaction.py), here or by somebody else (Spark), and sees that they are adopted: at once where
+no process has the store open, else by that one at its next tick. The store's lock is held for the moments of adoption
+only, so a store can be opened meanwhile; what was being copied then is lost, and reported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import lmdb
+
+from ..cleanup.adoption import Adopted, Refused, adopt_ready
+from ..cleanup.claims import claims_of_logs, read_all_claims
+from ..cleanup.compaction import Finished
+from ..cleanup.compaction_plan import partition_logs
+from ..cleanup.origin import Relied
+from ..cleanup.retention import reason_to_keep
+from ..opening import Identity, StoreLock, open_main
+from ..store.clock import SystemClock
+from ..store.codec.format import PartitionState
+from ..store.config import StoreConfig
+from ..store.errors import DuelogError, InvalidArgument, StoreLocked
+from ..store.log import catalog
+from .partition_compaction import CompactionTask, Failed, Figures, PartitionAnswer, compact_partition, publish
+from .scan.sealed import Sealed, identity_of, open_main_to_read, open_sealed, read_sealed
+
+DEFAULT_MIN_DEAD_RATIO = 0.3
+
+_ADOPTED_AT_ONCE = 64
+_ADOPTED_AT_ONCE_BYTES = 256 << 20
+"""So many partitions, or so many bytes of them, are finished before the store's lock is taken to adopt them: until
+then both generations take room."""
+
+Progress = Callable[[int, int], object]
+"""Told (bytes dealt with so far, bytes in all): a partition is read twice, to copy it and to verify the copy. One that
+is not copied has been dealt with once it is planned."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionCompaction:
+    """What became of one partition, and its figures.
+
+    outcome: "skipped" (too little to drop), "planned" (a dry run), "adopted", "waiting" (for the process that has the
+    store open) or "failed", with the `reason`. dead_*: bodies that nobody needs; file_bytes: the length of the file.
+    messages, body_bytes and dead_* are 0 where it failed before it was planned.
+    """
+
+    partition: str
+    generation: int
+    messages: int
+    body_bytes: int
+    dead_messages: int
+    dead_bytes: int
+    file_bytes: int
+    file_bytes_after: int | None
+    outcome: str
+    reason: str = ""
+
+    @property
+    def dead_ratio(self) -> float:
+        return self.dead_bytes / self.body_bytes if self.body_bytes else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class CompactionReport:
+    """Every closed partition of a store, by start."""
+
+    partitions: list[PartitionCompaction]
+
+    @property
+    def failed(self) -> list[PartitionCompaction]:
+        return [each for each in self.partitions if each.outcome == "failed"]
+
+    @property
+    def waiting(self) -> list[PartitionCompaction]:
+        return [each for each in self.partitions if each.outcome == "waiting"]
+
+    @property
+    def bytes_before(self) -> int:
+        """Bytes of the files that were compacted."""
+        return sum(each.file_bytes for each in self.partitions if each.file_bytes_after is not None)
+
+    @property
+    def bytes_after(self) -> int:
+        """Bytes of the files that came of it."""
+        return sum(each.file_bytes_after or 0 for each in self.partitions)
+
+
+Runner = Callable[[Sequence[CompactionTask], Callable[[int], object]], Iterable[PartitionAnswer]]
+"""Does tasks and publishes what they have staged, in any order; told bytes dealt with as it goes."""
+
+
+def compact_store(
+    path: Path,
+    *,
+    min_dead_ratio: float = DEFAULT_MIN_DEAD_RATIO,
+    dry_run: bool = False,
+    run: Runner | None = None,
+    progress: Progress = lambda done, total: None,
+) -> CompactionReport:
+    """Rewrite the closed partitions of which at least `min_dead_ratio` of the bytes of bodies is needed by nobody.
+
+    What the store's retention keeps stays. What is dropped cannot be gone back to by seeking, as if it had been
+    trimmed. run: who plans and copies; None: this process, one partition after the other. A partition that
+    the store deletes or replaces before it was planned is left out; one that is damaged has failed.
+    Not in a process that has the store open. Raises InvalidArgument, FormatMismatch, DamagedStore.
+    """
+    if not 0 <= min_dead_ratio <= 1:
+        raise InvalidArgument("min_dead_ratio", min_dead_ratio, "expected a ratio of 0 to 1")
+    identity = identity_of(path)
+    tasks, found = _tasks(path, min_dead_ratio, dry_run)
+    dealt_with = done = 0
+    total = 2 * sum(task.sealed.file_bytes for task in tasks)
+
+    def further(size: int) -> None:
+        nonlocal done
+        done += size
+        progress(min(done, total), total)
+
+    progress(0, total)
+    waiting: list[Finished] = []
+    for answer in (run or run_here)(tasks, further) if tasks else ():
+        found.answers[answer.start_ms] = answer
+        dealt_with += 2 * found.sealed[answer.start_ms].file_bytes
+        further(max(0, dealt_with - done))
+        if answer.result is None or isinstance(answer.result, Failed):
+            continue
+        waiting.append(answer.result)
+        if len(waiting) >= _ADOPTED_AT_ONCE or sum(each.source_bytes for each in waiting) >= _ADOPTED_AT_ONCE_BYTES:
+            found.note(_adopt(path, identity))
+            waiting = []
+    if waiting:
+        found.note(_adopt(path, identity))
+    return found.report(path)
+
+
+def run_here(
+    tasks: Sequence[CompactionTask], progress: Callable[[int], object] = lambda done: None
+) -> Iterator[PartitionAnswer]:
+    """Compact partitions in this process, one after the other."""
+    for task in tasks:
+        yield publish(Path(task.sealed.store), compact_partition(task, progress=progress))
+
+
+def _tasks(path: Path, min_dead_ratio: float, dry_run: bool) -> tuple[list[CompactionTask], _Found]:
+    """A task for each closed partition, with the claims on all of them as of one point in time.
+
+    Of one that cannot be read there is no task, and the answer instead.
+    """
+
+    def work(
+        raw: lmdb.Transaction, identity: Identity, generations: list[Sealed]
+    ) -> tuple[list[CompactionTask], _Found]:
+        found = _Found({sealed.start_ms: sealed for sealed in generations})
+        now_ms = SystemClock().now_ms()
+        known = read_all_claims(raw, "main", found.sealed, now_ms=now_ms)
+        tasks = []
+        for start_ms, sealed in found.sealed.items():
+            try:
+                with open_sealed(sealed, identity.store_id) as source, source.read() as rows:
+                    logs = partition_logs(rows)
+            except DuelogError as error:
+                found.answers[start_ms] = PartitionAnswer(start_ms, None, False, Failed(str(error)))
+                continue
+            claims = tuple(claims_of_logs(raw, known[start_ms], logs))
+            tasks.append(CompactionTask(sealed, identity.store_id, claims, min_dead_ratio, dry_run))
+        return tasks, found
+
+    return read_sealed(path, work)
+
+
+def _adopt(path: Path, identity: Identity) -> list[Adopted | Refused] | None:
+    """Adopt what is ready; None: a process has the store open, and does it."""
+    try:
+        lock = StoreLock(path)
+    except StoreLocked:
+        return None
+    try:
+        config = StoreConfig(partition_ms=identity.partition_ms)
+        with closing(open_main(path, config, identity, read_only=False)) as main:
+
+            def retained(relied_on: Sequence[Relied]) -> str | None:
+                with main.read() as raw:
+                    return reason_to_keep(raw, relied_on, SystemClock().now_ms())
+
+            return adopt_ready(path, main, identity.store_id, reason_in_memory=retained)
+    finally:
+        lock.release()
+
+
+@dataclass(slots=True)
+class _Found:
+    """What is known of the partitions by now, by start."""
+
+    sealed: dict[int, Sealed]
+    answers: dict[int, PartitionAnswer] = field(default_factory=dict)
+    adopted: dict[int, int] = field(default_factory=dict)
+    """Bytes of the new file."""
+    refused: dict[str, str] = field(default_factory=dict)
+    """Why, by the name of the directory."""
+
+    def note(self, outcomes: Sequence[Adopted | Refused] | None) -> None:
+        """What became of finished generations: these, or others that were there when adoption began."""
+        for each in outcomes or ():
+            if isinstance(each, Adopted):
+                self.adopted[each.start_ms] = each.bytes_after
+            else:
+                self.refused[each.name] = each.reason
+
+    def report(self, path: Path) -> CompactionReport:
+        """A row for each partition but those that the store has deleted or replaced before they were planned."""
+        rows = {start_ms: self._row(sealed) for start_ms, sealed in self.sealed.items()}
+        unplanned = [
+            start_ms
+            for start_ms, row in rows.items()
+            if row.outcome == "failed" and (start_ms not in self.answers or self.answers[start_ms].figures is None)
+        ]
+        if unplanned:
+            with open_main_to_read(path) as (_, main), main.read() as raw:
+                records = dict(catalog.partitions(raw))
+            for start_ms in unplanned:
+                record = records.get(start_ms)
+                expected = (PartitionState.CLOSED, self.sealed[start_ms].generation)
+                if record is None or (record.state, record.generation) != expected:
+                    del rows[start_ms]
+        return CompactionReport(list(rows.values()))
+
+    def _row(self, sealed: Sealed) -> PartitionCompaction:
+        answer = self.answers.get(sealed.start_ms)
+        if answer is None:
+            answer = PartitionAnswer(sealed.start_ms, None, False, Failed("nothing came of it"))
+        after, reason = None, ""
+        if sealed.start_ms in self.adopted:
+            outcome, after = "adopted", self.adopted[sealed.start_ms]
+        elif answer.result is None:
+            outcome = "planned" if answer.worth_it else "skipped"
+        elif isinstance(answer.result, Failed):
+            outcome, reason = "failed", answer.result.reason
+        else:
+            name = Path(answer.result.directory).name
+            outcome, after = "waiting", answer.result.file_bytes
+            if name in self.refused:
+                outcome, after, reason = "failed", None, self.refused[name]
+        figures = answer.figures or Figures(0, 0, 0, 0)
+        return PartitionCompaction(
+            sealed.partition, sealed.generation, *figures, sealed.file_bytes, after, outcome, reason
+        )

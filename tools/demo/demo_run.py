@@ -1,0 +1,231 @@
+"""The demo: a trace of real delays through a whole store, with every promise checked against the trace.
+
+This is the way there and back: choose the rows, open a store, show progress, print what came out and draw it.
+What is sent when is decided in demo_replay.py, what counts as wrong in demo_audit.py.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields
+from datetime import UTC, datetime
+from pathlib import Path
+
+from rich.console import Console
+from rich.filesize import decimal
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from duelog import DelayedStore, ManualClock
+
+from ..output import say, write_json
+from .demo_audit import Audit, Verdict
+from .demo_replay import CONFIG, Course, Replay
+from .demo_trace import Trace, load_trace
+
+PLOT = Path("duelog-demo.png")
+"""Where the plot goes unless told otherwise."""
+
+OK, FINDINGS, USAGE = 0, 1, 2
+"""Exit status."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a replay came to. Counts of messages, unless a name says otherwise; times in epoch ms.
+
+    delayed: due after they were written. steps: times that something was sent or became due; each is durable
+    before the next begins, and that is what takes the time. peak_pending: most that were written and not due
+    at one time, by the store; peak_disk_bytes: largest of some two thousand samples. messages_per_second: of
+    real time, from the first send until the last partition is deleted; sampling and checking not counted.
+    miscounted: samples where the store's count of pending messages was not the trace's. partitions_missing:
+    by how many the partitions made differ from those that the trace needs; partitions_left: made and not
+    deleted. findings: of the store's own check. From `early` on everything is to be 0.
+    """
+
+    messages: int
+    delayed: int
+    first_ms: int
+    last_ms: int
+    partitions_created: int
+    partitions_deleted: int
+    ledgers_trimmed: int
+    steps: int
+    peak_pending: int
+    peak_pending_ms: int
+    peak_disk_bytes: int
+    end_disk_bytes: int
+    seconds: float
+    messages_per_second: float
+    early: int
+    late: int
+    lost: int
+    double: int
+    disordered: int
+    foreign: int
+    miscounted: int
+    partitions_missing: int
+    partitions_left: int
+    findings: int
+
+    @property
+    def problems(self) -> dict[str, int]:
+        """What should be 0 and is not, by name."""
+        names = [field.name for field in fields(self)]
+        counts = {name: int(getattr(self, name)) for name in names[names.index("early") :]}
+        return {name: count for name, count in counts.items() if count}
+
+
+def replay_trace(path: Path, trace: Trace, progress: Callable[[int], None] = lambda _: None) -> tuple[Report, Course]:
+    """Replay `trace` through a new store in `path`; `progress` hears of messages sent and received, as they are.
+
+    REQUIRES: at least one message, and no store in `path` yet. Raises what the store raises.
+    """
+    clock = ManualClock(int(trace.written_ms[0]))
+    audit = Audit(trace)
+    with DelayedStore.open(path, CONFIG, clock=clock) as store:
+        replay = Replay(store, clock, trace, audit)
+        for done in replay.run():
+            progress(done)
+    return _report(trace, replay.course, audit.verdict()), replay.course
+
+
+def _report(trace: Trace, course: Course, verdict: Verdict) -> Report:
+    peak = max(range(len(course.pending)), key=course.pending.__getitem__)
+    miscounted = course.miscounted + (course.pending[peak] != trace.peak_pending()[0])
+    return Report(
+        messages=len(trace),
+        delayed=int(trace.delayed.sum()),
+        first_ms=int(trace.written_ms[0]),
+        last_ms=int(trace.ready_ms.max()),
+        partitions_created=course.partitions_created,
+        partitions_deleted=course.partitions_deleted,
+        ledgers_trimmed=course.ledgers_trimmed,
+        steps=course.steps,
+        peak_pending=course.pending[peak],
+        peak_pending_ms=course.times_ms[peak],
+        peak_disk_bytes=max(course.disk_bytes),
+        end_disk_bytes=course.disk_bytes[-1],
+        seconds=round(course.seconds, 3),
+        messages_per_second=round(len(trace) / course.seconds, 1),
+        miscounted=miscounted,
+        partitions_missing=abs(trace.due_days(CONFIG.partition_ms) - course.partitions_created),
+        partitions_left=abs(course.partitions_created - course.partitions_deleted),
+        findings=course.findings,
+        **asdict(verdict),
+    )
+
+
+def run_demo(
+    store: Path | None, years: int = 5, all_: bool = False, plot: Path | None = None, json_: bool = False
+) -> int:
+    """Replay the last `years` of the trace, or all of it, and print a table (or JSON); returns the exit status.
+
+    store: a directory to keep the store in, empty or not there yet; None: a temporary one, removed afterwards.
+    plot: where the plot goes; None: duelog-demo.png in the current directory. Status: 0, 1 when any promise was
+    broken, 2 when an argument cannot be used.
+    """
+    plot = plot or PLOT
+    refused = _refused(store, 1 if all_ else years, plot)
+    if refused is not None:
+        say(refused)
+        return USAGE
+    trace = load_trace()
+    if not all_:
+        trace = trace.last_years(years)
+    with _directory(store) as path, _progress(2 * len(trace)) as advance:
+        report, course = replay_trace(path, trace, advance)
+    drawn = _draw(report, course, plot)
+    if json_:
+        write_json({**asdict(report), "plot": str(plot) if drawn else None, "ok": not report.problems})
+    else:
+        _print(report)
+    if drawn:
+        say(f"the plot is {plot}")
+    if store is not None:
+        say(f"the store is {store}")
+    return FINDINGS if report.problems else OK
+
+
+def _refused(store: Path | None, years: int, plot: Path) -> str | None:
+    """Why the arguments cannot be used, None if they can."""
+    if years < 1:
+        return f"years: {years}: expected at least 1"
+    if store is not None and store.exists() and not (store.is_dir() and not any(store.iterdir())):
+        return f"store: {store}: expected a directory that is empty or not there yet"
+    if plot.is_dir() or not plot.absolute().parent.is_dir():
+        return f"plot: {plot}: expected a file, in a directory that exists"
+    return None
+
+
+@contextmanager
+def _directory(store: Path | None) -> Iterator[Path]:
+    if store is not None:
+        yield store
+        return
+    with tempfile.TemporaryDirectory(prefix="duelog-demo-") as name:
+        yield Path(name) / "store"
+
+
+@contextmanager
+def _progress(total: int) -> Iterator[Callable[[int], None]]:
+    columns = (
+        TextColumn("sent and received"),
+        BarColumn(bar_width=None),
+        TaskProgressColumn(),
+        TimeRemainingColumn(elapsed_when_finished=True),
+    )
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        task = progress.add_task("", total=total)
+        yield lambda done: progress.advance(task, done)
+
+
+def _draw(report: Report, course: Course, plot: Path) -> bool:
+    try:
+        from .demo_plot import draw
+    except ImportError:
+        say("no plot: it needs matplotlib; pip install 'duelog[plot]'")
+        return False
+    try:
+        draw(course, report.messages, plot)
+    except (OSError, ValueError) as error:  # no room, no permission, no such format: the figures stand without it
+        say(f"no plot: {error}")
+        return False
+    return True
+
+
+def _print(report: Report) -> None:
+    out = Console()
+    table = Table(title=f"{_day(report.first_ms)} to {_day(report.last_ms)}", show_header=False, min_width=44)
+    table.add_column()
+    table.add_column(justify="right")
+    shown = (
+        ("messages", f"{report.messages:,}"),
+        ("of them delayed", f"{report.delayed:,}"),
+        ("partitions created", f"{report.partitions_created:,}"),
+        ("partitions deleted", f"{report.partitions_deleted:,}"),
+        ("ledgers trimmed", f"{report.ledgers_trimmed:,}"),
+        (f"peak of pending, {_day(report.peak_pending_ms)}", f"{report.peak_pending:,}"),
+        ("on disk at the peak", decimal(report.peak_disk_bytes)),
+        ("on disk at the end", decimal(report.end_disk_bytes)),
+        ("steps, each on disk before the next", f"{report.steps:,}"),
+        ("seconds", f"{report.seconds:,.1f}"),
+        ("messages per second", f"{report.messages_per_second:,.0f}"),
+    )
+    for name, value in shown:
+        table.add_row(name, value)
+    table.add_section()
+    always = dict.fromkeys(("early", "late", "lost", "double"), 0)
+    for name, count in {**always, **report.problems}.items():
+        table.add_row(name.replace("_", " "), f"{count:,}", style="bold red" if count else "green")
+    out.print(table)
+    if report.problems:
+        out.print("the store did not do what the trace asks for", style="bold red")
+    else:
+        out.print("checked against the trace: each received once, in order of due time, none early")
+
+
+def _day(ms: int) -> str:
+    return f"{datetime.fromtimestamp(ms / 1000, UTC):%Y-%m-%d}"

@@ -1,0 +1,84 @@
+"""The journal's part of a repair: it is given up where it is damaged, else it is left for opening to bring home.
+
+Opening the store needs each log to lead up to what an intact journal holds of it. Where a log has lost its end, the
+entries in between are given up like any others of it, and the journal stays: only what is lost is given up. A damaged
+journal goes, since what it has lost cannot be told; what can be read of it, and no partition has, is reported first,
+and the numbers that were promised to those messages are not given out again.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+from pyroaring import BitMap
+
+from ...cleanup.mend import GivenUp
+from ...store.errors import DamagedStore
+from ...store.files.directory import make_directory, move_away
+from ...store.wal.journal import FILE_NAME, JournalRecord, read_journal, salvage
+
+GiveUp = Callable[[GivenUp], object]
+_Held = dict[int, JournalRecord]
+
+
+class JournalRepair:
+    """What the journal of a store under repair holds, and what a log has to become for it."""
+
+    def __init__(self, path: Path, store_id: bytes, give_up: GiveUp) -> None:
+        """Read it. Raises FormatMismatch: a later version wrote it."""
+        self._path = path
+        self._give_up = give_up
+        self._lost = 0
+        self._damage: str | None = None
+        counts: list[JournalRecord] = []
+        try:
+            counts = read_journal(path, store_id)
+        except DamagedStore as error:
+            self._damage = error.reason
+        readable = salvage(path, store_id)
+        self._readable = _by_log(readable)
+        self._counts = _by_log(readable if self._damage else counts)
+
+    def least_entries(self, start_ms: int, ledger_id: int) -> int:
+        """How many entries a log must have: as many as lead up to the journal, or, if that goes, were promised."""
+        held = self._counts.get(start_ms, {}).get(ledger_id, {})
+        at = max(held, default=-1) + 1
+        while self._damage is None and at - 1 in held:
+            at -= 1
+        return at
+
+    def give_up_holes(self, environment: str, start_ms: int, ledger_id: int, holes: BitMap) -> None:
+        """Report what the journal has of entries that a log has lost, or never got."""
+        held = self._readable.get(start_ms, {}).get(ledger_id, {})
+        self._report(environment, [held[entry] for entry in sorted(held) if entry in holes], "no partition has it")
+
+    def give_up_logs(self, environment: str, start_ms: int, ledgers: Collection[int]) -> None:
+        """Report what the journal has for other logs than the partition's: they were lost with its file."""
+        for ledger_id, held in self._counts.get(start_ms, {}).items():
+            if ledger_id not in ledgers:
+                self._report(environment, [held[entry] for entry in sorted(held)], "its log is gone")
+
+    def _report(self, environment: str, records: list[JournalRecord], reason: str) -> None:
+        for record in records:
+            reason_here = f"{reason}; this is from the journal"
+            self._give_up(GivenUp(environment, record.ledger_id, record.entry_id, reason_here, record.body))
+        self._lost += len(records)
+
+    def end(self) -> list[str]:
+        """Move a damaged journal away. REQUIRES: every log was mended."""
+        if self._damage is None:
+            return []
+        trash = self._path / "trash" / "repair-journal"
+        make_directory(trash)
+        move_away(self._path / FILE_NAME, trash / FILE_NAME)
+        return [f"{FILE_NAME}: {self._damage}; given up, with {self._lost} messages that no partition has"]
+
+
+def _by_log(records: list[JournalRecord]) -> dict[int, dict[int, _Held]]:
+    """By start of the partition, ledger id and entry id."""
+    found: dict[int, dict[int, _Held]] = defaultdict(lambda: defaultdict(dict))
+    for record in records:
+        found[record.start_ms][record.ledger_id][record.entry_id] = record
+    return found

@@ -1,0 +1,83 @@
+"""What a repair says it did: its steps, what it gave up with the bytes, and what that means for messages."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+from ... import Finding
+from ...cleanup.mend import GivenUp
+from ...store.env.environment import Environment
+from ...store.env.transaction import Transaction
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class RepairReport:
+    """What a repair did.
+
+    actions: its steps in words. given_up: lines of its file, each a record, an entry or a range of entries. left: what
+    it could not mend. lost: messages that are not delivered any more to a subscription that was owed them, each counted
+    once. again: at most so many messages may be delivered though they were acknowledged. uncancelled: at most so many
+    may be delivered though they were cancelled. subscriptions: those whose place was lost, with what became of them.
+    """
+
+    actions: list[str]
+    given_up: int
+    left: list[Finding]
+    lost: int = 0
+    again: int = 0
+    uncancelled: int = 0
+    subscriptions: list[str] = field(default_factory=list)
+
+
+class Account:
+    """What a repair has done so far; what is given up goes to the file at once."""
+
+    def __init__(self, output: Path) -> None:
+        self._output = output
+        self.actions: list[str] = []
+        self.given_up = 0
+        self.lost = 0
+        self.again = 0
+        self.uncancelled = 0
+        self.subscriptions: list[str] = []
+
+    def write(self, environment: Environment, work: Callable[[Transaction], T]) -> T:
+        """Have work done that notes what it does: once, though it may run more than once."""
+        before = len(self.actions), len(self.subscriptions), self.lost, self.again, self.uncancelled
+
+        def noted(transaction: Transaction) -> T:
+            actions, subscriptions, self.lost, self.again, self.uncancelled = before
+            del self.actions[actions:], self.subscriptions[subscriptions:]
+            return work(transaction)
+
+        return environment.write(noted)
+
+    def say(self, action: str) -> None:
+        """Note a step."""
+        self.actions.append(action)
+
+    def give_up(self, lost: GivenUp) -> None:
+        """Add a line to the file."""
+        self.given_up += 1
+        fields = {"environment": lost.environment, "ledger": lost.ledger_id, "entry": lost.entry_id}
+        line = {**fields, "reason": lost.reason, "raw": base64.b64encode(lost.raw).decode()}
+        with self._output.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+
+    def subscription(self, topic: str, name: str, fate: str) -> None:
+        """Note what became of a subscription whose place was lost."""
+        self.subscriptions.append(f"{topic}, subscription {name}: {fate}")
+        self.say(self.subscriptions[-1])
+
+    def report(self, left: list[Finding]) -> RepairReport:
+        """The report, given what a check finds afterwards."""
+        return RepairReport(
+            self.actions, self.given_up, left, self.lost, self.again, self.uncancelled, self.subscriptions
+        )

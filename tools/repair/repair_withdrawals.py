@@ -1,0 +1,129 @@
+"""Cancellations under repair: what conditional entries and snapshots tell of records that are lost.
+
+What was rescheduled names what it replaces, so of the two records either tells the other; a snapshot holds what was
+pending when it was taken, so what it should hold and does not was cancelled. Messages that were cancelled since, and
+by no rescheduling, cannot be told: they may be delivered, and how many those are at most is counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+
+import numpy as np
+from pyroaring import BitMap
+
+from ...check.check_withdrawals import (
+    ByLedger,
+    Conditionals,
+    Withdrawn,
+    lost_admissions,
+    lost_cancellations,
+    passed_of,
+    waited_for,
+)
+from ...partitions import cancellations
+from ...partitions.cancellations import BLOCK_BITS
+from ...snapshot.snapshot_format import Part, Unusable
+from ...snapshot.stored import SnapshotState, inspect_snapshots
+from ...store.codec import format as fmt
+from ...store.codec.format import FrontierRecord, Table
+from ...store.codec.run import Int64s, RunKind, UInt32s
+from ...store.env.environment import Environment
+from ...store.log import catalog
+from .repair_frontiers import at_or_before, due_column, marked
+from .repair_partition import runs_of_main
+from .repair_report import Account
+
+OpenLog = Callable[[int], AbstractContextManager[tuple[Environment, int, int] | None]]
+"""(environment, topic id, start of the partition) of the partition log with a ledger id, open inside the block."""
+
+
+def mend_withdrawals(
+    main: Environment, lost: Iterable[bytes], conditionals: Conditionals, open_log: OpenLog, account: Account
+) -> None:
+    """Make cancellations and admissions anew. lost: keys of records that cannot be read."""
+    blocks = {(fmt.trailing_u64(key[:9]), fmt.trailing_u32(key)) for key in lost if key[0] == Table.CANCELLED}
+
+    def fired(ledger_id: int, entries: UInt32s) -> BitMap | None:
+        with open_log(ledger_id) as log, main.read() as raw:
+            if log is None:
+                return None
+            environment, topic_id, start_ms = log
+            passed = passed_of(environment, catalog.frontier(raw, topic_id, start_ms), ledger_id, entries)
+            found = marked(raw, topic_id, ledger_id)
+        return passed if found is None else passed | found.entries
+
+    with main.read() as raw:
+        cancelled = lost_cancellations(Withdrawn(raw), conditionals, fired)
+        blocks |= {(ledger_id, each >> BLOCK_BITS) for ledger_id, of in cancelled.items() for each in of}
+    for ledger_id in sorted({ledger_id for ledger_id, _ in blocks}):
+        with open_log(ledger_id) as log:
+            if log is not None:
+                here = [block for each, block in blocks if each == ledger_id]
+                _cancel(main, log, ledger_id, here, cancelled.get(ledger_id, BitMap()), account)
+    with main.read() as raw:
+        certain = waited_for(raw)
+        for run in runs_of_main(raw):
+            if run.kind == RunKind.MARKERS:
+                certain.setdefault(run.target, BitMap()).update(run.targets().tolist())
+        admitted = lost_admissions(Withdrawn(raw), conditionals, certain)
+    _admit(main, admitted, account)
+
+
+def _admit(main: Environment, admitted: ByLedger, account: Account) -> None:
+    for ledger_id, entries in admitted.items():
+        main.write(lambda transaction: cancellations.add(transaction, Table.ADMITTED, ledger_id, entries))  # noqa: B023
+        account.say(f"ADMITTED, ledger {ledger_id}: {len(entries)} rescheduled messages admitted again")
+
+
+def _cancel(
+    main: Environment, log: tuple[Environment, int, int], ledger_id: int, blocks: list[int], named: BitMap,
+    account: Account,
+) -> None:  # fmt: skip
+    """Cancel what the rest tells was cancelled in some blocks of a log; count what else may have been."""
+    environment, topic_id, start_ms = log
+    with main.read() as raw:
+        admitted = cancellations.members(raw, Table.ADMITTED, ledger_id)
+        frontier = catalog.frontier(raw, topic_id, start_ms) or FrontierRecord.start(ledger_id)
+    dues = due_column(environment, ledger_id, admitted)
+    inside = BitMap()
+    for block in blocks:
+        inside.add_range(block << BLOCK_BITS, min(block + 1 << BLOCK_BITS, len(dues)))
+    found = (named | _missing_in_snapshot(environment, ledger_id, dues, admitted)) & inside
+    fresh = main.write(lambda transaction: cancellations.add(transaction, Table.CANCELLED, ledger_id, found))
+    passed = at_or_before(dues[: frontier.seen], (frontier.due_ms, frontier.entry_id))
+    held = BitMap(np.flatnonzero(dues < 0).astype(np.uint32))
+    most = len(inside - found - passed - held)
+    account.uncancelled += most
+    account.say(
+        f"CANCELLED, ledger {ledger_id}: {len(fresh)} entries cancelled again; of {most} that are still to fire it is "
+        "not known whether they were cancelled"
+    )
+
+
+def _missing_in_snapshot(environment: Environment, ledger_id: int, dues: Int64s, admitted: BitMap) -> BitMap:
+    """What the newest snapshot of a log should hold and does not: it had been cancelled."""
+    newest = None
+    for each in inspect_snapshots(environment, ledger_id, read_parts=True):
+        if each.state is SnapshotState.COMPLETE:
+            newest = each
+    if newest is None or newest.metadata is None:
+        return BitMap()
+    metadata = newest.metadata
+    pending = BitMap()
+    for number, record in enumerate(metadata.parts):
+        key = fmt.snapshot_part_key(ledger_id, newest.snapshot_id, number)
+        with environment.read() as raw:
+            value = raw.get(key)
+            if value is None:
+                return BitMap()
+            try:
+                part = Part(key, value, record)
+                for _, ids in part.bitmaps(part.entries > 0):
+                    pending |= ids
+            except Unusable:
+                return BitMap()
+    covered = dues[: metadata.tail]
+    expected = BitMap(np.flatnonzero(covered >= 0).astype(np.uint32)) - admitted
+    return expected - at_or_before(covered, (metadata.due_ms, metadata.entry_id)) - pending

@@ -1,0 +1,296 @@
+"""The tables of a store's main environment as Arrow record batches: markers, partitions, subscriptions, and the rest.
+
+All but markers are read in one transaction, so that their rows are of one point in time. Markers are read in many short
+ones beside a process that writes the store, ledger by ledger: what is trimmed or fired meanwhile may or may not be
+seen, but never half of a run. Everything here needs the main environment, so it runs on the machine that has the store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import lmdb
+import numpy as np
+import pyarrow as pa
+from pyroaring import BitMap
+
+from ...partitions import cancellations
+from ...partitions.partition import partition_path
+from ...partitions.timespan import directory_name
+from ...store.codec import format as fmt
+from ...store.codec.format import LedgerState, PartitionState, Table
+from ...store.codec.run import Run, RunKind
+from ...store.env.environment import Environment
+from ...store.errors import CorruptEntry, InvalidArgument
+from ...store.log import catalog
+from ...store.log.scan import runs
+from .sealed import open_main_to_read
+
+MARKERS = pa.schema(
+    [
+        ("topic", pa.string()),  # full name
+        ("topic_id", pa.int64()),
+        ("ledger_id", pa.int64()),  # with entry_id: where the marker stands in the topic's main log
+        ("entry_id", pa.int64()),
+        ("due_ms", pa.int64()),  # of the message; null: a run that cannot be read, with the id of its first entry
+        ("target_ledger", pa.int64()),  # with target_entry: the message in its partition; null like due_ms
+        ("target_entry", pa.int64()),
+        ("fired_ms", pa.int64()),  # when it was written, by the store's clock; null: an older version did not say
+        ("reason", pa.string()),  # why the run cannot be read; null: it can
+    ]
+)
+PARTITIONS = pa.schema(
+    [
+        ("partition", pa.string()),  # name of its directory
+        ("start_ms", pa.int64()),
+        ("end_ms", pa.int64()),
+        ("generation", pa.int64()),
+        ("state", pa.string()),  # open, closed (sealed), deleting
+        ("holders", pa.int64()),  # topics that have not released it; null while it is open
+        ("created_ms", pa.int64()),
+        ("file_bytes", pa.int64()),  # null: the file is not there
+    ]
+)
+SUBSCRIPTIONS = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("topic_id", pa.int64()),
+        ("subscription", pa.string()),
+        ("subscription_id", pa.int64()),
+        ("created_ms", pa.int64()),
+        ("mark_delete_ledger", pa.int64()),  # everything up to this position is acknowledged
+        ("mark_delete_entry", pa.int64()),  # -1: nothing of that ledger
+        ("acknowledged_after", pa.int64()),  # entries after it that are
+        ("paused", pa.bool_()),
+    ]
+)
+FRONTIERS = pa.schema(
+    [
+        ("topic", pa.string()),  # null: the topic was deleted
+        ("topic_id", pa.int64()),
+        ("partition", pa.string()),
+        ("start_ms", pa.int64()),
+        ("ledger_id", pa.int64()),
+        ("due_ms", pa.int64()),  # with entry_id: C of the frontier (docs/design.md, Firing)
+        ("entry_id", pa.int64()),
+        ("seen", pa.int64()),  # T of the frontier
+        ("fired", pa.int64()),
+        ("marker_ledger", pa.int64()),
+        ("marker_entry", pa.int64()),
+        ("released", pa.bool_()),
+        ("cancelled", pa.binary()),  # serialised roaring bitmap of entries that were cancelled or replaced
+        ("admitted", pa.binary()),  # of conditional entries that may fire
+    ]
+)
+LEDGERS = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("topic_id", pa.int64()),
+        ("ledger_id", pa.int64()),
+        ("created_ms", pa.int64()),
+        ("closed_ms", pa.int64()),  # this and the next two hold once it is no longer open
+        ("entries", pa.int64()),
+        ("stored_bytes", pa.int64()),
+        ("state", pa.string()),  # open, closed, trimming
+    ]
+)
+ACKNOWLEDGEMENTS = pa.schema(
+    [
+        ("topic_id", pa.int64()),
+        ("subscription_id", pa.int64()),
+        ("ledger_id", pa.int64()),
+        ("entries", pa.binary()),  # serialised roaring bitmap of entries acknowledged after the mark-delete position
+    ]
+)
+
+_RUNS_A_TRANSACTION = 2_000
+_PAUSED = 0x01
+
+
+class MarkerLedger(NamedTuple):
+    """A ledger of a main log whose markers one task may read. Picklable."""
+
+    topic: str
+    topic_id: int
+    ledger_id: int
+    entries: int
+
+
+def _rows_of(schema: pa.Schema, rows: list[dict[str, Any]]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist(rows, schema=schema)
+
+
+def partitions(raw: lmdb.Transaction, store: Path) -> pa.RecordBatch:
+    """Every registered partition, by start."""
+    rows = []
+    for start_ms, record in catalog.partitions(raw):
+        path = partition_path(store, start_ms, record.generation) / "data.mdb"
+        try:
+            file_bytes = path.stat().st_size
+        except FileNotFoundError:
+            file_bytes = None
+        row = record._asdict() | {"partition": directory_name(start_ms), "start_ms": start_ms, "file_bytes": file_bytes}
+        row["state"] = record.state.name.lower()
+        row["holders"] = None if record.state is PartitionState.OPEN else record.holders
+        rows.append(row)
+    return _rows_of(PARTITIONS, rows)
+
+
+def subscriptions(raw: lmdb.Transaction, store: Path) -> pa.RecordBatch:
+    """Every subscription, by topic."""
+    rows = []
+    for topic_id, name, record in catalog.cursors(raw):
+        after = sum(len(BitMap.deserialize(fields)) for _, fields in catalog.acked(raw, record.subscription_id))
+        rows.append(
+            {
+                "topic": catalog.topic_name(raw, topic_id),
+                "topic_id": topic_id,
+                "subscription": name,
+                "subscription_id": record.subscription_id,
+                "created_ms": record.created_ms,
+                "mark_delete_ledger": record.mark_delete.ledger_id,
+                "mark_delete_entry": record.mark_delete.entry_id,
+                "acknowledged_after": after,
+                "paused": bool(record.flags & _PAUSED),
+            }
+        )
+    return _rows_of(SUBSCRIPTIONS, rows)
+
+
+def frontiers(raw: lmdb.Transaction, store: Path) -> pa.RecordBatch:
+    """Every partition log of which something has fired, with what main says of its entries."""
+    rows = []
+    for topic_id, start_ms, record in catalog.frontiers(raw):
+        row = record._asdict() | {"topic_id": topic_id, "start_ms": start_ms, "partition": directory_name(start_ms)}
+        row["topic"] = catalog.topic_name(raw, topic_id)
+        row["released"] = bool(record.released)
+        for name, table in (("cancelled", Table.CANCELLED), ("admitted", Table.ADMITTED)):
+            row[name] = cancellations.members(raw, table, record.ledger_id).serialize()
+        rows.append(row)
+    return _rows_of(FRONTIERS, rows)
+
+
+def ledgers(raw: lmdb.Transaction, store: Path) -> pa.RecordBatch:
+    """Every ledger of a main log, by topic and age."""
+    rows = []
+    for key, fields in catalog.rows(raw, fmt.prefix(Table.LEDGER)):
+        topic_id, record = fmt.trailing_u32(key[:5]), fmt.LedgerRecord.unpack(fields)
+        row = record._asdict() | {"topic_id": topic_id, "ledger_id": fmt.trailing_u64(key)}
+        rows.append(row | {"topic": catalog.topic_name(raw, topic_id), "state": record.state.name.lower()})
+    return _rows_of(LEDGERS, rows)
+
+
+def acknowledgements(raw: lmdb.Transaction, store: Path) -> pa.RecordBatch:
+    """What subscriptions have acknowledged after their mark-delete positions, by subscription and ledger."""
+    rows = []
+    for topic_id, _, record in catalog.cursors(raw):
+        for ledger_id, fields in catalog.acked(raw, record.subscription_id):
+            row = {"topic_id": topic_id, "subscription_id": record.subscription_id, "ledger_id": ledger_id}
+            rows.append(row | {"entries": fields})
+    return _rows_of(ACKNOWLEDGEMENTS, rows)
+
+
+SMALL: dict[str, tuple[pa.Schema, Callable[[lmdb.Transaction, Path], pa.RecordBatch]]] = {
+    "partitions": (PARTITIONS, partitions),
+    "subscriptions": (SUBSCRIPTIONS, subscriptions),
+    "frontiers": (FRONTIERS, frontiers),
+    "ledgers": (LEDGERS, ledgers),
+    "acknowledgements": (ACKNOWLEDGEMENTS, acknowledgements),
+}
+"""Tables that one transaction reads."""
+
+
+def read_small(store: Path, table: str) -> pa.RecordBatch:
+    """One of the tables in SMALL, as of now. Raises InvalidArgument for what is no store or no table."""
+    if table not in SMALL:
+        raise InvalidArgument("table", table, f"expected one of {', '.join(SMALL)}")
+    with open_main_to_read(store) as (_, main), main.read() as raw:
+        return SMALL[table][1](raw, store)
+
+
+# -- markers -------------------------------------------------------------------------------------
+
+
+def marker_ledgers(raw: lmdb.Transaction, topics: frozenset[str] | None = None) -> list[MarkerLedger]:
+    """The ledgers of the main logs of all topics, or of some; those being removed are left out."""
+    found = []
+    for key, fields in catalog.rows(raw, fmt.prefix(Table.LEDGER)):
+        topic_id, ledger_id = fmt.trailing_u32(key[:5]), fmt.trailing_u64(key)
+        record = fmt.LedgerRecord.unpack(fields)
+        topic = catalog.topic_name(raw, topic_id)
+        if record.state is LedgerState.TRIMMING or topic is None or (topics is not None and topic not in topics):
+            continue
+        found.append(MarkerLedger(topic, topic_id, ledger_id, record.entries))
+    return found
+
+
+def scan_markers(main: Environment, ledger: MarkerLedger) -> Iterator[pa.RecordBatch]:
+    """The markers of one ledger, in order; each batch is a transaction of its own."""
+    start = 0
+    while True:
+        with main.read() as raw:
+            batch, start = _some_markers(raw, main.name, ledger, start)
+        if batch is not None:
+            yield batch
+        if start < 0:
+            return
+
+
+def markers_in(raw: lmdb.Transaction, name: str, ledger: MarkerLedger) -> Iterator[pa.RecordBatch]:
+    """The same in a transaction of the caller's."""
+    start = 0
+    while start >= 0:
+        batch, start = _some_markers(raw, name, ledger, start)
+        if batch is not None:
+            yield batch
+
+
+def _some_markers(
+    raw: lmdb.Transaction, name: str, ledger: MarkerLedger, start: int
+) -> tuple[pa.RecordBatch | None, int]:
+    """A batch of markers from `start` on, and where the next begins; -1: there is no more."""
+    found: list[Run] = []
+    errors: list[CorruptEntry] = []
+    for count, run in enumerate(runs(raw, name, ledger.ledger_id, start)):
+        if count == _RUNS_A_TRANSACTION:
+            start = run.entry_id if isinstance(run, CorruptEntry) else run.first_entry
+            break
+        if isinstance(run, CorruptEntry):
+            errors.append(run)
+        elif run.kind == RunKind.MARKERS:
+            found.append(run)
+    else:
+        start = -1
+    return (_markers(found, errors, ledger) if found or errors else None), start
+
+
+def _markers(found: list[Run], errors: list[CorruptEntry], ledger: MarkerLedger) -> pa.RecordBatch:
+    counts = [run.count for run in found]
+    rows, bad = sum(counts), len(errors)
+
+    def each(values: list[int | None]) -> pa.Array:
+        """A column whose rows have the value of their run; null of those that cannot be read."""
+        places = np.repeat(np.arange(len(found)), counts)
+        taken = pa.array(values, type=pa.int64()).take(pa.array(places))
+        return pa.concat_arrays([taken, pa.nulls(bad, pa.int64())])
+
+    def column(parts: list[Any]) -> pa.Array:
+        values = np.concatenate(parts).astype(np.int64) if parts else np.empty(0, dtype=np.int64)
+        return pa.concat_arrays([pa.array(values), pa.nulls(bad, pa.int64())])
+
+    ids = [np.arange(run.first_entry, run.limit) for run in found]
+    ids += [np.array([error.entry_id]) for error in errors]
+    columns = [
+        pa.repeat(pa.scalar(ledger.topic), rows + bad),
+        pa.repeat(pa.scalar(ledger.topic_id, pa.int64()), rows + bad),
+        pa.repeat(pa.scalar(ledger.ledger_id, pa.int64()), rows + bad),
+        pa.array(np.concatenate(ids)),
+        column([run.dues() for run in found]),
+        each([run.target for run in found]),
+        column([run.targets() for run in found]),
+        each([run.fired_ms() for run in found]),
+        pa.array([None] * rows + [error.reason for error in errors], type=pa.string()),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=MARKERS)

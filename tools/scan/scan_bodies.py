@@ -1,0 +1,193 @@
+"""The bodies of a batch of entries, verified and decoded by column: publish times, payloads, keys, properties.
+
+The fixed beginning of a body (publish time, length of the payload) is read for all bodies at once, payloads are joined
+and never looked at; a checksum for each body, and what stands behind the payload where anything does, is all that is
+left to do one by one. A body of any form but the usual one goes through `decode_body`, which knows them all.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+import msgpack
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from ...store.codec.body import decode_body
+from ...store.codec.checksum import crc32
+from ...store.codec.run import Int64s
+from ...store.position import MAX_ID
+from .scan_rows import Batch, Bools
+
+_PAD = bytes(16)
+_HEAD_BYTES = 16
+_STUB = struct.Struct(">BBQBB")  # [publish_ms as uint 64, an empty payload, ...
+
+
+class Bodies(NamedTuple):
+    """The columns of a batch's bodies, a value for each row; null where there is no body, or none that is whole."""
+
+    publish_ms: pa.Array
+    payload: pa.Array
+    key: pa.Array
+    properties: pa.Array
+    extra: pa.Array
+    reason: pa.Array
+
+
+def read_bodies(batch: Batch) -> Bodies:
+    """Verify and decode. Rows of runs that cannot be read have that for their reason."""
+    starts, sizes, checksums, data = _gather(batch)
+    view = memoryview(data)
+    ends = starts + sizes
+    found = [crc32(view[start:end]) for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
+    there = sizes != 0
+    whole = np.fromiter(found, dtype=np.uint32, count=len(found)) == checksums
+    reasons: dict[int, str] = dict(batch.damage())
+    for row in np.flatnonzero(there & ~whole).tolist():
+        reasons[row] = "body does not match its checksum"
+    return _decode(data, starts, ends, there & whole, reasons)
+
+
+def _gather(batch: Batch) -> tuple[Int64s, Int64s, npt.NDArray[np.uint32], bytes]:
+    """Where each body lies in the joined bytes of all runs, its size, its checksum, and the bytes."""
+    starts, sizes = batch.body_spans()
+    counts = [piece.high - piece.low for piece in batch.pieces]
+    parts: list[bytes | memoryview] = []
+    bases, checksums, at = [], [], 0
+    for _, run, _, _, low, high, _ in batch.pieces:
+        if run is None:
+            bases.append(at)
+            checksums.append(np.zeros(1, dtype=np.uint32))
+            continue
+        first, limit, part = run.body_region(low, high)
+        bases.append(at - first)
+        checksums.append(run.body_checksums()[low:high])
+        parts.append(part)
+        if len(part) < limit - first:
+            parts.append(bytes(limit - first - len(part)))
+        at += limit - first
+    offsets = np.repeat(np.array(bases, dtype=np.int64), counts)
+    checks = np.concatenate(checksums)
+    if batch.kept is not None:
+        offsets, checks = offsets[batch.kept], checks[batch.kept]
+    parts.append(_PAD)
+    return starts + offsets, sizes, checks, b"".join(parts)
+
+
+def _decode(data: bytes, starts: Int64s, ends: Int64s, whole: Bools, reasons: dict[int, str]) -> Bodies:
+    rows = len(starts)
+    heads = np.zeros((rows, _HEAD_BYTES), dtype=np.uint8)
+    octets = np.frombuffer(data, dtype=np.uint8)
+    at = np.flatnonzero(whole)
+    heads[at] = np.lib.stride_tricks.sliding_window_view(octets, _HEAD_BYTES)[starts[at]]
+    publish = heads[:, 2:10].copy().view(">u8")[:, 0].astype(np.int64)
+    count, width = heads[:, 0] - 0x90, heads[:, 10]
+    lengths = heads[:, 11].astype(np.int64)
+    heads_bytes = np.full(rows, 12, dtype=np.int64)
+    for code, size, form in ((0xC5, 13, ">u2"), (0xC6, 15, ">u4")):
+        wider = np.flatnonzero(width == code)
+        lengths[wider] = heads[wider, 11:size].copy().view(form)[:, 0]
+        heads_bytes[wider] = size
+    first = starts + heads_bytes
+    limit = first + lengths
+    usual = whole & (count >= 2) & (count <= 5) & (heads[:, 1] == 0xCF) & (width >= 0xC4) & (width <= 0xC6)
+    usual &= np.where(count == 2, limit == ends, limit < ends) & (publish >= 0)
+
+    view = memoryview(data)
+    keys: list[str | None] = [None] * rows
+    maps: dict[int, dict[str, str]] = {}
+    extras: dict[int, bytes] = {}
+    odd: dict[int, bytes] = {}
+    tails = np.flatnonzero(usual & (count > 2)).tolist()
+    others = np.flatnonzero(whole & ~usual).tolist()
+    for row in tails:
+        stub = _STUB.pack(0x90 + int(count[row]), 0xCF, 0, 0xC4, 0)
+        try:
+            _, _, keys[row], properties, extra = decode_body(stub + view[int(limit[row]) : int(ends[row])])
+        except ValueError as error:
+            reasons[row] = str(error)
+            usual[row] = False
+            continue
+        if properties is not None:
+            maps[row] = properties
+        if extra is not None:
+            extras[row] = msgpack.packb(extra)
+    for row in others:
+        try:
+            publish_ms, payload, key, properties, extra = decode_body(view[int(starts[row]) : int(ends[row])])
+        except ValueError as error:
+            reasons[row] = str(error)
+            continue
+        if publish_ms > MAX_ID:
+            reasons[row] = "publish_ms of a body is no time in ms"
+            continue
+        publish[row], odd[row], keys[row] = publish_ms, payload, key
+        if properties is not None:
+            maps[row] = properties
+        if extra is not None:
+            extras[row] = msgpack.packb(extra)
+    return Bodies(
+        publish_ms=_publish(publish, usual, odd),
+        payload=_payloads(data, first, limit, usual, odd),
+        key=pa.array(keys, type=pa.string()),
+        properties=_properties(maps, rows, usual, odd),
+        extra=_sparse(extras, rows, pa.binary()),
+        reason=_sparse(reasons, rows, pa.string()),
+    )
+
+
+def _missing(usual: Bools, odd: dict[int, bytes]) -> Bools:
+    missing: Bools = ~usual
+    missing[list(odd)] = False
+    return missing
+
+
+def _publish(publish: Int64s, usual: Bools, odd: dict[int, bytes]) -> pa.Array:
+    return pa.array(publish, mask=_missing(usual, odd))
+
+
+def _payloads(data: bytes, first: Int64s, limit: Int64s, usual: Bools, odd: dict[int, bytes]) -> pa.Array:
+    first, limit = np.where(usual, first, 0), np.where(usual, limit, 0)
+    # Slices of bytes, not of a memoryview: a hundred thousand views at a time keep the garbage collector busy.
+    parts = [data[start:end] for start, end in zip(first.tolist(), limit.tolist(), strict=True)]
+    lengths = limit - first
+    for row, payload in odd.items():
+        parts[row] = payload
+        lengths[row] = len(payload)
+    ends = np.zeros(len(parts) + 1, dtype=np.int32)
+    np.cumsum(lengths, out=ends[1:])
+    missing = _missing(usual, odd)
+    nulls = pa.py_buffer(np.packbits(~missing, bitorder="little").tobytes()) if missing.any() else None
+    buffers = [nulls, pa.py_buffer(ends.tobytes()), pa.py_buffer(b"".join(parts))]
+    return pa.Array.from_buffers(pa.binary(), len(parts), buffers)
+
+
+def _properties(maps: dict[int, dict[str, str]], rows: int, usual: Bools, odd: dict[int, bytes]) -> pa.Array:
+    """Null where there is no message, an empty map where a message has none."""
+    missing = _missing(usual, odd)
+    names: list[str] = []
+    values: list[str] = []
+    lengths = np.zeros(rows, dtype=np.int32)
+    for row in sorted(maps):
+        names.extend(maps[row])
+        values.extend(maps[row].values())
+        lengths[row] = len(maps[row])
+    ends = np.zeros(rows + 1, dtype=np.int32)
+    np.cumsum(lengths, out=ends[1:])
+    entries = pa.StructArray.from_arrays(
+        [pa.array(names, type=pa.string()), pa.array(values, type=pa.string())],
+        fields=[pa.field("key", pa.string(), nullable=False), pa.field("value", pa.string())],
+    )
+    nulls = pa.py_buffer(np.packbits(~missing, bitorder="little").tobytes()) if missing.any() else None
+    return pa.Array.from_buffers(
+        pa.map_(pa.string(), pa.string()), rows, [nulls, pa.py_buffer(ends.tobytes())], children=[entries]
+    )
+
+
+def _sparse(values: dict[int, str] | dict[int, bytes], rows: int, kind: pa.DataType) -> pa.Array:
+    if not values:
+        return pa.nulls(rows, kind)
+    return pa.array([values.get(row) for row in range(rows)], type=kind)

@@ -1,0 +1,185 @@
+"""What a scan of sealed generations reads, cut into slices that tasks read on their own.
+
+Everything that comes from the main environment is read here, in one read transaction: which generations there are,
+what their topics are called, which entries never fire. A slice carries what its task needs of it, is picklable, and
+its task touches the generation's directory only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import lmdb
+
+from ...opening import Identity
+from ...partitions import cancellations
+from ...partitions.timespan import parse_directory_name
+from ...store.codec import format as fmt
+from ...store.codec.format import Table
+from ...store.env.environment import Environment
+from ...store.log import catalog
+from ...store.log.ledger import find_tail
+from ...store.message import MAX_DUE_MS
+from ...store.names import TopicName
+from .sealed import Sealed, open_sealed, read_sealed
+
+SLICE_ENTRIES = 1 << 20
+SLICE_BYTES = 64 << 20
+
+
+class LogRange(NamedTuple):
+    """Entries [start, limit) of one partition log.
+
+    topic: its full name; None: the topic was deleted. cancelled, admitted: serialised bitmaps of what main says of
+    the log's entries (cancelled or replaced; conditional ones that may fire), None where nobody asked.
+    """
+
+    topic_id: int
+    topic: str | None
+    ledger_id: int
+    start: int
+    limit: int
+    cancelled: bytes | None = None
+    admitted: bytes | None = None
+
+
+class Slice(NamedTuple):
+    """What one task reads: ranges of the logs of one sealed generation."""
+
+    sealed: Sealed
+    store_id: bytes
+    ranges: tuple[LogRange, ...]
+
+    @property
+    def entries(self) -> int:
+        """Entry ids in the ranges."""
+        return sum(each.limit - each.start for each in self.ranges)
+
+
+class Wanted(NamedTuple):
+    """What a scan is asked for; rows outside it are not read.
+
+    topics: full names; partitions: directory names; None: all. due_from_ms is inclusive, due_until_ms exclusive.
+    """
+
+    topics: frozenset[str] | None = None
+    partitions: frozenset[str] | None = None
+    due_from_ms: int = 0
+    due_until_ms: int = MAX_DUE_MS + 1
+
+    @classmethod
+    def of(
+        cls,
+        topics: Collection[str] | None = None,
+        partitions: Collection[str] | None = None,
+        due_from_ms: int | None = None,
+        due_until_ms: int | None = None,
+    ) -> Wanted:
+        """Checked: topic names in any form, partition names. Raises InvalidArgument."""
+        if partitions is not None:
+            for name in partitions:
+                parse_directory_name(name)
+        return cls(
+            None if topics is None else frozenset(str(TopicName.parse(name)) for name in topics),
+            None if partitions is None else frozenset(partitions),
+            0 if due_from_ms is None else due_from_ms,
+            MAX_DUE_MS + 1 if due_until_ms is None else due_until_ms,
+        )
+
+    @property
+    def every_due(self) -> bool:
+        """Whether no due time is left out, that of entries that cannot be read included."""
+        return self.due_from_ms <= 0 and self.due_until_ms > MAX_DUE_MS
+
+    def has_partition(self, sealed: Sealed) -> bool:
+        """Whether a generation may hold a wanted row."""
+        if self.partitions is not None and sealed.partition not in self.partitions:
+            return False
+        return sealed.start_ms < self.due_until_ms and self.due_from_ms < sealed.end_ms
+
+
+def plan_scan(
+    store: Path,
+    wanted: Wanted | None = None,
+    *,
+    claims: bool = False,
+    slice_entries: int = SLICE_ENTRIES,
+    slice_bytes: int = SLICE_BYTES,
+) -> list[Slice]:
+    """Slices of everything `wanted` that is sealed: about `slice_entries` entries or `slice_bytes` of file each.
+
+    `claims`: read what main says of cancelled and admitted entries too. O(partition logs).
+    """
+
+    def plan(raw: lmdb.Transaction, identity: Identity, generations: list[Sealed]) -> list[Slice]:
+        return plan_in(raw, identity.store_id, generations, wanted or Wanted(), claims, slice_entries, slice_bytes)
+
+    return read_sealed(store, plan)
+
+
+def plan_in(
+    raw: lmdb.Transaction,
+    store_id: bytes,
+    generations: Iterable[Sealed],
+    wanted: Wanted,
+    claims: bool,
+    slice_entries: int = SLICE_ENTRIES,
+    slice_bytes: int = SLICE_BYTES,
+) -> list[Slice]:
+    """The same in a read transaction of the caller's (`read_sealed`)."""
+    found: list[Slice] = []
+    for sealed in generations:
+        if wanted.has_partition(sealed):
+            with open_sealed(sealed, store_id) as environment:
+                logs = logs_of(environment)
+            found += _cut(sealed, store_id, _ranges(raw, logs, wanted, claims), slice_entries, slice_bytes)
+    return found
+
+
+def logs_of(environment: Environment) -> list[tuple[int, int, int]]:
+    """(topic id, ledger id, tail) of every partition log of a generation. The tail is one past the last entry."""
+    with environment.read() as raw:
+        found = catalog.rows(raw, fmt.prefix(Table.LOG))
+        logs = [(fmt.trailing_u32(key), fmt.unpack_u64(fields)) for key, fields in found]
+        return [(topic_id, ledger_id, find_tail(raw, environment.name, ledger_id)) for topic_id, ledger_id in logs]
+
+
+def _ranges(
+    raw: lmdb.Transaction, logs: list[tuple[int, int, int]], wanted: Wanted, claims: bool
+) -> Iterator[LogRange]:
+    for topic_id, ledger_id, tail in logs:
+        topic = catalog.topic_name(raw, topic_id)
+        if not tail or (wanted.topics is not None and topic not in wanted.topics):
+            continue
+        if claims:
+            cancelled = cancellations.members(raw, Table.CANCELLED, ledger_id).serialize()
+            admitted = cancellations.members(raw, Table.ADMITTED, ledger_id).serialize()
+            yield LogRange(topic_id, topic, ledger_id, 0, tail, cancelled, admitted)
+        else:
+            yield LogRange(topic_id, topic, ledger_id, 0, tail)
+
+
+def _cut(
+    sealed: Sealed, store_id: bytes, ranges: Iterable[LogRange], slice_entries: int, slice_bytes: int
+) -> Iterator[Slice]:
+    """Slices of at most as many entries as `slice_entries`, and `slice_bytes` at the file's average, hold."""
+    ranges = list(ranges)
+    entries = sum(each.limit for each in ranges)
+    most = max(1, min(slice_entries, entries * slice_bytes // max(sealed.file_bytes, 1)))
+    most = -(-entries // max(1, -(-entries // most)))  # the last slice is no smaller than the others
+    part: list[LogRange] = []
+    room = most
+    for each in ranges:
+        start = each.start
+        while start < each.limit:
+            limit = min(each.limit, start + room)
+            part.append(each._replace(start=start, limit=limit))
+            room -= limit - start
+            start = limit
+            if not room:
+                yield Slice(sealed, store_id, tuple(part))
+                part, room = [], most
+    if part:
+        yield Slice(sealed, store_id, tuple(part))

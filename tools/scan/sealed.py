@@ -1,0 +1,147 @@
+"""Sealed generations: what jobs that read whole partitions may open, without a lock and beside a running store.
+
+A generation is sealed once the catalog says that its partition is CLOSED. Nothing writes to its file any more:
+compaction replaces it by another directory, deletion removes it, `duelog repair` wants the store for itself. So a
+descriptor of it can be handed to another process, which needs neither the main environment nor any lock.
+
+A generation that has gone since it was listed is DamagedStore at opening, never an empty result. One that goes while
+it is open stays readable to its end.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+import lmdb
+
+from ...opening import Identity, open_main, read_identity, stored_span_ms
+from ...partitions.partition import partition_path
+from ...partitions.timespan import directory_name
+from ...store.codec import format as fmt
+from ...store.codec.format import CorruptRecord, PartitionInfo, PartitionRecord, PartitionState
+from ...store.config import StoreConfig
+from ...store.env.environment import Environment
+from ...store.errors import DamagedStore
+from ...store.log import catalog
+from ..values import require_store
+
+T = TypeVar("T")
+
+
+class Sealed(NamedTuple):
+    """A sealed generation of a partition, as the catalog and the file system had it at one time. Picklable."""
+
+    store: str
+    start_ms: int
+    end_ms: int
+    generation: int
+    file_bytes: int
+
+    @property
+    def path(self) -> Path:
+        """Directory of the generation."""
+        return partition_path(Path(self.store), self.start_ms, self.generation)
+
+    @property
+    def partition(self) -> str:
+        """What the partition's directory is called: `20261120T000000Z`."""
+        return directory_name(self.start_ms)
+
+    @property
+    def name(self) -> str:
+        """What errors and findings call it."""
+        return f"partition {self.partition}"
+
+
+def identity_of(store: Path) -> Identity:
+    """The STORE file of an existing store. Raises InvalidArgument, FormatMismatch, DamagedStore."""
+    require_store(store)
+    return read_identity(store, StoreConfig(partition_ms=stored_span_ms(store) or StoreConfig().partition_ms))
+
+
+@contextmanager
+def open_main_to_read(store: Path) -> Iterator[tuple[Identity, Environment]]:
+    """The main environment, under LMDB's reader locks, beside a process that writes it; not in that process."""
+    identity = identity_of(store)
+    config = StoreConfig(partition_ms=identity.partition_ms)
+    with closing(open_main(store, config, identity, read_only=True)) as main:
+        yield identity, main
+
+
+def sealed_generations(store: Path) -> list[Sealed]:
+    """The sealed generations of a store by start, from one read transaction of the catalog.
+
+    Raises DamagedStore for a registered one whose file is not there.
+    """
+    return read_sealed(store, lambda _raw, _identity, generations: generations)
+
+
+def read_sealed(store: Path, work: Callable[[lmdb.Transaction, Identity, list[Sealed]], T]) -> T:
+    """What `work` makes of one read transaction of the main environment and the generations sealed as of it.
+
+    It is run again where one of them has gone meanwhile because the store deleted or replaced it; so it changes
+    nothing. Keep it short. Raises DamagedStore for a registered generation whose file is not there.
+    """
+    with open_main_to_read(store) as (identity, main):
+        while True:
+            with main.read() as raw:
+                partitions = catalog.partitions(raw)
+                try:
+                    return work(raw, identity, sealed_in(store, partitions))
+                except DamagedStore as error:
+                    damage = error
+            with main.read() as raw:
+                if catalog.partitions(raw) == partitions:
+                    raise damage
+
+
+def sealed_in(store: Path, partitions: list[tuple[int, PartitionRecord]]) -> list[Sealed]:
+    """The sealed ones of a catalog's partitions, for whoever has a read transaction already."""
+    found = []
+    for start_ms, record in partitions:
+        if record.state is not PartitionState.CLOSED:
+            continue
+        path = partition_path(store, start_ms, record.generation)
+        try:
+            file_bytes = (path / "data.mdb").stat().st_size
+        except FileNotFoundError as error:
+            raise DamagedStore(path, "is registered in the catalog, and is missing") from error
+        absolute = os.fspath(store.absolute())
+        found.append(Sealed(absolute, start_ms, record.end_ms, record.generation, file_bytes))
+    return found
+
+
+@contextmanager
+def open_sealed(sealed: Sealed, store_id: bytes) -> Iterator[Environment]:
+    """The environment of a sealed generation, open without locks inside the block.
+
+    Size and identity are verified first. Raises DamagedStore for one that is missing, short, of another size than it
+    was listed with, or of another store, partition or generation.
+    """
+    path = sealed.path
+    try:
+        file_bytes = (path / "data.mdb").stat().st_size
+    except FileNotFoundError as error:
+        raise DamagedStore(path, "is missing: deleted or replaced since the job began") from error
+    if file_bytes != sealed.file_bytes:
+        raise DamagedStore(path / "data.mdb", f"is {file_bytes} bytes, was {sealed.file_bytes} when the job began")
+    with closing(Environment(path, name=sealed.name, read_only=True, lock=False)) as environment:
+        _verify(environment, sealed, store_id)
+        yield environment
+
+
+def _verify(environment: Environment, sealed: Sealed, store_id: bytes) -> None:
+    try:
+        fields = environment.get(fmt.PARTITION_INFO_KEY)
+        found = None if fields is None else PartitionInfo.unpack(fields)
+    except CorruptRecord as error:
+        raise DamagedStore(sealed.path, str(error)) from error
+    if found is None:
+        raise DamagedStore(sealed.path, "has no partition record")
+    expected = PartitionInfo(fmt.FORMAT_VERSION, store_id, sealed.start_ms, sealed.end_ms, sealed.generation)
+    if found != expected:
+        raise DamagedStore(sealed.path, f"is {found}, the catalog says {expected}")

@@ -1,0 +1,132 @@
+"""What an export looks like on disk: written by parquet_export.py, read by imports and audits.
+
+    DIR/messages/topic=<quoted>/day=2026-09-22/<partition>-g000001-l<ledger>-e<first entry>.parquet
+    DIR/<table>.parquet     markers, partitions, subscriptions, frontiers, ledgers, acknowledgements
+    DIR/MANIFEST.json       written last: without it the directory is no export, or not yet one
+
+Topic and day (UTC, of the due time) stand in the path as Hive, Spark and pyarrow read them, the topic's full name
+percent-encoded; the other columns are those of scan_arrow.MESSAGES. A row that cannot be read has the day that its
+partition starts on. A topic that was deleted has no name: the path says __HIVE_DEFAULT_PARTITION__. One whose name no
+file system takes is cut short there, with a hash behind it. The manifest has every name as it is, and says whether
+something that is sealed was left out (`filtered`).
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import quote
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ...store.errors import DamagedStore, FormatMismatch, InvalidArgument
+from ...store.files.directory import sync_directory, write_file
+from ..scan.main_tables import MARKERS, SMALL
+from ..scan.scan_arrow import MESSAGES
+
+FORMAT = "duelog-export"
+VERSION = 1
+MANIFEST = "MANIFEST.json"
+NO_TOPIC = "__HIVE_DEFAULT_PARTITION__"
+
+_MOST_NAME_BYTES = 200
+
+MESSAGE_COLUMNS = [name for name in MESSAGES.names if name != "topic"]
+"""Columns of the files below messages/."""
+
+TABLE_SCHEMAS: dict[str, pa.Schema] = {"markers": MARKERS} | {name: schema for name, (schema, _) in SMALL.items()}
+
+
+class ExportedFile(NamedTuple):
+    """One file of messages: of one topic (None: deleted), one day, one range of one partition log."""
+
+    path: str
+    topic: str | None
+    day: str
+    partition: str
+    rows: int
+    bytes: int
+
+
+def message_path(topic: str | None, day: str, name: str) -> str:
+    """Where a file of messages lies in an export.
+
+    >>> message_path("persistent://a/b/c d", "2026-09-22", "x.parquet")
+    'messages/topic=persistent%3A%2F%2Fa%2Fb%2Fc%20d/day=2026-09-22/x.parquet'
+    """
+    quoted = NO_TOPIC if topic is None else quote(topic, safe="")
+    if topic is not None and len(quoted) > _MOST_NAME_BYTES:
+        quoted = f"{quoted[:_MOST_NAME_BYTES].rpartition('%')[0]}~{sha256(topic.encode()).hexdigest()[:32]}"
+    return f"messages/topic={quoted}/day={day}/{name}"
+
+
+def day_of(ms: int) -> str:
+    """The day of an instant, UTC.
+
+    >>> day_of(1_790_035_200_000)
+    '2026-09-22'
+    """
+    return f"{datetime.fromtimestamp(ms // 1000, UTC):%Y-%m-%d}"
+
+
+def write_manifest(directory: Path, manifest: dict[str, Any]) -> None:
+    """Make the directory an export, durably. REQUIRES: everything else in it is on disk."""
+    content = json.dumps({"format": FORMAT, "version": VERSION, **manifest}, indent=1).encode()
+    write_file(directory / MANIFEST, content + b"\n")
+    sync_directory(directory)
+
+
+class Export:
+    """An export that is read."""
+
+    def __init__(self, directory: Path, manifest: dict[str, Any], files: list[ExportedFile]) -> None:
+        self.directory = directory
+        self.manifest = manifest
+        self.message_files = files
+
+    def table(self, name: str) -> pa.Table:
+        """A whole table other than messages. Raises DamagedStore where its file cannot be read."""
+        path = self.directory / self.manifest["tables"][name]
+        return _read(path, lambda: pq.read_table(path, schema=TABLE_SCHEMAS[name], partitioning=None))
+
+    def messages(self, file: ExportedFile, columns: list[str] | None = None) -> pa.Table:
+        """The rows of one file; the topic is the file's. Raises DamagedStore."""
+        path = self.directory / file.path
+        return _read(path, lambda: pq.ParquetFile(path).read(columns=columns))
+
+
+def _read(path: Path, read: Any) -> pa.Table:
+    try:
+        return read()
+    except (OSError, pa.ArrowException) as error:
+        raise DamagedStore(path, f"cannot be read: {error}") from error
+
+
+def open_export(directory: Path) -> Export:
+    """An export, with all its files there and of their sizes.
+
+    Raises InvalidArgument for a directory that is none, FormatMismatch for one of a later version, DamagedStore.
+    """
+    path = directory / MANIFEST
+    try:
+        manifest = json.loads(path.read_bytes())
+        found, version = manifest["format"], manifest["version"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        reason = f"no export of `duelog export`: {MANIFEST} is not there, or cannot be read"
+        raise InvalidArgument("DIR", str(directory), reason) from error
+    if found != FORMAT or version != VERSION:
+        raise FormatMismatch(path, "format", f"{found} {version}", f"{FORMAT} {VERSION}")
+    files = [ExportedFile(**each) for each in manifest["files"]]
+    for file in files:
+        try:
+            size = (directory / file.path).stat().st_size
+        except FileNotFoundError:
+            size = -1
+        if size != file.bytes:
+            missing = "is missing" if size < 0 else f"is {size} bytes, the manifest says {file.bytes}"
+            raise DamagedStore(directory / file.path, missing)
+    return Export(directory, manifest, files)

@@ -1,0 +1,133 @@
+"""Reminders of a calendar (RFC 5545, VALARM) as delayed messages.
+
+Reads an .ics file with icalendar, lets recurring-ical-events expand what recurs within a horizon, and sends one message
+for each reminder that lies ahead, due when it triggers. Times without a zone, and days, are those of a time zone that
+the caller names. What is already past is not sent; neither is a reminder of a component without a start.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, time, timedelta, tzinfo
+from typing import IO, Any
+from zoneinfo import ZoneInfo
+
+from ... import DelayedStore, Message
+from ...store.errors import DelayTooLong, InvalidArgument, InvalidMessage
+from ..values import iso_time
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class ImportedReminders:
+    """What an import did: messages sent, reminders already past, reminders that have no time."""
+
+    messages: int
+    past: int
+    without_time: int
+
+
+def import_ics(
+    store: DelayedStore, file: IO[bytes], topic: str, *, timezone: str = "UTC", horizon: timedelta = timedelta(days=366)
+) -> ImportedReminders:
+    """Send the reminders of a calendar that trigger within `horizon` from the store's now, in one batch.
+
+    A message's payload is a JSON object (summary, description, location, start, trigger, uid), its key the event's
+    UID. Importing a calendar again sends its reminders again. All are checked before any is written. Raises
+    InvalidMessage naming the event and the time of the first that a delay policy refuses; InvalidArgument: the file is
+    no calendar, or `timezone` no time zone; ImportError without `pip install 'duelog[calendar]'`; and what sending
+    raises.
+    """
+    import recurring_ical_events
+    from icalendar import Calendar
+
+    zone = _zone(timezone)
+    now = _EPOCH + timedelta(milliseconds=store.clock.now_ms())
+    try:
+        calendar = Calendar.from_ical(file.read())
+        if calendar.name != "VCALENDAR":
+            raise ValueError(f"it begins with {calendar.name}")
+        query = recurring_ical_events.of(calendar, components=["VEVENT", "VTODO"], skip_bad_series=True)
+        # A reminder may be after its event's start, or long before it.
+        components = list(query.between(now - timedelta(days=31), now + horizon + timedelta(days=31)))
+    except (ValueError, KeyError, TypeError) as error:
+        raise InvalidArgument("FILE", getattr(file, "name", None), f"no calendar: {error}") from None
+    messages: list[Message] = []
+    past = without_time = 0
+    seen: set[tuple[str, int, str]] = set()  # an absolute trigger of a recurring event is one reminder
+    for component in components:
+        triggers = _triggers(component, zone)
+        if triggers is None:
+            without_time += 1
+            continue
+        for trigger in triggers:
+            message = _message(component, trigger, zone)
+            identity = (message.key or "", _ms(trigger), str(component.get("SUMMARY", "")))
+            if trigger <= now:
+                past += 1
+            elif trigger <= now + horizon and identity not in seen:
+                seen.add(identity)
+                messages.append(message)
+    messages.sort(key=_due)
+    for message in messages:
+        try:
+            store.topic(topic).outgoing(message)
+        except DelayTooLong as error:
+            event = f"event {message.key!r}: reminder"
+            reason = f"a delay of {error.asked_ms} ms is {error.reason}"
+            raise InvalidMessage(event, iso_time(_due(message)), reason) from None
+    store.topic(topic).send_batch(messages)
+    return ImportedReminders(len(messages), past, without_time)
+
+
+def _zone(name: str) -> tzinfo:
+    try:
+        return ZoneInfo(name)
+    except (KeyError, ValueError, OSError):
+        raise InvalidArgument("--timezone", name, "expected an IANA name such as Europe/Rome") from None
+
+
+def _triggers(component: Any, zone: tzinfo) -> list[datetime] | None:
+    """When the reminders of a component trigger; None: it has some, and their time cannot be told."""
+    from icalendar import Alarms
+    from icalendar.error import InvalidCalendar
+
+    try:
+        for name in ("DTSTART", "DTEND", "DUE"):  # a day begins at midnight in the zone, and alarms need the hour
+            found = component.get(name)
+            if found is not None:
+                del component[name]
+                component.add(name, _aware(found.dt, zone))
+        return [_aware(alarm.trigger, zone) for alarm in Alarms(component).times]
+    except (InvalidCalendar, ValueError):
+        return None
+
+
+def _aware(moment: date | datetime, zone: tzinfo) -> datetime:
+    if not isinstance(moment, datetime):
+        moment = datetime.combine(moment, time(), zone)
+    return moment if moment.tzinfo is not None else moment.replace(tzinfo=zone)
+
+
+def _message(component: Any, trigger: datetime, zone: tzinfo) -> Message:
+    start = component.get("DTSTART") or component.get("DUE")
+    fields = {
+        "summary": str(component.get("SUMMARY", "")),
+        "description": str(component.get("DESCRIPTION", "")),
+        "location": str(component.get("LOCATION", "")),
+        "start": None if start is None else _aware(start.dt, zone).isoformat(),
+        "trigger": trigger.isoformat(),
+        "uid": str(component.get("UID", "")),
+    }
+    payload = json.dumps(fields, ensure_ascii=False).encode()
+    return Message(payload, deliver_at=_ms(trigger), key=fields["uid"] or None)
+
+
+def _ms(moment: datetime) -> int:
+    return -((_EPOCH - moment) // timedelta(milliseconds=1))  # rounded up, so that nothing is early
+
+
+def _due(message: Message) -> int:
+    return message.deliver_at if isinstance(message.deliver_at, int) else 0

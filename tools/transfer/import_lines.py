@@ -1,0 +1,177 @@
+"""Importing messages from JSON lines: a line that cannot be taken is found before anything is written.
+
+    {"topic": "reminders", "payload": "pay", "deliver_at": "2026-11-21T09:00:00Z", "key": "order-17"}
+    {"topic": "reminders", "payload_base64": "AP8=", "deliver_after": "2h", "properties": {"shop": "7"}}
+
+`payload` is text, stored as UTF-8; `payload_base64` stands for bytes. `deliver_at`: epoch ms or ISO 8601 with a zone;
+`deliver_after`: seconds, or text such as "5m"; neither: due at once. A field of another name is refused: a misspelt
+due time would mean "now". Empty lines are passed over.
+
+Every line is checked as `send` would check it, delay policies included, before anything is written: all lines of a file
+that can be read twice; else, of a pipe, those of a batch, and the batches before it stand.
+
+What the machine refuses (a full disk) can still end it between batches, or within one. With `once`, the name of a
+producer, the messages of each topic are numbered in the order of their lines: an import of the same lines under that
+name stores what is missing and nothing twice.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import Callable, Iterator
+from typing import IO, Any
+
+from ... import DelayedStore, Message
+from ...store.errors import DelayTooLong, InvalidArgument, InvalidMessage
+from ...store.names import TopicName
+from ..values import duration_seconds, time_ms
+
+FIELDS = ("topic", "payload", "payload_base64", "deliver_at", "deliver_after", "key", "properties")
+
+_BATCH_BYTES = 32 << 20
+"""A batch ends at this size too, whatever its number of messages."""
+
+
+class Import:
+    """One import into an open store; the counts say how far it has come, also after an error."""
+
+    def __init__(
+        self, store: DelayedStore, *, batch_messages: int = 5_000, allow_past: bool = False, once: str | None = None
+    ) -> None:
+        """`allow_past` as in `Topic.send`; `once`: name of the producer that numbers the messages."""
+        self._store = store
+        self._batch_messages = batch_messages
+        self._allow_past = allow_past
+        self._once = once
+        self._longest_line = 8 * store.config.max_message_bytes + (1 << 20)
+        self._counts: dict[str, int] = {}
+        self.messages = 0
+        """Messages of the batches that are written in full."""
+        self.stored_before = 0
+        """How many of them an earlier import of that name had stored."""
+        self.lines = 0
+        """Lines up to the end of the last of those batches."""
+        self.began_to = 0
+        """Last line of the batch after it, if that was being written when the import ended: some may be stored."""
+
+    @property
+    def topics(self) -> int:
+        """Topics that got messages."""
+        return len(self._counts)
+
+    def run(self, file: IO[bytes], progress: Callable[[], object] = lambda: None) -> None:
+        """Import every line of a file; `progress` is called after each batch that is checked or written.
+
+        Raises InvalidMessage whose field begins with `line 17`, and what sending raises.
+        """
+        if file.seekable():
+            start = file.tell()
+            for _ in self._batches(file):
+                progress()
+            file.seek(start)
+        for batch, number in self._batches(file):
+            self._write(batch, number)
+            progress()
+
+    def _batches(self, file: IO[bytes]) -> Iterator[tuple[dict[str, list[Message]], int]]:
+        """Messages by topic, each of them checked, and the number of the last line."""
+        batch: dict[str, list[Message]] = {}
+        count = size = number = 0
+        for number, line in self._lines(file):
+            try:
+                topic, message = self._message(line)
+            except InvalidArgument as error:
+                raise InvalidMessage(f"line {number}: {error.field}", error.value, error.reason) from None
+            batch.setdefault(topic, []).append(message)
+            count += 1
+            size += len(line)
+            if count == self._batch_messages or size >= _BATCH_BYTES:
+                yield batch, number
+                batch, count, size = {}, 0, 0
+        yield batch, number
+
+    def _lines(self, file: IO[bytes]) -> Iterator[tuple[int, bytes]]:
+        number = 0
+        while line := file.readline(self._longest_line):
+            number += 1
+            if len(line) == self._longest_line and not line.endswith(b"\n"):
+                raise InvalidMessage(f"line {number}: line", line[:80], f"longer than {self._longest_line} bytes")
+            if not line.isspace():
+                yield number, line
+
+    def _write(self, batch: dict[str, list[Message]], number: int) -> None:
+        self.began_to = number if batch else 0
+        for name, messages in batch.items():
+            topic, first = self._store.topic(name), self._counts.get(name, 0)
+            if self._once is None:
+                topic.send_batch(messages, allow_past=self._allow_past)
+            else:
+                producer = topic.producer(self._once)
+                ids = producer.send_batch(messages, first_sequence_id=first, allow_past=self._allow_past)
+                self.stored_before += ids.count(None)
+            self._counts[name] = first + len(messages)
+        self.began_to = 0
+        self.messages += sum(map(len, batch.values()))
+        self.lines = max(self.lines, number)
+
+    def _message(self, line: bytes) -> tuple[str, Message]:
+        try:
+            fields = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise InvalidMessage("line", line.strip(), f"no JSON: {error}") from None
+        if not isinstance(fields, dict):
+            raise InvalidMessage("line", fields, "expected a JSON object")
+        for name, value in fields.items():
+            if name not in FIELDS:
+                raise InvalidMessage(name, value, f"unknown field; expected {', '.join(FIELDS)}")
+        topic = str(TopicName.parse(_required(fields, "topic")))
+        message = Message(
+            _payload(fields),
+            deliver_at=_deliver_at(fields.get("deliver_at")),
+            deliver_after=_deliver_after(fields.get("deliver_after")),
+            key=fields.get("key"),
+            properties=fields.get("properties"),
+        )
+        try:
+            self._store.topic(topic).outgoing(message, allow_past=self._allow_past)
+        except DelayTooLong as error:
+            field = "deliver_at" if message.deliver_after is None else "deliver_after"
+            raise InvalidMessage(field, fields[field], f"a delay of {error.asked_ms} ms is {error.reason}") from None
+        return topic, message
+
+
+def _required(fields: dict[str, Any], name: str) -> Any:
+    if name not in fields:
+        raise InvalidMessage(name, None, "missing")
+    return fields[name]
+
+
+def _payload(fields: dict[str, Any]) -> bytes:
+    text, encoded = fields.get("payload"), fields.get("payload_base64")
+    if (text is None) == (encoded is None):
+        raise InvalidMessage("payload", text, "expected one of payload (text) and payload_base64")
+    if text is not None:
+        if not isinstance(text, str):
+            raise InvalidMessage("payload", text, "expected text; put other JSON into a string")
+        try:
+            return text.encode()
+        except UnicodeEncodeError:
+            raise InvalidMessage("payload", text, "a lone surrogate has no UTF-8 form") from None
+    try:
+        return base64.b64decode(encoded, validate=True)  # type: ignore[arg-type]  # what is no str is refused by it
+    except (binascii.Error, TypeError, ValueError) as error:
+        raise InvalidMessage("payload_base64", encoded, f"no base64: {error}") from None
+
+
+def _deliver_at(value: object) -> int | None:
+    if isinstance(value, str):
+        return time_ms("deliver_at", value)
+    return value  # type: ignore[return-value]  # whatever else it is, it is checked as `send` checks it
+
+
+def _deliver_after(value: object) -> float | None:
+    if isinstance(value, str):
+        return duration_seconds("deliver_after", value)
+    return value  # type: ignore[return-value]  # as above

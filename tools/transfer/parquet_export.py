@@ -1,0 +1,255 @@
+"""Exporting sealed partitions to Parquet: an archive by topic and day, and what an audit needs besides.
+
+Everything that comes from the main environment, the choice of generations too, is of one read transaction. The messages
+of a slice are written by a plain function (`export_slice`), here in a loop or by Spark's tasks, into files that no
+other attempt has; once all are there they get their names, and the manifest is written last. What fails leaves the
+destination as it was found: empty.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import time
+import uuid
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import lmdb
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ...cleanup.retention import retention_by_topic
+from ...opening import Identity
+from ...store.errors import InvalidArgument
+from ...store.files.directory import make_directory, refuse_inside, remove_tree, sync_directory
+from ..scan.main_tables import MARKERS, SMALL, marker_ledgers, markers_in
+from ..scan.scan_arrow import scan_messages, schema_of
+from ..scan.scan_plan import LogRange, Slice, Wanted, plan_in
+from ..scan.sealed import Sealed, read_sealed
+from .export_layout import MESSAGE_COLUMNS, TABLE_SCHEMAS, ExportedFile, day_of, message_path, write_manifest
+
+STAGING = ".staging"
+_DAY_MS = 86_400_000
+
+Runner = Callable[[Sequence[bytes]], Iterable[bytes]]
+"""Answers of `export_packed` for each of some tasks, in their order."""
+
+Progress = Callable[[int, int], object]
+"""Told the slices that are done, of how many."""
+
+
+class StagedFile(NamedTuple):
+    """A file that one attempt has written, and what it is to be called."""
+
+    staged: str
+    file: ExportedFile
+    dropped: int
+    withdrawn: int
+    damaged: int
+
+
+class Exported(NamedTuple):
+    """What an export holds: rows, of them such without a body, such that never fire, such that cannot be read."""
+
+    partitions: int
+    files: int
+    rows: int
+    dropped: int
+    withdrawn: int
+    damaged: int
+    bytes: int
+
+
+def run_here(tasks: Sequence[bytes]) -> Iterable[bytes]:
+    """Export one slice after the other in this process."""
+    return map(export_packed, tasks)
+
+
+def export_store(
+    store: Path,
+    dest: Path,
+    *,
+    wanted: Wanted | None = None,
+    run: Runner = run_here,
+    progress: Progress = lambda done, total: None,
+) -> Exported:
+    """Export what is sealed, or what of it is `wanted`, into `dest`, which is empty or not there yet.
+
+    Beside a process that has the store open; nothing in it is changed. On disk when it returns.
+    Raises InvalidArgument, DamagedStore (also where a generation goes meanwhile), and what `run` raises.
+    """
+    dest = dest.absolute()
+    refuse_inside("DEST", dest, store)
+    if dest.exists() and (not dest.is_dir() or any(dest.iterdir())):
+        raise InvalidArgument("DEST", str(dest), "is not an empty directory")
+    made = not dest.exists()
+    try:
+        make_directory(dest)
+        return _export(store, dest, wanted or Wanted(), run, progress)
+    except BaseException:
+        _remove_staging(dest)
+        for child in list(dest.iterdir()) if dest.is_dir() else []:
+            remove_tree(child) if child.is_dir() else child.unlink()
+        if made and dest.is_dir():
+            dest.rmdir()
+        raise
+
+
+def _export(store: Path, dest: Path, wanted: Wanted, run: Runner, progress: Progress) -> Exported:
+    def read_main(raw: lmdb.Transaction, identity: Identity, generations: list[Sealed]) -> Any:
+        for name, (_, read) in SMALL.items():
+            _write(dest / f"{name}.parquet", [read(raw, store)], TABLE_SCHEMAS[name])
+        ledgers = marker_ledgers(raw)
+        _write(
+            dest / "markers.parquet", (batch for each in ledgers for batch in markers_in(raw, "main", each)), MARKERS
+        )
+        plan = plan_in(raw, identity.store_id, generations, wanted, claims=True)
+        return identity, generations, plan, retention_by_topic(raw)
+
+    exported_ms = time.time_ns() // 1_000_000
+    identity, generations, plan, retention = read_sealed(store, read_main)
+    staging = dest / STAGING
+    make_directory(staging)
+    tasks = [pickle.dumps((part, str(staging))) for part in plan]
+    found: list[StagedFile] = []
+    for done, answer in enumerate(run(tasks), 1):
+        found += pickle.loads(answer)
+        progress(done, len(tasks))
+    _publish(dest, found)
+    rows_of = dict.fromkeys((sealed.partition for sealed in generations if wanted.has_partition(sealed)), 0)
+    for each in found:
+        rows_of[each.file.partition] += each.file.rows
+    partitions = [
+        {**sealed._asdict(), "partition": sealed.partition, "rows": rows_of[sealed.partition]}
+        for sealed in generations
+        if sealed.partition in rows_of
+    ]
+    for row in partitions:
+        del row["store"]
+    write_manifest(
+        dest,
+        {
+            "store_id": identity.store_id.hex(),
+            "partition_ms": identity.partition_ms,
+            "exported_ms": exported_ms,
+            "filtered": wanted != Wanted(),
+            "retention": retention,
+            "tables": {name: f"{name}.parquet" for name in TABLE_SCHEMAS},
+            "partitions": partitions,
+            "files": [each.file._asdict() for each in sorted(found, key=lambda each: each.file.path)],
+        },
+    )
+    return Exported(
+        len(partitions),
+        len(found),
+        sum(each.file.rows for each in found),
+        sum(each.dropped for each in found),
+        sum(each.withdrawn for each in found),
+        sum(each.damaged for each in found),
+        sum(each.file.bytes for each in found),
+    )
+
+
+def _write(path: Path, batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> None:
+    with pq.ParquetWriter(path, schema, compression="zstd") as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+    _sync(path)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDWR)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _publish(dest: Path, found: list[StagedFile]) -> None:
+    """Give the files of the attempts that count their names, and remove the others."""
+    parents = set()
+    for each in found:
+        target = dest / each.file.path
+        make_directory(target.parent)
+        os.rename(each.staged, target)
+        parents.add(target.parent)
+    for parent in parents:
+        sync_directory(parent)
+    _remove_staging(dest)
+
+
+def _remove_staging(dest: Path) -> None:
+    """Remove what attempts have left, beside attempts that were given up and go on: they find no place any more."""
+    staging = dest / STAGING
+    if staging.is_dir():
+        moved = dest / f"{STAGING}-{uuid.uuid4().hex}"
+        os.rename(staging, moved)
+        remove_tree(moved)
+
+
+# -- one slice -----------------------------------------------------------------------------------
+
+
+def export_packed(task: bytes) -> bytes:
+    """`export_slice` from and to a pickle, as tasks want it."""
+    part, staging = pickle.loads(task)
+    return pickle.dumps(export_slice(part, Path(staging)))
+
+
+def export_slice(part: Slice, staging: Path) -> list[StagedFile]:
+    """Write the messages of a slice into a directory in `staging` that no other attempt has, on disk."""
+    directory = staging / uuid.uuid4().hex
+    directory.mkdir()
+    try:
+        found = [file for each in part.ranges for file in _export_log(part, each, directory)]
+        sync_directory(directory)
+    except BaseException:
+        remove_tree(directory)
+        raise
+    return found
+
+
+class _DayFile:
+    """A file of one topic and day while it is written."""
+
+    def __init__(self, path: Path, schema: pa.Schema) -> None:
+        self.path = path
+        self.writer = pq.ParquetWriter(path, schema, compression="zstd")
+        self.rows = self.dropped = self.withdrawn = self.damaged = 0
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        self.writer.write_batch(batch)
+        self.rows += batch.num_rows
+        self.dropped += batch.column("dropped").true_count
+        self.withdrawn += batch.column("withdrawn").true_count
+        self.damaged += batch.num_rows - batch.column("reason").null_count
+
+
+def _export_log(part: Slice, log: LogRange, directory: Path) -> list[StagedFile]:
+    schema = schema_of(MESSAGE_COLUMNS)
+    days: dict[int, _DayFile] = {}
+    with ExitStack() as stack:
+        for batch in scan_messages(part._replace(ranges=(log,)), MESSAGE_COLUMNS):
+            dues = batch.column("due_ms").fill_null(part.sealed.start_ms).to_numpy()
+            numbers = dues // _DAY_MS
+            for day in np.unique(numbers).tolist():
+                if day not in days:
+                    days[day] = _DayFile(directory / f"{log.ledger_id}-{day}.parquet", schema)
+                    stack.callback(days[day].writer.close)
+                mask = numbers == day
+                days[day].write(batch if mask.all() else batch.filter(pa.array(mask)))
+    sealed = part.sealed
+    name = f"{sealed.partition}-g{sealed.generation:06d}-l{log.ledger_id}-e{log.start}.parquet"
+    found = []
+    for day, written in sorted(days.items()):
+        _sync(written.path)
+        text = day_of(day * _DAY_MS)
+        size = written.path.stat().st_size
+        path = message_path(log.topic, text, name)
+        file = ExportedFile(path, log.topic, text, sealed.partition, written.rows, size)
+        found.append(StagedFile(os.fspath(written.path), file, written.dropped, written.withdrawn, written.damaged))
+    return found
