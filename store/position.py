@@ -167,6 +167,6 @@ class MessageIds(Sequence[MessageId]):
         return f"MessageIds({shown}{', ...' if len(self) > 3 else ''}; {len(self)})"
 
 
-# "Position" and "message id" are two words for one value (docs/design.md, Words): a position is used of a place
+# "Position" and "message id" are two words for one value (docs/design.md, "Words"): a position is used of a place
 # in a ledger (a cursor's mark-delete, a marker), a message id of the message that stands there.
 Position = MessageId

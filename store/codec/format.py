@@ -298,7 +298,7 @@ _FRONTIER = struct.Struct(">QqqIQQIB")
 
 
 class FrontierRecord(NamedTuple):
-    """How far the firing of one partition log has come: the frontier (C, T) of docs/design.md.
+    """How far the firing of one partition log has come: docs/design.md, "The frontier".
 
     Entries with id below `seen` (T) whose (due_ms, entry_id) is at or before (`due_ms`, `entry_id`) (C)
     have fired, and no others. `fired` counts them. The last marker is the newest one in the main log

@@ -8,7 +8,7 @@ because it may run more than once (another unit failed, or the map was full and 
 effects in memory belong into `after_commit` callbacks, which the leader runs in commit order before the
 next transaction begins. It takes no lock that anybody holds while waiting for `write`.
 
-Guards (docs/design.md, "What py-lmdb demands"): begin and commit happen in one thread; a child process
+Guards (docs/design.md, "What LMDB demands"): begin and commit happen in one thread; a child process
 after fork is refused; a commit that raised is in doubt and closes the environment for writing.
 """
 

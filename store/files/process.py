@@ -1,6 +1,6 @@
 """Which process this is, without asking the system each time: a child after fork has another number.
 
-LMDB environments must not be used by a child of the process that opened them (docs/design.md, "What py-lmdb
+LMDB environments must not be used by a child of the process that opened them (docs/design.md, "What LMDB
 demands"), so every call looks; a system call for it would be a tenth of a send. A fork that Python does not hear of,
 by a C library, is not seen.
 """

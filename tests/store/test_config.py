@@ -85,7 +85,7 @@ def make(**settings: Any) -> StoreConfig:
 
 
 def test_defaults_are_the_documented_ones() -> None:
-    """The fields, their order and their defaults are what docs/design.md lists."""
+    """The fields, their order and their defaults are those that stand above."""
     assert dataclasses.asdict(StoreConfig()) == DEFAULTS
     assert [field.name for field in dataclasses.fields(StoreConfig)] == list(DEFAULTS)
 

@@ -73,7 +73,7 @@ FRONTIERS = pa.schema(
         ("partition", pa.string()),
         ("start_ms", pa.int64()),
         ("ledger_id", pa.int64()),
-        ("due_ms", pa.int64()),  # with entry_id: C of the frontier (docs/design.md, Firing)
+        ("due_ms", pa.int64()),  # with entry_id: C of the frontier (docs/design.md, "The frontier")
         ("entry_id", pa.int64()),
         ("seen", pa.int64()),  # T of the frontier
         ("fired", pa.int64()),

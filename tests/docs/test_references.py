@@ -1,0 +1,105 @@
+"""References lead somewhere: from code to a section of a document, from a document to a file or a section.
+
+A section is named in one form, `docs/format.md, "Grammar"`: the document's path from the root, then the heading. The
+document alone is enough where all of it is meant.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.packaging.tree import FLOORS, ROOT, modules
+
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+SOURCES = [path for folder in (*FLOORS, "tests", "benchmarks") for path in modules(ROOT / folder)]
+
+REFERENCE = re.compile(r'([\w./-]+\.md)\b(?:, ("[^"]*"|[A-Z]\w*))?')
+"""A document, and what follows it as a section: a heading in quotes, or a capitalised word that lacks them."""
+
+
+def headings(document: Path) -> set[str]:
+    """The headings of a document, without their marks."""
+    return set(re.findall(r"^#+ (.*)$", document.read_text(encoding="utf-8"), re.MULTILINE))
+
+
+def prose(source: Path) -> Iterator[str]:
+    """Docstrings and runs of comment lines of a module that names documents, each with its lines joined."""
+    text = source.read_text(encoding="utf-8")
+    if ".md" not in text:
+        return
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            yield " ".join(node.value.value.split())
+    lines = [""]
+    previous = 0
+    with source.open("rb") as stream:
+        for token in tokenize.tokenize(stream.readline):
+            if token.type == tokenize.COMMENT:
+                if token.start[0] != previous + 1:
+                    lines.append("")
+                lines[-1] += " " + token.string.lstrip("# ")
+                previous = token.start[0]
+    yield from lines
+
+
+def broken(name: str, section: str, folder: Path) -> str:
+    """What is wrong with a reference made in `folder`; nothing if it leads somewhere."""
+    document = next((place / name for place in (ROOT, folder, folder.parent) if (place / name).is_file()), None)
+    if document is None:
+        return "there is no such document"
+    if not section:
+        return ""
+    if not section.startswith('"'):
+        return "a section stands in quotes"
+    return "" if section.strip('"') in headings(document) else "there is no such section"
+
+
+def test_every_document_and_section_that_code_names_exists() -> None:
+    """Docstrings and comments of product, tests and benchmarks."""
+    found = [
+        (str(source.relative_to(ROOT)), match.group(0), broken(match.group(1), match.group(2) or "", source.parent))
+        for source in SOURCES
+        if source != Path(__file__)
+        for text in prose(source)
+        for match in REFERENCE.finditer(text)
+    ]
+    assert len(found) > 10
+    assert [each for each in found if each[2]] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [
+        ('docs/format.md, "Grammar"', ""),
+        ("docs/format.md", ""),
+        ('docs/format.md, "Grammars"', "there is no such section"),
+        ("docs/format.md, Grammar", "a section stands in quotes"),
+        ("docs/formats.md", "there is no such document"),
+    ],
+)
+def test_a_reference_that_leads_nowhere_is_told(text: str, wrong: str) -> None:
+    """By the document, by the section, and by the form."""
+    match = REFERENCE.search(f"As said ({text}).")
+    assert match is not None
+    assert broken(match.group(1), match.group(2) or "", ROOT / "store") == wrong
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_every_file_that_a_document_names_exists(document: Path) -> None:
+    """A module is named by its path from the root; a link leads to a file and, where it names one, to a heading."""
+    text = document.read_text(encoding="utf-8")
+    named = set(re.findall(r"(?<![\w/.])[\w/]+\.py\b", text))
+    folders = set(re.findall(r"`((?:store|partitions|snapshot|markers|cleanup|duelog|tools|tests)/[\w/]*/)`", text))
+    assert [name for name in sorted(named | folders) if not (ROOT / name).exists()] == []
+    for target, _, anchor in re.findall(r"\]\((?!http)([^)#]*)(#([^)]*))?\)", text):
+        page = document.parent / target if target else document
+        assert page.is_file(), target
+        assert not anchor or anchor in {
+            re.sub(r"[^\w -]", "", each.lower()).replace(" ", "-") for each in headings(page)
+        }, anchor
