@@ -80,7 +80,7 @@ SPECS = (
     Spec(REJECTED, "counter", "{message}", _TOPIC, "Messages refused for a delay over the maximum (PIP-437)"),
     Spec(OVERRIDDEN, "counter", "{message}", _TOPIC, "Messages whose own delay a fixed one replaced (PIP-437)"),
     Spec(FIRED, "counter", "{message}", _TOPIC, "Messages fired, or seen due in the main log"),
-    Spec(LATENESS, "histogram", "s", _TOPIC, "Time of firing less due time; 0 of what was written a moment ahead"),
+    Spec(LATENESS, "histogram", "s", _TOPIC, "Time of firing less due time; 0 of what was written a moment early"),
     Spec(CANCELLED, "counter", "{message}", _TOPIC, "Messages cancelled"),
     Spec(RESCHEDULED, "counter", "{message}", _TOPIC, "Messages given another due time"),
     Spec(DELAYED, "gauge", "{message}", (*_TOPIC, "pulsar.subscription"), "Messages of the subscription not due yet"),
@@ -92,15 +92,15 @@ SPECS = (
     Spec(PARTITIONS_DELETED, "counter", "{partition}", _STORE, "Time partitions deleted"),
     Spec(LEDGERS_TRIMMED, "counter", "{ledger}", _STORE, "Ledgers of main logs trimmed"),
     Spec(ENTRIES_TRIMMED, "counter", "{entry}", _STORE, "Entries of main logs trimmed with them"),
-    Spec(CORRUPT, "counter", "{entry}", _STORE, "Entries set aside because they cannot be read"),
+    Spec(CORRUPT, "counter", "{entry}", _STORE, "Entries quarantined because they cannot be read"),
     Spec(SNAPSHOTS, "counter", "{snapshot}", _STORE, "Snapshots of delay indexes written"),
     Spec(SNAPSHOT_SIZE, "histogram", "By", _STORE, "Size of a snapshot"),
     Spec(SNAPSHOT_DURATION, "histogram", "s", _STORE, "Work on a snapshot since the one before it was written"),
     Spec(SUSPENDED, "gauge", "{part}", (*_STORE, "duelog.task"), "Parts of the upkeep that failed and are suspended"),
     Spec(SUSPENDED_TIME, "gauge", "s", (*_STORE, "duelog.task"), "How long the longest of them has been suspended"),
-    Spec(COMMIT_DURATION, "histogram", "s", _ENVIRONMENT, "Time of a shared commit, its work included"),
+    Spec(COMMIT_DURATION, "histogram", "s", _ENVIRONMENT, "Time of a group commit, its work included"),
     Spec(COMMIT_ENTRIES, "histogram", "{entry}", _ENVIRONMENT, "Entries (messages, markers) of a commit that has any"),
-    Spec(COMMIT_REQUESTS, "histogram", "{request}", _ENVIRONMENT, "Callers that shared a commit"),
+    Spec(COMMIT_REQUESTS, "histogram", "{request}", _ENVIRONMENT, "Callers of a group commit"),
 )  # fmt: skip
 
 _SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 60.0, 600.0, 3600.0)

@@ -23,7 +23,7 @@ _REPAIR = "run `duelog repair` on a copy of the store, or restore a backup"
 CODES: dict[str, Code] = {
     "lost": Code(
         ERROR,
-        "messages were due, the store has gone past them, and no marker hands them to anybody",
+        "messages were due, the store has gone past them, and no marker hands them out",
         "send them again from a backup or from their source; `duelog dump --entries` shows them",
     ),
     "doubled-marker": Code(
@@ -32,7 +32,7 @@ CODES: dict[str, Code] = {
         "have receivers ignore message ids that they know; keep the store and report it",
     ),
     "dangling-marker": Code(
-        ERROR, "the main log points at messages that do not exist: nobody can receive them", _REPAIR
+        ERROR, "the main log points at messages that do not exist: no subscription can receive them", _REPAIR
     ),
     "stray-marker": Code(
         ERROR,
@@ -56,12 +56,12 @@ CODES: dict[str, Code] = {
     "corrupt-record": Code(ERROR, "a record of the catalog does not match its checksum", _REPAIR),
     "set-aside": Code(
         ERROR,
-        "an entry could not be read when it was to be delivered; it holds its partition until it is given up",
-        "restore it from a backup, or give it up with `duelog repair`",
+        "an entry could not be read when it was to be delivered; it holds its partition until it is discarded",
+        "restore it from a backup, or discard it with `duelog repair`",
     ),
     "wrong-holders": Code(
         ERROR,
-        "the catalog counts other holders of a closed partition than there are: it goes too early, or never",
+        "the catalog counts other references to a closed partition than there are: it goes too early, or never",
         _REPAIR,
     ),
     "not-deleted": Code(
