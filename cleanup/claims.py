@@ -24,7 +24,8 @@ from pyroaring import BitMap
 
 from ..partitions.cancellations import members
 from ..store.codec import format as fmt
-from ..store.codec.format import CursorRecord, FrontierRecord, LedgerState, Table
+from ..store.codec.format import CursorRecord, LedgerState, Table
+from ..store.codec.frontier import FrontierRecord
 from ..store.codec.run import RunKind, UInt32s
 from ..store.errors import CorruptEntry
 from ..store.log import catalog

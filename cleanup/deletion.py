@@ -13,7 +13,8 @@ from ..partitions import producer_numbers as producers
 from ..partitions.partition import Partition, partition_path
 from ..partitions.partition_set import PartitionSet
 from ..store.codec import format as fmt
-from ..store.codec.format import FrontierRecord, PartitionRecord, PartitionState
+from ..store.codec.format import PartitionRecord, PartitionState
+from ..store.codec.frontier import FrontierRecord
 from ..store.env.environment import Environment
 from ..store.env.transaction import Transaction
 from ..store.files.directory import make_directory, move_away, remove_tree

@@ -12,7 +12,8 @@ from ..partitions.due_column import DueBatch, scan_dues
 from ..partitions.partition import Partition
 from ..partitions.partition_set import PartitionSet
 from ..store.codec.body import decode_body
-from ..store.codec.format import FrontierRecord, PartitionState, Table
+from ..store.codec.format import PartitionState, Table
+from ..store.codec.frontier import FrontierRecord
 from ..store.codec.run import Int64s, Run, RunKind, UInt32s
 from ..store.env.environment import Environment
 from ..store.errors import CorruptEntry

@@ -29,7 +29,8 @@ from ..partitions.partition_set import PartitionSet
 from ..partitions.timespan import partition_start
 from ..store.clock import Clock
 from ..store.codec import format as fmt
-from ..store.codec.format import FrontierRecord, PartitionRecord, PartitionState, Table
+from ..store.codec.format import PartitionRecord, PartitionState, Table
+from ..store.codec.frontier import FrontierRecord
 from ..store.codec.run import Int64s, RunKind, UInt32s
 from ..store.config import StoreConfig
 from ..store.env.environment import Environment

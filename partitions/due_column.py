@@ -9,16 +9,13 @@ import lmdb
 import numpy as np
 from pyroaring import BitMap
 
+from ..store.codec.frontier import HELD, UNREADABLE_DUE, FrontierRecord
 from ..store.codec.run import Int64s, Run, UInt32s
 from ..store.env.environment import Environment
 from ..store.errors import CorruptEntry
-from ..store.log.ledger import HELD
 from ..store.log.scan import find_run, runs
 
 _RUNS_A_TRANSACTION = 4_096
-
-UNREADABLE = -1
-"""Due time given for an entry whose run cannot be read."""
 
 
 class DueBatch(NamedTuple):
@@ -71,6 +68,21 @@ def scan_dues(
             yield DueBatch(first, dues)
 
 
+def fired_entries(
+    environment: Environment, frontier: FrontierRecord, tail: int, admitted: BitMap
+) -> tuple[BitMap, list[CorruptEntry]]:
+    """Which entries of a log of `tail` entries have fired, cancelled ones among them, and what of it cannot be read."""
+    found, damaged = BitMap(), []
+    for batch in scan_dues(environment, frontier.ledger_id, 0, min(tail, frontier.seen), admitted):
+        if isinstance(batch, CorruptEntry):
+            damaged.append(batch)
+            continue
+        first, dues = batch
+        entries = np.arange(first, first + len(dues), dtype=np.uint32)
+        found.update(entries[frontier.has_fired(entries, dues) & (dues != HELD)])
+    return found, damaged
+
+
 def _held(run: Run, admitted: BitMap | None) -> Int64s:
     """Due times of a conditional run, as offsets from its base."""
     offsets: Int64s = run.due_offsets().astype(np.int64)
@@ -81,7 +93,7 @@ def _held(run: Run, admitted: BitMap | None) -> Int64s:
 
 
 def dues_of(environment: Environment, ledger_id: int, entries: UInt32s) -> Int64s:
-    """Due times of `entries` (ascending ids), UNREADABLE for one whose run is damaged or missing.
+    """Due times of `entries` (ascending ids), UNREADABLE_DUE for one whose run is damaged or missing.
 
     O(k log n) for k runs touched.
     """
@@ -93,7 +105,7 @@ def dues_of(environment: Environment, ledger_id: int, entries: UInt32s) -> Int64
             entry_id = int(entries[at])
             run = _readable_run(cursor, environment.name, ledger_id, entry_id)
             if run is None:
-                dues[at] = UNREADABLE
+                dues[at] = UNREADABLE_DUE
                 at += 1
                 continue
             if at + 1 == len(entries) or entries[at + 1] >= run.limit:

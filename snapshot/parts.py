@@ -9,7 +9,8 @@ import numpy as np
 from pyroaring import BitMap
 
 from ..partitions.index.packed_buckets import Asleep
-from ..store.codec.format import FrontierRecord, snapshot_part_key
+from ..store.codec.format import snapshot_part_key
+from ..store.codec.frontier import FrontierRecord
 from ..store.env.environment import Environment
 from .snapshot_format import Metadata, Part, Unusable
 

@@ -19,7 +19,8 @@ from ..partitions.cancellations import members
 from ..partitions.due_column import dues_of
 from ..partitions.index.delay_index import DelayIndex
 from ..partitions.index.index_cut import Piece
-from ..store.codec.format import FrontierRecord, Table
+from ..store.codec.format import Table
+from ..store.codec.frontier import FrontierRecord
 from ..store.codec.run import Int64s, Run, UInt32s
 from ..store.env.environment import Environment
 from ..store.errors import CorruptEntry

@@ -45,9 +45,10 @@ from typing import NamedTuple
 import numpy as np
 from pyroaring import BitMap
 
-from ..partitions.index.delay_index import UNREADABLE_DUE, DelayIndex, DueOf
+from ..partitions.index.delay_index import DelayIndex, DueOf
 from ..partitions.index.window import Dues
-from ..store.codec.format import FrontierRecord, Table
+from ..store.codec.format import Table
+from ..store.codec.frontier import UNREADABLE_DUE, FrontierRecord
 from ..store.env.environment import Environment
 from .parts import Parts, SavedBucket
 from .snapshot_format import Metadata, Unusable, read_metadata, snapshot_ids

@@ -18,7 +18,8 @@ from typing import NamedTuple
 import lmdb
 
 from ..partitions.index.index_cut import Piece
-from ..store.codec.format import FrontierRecord, Table, snapshot_meta_key, snapshot_part_key, split_snapshot_key
+from ..store.codec.format import Table, snapshot_meta_key, snapshot_part_key, split_snapshot_key
+from ..store.codec.frontier import FrontierRecord
 from ..store.env.environment import Environment
 from ..store.env.transaction import Transaction
 from ..store.files.failpoints import reach

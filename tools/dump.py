@@ -21,6 +21,7 @@ from ..store.codec import format as fmt
 from ..store.codec.body import decode_body
 from ..store.codec.copies import copied_key
 from ..store.codec.format import CorruptRecord, Table
+from ..store.codec.frontier import FrontierRecord
 from ..store.codec.run import Run, RunKind
 from ..store.env.environment import Environment
 from ..store.errors import CorruptEntry, DamagedStore, DuelogError, InvalidArgument
@@ -299,7 +300,7 @@ _VALUES: dict[Table, Callable[[bytes], Fields]] = {
     Table.LOG: lambda fields: {"ledger_id": fmt.unpack_u64(fields)},
     Table.PARTITION_INFO: _record(fmt.PartitionInfo.unpack),
     Table.ORIGIN: _origin,
-    Table.FRONTIER: _record(fmt.FrontierRecord.unpack),
+    Table.FRONTIER: _record(FrontierRecord.unpack),
     Table.LEDGER: _record(fmt.LedgerRecord.unpack),
     Table.CURSOR: _record(fmt.CursorRecord.unpack),
     Table.ACKED: _bitmap,

@@ -25,7 +25,8 @@ from ..snapshot.stored import SnapshotInfo, SnapshotState, inspect_snapshots
 from ..snapshot.writer import remove_snapshots
 from ..store.clock import SystemClock
 from ..store.codec import format as fmt
-from ..store.codec.format import FrontierRecord, PartitionRecord, PartitionState
+from ..store.codec.format import PartitionRecord, PartitionState
+from ..store.codec.frontier import FrontierRecord
 from ..store.env.environment import Environment
 from ..store.errors import InvalidArgument, UnknownTopic
 from ..store.log import catalog

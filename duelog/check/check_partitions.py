@@ -6,21 +6,21 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
 from pyroaring import BitMap
 
 from duelog.partitions.cancellations import members
-from duelog.partitions.due_column import DueBatch, scan_dues
+from duelog.partitions.due_column import fired_entries
 from duelog.partitions.partition import Partition, PartitionLog
 from duelog.partitions.timespan import parse_directory_name
 from duelog.snapshot.stored import SnapshotInfo, SnapshotState, inspect_snapshots
 from duelog.store.codec import format as fmt
-from duelog.store.codec.format import CorruptRecord, FrontierRecord, LedgerState, PartitionRecord, PartitionState, Table
+from duelog.store.codec.format import CorruptRecord, LedgerState, PartitionRecord, PartitionState, Table
+from duelog.store.codec.frontier import FrontierRecord
 from duelog.store.codec.run import Run
 from duelog.store.errors import DamagedStore
 from duelog.store.files import datafile
 from duelog.store.log import catalog
-from duelog.store.log.ledger import HELD, find_tail
+from duelog.store.log.ledger import find_tail
 
 from .check_records import check_bodies, check_pages, check_records, dense_runs
 from .finding import Finding, error, warning
@@ -170,8 +170,9 @@ class _Partition:
     def _fired(self, log: PartitionLog, tail: int, frontier: FrontierRecord, address: str) -> Iterator[Finding]:
         """What the frontier says has fired against the markers that are there."""
         survey, ledger_id = self._survey, log.ledger_id
-        passed = passed_entries(survey, self._partition, ledger_id, tail, frontier)
-        if passed is None:
+        admitted = members(survey.raw, Table.ADMITTED, ledger_id)
+        passed, damaged = fired_entries(self._partition.environment, frontier, tail, admitted)
+        if damaged:
             return  # the damage itself is a finding, and what it hides cannot be counted
         # Set aside does not mean that it did not fire: a body is found unreadable when its marker is resolved.
         passed -= members(survey.raw, Table.CANCELLED, ledger_id)
@@ -191,20 +192,3 @@ class _Partition:
             return
         if last.ledger_id not in kept or last.entry_id >= survey.tails.get(last.ledger_id, 0) or not marked:
             yield error("lost-marker", address, f"its last marker {last} is gone")
-
-
-def passed_entries(
-    survey: Survey, partition: Partition, ledger_id: int, tail: int, frontier: FrontierRecord
-) -> BitMap | None:
-    """Entries of a log at or before its frontier, cancelled ones too; None where a run cannot be read."""
-    passed = BitMap()
-    admitted = members(survey.raw, Table.ADMITTED, ledger_id)
-    for batch in scan_dues(partition.environment, ledger_id, 0, min(tail, frontier.seen), admitted):
-        if not isinstance(batch, DueBatch):
-            return None
-        first, dues = batch
-        entries = np.arange(first, first + len(dues), dtype=np.int64)
-        done = (dues < frontier.due_ms) | ((dues == frontier.due_ms) & (entries <= frontier.entry_id))
-        done &= dues != HELD
-        passed.update(entries[done].astype(np.uint32))
-    return passed

@@ -13,6 +13,7 @@ from duelog.store.codec import format as fmt
 from duelog.store.codec.body import decode_body
 from duelog.store.codec.copies import copied_key
 from duelog.store.codec.format import CorruptRecord, Table
+from duelog.store.codec.frontier import FrontierRecord
 from duelog.store.codec.run import Run
 from duelog.store.env.environment import Environment
 from duelog.store.errors import CorruptEntry
@@ -29,7 +30,7 @@ _READERS: dict[int, Callable[[bytes], object]] = {
     Table.TOPIC_NAME: bytes.decode,
     Table.PARTITION: fmt.PartitionRecord.unpack,
     Table.LOG: fmt.unpack_u64,
-    Table.FRONTIER: fmt.FrontierRecord.unpack,
+    Table.FRONTIER: FrontierRecord.unpack,
     Table.LEDGER: fmt.LedgerRecord.unpack,
     Table.CURSOR: fmt.CursorRecord.unpack,
     Table.PRODUCER: ProducerRecord.unpack,

@@ -12,12 +12,12 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import lmdb
-import numpy as np
 from pyroaring import BitMap
 
 from duelog.partitions.cancellations import members
 from duelog.store.codec import format as fmt
-from duelog.store.codec.format import CorruptRecord, FrontierRecord, LedgerRecord, LedgerState, PartitionRecord, Table
+from duelog.store.codec.format import CorruptRecord, LedgerRecord, LedgerState, PartitionRecord, Table
+from duelog.store.codec.frontier import FrontierRecord
 from duelog.store.codec.run import Run, RunKind
 from duelog.store.log import catalog
 from duelog.store.log.ledger import find_tail
@@ -169,8 +169,7 @@ class Survey:
             message = f"point into ledger {run.target}, the frontier is of ledger {frontier.ledger_id}"
             yield error("dangling-marker", address, message)
         entries, dues = run.targets(), run.dues()
-        beyond = (entries >= frontier.seen) | (dues > frontier.due_ms)
-        beyond |= (dues == frontier.due_ms) & (entries.astype(np.int64) > frontier.entry_id)
+        beyond = ~frontier.has_fired(entries, dues)
         if beyond.any():
             message = f"{int(beyond.sum())} markers point past the frontier of partition {start_ms}"
             yield error("marker-past-frontier", address, message)

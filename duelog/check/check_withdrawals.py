@@ -21,7 +21,8 @@ from duelog.partitions.cancellations import BLOCK_BITS, members
 from duelog.partitions.due_column import dues_of
 from duelog.store.codec import format as fmt
 from duelog.store.codec.copies import copy_key
-from duelog.store.codec.format import CorruptRecord, FrontierRecord, Table
+from duelog.store.codec.format import CorruptRecord, Table
+from duelog.store.codec.frontier import UNREADABLE_DUE, FrontierRecord
 from duelog.store.codec.run import Run, RunKind, UInt32s
 from duelog.store.env.environment import Environment
 from duelog.store.errors import DamagedStore
@@ -156,15 +157,11 @@ def lost_cancellations(
 
 def passed_of(environment: Environment, frontier: FrontierRecord | None, ledger_id: int, entries: UInt32s) -> BitMap:
     """Those of a log's entries that its frontier has passed, or that cannot be read."""
-    found = BitMap()
-    for entry_id, due_ms in zip(entries.tolist(), dues_of(environment, ledger_id, entries).tolist(), strict=True):
-        if due_ms < 0 or (
-            frontier is not None
-            and entry_id < frontier.seen
-            and (due_ms, entry_id) <= (frontier.due_ms, frontier.entry_id)
-        ):
-            found.add(entry_id)
-    return found
+    dues = dues_of(environment, ledger_id, entries)
+    passed = dues == UNREADABLE_DUE
+    if frontier is not None:
+        passed |= frontier.has_fired(entries, dues)
+    return BitMap(entries[passed])
 
 
 def check_conditionals(survey: Survey) -> Iterator[Finding]:

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable
 
 from ...partitions.partition import Partition
 from ...store.codec import format as fmt
-from ...store.codec.format import FrontierRecord, PartitionRecord, PartitionState
+from ...store.codec.format import PartitionRecord, PartitionState
+from ...store.codec.frontier import FrontierRecord
 from ...store.env.transaction import Transaction
 from ...store.errors import DamagedStore
 from ...store.log import catalog

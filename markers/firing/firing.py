@@ -21,7 +21,7 @@ from ...partitions.partition import Partition
 from ...partitions.partition_set import PartitionSet
 from ...snapshot.writer import remove_snapshots
 from ...store.codec import format as fmt
-from ...store.codec.format import FrontierRecord
+from ...store.codec.frontier import FrontierRecord
 from ...store.codec.run import Int64s, UInt32s
 from ...store.config import StoreConfig
 from ...store.env.environment import Environment

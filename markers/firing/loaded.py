@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterator
 
 from ...partitions.partition import Partition, PartitionLog
 from ...partitions.partition_set import PartitionSet
-from ...store.codec.format import FrontierRecord, PartitionState
+from ...store.codec.format import PartitionState
+from ...store.codec.frontier import FrontierRecord
 from ...store.codec.run import Int64s
 from ...store.config import StoreConfig
 from ...store.env.environment import Environment

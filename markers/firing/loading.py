@@ -18,14 +18,14 @@ import numpy as np
 from pyroaring import BitMap
 
 from ...partitions.cancellations import members
-from ...partitions.due_column import UNREADABLE, DueBatch, dues_of, scan_dues
+from ...partitions.due_column import DueBatch, dues_of, scan_dues
 from ...partitions.index.delay_index import DelayIndex
 from ...partitions.partition import Listener, Partition
 from ...snapshot.parts import Parts
 from ...snapshot.restore import covered_by_snapshots, restore_steps
 from ...snapshot.snapshot_format import Unusable, snapshot_keys
 from ...store.codec import format as fmt
-from ...store.codec.format import FrontierRecord
+from ...store.codec.frontier import UNREADABLE_DUE, FrontierRecord
 from ...store.codec.run import Int64s, UInt32s
 from ...store.env.environment import Environment
 from ...store.errors import CorruptEntry, DamagedStore
@@ -192,9 +192,9 @@ class Loading:
             return
         ids = np.array(admitted, dtype=np.uint32)
         dues = dues_of(self.partition.environment, log.ledger_id, ids)
-        for entry_id in ids[dues == UNREADABLE].tolist():
+        for entry_id in ids[dues == UNREADABLE_DUE].tolist():
             self._set_aside(CorruptEntry(self.partition.name, log.ledger_id, entry_id, "its due time cannot be read"))
-        log.admit(ids[dues != UNREADABLE], dues[dues != UNREADABLE])
+        log.admit(ids[dues != UNREADABLE_DUE], dues[dues != UNREADABLE_DUE])
 
     def _read_rest(self, log: LogFiring, rest: Parts | None) -> Iterator[bool]:
         """Read what is left of a snapshot of a log that fires; if it is damaged, restore the log without it."""

@@ -20,10 +20,9 @@ from pyroaring import BitMap
 from ...partitions.due_column import DueBatch
 from ...partitions.index.delay_index import DelayIndex, DueOf
 from ...snapshot.parts import SavedBucket
-from ...store.codec.format import FrontierRecord
+from ...store.codec.frontier import HELD, FrontierRecord
 from ...store.codec.run import Int64s, UInt32s
 from ...store.errors import BrokenInvariant
-from ...store.log.ledger import HELD
 from .partially_loaded import Missing
 
 _ABSORBED_AT_ONCE = 1 << 16

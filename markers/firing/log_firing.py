@@ -19,7 +19,7 @@ import numpy as np
 
 from ...partitions.index.index_cut import Piece
 from ...snapshot.writer import Cut
-from ...store.codec.format import FrontierRecord
+from ...store.codec.frontier import FrontierRecord
 from ...store.codec.run import Int64s, UInt32s
 from ...store.errors import BrokenInvariant
 from .log_entries import LogEntries

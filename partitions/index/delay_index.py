@@ -31,6 +31,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 from pyroaring import BitMap
 
+from ...store.codec.frontier import UNREADABLE_DUE
 from ...store.errors import BrokenInvariant, InvalidArgument
 from .buckets import Bucket, Buckets, Span
 from .index_cut import IndexCut
@@ -40,9 +41,7 @@ from .splitting import cuts_of
 from .window import ID_BITS, MAX_ID, OFFSET_LIMIT_MS, Dues, Ids, Window, pack, unpack
 
 DueOf = Callable[[Ids], Dues]
-"""Due times of ascending entry ids, -1 for one that cannot be read. What it raises passes through the index."""
-
-UNREADABLE_DUE = -1
+"""Due times of ascending entry ids, UNREADABLE_DUE where one cannot be read. Its errors pass through the index."""
 
 _READ_ENTRIES = 1 << 18  # due times read at a time while a large bucket is split
 _MAX_KEY = (1 << 64) - 1

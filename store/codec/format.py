@@ -14,9 +14,6 @@ import struct
 from enum import IntEnum
 from typing import Any, NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-
 from ..errors import DuelogError
 from ..position import Position
 from .checksum import crc32
@@ -209,7 +206,8 @@ def trailing_u32(key: bytes | memoryview) -> int:
     return int(_U32.unpack(key[-4:])[0])
 
 
-def _unpack(layout: struct.Struct, fields: bytes, what: str) -> tuple[int, ...]:
+def unpack_fields(layout: struct.Struct, fields: bytes, what: str) -> tuple[Any, ...]:
+    """The fields of a record named `what`. Raises CorruptRecord when their length is not that of the layout."""
     if len(fields) != layout.size:
         raise CorruptRecord(f"{what} has {len(fields)} bytes, expected {layout.size}")
     return layout.unpack(fields)
@@ -220,7 +218,7 @@ def pack_u64(value: int) -> bytes:
 
 
 def unpack_u64(fields: bytes) -> int:
-    return _unpack(_U64, fields, "number")[0]
+    return int(unpack_fields(_U64, fields, "number")[0])
 
 
 _TOPIC = struct.Struct(">IQ")
@@ -237,7 +235,7 @@ class TopicRecord(NamedTuple):
 
     @classmethod
     def unpack(cls, fields: bytes) -> TopicRecord:
-        return cls(*_unpack(_TOPIC, fields, "topic record"))
+        return cls(*unpack_fields(_TOPIC, fields, "topic record"))
 
 
 class PartitionState(IntEnum):
@@ -268,7 +266,7 @@ class PartitionRecord(NamedTuple):
 
     @classmethod
     def unpack(cls, fields: bytes) -> PartitionRecord:
-        end_ms, generation, state, holders, created_ms = _unpack(_PARTITION, fields, "partition record")
+        end_ms, generation, state, holders, created_ms = unpack_fields(_PARTITION, fields, "partition record")
         return cls(end_ms, generation, PartitionState(state), holders, created_ms)
 
 
@@ -289,58 +287,7 @@ class PartitionInfo(NamedTuple):
 
     @classmethod
     def unpack(cls, fields: bytes) -> PartitionInfo:
-        if len(fields) != _PARTITION_INFO.size:
-            raise CorruptRecord(f"partition info has {len(fields)} bytes")
-        return cls(*_PARTITION_INFO.unpack(fields))
-
-
-_FRONTIER = struct.Struct(">QqqIQQIB")
-
-
-class FrontierRecord(NamedTuple):
-    """How far the firing of one partition log has come: docs/design.md, "The frontier".
-
-    Entries with id below `seen` (T) whose (due_ms, entry_id) is at or before (`due_ms`, `entry_id`) (C)
-    have fired, and no others. `fired` counts them. The last marker is the newest one in the main log
-    ((0, 0) and `fired` 0: none yet). `released` says that the topic has given the partition up.
-    """
-
-    ledger_id: int
-    due_ms: int
-    entry_id: int
-    seen: int
-    fired: int
-    marker_ledger: int
-    marker_entry: int
-    released: int
-
-    @classmethod
-    def start(cls, ledger_id: int) -> FrontierRecord:
-        """The frontier before anything has fired."""
-        return cls(ledger_id, -1, -1, 0, 0, 0, 0, 0)
-
-    def passes(self, entries: npt.NDArray[np.integer[Any]], dues: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        """Which entries are at or before C: those below T have fired, those from T on are late."""
-        at_or_before: npt.NDArray[np.bool_] = dues < self.due_ms
-        at_or_before |= (dues == self.due_ms) & (entries.astype(np.int64) <= self.entry_id)
-        return at_or_before
-
-    def has_fired(self, entries: npt.NDArray[np.integer[Any]], dues: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        """Which entries have fired, cancelled ones among them; no other entry has."""
-        below: npt.NDArray[np.bool_] = entries < self.seen
-        below &= self.passes(entries, dues)
-        return below
-
-    @property
-    def last_marker(self) -> Position | None:
-        return Position(self.marker_ledger, self.marker_entry) if self.fired else None
-
-    def pack(self) -> bytes:
-        return _FRONTIER.pack(*self)
-
-    @classmethod
-    def unpack(cls, fields: bytes) -> FrontierRecord:
-        return cls(*_unpack(_FRONTIER, fields, "frontier record"))
+        return cls(*unpack_fields(_PARTITION_INFO, fields, "partition info"))
 
 
 _LEDGER = struct.Struct(">QQIQB")
@@ -368,7 +315,7 @@ class LedgerRecord(NamedTuple):
 
     @classmethod
     def unpack(cls, fields: bytes) -> LedgerRecord:
-        created_ms, closed_ms, entries, stored_bytes, state = _unpack(_LEDGER, fields, "ledger record")
+        created_ms, closed_ms, entries, stored_bytes, state = unpack_fields(_LEDGER, fields, "ledger record")
         return cls(created_ms, closed_ms, entries, stored_bytes, LedgerState(state))
 
 
@@ -396,4 +343,4 @@ class CursorRecord(NamedTuple):
 
     @classmethod
     def unpack(cls, fields: bytes) -> CursorRecord:
-        return cls(*_unpack(_CURSOR, fields, "cursor record"))
+        return cls(*unpack_fields(_CURSOR, fields, "cursor record"))

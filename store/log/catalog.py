@@ -11,7 +11,8 @@ from collections.abc import Iterator
 import lmdb
 
 from ..codec import format as fmt
-from ..codec.format import CursorRecord, FrontierRecord, LedgerRecord, PartitionRecord, Table, TopicRecord
+from ..codec.format import CursorRecord, LedgerRecord, PartitionRecord, Table, TopicRecord
+from ..codec.frontier import FrontierRecord
 from ..env.environment import Environment
 from ..env.transaction import Transaction
 

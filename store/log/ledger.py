@@ -15,16 +15,13 @@ import numpy.typing as npt
 
 from ..codec.bodies import Bodies
 from ..codec.format import MAX_ENTRY_ID, run_key
+from ..codec.frontier import HELD
 from ..codec.run import Int64s, PackedRun, Run, UInt32s, cut, pack_markers, pack_message, pack_messages
 from ..env.transaction import Transaction
 from ..errors import CorruptEntry, InvalidArgument
 
 MAX_RUN_ENTRIES = 65_535
 """No run holds more entries; the next id after a run whose header is damaged is this far ahead."""
-
-
-HELD = -1
-"""Stands for the due time of a conditional entry that may not fire, or not yet."""
 
 
 class RunLimits(NamedTuple):

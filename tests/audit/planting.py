@@ -21,7 +21,8 @@ from duelog.partitions.due_column import dues_of
 from duelog.partitions.partition import partition_path
 from duelog.partitions.timespan import directory_name
 from duelog.store.codec import format as fmt
-from duelog.store.codec.format import FrontierRecord, LedgerState, PartitionState, Table
+from duelog.store.codec.format import LedgerState, PartitionState, Table
+from duelog.store.codec.frontier import FrontierRecord
 from duelog.store.codec.run import Run, RunKind, pack_markers
 from duelog.store.env.environment import Environment
 from duelog.store.log import catalog

@@ -11,7 +11,7 @@ import numpy as np
 from duelog.store.codec import format as fmt
 from duelog.store.codec.body import encode_one
 from duelog.store.codec.copies import copy_key
-from duelog.store.codec.format import FrontierRecord
+from duelog.store.codec.frontier import FrontierRecord
 from duelog.store.codec.run import pack_markers, pack_messages
 from duelog.store.message import Message
 from duelog.store.wal.journal import FILE_NAME, Journal, JournalRecord

@@ -11,7 +11,7 @@ from duelog.partitions.index.delay_index import DelayIndex
 from duelog.partitions.index.window import Dues, Ids
 from duelog.snapshot.restore import Restored, restore
 from duelog.snapshot.writer import Cut
-from duelog.store.codec.format import FrontierRecord
+from duelog.store.codec.frontier import FrontierRecord
 from duelog.store.env.environment import Environment
 
 START_MS = 1_790_000_000_000 - 1_790_000_000_000 % 60_000

@@ -15,7 +15,7 @@ from duelog.snapshot.parts import Parts, SavedBucket
 from duelog.snapshot.restore import Restored, _last, restore_steps
 from duelog.snapshot.snapshot_format import Metadata, Unusable, read_metadata
 from duelog.snapshot.writer import write_snapshot
-from duelog.store.codec.format import FrontierRecord
+from duelog.store.codec.frontier import FrontierRecord
 from duelog.store.env.environment import Environment
 from tests.snapshot.logs import BUCKET_MS, LEDGER, START_MS, Log, new_environment, scattered
 

@@ -19,14 +19,8 @@ from pyroaring import BitMap
 
 from ...cleanup.claims import acknowledged_by_all
 from ...partitions.timespan import parse_directory_name
-from ...store.codec.format import (
-    CursorRecord,
-    FrontierRecord,
-    LedgerRecord,
-    LedgerState,
-    PartitionRecord,
-    PartitionState,
-)
+from ...store.codec.format import CursorRecord, LedgerRecord, LedgerState, PartitionRecord, PartitionState
+from ...store.codec.frontier import FrontierRecord
 from ..transfer.export_layout import Export, ExportedFile, open_export
 from .catalog_findings import holder_findings, marker_findings
 from .facts import KeptLedger, StoreFacts, TopicFacts

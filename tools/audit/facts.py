@@ -17,15 +17,8 @@ from pyroaring import BitMap
 from ...cleanup.claims import acknowledged_by_all
 from ...partitions.timespan import directory_name
 from ...store.codec import format as fmt
-from ...store.codec.format import (
-    CorruptRecord,
-    CursorRecord,
-    FrontierRecord,
-    LedgerRecord,
-    LedgerState,
-    PartitionRecord,
-    Table,
-)
+from ...store.codec.format import CorruptRecord, CursorRecord, LedgerRecord, LedgerState, PartitionRecord, Table
+from ...store.codec.frontier import FrontierRecord
 from ...store.codec.run import RunKind
 from ...store.env.environment import Environment
 from ...store.errors import CorruptEntry, FormatMismatch, InvalidArgument

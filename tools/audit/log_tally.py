@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from pyroaring import BitMap
 
+from ...store.codec.frontier import NOTHING_FIRED, FrontierRecord
 from ...store.codec.run import Int64s
 from .marks import bitmap_of, ids_of, ranges_text
 from .tables import DAY_MS, HOUR_MS
@@ -44,7 +45,12 @@ class LogTask(NamedTuple):
     def unknown(cls, topic_id: int, ledger_id: int, cancelled: bytes, admitted: bytes) -> LogTask:
         """A log of which nothing has fired."""
         none = BitMap().serialize()
-        return cls(topic_id, ledger_id, -1, -1, -1, 0, True, -1, cancelled, admitted, none, none)
+        return cls(topic_id, ledger_id, *NOTHING_FIRED, -1, 0, True, -1, cancelled, admitted, none, none)
+
+    @property
+    def frontier(self) -> FrontierRecord:
+        """The frontier, without its last marker."""
+        return FrontierRecord(self.ledger_id, self.due_ms, self.entry_id, self.seen, self.fired, 0, 0, 0)
 
 
 class Batch(NamedTuple):
@@ -145,8 +151,7 @@ class _Tally:
             withheld = np.zeros(len(dues), dtype=np.bool_)
         else:
             withheld = conditional & ~_mask(known.admitted, first, limit)
-        passed = (dues < task.due_ms) | ((dues == task.due_ms) & (ids <= task.entry_id))
-        passed &= (ids < task.seen) & ~withheld
+        passed = task.frontier.has_fired(ids, dues) & ~withheld
         fired = passed & ~cancelled
         pending = ~passed & ~cancelled & ~withheld & task.judged
         missing = fired & ~marked & present

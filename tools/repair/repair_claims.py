@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import numpy as np
 from pyroaring import BitMap
 
 from ...cleanup.mend import mend_ledger
 from ...delivery.acks import AckSet
 from ...partitions import cancellations
-from ...partitions.due_column import DueBatch, scan_dues
+from ...partitions.due_column import fired_entries
 from ...store.codec import format as fmt
 from ...store.codec.format import LedgerRecord, LedgerState, PartitionRecord, PartitionState, Table
+from ...store.codec.frontier import FrontierRecord
 from ...store.codec.run import Run, RunKind
 from ...store.env.environment import Environment
 from ...store.env.transaction import Transaction
 from ...store.log import catalog
-from ...store.log.ledger import HELD, RunLimits, find_tail
+from ...store.log.ledger import RunLimits, find_tail
 from ...store.log.managed_ledger import LedgerLimits, ManagedLedger
 from ...store.log.scan import runs
 from .repair_markers import restore_markers
@@ -152,7 +152,7 @@ def recount(main: Environment, environment: Environment, start_ms: int, account:
             if start != start_ms or topic_id not in topics:
                 continue
             ledger_id = frontier.ledger_id
-            fired = _fired(transaction, environment, ledger_id, frontier)
+            fired = _fired(transaction, environment, frontier)
             changed = frontier._replace(fired=fired)
             if frontier.fired and not _has_markers(transaction, topic_id, ledger_id):
                 changed = changed._replace(marker_ledger=0, marker_entry=0)
@@ -172,17 +172,12 @@ def recount(main: Environment, environment: Environment, start_ms: int, account:
         account.say(action)
 
 
-def _fired(transaction: Transaction, environment: Environment, ledger_id: int, frontier: fmt.FrontierRecord) -> int:
+def _fired(transaction: Transaction, environment: Environment, frontier: FrontierRecord) -> int:
+    ledger_id = frontier.ledger_id
     admitted = cancellations.members(transaction.raw, Table.ADMITTED, ledger_id)
     with environment.read() as raw:
         tail = find_tail(raw, environment.name, ledger_id)
-    passed = BitMap()
-    for batch in scan_dues(environment, ledger_id, 0, min(tail, frontier.seen), admitted):
-        if isinstance(batch, DueBatch):
-            first, dues = batch
-            entries = np.arange(first, first + len(dues), dtype=np.int64)
-            done = (dues < frontier.due_ms) | ((dues == frontier.due_ms) & (entries <= frontier.entry_id))
-            passed.update(entries[done & (dues != HELD)].astype(np.uint32))
+    passed, _ = fired_entries(environment, frontier, tail, admitted)
     return len(passed - cancellations.members(transaction.raw, Table.CANCELLED, ledger_id))
 
 

@@ -19,12 +19,13 @@ from ...partitions import cancellations
 from ...partitions.due_column import DueBatch, scan_dues
 from ...snapshot.stored import SnapshotState, inspect_snapshots
 from ...store.codec import format as fmt
-from ...store.codec.format import FrontierRecord, LedgerState, PartitionRecord, PartitionState, Table
+from ...store.codec.format import LedgerState, PartitionRecord, PartitionState, Table
+from ...store.codec.frontier import HELD, NOTHING_FIRED, FrontierRecord, at_or_before
 from ...store.codec.run import Int64s, Run, RunKind, pack_markers
 from ...store.env.environment import Environment
 from ...store.env.transaction import Transaction
 from ...store.log import catalog
-from ...store.log.ledger import HELD, find_tail
+from ...store.log.ledger import find_tail
 from ...store.log.scan import runs
 from ...store.position import Position
 from .repair_report import Account
@@ -42,7 +43,7 @@ class Marked(NamedTuple):
 def marked(raw: lmdb.Transaction, topic_id: int, target: int) -> Marked | None:
     """The markers of a log in its topic's main log, as far as they can be read; None: there are none."""
     entries = BitMap()
-    first = latest = (-1, -1)
+    first = latest = NOTHING_FIRED
     last = Position(0, 0)
     for ledger_id, record in catalog.ledgers(raw, topic_id):
         if record.state is LedgerState.TRIMMING:
@@ -68,11 +69,10 @@ def due_column(environment: Environment, ledger_id: int, admitted: BitMap) -> In
     return dues
 
 
-def at_or_before(dues: Int64s, place: tuple[int, int]) -> BitMap:
+def passed_in(dues: Int64s, place: tuple[int, int]) -> BitMap:
     """The entries of a due column at or before (due, entry), held ones left out."""
-    entries = np.arange(len(dues), dtype=np.int64)
-    passed = ((dues < place[0]) | ((dues == place[0]) & (entries <= place[1]))) & (dues != HELD)
-    return BitMap(entries[passed].astype(np.uint32))
+    entries = np.arange(len(dues), dtype=np.uint32)
+    return BitMap(entries[at_or_before(entries, dues, *place) & (dues != HELD)])
 
 
 def mend_frontiers(
@@ -105,20 +105,20 @@ def _mend(
 ) -> None:  # fmt: skip
     topic_id, ledger_id = log
     known = BitMap() if found is None else found.entries
-    reached = (-1, -1) if found is None else found.latest
+    reached = NOTHING_FIRED if found is None else found.latest
     for snapshot in inspect_snapshots(environment, ledger_id):
         if snapshot.state is SnapshotState.COMPLETE and snapshot.metadata is not None:
             metadata = snapshot.metadata
             place = (metadata.due_ms, metadata.entry_id)
-            known = known | at_or_before(dues[: metadata.seen], place)
+            known = known | passed_in(dues[: metadata.seen], place)
             reached = max(reached, place)
     closed = partition.state is PartitionState.CLOSED
     if closed:  # then all of it has fired
         reached = (partition.end_ms, 0)
-    passed = at_or_before(dues, reached) - cancelled
+    passed = passed_in(dues, reached) - cancelled
     again = BitMap() if closed else passed - known
     if found is not None:
-        again -= at_or_before(dues, found.first)
+        again -= passed_in(dues, found.first)
     last = Position(0, 0) if found is None else found.last
 
     def work(transaction: Transaction) -> None:

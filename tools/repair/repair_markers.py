@@ -17,6 +17,7 @@ from pyroaring import BitMap
 from ...partitions import cancellations
 from ...store.codec import format as fmt
 from ...store.codec.format import LedgerState, Table
+from ...store.codec.frontier import NOTHING_FIRED, FrontierRecord
 from ...store.codec.run import Int64s, Run, RunKind, pack_markers
 from ...store.env.environment import Environment
 from ...store.env.transaction import Transaction
@@ -24,7 +25,7 @@ from ...store.log import catalog
 from ...store.log.ledger import MAX_RUN_ENTRIES
 from ...store.log.scan import runs
 from ...store.position import Position
-from .repair_frontiers import append_markers, at_or_before, due_column
+from .repair_frontiers import append_markers, due_column, passed_in
 from .repair_report import Account
 from .repair_withdrawals import OpenLog
 
@@ -76,7 +77,7 @@ def restore_markers(
                 key = fmt.frontier_key(topic_id, log.start_ms)
                 fields = transaction.get(key)
                 assert fields is not None
-                frontier = fmt.FrontierRecord.unpack(fields)
+                frontier = FrontierRecord.unpack(fields)
                 moved = frontier._replace(marker_ledger=last.ledger_id, marker_entry=last.entry_id)
                 transaction.put(key, moved.pack())
 
@@ -100,7 +101,7 @@ def _logs(main: Environment, topic_id: int, hole: Position, open_log: OpenLog) -
                     marked.setdefault(run.target, BitMap()).update(run.targets().tolist())
                     if (ledger_id, run.first_entry) < hole:
                         pairs = zip(run.dues().tolist(), run.targets().tolist(), strict=True)
-                        before[run.target] = max(before.get(run.target, (-1, -1)), *pairs)
+                        before[run.target] = max(before.get(run.target, NOTHING_FIRED), *pairs)
         withdrawn = {
             row.ledger_id: [cancellations.members(raw, table, row.ledger_id) for table in _TABLES]
             for _, _, row in frontiers
@@ -111,10 +112,10 @@ def _logs(main: Environment, topic_id: int, hole: Position, open_log: OpenLog) -
                 continue
             cancelled, admitted = withdrawn[row.ledger_id]
             dues = due_column(log[0], row.ledger_id, admitted)
-        passed = at_or_before(dues[: row.seen], (row.due_ms, row.entry_id))
+        passed = passed_in(dues[: row.seen], (row.due_ms, row.entry_id))
         unmarked = passed - cancelled - marked.get(row.ledger_id, BitMap())
         if unmarked:
-            found.append(_Log(row.ledger_id, start_ms, dues, unmarked, before.get(row.ledger_id, (-1, -1))))
+            found.append(_Log(row.ledger_id, start_ms, dues, unmarked, before.get(row.ledger_id, NOTHING_FIRED)))
     return found
 
 

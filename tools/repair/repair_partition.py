@@ -14,7 +14,8 @@ from ...partitions.due_column import dues_of
 from ...snapshot.stored import SnapshotState, inspect_snapshots
 from ...snapshot.writer import remove_snapshots
 from ...store.codec import format as fmt
-from ...store.codec.format import FrontierRecord, PartitionState, Table
+from ...store.codec.format import PartitionState, Table
+from ...store.codec.frontier import FrontierRecord
 from ...store.codec.run import Run, RunKind
 from ...store.env.environment import Environment
 from ...store.errors import CorruptEntry
@@ -102,9 +103,5 @@ class PartitionRepair:
 
 def _passed(environment: Environment, frontier: FrontierRecord, entries: Iterable[int]) -> BitMap:
     """Those of `entries`, whose due times can be read, that the frontier says have fired."""
-    found = BitMap()
     ids = np.array(list(entries), dtype=np.uint32)
-    for entry_id, due_ms in zip(ids.tolist(), dues_of(environment, frontier.ledger_id, ids).tolist(), strict=True):
-        if entry_id < frontier.seen and (due_ms, entry_id) <= (frontier.due_ms, frontier.entry_id):
-            found.add(entry_id)
-    return found
+    return BitMap(ids[frontier.has_fired(ids, dues_of(environment, frontier.ledger_id, ids))])

@@ -27,11 +27,12 @@ from ...partitions.cancellations import BLOCK_BITS
 from ...snapshot.snapshot_format import Part, Unusable
 from ...snapshot.stored import SnapshotState, inspect_snapshots
 from ...store.codec import format as fmt
-from ...store.codec.format import FrontierRecord, Table
+from ...store.codec.format import Table
+from ...store.codec.frontier import FrontierRecord
 from ...store.codec.run import Int64s, RunKind, UInt32s
 from ...store.env.environment import Environment
 from ...store.log import catalog
-from .repair_frontiers import at_or_before, due_column, marked
+from .repair_frontiers import due_column, marked, passed_in
 from .repair_partition import runs_of_main
 from .repair_report import Account
 
@@ -92,7 +93,7 @@ def _cancel(
         inside.add_range(block << BLOCK_BITS, min(block + 1 << BLOCK_BITS, len(dues)))
     found = (named | _missing_in_snapshot(environment, ledger_id, dues, admitted)) & inside
     fresh = main.write(lambda transaction: cancellations.add(transaction, Table.CANCELLED, ledger_id, found))
-    passed = at_or_before(dues[: frontier.seen], (frontier.due_ms, frontier.entry_id))
+    passed = passed_in(dues[: frontier.seen], (frontier.due_ms, frontier.entry_id))
     held = BitMap(np.flatnonzero(dues < 0).astype(np.uint32))
     most = len(inside - found - passed - held)
     account.uncancelled += most
@@ -126,4 +127,4 @@ def _missing_in_snapshot(environment: Environment, ledger_id: int, dues: Int64s,
                 return BitMap()
     covered = dues[: metadata.tail]
     expected = BitMap(np.flatnonzero(covered >= 0).astype(np.uint32)) - admitted
-    return expected - at_or_before(covered, (metadata.due_ms, metadata.entry_id)) - pending
+    return expected - passed_in(covered, (metadata.due_ms, metadata.entry_id)) - pending

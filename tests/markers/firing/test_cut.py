@@ -15,7 +15,7 @@ from duelog.markers.firing.log_firing import LogFiring
 from duelog.partitions.index.delay_index import DelayIndex
 from duelog.partitions.index.index_cut import IndexCut
 from duelog.snapshot.writer import Cut
-from duelog.store.codec.format import FrontierRecord
+from duelog.store.codec.frontier import FrontierRecord
 from tests.conftest import START_MS, OpenStore
 
 

@@ -16,7 +16,7 @@ from duelog.markers.firing import index_packing as settling
 from duelog.markers.firing.log_firing import LogFiring, Taken
 from duelog.partitions.index import packing as index_settling
 from duelog.partitions.index.delay_index import DelayIndex
-from duelog.store.codec.format import FrontierRecord
+from duelog.store.codec.frontier import FrontierRecord
 from duelog.store.codec.run import Int64s, UInt32s
 from tests.conftest import START_MS, OpenStore
 from tests.partitions.sleeping import asleep_in

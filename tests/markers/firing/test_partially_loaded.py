@@ -16,7 +16,8 @@ from duelog.markers.firing.partially_loaded import Missing
 from duelog.partitions.index.delay_index import DelayIndex
 from duelog.snapshot.snapshot_format import snapshot_keys
 from duelog.snapshot.stored import inspect_snapshots
-from duelog.store.codec.format import FrontierRecord, Table
+from duelog.store.codec.format import Table
+from duelog.store.codec.frontier import FrontierRecord
 from duelog.store.env.environment import Environment
 from duelog.store.errors import StoreFull
 from duelog.store.files import failpoints

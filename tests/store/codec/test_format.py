@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from duelog.store.codec import format as fmt
 from duelog.store.codec.format import CorruptRecord, Table
+from duelog.store.codec.frontier import FrontierRecord
 from duelog.store.names import MAX_SUBSCRIPTION_BYTES, MAX_TOPIC_BYTES
 
 U8 = st.integers(0, 2**8 - 1)
@@ -23,14 +24,14 @@ RECORDS = st.one_of(
     st.builds(fmt.TopicRecord, U32, TIME),
     st.builds(fmt.PartitionRecord, TIME, U32, st.sampled_from(fmt.PartitionState), U32, TIME),
     st.builds(fmt.PartitionInfo, U16, st.binary(min_size=16, max_size=16), TIME, TIME, U32),
-    st.builds(fmt.FrontierRecord, U64, I64, st.integers(-1, 2**32 - 2), U32, U64, U64, U32, st.sampled_from([0, 1])),
+    st.builds(FrontierRecord, U64, I64, st.integers(-1, 2**32 - 2), U32, U64, U64, U32, st.sampled_from([0, 1])),
     st.builds(fmt.LedgerRecord, TIME, TIME, U32, U64, st.sampled_from(fmt.LedgerState)),
     st.builds(fmt.CursorRecord, U32, TIME, U64, U32, U8),
 )
 
 
 @given(RECORDS)
-def test_every_record_comes_back_as_it_was(record: fmt.FrontierRecord) -> None:
+def test_every_record_comes_back_as_it_was(record: FrontierRecord) -> None:
     """Packing and unpacking is the identity for every kind of record."""
     again = type(record).unpack(record.pack())
     assert again == record
@@ -38,7 +39,7 @@ def test_every_record_comes_back_as_it_was(record: fmt.FrontierRecord) -> None:
 
 
 @given(RECORDS, st.integers(-8, 8).filter(bool))
-def test_a_record_of_another_length_is_refused(record: fmt.FrontierRecord, more: int) -> None:
+def test_a_record_of_another_length_is_refused(record: FrontierRecord, more: int) -> None:
     """A record cut short or with something behind it is corrupt, whatever it says."""
     packed = record.pack()
     with pytest.raises(CorruptRecord):
@@ -138,7 +139,7 @@ def test_the_longest_names_fit_into_keys() -> None:
 
 def test_a_frontier_that_has_not_fired_has_no_last_marker() -> None:
     """(0, 0) is no position of a marker until something has fired."""
-    start = fmt.FrontierRecord.start(7)
+    start = FrontierRecord.start(7)
     assert (start.ledger_id, start.last_marker, start.seen, start.fired) == (7, None, 0, 0)
     fired = start._replace(fired=1, marker_ledger=3, marker_entry=0)
     assert fired.last_marker == (3, 0)

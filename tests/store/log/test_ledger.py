@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 
 from duelog.store.codec.bodies import Bodies
 from duelog.store.codec.format import MAX_ENTRY_ID, run_key
+from duelog.store.codec.frontier import HELD
 from duelog.store.codec.run import Run, RunKind
 from duelog.store.env.environment import Environment
 from duelog.store.env.transaction import Transaction
 from duelog.store.errors import CorruptEntry, InvalidArgument
 from duelog.store.log.ledger import (
-    HELD,
     MAX_RUN_ENTRIES,
     Ledger,
     PackedMessages,
