@@ -16,7 +16,7 @@ from .delivery.consumer_arguments import Acknowledgeable, checked, deadline_of, 
 from .delivery.dispatcher import Dispatcher, SubscriptionType
 from .delivery.due_reader import DueReader
 from .engine import Engine
-from .retrying import dead_letter_name, postpone
+from .failed_delivery import dead_letter_name, postpone
 from .stats import SubscriptionStats, subscription_stats
 from .topics.inline import waiting
 from .topics.seeking import existing_position, position_at
