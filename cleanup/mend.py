@@ -13,7 +13,7 @@ import numpy as np
 from pyroaring import BitMap
 
 from ..store.codec.body import decode_body
-from ..store.codec.format import run_key, split_run_key
+from ..store.codec.format import is_run_of, run_key, split_run_key
 from ..store.codec.run import FLAG_CONDITIONAL, HEADER, HEADER_BYTES, Run, RunKind, pack_messages
 from ..store.env.environment import Environment
 from ..store.env.transaction import Transaction
@@ -65,7 +65,7 @@ def mend_ledger(
         more = cursor.set_range(run_key(ledger_id, 0))
         while more:
             key = bytes(cursor.key())
-            if len(key) != len(run_key(0, 0)) or split_run_key(key)[0] != ledger_id:
+            if not is_run_of(key, ledger_id):
                 break
             first = split_run_key(key)[1]
             try:
@@ -76,7 +76,7 @@ def mend_ledger(
                 value = bytes(cursor.value())
                 give_up(GivenUp(environment.name, ledger_id, first, error.reason, value))
                 changes.append((key, None))
-                if cursor.next() and _in_ledger(bytes(cursor.key()), ledger_id):
+                if cursor.next() and is_run_of(cursor.key(), ledger_id):
                     continue
                 least = max(least, first + (_count_of(value) or MAX_RUN_ENTRIES))
                 break
@@ -118,10 +118,6 @@ def _count_of(value: bytes) -> int | None:
         return None
     ends = np.frombuffer(value, "<u4", count, HEADER_BYTES + 4 * count)
     return count if bodies + int(ends[-1]) == len(value) else None
-
-
-def _in_ledger(key: bytes, ledger_id: int) -> bool:
-    return len(key) == len(run_key(0, 0)) and key[:9] == run_key(ledger_id, 0)[:9]
 
 
 def _apply(transaction: Transaction, changes: list[tuple[bytes, bytes | None]]) -> None:

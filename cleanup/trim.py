@@ -126,9 +126,8 @@ def remove_part(main: Environment, ledgers: Sequence[tuple[int, int]]) -> Sequen
         room = _RUNS_A_PART
         done = 0
         for topic_id, ledger_id in ledgers[:_RUNS_A_PART]:
-            prefix = fmt.run_key(ledger_id, 0)[:9]
-            more = cursor.set_range(prefix)
-            while more and room and cursor.key()[:9] == prefix:
+            more = cursor.set_range(fmt.run_prefix(ledger_id))
+            while more and room and fmt.is_run_of(cursor.key(), ledger_id):
                 more = cursor.delete()
                 room -= 1
             if not room:
@@ -154,5 +153,5 @@ def unfinished(main: Environment) -> list[tuple[int, int]]:
     for page in catalog.pages(main, fmt.prefix(fmt.Table.LEDGER)):
         for key, fields in page:
             if fmt.LedgerRecord.unpack(fields).state is LedgerState.TRIMMING:
-                found.append((fmt.trailing_u32(key[:5]), fmt.trailing_u64(key)))
+                found.append((fmt.leading_u32(key), fmt.trailing_u64(key)))
     return found

@@ -229,7 +229,7 @@ def _set_aside(engine: Engine) -> int:
     """Entries set aside: those recorded, and those met since and not recorded yet."""
     found = {(ledger_id, entry_id) for ledger_id, entry_id, _ in engine.set_aside.items()}
     for page in catalog.pages(engine.main, fmt.prefix(fmt.Table.SET_ASIDE)):
-        found |= {(fmt.trailing_u64(key[:9]), fmt.trailing_u32(key)) for key, _ in page}
+        found |= {(fmt.leading_u64(key), fmt.trailing_u32(key)) for key, _ in page}
     return len(found)
 
 

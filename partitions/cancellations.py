@@ -24,7 +24,7 @@ BLOCK_BITS = 16
 def members(raw: lmdb.Transaction, table: Table, ledger_id: int) -> BitMap:
     """Every entry of a log that `table` (CANCELLED or ADMITTED) holds. O(blocks). Raises CorruptRecord."""
     found = BitMap()
-    for _, fields in catalog.rows(raw, fmt.block_key(table, ledger_id, 0)[:9]):
+    for _, fields in catalog.rows(raw, fmt.block_prefix(table, ledger_id)):
         found |= BitMap.deserialize(fields)
     return found
 
@@ -56,5 +56,5 @@ def add(transaction: Transaction, table: Table, ledger_id: int, entries: BitMap)
 def remove_log(transaction: Transaction, ledger_id: int) -> None:
     """Forget everything about a log that is gone."""
     for table in (Table.CANCELLED, Table.ADMITTED):
-        for key, _ in list(catalog.rows(transaction.raw, fmt.block_key(table, ledger_id, 0)[:9])):
+        for key, _ in list(catalog.rows(transaction.raw, fmt.block_prefix(table, ledger_id))):
             transaction.delete(key)

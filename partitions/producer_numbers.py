@@ -111,7 +111,7 @@ def all_rows(raw: lmdb.Transaction, topic_id: int | None = None) -> list[tuple[b
 def take_over(transaction: Transaction, rows: Iterable[tuple[bytes, bytes]]) -> None:
     """Record in the main environment what another one had recorded, for topics that still exist."""
     for key, fields in rows:
-        if catalog.topic_name(transaction.raw, fmt.trailing_u32(key[:5])) is None:
+        if catalog.topic_name(transaction.raw, fmt.leading_u32(key)) is None:
             continue
         known = transaction.get(key)
         transaction.put(key, fields if known is None else _both(Table(key[0]), known, fields))

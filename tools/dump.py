@@ -111,7 +111,7 @@ def rows(
     """
     first = b"\0" if table is None else fmt.prefix(table)
     if ledger_id is not None:
-        first = fmt.run_key(ledger_id, 0)[:9]
+        first = fmt.run_prefix(ledger_id)
     start = first
     while True:
         page: list[Row] = []
@@ -207,23 +207,23 @@ def _message_rows(run: Run) -> Iterator[Row]:
 
 
 def _text_key(name: str) -> Callable[[bytes], Fields]:
-    return lambda key: {name: key[1:].decode()}
+    return lambda key: {name: fmt.name_of(key)}
 
 
 def _u32_u64(first: str, second: str) -> Callable[[bytes], Fields]:
-    return lambda key: {first: fmt.trailing_u32(key[:5]), second: fmt.trailing_u64(key)}
+    return lambda key: {first: fmt.leading_u32(key), second: fmt.trailing_u64(key)}
 
 
 def _u64_u32(first: str, second: str) -> Callable[[bytes], Fields]:
-    return lambda key: {first: fmt.trailing_u64(key[:9]), second: fmt.trailing_u32(key)}
+    return lambda key: {first: fmt.leading_u64(key), second: fmt.trailing_u32(key)}
 
 
 def _topic_and_name(name: str) -> Callable[[bytes], Fields]:
-    return lambda key: {"topic_id": fmt.trailing_u32(key[:5]), name: key[5:].decode()}
+    return lambda key: dict(zip(("topic_id", name), fmt.split_named_key(key), strict=True))
 
 
 def _snapshot(key: bytes) -> Fields:
-    return {"ledger_id": fmt.trailing_u64(key[:9]), "snapshot_id": fmt.trailing_u64(key[9:])}
+    return dict(zip(("ledger_id", "snapshot_id"), fmt.split_snapshot_key(key), strict=True))
 
 
 _KEYS: dict[Table, Callable[[bytes], Fields]] = {
@@ -245,7 +245,7 @@ _KEYS: dict[Table, Callable[[bytes], Fields]] = {
     Table.SEQUENCE: lambda key: dict(zip(("topic_id", "producer", "block"), fmt.split_sequence_key(key), strict=True)),
     Table.SCHEDULE: _topic_and_name("schedule"),
     Table.SET_ASIDE: _u64_u32("ledger_id", "entry_id"),
-    Table.SNAPSHOT_PART: lambda key: {**_snapshot(key[:17]), "part": fmt.trailing_u32(key[17:])},
+    Table.SNAPSHOT_PART: lambda key: {**_snapshot(key), "part": fmt.trailing_u32(key)},
     Table.SNAPSHOT_META: _snapshot,
     Table.COPY: lambda key: {"of": Table(key[1]).name, **_KEYS[Table(key[1])](copied_key(key))},
 }

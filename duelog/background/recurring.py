@@ -80,7 +80,7 @@ class Recurring:
         self._due: dict[_Key, int] = {}
         for page in catalog.pages(main, fmt.prefix(Table.SCHEDULE)):
             for key, fields in page:
-                number, name = fmt.split_schedule_key(key)
+                number, name = fmt.split_named_key(key)
                 try:
                     schedule = unpack_schedule(fields, name, "")
                 except CorruptRecord:
@@ -187,7 +187,7 @@ class Recurring:
         """The topic's schedules by name. Raises CorruptRecord."""
         with self._main.read() as raw:
             rows = list(catalog.rows(raw, fmt.prefix(Table.SCHEDULE, topic.topic_id)))
-        return [unpack_schedule(fields, fmt.split_schedule_key(key)[1], str(topic.name)) for key, fields in rows]
+        return [unpack_schedule(fields, fmt.split_named_key(key)[1], str(topic.name)) for key, fields in rows]
 
     # -- inside --------------------------------------------------------------------------------------
 

@@ -69,7 +69,7 @@ class Trimming:
         """Have every main log looked at: after opening, nobody knows."""
         for page in catalog.pages(self._main, fmt.prefix(fmt.Table.LEDGER)):
             for key, _ in page:
-                self.look_at(fmt.trailing_u32(key[:5]), 0)
+                self.look_at(fmt.leading_u32(key), 0)
 
     def next_due_ms(self) -> int | None:
         """When the next main log is to be looked at."""

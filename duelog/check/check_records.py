@@ -65,7 +65,7 @@ def check_records(raw: lmdb.Transaction, name: str, ledgers: Collection[int]) ->
         key = bytes(cursor.key())
         table = key[0]
         if table == Table.RUN:
-            ledger_id = int.from_bytes(key[1:9], "big")
+            ledger_id = fmt.leading_u64(key)
             if ledger_id not in ledgers:
                 yield error("unknown-ledger", f"{name}, ledger {ledger_id}", "has entries, and is in no catalog")
             more = cursor.set_range(fmt.run_key(ledger_id + 1, 0))

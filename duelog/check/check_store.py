@@ -105,9 +105,9 @@ class Survey:
         for key, fields in catalog.rows(raw, fmt.prefix(Table.TOPIC_NAME)):
             self.topics[fmt.trailing_u32(key)] = fields.decode()
         for key, fields in catalog.rows(raw, fmt.prefix(Table.LEDGER)):
-            self.ledgers[fmt.trailing_u64(key)] = fmt.trailing_u32(key[:5]), LedgerRecord.unpack(fields)
+            self.ledgers[fmt.trailing_u64(key)] = fmt.leading_u32(key), LedgerRecord.unpack(fields)
         named = {
-            key[1:].decode(): fmt.TopicRecord.unpack(fields).topic_id
+            fmt.name_of(key): fmt.TopicRecord.unpack(fields).topic_id
             for key, fields in catalog.rows(raw, fmt.prefix(Table.TOPIC))
         }
         for name in {*named, *self.topics.values()}:
@@ -179,7 +179,7 @@ class Survey:
     def _withdrawals(self) -> Iterator[Finding]:
         """Cancelled and admitted entries lie within logs of partitions."""
         for table in (Table.CANCELLED, Table.ADMITTED):
-            logs = {int.from_bytes(key[1:9], "big") for key in _keys(self.raw, fmt.prefix(table))}
+            logs = {fmt.leading_u64(key) for key in _keys(self.raw, fmt.prefix(table))}
             for ledger_id in sorted(logs):
                 address = f"{table.name}, ledger {ledger_id}"
                 entries = members(self.raw, table, ledger_id)
@@ -210,7 +210,7 @@ class Survey:
                 if ledger_id in self.tails and acked and acked.max() >= self.tails[ledger_id]:
                     yield error("cursor", address, f"acknowledged entries past the end of ledger {ledger_id}")
         for key in _keys(self.raw, fmt.prefix(Table.ACKED)):
-            number = fmt.trailing_u32(key[:5])
+            number = fmt.leading_u32(key)
             if number not in subscriptions:
                 message = "has acknowledged entries, and no record: what it is owed is not delivered"
                 yield error("acked-without-subscription", f"subscription {number}", message)
@@ -231,7 +231,7 @@ class Survey:
     def _set_aside(self) -> Iterator[Finding]:
         addresses: dict[tuple[int, int], str] = {}
         for key, fields in catalog.rows(self.raw, fmt.prefix(Table.SET_ASIDE)):
-            addresses[fmt.trailing_u64(key[:9]), fmt.trailing_u32(key)] = fields.decode(errors="replace")
+            addresses[fmt.leading_u64(key), fmt.trailing_u32(key)] = fields.decode(errors="replace")
         addresses.update({(ledger, entry): reason for ledger, entry, reason in self.engine.set_aside.items()})
         for (ledger_id, entry_id), reason in sorted(addresses.items()):
             message = f"could not be read and was not delivered: {reason}"

@@ -180,9 +180,9 @@ class Topics:
         for page in catalog.pages(self._main, fmt.prefix(fmt.Table.CURSOR)):
             for key, fields in page:
                 if CursorRecord.unpack(fields).flags & KEEPER:
-                    state = self.by_id(fmt.trailing_u32(key[:5]))
-                    if state is not None and key[5:].decode() in state.subscriptions:
-                        yield state, state.subscriptions[key[5:].decode()]
+                    state = self.by_id(fmt.leading_u32(key))
+                    if state is not None and fmt.split_named_key(key)[1] in state.subscriptions:
+                        yield state, state.subscriptions[fmt.split_named_key(key)[1]]
 
     def loaded(self) -> list[TopicState]:
         """The topics in memory."""

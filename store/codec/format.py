@@ -132,11 +132,6 @@ def schedule_key(topic_id: int, name: str) -> bytes:
     return _KEY_32.pack(Table.SCHEDULE, topic_id) + name.encode()
 
 
-def split_schedule_key(key: bytes) -> tuple[int, str]:
-    """(topic id, schedule name) of a schedule's key."""
-    return trailing_u32(key[:5]), key[5:].decode()
-
-
 def producer_key(topic_id: int, name: str) -> bytes:
     return _KEY_32.pack(Table.PRODUCER, topic_id) + name.encode()
 
@@ -152,7 +147,12 @@ def sequence_key(topic_id: int, name: str, block: int) -> bytes:
 
 def split_sequence_key(key: bytes) -> tuple[int, str, int]:
     """(topic id, producer name, block) of a key of SEQUENCE."""
-    return trailing_u32(key[:5]), key[5:-8].decode(), trailing_u64(key)
+    return leading_u32(key), key[5:-8].decode(), trailing_u64(key)
+
+
+def block_prefix(table: Table, ledger_id: int) -> bytes:
+    """Beginning shared by the blocks of a log in CANCELLED or ADMITTED."""
+    return _KEY_64.pack(table, ledger_id)
 
 
 def block_key(table: Table, ledger_id: int, block: int) -> bytes:
@@ -189,11 +189,42 @@ def split_run_key(key: bytes | memoryview) -> tuple[int, int]:
 
 
 RUN_PREFIX = bytes((Table.RUN,))
+RUN_KEY_BYTES = _KEY_64_32.size
+
+
+def run_prefix(ledger_id: int) -> bytes:
+    """Beginning shared by the keys of a ledger's runs, and by no others."""
+    return _KEY_64.pack(Table.RUN, ledger_id)
+
+
+def is_run_of(key: bytes | memoryview, ledger_id: int) -> bool:
+    """Whether a key is that of a run of a ledger."""
+    return len(key) == RUN_KEY_BYTES and bytes(key[: _KEY_64.size]) == run_prefix(ledger_id)
 
 
 def prefix(table: Table, number: int | None = None) -> bytes:
     """Beginning shared by the keys of a table, or by those of one 32-bit id in it."""
     return bytes((table,)) if number is None else _KEY_32.pack(table, number)
+
+
+def leading_u32(key: bytes | memoryview) -> int:
+    """The 32-bit number that a key has after its table byte: a topic or subscription id."""
+    return int(_U32.unpack(key[1:5])[0])
+
+
+def leading_u64(key: bytes | memoryview) -> int:
+    """The 64-bit number that a key has after its table byte: a ledger id."""
+    return int(_U64.unpack(key[1:9])[0])
+
+
+def name_of(key: bytes) -> str:
+    """The name that a key of COUNTER, TOPIC or POLICY has after its table byte."""
+    return key[1:].decode()
+
+
+def split_named_key(key: bytes, errors: str = "strict") -> tuple[int, str]:
+    """(topic id, name) of a key of CURSOR, PRODUCER or SCHEDULE; `errors` as of bytes.decode."""
+    return leading_u32(key), key[5:].decode(errors=errors)
 
 
 def trailing_u64(key: bytes | memoryview) -> int:

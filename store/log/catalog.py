@@ -106,7 +106,7 @@ def topic_names(environment: Environment, prefix: str = "") -> Iterator[tuple[st
     """(full name, record) of every topic whose full name begins with `prefix`, in order of name."""
     for page in pages(environment, fmt.topic_key(prefix)):
         for key, fields in page:
-            yield key[1:].decode(), TopicRecord.unpack(fields)
+            yield fmt.name_of(key), TopicRecord.unpack(fields)
 
 
 # -- ledgers of main logs ----------------------------------------------------------------------
@@ -145,7 +145,7 @@ def frontier(raw: lmdb.Transaction, topic_id: int, start_ms: int) -> FrontierRec
 def frontiers(raw: lmdb.Transaction, topic_id: int | None = None) -> Iterator[tuple[int, int, FrontierRecord]]:
     """(topic id, partition start_ms, record) of one topic or of all."""
     for key, fields in rows(raw, fmt.prefix(Table.FRONTIER, topic_id)):
-        yield fmt.trailing_u32(key[:5]), fmt.trailing_u64(key), FrontierRecord.unpack(fields)
+        yield fmt.leading_u32(key), fmt.trailing_u64(key), FrontierRecord.unpack(fields)
 
 
 # -- subscriptions -----------------------------------------------------------------------------
@@ -154,7 +154,7 @@ def frontiers(raw: lmdb.Transaction, topic_id: int | None = None) -> Iterator[tu
 def cursors(raw: lmdb.Transaction, topic_id: int | None = None) -> Iterator[tuple[int, str, CursorRecord]]:
     """(topic id, subscription name, record) of one topic or of all."""
     for key, fields in rows(raw, fmt.prefix(Table.CURSOR, topic_id)):
-        yield fmt.trailing_u32(key[:5]), key[5:].decode(), CursorRecord.unpack(fields)
+        yield *fmt.split_named_key(key), CursorRecord.unpack(fields)
 
 
 def acked(raw: lmdb.Transaction, subscription_id: int) -> Iterator[tuple[int, bytes]]:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..codec.bodies import Bodies
-from ..codec.format import MAX_ENTRY_ID, run_key
+from ..codec.format import MAX_ENTRY_ID, is_run_of, run_key
 from ..codec.frontier import HELD
 from ..codec.run import Int64s, PackedRun, Run, UInt32s, cut, pack_markers, pack_message, pack_messages
 from ..env.transaction import Transaction
@@ -270,6 +270,6 @@ def last_run(raw: lmdb.Transaction, environment: str, ledger_id: int) -> Run | N
     if not (cursor.prev() if found else cursor.last()):
         return None
     key = bytes(cursor.key())
-    if len(key) != len(run_key(0, 0)) or key[:9] != run_key(ledger_id, 0)[:9]:
+    if not is_run_of(key, ledger_id):
         return None
     return Run(environment, key, cursor.value())

@@ -10,11 +10,9 @@ from contextlib import suppress
 
 import lmdb
 
-from ..codec.format import run_key
+from ..codec.format import is_run_of, run_key
 from ..codec.run import Run
 from ..errors import CorruptEntry
-
-_KEY_BYTES = len(run_key(0, 0))
 
 
 def seek(cursor: lmdb.Cursor, ledger_id: int, entry_id: int) -> bool:
@@ -26,15 +24,10 @@ def seek(cursor: lmdb.Cursor, ledger_id: int, entry_id: int) -> bool:
     if cursor.set_range(key):
         if cursor.key() == key:
             return True
-        if cursor.prev() and _in_ledger(cursor, ledger_id):
+        if cursor.prev() and is_run_of(cursor.key(), ledger_id):
             return True
-        return bool(cursor.set_range(key)) and _in_ledger(cursor, ledger_id)
-    return bool(cursor.last()) and _in_ledger(cursor, ledger_id)
-
-
-def _in_ledger(cursor: lmdb.Cursor, ledger_id: int) -> bool:
-    key = cursor.key()
-    return len(key) == _KEY_BYTES and bytes(key[:9]) == run_key(ledger_id, 0)[:9]
+        return bool(cursor.set_range(key)) and is_run_of(cursor.key(), ledger_id)
+    return bool(cursor.last()) and is_run_of(cursor.key(), ledger_id)
 
 
 def runs(
@@ -42,12 +35,11 @@ def runs(
 ) -> Iterator[Run | CorruptEntry]:
     """The runs that hold entries of [start, limit), in order; a damaged one comes as its error."""
     cursor = raw.cursor()
-    first = run_key(ledger_id, 0)[:-4]
     bound = None if limit is None else run_key(ledger_id, limit)
     more = seek(cursor, ledger_id, start)
     while more:
         key = bytes(cursor.key())
-        if not key.startswith(first) or len(key) != _KEY_BYTES or (bound is not None and key >= bound):
+        if not is_run_of(key, ledger_id) or (bound is not None and key >= bound):
             return
         try:
             run = Run(environment, key, cursor.value())
@@ -67,7 +59,7 @@ def find_run(cursor: lmdb.Cursor, environment: str, ledger_id: int, entry_id: in
     found, value = cursor.item()
     found = bytes(found)
     # A key before those of the ledger: the entry would lie before its first run.
-    if len(found) != _KEY_BYTES or found[:9] != after[:9]:
+    if not is_run_of(found, ledger_id):
         return None
     run = Run(environment, found, value)
     return run if entry_id < run.first_entry + run.count else None
@@ -82,7 +74,7 @@ def find_run_after(cursor: lmdb.Cursor, environment: str, last: Run, entry_id: i
         key = run_key(last.ledger_id, entry_id)
         found, value = cursor.item()
         found = bytes(found)
-        if len(found) == _KEY_BYTES and found[:9] == key[:9] and found <= key:
+        if is_run_of(found, last.ledger_id) and found <= key:
             with suppress(CorruptEntry):  # it may be another run that holds the entry
                 run = Run(environment, found, value)
                 if entry_id < run.first_entry + run.count:

@@ -183,7 +183,7 @@ def scopes_set(raw: lmdb.Transaction) -> list[tuple[Scope, Policies]]:
     """(scope, policies) of every scope at which something is set."""
     found = []
     for key, fields in catalog.rows(raw, fmt.prefix(Table.POLICY)):
-        name, record = key[1:].decode(), PolicyRecord.unpack(fields)
+        name, record = fmt.name_of(key), PolicyRecord.unpack(fields)
         if record.policies.fields_set():
             found.append((Scope(name), record.policies))
         found += [(Scope(name, subscription), each) for subscription, each in record.subscriptions.items()]

@@ -17,7 +17,7 @@ import pytest
 
 from duelog import DelayedDeliveryPolicies, DelayedStore, ManualClock, Message, StoreConfig
 from duelog.store.codec.body import decode_body
-from duelog.store.codec.format import Table
+from duelog.store.codec.format import Table, split_run_key
 from duelog.store.codec.run import Run, RunKind
 from duelog.tools.repair.repair_store import RepairReport, repair_store
 from duelog.tools.store_check import check_store
@@ -184,9 +184,9 @@ def chosen(path: Path, table: Table) -> list[tuple[Path, bytes]]:
     for directory in environments(path):
         here = keys(directory, table)
         if table is Table.RUN:
-            ledgers: dict[bytes, list[bytes]] = {}
+            ledgers: dict[int, list[bytes]] = {}
             for key in here:
-                ledgers.setdefault(key[:9], []).append(key)
+                ledgers.setdefault(split_run_key(key)[0], []).append(key)
             here = [key for each in ledgers.values() for key in (each[0], each[-1])]
         else:
             here = [here[0], here[-1]] if here else []

@@ -221,12 +221,12 @@ class _Reader:
         for key, frontier in self._read(
             Table.FRONTIER,
             FrontierRecord.unpack,
-            lambda key: facts.unjudged.add((fmt.trailing_u32(key[:5]), fmt.trailing_u64(key))),
+            lambda key: facts.unjudged.add((fmt.leading_u32(key), fmt.trailing_u64(key))),
         ):
-            facts.frontiers[fmt.trailing_u32(key[:5]), fmt.trailing_u64(key)] = frontier
+            facts.frontiers[fmt.leading_u32(key), fmt.trailing_u64(key)] = frontier
         self._withdrawn()
         for key, reason in self._read(Table.SET_ASIDE, bytes):
-            address = fmt.trailing_u64(key[:9]), fmt.trailing_u32(key)
+            address = fmt.leading_u64(key), fmt.trailing_u32(key)
             facts.set_aside[address] = reason.decode(errors="replace")
         self._cursors()
         self._main_logs()
@@ -274,34 +274,34 @@ class _Reader:
             for key, entries in self._read(
                 table,
                 BitMap.deserialize,
-                lambda key: facts.unjudged_ledgers.add(int.from_bytes(key[1:9], "big")),
+                lambda key: facts.unjudged_ledgers.add(fmt.leading_u64(key)),
             ):
-                both = facts.withdrawn.setdefault(int.from_bytes(key[1:9], "big"), (BitMap(), BitMap()))
+                both = facts.withdrawn.setdefault(fmt.leading_u64(key), (BitMap(), BitMap()))
                 both[at].update(entries)
 
     def _cursors(self) -> None:
         facts = self._facts
         for key, row in self._read(Table.ACKED, lambda fields: BitMap.deserialize(fields).serialize()):
-            self._acked.setdefault(fmt.trailing_u32(key[:5]), {})[fmt.trailing_u64(key)] = row
+            self._acked.setdefault(fmt.leading_u32(key), {})[fmt.trailing_u64(key)] = row
         for key, record in self._read(
-            Table.CURSOR, CursorRecord.unpack, lambda key: self._damaged_cursors.add(fmt.trailing_u32(key[:5]))
+            Table.CURSOR, CursorRecord.unpack, lambda key: self._damaged_cursors.add(fmt.leading_u32(key))
         ):
-            topic = facts.topics.get(fmt.trailing_u32(key[:5]))
+            topic = facts.topics.get(fmt.leading_u32(key))
             if topic is not None:
-                topic.subscriptions.append((key[5:].decode(errors="replace"), record))
+                topic.subscriptions.append((fmt.split_named_key(key, "replace")[1], record))
 
     def _main_logs(self) -> None:
         facts, copied = self._facts, self._copied
 
         def unreadable(key: bytes) -> None:
-            topic = facts.topics.get(fmt.trailing_u32(key[:5]))
+            topic = facts.topics.get(fmt.leading_u32(key))
             ledger_id = fmt.trailing_u64(key)
             if topic is not None and ledger_id in copied.ledgers:
                 topic.ledgers.append(_kept(ledger_id, None, copied.ledgers[ledger_id]))
 
         for key, record in self._read(Table.LEDGER, LedgerRecord.unpack, unreadable):
             ledger_id = fmt.trailing_u64(key)
-            topic = facts.topics.get(fmt.trailing_u32(key[:5]))
+            topic = facts.topics.get(fmt.leading_u32(key))
             if record.state is LedgerState.TRIMMING:
                 facts.trimming.add(ledger_id)
             elif topic is not None:

@@ -140,7 +140,7 @@ def run_ledgers(raw: lmdb.Transaction) -> list[int]:
     found = []
     cursor = raw.cursor()
     more = cursor.set_range(fmt.RUN_PREFIX)
-    while more and len(key := bytes(cursor.key())) == len(fmt.run_key(0, 0)):
+    while more and len(key := bytes(cursor.key())) == fmt.RUN_KEY_BYTES:
         found.append(fmt.split_run_key(key)[0])
         more = cursor.set_range(fmt.run_key(found[-1] + 1, 0))
     return found
@@ -161,7 +161,7 @@ def mend_counters(main: Environment, logs: Mapping[int, int], account: Account) 
         ledgers += [row.ledger_id for _, _, row in frontiers] + [row.ledger_id for _, _, row in cursors]
         ledgers += [row.marker_ledger for _, _, row in frontiers]
         ledgers += run_ledgers(raw)
-        subscriptions = [row.subscription_id for _, _, row in cursors] + [fmt.trailing_u32(key[:5]) for key in acked]
+        subscriptions = [row.subscription_id for _, _, row in cursors] + [fmt.leading_u32(key) for key in acked]
         used = {catalog.LEDGERS: ledgers, catalog.TOPICS: topics, catalog.SUBSCRIPTIONS: subscriptions}
         for name, numbers in used.items():
             highest = max(numbers, default=0)
@@ -180,15 +180,15 @@ def drop_strangers(main: Environment, account: Account) -> None:
     with main.read() as raw:
         topics = {fmt.trailing_u32(key) for key, _ in catalog.rows(raw, fmt.prefix(Table.TOPIC_NAME))}
         rows = [*catalog.rows(raw, fmt.prefix(Table.LEDGER)), *catalog.rows(raw, fmt.prefix(Table.CURSOR))]
-        bad = [key for key, _ in rows if fmt.trailing_u32(key[:5]) not in topics]
+        bad = [key for key, _ in rows if fmt.leading_u32(key) not in topics]
         ledgers = {fmt.trailing_u64(key) for key, _ in rows if key[0] == Table.LEDGER and key not in bad}
         runs = []
         cursor = raw.cursor()
         more = cursor.set_range(fmt.RUN_PREFIX)
         while more:
             key = bytes(cursor.key())
-            if len(key) != len(fmt.run_key(0, 0)) or fmt.split_run_key(key)[0] not in ledgers:
-                ledger_id, first = fmt.split_run_key(key) if len(key) == len(fmt.run_key(0, 0)) else (0, 0)
+            if len(key) != fmt.RUN_KEY_BYTES or fmt.split_run_key(key)[0] not in ledgers:
+                ledger_id, first = fmt.split_run_key(key) if len(key) == fmt.RUN_KEY_BYTES else (0, 0)
                 account.give_up(GivenUp("main", ledger_id, first, "its ledger is in no catalog", bytes(cursor.value())))
                 runs.append(key)
             more = cursor.next()

@@ -33,18 +33,16 @@ def mend_cursors(main: Environment, lost: Iterable[bytes], account: Account) -> 
         known = {row.subscription_id for _, _, row in catalog.cursors(raw)}
         orphans: dict[int, set[int]] = {}
         for key, _ in catalog.rows(raw, fmt.prefix(Table.ACKED)):
-            if fmt.trailing_u32(key[:5]) not in known:
-                orphans.setdefault(fmt.trailing_u32(key[:5]), set()).add(fmt.trailing_u64(key))
-        owners = {
-            fmt.trailing_u64(key): fmt.trailing_u32(key[:5]) for key, _ in catalog.rows(raw, fmt.prefix(Table.LEDGER))
-        }
+            if fmt.leading_u32(key) not in known:
+                orphans.setdefault(fmt.leading_u32(key), set()).add(fmt.trailing_u64(key))
+        owners = {fmt.trailing_u64(key): fmt.leading_u32(key) for key, _ in catalog.rows(raw, fmt.prefix(Table.LEDGER))}
         topics = {number: {owners[each] for each in of if each in owners} for number, of in orphans.items()}
         for key in named:
-            topic_id = fmt.trailing_u32(key[:5])
+            topic_id = fmt.leading_u32(key)
             if catalog.topic_name(raw, topic_id) is None:
                 continue
             numbers = [number for number, of in topics.items() if of == {topic_id}]
-            alone = len(numbers) == 1 and sum(fmt.trailing_u32(other[:5]) == topic_id for other in named) == 1
+            alone = len(numbers) == 1 and sum(fmt.leading_u32(other) == topic_id for other in named) == 1
             if alone:
                 topics.pop(numbers[0])
             _begin(transaction, topic_id, key, numbers[0] if alone else None, account)
@@ -73,16 +71,15 @@ def _begin(transaction: Transaction, topic_id: int, key: bytes, number: int | No
     transaction.put(key, CursorRecord(number, 0, kept[0][0] if kept else 0, 0, 0).pack())
     account.again += entries - acked
     fate = f"begins at the start again, {acked} of {entries} entries stay acknowledged"
-    account.subscription(catalog.topic_name(raw, topic_id) or str(topic_id), key[5:].decode(errors="replace"), fate)
+    name = fmt.split_named_key(key, "replace")[1]
+    account.subscription(catalog.topic_name(raw, topic_id) or str(topic_id), name, fate)
 
 
 def _drop_acked(transaction: Transaction, account: Account) -> None:
     """Remove what was acknowledged by subscriptions of which nothing else is left, not even a topic."""
     known = {row.subscription_id for _, _, row in catalog.cursors(transaction.raw)}
     bad = [
-        key
-        for key, _ in catalog.rows(transaction.raw, fmt.prefix(Table.ACKED))
-        if fmt.trailing_u32(key[:5]) not in known
+        key for key, _ in catalog.rows(transaction.raw, fmt.prefix(Table.ACKED)) if fmt.leading_u32(key) not in known
     ]
     for key in bad:
         transaction.delete(key)
@@ -92,7 +89,7 @@ def _drop_acked(transaction: Transaction, account: Account) -> None:
 
 def _report_acked(raw: lmdb.Transaction, key: bytes, account: Account) -> None:
     """Say what the loss of acknowledged entries means: they are delivered again."""
-    number, ledger_id = fmt.trailing_u32(key[:5]), fmt.trailing_u64(key)
+    number, ledger_id = fmt.leading_u32(key), fmt.trailing_u64(key)
     for topic_id, name, row in catalog.cursors(raw):
         if row.subscription_id == number and row.ledger_id <= ledger_id:
             start = row.next_entry if row.ledger_id == ledger_id else 0

@@ -86,7 +86,7 @@ def mend_frontiers(
 ) -> None:
     """Make the frontiers of a partition anew that are lost: those of `lost` keys, and of logs that have markers."""
     here = [key for key in lost if key[0] == Table.FRONTIER and fmt.trailing_u64(key) == start_ms]
-    damaged = {fmt.trailing_u32(key[:5]) for key in here}
+    damaged = {fmt.leading_u32(key) for key in here}
     for topic_id, ledger_id in logs.items():
         with main.read() as raw:
             if catalog.frontier(raw, topic_id, start_ms) is not None or catalog.topic_name(raw, topic_id) is None:

@@ -31,7 +31,7 @@ def mend_ledgers(main: Environment, lost: Iterable[bytes], logs: dict[int, int],
 
     lost: keys of records that cannot be read. logs: ledger id -> topic id of the logs of all partitions.
     """
-    named = {fmt.trailing_u64(key): fmt.trailing_u32(key[:5]) for key in lost if key[0] == Table.LEDGER}
+    named = {fmt.trailing_u64(key): fmt.leading_u32(key) for key in lost if key[0] == Table.LEDGER}
 
     def work(transaction: Transaction) -> None:
         raw = transaction.raw
@@ -74,7 +74,7 @@ def _owner(raw: lmdb.Transaction, ledger_id: int, lists: _Lists, logs: dict[int,
     subscriptions = {row.subscription_id: topic_id for topic_id, _, row in catalog.cursors(raw)}
     for key, _ in catalog.rows(raw, fmt.prefix(Table.ACKED)):
         if fmt.trailing_u64(key) == ledger_id:
-            claims.add(subscriptions.get(fmt.trailing_u32(key[:5])))
+            claims.add(subscriptions.get(fmt.leading_u32(key)))
     claims = (claims & lists.keys()) or {topic_id for topic_id in lists if _has_gap(raw, topic_id, ledger_id, lists)}
     if not claims and len(lists) == 1:
         claims = set(lists)

@@ -82,7 +82,7 @@ def _claims(main: Environment, environment: Environment, ledger_id: int, elsewhe
             except CorruptRecord:
                 continue
             if waiting is not None and waiting.ledger_id == ledger_id:
-                found.add(fmt.split_schedule_key(key)[0])
+                found.add(fmt.split_named_key(key)[0])
     with environment.read() as raw:
         for run in runs(raw, environment.name, ledger_id):
             if isinstance(run, Run) and run.kind == RunKind.MESSAGES and run.conditional:
@@ -96,5 +96,5 @@ def _marked_by(raw: lmdb.Transaction, ledger_id: int) -> set[int]:
     for key, _ in catalog.rows(raw, fmt.prefix(Table.LEDGER)):
         for run in runs(raw, "main", fmt.trailing_u64(key)):
             if isinstance(run, Run) and run.kind == RunKind.MARKERS and run.target == ledger_id:
-                found.add(fmt.trailing_u32(key[:5]))
+                found.add(fmt.leading_u32(key))
     return found

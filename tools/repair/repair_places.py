@@ -103,5 +103,5 @@ def _records(directory: Path) -> Iterator[tuple[bytes, bytes]]:
     """The description and the runs, as far as their bytes can be reached; LMDB reads none of them."""
     if (directory / "data.mdb").is_file():
         for key, value in pages.read_values(directory):
-            if key == fmt.PARTITION_INFO_KEY or (key[:1] == fmt.RUN_PREFIX and len(key) == len(fmt.run_key(0, 0))):
+            if key == fmt.PARTITION_INFO_KEY or (key[:1] == fmt.RUN_PREFIX and len(key) == fmt.RUN_KEY_BYTES):
                 yield key, value

@@ -44,7 +44,7 @@ def mend_withdrawals(
     main: Environment, lost: Iterable[bytes], conditionals: Conditionals, open_log: OpenLog, account: Account
 ) -> None:
     """Make cancellations and admissions anew. lost: keys of records that cannot be read."""
-    blocks = {(fmt.trailing_u64(key[:9]), fmt.trailing_u32(key)) for key in lost if key[0] == Table.CANCELLED}
+    blocks = {(fmt.leading_u64(key), fmt.trailing_u32(key)) for key in lost if key[0] == Table.CANCELLED}
 
     def fired(ledger_id: int, entries: UInt32s) -> BitMap | None:
         with open_log(ledger_id) as log, main.read() as raw:

@@ -176,7 +176,7 @@ def ledgers(raw: lmdb.Transaction, store: Path) -> pa.RecordBatch:
     """Every ledger of a main log, by topic and age."""
     rows = []
     for key, fields in catalog.rows(raw, fmt.prefix(Table.LEDGER)):
-        topic_id, record = fmt.trailing_u32(key[:5]), fmt.LedgerRecord.unpack(fields)
+        topic_id, record = fmt.leading_u32(key), fmt.LedgerRecord.unpack(fields)
         row = record._asdict() | {"topic_id": topic_id, "ledger_id": fmt.trailing_u64(key)}
         rows.append(row | {"topic": catalog.topic_name(raw, topic_id), "state": record.state.name.lower()})
     return _rows_of(LEDGERS, rows)
@@ -217,7 +217,7 @@ def marker_ledgers(raw: lmdb.Transaction, topics: frozenset[str] | None = None) 
     """The ledgers of the main logs of all topics, or of some; those being removed are left out."""
     found = []
     for key, fields in catalog.rows(raw, fmt.prefix(Table.LEDGER)):
-        topic_id, ledger_id = fmt.trailing_u32(key[:5]), fmt.trailing_u64(key)
+        topic_id, ledger_id = fmt.leading_u32(key), fmt.trailing_u64(key)
         record = fmt.LedgerRecord.unpack(fields)
         topic = catalog.topic_name(raw, topic_id)
         if record.state is LedgerState.TRIMMING or topic is None or (topics is not None and topic not in topics):

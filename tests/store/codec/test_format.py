@@ -109,7 +109,7 @@ def test_a_run_key_splits_into_what_it_was_made_of(ledger_id: int, entry_id: int
     """Also where it is a view, and where only the number at its end is wanted."""
     key = fmt.run_key(ledger_id, entry_id)
     assert fmt.split_run_key(key) == fmt.split_run_key(memoryview(key)) == (ledger_id, entry_id)
-    assert fmt.trailing_u32(key) == entry_id
+    assert (fmt.leading_u64(key), fmt.trailing_u32(key)) == (ledger_id, entry_id)
     assert fmt.trailing_u64(fmt.partition_key(ledger_id)) == ledger_id
 
 
@@ -119,10 +119,25 @@ def test_keys_of_a_table_begin_with_its_prefix(number: int, wide: int, name: str
     if all(not 0xD800 <= ord(character) <= 0xDFFF for character in name):
         assert fmt.topic_key(name).startswith(fmt.prefix(Table.TOPIC))
         assert fmt.cursor_key(number, name).startswith(fmt.prefix(Table.CURSOR, number))
-        assert fmt.cursor_key(number, name)[5:].decode() == name
+        assert fmt.name_of(fmt.topic_key(name)) == name
+        assert fmt.split_named_key(fmt.cursor_key(number, name)) == (number, name)
     assert fmt.frontier_key(number, wide).startswith(fmt.prefix(Table.FRONTIER, number))
     assert fmt.ledger_key(number, wide).startswith(fmt.prefix(Table.LEDGER, number))
+    assert fmt.leading_u32(fmt.ledger_key(number, wide)) == number
     assert fmt.run_key(wide, number).startswith(fmt.RUN_PREFIX)
+    assert fmt.run_key(wide, number).startswith(fmt.run_prefix(wide))
+    assert fmt.block_key(Table.ADMITTED, wide, number).startswith(fmt.block_prefix(Table.ADMITTED, wide))
+
+
+@given(U64, U64, U32)
+def test_a_key_is_of_a_ledgers_run_or_it_is_not(ledger_id: int, other: int, number: int) -> None:
+    """A block or a quarantined entry has a key of the same length, a snapshot's begins with the same number."""
+    key = fmt.run_key(ledger_id, number)
+    assert fmt.is_run_of(key, ledger_id)
+    assert fmt.is_run_of(memoryview(key), ledger_id)
+    assert fmt.is_run_of(key, other) == (ledger_id == other)
+    for wrong in (key[:-1], key + b"\0", fmt.set_aside_key(ledger_id, number), fmt.snapshot_meta_key(ledger_id, other)):
+        assert not fmt.is_run_of(wrong, ledger_id)
 
 
 def test_no_two_tables_share_a_first_byte_and_runs_come_last() -> None:
