@@ -124,7 +124,7 @@ def test_the_readme_names_no_method_that_is_not_there() -> None:
 
 
 def test_every_function_on_a_messages_way_exists() -> None:
-    """In "Follow a message" each step names `module.py:Class.method`, and they are there."""
+    """In "Follow a message" each step names modules with classes or functions in them, and they are there."""
     section = README.partition("## Follow a message\n")[2].partition("\n## ")[0]
     assert re.findall(r"^- \*\*(\w+)\.\*\*", section, re.MULTILINE) == [
         "Send",

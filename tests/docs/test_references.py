@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import ast
 import re
-import tokenize
 from collections.abc import Iterator
+from itertools import groupby
 from pathlib import Path
 
 import pytest
@@ -29,23 +29,15 @@ def headings(document: Path) -> set[str]:
 
 
 def prose(source: Path) -> Iterator[str]:
-    """Docstrings and runs of comment lines of a module that names documents, each with its lines joined."""
+    """Docstrings and runs of comment lines of a module, each with its lines joined by single spaces."""
     text = source.read_text(encoding="utf-8")
-    if ".md" not in text:
+    if ".md" not in text and ".py" not in text:
         return
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             yield " ".join(node.value.value.split())
-    lines = [""]
-    previous = 0
-    with source.open("rb") as stream:
-        for token in tokenize.tokenize(stream.readline):
-            if token.type == tokenize.COMMENT:
-                if token.start[0] != previous + 1:
-                    lines.append("")
-                lines[-1] += " " + token.string.lstrip("# ")
-                previous = token.start[0]
-    yield from lines
+    comments = [line.partition("# ")[2].strip() for line in text.splitlines()]
+    yield from (" ".join(lines) for named, lines in groupby(comments, bool) if named)
 
 
 def broken(name: str, section: str, folder: Path) -> str:
@@ -71,6 +63,24 @@ def test_every_document_and_section_that_code_names_exists() -> None:
     ]
     assert len(found) > 10
     assert [each for each in found if each[2]] == []
+
+
+ELSEWHERE = {"contextlib.py", "threading.py", "query.py"}
+"""Of Python, and a user's."""
+
+
+def test_every_module_that_code_names_exists() -> None:
+    """By its path from the root, or by its end: `firing.py` is `markers/firing/firing.py`."""
+    paths = [f"/{path.relative_to(ROOT)}" for path in SOURCES]
+    found = {
+        (str(source.relative_to(ROOT)), name)
+        for source in SOURCES
+        for text in prose(source)
+        for name in re.findall(r"(?<![\w/.])[\w/]+\.py\b", text)
+    }
+    assert len(found) > 50
+    gone = [each for each in sorted(found) if not any(path.endswith(f"/{each[1]}") for path in paths)]
+    assert [each for each in gone if each[1] not in ELSEWHERE] == []
 
 
 @pytest.mark.parametrize(

@@ -77,6 +77,6 @@ def packages() -> dict[str, Path]:
 
 
 def installed_name(module: Path) -> str:
-    """The path of a floor's file in a wheel: duelog/delivery/acks.py is duelog/store/acks.py."""
+    """The path of a floor's file in a wheel: that of store/errors.py begins with duelog/."""
     relative = module.relative_to(ROOT)
     return str(relative if relative.parts[0] == FACE else Path(FACE, relative))

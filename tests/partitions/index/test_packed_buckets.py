@@ -1,6 +1,6 @@
 """Buckets asleep: what leaves them so, what wakes them, and that their memory goes with them.
 
-That an index with such buckets is equal to one without in every operation is in test_index.py.
+That an index with such buckets is equal to one without in every operation is in test_delay_index.py.
 """
 
 from __future__ import annotations

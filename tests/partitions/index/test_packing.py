@@ -1,6 +1,6 @@
 """Buckets that appends have filled are put to sleep: which, when, in what pieces, and what that takes and saves.
 
-That an index whose buckets fall asleep is equal to one that stays awake in every operation is in test_index.py.
+That an index whose buckets fall asleep is equal to one that stays awake in every operation is in test_delay_index.py.
 """
 
 from __future__ import annotations
