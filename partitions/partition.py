@@ -75,7 +75,6 @@ class Partition:
         """Due times read one by one since pages were last given back; each may have mapped 16 pages."""
         self.keeps_pages = False
         """Whether what is written to the open environment stays in the page cache (`keep_pages`)."""
-        self._dropped = 0
         self._scanned: Path | None = None
         """The generation whose pages this process has looked at."""
         self.leases = 0
@@ -126,19 +125,14 @@ class Partition:
         for environment in self.environments():
             environment.close()
         with self._lock:
-            self._dropped = max([self._dropped, *(environment.keep_pages() for environment in self.environments())])
             self._environment, self._parked = None, []
             self.outdated = False
             self._logs = {}
 
-    def keep_pages(self) -> int:
-        """Have what is written stay in the page cache: the partition has begun, it is read soon. REQUIRES: a lease.
-
-        Returns how many bytes from the beginning of its file were dropped by this process.
-        """
-        self._dropped = max(self._dropped, self.environment.keep_pages())
+    def keep_pages(self) -> None:
+        """Have what is written stay in the page cache: the partition has begun, it is read soon. REQUIRES: a lease."""
+        self.environment.keep_pages()
         self.keeps_pages = True
-        return self._dropped
 
     def give_back_pages(self) -> None:
         """Have the pages that many due times were read from no longer count as memory of this process.

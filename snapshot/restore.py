@@ -25,14 +25,6 @@ read. What was cancelled, or admitted, since the copy is the owner's to take out
 now: both are recorded, and taking out or putting in twice does no harm.
 
 A snapshot that cannot be used is passed over for the one before it, and the last for full replay.
-
-What may fire before all of it is read. Where pieces stand in order, what is still to be read is due in buckets that
-start at or after a `limit_ms`, the start of the last piece read. As soon as the bucket that C' lies in is whole, the
-index holds all of S that is due before the limit; with the due column after `tail` added it holds all that is left to
-fire of the log before the limit. So whatever fires in order from it, with due times before the limit and T set to all
-entries absorbed, leaves a frontier that means what it should. The rest comes as buckets after C, whatever C is by
-then. If a part turns out to be unusable, the frontier recorded by then tells what has fired, and the log is restored
-anew by it, from a snapshot before this one or by full replay.
 """
 
 from __future__ import annotations
@@ -50,23 +42,18 @@ from ..partitions.index.window import Dues
 from ..store.codec.format import Table
 from ..store.codec.frontier import UNREADABLE_DUE, FrontierRecord
 from ..store.env.environment import Environment
-from .parts import Parts, SavedBucket
-from .snapshot_format import Metadata, Unusable, read_metadata, snapshot_ids
+from .snapshot_format import Metadata, SavedBucket, Unusable, read_metadata, read_part, snapshot_ids
 
 _READ_ENTRIES = 1 << 18
 """Due times read at a time from the bucket that the frontier lies in."""
 
 
 class Restored(NamedTuple):
-    """An index that covers the entries below `tail`, the id of the snapshot that it came from, and what is left of it.
-
-    `rest`: of entries due from `rest.limit_ms` on the index holds none until they have been read there.
-    """
+    """An index that covers the entries below `tail`, and the id of the snapshot that it came from."""
 
     pending: DelayIndex
     tail: int
     snapshot_id: int
-    rest: Parts
 
 
 def restore_steps(
@@ -77,42 +64,43 @@ def restore_steps(
     *,
     start_ms: int,
     bucket_ms: int,
-    before: int | None = None,
     passed_over: Callable[[int, str], object] = lambda snapshot_id, reason: None,
-) -> Generator[bool, None, Restored | None]:
-    """Restore the index of `frontier`'s log until something of it may fire; None where no snapshot can be used.
+) -> Generator[None, None, Restored | None]:
+    """Restore the index of `frontier`'s log; None where no snapshot can be used.
 
-    frontier: as recorded now in the main environment. tail: entries of the log, all committed. before: only snapshots
-    with a smaller id are used. passed_over: told (snapshot id, why) of each snapshot that is not used. Yields False, as
-    nothing may fire yet, after each part, of 1 MiB by default: about a ms. On top come the due times of the bucket that
-    the frontier lies in: some 8 us each where they are scattered.
+    frontier: as recorded now in the main environment. tail: entries of the log, all committed. passed_over: told
+    (snapshot id, why) of each snapshot that is not used. Yields after each part, of 1 MiB by default: about a ms. On
+    top come the due times of the bucket that the frontier lies in: some 8 us each where they are scattered.
     """
     ledger_id = frontier.ledger_id
     with environment.read() as raw:
         found = snapshot_ids(raw, Table.SNAPSHOT_META, ledger_id)
     for snapshot_id in reversed(found):
-        if before is not None and snapshot_id >= before:
-            continue
         try:
             with environment.read() as raw:
                 metadata = read_metadata(raw, ledger_id, snapshot_id)
             require_usable(metadata, frontier, tail, start_ms, bucket_ms)
-            parts = Parts(environment, ledger_id, snapshot_id, metadata, frontier)
+            moved = (metadata.due_ms, metadata.entry_id) != (frontier.due_ms, frontier.entry_id)
+            around = BitMap()
             later: list[SavedBucket] = []
-            while parts.left and not (parts.limit_ms > frontier.due_ms and (later or parts.around)):
-                later += parts.read()
-                yield False
+            for number in range(len(metadata.parts)):
+                for bucket_start_ms, saved in read_part(environment, ledger_id, snapshot_id, metadata, number):
+                    if not moved or bucket_start_ms > frontier.due_ms:
+                        later.append((bucket_start_ms, saved))
+                    elif bucket_start_ms + bucket_ms > frontier.due_ms:
+                        around |= saved.bitmap()
+                yield
         except Unusable as error:
             passed_over(snapshot_id, str(error))
             continue
         around_ms = frontier.due_ms - frontier.due_ms % bucket_ms
-        left, dues = _after_frontier(parts.around, frontier, due_of)
+        left, dues = _after_frontier(around, frontier, due_of)
         if dues is None:
             later.append((around_ms, left))
         index = DelayIndex.from_buckets(later, due_of, start_ms=start_ms, bucket_ms=bucket_ms)
         if dues is not None:
             index.restore_window(np.frombuffer(left.to_array(), dtype=np.uint32), dues, around_ms + bucket_ms)
-        return Restored(index, metadata.tail, snapshot_id, parts)
+        return Restored(index, metadata.tail, snapshot_id)
     return None
 
 
@@ -124,50 +112,6 @@ def covered_by_snapshots(environment: Environment, ledger_id: int) -> int:
             with suppress(Unusable):
                 covered = max(covered, read_metadata(raw, ledger_id, snapshot_id).tail)
     return covered
-
-
-def restore(
-    environment: Environment,
-    frontier: FrontierRecord,
-    tail: int,
-    due_of: DueOf,
-    *,
-    start_ms: int,
-    bucket_ms: int,
-    passed_over: Callable[[int, str], object] = lambda snapshot_id, reason: None,
-) -> Restored | None:
-    """The same in one go, with nothing left to be read."""
-    before = None
-    while True:
-        steps = restore_steps(
-            environment,
-            frontier,
-            tail,
-            due_of,
-            start_ms=start_ms,
-            bucket_ms=bucket_ms,
-            before=before,
-            passed_over=passed_over,
-        )
-        restored = _last(steps)
-        if restored is None:
-            return None
-        try:
-            while restored.rest.left:
-                restored.pending.restore_buckets(restored.rest.read())
-            return restored
-        except Unusable as error:
-            before = restored.snapshot_id
-            passed_over(before, str(error))
-
-
-def _last(steps: Generator[bool, None, Restored | None]) -> Restored | None:
-    while True:
-        try:
-            next(steps)
-        except StopIteration as done:
-            restored: Restored | None = done.value
-            return restored
 
 
 def require_usable(metadata: Metadata, now: FrontierRecord, tail: int, start_ms: int, bucket_ms: int) -> None:

@@ -9,9 +9,9 @@
                 parts * (crc:u32 stored_bytes:u32 entries:u32)
 
 A piece is a serialised roaring bitmap (the portable format) of entries due in the bucket that starts at `start`; the
-bitmap of a large bucket is several pieces, by ranges of ids, in one part or in several. Bit 0 of `flags` says that
-pieces stand in order of `start`, over all parts; a snapshot without it is read whole before anything of it fires. `end`
-is where a bitmap ends, counted from where bitmaps begin. Numbers in a part are little-endian, so that numpy reads
+bitmap of a large bucket is several pieces, by ranges of ids, in one part or in several. Bit 0 of `flags`, always set,
+says that pieces stand in order of `start`, over all parts. `end` is where a bitmap ends, counted from where bitmaps
+begin. Numbers in a part are little-endian, so that numpy reads
 columns where they lie; metadata is big-endian like every small record. Both are sealed: a CRC-32 over key and value
 ends the value, so a part moved to another snapshot's key is seen. Metadata repeats each part's seal, size and count, so
 a part of the right key and the wrong contents is seen as well.
@@ -29,15 +29,22 @@ from typing import NamedTuple
 
 import lmdb
 import numpy as np
-import numpy.typing as npt
 from pyroaring import BitMap
 
 from ..partitions.index.index_cut import Piece
 from ..partitions.index.packed_buckets import Asleep, Sheet
 from ..partitions.index.window import MAX_ID
 from ..store.codec.checksum import crc32
-from ..store.codec.format import CRC_BYTES, CorruptRecord, Table, seal, snapshot_meta_key, unseal
-from .validation import vouched
+from ..store.codec.format import (
+    CRC_BYTES,
+    CorruptRecord,
+    Table,
+    seal,
+    snapshot_meta_key,
+    snapshot_part_key,
+    unseal,
+)
+from ..store.env.environment import Environment
 
 VERSION = 1
 
@@ -47,6 +54,10 @@ _ORDERED = 1
 _META = struct.Struct(">HHIQIqqIQQQI")
 _PART_RECORD = struct.Struct(">III")
 _SEAL = struct.Struct("<I")
+
+
+SavedBucket = tuple[int, BitMap | Asleep]
+"""Where a bucket starts, and entries of it; several may be of one bucket."""
 
 
 class Unusable(Exception):
@@ -75,8 +86,6 @@ class Metadata(NamedTuple):
     """The frontier (C, T) at the instant of the copy: C is (due_ms, entry_id), T is seen."""
     created_ms: int
     parts: tuple[PartRecord, ...]
-    ordered: bool = False
-    """Whether pieces stand in order of their buckets, from the first part to the last."""
 
     @property
     def entries(self) -> int:
@@ -89,7 +98,7 @@ class Metadata(NamedTuple):
     def pack(self) -> bytes:
         head = _META.pack(
             VERSION,
-            _ORDERED if self.ordered else 0,
+            _ORDERED,
             self.bucket_ms,
             self.start_ms,
             self.tail,
@@ -112,12 +121,11 @@ class Metadata(NamedTuple):
         if len(fields) < _META.size:
             raise Unusable(f"metadata of {len(fields)} bytes")
         head = _META.unpack_from(fields)
-        _, flags, bucket_ms, start_ms, tail, due_ms, entry_id, seen, entries, stored, created_ms, count = head
+        _, _, bucket_ms, start_ms, tail, due_ms, entry_id, seen, entries, stored, created_ms, count = head
         if len(fields) != _META.size + count * _PART_RECORD.size:
             raise Unusable(f"metadata of {len(fields)} bytes cannot list {count} parts")
         parts = tuple(PartRecord(*record) for record in _PART_RECORD.iter_unpack(fields[_META.size :]))
-        ordered = bool(flags & _ORDERED)
-        found = cls(bucket_ms, start_ms, tail, due_ms, entry_id, seen, created_ms, parts, ordered)
+        found = cls(bucket_ms, start_ms, tail, due_ms, entry_id, seen, created_ms, parts)
         if (found.entries, found.stored_bytes) != (entries, stored):
             raise Unusable("metadata contradicts itself")
         return found
@@ -200,9 +208,9 @@ def seal_part(key: bytes, part: PackedPart) -> tuple[bytes, PartRecord]:
 
 
 class Part:
-    """A verified part; a copy, which outlives the read transaction that `value` came from."""
+    """A part that matches its checksum; a copy, which outlives the read transaction that `value` came from."""
 
-    __slots__ = ("_begins", "_ends", "_sheet", "entries", "starts_ms")
+    __slots__ = ("_sheet",)
 
     def __init__(self, key: bytes, value: bytes | memoryview, record: PartRecord) -> None:
         """Verify a part against its seal and against the metadata. Raises Unusable."""
@@ -212,48 +220,35 @@ class Part:
         fields = self._sheet.bytes[:-CRC_BYTES]
         if crc32(fields, crc32(key)) != record.crc:  # of the copy: what is used later is what was verified
             raise Unusable(f"record {key.hex()} does not match its checksum")
-        version, _, count = _PART.unpack_from(fields) if len(fields) >= _PART.size else (0, 0, 0)
+        version = int.from_bytes(fields[:2], "little")
         if version != VERSION:
             raise Unusable(f"part {key.hex()} is of version {version}, this is {VERSION}")
-        bitmaps = _PART.size + _PIECE_BYTES * count
-        if bitmaps > len(fields):
-            raise Unusable(f"part {key.hex()} of {len(fields)} bytes cannot hold {count} bitmaps")
-        self.starts_ms: npt.NDArray[np.int64] = np.frombuffer(fields, "<i8", count, _PART.size)
-        self.entries: npt.NDArray[np.uint32] = np.frombuffer(fields, "<u4", count, _PART.size + 8 * count)
-        ends = np.frombuffer(fields, "<u4", count, _PART.size + 12 * count)
-        self._ends: npt.NDArray[np.int64] = bitmaps + np.minimum(ends, len(fields) - bitmaps).astype(np.int64)
-        """Where bitmaps end in the sheet; one that ends behind the part is cut off there, and so is no bitmap."""
-        self._begins = np.concatenate(([bitmaps], self._ends[:-1])) if count else self._ends
-        if int(self.entries.sum(dtype=np.int64)) != record.entries:
-            raise Unusable(f"part {key.hex()} does not hold the {record.entries} entries that the metadata lists")
 
-    def bitmaps(self, wanted: npt.NDArray[np.bool_]) -> Iterator[tuple[int, BitMap]]:
-        """(bucket start, entries) of the pieces chosen. Raises Unusable for a bitmap that is not what it should be."""
-        starts, entries = self.starts_ms.tolist(), self.entries.tolist()
-        begins, ends = self._begins.tolist(), self._ends.tolist()
-        for at in np.flatnonzero(wanted).tolist():
-            try:
-                ids = BitMap.deserialize(self._sheet.bytes[begins[at] : ends[at]])  # type: ignore[arg-type]  # any buffer
-            except ValueError as error:
-                raise Unusable(f"bitmap of bucket {starts[at]}: {error}") from error
-            if len(ids) != entries[at]:
-                raise Unusable(f"bitmap of bucket {starts[at]} holds {len(ids)} entries, not {entries[at]}")
-            yield starts[at], ids
+    def buckets(self, tail: int) -> Iterator[tuple[int, Asleep]]:
+        """(bucket start, its entries, all below `tail`) of each piece. No bitmap is made."""
+        contents = self._sheet.bytes
+        count = _PART.unpack_from(contents)[2]
+        starts = np.frombuffer(contents, "<i8", count, _PART.size).tolist()
+        entries = np.frombuffer(contents, "<u4", count, _PART.size + 8 * count).tolist()
+        ends = np.frombuffer(contents, "<u4", count, _PART.size + 12 * count).tolist()
+        first = _PART.size + _PIECE_BYTES * count
+        begin = 0
+        for start_ms, held, end in zip(starts, entries, ends, strict=True):
+            yield start_ms, Asleep(self._sheet, contents[first + begin : first + end], held, tail)
+            begin = end
 
-    def asleep(self, wanted: npt.NDArray[np.bool_], tail: int) -> Iterator[tuple[int, Asleep]]:
-        """(bucket start, entries) of the pieces chosen, not made bitmaps.
 
-        REQUIRES: `vouched` for them, with this tail.
-        """
-        starts, entries = self.starts_ms[wanted].tolist(), self.entries[wanted].tolist()
-        begins, ends = self._begins[wanted].tolist(), self._ends[wanted].tolist()
-        sheet = self._sheet
-        for start_ms, count, begin, end in zip(starts, entries, begins, ends, strict=True):
-            yield start_ms, Asleep(sheet, sheet.bytes[begin:end], count, tail)
-
-    def vouched(self, tail: int) -> npt.NDArray[np.bool_]:
-        """Which pieces are surely bitmaps of as many entries as they should hold, one at least, all below `tail`."""
-        return vouched(self._sheet.bytes, self._begins, self._ends, self.entries, tail)
+def read_part(
+    environment: Environment, ledger_id: int, snapshot_id: int, metadata: Metadata, number: int
+) -> Iterator[tuple[int, Asleep]]:
+    """The buckets of one part of a snapshot. Raises Unusable. About a ms a MiB."""
+    key = snapshot_part_key(ledger_id, snapshot_id, number)
+    with environment.read() as raw:
+        value = raw.get(key)
+        if value is None:
+            raise Unusable(f"part {number} of {len(metadata.parts)} is missing")
+        part = Part(key, value, metadata.parts[number])
+    return part.buckets(metadata.tail)
 
 
 # -- what is there ---------------------------------------------------------------------------------

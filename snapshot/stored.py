@@ -41,7 +41,7 @@ def inspect_snapshots(
 ) -> Iterator[SnapshotInfo]:
     """Every snapshot of a log, or of all logs of a partition, by log and id.
 
-    `read_parts` reads and verifies every part and bitmap (about 10 ms a million entries); else metadata only, and
+    `read_parts` reads every part and verifies its checksum (about 3 ms a million entries); else metadata only, and
     that all of its parts are there.
     """
     parts: dict[tuple[int, int], list[int]] = {}
@@ -75,9 +75,6 @@ def _verify(environment: Environment, ledger_id: int, snapshot_id: int, read_par
             value = raw.get(key)
             if value is None:
                 raise Unusable(f"part {number} of {len(metadata.parts)} is missing")
-            part = Part(key, value, record) if read_parts else None
-        if part is not None:
-            for _, ids in part.bitmaps(part.entries > 0):
-                if ids.max() >= metadata.tail:
-                    raise Unusable(f"part {number} holds entry {ids.max()}, the tail is {metadata.tail}")
+            if read_parts:
+                Part(key, value, record)
     return metadata

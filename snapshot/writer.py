@@ -129,7 +129,6 @@ class _Writing:
             frontier.seen,
             max(created_ms, 0),
             tuple(self.records),
-            ordered=True,
         )
 
 

@@ -4,9 +4,9 @@ A tick does whatever is due now, in that order, and says when the next thing is.
 scheduler thread, by the program, or by `receive` where there is no thread.
 
 A tick is made of slices of some ten ms: a piece of a partition being loaded, batches of what is due, one
-transaction of a snapshot, some of an index put to sleep or of a file read ahead, and the small things. So what takes
-long (loading ten million entries, saving them, a backlog after a long stop) holds up neither what is due meanwhile nor
-the flushing of acknowledgements, and `receive` hands out what the first slices fired while later partitions still load.
+transaction of a snapshot, some of an index put to sleep, and the small things. So what takes long (loading ten million
+entries, saving them, a backlog after a long stop) holds up neither what is due meanwhile nor the flushing of
+acknowledgements, and `receive` hands out what the first slices fired while later partitions still load.
 
 Each piece may fail on its own: it is suspended with its error, tried again after a pause, and the others go on
 (markers/firing/suspensions.py). What is raised concerns the whole store.
@@ -244,7 +244,7 @@ class Maintenance:
         return max(now_ms, self._clock.mark_ms)
 
     def _advance(self, now_ms: int) -> tuple[int, int, int, bool]:
-        """Load, fire, close, save, settle, warm: how many fired, closed, were saved, and whether there is more."""
+        """Load, fire, close, save, settle: how many fired, closed, were saved, and whether there is more."""
         gave_way, self._gives_way = self._gives_way, False
         if self.stopping:
             return 0, 0, 0, False
@@ -270,9 +270,6 @@ class Maintenance:
             or (firing.saving.is_due() and not waits(Part("snapshot"), now_ms))
             or (firing.settling.is_due() and not waits(Part("pack"), now_ms))
         )
-        if not more:
-            self._step("prefetch", now_ms, firing.warming.step, None)
-        more = more or (firing.warming.is_due() and not waits(Part("prefetch"), now_ms))
         return fired, closed, saved, more and self._full is None
 
     def _close_finished(self, now_ms: int) -> int:
@@ -321,7 +318,6 @@ class Maintenance:
             if gone:
                 deleted += 1
                 self.suspensions.forget(start_ms=start_ms)
-                self._firing.warming.forget(start_ms)
                 if self.on_delete is not None:
                     self.on_delete(start_ms)
             elif gone is None or partition.state is PartitionState.DELETING:

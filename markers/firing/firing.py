@@ -91,7 +91,7 @@ class Firing(LoadedPartitions):
         log = self._loaded.get(start_ms, {}).get(topic_id)
         if log is not None:
             log.admit(entries, dues)
-            if log.fires and self._ready.arm(log, log.next_due_ms()):
+            if log.loaded and self._ready.arm(log, log.next_due_ms()):
                 self._wake()
 
     # -- firing ------------------------------------------------------------------------------------

@@ -24,7 +24,6 @@ from ...store.log.managed_ledger import ManagedLedger
 from .index_packing import Settling
 from .loading import Loading, new_log
 from .log_firing import LogFiring
-from .prefetch import Warming
 from .ready_queue import ReadyQueue
 from .saving import Saving
 from .suspensions import Part, Suspensions
@@ -63,7 +62,7 @@ class LoadedPartitions:
         self._wake = wake
         self._ready = ReadyQueue()
         self._loaded: dict[int, dict[int, LogFiring]] = {}
-        self._loading: tuple[Partition, Iterator[bool]] | None = None
+        self._loading: tuple[Partition, Iterator[None]] | None = None
         self._stepping = False
         """Whether a step of loading has begun; where it did not come to its end, the partition is loaded anew."""
         self._leased: set[int] = set()
@@ -73,15 +72,11 @@ class LoadedPartitions:
         """What of all this, and of the store's upkeep, has failed and is tried again later."""
         self.saving = Saving(config, self.suspensions)
         self.settling = Settling()
-        self.warming = Warming()
 
     # -- loading ---------------------------------------------------------------------------------
 
     def load(self, now_ms: int) -> bool:
-        """Load partitions that begin within `preload_ms`, in order, for a while; True while there is more to load.
-
-        Less than a while where it would pay to fire first.
-        """
+        """Load partitions that begin within `preload_ms`, in order, for a while; True while there is more to load."""
         until = time.perf_counter() + _LOAD_SLICE_S
         self._recover()
         while (partition := self._next_to_load(now_ms)) is not None and (
@@ -89,13 +84,13 @@ class LoadedPartitions:
         ):
             part = Part("load", start_ms=partition.start_ms)
             try:
-                fire_first = self._load_step(partition)
+                done = self._load_step(partition)
             except Exception as error:
                 self.suspensions.failed(part, error, now_ms)
                 continue
-            if fire_first is None:
+            if done:
                 self.suspensions.succeeded(part, now_ms)
-            elif fire_first or time.perf_counter() >= until:
+            elif time.perf_counter() >= until:
                 return True
         return False
 
@@ -118,7 +113,7 @@ class LoadedPartitions:
                 return partition
         return None
 
-    def _load_step(self, partition: Partition) -> bool | None:
+    def _load_step(self, partition: Partition) -> bool:
         if self._loading is None:
             try:
                 self._begin_loading(partition)
@@ -131,34 +126,33 @@ class LoadedPartitions:
         if partition.start_ms not in self._leased:
             self._partitions.acquire(partition)  # given back when the partition closes
             self._leased.add(partition.start_ms)
-        start_ms, dropped = partition.start_ms, partition.keep_pages()
-        self.saving.begin(start_ms)
+        partition.keep_pages()
+        self.saving.begin(partition.start_ms)
         loading = Loading(
             self._main,
             partition,
             self._config.bucket_ms,
-            registered=functools.partial(self._loaded.__setitem__, start_ms),
+            registered=functools.partial(self._loaded.__setitem__, partition.start_ms),
             listener=functools.partial(self._heard, partition),
             exists=lambda topic_id: self._main_log(topic_id) is not None,
             set_aside=self._set_aside,
             fires=lambda log: self._ready.arm(log, log.next_due_ms()),
         )
-        directory = partition.environment.path
-        self._loading = partition, self.warming.begun(start_ms, directory, dropped, loading.steps(), loading.reads_all)
+        self._loading = partition, loading.steps()
 
-    def _load_more(self) -> bool | None:
-        """One step: whether it would pay to fire before the next; None when the partition is loaded with it."""
+    def _load_more(self) -> bool:
+        """One step; whether the partition is loaded with it."""
         assert self._loading is not None
         partition, steps = self._loading
         self._stepping = True
         try:
-            fire_first = next(steps, None)
-            if fire_first is None:
+            done = next(steps, self) is self
+            if done:
                 self.saving.loaded(partition.start_ms, logs := self._loaded_logs(partition.start_ms))
                 self.settling.loaded(logs)
                 self._loading = None
             self._stepping = False
-            return fire_first
+            return done
         except BaseException:
             self._recover()
             raise
@@ -198,14 +192,13 @@ class LoadedPartitions:
         log.hear(first_entry, dues)
         save = self.saving.heard(partition.start_ms, len(dues))
         settle = self.settling.heard(log)
-        if (log.fires and self._ready.arm(log, log.next_due_ms())) or save or settle:
+        if (log.loaded and self._ready.arm(log, log.next_due_ms())) or save or settle:
             self._wake()
 
     def _unload(self, partition: Partition) -> None:
         """Forget a partition; what an interrupt kept from it is done when it is called again."""
         partition.listener = None
         self.saving.forget(partition.start_ms)
-        self.warming.closed(partition.start_ms)
         for log in self._loaded.get(partition.start_ms, {}).values():
             self._ready.discard(log)
             self.settling.forget(log)

@@ -1,9 +1,12 @@
 """Bringing the delay indexes of a partition into memory, in slices, while others fire and producers append.
 
 First the log of every topic is registered and from then on hears of what is committed; then each is restored from a
-snapshot and the due column after it, up to where listening began; then what was heard meanwhile is added. Of a
-snapshot of several parts only the first are read for that, and the log fires what is due in them while the others are
-read (head of snapshot/restore.py); the due column after it is read before, so that what is due fires in order.
+snapshot and the due column after it, up to where listening began; then what was heard meanwhile is added, and the log
+fires.
+
+The kernel is advised to read the partition's file, which it may not have in memory: what was written to a day to come
+was dropped from the page cache (store/env/eviction.py), and messages that are due are read one here, one there. Where
+there is no snapshot that comes first, since the file is then read from beginning to end; else last.
 
 All of it is done by the thread that fires, a slice at a time between batches: a partition of ten million entries takes
 seconds, and the messages of others are not late for it. A thread of its own would not make it faster (most of it is
@@ -12,7 +15,7 @@ Python holding the interpreter's lock) and would need the indexes to be guarded 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 from pyroaring import BitMap
@@ -21,18 +24,17 @@ from ...partitions.cancellations import members
 from ...partitions.due_column import DueBatch, dues_of, scan_dues
 from ...partitions.index.delay_index import DelayIndex
 from ...partitions.partition import Listener, Partition
-from ...snapshot.parts import Parts
 from ...snapshot.restore import covered_by_snapshots, restore_steps
-from ...snapshot.snapshot_format import Unusable, snapshot_keys
+from ...snapshot.snapshot_format import snapshot_keys
 from ...store.codec import format as fmt
 from ...store.codec.frontier import UNREADABLE_DUE, FrontierRecord
 from ...store.codec.run import Int64s, UInt32s
+from ...store.env import page_cache
 from ...store.env.environment import Environment
 from ...store.errors import CorruptEntry, DamagedStore
 from ...store.log import catalog
 from ...store.log.ledger import find_tail
 from .log_firing import LogFiring
-from .partially_loaded import Missing
 
 _MANY_ENTRIES = 1 << 17
 """Entries read back after which it is worth giving back the pages they were read from."""
@@ -68,7 +70,7 @@ class Loading:
     ) -> None:
         """`registered` is given the logs before `listener` hears of the first append, both in the leader of a commit.
 
-        `exists`: whether a topic has not been deleted; `fires`: a log may fire, or more of it than before.
+        `exists`: whether a topic has not been deleted; `fires`: a log may fire.
         """
         self.partition = partition
         self._main = main
@@ -81,32 +83,27 @@ class Loading:
         self._tails: dict[int, int] = {}
         self._read = 0
 
-    def reads_all(self) -> bool:
-        """Whether the file is read from beginning to end: there is no snapshot in it."""
-        with self.partition.environment.read() as raw:
-            return next(snapshot_keys(raw, fmt.Table.SNAPSHOT_META), None) is None
-
-    def steps(self) -> Iterator[bool]:
-        """Load; each step is some ten ms of work at most. Yields whether it would pay to fire before the next.
+    def steps(self) -> Iterator[None]:
+        """Load; each step is some ten ms of work at most.
 
         REQUIRES: nothing is on its way into the main log between steps. Raises DamagedStore, CorruptRecord; the owner
         then stops listening.
         """
         logs = self._listen()
-        yield False
-        half: list[tuple[LogFiring, Parts]] = []
+        yield
+        with self.partition.environment.read() as raw:
+            has_snapshot = next(snapshot_keys(raw, fmt.Table.SNAPSHOT_META), None) is not None
+        file = self.partition.environment.path / "data.mdb"
+        if not has_snapshot:
+            yield from page_cache.prefetch(file)
         for topic_id, log in list(logs.items()):
             if topic_id in self._tails and self._exists(topic_id):
-                rest = yield from self._read_back(log, self._tails[topic_id])
+                yield from self._read_back(log, self._tails[topic_id])
                 self._fires(log)
-                if rest is not None:
-                    half.append((log, rest))
-                    yield True
-        for log, rest in half:
-            if self._exists(log.topic_id):
-                yield from self._read_rest(log, rest)
         if self._read >= _MANY_ENTRIES:
             self.partition.dues_read = _MANY_ENTRIES
+        if has_snapshot:
+            yield from page_cache.prefetch(file)
 
     def _listen(self) -> dict[int, LogFiring]:
         logs: dict[int, LogFiring] = {}
@@ -135,11 +132,8 @@ class Loading:
             raise failure[0]
         return logs
 
-    def _read_back(self, log: LogFiring, tail: int, before: int | None = None) -> Generator[bool, None, Parts | None]:
-        """Have a log fire: whole, or but for what is left of the snapshot returned.
-
-        before: only snapshots with a smaller id are used.
-        """
+    def _read_back(self, log: LogFiring, tail: int) -> Iterator[None]:
+        """Have a log fire."""
         partition = self.partition
         if tail < log.frontier.seen:
             raise DamagedStore(
@@ -157,13 +151,10 @@ class Loading:
             log.due_of,
             start_ms=partition.start_ms,
             bucket_ms=self._bucket_ms,
-            before=before,
         )
-        rest = None
         if restored is not None:
             log.restore_index(restored.pending, restored.tail)
             self._read += len(restored.pending)
-            rest = restored.rest if restored.rest.left else None
         with self._main.read() as raw:
             cancelled = members(raw, fmt.Table.CANCELLED, log.ledger_id)
             admitted = members(raw, fmt.Table.ADMITTED, log.ledger_id)
@@ -181,10 +172,9 @@ class Loading:
             else:
                 damaged.append(batch.entry_id)
                 self._set_aside(batch)
-            yield False
+            yield
         log.skip_unreadable(tail)
-        log.finish_loading(None if rest is None else Missing(rest.limit_ms, rest.tail, BitMap()))
-        return rest
+        log.finish_loading()
 
     def _admit(self, log: LogFiring, admitted: BitMap) -> None:
         """Have conditional entries fire when they are due."""
@@ -195,18 +185,3 @@ class Loading:
         for entry_id in ids[dues == UNREADABLE_DUE].tolist():
             self._set_aside(CorruptEntry(self.partition.name, log.ledger_id, entry_id, "its due time cannot be read"))
         log.admit(ids[dues != UNREADABLE_DUE], dues[dues != UNREADABLE_DUE])
-
-    def _read_rest(self, log: LogFiring, rest: Parts | None) -> Iterator[bool]:
-        """Read what is left of a snapshot of a log that fires; if it is damaged, restore the log without it."""
-        while rest is not None:
-            try:
-                while rest.left:
-                    buckets = rest.read()
-                    log.add_missing(buckets, rest.limit_ms if rest.left else None)
-                    self._fires(log)
-                    self._read += sum(len(ids) for _, ids in buckets)
-                    yield False
-                return
-            except Unusable:
-                rest = yield from self._read_back(log, log.begin_again(), rest.snapshot_id)
-                self._fires(log)

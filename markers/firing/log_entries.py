@@ -4,8 +4,7 @@ Whatever way an entry comes in, the frontier (C, T) says where it belongs (`_pla
 or before C and below T it has fired; at or before C from T on it is late, and waits on its own: T cannot pass it until
 it has fired. Appended entries arrive in order; admitted ones were heard before, and did not fire.
 
-While it is loaded a log first hears and does not fire; then, where its snapshot lets it, it fires what is due before
-a limit, and buckets that start later are added to it (partially_loaded.py, the head of snapshot/restore.py).
+While it is loaded a log hears and does not fire (loading.py).
 
 Does not take anything out to be fired, nor move the frontier: log_firing.py.
 """
@@ -19,11 +18,9 @@ from pyroaring import BitMap
 
 from ...partitions.due_column import DueBatch
 from ...partitions.index.delay_index import DelayIndex, DueOf
-from ...snapshot.parts import SavedBucket
 from ...store.codec.frontier import HELD, FrontierRecord
 from ...store.codec.run import Int64s, UInt32s
 from ...store.errors import BrokenInvariant
-from .partially_loaded import Missing
 
 _ABSORBED_AT_ONCE = 1 << 16
 """Entries heard while loading that are put into the index with the lock in hand, at the end of it."""
@@ -50,7 +47,6 @@ class LogEntries:
         self._late_entries: UInt32s = np.empty(0, np.uint32)
         self._late_dues: Int64s = np.empty(0, np.int64)
         self._heard: list[DueBatch] | None = None if loaded else []
-        self._missing: Missing | None = None
         self._cancelled = BitMap()
         self._admitted: list[tuple[UInt32s, Int64s]] = []
         self._takes = 0
@@ -79,25 +75,21 @@ class LogEntries:
         return self._tail
 
     @property
-    def fires(self) -> bool:
-        """Whether it may fire: it is loaded, or half loaded."""
-        return self._heard is None
-
-    @property
     def whole(self) -> bool:
         """Whether what it has in memory is what is left to fire; asked while nothing is fired."""
         return not (self.torn or self._on_its_way)
 
     @property
     def loaded(self) -> bool:
-        return self._heard is None and self._missing is None
+        """Whether it may fire."""
+        return self._heard is None
 
     def __len__(self) -> int:
         """Entries left to fire, as far as loaded."""
         return len(self._index) + len(self._late_entries)
 
     def memory_bytes(self) -> int:
-        """Estimated bytes of the delay index (see DelayIndex.memory_bytes); 0 until it fires."""
+        """Estimated bytes of the delay index (see DelayIndex.memory_bytes); 0 until it is loaded."""
         with self._lock:
             return 0 if self._heard is not None else self._index.memory_bytes()
 
@@ -130,54 +122,28 @@ class LogEntries:
             self._index = index
             self._tail = self.saved_tail = tail
 
-    def finish_loading(self, missing: Missing | None = None) -> None:
+    def finish_loading(self) -> None:
         """The log has been read up to where listening began: take what was heard since, and fire from now on.
 
-        `missing`: with what is still to come by `add_missing`. Whoever appends meanwhile waits for a short rest only.
+        Appends meanwhile wait for the last few entries only.
         """
         while True:
             with self._lock:
                 heard, self._heard = self._heard or [], []
                 if sum(len(batch.dues) for batch in heard) <= _ABSORBED_AT_ONCE:
-                    self._finish(heard, missing)
+                    self._finish(heard)
                     return
             for first_entry, dues in heard:
                 self._absorb(first_entry, dues)
 
-    def _finish(self, heard: list[DueBatch], missing: Missing | None) -> None:
+    def _finish(self, heard: list[DueBatch]) -> None:
         for first_entry, dues in heard:
             self._absorb(first_entry, dues)
-        self._heard, self._missing = None, missing
+        self._heard = None
         for entries, dues in self._admitted:
             self._admit(entries, dues)
-            if missing is not None:
-                missing.gone |= BitMap(entries.tolist())
         self._discard(self._cancelled)
         self._cancelled, self._admitted = BitMap(), []
-
-    def add_missing(self, buckets: list[SavedBucket], limit_ms: int | None) -> None:
-        """More buckets of the snapshot, whole before `limit_ms`; None: they are the last. REQUIRES: half loaded."""
-        with self._lock:
-            assert self._missing is not None
-            self._index.restore_buckets(self._missing.without_gone(buckets))
-            if limit_ms is None:
-                self._missing = None
-            else:
-                self._missing.limit_ms = limit_ms
-
-    def begin_again(self) -> int:
-        """What is missing cannot be read: forget the index, as before `restore_index`. REQUIRES: nothing on its way.
-
-        Returns up to where the log is to be read back by the frontier as it is now; what comes after it is heard.
-        """
-        with self._lock:
-            limit, self._tail, self.saved_tail = self._tail, 0, 0
-            index = self._index
-            self._index = DelayIndex(index.due_of, start_ms=self.start_ms, bucket_ms=index.bucket_ms)
-            self._late_entries, self._late_dues = self._late_entries[:0], self._late_dues[:0]
-            self._heard, self._missing = [], None
-            self._settled_tail, self._settled_ms = 0, None
-            return limit
 
     def skip_unreadable(self, limit: int) -> None:
         """The entries from the tail up to `limit` cannot be read: go on after them."""
@@ -242,7 +208,7 @@ class LogEntries:
             torn, self.torn = self.torn, True
             if self._heard is not None:
                 self._cancelled |= BitMap(entries.tolist())
-            elif len(entries) > _BULK or len(self._late_entries) or self._missing is not None:
+            elif len(entries) > _BULK or len(self._late_entries):
                 self._discard(BitMap(entries.tolist()))
             else:
                 for entry_id, due_ms in zip(entries.tolist(), dues.tolist(), strict=True):
@@ -252,8 +218,6 @@ class LogEntries:
     def _discard(self, entries: BitMap) -> None:
         if not entries:
             return
-        if self._missing is not None:
-            self._missing.gone |= entries
         self._index.discard(entries)
         if len(self._late_entries):
             keep = np.array([entry_id not in entries for entry_id in self._late_entries.tolist()])

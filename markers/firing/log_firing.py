@@ -58,17 +58,15 @@ class LogFiring(LogEntries):
             return None
         if len(self._late_entries):
             return 0
-        due_ms = self._index.next_due_ms()
-        return due_ms if self._missing is None else self._missing.before_limit(due_ms)
+        return self._index.next_due_ms()
 
     def exact_next_due_ms(self) -> int | None:
         """When the next entry is due, 0 when late entries wait, None when nothing is left.
 
-        Puts the earliest bucket in order if that is still to be done, which makes the next `take` quick. A lower bound
-        while it is half loaded, and None when what it has is not due before the limit.
+        Puts the earliest bucket in order if that is still to be done, which makes the next `take` quick.
         """
         with self._lock:
-            if self._heard is not None or self._missing is not None or len(self._late_entries):
+            if self._heard is not None or len(self._late_entries):
                 return self._next_due_ms()
             torn, self.torn = self.torn, True
             try:
@@ -90,8 +88,6 @@ class LogFiring(LogEntries):
             if self._heard is not None:
                 return None
             torn, self.torn, self._on_its_way = self.torn, True, True
-            if self._missing is not None:
-                now_ms = min(now_ms, self._missing.limit_ms - 1)
             before = self.frontier
             waiting = len(self._late_entries)
             late = min(waiting, limit)

@@ -202,12 +202,10 @@ class Environment(GroupCommit):
         finally:
             self._committing.release()
 
-    def keep_pages(self) -> int:
-        """From now on what is written stays in the page cache: it will be read soon. There is no way back.
-
-        Returns how many bytes from the beginning of data.mdb were dropped since it was opened.
-        """
-        return 0 if self._upkeep is None else self._upkeep.keep_pages()
+    def keep_pages(self) -> None:
+        """From now on what is written stays in the page cache: it will be read soon. There is no way back."""
+        if self._upkeep is not None:
+            self._upkeep.keep_pages()
 
     def sync(self) -> None:
         """Make every commit so far durable whatever `durability` is. Raises StoreFailed, StoreFull."""
@@ -253,7 +251,8 @@ class Environment(GroupCommit):
 
         Beside readers and writers. Raises StoreFull.
         """
-        page_cache.fetch_all(self.path / "data.mdb")  # else each page that was dropped is waited for
+        for _ in page_cache.prefetch(self.path / "data.mdb"):  # else each page that was dropped is waited for
+            pass
         held.copy(path)
 
     # -- life ----------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ class DropBehind:
         `map_anew` makes the map anew, or says False where it cannot because somebody reads.
         """
         self._file = path / "data.mdb"
-        self._first = self._dropped = first
+        self._dropped = first
         self._map_anew = map_anew
         self._lock = threading.Lock()
         self._stopped = False
@@ -51,9 +51,8 @@ class DropBehind:
             page_cache.drop(self._file, self._dropped, end)
             self._dropped = end
 
-    def stop(self) -> int:
-        """Drop nothing any more, nor be dropping anything once this returns: up to which byte the file was dropped."""
+    def stop(self) -> None:
+        """Drop nothing any more, nor be dropping anything once this returns."""
         if not self._stopped:
             with self._lock:
                 self._stopped = True
-        return self._dropped if self._dropped > self._first else 0

@@ -6,9 +6,9 @@ Descriptors are closed at once, so never lock.mdb: closing one would drop the lo
 
 from __future__ import annotations
 
-import math
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 _READ_BYTES = 128 << 10
@@ -21,23 +21,17 @@ def drop(file: Path, begin: int, end: int) -> None:
         _advise(file, begin, end, end - begin, os.POSIX_FADV_DONTNEED)
 
 
-def fetch(file: Path, begin: int, end: int, within_s: float) -> int:
-    """Have the kernel begin to read the bytes from `begin` up to `end`, where it has not got them; up to where.
+def prefetch(file: Path, step_s: float = 0.004) -> Iterator[None]:
+    """Have the kernel begin to read a file, where it has not got it, up to what a quarter of memory holds.
 
-    Does not wait for them, and stops after `within_s` seconds: where many reads are on their way, asking takes long.
+    Does not wait for the bytes. A step takes `step_s` seconds: where many reads are on their way, asking takes long.
     """
-    if hasattr(os, "posix_fadvise"):
-        return _advise(file, begin, end, _READ_BYTES, os.POSIX_FADV_WILLNEED, time.perf_counter() + within_s)
-    return end
-
-
-def fetch_all(file: Path) -> None:
-    """Have the kernel read a file that somebody is about to read all of; no more than a quarter of memory holds."""
-    try:
-        size = file.stat().st_size
-    except OSError:
+    if not hasattr(os, "posix_fadvise") or not file.is_file():
         return
-    fetch(file, 0, min(size, physical_bytes() // 4), math.inf)
+    at, end = 0, min(file.stat().st_size, physical_bytes() // 4)
+    while at < end:
+        at = _advise(file, at, end, _READ_BYTES, os.POSIX_FADV_WILLNEED, time.perf_counter() + step_s)
+        yield
 
 
 def _advise(file: Path, begin: int, end: int, step: int, advice: int, until: float | None = None) -> int:

@@ -56,6 +56,7 @@ class Upkeep:
             with suppress(lmdb.Error):  # what is committed stays committed, whatever becomes of this
                 self._environment.reader_check()
 
-    def keep_pages(self) -> int:
-        """Drop nothing of the file from the page cache any more: up to which byte it was dropped, 0: nothing was."""
-        return 0 if self._behind is None else self._behind.stop()
+    def keep_pages(self) -> None:
+        """Drop nothing of the file from the page cache any more."""
+        if self._behind is not None:
+            self._behind.stop()

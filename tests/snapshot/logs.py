@@ -9,7 +9,7 @@ import numpy as np
 
 from duelog.partitions.index.delay_index import DelayIndex
 from duelog.partitions.index.window import Dues, Ids
-from duelog.snapshot.restore import Restored, restore
+from duelog.snapshot.restore import Restored, restore_steps
 from duelog.snapshot.writer import Cut
 from duelog.store.codec.frontier import FrontierRecord
 from duelog.store.env.environment import Environment
@@ -72,7 +72,7 @@ class Log:
     ) -> Restored | None:
         """What a start makes of the snapshots there are."""
         reasons: list[str] = [] if passed_over is None else passed_over
-        return restore(
+        steps = restore_steps(
             environment,
             self.frontier,
             self.tail,
@@ -81,6 +81,12 @@ class Log:
             bucket_ms=bucket_ms,
             passed_over=lambda snapshot_id, reason: reasons.append(f"{snapshot_id}: {reason}"),
         )
+        while True:
+            try:
+                next(steps)
+            except StopIteration as done:
+                restored: Restored | None = done.value
+                return restored
 
 
 def drained(restored: Restored) -> list[tuple[int, int]]:

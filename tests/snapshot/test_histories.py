@@ -18,9 +18,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from duelog import DelayedStore, ManualClock, Message, StoreConfig
-from duelog.markers.firing import loading
+from duelog.markers.firing import loaded, loading
 from duelog.markers.firing.firing import Firing
 from duelog.markers.firing.log_firing import LogFiring
+from duelog.partitions import due_column
 from duelog.snapshot.snapshot_format import snapshot_keys
 from duelog.snapshot.stored import inspect_snapshots
 from duelog.snapshot.writer import write_snapshots
@@ -139,6 +140,19 @@ class History(RuleBasedStateMachine):
         assert self._state(restored) == self._state(replayed)
         restored._check()
 
+    @rule(data=st.data(), after_ms=offsets)
+    def load_in_steps(self, data: st.DataObject, after_ms: list[int]) -> None:
+        """The index is lost, and messages are sent, cancelled and rescheduled between the steps of loading it."""
+        firing = self._unloaded()
+        between = {"send": lambda: self.send(after_ms), "cancel": lambda: self.cancel(data), "nothing": lambda: None,
+                   "reschedule": lambda: self.reschedule(data, after_ms[0])}  # fmt: skip
+        with patch.object(loaded, "_LOAD_SLICE_S", 0.0), patch.object(due_column, "_RUNS_A_TRANSACTION", 1):
+            while firing.load(self.clock.now_ms()):
+                between[data.draw(st.sampled_from(sorted(between)))]()
+        found = self._log()
+        found._check()
+        assert self._state(found) == self._state(self._load_anew())
+
     @rule()
     def close_and_open(self) -> None:
         """The store is closed in order."""
@@ -196,11 +210,15 @@ class History(RuleBasedStateMachine):
             if next(steps, self) is self:
                 break
 
-    def _load_anew(self) -> LogFiring:
+    def _unloaded(self) -> Firing:
         firing = self._firing()
         partition = self.store._engine.partitions.get(START_MS)
         assert partition is not None
         firing._unload(partition)
+        return firing
+
+    def _load_anew(self) -> LogFiring:
+        firing = self._unloaded()
         while firing.load(self.clock.now_ms()):
             pass
         return self._log()

@@ -108,6 +108,17 @@ def test_later_buckets_are_restored_asleep(environment: Environment) -> None:
     assert drained(restored) == log.pending()
 
 
+def test_a_bucket_in_several_parts_is_restored_whole(environment: Environment) -> None:
+    """Each of the large buckets is split by ranges of ids."""
+    log = Log(scattered(12_000))
+    parts = write_snapshot(environment, log.cut(), PART_BYTES, 1).parts
+    assert parts > len({due_ms // BUCKET_MS for due_ms in log.dues})
+    log.fire(700)
+    restored = log.restore(environment)
+    assert restored is not None
+    assert drained(restored) == log.pending()
+
+
 def test_many_entries_at_one_instant_are_cut_at_the_entry(environment: Environment) -> None:
     """The frontier lies within entries of equal due time: the earlier ids have fired, the later not."""
     log = Log([START_MS + 50] * 1_000)

@@ -24,7 +24,7 @@ from ...check.check_withdrawals import (
 )
 from ...partitions import cancellations
 from ...partitions.cancellations import BLOCK_BITS
-from ...snapshot.snapshot_format import Part, Unusable
+from ...snapshot.snapshot_format import Unusable, read_part
 from ...snapshot.stored import SnapshotState, inspect_snapshots
 from ...store.codec import format as fmt
 from ...store.codec.format import Table
@@ -113,18 +113,12 @@ def _missing_in_snapshot(environment: Environment, ledger_id: int, dues: Int64s,
         return BitMap()
     metadata = newest.metadata
     pending = BitMap()
-    for number, record in enumerate(metadata.parts):
-        key = fmt.snapshot_part_key(ledger_id, newest.snapshot_id, number)
-        with environment.read() as raw:
-            value = raw.get(key)
-            if value is None:
-                return BitMap()
-            try:
-                part = Part(key, value, record)
-                for _, ids in part.bitmaps(part.entries > 0):
-                    pending |= ids
-            except Unusable:
-                return BitMap()
+    try:
+        for number in range(len(metadata.parts)):
+            for _, saved in read_part(environment, ledger_id, newest.snapshot_id, metadata, number):
+                pending |= saved.bitmap()
+    except Unusable:
+        return BitMap()
     covered = dues[: metadata.tail]
     expected = BitMap(np.flatnonzero(covered >= 0).astype(np.uint32)) - admitted
     return expected - passed_in(covered, (metadata.due_ms, metadata.entry_id)) - pending

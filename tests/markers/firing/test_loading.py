@@ -13,6 +13,7 @@ import pytest
 from duelog import DelayedStore, ManualClock, Message, StoreConfig
 from duelog.markers.firing import loaded as loaded_module
 from duelog.partitions import due_column
+from duelog.snapshot.snapshot_format import snapshot_keys
 from duelog.store.codec.format import Table
 from duelog.store.env.environment import Environment
 from duelog.store.errors import DamagedStore
@@ -215,3 +216,34 @@ def test_entries_that_are_missing_between_others_are_set_aside(tmp_path: Path, c
         assert len(again.partitions()) == 1
         found = [finding for finding in again.check() if finding.code == "set-aside"]
         assert "entries 40 to 49 are missing" in found[0].message
+
+
+@pytest.mark.parametrize("part", [0, -1])
+def test_a_damaged_snapshot_costs_no_message(
+    open_store: OpenStore, clock: ManualClock, in_small_steps: None, part: int
+) -> None:
+    """A part does not match its checksum: the index is rebuilt from the due column, and each message comes once."""
+    config = replace(CONFIG, snapshot_every_entries=100, snapshot_part_bytes=1_024)
+    clock.set(FIRST_MS)
+    store = open_store(config=config)
+    store.topic("t").subscribe("reader").close()
+    dues = [FIRST_MS + 1_000 + at * 1_000 for at in np.random.default_rng(3).permutation(1_000).tolist()]
+    send(store, dues)
+    store.tick()
+    store.close()
+    (path,) = store.path.glob("partitions/*/*")
+    with closing(Environment(path, name="partition")) as environment:
+        with environment.read() as raw:
+            keys = [key for key, _ in snapshot_keys(raw, Table.SNAPSHOT_PART)]
+            value = bytearray(raw.get(keys[part]) or b"")
+        value[len(value) // 2] ^= 0x10
+        environment.write(lambda transaction: transaction.raw.put(keys[part], bytes(value)))
+    assert len(keys) > 1
+    store = open_store(config=config)
+    clock.set(FIRST_MS + HOUR_MS // 2)
+    received: list[int] = []
+    with store.topic("t").subscribe("reader") as reader:
+        while batch := reader.receive(200):
+            received += [message.due_ms for message in batch]
+            reader.ack(batch)
+    assert received == sorted(dues)
