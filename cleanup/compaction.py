@@ -1,9 +1,12 @@
-"""Compaction of one closed partition: the next generation of its directory, without the bodies nobody needs.
+"""Compaction of one closed partition: the next generation of its directory, without the bodies that are not claimed.
 
 Two steps, each a plain function, for a plan (compaction_plan.py). `stage_generation` writes the next generation into a
 directory of its own below staging/, and reads it back: counts, entry ids, due times, conditions and checksums of what
-is kept, and every other row, against the source. `hand_over` renames it into staging/ready/, from where whoever holds
-the store's lock adopts it (adoption.py).
+is kept, and every other row, against the source. `hand_over` renames it into staging/ready/, from where the holder
+of the store's lock adopts it (adoption.py).
+
+Unreadable runs are copied as they are, and checksums of bodies are copied, not computed: a copy is no less damaged,
+and no more, than its source.
 
 Nothing here touches the main environment but to read it, or the source at all: a step that fails, is repeated, or runs
 twice at a time leaves the store as it was. What it leaves in staging/ is removed when the store is next opened.

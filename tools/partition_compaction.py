@@ -1,8 +1,10 @@
 """Compaction of one sealed generation: planned and, where it is worth it, copied and verified while it is open once.
 
 A task carries all that is needed of the main environment and an answer all that the report tells, both picklable: so
-this is what one core does one partition after the other, and what a Spark task does somewhere else. It reads the
-generation and writes a directory of its own below staging/; to publish what it made (`publish`) is for whoever asked.
+this is what one core does one partition after the other, and what a Spark task does somewhere else. Claims are read
+without looking at a run of any partition, and are well below a byte a message; planning, which reads the header of
+every run, is shared out like copying. A task reads the generation and writes a directory of its own below staging/; its
+caller publishes what it made (`publish`).
 """
 
 from __future__ import annotations
