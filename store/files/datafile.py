@@ -4,27 +4,20 @@ LMDB opened for writing turns a missing or empty file into an empty database sil
 one kills the process (SIGBUS) at the first page that is not there. So the two meta pages are read from
 the file first. Never call this on a file that this process has open: closing the descriptor is harmless
 for data.mdb, but the habit is fatal for lock.mdb (fcntl locks go with any descriptor).
-
-Source: the layout of LMDB 0.9 (MDB_page, MDB_meta in mdb.c).
 """
 
 from __future__ import annotations
 
 import errno
 import os
-import struct
 import subprocess
 import sys
 from pathlib import Path
 from typing import NamedTuple
 
 from ..errors import DamagedStore
+from .lmdb_layout import meta_in_force, open_file
 from .system_errors import shortage_in
-
-_META = struct.Struct("<16xIIQQ96xQQ")  # page header, magic, version, address, map size, two trees, last page, txn
-_PAGE_SIZE = struct.Struct("<I")
-_PAGE_SIZE_AT = 16 + 24  # md_pad of the free tree: the page size
-_MAGIC = 0xBEEFC0DE
 
 
 class DataFile(NamedTuple):
@@ -49,27 +42,15 @@ def inspect(directory: Path) -> DataFile:
     """Read the meta pages of `directory`/data.mdb. Raises DamagedStore when no valid one is there."""
     path = directory / "data.mdb"
     try:
-        with path.open("rb") as file:
-            head = file.read(4096 + 256)
-            file_bytes = path.stat().st_size
-            page_bytes = _PAGE_SIZE.unpack_from(head, _PAGE_SIZE_AT)[0] if len(head) > _PAGE_SIZE_AT + 4 else 0
-            if page_bytes not in (4096, 8192, 16384, 32768, 65536):
-                raise DamagedStore(path, f"no LMDB data file ({file_bytes} bytes)")
-            file.seek(page_bytes)
-            second = file.read(256)
+        with open_file(directory) as descriptor:
+            file_bytes = os.fstat(descriptor).st_size
+            page_bytes, metas = meta_in_force(descriptor)
     except FileNotFoundError as error:
         raise DamagedStore(path, "is missing") from error
-    best: DataFile | None = None
-    for page in (head, second):
-        if len(page) < _META.size:
-            continue
-        magic, version, _, map_bytes, last_page, transaction = _META.unpack_from(page)
-        found = DataFile(page_bytes, map_bytes, last_page, transaction, file_bytes)
-        if magic == _MAGIC and version == 1 and (best is None or transaction > best.transaction):
-            best = found
-    if best is None:
-        raise DamagedStore(path, "has no valid meta page")
-    return best
+    if not metas:
+        raise DamagedStore(path, f"no LMDB data file ({file_bytes} bytes)")
+    newest = metas[-1]
+    return DataFile(page_bytes, newest.map_bytes, newest.last_page, newest.transaction, file_bytes)
 
 
 _WALK = """

@@ -23,8 +23,22 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import DamagedStore
-from .page_tree import BRANCH, LEAF, NO_PAGE, Tree, TreeRecord
-from .pages import free_pages, meta_in_force, metas_disagree, open_file
+from .lmdb_layout import (
+    BRANCH,
+    LEAF,
+    LONG_VALUE,
+    NO_PAGE,
+    NODE_HEADER,
+    PAGE_HEADER,
+    PAGE_HEADERS,
+    TreeRecord,
+    meta_in_force,
+    metas_disagree,
+    open_file,
+    page_count,
+)  # fmt: skip
+from .page_tree import Tree
+from .pages import free_pages
 from .system_errors import explained
 
 MOST_LEAVES = 256
@@ -36,9 +50,8 @@ MOST_HEADERS = 16_384
 _PAGES_AT_ONCE = 256
 _KEY_BYTES = 32
 """Of longer keys the beginning is compared."""
-_HEADER_BYTES = 16
-_NODE_BYTES = 8
-_LONG_VALUE = 1
+_HEADER_BYTES = PAGE_HEADER.size
+_NODE_BYTES = NODE_HEADER.size
 _MOST_FREE_LISTS = 1_000
 """Commits whose free pages are held against those in use."""
 
@@ -98,7 +111,7 @@ class _Scan:
     def __init__(self, descriptor: int, page_bytes: int, last_page: int, every_header: bool) -> None:
         self._descriptor = descriptor
         self._page_bytes = page_bytes
-        self._pages_there = min(last_page + 1, -(-os.fstat(descriptor).st_size // page_bytes))
+        self._pages_there = min(last_page + 1, page_count(descriptor, page_bytes))
         self._every_header = every_header
         self._used: list[tuple[_Ints, _Ints]] = []
         """First pages, and how many of them follow each other."""
@@ -169,9 +182,9 @@ class _Scan:
     def _leaves(self, level: _Level) -> int:
         nodes = self._nodes(level, LEAF)
         size, flags = nodes.words(0) | nodes.words(1) << 16, nodes.words(2)
-        if (flags & ~_LONG_VALUE).any():
+        if (flags & ~LONG_VALUE).any():
             raise _Broken("a leaf page has a node of no kind")
-        long = flags == _LONG_VALUE
+        long = flags == LONG_VALUE
         nodes.require_tiled(_NODE_BYTES + nodes.key_bytes + np.where(long, 8, size))
         if long.any():
             begins = nodes.long_at(long)
@@ -211,11 +224,17 @@ class _Scan:
 _FIELDS = ("numbers", "low", "high", "bounded")
 
 
+def _heads(pages: npt.NDArray[np.uint8]) -> npt.NDArray[np.void]:
+    """The header of each page, by the names of its fields."""
+    heads: npt.NDArray[np.void] = np.ascontiguousarray(pages[:, :_HEADER_BYTES]).view(PAGE_HEADERS)[:, 0]
+    return heads
+
+
 def _node_counts(pages: npt.NDArray[np.uint8], page_bytes: int, level: _Level, kind: int) -> _Ints:
     """How many nodes each page has, by headers that are what they should be. Raises _Broken."""
-    numbers = np.ascontiguousarray(pages[:, :8]).view("<u8")[:, 0]
-    _, kinds, lower, upper = np.ascontiguousarray(pages[:, 8:_HEADER_BYTES]).view("<u2").astype(np.int64).T
-    bad = (numbers != level.numbers.astype(np.uint64)) | (kinds != kind)
+    heads = _heads(pages)
+    lower, upper = heads["lower"].astype(np.int64), heads["upper"].astype(np.int64)
+    bad = (heads["number"] != level.numbers.astype(np.uint64)) | (heads["kind"] != kind)
     bad |= (lower <= _HEADER_BYTES) | (lower % 2 == 1) | (lower > upper) | (upper > page_bytes) | (upper % 2 == 1)
     if bad.any():
         raise _Broken(f"page {level.numbers[bad][0]} is not what it should be")
@@ -232,7 +251,8 @@ class _Nodes:
         self._bytes = pages.reshape(-1)
         self._words = pages.view("<u2")
         self._level = level
-        upper = self._upper = self._words[:, 7].astype(np.int64)
+        self._is_branch = kind == BRANCH
+        upper = self._upper = _heads(pages)["upper"].astype(np.int64)
         self.page = np.repeat(np.arange(len(counts)), counts)
         """Which of the pages each node is on."""
         self.at = np.arange(len(self.page)) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -247,7 +267,7 @@ class _Nodes:
             raise _Broken(f"page {self._level.numbers[self.page[~right][0]]}: {what}")
 
     def words(self, which: int) -> _Ints:
-        """A number of each node's header."""
+        """A field of each node's NODE_HEADER."""
         found: _Ints = self._words[self.page, self._place // 2 + which].astype(np.int64)
         return found
 
@@ -268,20 +288,17 @@ class _Nodes:
 
     def _require_order(self) -> None:
         keys, level = self.keys, self._level
-        same_page = (self.page[1:] == self.page[:-1]) & (self.at[1:] > (1 if self._is_branch() else 0))
+        same_page = (self.page[1:] == self.page[:-1]) & (self.at[1:] > (1 if self._is_branch else 0))
         right = np.ones(len(keys), np.bool_)
         after = keys[1:] > keys[:-1]
         after |= (keys[1:] == keys[:-1]) & (
             (self.key_bytes[1:] > self.key_bytes[:-1]) | (self.key_bytes[1:] > _KEY_BYTES)
         )
         right[1:] = after | ~same_page
-        implied = self._is_branch() & (self.at == 0)
+        implied = self._is_branch & (self.at == 0)
         right &= implied | (keys >= level.low[self.page])
         right &= implied | ~level.bounded[self.page] | (keys <= level.high[self.page])
         self._require(right, "keys are out of order")
-
-    def _is_branch(self) -> bool:
-        return bool(self._words[0, 5] == BRANCH)
 
     @cached_property
     def keys(self) -> _Keys:

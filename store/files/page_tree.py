@@ -8,33 +8,21 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from pyroaring import BitMap64
 
-_HEADER = struct.Struct("<QHHHH")  # page number, pad, kind, lower and upper (for a long value: number of pages)
-_NODE = struct.Struct("<HHHH")  # size or child (low, high), flags or child (highest), size of the key
-_U64 = struct.Struct("<Q")
-_LONG_PAGES = struct.Struct("<12xI")
-
-BRANCH, LEAF, _LONG = 1, 2, 4
-"""Kinds of pages."""
-_LONG_VALUE = 1
-NO_PAGE = 2**64 - 1
-"""Root of a tree without a page."""
-
-
-class TreeRecord(NamedTuple):
-    """What a meta page says of a tree."""
-
-    pad: int
-    flags: int
-    depth: int
-    branch_pages: int
-    leaf_pages: int
-    long_pages: int
-    entries: int
-    root: int
+from .lmdb_layout import (
+    BRANCH,
+    LEAF,
+    LONG,
+    LONG_PAGES,
+    LONG_VALUE,
+    NO_PAGE,
+    NODE_HEADER,
+    PAGE_HEADER,
+    PAGE_NUMBER,
+    TreeRecord,
+)  # fmt: skip
 
 
 class _Broken(Exception):
@@ -52,7 +40,7 @@ class Tree:
         self._last_page = last_page
         self._record = record
         self._integer_keys = integer_keys
-        self._kinds = {BRANCH: 0, LEAF: 0, _LONG: 0}
+        self._kinds = {BRANCH: 0, LEAF: 0, LONG: 0}
         self._entries = 0
         self.problems: list[str] = []
         self.pages = BitMap64()
@@ -65,7 +53,7 @@ class Tree:
                 self.problems.append("it has entries and no root")
             return
         yield from self._page(record.root, 1, None, None, values)
-        found = (self._kinds[BRANCH], self._kinds[LEAF], self._kinds[_LONG], self._entries)
+        found = (self._kinds[BRANCH], self._kinds[LEAF], self._kinds[LONG], self._entries)
         said = (record.branch_pages, record.leaf_pages, record.long_pages, record.entries)
         if found != said:
             names = ("branch pages", "leaf pages", "pages of long values", "entries")
@@ -83,8 +71,8 @@ class Tree:
         previous = low
         nodes = []
         for at, place in enumerate(places):
-            first, second, third, key_bytes = _NODE.unpack_from(page, place)
-            key = page[place + 8 : place + 8 + key_bytes]
+            first, second, third, key_bytes = NODE_HEADER.unpack_from(page, place)
+            key = page[place + NODE_HEADER.size : place + NODE_HEADER.size + key_bytes]
             implied = kind == BRANCH and at == 0
             # The first key of a branch page is implied; every other one lies in the bounds that the parent gives.
             if not implied and not self._in_order(previous, key, high, strict=at > (kind == BRANCH)):
@@ -92,7 +80,7 @@ class Tree:
             if implied:
                 key = low or b""
             previous = key
-            nodes.append((key, first | second << 16, third, place + 8 + key_bytes))
+            nodes.append((key, first | second << 16, third, place + NODE_HEADER.size + key_bytes))
         if kind == BRANCH:
             for at, (key, low_bits, high_bits, _) in enumerate(nodes):
                 limit = nodes[at + 1][0] if at + 1 < len(nodes) else high
@@ -104,7 +92,7 @@ class Tree:
                 yield key, page[at : at + size]
                 continue
             try:
-                yield key, self._long_value(_U64.unpack_from(page, at)[0], size, values)
+                yield key, self._long_value(PAGE_NUMBER.unpack_from(page, at)[0], size, values)
             except _Broken as error:
                 self.problems.append(str(error))
 
@@ -133,25 +121,25 @@ class Tree:
         page = os.pread(self._descriptor, self._page_bytes, number * self._page_bytes)
         if len(page) < self._page_bytes:
             raise _Broken(f"page {number} lies past the end of the file")
-        found, _, kind, lower, upper = _HEADER.unpack_from(page)
+        found, _, kind, lower, upper = PAGE_HEADER.unpack_from(page)
         wanted = LEAF if depth == self._record.depth else BRANCH
         if found != number or kind != wanted:
             raise _Broken(f"page {number} says that it is page {found} of kind {kind}, expected kind {wanted}")
         self._kinds[kind] += 1
-        if not _HEADER.size <= lower <= upper <= self._page_bytes or lower % 2 or lower == _HEADER.size:
+        if not PAGE_HEADER.size <= lower <= upper <= self._page_bytes or lower % 2 or lower == PAGE_HEADER.size:
             raise _Broken(f"page {number} has its nodes from {lower} to {upper}")
-        count = (lower - _HEADER.size) // 2
-        places: tuple[int, ...] = struct.unpack_from(f"<{count}H", page, _HEADER.size)
+        count = (lower - PAGE_HEADER.size) // 2
+        places: tuple[int, ...] = struct.unpack_from(f"<{count}H", page, PAGE_HEADER.size)
         size = 0
         for place in places:
-            if place < upper or place + _NODE.size > self._page_bytes:
+            if place < upper or place + NODE_HEADER.size > self._page_bytes:
                 raise _Broken(f"page {number} has a node at {place}")
-            first, second, flags, key_bytes = _NODE.unpack_from(page, place)
-            node_bytes = _NODE.size + key_bytes
+            first, second, flags, key_bytes = NODE_HEADER.unpack_from(page, place)
+            node_bytes = NODE_HEADER.size + key_bytes
             if kind == LEAF:
-                if flags not in (0, _LONG_VALUE):
+                if flags not in (0, LONG_VALUE):
                     raise _Broken(f"page {number} has a node of kind {flags}")
-                node_bytes += _U64.size if flags else first | second << 16
+                node_bytes += PAGE_NUMBER.size if flags else first | second << 16
             if place + node_bytes > self._page_bytes:
                 raise _Broken(f"page {number} has a node of {node_bytes} bytes at {place}")
             size += node_bytes + node_bytes % 2
@@ -160,19 +148,19 @@ class Tree:
         return page, kind, places
 
     def _long_value(self, number: int, size: int, wanted: bool) -> bytes:
-        needed = (_HEADER.size - 1 + size) // self._page_bytes + 1
-        head = os.pread(self._descriptor, _HEADER.size, number * self._page_bytes)
-        if len(head) < _HEADER.size:
+        needed = (PAGE_HEADER.size - 1 + size) // self._page_bytes + 1
+        head = os.pread(self._descriptor, PAGE_HEADER.size, number * self._page_bytes)
+        if len(head) < PAGE_HEADER.size:
             raise _Broken(f"page {number} of a long value lies past the end of the file")
-        found, _, kind, _, _ = _HEADER.unpack(head)
-        (count,) = _LONG_PAGES.unpack(head)
-        if found != number or kind != _LONG or count < needed:
+        found, _, kind, _, _ = PAGE_HEADER.unpack(head)
+        (count,) = LONG_PAGES.unpack(head)
+        if found != number or kind != LONG or count < needed:
             raise _Broken(f"page {number} is not that of a long value of {size} bytes")
         self._claim(number, count)
-        self._kinds[_LONG] += count
-        end = number * self._page_bytes + _HEADER.size + size
+        self._kinds[LONG] += count
+        end = number * self._page_bytes + PAGE_HEADER.size + size
         if os.fstat(self._descriptor).st_size < end:
             self.problems.append(f"a long value at page {number} is cut off")
         if not wanted:
             return b""
-        return os.pread(self._descriptor, size, number * self._page_bytes + _HEADER.size)
+        return os.pread(self._descriptor, size, number * self._page_bytes + PAGE_HEADER.size)

@@ -7,99 +7,22 @@ page is in one tree or in the list of free pages, and in one of them only. So a 
 number that does not add up. What the values hold is not looked at: they carry checksums of their own.
 
 Nothing here can kill a process or hang, whatever the file holds. Costs O(pages); of a long value its first page.
-
-Source: the layout of LMDB 0.9 (MDB_page, MDB_node, MDB_meta, MDB_db in mdb.c).
 """
 
 from __future__ import annotations
 
 import itertools
-import os
-import struct
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
 
 from pyroaring import BitMap64
 
 from ..errors import DamagedStore, NoPermission, ResourceShortage
-from .page_tree import Tree, TreeRecord
+from .lmdb_layout import INTEGER_KEYS, PAGE_NUMBER, meta_in_force, metas_disagree, open_file, page_count
+from .page_tree import Tree
 from .system_errors import explain
 
-_KIND = struct.Struct("<10xH")
-_META = struct.Struct("<16xII16x")  # magic, version; then the two trees
-_TREE = struct.Struct("<IHHQQQQQ")  # pad, flags, depth, branch, leaf and overflow pages, entries, root
-_END = struct.Struct("<QQ")  # last page, transaction
-_U64 = struct.Struct("<Q")
-
-_TREES_AT = _META.size
-_END_AT = _TREES_AT + 2 * _TREE.size
-_HEAD_BYTES = _END_AT + _END.size
-
-_MAGIC = 0xBEEFC0DE
-_META_PAGE = 8
-_INTEGER_KEYS = 8
 _MOST_PROBLEMS = 50
-
-
-class MetaPage(NamedTuple):
-    """One of the two meta pages; the one of the later transaction is in force."""
-
-    number: int
-    free: TreeRecord
-    main: TreeRecord
-    last_page: int
-    transaction: int
-
-
-@contextmanager
-def open_file(directory: Path) -> Iterator[int]:
-    """A descriptor of `directory`/data.mdb.
-
-    Also for a file that this process has open: LMDB's locks, which go with any descriptor, lie on lock.mdb.
-    """
-    descriptor = os.open(directory / "data.mdb", os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
-def read_metas(descriptor: int, page_bytes: int) -> list[MetaPage]:
-    """The meta pages that are valid in themselves, the one in force last."""
-    found = []
-    for number in (0, 1):
-        page = os.pread(descriptor, _HEAD_BYTES, number * page_bytes)
-        if len(page) < _HEAD_BYTES:
-            continue
-        (kind,) = _KIND.unpack_from(page)
-        magic, version = _META.unpack_from(page)
-        if magic != _MAGIC or version != 1 or not kind & _META_PAGE:
-            continue
-        free = TreeRecord(*_TREE.unpack_from(page, _TREES_AT))
-        main = TreeRecord(*_TREE.unpack_from(page, _TREES_AT + _TREE.size))
-        found.append(MetaPage(number, free, main, *_END.unpack_from(page, _END_AT)))
-    return sorted(found, key=lambda meta: meta.transaction)
-
-
-def metas_disagree(metas: list[MetaPage]) -> str | None:
-    """Why the two meta pages cannot be those of the last two commits; None: they can.
-
-    Transaction n writes meta page n modulo 2, so the pages are of n and n - 1, and a flipped bit in a number, which
-    would bring an older state back or let the next commit overwrite the newest, is seen. One flip is not: the one that
-    makes n into n - 2, which leaves what the commit before left, whole. After a power cut with durability "none"
-    the pages may be further apart; then commits are lost indeed.
-    """
-    if len(metas) < 2:
-        return "a meta page cannot be read"
-    older, newer = metas
-    said = f"the meta pages are of transactions {older.transaction} and {newer.transaction}"
-    if newer.transaction and newer.number != newer.transaction & 1:
-        return f"{said}, and lie the wrong way"
-    if newer.transaction and newer.transaction - older.transaction != 1:
-        return f"{said}: a commit is lost, or one of them is damaged"
-    return None
 
 
 def find_problems(directory: Path, transaction: int | None = None) -> list[str] | None:
@@ -125,9 +48,9 @@ def read_values(directory: Path) -> Iterator[tuple[bytes, bytes]]:
     A value whose pages are cut off or not its own comes as far as it is there: its checksum tells.
     """
     with open_file(directory) as descriptor:
-        page_bytes = _page_bytes(descriptor)
-        for meta in reversed(read_metas(descriptor, page_bytes)):
-            tree = Tree(descriptor, page_bytes, _pages(descriptor, page_bytes) - 1, meta.main, integer_keys=False)
+        page_bytes, metas = meta_in_force(descriptor)
+        for meta in reversed(metas):
+            tree = Tree(descriptor, page_bytes, page_count(descriptor, page_bytes) - 1, meta.main, integer_keys=False)
             seen: set[bytes] = set()
             for key, value in tree.items(values=True):
                 if key not in seen:
@@ -137,36 +60,8 @@ def read_values(directory: Path) -> Iterator[tuple[bytes, bytes]]:
                 return
 
 
-def _page_bytes(descriptor: int) -> int:
-    """The size of a page, from either meta page."""
-    for candidate in (4096, 8192, 16384, 32768, 65536):
-        for meta in read_metas(descriptor, candidate):
-            if meta.free.pad == candidate:
-                return candidate
-    return 4096
-
-
-def meta_in_force(descriptor: int) -> tuple[int, list[MetaPage]]:
-    """The size of a page, and the valid meta pages as of one instant, the one in force last."""
-    page_bytes = _page_bytes(descriptor)
-    return page_bytes, _metas_at_once(descriptor, page_bytes)
-
-
-def _metas_at_once(descriptor: int, page_bytes: int) -> list[MetaPage]:
-    """Both meta pages as of one instant, though another process commits between two reads."""
-    found = read_metas(descriptor, page_bytes)
-    while (again := read_metas(descriptor, page_bytes)) != found:
-        found = again
-    return found
-
-
-def _pages(descriptor: int, page_bytes: int) -> int:
-    return -(-os.fstat(descriptor).st_size // page_bytes)
-
-
 def _find(descriptor: int, transaction: int | None) -> list[str] | None:
-    page_bytes = _page_bytes(descriptor)
-    metas = _metas_at_once(descriptor, page_bytes)
+    page_bytes, metas = meta_in_force(descriptor)
     if not metas:
         return ["no valid meta page"]
     meta = metas[-1]
@@ -178,10 +73,10 @@ def _find(descriptor: int, transaction: int | None) -> list[str] | None:
         meta = chosen[0]
     if (disagreement := metas_disagree(metas)) is not None:
         problems.append(disagreement)
-    if meta.free.pad != page_bytes or not meta.free.flags & _INTEGER_KEYS or meta.main.flags or meta.main.pad:
+    if meta.free.pad != page_bytes or not meta.free.flags & INTEGER_KEYS or meta.main.flags or meta.main.pad:
         problems.append("the settings in the meta page are not those of a store")
     used = BitMap64([0, 1])
-    pages_there = _pages(descriptor, page_bytes)
+    pages_there = page_count(descriptor, page_bytes)
     free: list[int] = []
     for name, record, integer_keys in (("tree", meta.main, False), ("list of free pages", meta.free, True)):
         tree = Tree(descriptor, page_bytes, min(meta.last_page, pages_there - 1), record, integer_keys=integer_keys)
@@ -206,7 +101,7 @@ def _find(descriptor: int, transaction: int | None) -> list[str] | None:
 
 def free_pages(value: bytes, problems: list[str]) -> list[int]:
     """The pages that a record of the list of free pages names; what is wrong with it is added to `problems`."""
-    numbers = [number for (number,) in _U64.iter_unpack(value[: len(value) // 8 * 8])]
+    numbers = [number for (number,) in PAGE_NUMBER.iter_unpack(value[: len(value) // 8 * 8])]
     if not numbers or numbers[0] != len(numbers) - 1:
         problems.append("list of free pages: a list is not as long as it says")
         return []

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from duelog import DelayedStore, ManualClock, Message
-from duelog.store.files import pages
+from duelog.store.files import lmdb_layout
 from duelog.store.files.page_tree import Tree
 from tests.disaster.damage import CONFIG, HOUR_MS, START_MS, SUBSCRIPTION, TOPICS, Facts, copy, forked
 
@@ -101,8 +101,8 @@ class Flips:
     def _in_use(self, file: Path) -> dict[int, list[int]]:
         """Branch pages (1) and leaf pages (2) of a file."""
         found: dict[int, list[int]] = {1: [], 2: []}
-        with pages.open_file((self._whole / file).parent) as descriptor:
-            page_bytes, metas = pages.meta_in_force(descriptor)
+        with lmdb_layout.open_file((self._whole / file).parent) as descriptor:
+            page_bytes, metas = lmdb_layout.meta_in_force(descriptor)
             assert page_bytes == PAGE
             for record, integer_keys in ((metas[-1].main, False), (metas[-1].free, True)):
                 tree = Tree(descriptor, PAGE, metas[-1].last_page, record, integer_keys=integer_keys)

@@ -154,7 +154,7 @@ def test_a_missing_data_file_is_refused_and_not_made(tmp_path: Path, monkeypatch
         (b"hello, world", "no LMDB data file (12 bytes)"),
         (bytes(100), "no LMDB data file (100 bytes)"),
         (b"SQLite format 3\0" + bytes(8176), "no LMDB data file (8192 bytes)"),
-        (bytes(40) + (4096).to_bytes(4, "little") + bytes(8148), "has no valid meta page"),
+        (bytes(40) + (4096).to_bytes(4, "little") + bytes(8148), "no LMDB data file (8192 bytes)"),
     ],
     ids=["empty", "text", "zeros", "foreign", "no-magic"],
 )

@@ -13,7 +13,7 @@ import pytest
 from duelog.store.env.environment import Environment
 from duelog.store.env.transaction import Transaction
 from duelog.store.errors import DamagedStore
-from duelog.store.files import page_scan, pages
+from duelog.store.files import lmdb_layout, page_scan, pages
 from duelog.store.files.page_scan import refuse_broken
 from duelog.store.files.page_tree import Tree
 
@@ -59,8 +59,8 @@ def flipped(wide: Path, target: Path, at: int, bit: int) -> Path:
 def tree_pages(wide: Path, kind: int) -> list[int]:
     """Numbers of the branch (1) or leaf (2) pages that are in use."""
     content = (wide / "data.mdb").read_bytes()
-    with pages.open_file(wide) as descriptor:
-        _, metas = pages.meta_in_force(descriptor)
+    with lmdb_layout.open_file(wide) as descriptor:
+        _, metas = lmdb_layout.meta_in_force(descriptor)
         tree = Tree(descriptor, PAGE, len(content) // PAGE, metas[-1].main, integer_keys=False)
         for _ in tree.items(values=False):
             pass
