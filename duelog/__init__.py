@@ -19,7 +19,7 @@ from duelog.store.position import MessageId, MessageIds
 
 from .background.maintenance import TickResult
 from .background.recurring import Schedule
-from .check.check_store import Finding
+from .check.finding import Finding
 from .delayed_store import DelayedStore
 from .subscription import Subscription
 from .topic import Topic

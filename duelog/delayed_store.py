@@ -20,7 +20,8 @@ from duelog.store.policy.policy_records import Scope
 
 from .background.maintenance import TickResult
 from .backup import BackupResult, back_up
-from .check.check_store import Finding, check
+from .check.check_store import check
+from .check.finding import Finding
 from .engine import Engine
 from .stats import PartitionStats, StoreStats, partition_stats, store_stats
 from .topic import Topic
@@ -236,8 +237,19 @@ class DelayedStore:
         nothing fires in this process, and the main environment's file does not reuse its pages.
         """
         self._engine.check_open()
-        with explained(self.path):
-            return check(self._engine, deep=deep)
+        engine = self._engine
+        with explained(self.path), engine.maintenance.lock:
+            findings = check(
+                engine.path,
+                engine.store_id,
+                engine.main,
+                engine.partitions,
+                engine.firing.suspensions,
+                engine.set_aside,
+                read_only=engine.read_only,
+                deep=deep,
+            )
+            return iter(list(findings))
 
     def backup(self, dest: str | os.PathLike[str]) -> BackupResult:
         """Copy the store into directory `dest`, absent or empty, while it is in use; the copy is a store of its own.

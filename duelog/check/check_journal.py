@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import lmdb
 
+from duelog.partitions.partition_set import PartitionSet
 from duelog.store.codec.format import CorruptRecord
 from duelog.store.errors import CorruptEntry, DamagedStore, FormatMismatch
 from duelog.store.wal.journal import FILE_NAME, JournalRecord, read_journal
@@ -15,14 +16,11 @@ from duelog.store.wal.journal import FILE_NAME, JournalRecord, read_journal
 from ..sending.replay import missing_entries
 from .finding import Finding, error
 
-if TYPE_CHECKING:
-    from ..engine import Engine
-
 _LATER = "open the store with the version of duelog that wrote it"
 
 
-def check_journal(engine: Engine) -> Iterator[Finding]:
-    """What keeps the store from being opened for writing; nothing where this process writes it: it has read it then.
+def check_journal(path: Path, store_id: bytes, partitions: PartitionSet) -> Iterator[Finding]:
+    """What keeps a store that another process may write from being opened for writing.
 
     That partitions lack what the journal holds is no finding: opening brings it home. Nothing false is found beside a
     writer, because the journal is read before any partition. A group is on disk before the next, and an epoch ends once
@@ -30,11 +28,9 @@ def check_journal(engine: Engine) -> Iterator[Finding]:
     partition did not have then. What it had then it has when it is looked at, since no log becomes shorter. So entries
     past the end of a log begin there and leave no hole.
     """
-    if not engine.read_only:
-        return
-    address = str(engine.path / FILE_NAME)
+    address = str(path / FILE_NAME)
     try:
-        records = read_journal(engine.path, engine.store_id)
+        records = read_journal(path, store_id)
     except DamagedStore as found:
         yield error("journal", address, found.reason)
         return
@@ -45,16 +41,16 @@ def check_journal(engine: Engine) -> Iterator[Finding]:
     for record in records:
         by_partition[record.start_ms].append(record)
     for held in by_partition.values():
-        yield from _gap(engine, held)
+        yield from _gap(path, partitions, held)
 
 
-def _gap(engine: Engine, held: list[JournalRecord]) -> Iterator[Finding]:
+def _gap(path: Path, partitions: PartitionSet, held: list[JournalRecord]) -> Iterator[Finding]:
     """The first log of a partition that ends before what the journal holds of it; other damage is found elsewhere."""
     try:
-        for _ in missing_entries(engine.path, held, engine.partitions):
+        for _ in missing_entries(path, held, partitions):
             pass
     except DamagedStore as found:
-        if found.path == engine.path / FILE_NAME:
+        if found.path == path / FILE_NAME:
             yield error("journal", str(found.path), found.reason)
     except (CorruptRecord, CorruptEntry, lmdb.Error, ValueError, LookupError):
         return

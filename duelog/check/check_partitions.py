@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pyroaring import BitMap
 
@@ -24,9 +23,7 @@ from duelog.store.log.ledger import find_tail
 
 from .check_records import check_bodies, check_pages, check_records, dense_runs
 from .finding import Finding, error, warning
-
-if TYPE_CHECKING:
-    from .check_store import Survey
+from .survey import Survey
 
 
 def lost_partitions(survey: Survey) -> Iterator[Finding]:
@@ -35,11 +32,11 @@ def lost_partitions(survey: Survey) -> Iterator[Finding]:
     None is found of those that a writer makes meanwhile: one is registered before it is used, so a used one that is not
     in the survey's transaction is in the catalog of now.
     """
-    path = survey.engine.path / "partitions"
+    path = survey.path / "partitions"
     for directory in sorted(path.iterdir()) if path.is_dir() else ():
         if _start_of(directory) in survey.records or not any(was_used(child) for child in directory.glob("g*")):
             continue
-        with survey.engine.main.read() as raw:
+        with survey.main.read() as raw:
             known = dict(catalog.partitions(raw))
         if _start_of(directory) not in known and directory.exists():
             yield error("lost-partition", str(directory), "holds messages and is not in the catalog")
@@ -62,7 +59,7 @@ def _start_of(directory: Path) -> int | None:
 
 def check_partitions(survey: Survey) -> Iterator[Finding]:
     """Every registered partition; fills `survey.tails` with the ends of their logs."""
-    partitions = survey.engine.partitions
+    partitions = survey.partitions
     for start_ms, record in survey.records.items():
         partition = partitions.get(start_ms)
         if record.state is PartitionState.DELETING:
@@ -74,7 +71,7 @@ def check_partitions(survey: Survey) -> Iterator[Finding]:
 
 
 def _check_partition(survey: Survey, partition: Partition, record: PartitionRecord) -> list[Finding]:
-    partitions = survey.engine.partitions
+    partitions = survey.partitions
     while True:
         generation = partition.generation
         try:

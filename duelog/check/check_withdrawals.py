@@ -10,7 +10,7 @@ looked at only where the cancellation has none: there the store was written by a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import lmdb
 import numpy as np
@@ -25,15 +25,10 @@ from duelog.store.codec.format import CorruptRecord, Table
 from duelog.store.codec.frontier import UNREADABLE_DUE, FrontierRecord
 from duelog.store.codec.run import Run, RunKind, UInt32s
 from duelog.store.env.environment import Environment
-from duelog.store.errors import DamagedStore
 from duelog.store.log import catalog
 from duelog.store.log.scan import runs
 
 from ..background.recurring import unpack_schedule
-from .finding import Finding, error
-
-if TYPE_CHECKING:
-    from .check_store import Survey
 
 ByLedger = dict[int, BitMap]
 """Entries by the ledger id of their log."""
@@ -162,29 +157,3 @@ def passed_of(environment: Environment, frontier: FrontierRecord | None, ledger_
     if frontier is not None:
         passed |= frontier.has_fired(entries, dues)
     return BitMap(entries[passed])
-
-
-def check_conditionals(survey: Survey) -> Iterator[Finding]:
-    """Rescheduled messages that would fire twice, or never."""
-    withdrawn = Withdrawn(survey.raw)
-
-    def fired(ledger_id: int, entries: UInt32s) -> BitMap | None:
-        topic_id, start_ms = survey.places.get(ledger_id, (0, -1))
-        partition = survey.engine.partitions.get(start_ms)
-        if partition is None:
-            return None
-        frontier = survey.frontiers.get((topic_id, start_ms))
-        try:
-            with survey.engine.partitions.lease(partition):
-                passed = passed_of(partition.environment, frontier, ledger_id, entries)
-        except DamagedStore:  # a finding of its own, or deleted meanwhile
-            return None
-        return passed | survey.markers.get(ledger_id, BitMap())
-
-    for ledger_id, entries in lost_cancellations(withdrawn, survey.conditionals, fired).items():
-        message = f"{len(entries)} entries were rescheduled and are not cancelled: they would be delivered twice"
-        yield error("lost-cancellation", f"CANCELLED, ledger {ledger_id}", message)
-    certain = waited_for(survey.raw)
-    for ledger_id, entries in lost_admissions(withdrawn, survey.conditionals, certain).items():
-        message = f"{len(entries)} entries were rescheduled to here and are not admitted: they would never be delivered"
-        yield error("lost-admission", f"ADMITTED, ledger {ledger_id}", message)

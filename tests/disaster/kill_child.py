@@ -49,7 +49,6 @@ from duelog import (
     Subscription,
     Topic,
 )
-from duelog.check.check_store import check
 from duelog.cleanup.compaction import hand_over, stage_generation
 from duelog.cleanup.compaction_plan import plan_compaction
 from duelog.store.codec.format import PartitionState
@@ -138,7 +137,7 @@ def look_for_litter(store: DelayedStore) -> None:
         for partition in partitions:
             if partition.state is PartitionState.DELETING:
                 say("trouble", f"the deletion of {partition.name} was not finished by opening")
-    for finding in check(store._engine, deep=True):
+    for finding in store.check(deep=True):
         say("trouble", f"check: {finding}")
 
 
