@@ -53,12 +53,12 @@ from .delivery.due_reader import DueReader
 from .delivery.read_ahead import ReadAheadBudget
 from .metrics import StoreMetrics, instruments
 from .opening import StoreLock, create, open_main, read_identity, refuse_foreign, refuse_lost_entries
-from .sending.crew import Crew
 from .sending.delay_policies import DelayPolicies
 from .sending.intake import Intake
 from .sending.outbox import Outbox
 from .sending.replay import replay_journal
 from .sending.sender import Sender
+from .sending.worker_pool import WorkerPool
 from .shutdown import Shutdown, steps
 from .topics.ack_flusher import AckFlusher
 from .topics.dead_letters import DeadLetters
@@ -122,7 +122,7 @@ class Engine:
         self.scheduler: Scheduler | None = None
         self.topics = Topics(self.main, config, read_only=read_only)
         limits = self.topics.run_limits
-        crew = Crew(_THREADS, "duelog-send")
+        pool = WorkerPool(_THREADS, "duelog-send")
         self.intake: Intake | None = None
         if not read_only:
             replay_journal(path, self.main, self.partitions, limits, self.store_id, self._open_journal)
@@ -131,7 +131,7 @@ class Engine:
                     self.main,
                     self.partitions,
                     limits,
-                    crew,
+                    pool,
                     config.journal_from,
                     self.clock,
                     self._open_journal,
@@ -144,7 +144,7 @@ class Engine:
             self.policies.record(config)
         self.policies.warn_of(config)
         self.set_aside = SetAside(self.main)
-        self.sender = Sender(self.main, self.partitions, config, limits, crew, self.intake, self.policies)
+        self.sender = Sender(self.main, self.partitions, config, limits, pool, self.intake, self.policies)
         self.read_ahead = ReadAheadBudget()
         self.outbox = Outbox(config.max_in_flight_bytes)
         self.flusher = AckFlusher(self.main, config.ack_flush_ms)

@@ -26,7 +26,7 @@ from duelog.store.files.process import here
 from duelog.store.log.ledger import RunLimits
 from duelog.store.wal.journal import RECORD_BYTES, Fields, Journal
 
-from .crew import Crew
+from .worker_pool import WorkerPool
 
 SETTLE_MS = 1_000
 """After so long the partitions have what they were promised, where a thread looks after the store."""
@@ -47,7 +47,7 @@ class Intake:
         main: Environment,
         partitions: PartitionSet,
         limits: RunLimits,
-        crew: Crew,
+        pool: WorkerPool,
         together: int,
         clock: Clock,
         open_journal: Callable[[], Journal],
@@ -60,7 +60,7 @@ class Intake:
         self._main = main
         self._partitions = partitions
         self._limits = limits
-        self._crew = crew
+        self._pool = pool
         self.together = together
         self._clock = clock
         self._open_journal = open_journal
@@ -174,7 +174,7 @@ class Intake:
 
     def _begin_anew(self, journal: Journal) -> None:
         """Have the partitions write what they owe, and begin the journal anew. Raises as `settle_all`; OSError."""
-        self._partitions.settle_all(self._crew.run)
+        self._partitions.settle_all(self._pool.run)
         reach("journal.settled")
         journal.restart()
 

@@ -24,9 +24,9 @@ from duelog.store.log.managed_ledger import Segment
 from duelog.store.position import MessageId, MessageIds
 
 from ..topics.topic_state import TopicState
-from .crew import Crew, run_in_turn
 from .delay_policies import DelayPolicies
 from .intake import Intake
+from .worker_pool import WorkerPool, run_in_turn
 
 _PACKED_AT_ONCE_BYTES = 16 << 20
 """A larger batch is packed partition by partition as it is written, so that it is not in memory once more."""
@@ -49,11 +49,11 @@ class Sender:
         partitions: PartitionSet,
         config: StoreConfig,
         run_limits: RunLimits,
-        crew: Crew,
+        pool: WorkerPool,
         intake: Intake | None,
         policies: DelayPolicies,
     ) -> None:
-        """`crew` writes the parts of a batch. `intake` None: what is sent one by one is appended one by one.
+        """`pool` writes the parts of a batch. `intake` None: what is sent one by one is appended one by one.
 
         `policies` hear of what is on disk; they have been applied.
         """
@@ -65,7 +65,7 @@ class Sender:
         self._intake = intake
         self._policies = policies
         self._waits_for_nothing = config.durability == "none"
-        self._crew = crew
+        self._pool = pool
 
     def send(self, topic: TopicState, batch: EncodedBatch, now_ms: int, also: Also | None = None) -> MessageIds:
         """Append a batch; returns the ids in the order of the messages once all of them are durable.
@@ -172,10 +172,10 @@ class Sender:
 
     def _run_all(self, jobs: Sequence[Callable[[], list[Segment]]]) -> list[list[Segment]]:
         """Run every job, side by side where they wait for the disk; raises the first error once all have ended."""
-        return run_in_turn(jobs) if self._waits_for_nothing else self._crew.run(jobs)
+        return run_in_turn(jobs) if self._waits_for_nothing else self._pool.run(jobs)
 
     def close(self) -> None:
         """Take no more batches; those that were begun are written."""
         if self._intake is not None:
             self._intake.close()
-        self._crew.close()
+        self._pool.close()

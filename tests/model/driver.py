@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from duelog.background.expiry import Expiry
 from duelog.engine import Engine
 from duelog.metrics import SPECS
-from duelog.sending.crew import run_in_turn
+from duelog.sending.worker_pool import run_in_turn
 from duelog.store.codec.body import decode_body
 from duelog.store.env.environment import Environment
 from duelog.store.errors import StoreFull
