@@ -30,7 +30,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "sending": {"", "topics"},
     "background": {"sending", "topics"},
     "": {"delivery", "topics", "sending", "background", "check"},
-    "check": {"", "background", "sending"},
+    "check": {"background", "sending"},
     "aio": {"", "delivery", "sending", "background"},
     "tools": {"tools.cli", "tools.scan", "tools.transfer"},
     "tools.scan": {"tools"},
