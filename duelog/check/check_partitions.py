@@ -22,8 +22,8 @@ from duelog.store.log import catalog
 from duelog.store.log.ledger import find_tail
 
 from .check_records import check_bodies, check_pages, check_records, dense_runs
+from .check_survey import Survey
 from .finding import Finding, error, warning
-from .survey import Survey
 
 
 def lost_partitions(survey: Survey) -> Iterator[Finding]:

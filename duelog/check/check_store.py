@@ -30,9 +30,9 @@ from ..background.quarantine import SetAside
 from .check_journal import check_journal
 from .check_partitions import check_partitions, lost_partitions, was_used
 from .check_records import check_bodies, check_pages, check_records, dense_runs
+from .check_survey import Survey
 from .check_withdrawals import Withdrawn, lost_admissions, lost_cancellations, passed_of, waited_for
 from .finding import Finding, error, warning
-from .survey import Survey
 
 
 def check(
