@@ -9,7 +9,7 @@ Warnings and errors are logged by loggers under `duelog`; without a configuratio
 
 import logging
 
-from duelog.markers.withdrawal import Outcome
+from duelog.markers.pending_entries import Outcome
 from duelog.store.clock import Clock, ManualClock, SystemClock
 from duelog.store.config import StoreConfig
 from duelog.store.errors import DuelogError

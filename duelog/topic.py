@@ -9,7 +9,7 @@ from itertools import islice
 import numpy as np
 
 from duelog.markers.lookup import find_partition, read_entry
-from duelog.markers.withdrawal import Outcome
+from duelog.markers.pending_entries import Outcome
 from duelog.store.codec.body import EncodedBatch, encode_one
 from duelog.store.errors import ClosedError, DamagedStore, InvalidArgument, UnknownSubscription
 from duelog.store.log.managed_ledger import ManagedLedger

@@ -9,21 +9,40 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..partitions.partition import Partition
+from ..partitions.partition_set import PartitionSet
+from ..store.clock import Clock
+from ..store.config import StoreConfig
+from ..store.env.environment import Environment
 from ..store.env.transaction import Transaction
+from ..store.log.ledger import RunLimits
 from ..store.log.managed_ledger import ManagedLedger
 from ..store.position import MessageId
-from .withdrawal import Outcome, Withdrawals, _Log
+from .firing.firing import Firing
+from .pending_entries import PendingEntries
 
-NOBODY = MessageId(0, 0)
+NOTHING = MessageId(0, 0)
 """What a conditional entry replaces that replaces nothing: no ledger has this id."""
 
 Record = Callable[[Transaction, MessageId | None], bool]
 """A unit of work that changes the caller's record, given the new message's id; False: nothing is to happen."""
 
 
-class Succession(Withdrawals):
+class Succession:
     """Lets messages follow one another. Thread-safe."""
+
+    def __init__(
+        self,
+        main: Environment,
+        partitions: PartitionSet,
+        firing: Firing,
+        clock: Clock,
+        config: StoreConfig,
+        limits: RunLimits,
+    ) -> None:
+        self._main = main
+        self._gate = firing.gate
+        self._clock = clock
+        self._entries = PendingEntries(main, partitions, firing, config, limits)
 
     def succeed(
         self, log: ManagedLedger, old: MessageId | None, due_ms: int | None, body: bytes, record: Record
@@ -33,34 +52,27 @@ class Succession(Withdrawals):
         old None: nothing is cancelled. due_ms None: nothing is scheduled. False, with nothing done: `due_ms` has
         passed meanwhile, or `record` said so. Raises StoreFull, StoreFailed; then nothing is done either.
         """
-        with self._firing.gate.reading():
+        olds = [] if old is None else [old]
+        dues = [] if due_ms is None else [due_ms]
+        bodies = {} if due_ms is None else {0: body}
+        with self._gate.reading():
             now_ms = self._clock.now_ms()
             if due_ms is not None and due_ms <= now_ms:
                 return False
-            logs: list[_Log] = []
-            outcomes: list[Outcome] = []
-            if old is not None:
-                logs, outcomes = self._locate(log, [old])
-            leased: list[Partition] = []
-            try:
-                new = []
-                if due_ms is not None:
-                    bodies = {0: body}
-                    new = self._append_conditional(log.topic_id, [old or NOBODY], [due_ms], bodies, now_ms, leased)
+            with (
+                self._entries.located(log, olds) as (logs, outcomes),
+                self._entries.appended(log.topic_id, olds or [NOTHING], dues, bodies, now_ms) as new,
+            ):
                 new_id = MessageId(new[0].ledger_id, new[0].first_entry) if new else None
-                self._sync(logs)
+                self._entries.sync(logs)
 
                 def work(transaction: Transaction) -> bool:
                     goes = record(transaction, new_id)
                     if goes:
                         for found in logs:
-                            self._cancel_in(transaction, log.topic_id, found, outcomes)
+                            self._entries.cancel(transaction, log.topic_id, found, outcomes)
                     for appended in new:
-                        self._admit_in(transaction, log.topic_id, appended, {0} if goes else set(), {})
+                        self._entries.admit(transaction, log.topic_id, appended, {0} if goes else set())
                     return goes
 
                 return self._main.write(work)
-            finally:
-                self._give_back(logs)
-                for partition in leased:
-                    self._partitions.release(partition)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
 from duelog import ManualClock, Message, MessageId, Outcome, StoreConfig
 from duelog.errors import InvalidArgument, InvalidMessage, StoreFull, UnknownTopic
+from duelog.markers.pending_entries import PendingEntries
 from duelog.store.errors import DuelogError
 from duelog.store.files.failpoints import arm, disarm
 from tests.conftest import OpenStore
@@ -206,15 +209,15 @@ def test_a_cancelled_message_is_never_called_fired_while_its_partition_is_delete
         assert store.tick().closed == 1
     before = topic.cancel_batch([message_id])
     assert before == [Outcome.ALREADY_CANCELLED]
-    withdrawals = engine.withdrawals
-    locate = withdrawals._locate
+    located = PendingEntries.located
 
-    def then_delete(*arguments: Any) -> Any:
-        found = locate(*arguments)
-        assert not engine.maintenance._delete_one(partition)  # recorded; somebody holds a lease
-        return found
+    @contextmanager
+    def then_delete(*arguments: Any) -> Iterator[Any]:
+        with located(*arguments) as found:
+            assert not engine.maintenance._delete_one(partition)  # recorded; a lease is held
+            yield found
 
-    monkeypatch.setattr(withdrawals, "_locate", then_delete)
+    monkeypatch.setattr(PendingEntries, "located", then_delete)
     if asks == "cancel":
         assert topic.cancel_batch([message_id]) == [Outcome.UNKNOWN]
     else:

@@ -8,7 +8,7 @@ import pytest
 
 from duelog import MessageId, Outcome, StoreConfig, Topic
 from duelog.markers.firing.log_entries import LogEntries
-from duelog.markers.withdrawal import Withdrawals
+from duelog.markers.pending_entries import PendingEntries
 from duelog.store.codec.run import Int64s, UInt32s
 from duelog.store.env.reader_gate import ReaderGate
 from duelog.store.errors import BrokenInvariant
@@ -87,8 +87,8 @@ def test_one_admitted_behind_the_frontier_outlives_a_restart(
     topic = store.topic("t")
     moved = gone_ahead(topic, clock)
     if saved == "before it was admitted":
-        saving = lambda withdrawals, logs: store._engine.firing.save_all(clock.now_ms())  # noqa: E731
-        monkeypatch.setattr(Withdrawals, "_sync", saving)
+        saving = lambda entries, logs: store._engine.firing.save_all(clock.now_ms())  # noqa: E731
+        monkeypatch.setattr(PendingEntries, "sync", saving)
     new = topic.reschedule(moved, deliver_at=AHEAD_MS - 1)
     assert new is not None
     store.close()
@@ -147,13 +147,13 @@ def test_admitting_below_t_is_refused(
     moved = gone_ahead(topic, clock)
     topic.send(b"b", deliver_at=AHEAD_MS + 1)
 
-    def fire_in_between(withdrawals: Withdrawals, logs: object) -> None:
+    def fire_in_between(entries: PendingEntries, logs: object) -> None:
         gate, store._engine.firing.gate = store._engine.firing.gate, ReaderGate()
         clock.advance(4)
         assert store._engine.firing.fire(clock.now_ms()) == 1
         store._engine.firing.gate = gate
 
-    monkeypatch.setattr(Withdrawals, "_sync", fire_in_between)
+    monkeypatch.setattr(PendingEntries, "sync", fire_in_between)
     with pytest.raises(BrokenInvariant, match="admitted behind the frontier"):
         topic.reschedule(moved, deliver_at=AHEAD_MS)
     monkeypatch.undo()

@@ -16,7 +16,7 @@ import pytest
 from duelog import DelayedStore, ManualClock, StoreConfig, Subscription
 from duelog.background.timetable import Timetable
 from duelog.errors import InvalidArgument, StoreFull
-from duelog.markers.succession import Succession
+from duelog.markers.pending_entries import PendingEntries
 from tests.conftest import START_MS, OpenStore
 
 HOUR_MS = 3_600_000
@@ -205,7 +205,7 @@ def test_a_failure_between_entry_and_record_neither_loses_nor_doubles(
         raise StoreFull(store.path, "made up")
 
     clock.advance(HOUR_MS)
-    monkeypatch.setattr(Succession, "_admit_in", full)
+    monkeypatch.setattr(PendingEntries, "admit", full)
     for _ in range(2):
         with pytest.raises(StoreFull):
             store.tick()

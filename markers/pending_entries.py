@@ -1,0 +1,283 @@
+"""Entries of partition logs that may still fire: found by id, cancelled, appended conditionally, and admitted.
+
+The steps that cancelling, rescheduling and recurring messages are made of (withdrawal.py, succession.py).
+
+REQUIRES of the caller: the gate that firing is alone in, held for reading from the first step of a request to the end
+of its main transaction; so nothing is on its way into the main log meanwhile, and the frontiers in that transaction
+say what has fired. The delay indexes hear from the commit itself what it cancelled and admitted.
+
+A conditional entry never fires unless it is admitted. It is on disk before the transaction that admits it. T of the
+frontier is not above it then: one that firing has gone ahead of (C) is late, as one that was appended would be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from enum import Enum
+from typing import NamedTuple
+
+import lmdb
+import numpy as np
+from pyroaring import BitMap
+
+from ..partitions import cancellations
+from ..partitions.due_column import dues_of
+from ..partitions.partition import Partition
+from ..partitions.partition_set import PartitionSet
+from ..partitions.timespan import partition_start
+from ..store.codec import format as fmt
+from ..store.codec.format import PartitionRecord, PartitionState, Table
+from ..store.codec.frontier import FrontierRecord
+from ..store.codec.run import Int64s, RunKind, UInt32s
+from ..store.config import StoreConfig
+from ..store.env.environment import Environment
+from ..store.env.transaction import Transaction
+from ..store.errors import BrokenInvariant, CorruptEntry
+from ..store.log.ledger import Replaced, RunLimits
+from ..store.log.managed_ledger import ManagedLedger
+from ..store.log.scan import find_run
+from ..store.position import MessageId
+from .firing.firing import Firing
+from .lookup import find_partition
+
+
+class Outcome(Enum):
+    """What became of a request to take a message back."""
+
+    CANCELLED = "cancelled"
+    ALREADY_CANCELLED = "already cancelled"
+    FIRED = "fired"
+    UNKNOWN = "unknown"
+
+
+class FoundEntries(NamedTuple):
+    """Entries of one partition log that a request names, and the rows of the request that do."""
+
+    partition: Partition
+    ledger_id: int
+    rows: list[int]
+    entries: UInt32s
+    dues: Int64s
+
+
+class NewEntries(NamedTuple):
+    """Conditional entries appended to one partition log for rows of a request; consecutive ids from the first on."""
+
+    partition: Partition
+    ledger_id: int
+    first_entry: int
+    rows: list[int]
+    dues: Int64s
+
+
+class PendingEntries:
+    """The entries of a store's partition logs, as far as they may still fire. Thread-safe."""
+
+    def __init__(
+        self, main: Environment, partitions: PartitionSet, firing: Firing, config: StoreConfig, limits: RunLimits
+    ) -> None:
+        self._main = main
+        self._partitions = partitions
+        self._firing = firing
+        self._span_ms = config.partition_ms
+        self._limits = limits
+
+    @contextmanager
+    def located(
+        self, log: ManagedLedger, ids: Sequence[MessageId]
+    ) -> Iterator[tuple[list[FoundEntries], list[Outcome]]]:
+        """The entries of the ids by partition, under leases; and outcomes, UNKNOWN or FIRED where there is no entry."""
+        outcomes = [Outcome.UNKNOWN] * len(ids)
+        rows_of: dict[int, list[int]] = {}
+        for row, (ledger_id, entry_id) in enumerate(ids):
+            in_main = log.entries_of(ledger_id)
+            if in_main is None:
+                rows_of.setdefault(ledger_id, []).append(row)
+            elif 0 <= entry_id < in_main:
+                outcomes[row] = Outcome.FIRED
+        found: list[FoundEntries] = []
+        with ExitStack() as leases:
+            for ledger_id, rows in rows_of.items():
+                partition = find_partition(self._partitions, log.topic_id, ledger_id)
+                if partition is not None:
+                    leases.enter_context(self._partitions.lease(partition))
+                    found.append(self._existing(partition, log.topic_id, ledger_id, rows, ids))
+            yield found, outcomes
+
+    def _existing(
+        self, partition: Partition, topic_id: int, ledger_id: int, rows: list[int], ids: Sequence[MessageId]
+    ) -> FoundEntries:
+        partition_log = partition.log(topic_id)
+        tail = 0 if partition_log is None else partition_log.ledger.entries
+        rows = sorted((row for row in rows if 0 <= ids[row].entry_id < tail), key=lambda row: ids[row].entry_id)
+        entries = np.array([ids[row].entry_id for row in rows], dtype=np.uint32)
+        dues = dues_of(partition.environment, ledger_id, entries)
+        held = self._held(partition, ledger_id, entries)
+        kept = [at for at in range(len(rows)) if dues[at] >= 0 and int(entries[at]) not in held]
+        return FoundEntries(partition, ledger_id, [rows[at] for at in kept], entries[kept], dues[kept])
+
+    def _held(self, partition: Partition, ledger_id: int, entries: UInt32s) -> BitMap:
+        """Those of `entries` that are conditional and not admitted."""
+        held = BitMap()
+        with self._main.read() as main:
+            admitted = cancellations.members(main, Table.ADMITTED, ledger_id)
+        with partition.environment.read() as raw:
+            cursor = raw.cursor()
+            for entry_id in entries.tolist():
+                if entry_id in admitted:
+                    continue
+                try:
+                    run = find_run(cursor, partition.name, ledger_id, entry_id)
+                except CorruptEntry:
+                    continue
+                if run is not None and run.conditional:
+                    held.add(entry_id)
+        return held
+
+    def bodies_of(self, found: FoundEntries) -> dict[int, bytes]:
+        bodies = {}
+        with found.partition.environment.read() as raw:
+            cursor = raw.cursor()
+            for row, entry_id in zip(found.rows, found.entries.tolist(), strict=True):
+                run = find_run(cursor, found.partition.name, found.ledger_id, entry_id)
+                if run is not None and run.kind == RunKind.MESSAGES:
+                    body = run.body(entry_id - run.first_entry)
+                    if body is not None:
+                        bodies[row] = body
+        return bodies
+
+    def states(self, topic_id: int, logs: list[FoundEntries], outcomes: list[Outcome]) -> list[Outcome | None]:
+        """What `cancel` would make of `outcomes`, None for an entry that it would cancel. Changes nothing."""
+        states: list[Outcome | None] = list(outcomes)
+        with self._main.read() as raw:
+            for found in logs:
+                if _gone(found, _fields(raw, fmt.partition_key(found.partition.start_ms))):
+                    continue
+                fired = _fired(found, _fields(raw, fmt.frontier_key(topic_id, found.partition.start_ms)))
+                cancelled = cancellations.members(raw, Table.CANCELLED, found.ledger_id)
+                for row, entry_id, has_fired in zip(found.rows, found.entries.tolist(), fired, strict=True):
+                    if entry_id in cancelled:
+                        states[row] = Outcome.ALREADY_CANCELLED
+                    else:
+                        states[row] = Outcome.FIRED if has_fired else None
+        return states
+
+    def sync(self, logs: list[FoundEntries]) -> None:
+        """See that entries are on disk before their cancellation: others that get their ids would be cancelled too."""
+        for found in logs:
+            found.partition.environment.sync()
+
+    # -- inside the transaction ----------------------------------------------------------------------
+
+    def cancel(self, transaction: Transaction, topic_id: int, found: FoundEntries, outcomes: list[Outcome]) -> None:
+        """Cancel what has not fired, and say so in `outcomes`; the index hears of it from the commit."""
+        if _gone(found, transaction.get(fmt.partition_key(found.partition.start_ms))):
+            for row in found.rows:
+                outcomes[row] = Outcome.UNKNOWN
+            return
+        fields = transaction.get(fmt.frontier_key(topic_id, found.partition.start_ms))
+        fired = _fired(found, fields)
+        wanted = BitMap(found.entries[~fired].tolist())
+        fresh = cancellations.add(transaction, Table.CANCELLED, found.ledger_id, wanted)
+        known = BitMap(found.entries[fired].tolist())
+        if known:
+            known &= cancellations.members(transaction.raw, Table.CANCELLED, found.ledger_id)
+        unused = fresh.copy()
+        for row, entry_id, has_fired in zip(found.rows, found.entries.tolist(), fired.tolist(), strict=True):
+            if has_fired:
+                outcomes[row] = Outcome.ALREADY_CANCELLED if entry_id in known else Outcome.FIRED
+            elif entry_id in unused:
+                outcomes[row] = Outcome.CANCELLED
+                unused.remove(entry_id)  # the same id again in one request is cancelled already
+            else:
+                outcomes[row] = Outcome.ALREADY_CANCELLED
+        transaction.after_commit(lambda: self._withdraw(topic_id, found, fresh))
+
+    def admit(self, transaction: Transaction, topic_id: int, new: NewEntries, taken: set[int]) -> dict[int, MessageId]:
+        """Let the entries of the rows `taken` fire, and no others; their ids by row."""
+        start_ms = new.partition.start_ms
+        fields = transaction.get(fmt.frontier_key(topic_id, start_ms))
+        # Invariant: nothing fired since they were appended. Below T the record would say that they have.
+        if fields is not None and new.first_entry < FrontierRecord.unpack(fields).seen:
+            raise BrokenInvariant(f"entry {new.first_entry} of ledger {new.ledger_id} is admitted behind the frontier")
+        entry_ids = {row: new.first_entry + offset for offset, row in enumerate(new.rows)}
+        admitted = BitMap([entry_id for row, entry_id in entry_ids.items() if row in taken])
+        refused = BitMap(entry_ids.values()) - admitted
+        cancellations.add(transaction, Table.ADMITTED, new.ledger_id, admitted)
+        cancellations.add(transaction, Table.CANCELLED, new.ledger_id, refused)
+        if admitted:
+            ids = np.array(admitted, dtype=np.uint32)
+            dues = new.dues[ids - np.uint32(new.first_entry)]
+            transaction.after_commit(lambda: self._firing.admit(start_ms, topic_id, ids, dues))
+        return {row: MessageId(new.ledger_id, entry_id) for row, entry_id in entry_ids.items() if row in taken}
+
+    def _withdraw(self, topic_id: int, found: FoundEntries, cancelled: BitMap) -> None:
+        rows = np.array([entry_id in cancelled for entry_id in found.entries.tolist()], dtype=np.bool_)
+        self._firing.withdraw(found.partition.start_ms, topic_id, found.entries[rows], found.dues[rows])
+
+    # -- appending -----------------------------------------------------------------------------------
+
+    @contextmanager
+    def appended(
+        self, topic_id: int, ids: Sequence[MessageId], dues: Sequence[int], bodies: dict[int, bytes], now_ms: int
+    ) -> Iterator[list[NewEntries]]:
+        """Append the messages whose new time has not come as conditional entries, on disk and under leases.
+
+        `bodies` by row; a row's message replaces the one with the id in that row.
+        """
+        by_start: dict[int, list[int]] = {}
+        for row in bodies:
+            if dues[row] > now_ms:
+                by_start.setdefault(partition_start(dues[row], self._span_ms), []).append(row)
+        new: list[NewEntries] = []
+        with ExitStack() as leases:
+            for start_ms, rows in sorted(by_start.items()):
+                with self._partitions.append_lease(start_ms, now_ms) as partition:
+                    if partition is None:
+                        raise BrokenInvariant(f"partition {start_ms} is closed before its end, now {now_ms}")
+                    new.append(self._append(partition, topic_id, rows, ids, dues, bodies))
+                    leases.enter_context(self._partitions.lease(partition))
+            yield new
+
+    def _append(
+        self,
+        partition: Partition,
+        topic_id: int,
+        rows: list[int],
+        ids: Sequence[MessageId],
+        dues: Sequence[int],
+        bodies: dict[int, bytes],
+    ) -> NewEntries:
+        replaced = Replaced(
+            np.array([ids[row].ledger_id for row in rows], dtype=np.uint64),
+            np.array([ids[row].entry_id for row in rows], dtype=np.uint32),
+        )
+        new_dues: Int64s = np.array([dues[row] for row in rows], dtype=np.int64)
+        row_bodies = [bodies[row] for row in rows]
+        new_ledger = self._partitions.new_ledger
+        ledger_id, first = partition.append(topic_id, new_dues, row_bodies, self._limits, new_ledger, replaced)
+        partition.environment.sync()
+        return NewEntries(partition, ledger_id, first, rows, new_dues)
+
+
+def _fields(raw: lmdb.Transaction, key: bytes) -> bytes | None:
+    value = raw.get(key)
+    return None if value is None else fmt.unseal(key, value)
+
+
+def _gone(found: FoundEntries, fields: bytes | None) -> bool:
+    """Whether the partition's deletion is recorded: what was cancelled in it is not known any more.
+
+    The lease keeps the directory, not the record.
+    """
+    return fields is None or PartitionRecord.unpack(fields).state is PartitionState.DELETING
+
+
+def _fired(found: FoundEntries, fields: bytes | None) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    """Which entries of a log the recorded frontier has passed."""
+    if found.partition.state is not PartitionState.OPEN:
+        return np.ones(len(found.entries), dtype=np.bool_)
+    if fields is None:
+        return np.zeros(len(found.entries), dtype=np.bool_)
+    return FrontierRecord.unpack(fields).has_fired(found.entries, found.dues)
