@@ -52,7 +52,7 @@ class LogClaims(NamedTuple):
     marked: BitMap
     acknowledged: BitMap
     subscriptions: int
-    set_aside: BitMap
+    quarantined: BitMap
     relied_on: Mapping[int, BitMap]
     complete: bool
 
@@ -109,8 +109,8 @@ def needed(claims: LogClaims, tail: int, conditional: BitMap | None) -> BitMap:
     so that what has no marker will never get one.
     """
     if claims.topic is None or claims.frontier.released:
-        return claims.set_aside & _all(tail)
-    needs = (claims.marked - claims.acknowledged) | claims.set_aside
+        return claims.quarantined & _all(tail)
+    needs = (claims.marked - claims.acknowledged) | claims.quarantined
     never = claims.cancelled.copy()
     if conditional is not None:
         never |= conditional - claims.admitted
@@ -153,7 +153,7 @@ def _claims(
         marked,
         marked - open_,
         log.subscriptions,
-        _set_aside(raw, ledger_id),
+        _quarantined(raw, ledger_id),
         relied_on,
         log.complete,
     )
@@ -225,8 +225,8 @@ def acknowledged_by_all(
     return BitMap() if found is None else found & _all(tail)
 
 
-def _set_aside(raw: lmdb.Transaction, ledger_id: int) -> BitMap:
-    first, limit = fmt.set_aside_key(ledger_id, 0), fmt.set_aside_key(ledger_id + 1, 0)
+def _quarantined(raw: lmdb.Transaction, ledger_id: int) -> BitMap:
+    first, limit = fmt.quarantine_key(ledger_id, 0), fmt.quarantine_key(ledger_id + 1, 0)
     return BitMap(fmt.trailing_u32(key) for key, _ in catalog.rows(raw, fmt.prefix(Table.SET_ASIDE), first, limit))
 
 

@@ -29,7 +29,7 @@ def deletable(main: Environment) -> list[int]:
         return [
             start_ms
             for start_ms, record in catalog.partitions(raw)
-            if record.state is PartitionState.CLOSED and record.holders == 0
+            if record.state is PartitionState.CLOSED and record.references == 0
         ]
 
 
@@ -52,13 +52,13 @@ def delete_partition(path: Path, main: Environment, partitions: PartitionSet, pa
         key = fmt.partition_key(partition.start_ms)
         fields = transaction.get(key)
         record = None if fields is None else PartitionRecord.unpack(fields)
-        if record is None or record.state is not PartitionState.CLOSED or record.holders:
+        if record is None or record.state is not PartitionState.CLOSED or record.references:
             return False
         for topic_id, ledger_id in logs:
             frontier = transaction.get(fmt.frontier_key(topic_id, partition.start_ms))
             if frontier is not None and not FrontierRecord.unpack(frontier).released:
                 return False
-            if _has_set_aside(transaction, ledger_id):
+            if _has_quarantined(transaction, ledger_id):
                 return False
         transaction.put(key, record._replace(state=PartitionState.DELETING).pack())
         transaction.after_commit(recorded)
@@ -83,10 +83,10 @@ def finish_deletion(path: Path, main: Environment, partitions: PartitionSet, par
     return True
 
 
-def _has_set_aside(transaction: Transaction, ledger_id: int) -> bool:
+def _has_quarantined(transaction: Transaction, ledger_id: int) -> bool:
     cursor = transaction.raw.cursor()
-    found = cursor.set_range(fmt.set_aside_key(ledger_id, 0))
-    return bool(found) and bytes(cursor.key()) < fmt.set_aside_key(ledger_id + 1, 0)
+    found = cursor.set_range(fmt.quarantine_key(ledger_id, 0))
+    return bool(found) and bytes(cursor.key()) < fmt.quarantine_key(ledger_id + 1, 0)
 
 
 def remove_recorded(path: Path, main: Environment, start_ms: int, generation: int) -> None:

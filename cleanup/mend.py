@@ -24,7 +24,7 @@ _RUNS_AT_ONCE = 512
 _FILLED_AT_ONCE = 50_000
 
 
-class GivenUp(NamedTuple):
+class Discarded(NamedTuple):
     """Something that could not be read: `entry_id` None for a record of the catalog, `raw` as far as it is there."""
 
     environment: str
@@ -49,7 +49,7 @@ def mend_ledger(
     least_entries: int,
     base_ms: int,
     dues: Mapping[int, int],
-    give_up: Callable[[GivenUp], object],
+    discard: Callable[[Discarded], object],
 ) -> Mended:
     """Make the entries [0, tail) of a ledger dense and readable; tail is at least `least_entries`.
 
@@ -74,7 +74,7 @@ def mend_ledger(
                     raise CorruptEntry(environment.name, ledger_id, first, f"entries up to {expected - 1} come before")
             except CorruptEntry as error:
                 value = bytes(cursor.value())
-                give_up(GivenUp(environment.name, ledger_id, first, error.reason, value))
+                discard(Discarded(environment.name, ledger_id, first, error.reason, value))
                 changes.append((key, None))
                 if cursor.next() and is_run_of(cursor.key(), ledger_id):
                     continue
@@ -82,13 +82,13 @@ def mend_ledger(
                 break
             holes.add_range(expected, first)
             expected = run.limit
-            if run.kind == RunKind.MESSAGES and (damaged := _damaged_bodies(run, give_up)):
+            if run.kind == RunKind.MESSAGES and (damaged := _damaged_bodies(run, discard)):
                 bodies |= damaged
                 changes.append((key, _without(run, key, damaged)))
             more = cursor.next()
     holes.add_range(expected, max(expected, least))
     for first, limit in _ranges(holes):
-        give_up(GivenUp(environment.name, ledger_id, first, f"entries {first} to {limit - 1} are gone", b""))
+        discard(Discarded(environment.name, ledger_id, first, f"entries {first} to {limit - 1} are gone", b""))
         for start in range(first, limit, _FILLED_AT_ONCE):
             count = min(_FILLED_AT_ONCE, limit - start)
             filled = np.fromiter((dues.get(start + at, base_ms) for at in range(count)), np.int64, count)
@@ -128,7 +128,7 @@ def _apply(transaction: Transaction, changes: list[tuple[bytes, bytes | None]]) 
             transaction.raw.put(key, value)
 
 
-def _damaged_bodies(run: Run, give_up: Callable[[GivenUp], object]) -> BitMap:
+def _damaged_bodies(run: Run, discard: Callable[[Discarded], object]) -> BitMap:
     damaged = BitMap()
     for entry_id, body in run.bodies():
         reason = body.reason if isinstance(body, CorruptEntry) else None
@@ -139,7 +139,7 @@ def _damaged_bodies(run: Run, give_up: Callable[[GivenUp], object]) -> BitMap:
                 reason = str(error)
         if reason is not None:
             raw = run.raw_body(entry_id - run.first_entry)
-            give_up(GivenUp(run.environment, run.ledger_id, entry_id, reason, raw))
+            discard(Discarded(run.environment, run.ledger_id, entry_id, reason, raw))
             damaged.add(entry_id)
     return damaged
 
@@ -150,7 +150,7 @@ def _without(run: Run, key: bytes, damaged: BitMap) -> bytes:
     if run.conditional:
         ledgers, entries = run.replaced()
         replaced = (ledgers.copy(), entries.copy())
-    return bytes(pack_messages(key, run.base_ms, run.dues(), bodies, replaced, ahead=run.ahead))  # type: ignore[arg-type]
+    return bytes(pack_messages(key, run.base_ms, run.dues(), bodies, replaced, early=run.early))  # type: ignore[arg-type]
 
 
 def _ranges(entries: BitMap) -> list[tuple[int, int]]:

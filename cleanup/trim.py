@@ -72,7 +72,7 @@ def roll_ledgers(main: Environment, logs: Sequence[ManagedLedger], now_ms: int) 
         main.write(work)
 
 
-def give_up_ledgers(main: Environment, firsts: Sequence[tuple[ManagedLedger, int]]) -> list[int]:
+def trim_ledgers(main: Environment, firsts: Sequence[tuple[ManagedLedger, int]]) -> list[int]:
     """Give up the closed ledgers of each log before the ledger with it, and release what they held, in one commit.
 
     Returns the starts of the partitions that no topic holds any more. The runs are still to be removed
@@ -82,7 +82,7 @@ def give_up_ledgers(main: Environment, firsts: Sequence[tuple[ManagedLedger, int
     def work(transaction: Transaction) -> list[int]:
         freed = []
         for log, first in firsts:
-            log.give_up(transaction, first)
+            log.trim(transaction, first)
             freed += release_before(transaction, log.topic_id, first)
         return freed
 
@@ -106,8 +106,8 @@ def release_before(transaction: Transaction, topic_id: int, first: int | None) -
         if partition is None or partition.state is not PartitionState.CLOSED:
             continue  # it is released when it closes
         transaction.put(fmt.frontier_key(topic_id, start_ms), record._replace(released=1).pack())
-        transaction.put(key, partition._replace(holders=partition.holders - 1).pack())
-        if partition.holders == 1:
+        transaction.put(key, partition._replace(references=partition.references - 1).pack())
+        if partition.references == 1:
             freed.append(start_ms)
     return freed
 

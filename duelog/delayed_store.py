@@ -245,7 +245,7 @@ class DelayedStore:
                 engine.main,
                 engine.partitions,
                 engine.firing.suspensions,
-                engine.set_aside,
+                engine.quarantine,
                 read_only=engine.read_only,
                 deep=deep,
             )

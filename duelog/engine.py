@@ -10,7 +10,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from threading import Lock
 
-from duelog.background.quarantine import SetAside
+from duelog.background.quarantine import Quarantine
 from duelog.cleanup.sweep import Swept, sweep
 from duelog.cleanup.trim import release_before, remove_ledgers
 from duelog.markers.firing.firing import Firing
@@ -42,7 +42,7 @@ from duelog.store.log import catalog
 from duelog.store.policy import policy_records
 from duelog.store.policy.policy_records import Scope
 from duelog.store.position import Position
-from duelog.store.wal.journal import Journal
+from duelog.store.wal.wal_file import WalFile
 
 from .background.adopting import Adopting
 from .background.following import Following
@@ -54,10 +54,10 @@ from .delivery.read_ahead import ReadAheadBudget
 from .metrics import StoreMetrics, instruments
 from .opening import StoreLock, create, open_main, read_identity, refuse_foreign, refuse_lost_entries
 from .sending.delay_policies import DelayPolicies
-from .sending.intake import Intake
 from .sending.outbox import Outbox
-from .sending.replay import replay_journal
 from .sending.sender import Sender
+from .sending.wal_replay import replay_wal
+from .sending.wal_writer import WalWriter
 from .sending.worker_pool import WorkerPool
 from .shutdown import Shutdown, steps
 from .topics.ack_flusher import AckFlusher
@@ -123,18 +123,18 @@ class Engine:
         self.topics = Topics(self.main, config, read_only=read_only)
         limits = self.topics.run_limits
         pool = WorkerPool(_THREADS, "duelog-send")
-        self.intake: Intake | None = None
+        self.wal_writer: WalWriter | None = None
         if not read_only:
-            replay_journal(path, self.main, self.partitions, limits, self.store_id, self._open_journal)
+            replay_wal(path, self.main, self.partitions, limits, self.store_id, self._open_wal)
             if config.journal_from and config.durability == "commit":
-                self.intake = Intake(
+                self.wal_writer = WalWriter(
                     self.main,
                     self.partitions,
                     limits,
                     pool,
                     config.journal_from,
                     self.clock,
-                    self._open_journal,
+                    self._open_wal,
                     self.wake,
                 )
         if not read_only:
@@ -143,8 +143,8 @@ class Engine:
         if self._records_defaults:
             self.policies.record(config)
         self.policies.warn_of(config)
-        self.set_aside = SetAside(self.main)
-        self.sender = Sender(self.main, self.partitions, config, limits, pool, self.intake, self.policies)
+        self.quarantine = Quarantine(self.main)
+        self.sender = Sender(self.main, self.partitions, config, limits, pool, self.wal_writer, self.policies)
         self.read_ahead = ReadAheadBudget()
         self.outbox = Outbox(config.max_in_flight_bytes)
         self.flusher = AckFlusher(self.main, config.ack_flush_ms)
@@ -154,7 +154,7 @@ class Engine:
             self.partitions,
             config,
             main_log=self.topics.main_log,
-            set_aside=self.note_unreadable,
+            quarantine=self.note_unreadable,
             wake=self.wake,
         )
         self.firing.reached = self.clock.raise_to
@@ -168,7 +168,7 @@ class Engine:
             self.topics,
             self.firing,
             self.flusher,
-            self.set_aside,
+            self.quarantine,
             self.clock,
             config,
             self.policies,
@@ -177,7 +177,7 @@ class Engine:
         self.recurring = Recurring(self.main, self.topics, succession, self.clock, config.max_message_bytes, self.wake)
         if not read_only:
             self.maintenance.recurring = self.recurring
-            self.maintenance.intake = self.intake
+            self.maintenance.wal_writer = self.wal_writer
             self.maintenance.adopting = Adopting(
                 path, self.main, self.partitions, self.topics, identity.store_id, self.clock
             )
@@ -199,8 +199,8 @@ class Engine:
             self.maintenance.wake = self.scheduler.wake
             self.scheduler.start()
 
-    def _open_journal(self) -> Journal:
-        return Journal(self.path, self.store_id, self.config.journal_bytes)
+    def _open_wal(self) -> WalFile:
+        return WalFile(self.path, self.store_id, self.config.journal_bytes)
 
     # -- for the faces -----------------------------------------------------------------------------
 
@@ -237,7 +237,7 @@ class Engine:
 
     def note_unreadable(self, error: CorruptEntry) -> None:
         """Set an entry aside that cannot be read."""
-        if self.set_aside.add(error) and self.metrics is not None:
+        if self.quarantine.add(error) and self.metrics is not None:
             self.metrics.corrupt()
 
     def reader(self, topic: TopicState, subscription: SubscriptionState) -> DueReader:
@@ -249,7 +249,7 @@ class Engine:
             topic=str(topic.name),
             subscription=subscription.name,
             span_ms=self.config.partition_ms,
-            set_aside=self.note_unreadable,
+            quarantine=self.note_unreadable,
             gone=subscription.gone.extend,
         )
 

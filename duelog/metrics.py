@@ -182,8 +182,8 @@ class StoreMetrics:
         for partition in engine.partitions:
             if partition.is_open:
                 self._observe_commits(partition.environment, "partition")
-        if engine.intake is not None:
-            engine.intake.observe = self._journal_written()
+        if engine.wal_writer is not None:
+            engine.wal_writer.observe = self._wal_written()
         shared.stores.add(self)
 
     def close(self) -> None:
@@ -257,7 +257,7 @@ class StoreMetrics:
     def _partition_opened(self, _: Partition, environment: Environment) -> None:
         self._observe_commits(environment, "partition")
 
-    def _journal_written(self) -> Callable[[int, int], None]:
+    def _wal_written(self) -> Callable[[int, int], None]:
         attributes = {**self._store, "duelog.environment": "journal"}
         durations, sharing, sizes = (
             self._shared.histograms[name] for name in (COMMIT_DURATION, COMMIT_REQUESTS, COMMIT_ENTRIES)

@@ -167,17 +167,17 @@ def refuse_lost_entries(main: Environment, partitions: PartitionSet) -> None:
     It happens after a power cut with durability "none". Going on would give their ids out again. Raises DamagedStore.
     """
     with main.read() as raw:
-        begun = [row for row in catalog.frontiers(raw) if row[2].seen]
+        begun = [row for row in catalog.frontiers(raw) if row[2].absorbed_end]
     for topic_id, start_ms, record in begun:
         partition = partitions.get(start_ms)
         if partition is None or partition.state is not PartitionState.OPEN:
             continue
         with partitions.lease(partition), partition.environment.read() as raw:
             tail = find_tail(raw, partition.name, record.ledger_id)
-        if tail < record.seen:
+        if tail < record.absorbed_end:
             raise DamagedStore(
                 partition.path,
-                f"ledger {record.ledger_id} of topic {topic_id} ends at entry {tail}, {record.seen} were there "
+                f"ledger {record.ledger_id} of topic {topic_id} ends at entry {tail}, {record.absorbed_end} were there "
                 "when it last fired: entries were lost",
             )
 

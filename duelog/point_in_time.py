@@ -26,7 +26,7 @@ from duelog.store.env.held_read import HeldRead
 from duelog.store.errors import CorruptEntry, DamagedStore, DuelogError, StoreBusy
 from duelog.store.log import catalog
 from duelog.store.log.ledger import last_run
-from duelog.store.wal.journal import JournalFollower, JournalRecord, read_journal
+from duelog.store.wal.wal_file import WalFollower, WalRecord, read_wal
 
 from .engine import Engine
 
@@ -55,7 +55,7 @@ class PointInTime:
         """
         self._engine = engine
         self._partitions = engine.partitions
-        self._journal = JournalFollower(engine.path, engine.store_id)
+        self._wal = WalFollower(engine.path, engine.store_id)
         self._held: dict[_Generation, HeldPartition] = {}
         self._left: set[_Generation] | None = None
         """What there is to be copied; None: not known yet."""
@@ -64,9 +64,9 @@ class PointInTime:
         self._observer = self._partitions.opened
         self.taken_ms = 0
         """The store's time at the instant."""
-        self.journal: list[JournalRecord] = []
+        self.wal: list[WalRecord] = []
         """What the journal held at the instant, if some partition that was given lacks some of it."""
-        read_journal(engine.path, engine.store_id)  # one that is damaged would end where the damage is
+        read_wal(engine.path, engine.store_id)  # one that is damaged would end where the damage is
         self.main = engine.main.hold()
         try:
             self._hold_each(self._partitions.watch(self._opened))
@@ -89,10 +89,10 @@ class PointInTime:
         for held in list(self._held.values()):
             if held.read.moved():
                 held.read.renew()
-        self._journal.follow()
+        self._wal.follow()
         self.taken_ms = self._engine.clock.now_ms()
         self.main.renew()
-        if self._journal.follow() or any(held.read.moved() for held in list(self._held.values())):
+        if self._wal.follow() or any(held.read.moved() for held in list(self._held.values())):
             return False
         found = [row for row in catalog.partitions(self.main.raw) if row[1].state is not PartitionState.DELETING]
         left = {(start_ms, partition_path(Path(), start_ms, record.generation).name) for start_ms, record in found}
@@ -161,7 +161,7 @@ class PointInTime:
                 generation = min(self._left)
                 self._open(generation)
             held = self._held[generation]
-            self._look_into_journal(held)
+            self._look_into_wal(held)
             yield held
             self._left.discard(generation)
             self._let_go(generation)
@@ -176,11 +176,11 @@ class PointInTime:
             if generation not in self._held:
                 raise self._unheld or DamagedStore(partition.path, f"is not generation {name}")
 
-    def _look_into_journal(self, held: HeldPartition) -> None:
-        if self.journal:
+    def _look_into_wal(self, held: HeldPartition) -> None:
+        if self.wal:
             return
         limits: dict[int, int | None] = {}
-        for record in self._journal.records:
+        for record in self._wal.records:
             if record.start_ms != held.partition.start_ms:
                 continue
             ledger_id = record.ledger_id
@@ -188,7 +188,7 @@ class PointInTime:
                 limits[ledger_id] = _limit(held, ledger_id)
             limit = limits[ledger_id]
             if limit is None or record.entry_id >= limit:
-                self.journal = self._journal.records
+                self.wal = self._wal.records
                 return
 
     def _let_go(self, generation: _Generation) -> None:

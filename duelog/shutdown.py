@@ -58,7 +58,7 @@ def steps(engine: Engine, lock: StoreLock | None) -> list[Callable[[], None]]:
         if not engine.read_only and engine.main.failed is None and here.pid == process:
             with engine.maintenance.lock:
                 engine.flusher.flush()
-                engine.set_aside.flush()
+                engine.quarantine.flush()
                 engine.firing.save_all(engine.clock.now_ms())
 
     def end() -> None:

@@ -78,7 +78,7 @@ class PartitionStats:
     topics: int
     messages: int
     pending: int
-    holders: int
+    references: int
     disk_bytes: int
 
 
@@ -97,7 +97,7 @@ class StoreStats:
     loaded_partitions: int
     pending: int
     fired: int
-    set_aside: int
+    quarantined: int
     disk_bytes: int
     index_bytes: int
     commits: int
@@ -214,7 +214,7 @@ def partition_stats(engine: Engine) -> list[PartitionStats]:
                 topics,
                 messages,
                 pending,
-                record.holders,
+                record.references,
                 size_bytes(partition.path),
             )
         )
@@ -225,9 +225,9 @@ def _open_state(start_ms: int, now_ms: int) -> str:
     return "current" if start_ms <= now_ms else "future"
 
 
-def _set_aside(engine: Engine) -> int:
+def _quarantined(engine: Engine) -> int:
     """Entries set aside: those recorded, and those met since and not recorded yet."""
-    found = {(ledger_id, entry_id) for ledger_id, entry_id, _ in engine.set_aside.items()}
+    found = {(ledger_id, entry_id) for ledger_id, entry_id, _ in engine.quarantine.items()}
     for page in catalog.pages(engine.main, fmt.prefix(fmt.Table.SET_ASIDE)):
         found |= {(fmt.leading_u64(key), fmt.trailing_u32(key)) for key, _ in page}
     return len(found)
@@ -249,7 +249,7 @@ def store_stats(engine: Engine) -> StoreStats:
         len(engine.firing.loaded_starts()),
         sum(partition.pending for partition in partitions) + inline,
         engine.firing.fired,
-        _set_aside(engine),
+        _quarantined(engine),
         size_bytes(engine.path),
         engine.firing.memory_bytes(),
         counts.commits,

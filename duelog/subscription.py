@@ -155,7 +155,7 @@ class Subscription:
             if kept_more or (batch and self._state.policies.ack_timeout_ms):
                 topic.changed()  # others have something to wait for that they did not know of
             if batch:
-                wanted = self._settle(batch)
+                wanted = self._route(batch)
                 if wanted:
                     return wanted, None
                 continue
@@ -177,7 +177,7 @@ class Subscription:
         dispatcher.ack(None, gone)
         return self._moved_ledger(before)
 
-    def _settle(self, batch: list[ReceivedMessage]) -> list[ReceivedMessage]:
+    def _route(self, batch: list[ReceivedMessage]) -> list[ReceivedMessage]:
         """What of a batch the handler is to get; the rest is for others, or dead, and is acknowledged here."""
         limit = -1 if self._topic.keeps_dead_letters else self._state.policies.max_redeliveries
         wanted, dead, foreign = [], [], []

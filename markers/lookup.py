@@ -72,7 +72,7 @@ def scheduled(
     *,
     start_ms: int,
     limit_ms: int,
-    set_aside: Callable[[CorruptEntry], object],
+    quarantine: Callable[[CorruptEntry], object],
 ) -> Iterator[ScheduledMessage]:
     """Messages due in [start_ms, limit_ms) that have not fired, in firing order, partition by partition.
 
@@ -89,7 +89,7 @@ def scheduled(
             continue
         entries, _ = _unfired(main, partition, topic_id, log.ledger_id, log.ledger.entries, start_ms, limit_ms)
         for at in range(0, len(entries), _PAGE):
-            yield from _bodies(partition, log.ledger_id, entries[at : at + _PAGE], topic, set_aside)
+            yield from _bodies(partition, log.ledger_id, entries[at : at + _PAGE], topic, quarantine)
 
 
 def _unfired(
@@ -118,7 +118,7 @@ def _unfired(
 
 
 def _bodies(
-    partition: Partition, ledger_id: int, entries: UInt32s, topic: str, set_aside: Callable[[CorruptEntry], object]
+    partition: Partition, ledger_id: int, entries: UInt32s, topic: str, quarantine: Callable[[CorruptEntry], object]
 ) -> list[ScheduledMessage]:
     found = []
     name = partition.name
@@ -128,7 +128,7 @@ def _bodies(
             try:
                 message = _read(raw, cursor, name, MessageId(ledger_id, entry_id), topic)
             except CorruptEntry as error:
-                set_aside(CorruptEntry(name, ledger_id, entry_id, error.reason))
+                quarantine(CorruptEntry(name, ledger_id, entry_id, error.reason))
                 continue
             if message is not None:
                 found.append(message)

@@ -199,7 +199,7 @@ class PendingEntries:
         start_ms = new.partition.start_ms
         fields = transaction.get(fmt.frontier_key(topic_id, start_ms))
         # Invariant: nothing fired since they were appended. Below T the record would say that they have.
-        if fields is not None and new.first_entry < FrontierRecord.unpack(fields).seen:
+        if fields is not None and new.first_entry < FrontierRecord.unpack(fields).absorbed_end:
             raise BrokenInvariant(f"entry {new.first_entry} of ledger {new.ledger_id} is admitted behind the frontier")
         entry_ids = {row: new.first_entry + offset for offset, row in enumerate(new.rows)}
         admitted = BitMap([entry_id for row, entry_id in entry_ids.items() if row in taken])

@@ -81,7 +81,7 @@ class MainLogReader:
         topic: str,
         subscription: str,
         span_ms: int,
-        set_aside: Callable[[CorruptEntry], object],
+        quarantine: Callable[[CorruptEntry], object],
         gone: Callable[[list[Position]], object] = _untold,
     ) -> None:
         """`gone` is told positions whose messages no longer exist, inside the call that met them."""
@@ -91,23 +91,23 @@ class MainLogReader:
         self._topic = topic
         self._subscription = subscription
         self._span_ms = span_ms
-        self.set_aside = set_aside
+        self.quarantine = quarantine
         self._gone = gone
 
     @property
-    def keeps_back(self) -> bool:
+    def hides_some(self) -> bool:
         """Whether the log has something that is not read before its time; then `read` takes no earlier time again."""
-        return self._log.keeps_back
+        return self._log.hides_some
 
     def waits_inline(self, now_ms: int) -> bool:
         """Whether messages wait in the log that are not due at `now_ms`."""
-        return self._log.first_waiting(now_ms) is not None
+        return self._log.first_undue(now_ms) is not None
 
     def kept_back(self, limit: Position, now_ms: int) -> dict[int, BitMap]:
         """Entries before `limit`, by ledger id, that `read` does not give at `now_ms`, being ahead of their time."""
         found: dict[int, BitMap] = {}
         log = self._log.snapshot()
-        ledger_id, start = self._log.readable(now_ms).end
+        ledger_id, start = self._log.visible(now_ms).end
         following: int | None = ledger_id
         while following is not None and (following, start) < limit:
             entries = log.entries_of(following) or 0
@@ -117,9 +117,9 @@ class MainLogReader:
             following, start = log.following(following), 0
         return found
 
-    def next_readable_ms(self, now_ms: int) -> int | None:
+    def next_visible_ms(self, now_ms: int) -> int | None:
         """When `read` finds more than at `now_ms`, if nothing is appended; None: never."""
-        return self._log.next_readable_ms(now_ms)
+        return self._log.next_visible_ms(now_ms)
 
     def read(
         self, start: Position, max_entries: int, skip: Unacknowledged, now_ms: int
@@ -148,19 +148,19 @@ class MainLogReader:
         passed_over = False
         batch = _Batch(self)
         ledger_id, entry_id = start
-        log = self._log.readable(now_ms)  # before the transaction begins, which therefore sees all of it
+        log = self._log.visible(now_ms)  # before the transaction begins, which therefore sees all of it
         with self._main.read() as raw:
             while True:
                 committed = log.entries_of(ledger_id)
                 if committed is not None:
                     for run in runs(raw, self._main.name, ledger_id, entry_id, committed):
                         if isinstance(run, CorruptEntry):
-                            self.set_aside(run)
+                            self.quarantine(run)
                             continue
                         first = max(run.first_entry, entry_id)
                         limit = min(run.limit, committed)
                         wanted = skip.unacked(ledger_id, first, limit)
-                        if run.ahead and wanted:
+                        if run.early and wanted:
                             due = wanted & _due_entries(run, now_ms)
                             passed_over |= len(due) < len(wanted)
                             wanted = due
@@ -200,7 +200,7 @@ class MainLogReader:
             try:
                 run = find_run(cursor, self._main.name, ledger_id, entry_id)
             except CorruptEntry as error:
-                self.set_aside(CorruptEntry(error.environment, ledger_id, entry_id, error.reason))
+                self.quarantine(CorruptEntry(error.environment, ledger_id, entry_id, error.reason))
                 run = None
             if run is None:
                 wanted.remove(entry_id)
@@ -224,11 +224,11 @@ class MainLogReader:
                 self._dangling(markers, str(error))
                 continue
             try:
-                self._resolve_readable(partition, target, markers, batch)
+                self._resolve_intact(partition, target, markers, batch)
             finally:
                 self._partitions.release(partition)
 
-    def _resolve_readable(self, partition: Partition, target: int, markers: _Markers, batch: _Batch) -> None:
+    def _resolve_intact(self, partition: Partition, target: int, markers: _Markers, batch: _Batch) -> None:
         """Resolve markers together; one by one where a page is damaged, so that only what lies on it is set aside.
 
         A shortage is raised, and nothing is set aside for it.
@@ -241,7 +241,7 @@ class MainLogReader:
                 self._dangling(markers, str(error))
                 return
             for at in range(len(markers.slots)):
-                self._resolve_readable(partition, target, markers.one(at), batch)
+                self._resolve_intact(partition, target, markers.one(at), batch)
 
     def _resolve_in(self, raw: lmdb.Transaction, name: str, ledger_id: int, markers: _Markers, batch: _Batch) -> None:
         cursor = raw.cursor()
@@ -268,21 +268,21 @@ class MainLogReader:
                         continue
                 else:
                     reason = f"marker points at entry {ledger_id}:{entry_id}, which does not exist"
-                    self._set_aside_at(places[at], reason)
+                    self._quarantined_at(places[at], reason)
                     continue
                 slots[at_slots[at]] = make(body, before | entry_id, places[at], dues[at])
             except CorruptEntry as error:
-                self.set_aside(CorruptEntry(error.environment, ledger_id, entry_id, error.reason))
+                self.quarantine(CorruptEntry(error.environment, ledger_id, entry_id, error.reason))
             except ValueError as error:
-                self.set_aside(CorruptEntry(name, ledger_id, entry_id, str(error)))
+                self.quarantine(CorruptEntry(name, ledger_id, entry_id, str(error)))
 
     def _dangling(self, markers: _Markers, reason: str) -> None:
         for place in markers.places:
-            self._set_aside_at(place, reason)
+            self._quarantined_at(place, reason)
 
-    def _set_aside_at(self, place: Place, reason: str) -> None:
+    def _quarantined_at(self, place: Place, reason: str) -> None:
         """Set a marker aside."""
-        self.set_aside(CorruptEntry(self._main.name, *position_at(place), reason))
+        self.quarantine(CorruptEntry(self._main.name, *position_at(place), reason))
 
 
 def _due_entries(run: Run, now_ms: int) -> BitMap:
@@ -330,9 +330,9 @@ class _Batch:
                 return None
             return self.maker.make(body, place, place, run.due(index))
         except CorruptEntry as error:
-            self._reader.set_aside(error)
+            self._reader.quarantine(error)
         except ValueError as error:
-            self._reader.set_aside(CorruptEntry(run.environment, run.ledger_id, entry_id, str(error)))
+            self._reader.quarantine(CorruptEntry(run.environment, run.ledger_id, entry_id, str(error)))
         return None
 
     def messages(self) -> list[ReceivedMessage]:

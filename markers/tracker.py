@@ -68,7 +68,7 @@ class TopicDelayTracker:
         self,
         main: Environment,
         log: ManagedLedger,
-        set_aside: Callable[[CorruptEntry], object],
+        quarantine: Callable[[CorruptEntry], object],
         fell_due: FellDue | None = None,
         prune_interval_ms: int = 1_000,
         prune_ratio: float = 0.5,
@@ -79,7 +79,7 @@ class TopicDelayTracker:
         """
         self._main = main
         self._log = log
-        self._set_aside = set_aside
+        self._quarantine = quarantine
         self._lock = threading.Lock()
         self._waiting = WaitingEntries(self._read_dues)
         self._views: set[SubscriptionView] = set()
@@ -280,8 +280,8 @@ class TopicDelayTracker:
                 end = min(committed, limit.entry_id) if ledger_id == limit.ledger_id else committed
                 for run in runs(raw, self._main.name, ledger_id, entry_id, end):
                     if isinstance(run, CorruptEntry):
-                        self._set_aside(run)
-                    elif run.kind == RunKind.MESSAGES and run.ahead:
+                        self._quarantine(run)
+                    elif run.kind == RunKind.MESSAGES and run.early:
                         self._add(run, entry_id, end, floor_ms)
                 following = log.following(ledger_id)
                 if following is None or following > limit.ledger_id or ledger_id >= limit.ledger_id:
@@ -305,7 +305,7 @@ class TopicDelayTracker:
         with self._main.read() as raw:
             for run in runs(raw, self._main.name, stretch.ledger_id, stretch.first, stretch.limit):
                 if isinstance(run, CorruptEntry):
-                    self._set_aside(run)
+                    self._quarantine(run)
                     continue
                 first, limit = max(run.first_entry, stretch.first), min(run.limit, stretch.limit)
                 entries.append(np.arange(first, limit, dtype=np.uint32))

@@ -113,7 +113,7 @@ class WaitingEntries:
         ordered = bool((dues[1:] >= dues[:-1]).all())
         if ordered and self._lengthen(ledger_id, first, dues):
             return
-        self._settle()
+        self._spread_last()
         if ordered:
             self._keep(Stretch(int(dues[0]), ledger_id, first, first + len(dues), int(dues[-1])), dues)
         else:
@@ -154,7 +154,7 @@ class WaitingEntries:
         if stretch == self._last:
             self._last = self._last_dues = None
 
-    def _settle(self) -> None:
+    def _spread_last(self) -> None:
         """What was added last and turned out too short for a stretch becomes columns."""
         if self._last is not None and self._last_dues is not None:
             self._spread(self._last)
@@ -170,13 +170,13 @@ class WaitingEntries:
 
     # -- asking ----------------------------------------------------------------------------------
 
-    def after(self, due_ms: int, served: Position, until_ms: int, least: int) -> Iterator[tuple[Int64s, Places]]:
+    def after(self, due_ms: int, delivered: Position, until_ms: int, least: int) -> Iterator[tuple[Int64s, Places]]:
         """Entries after (due_ms, served) that are due by `until_ms`, in that order, in batches of about `least`.
 
         Use the iterator up, or drop it, before anything is added or removed.
         """
         least = max(least, _LEAST_READ)
-        key = (due_ms, _place_or_past(served))
+        key = (due_ms, _place_or_past(delivered))
         more = True
         while more:
             horizon_ms = self._spread_until(key, until_ms, least)
@@ -235,10 +235,12 @@ class WaitingEntries:
         """Entries due later than `due_ms`. O(log n), but for stretches that have begun to be due."""
         while self._stretches and self._stretches[0].first_due_ms <= due_ms:
             self._spread(self._stretches[0])
-        ahead = sum(len(level.dues) - int(np.searchsorted(level.dues, due_ms, side="right")) for level in self._levels)
-        return self._in_stretches + ahead
+        not_due = sum(
+            len(level.dues) - int(np.searchsorted(level.dues, due_ms, side="right")) for level in self._levels
+        )
+        return self._in_stretches + not_due
 
-    def after_by_ledger(self, due_ms: int, served: Position, limit: Position | None = None) -> dict[int, BitMap]:
+    def after_by_ledger(self, due_ms: int, delivered: Position, limit: Position | None = None) -> dict[int, BitMap]:
         """Entries after (due_ms, served), in order of due time, that lie before `limit` in the log, by ledger id.
 
         No bitmap is empty. O(entries of columns + stretches).
@@ -251,7 +253,7 @@ class WaitingEntries:
                 end = stretch.limit if limit is None or limit.ledger_id > stretch.ledger_id else limit.entry_id
                 found.setdefault(stretch.ledger_id, BitMap()).add_range(stretch.first, min(stretch.limit, end))
         for level in self._levels:
-            places = level.places[_first_after(level, (due_ms, _place_or_past(served))) :]
+            places = level.places[_first_after(level, (due_ms, _place_or_past(delivered))) :]
             places = places[places < np.uint64(bound)]
             ledgers = places >> np.uint64(32)
             for ledger_id in np.unique(ledgers).tolist():

@@ -73,7 +73,7 @@ def fired_entries(
 ) -> tuple[BitMap, list[CorruptEntry]]:
     """Which entries of a log of `tail` entries have fired, cancelled ones among them, and what of it cannot be read."""
     found, damaged = BitMap(), []
-    for batch in scan_dues(environment, frontier.ledger_id, 0, min(tail, frontier.seen), admitted):
+    for batch in scan_dues(environment, frontier.ledger_id, 0, min(tail, frontier.absorbed_end), admitted):
         if isinstance(batch, CorruptEntry):
             damaged.append(batch)
             continue
@@ -103,7 +103,7 @@ def dues_of(environment: Environment, ledger_id: int, entries: UInt32s) -> Int64
         at = 0
         while at < len(entries):
             entry_id = int(entries[at])
-            run = _readable_run(cursor, environment.name, ledger_id, entry_id)
+            run = _intact_run(cursor, environment.name, ledger_id, entry_id)
             if run is None:
                 dues[at] = UNREADABLE_DUE
                 at += 1
@@ -118,7 +118,7 @@ def dues_of(environment: Environment, ledger_id: int, entries: UInt32s) -> Int64
     return dues
 
 
-def _readable_run(cursor: lmdb.Cursor, environment: str, ledger_id: int, entry_id: int) -> Run | None:
+def _intact_run(cursor: lmdb.Cursor, environment: str, ledger_id: int, entry_id: int) -> Run | None:
     try:
         return find_run(cursor, environment, ledger_id, entry_id)
     except CorruptEntry:

@@ -40,14 +40,14 @@ Wanted = tuple[int, int, bytes]
 class PartitionLog:
     """One topic's ledger inside a partition."""
 
-    __slots__ = ("ledger", "promised", "registered", "topic_id")
+    __slots__ = ("ledger", "registered", "reserved", "topic_id")
 
     def __init__(self, topic_id: int, ledger: Ledger, registered: bool) -> None:
         self.topic_id = topic_id
         self.ledger = ledger
         self.registered = registered
         """Whether the partition's log table has it, on disk."""
-        self.promised: list[tuple[int, bytes]] = []
+        self.reserved: list[tuple[int, bytes]] = []
         """Due times and bodies of the entries after the last that are promised, and written by the next commit."""
 
     @property
@@ -74,7 +74,7 @@ class Partition:
         self.dues_read = 0
         """Due times read one by one since pages were last given back; each may have mapped 16 pages."""
         self.keeps_pages = False
-        """Whether what is written to the open environment stays in the page cache (`keep_pages`)."""
+        """Whether what is written to the open environment stays in the page cache (`stop_evicting`)."""
         self._scanned: Path | None = None
         """The generation whose pages this process has looked at."""
         self.leases = 0
@@ -129,9 +129,9 @@ class Partition:
             self.outdated = False
             self._logs = {}
 
-    def keep_pages(self) -> None:
+    def stop_evicting(self) -> None:
         """Have what is written stay in the page cache: the partition has begun, it is read soon. REQUIRES: a lease."""
-        self.environment.keep_pages()
+        self.environment.stop_evicting()
         self.keeps_pages = True
 
     def give_back_pages(self) -> None:
@@ -149,7 +149,7 @@ class Partition:
         """
         if self.environment.read_only:
             return self._read_log(topic_id)
-        self.environment.settle()
+        self.environment.apply_deferred()
         log = self._logs.get(topic_id)
         if log is None:
             with self._lock:
@@ -223,7 +223,7 @@ class Partition:
         assert type(staged) is StagedLedger
         return staged
 
-    def promise(self, wanted: Sequence[Wanted], limits: RunLimits) -> list[tuple[int, int] | None]:
+    def reserve(self, wanted: Sequence[Wanted], limits: RunLimits) -> list[tuple[int, int] | None]:
         """Settle the ids of messages now and have the next commit write them: (ledger id, entry id), not durable yet.
 
         None for one that has to be appended: the first of a log, and all while somebody commits or listens. Whoever
@@ -232,43 +232,43 @@ class Partition:
         """
         environment = self.environment
 
-        def promise() -> list[tuple[int, int] | None] | None:
+        def reserve() -> list[tuple[int, int] | None] | None:
             if self.listener is not None:
                 return None
-            return [self._promise(environment, topic_id, due_ms, body, limits) for topic_id, due_ms, body in wanted]
+            return [self._reserve(environment, topic_id, due_ms, body, limits) for topic_id, due_ms, body in wanted]
 
-        return environment.unless_committing(promise) or [None] * len(wanted)
+        return environment.unless_committing(reserve) or [None] * len(wanted)
 
-    def _promise(
+    def _reserve(
         self, environment: Environment, topic_id: int, due_ms: int, body: bytes, limits: RunLimits
     ) -> tuple[int, int] | None:
         log = self._logs.get(topic_id)
         if log is None or not log.registered:
             return None
-        promised = log.promised
-        entry_id = log.ledger.entries + len(promised)
+        reserved = log.reserved
+        entry_id = log.ledger.entries + len(reserved)
         if entry_id >= MAX_ENTRY_ID:
             return None
-        if not promised:
-            environment.defer(lambda transaction: self._keep_promises(transaction, log, limits))
-        promised.append((due_ms, body))
+        if not reserved:
+            environment.defer(lambda transaction: self._apply_reserved(transaction, log, limits))
+        reserved.append((due_ms, body))
         return log.ledger.ledger_id, entry_id
 
-    def _keep_promises(self, transaction: Transaction, log: PartitionLog, limits: RunLimits) -> None:
+    def _apply_reserved(self, transaction: Transaction, log: PartitionLog, limits: RunLimits) -> None:
         """Append what was promised. Invariant: every entry gets the id that it was promised."""
-        if not log.promised:  # whoever was to promise was interrupted
+        if not log.reserved:  # whoever was to promise was interrupted
             return
-        dues = np.array([due_ms for due_ms, _ in log.promised], dtype=np.int64)
-        bodies = Bodies.of([body for _, body in log.promised])
+        dues = np.array([due_ms for due_ms, _ in log.reserved], dtype=np.int64)
+        bodies = Bodies.of([body for _, body in log.reserved])
         first = self._stage(transaction, log, limits).add_messages(dues, bodies, self.start_ms)
         if first != log.ledger.entries:
             raise BrokenInvariant(f"{self.name}: entry {log.ledger.entries} was promised, {first} is next")
-        transaction.after_commit(log.promised.clear)
+        transaction.after_commit(log.reserved.clear)
 
     @property
-    def owes(self) -> bool:
+    def has_unapplied(self) -> bool:
         """Whether entries were promised that are not committed yet."""
-        return self._environment is not None and self._environment.owes
+        return self._environment is not None and self._environment.has_unapplied
 
     def verify_pages(self) -> None:
         """Refuse a file that is missing or, at its first opening, whose pages do not hold together (page_scan.py).

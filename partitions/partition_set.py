@@ -183,7 +183,7 @@ class PartitionSet:
         if not accepted:
             return None
         if not partition.keeps_pages and start_ms - self._config.preload_ms <= now_ms:
-            partition.keep_pages()
+            partition.stop_evicting()
         return partition
 
     def end_append(self, partition: Partition) -> None:
@@ -197,7 +197,7 @@ class PartitionSet:
     def stop_appends(self, partition: Partition) -> bool:
         """Refuse append leases from now on; False, nothing changed, while somebody holds one or entries are owed."""
         with self._lock:
-            if partition.appenders or partition.owes:
+            if partition.appenders or partition.has_unapplied:
                 return False
             partition.state = PartitionState.CLOSED
             return True
@@ -207,37 +207,37 @@ class PartitionSet:
         with self._lock:
             partition.state = PartitionState.OPEN
 
-    def owes(self) -> bool:
+    def has_unapplied(self) -> bool:
         """Whether some partition owes entries that were promised."""
         with self._lock:
-            return any(partition.owes for partition in self._open.values())
+            return any(partition.has_unapplied for partition in self._open.values())
 
-    def settle_all(self, run: Callable[[Sequence[Callable[[], None]]], object]) -> None:
+    def apply_all(self, run: Callable[[Sequence[Callable[[], None]]], object]) -> None:
         """Have every partition commit what it owes; `run` runs one job or more. Raises StoreFull, StoreFailed."""
         with self._lock:
-            owing = [partition for partition in self._open.values() if partition.owes]
-            for partition in owing:
+            unapplied = [partition for partition in self._open.values() if partition.has_unapplied]
+            for partition in unapplied:
                 partition.leases += 1
-        if not owing:
+        if not unapplied:
             return
         try:
-            run([partition.environment.settle for partition in owing])
+            run([partition.environment.apply_deferred for partition in unapplied])
         finally:
-            for partition in owing:
+            for partition in unapplied:
                 self.release(partition)
 
-    def settle_one(self) -> bool:
+    def apply_one_partition(self) -> bool:
         """Have what one partition owes committed, failed ones last; False: none does. Raises StoreFull, StoreFailed."""
         with self._lock:
-            all_owing = [partition for partition in self._open.values() if partition.owes]
-            if not all_owing:
+            all_unapplied = [partition for partition in self._open.values() if partition.has_unapplied]
+            if not all_unapplied:
                 return False
-            owing = min(all_owing, key=lambda partition: partition.environment.failed is not None)
-            owing.leases += 1
+            unapplied = min(all_unapplied, key=lambda partition: partition.environment.failed is not None)
+            unapplied.leases += 1
         try:
-            owing.environment.settle()
+            unapplied.environment.apply_deferred()
         finally:
-            self.release(owing)
+            self.release(unapplied)
         return True
 
     def _open_environment(self, partition: Partition) -> None:
@@ -248,7 +248,7 @@ class PartitionSet:
             durability=self._config.durability,
             map_bytes=self._config.map_bytes,
             read_only=self._read_only,
-            drops_behind=partition.state is PartitionState.OPEN,
+            evicts=partition.state is PartitionState.OPEN,
         )
         try:
             environment.on_failure = self._environment_failed
@@ -274,7 +274,7 @@ class PartitionSet:
         surplus = len(self._open) - self._config.max_open_partitions
         if surplus <= 0:
             return
-        idle = [p for p in self._open.values() if not p.leases and not p.owes and p is not keep]
+        idle = [p for p in self._open.values() if not p.leases and not p.has_unapplied and p is not keep]
         for partition in idle[:surplus]:
             self._close_environment(partition)
 

@@ -59,17 +59,17 @@ def rebuild_log(
     bucket_ms: int,
     part_bytes: int,
     created_ms: int,
-    set_aside: Callable[[CorruptEntry], object] = lambda error: None,
+    quarantine: Callable[[CorruptEntry], object] = lambda error: None,
     progress: Callable[[int], object] = lambda entries: None,
 ) -> Rebuilt:
     """Read a topic's log in the partition at `start_ms` and replace its snapshots with one made from it.
 
-    `set_aside` is told of each run whose header is damaged, as by a start that replays the log: one from the new
+    `quarantine` is told of each run whose header is damaged, as by a start that replays the log: one from the new
     snapshot does not come across it. `progress` is told, some ms apart, how many further entries have been read.
     O(bytes of the log); 4 bytes of memory a pending message. Raises StoreFull, StoreFailed, CorruptRecord (the
     catalog is damaged).
     """
-    rebuild = _Rebuild(main, environment, topic_id, ledger_id, start_ms, bucket_ms, set_aside)
+    rebuild = _Rebuild(main, environment, topic_id, ledger_id, start_ms, bucket_ms, quarantine)
     return rebuild.run(part_bytes, created_ms, progress)
 
 
@@ -82,9 +82,9 @@ class _Rebuild:
         ledger_id: int,
         start_ms: int,
         bucket_ms: int,
-        set_aside: Callable[[CorruptEntry], object],
+        quarantine: Callable[[CorruptEntry], object],
     ) -> None:
-        self._set_aside = set_aside
+        self._quarantine = quarantine
         self._environment = environment
         self._topic_id = topic_id
         self._start_ms = start_ms
@@ -106,8 +106,8 @@ class _Rebuild:
         for ids, dues, read in self._batches():
             self._add(ids, dues)
             progress(read)
-        if self._tail < self._frontier.seen:
-            reason = f"the log ends here, its frontier is at {self._frontier.seen}: entries were lost"
+        if self._tail < self._frontier.absorbed_end:
+            reason = f"the log ends here, its frontier is at {self._frontier.absorbed_end}: entries were lost"
             self._damaged.append(self._corrupt(self._tail, reason))
             return Rebuilt(self._topic_id, self._ledger_id, self._entries, 0, self._damaged, None)
         self._index.discard(self._cancelled)
@@ -133,13 +133,13 @@ class _Rebuild:
                         break
                     if isinstance(run, CorruptEntry):
                         self._damaged.append(run)
-                        self._set_aside(run)
+                        self._quarantine(run)
                         hole = True
                         continue
                     if run.first_entry > start and not hole:
                         reason = f"entries {start} to {run.first_entry - 1} are missing"
                         self._damaged.append(self._corrupt(start, reason))
-                    entries, due_ms = self._readable(run)
+                    entries, due_ms = self._intact(run)
                     ids.append(entries)
                     dues.append(due_ms)
                     start, hole = run.limit, False
@@ -147,7 +147,7 @@ class _Rebuild:
                     start = self._tail
             yield np.concatenate(ids), np.concatenate(dues), start - begun
 
-    def _readable(self, run: Run) -> tuple[UInt32s, Int64s]:
+    def _intact(self, run: Run) -> tuple[UInt32s, Int64s]:
         """Entries of a run that may fire; every body is verified, and a damaged one fires, to be set aside then."""
         for _, body in run.bodies():
             if isinstance(body, CorruptEntry):

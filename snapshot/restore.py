@@ -123,10 +123,12 @@ def require_usable(metadata: Metadata, now: FrontierRecord, tail: int, start_ms:
     if metadata.tail > tail:
         raise Unusable(f"covers {metadata.tail} entries, the log has {tail}")
     before, after = (metadata.due_ms, metadata.entry_id), (now.due_ms, now.entry_id)
-    if before > after or metadata.seen > now.seen:
-        raise Unusable(f"its frontier {before}, {metadata.seen} is ahead of {after}, {now.seen}")
-    if before != after and now.seen < metadata.tail:
-        raise Unusable(f"covers {metadata.tail} entries, of which firing has passed some and seen only {now.seen}")
+    if before > after or metadata.absorbed_end > now.absorbed_end:
+        raise Unusable(f"its frontier {before}, {metadata.absorbed_end} is ahead of {after}, {now.absorbed_end}")
+    if before != after and now.absorbed_end < metadata.tail:
+        raise Unusable(
+            f"covers {metadata.tail} entries, of which firing has passed some and seen only {now.absorbed_end}"
+        )
 
 
 def _after_frontier(ids: BitMap, now: FrontierRecord, due_of: DueOf) -> tuple[BitMap, Dues | None]:

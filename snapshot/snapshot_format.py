@@ -16,8 +16,8 @@ columns where they lie; metadata is big-endian like every small record. Both are
 ends the value, so a part moved to another snapshot's key is seen. Metadata repeats each part's seal, size and count, so
 a part of the right key and the wrong contents is seen as well.
 
-The frontier (`due_ms`, `entry_id`, `seen`) and `tail` are of the instant of the copy: the bitmaps hold exactly the
-entries below `tail` that come after it and had not been cancelled. `version` comes first in both and is looked at
+The frontier (`due_ms`, `entry_id`, `absorbed_end`) and `tail` are of the instant of the copy: the bitmaps hold exactly
+the entries below `tail` that come after it and had not been cancelled. `version` comes first in both and is looked at
 before anything else; an unknown one is no error, only a snapshot that cannot be used.
 """
 
@@ -32,7 +32,7 @@ import numpy as np
 from pyroaring import BitMap
 
 from ..partitions.index.index_cut import Piece
-from ..partitions.index.packed_buckets import Asleep, Sheet
+from ..partitions.index.packed_buckets import PackedBucket, Slab
 from ..partitions.index.window import MAX_ID
 from ..store.codec.checksum import crc32
 from ..store.codec.format import (
@@ -56,7 +56,7 @@ _PART_RECORD = struct.Struct(">III")
 _SEAL = struct.Struct("<I")
 
 
-SavedBucket = tuple[int, BitMap | Asleep]
+SavedBucket = tuple[int, BitMap | PackedBucket]
 """Where a bucket starts, and entries of it; several may be of one bucket."""
 
 
@@ -82,7 +82,7 @@ class Metadata(NamedTuple):
     """Entries below it are covered."""
     due_ms: int
     entry_id: int
-    seen: int
+    absorbed_end: int
     """The frontier (C, T) at the instant of the copy: C is (due_ms, entry_id), T is seen."""
     created_ms: int
     parts: tuple[PartRecord, ...]
@@ -104,7 +104,7 @@ class Metadata(NamedTuple):
             self.tail,
             self.due_ms,
             self.entry_id,
-            self.seen,
+            self.absorbed_end,
             self.entries,
             self.stored_bytes,
             self.created_ms,
@@ -121,11 +121,11 @@ class Metadata(NamedTuple):
         if len(fields) < _META.size:
             raise Unusable(f"metadata of {len(fields)} bytes")
         head = _META.unpack_from(fields)
-        _, _, bucket_ms, start_ms, tail, due_ms, entry_id, seen, entries, stored, created_ms, count = head
+        _, _, bucket_ms, start_ms, tail, due_ms, entry_id, absorbed_end, entries, stored, created_ms, count = head
         if len(fields) != _META.size + count * _PART_RECORD.size:
             raise Unusable(f"metadata of {len(fields)} bytes cannot list {count} parts")
         parts = tuple(PartRecord(*record) for record in _PART_RECORD.iter_unpack(fields[_META.size :]))
-        found = cls(bucket_ms, start_ms, tail, due_ms, entry_id, seen, created_ms, parts)
+        found = cls(bucket_ms, start_ms, tail, due_ms, entry_id, absorbed_end, created_ms, parts)
         if (found.entries, found.stored_bytes) != (entries, stored):
             raise Unusable("metadata contradicts itself")
         return found
@@ -163,13 +163,13 @@ def pack_parts(pieces: Sequence[Piece], part_bytes: int) -> Iterator[PackedPart]
 
     O(bytes); a piece too large for a part is split, which costs about as much as making it did.
     """
-    room = part_bytes - _PART.size - CRC_BYTES
+    capacity = part_bytes - _PART.size - CRC_BYTES
     gathered: list[Piece] = []
     size = 0
     for piece in pieces:
-        for fitting in _split(piece, room - _PIECE_BYTES):
+        for fitting in _split(piece, capacity - _PIECE_BYTES):
             needed = _PIECE_BYTES + len(fitting.bitmap)
-            if size + needed > room:
+            if size + needed > capacity:
                 yield _pack_part(gathered)
                 gathered, size = [], 0
             gathered.append(fitting)
@@ -178,8 +178,8 @@ def pack_parts(pieces: Sequence[Piece], part_bytes: int) -> Iterator[PackedPart]
         yield _pack_part(gathered)
 
 
-def _split(piece: Piece, room: int) -> Iterator[Piece]:
-    if len(piece.bitmap) <= room:
+def _split(piece: Piece, capacity: int) -> Iterator[Piece]:
+    if len(piece.bitmap) <= capacity:
         yield piece
         return
     low = BitMap.deserialize(piece.bitmap)
@@ -188,7 +188,7 @@ def _split(piece: Piece, room: int) -> Iterator[Piece]:
     low.remove_range(middle, MAX_ID + 1)
     high.remove_range(0, middle)
     for half in (low, high):
-        yield from _split(Piece(piece.start_ms, len(half), half.serialize()), room)
+        yield from _split(Piece(piece.start_ms, len(half), half.serialize()), capacity)
 
 
 def _pack_part(pieces: list[Piece]) -> PackedPart:
@@ -210,23 +210,23 @@ def seal_part(key: bytes, part: PackedPart) -> tuple[bytes, PartRecord]:
 class Part:
     """A part that matches its checksum; a copy, which outlives the read transaction that `value` came from."""
 
-    __slots__ = ("_sheet",)
+    __slots__ = ("_slab",)
 
     def __init__(self, key: bytes, value: bytes | memoryview, record: PartRecord) -> None:
         """Verify a part against its seal and against the metadata. Raises Unusable."""
         if len(value) != record.stored_bytes or _SEAL.unpack_from(value, len(value) - CRC_BYTES)[0] != record.crc:
             raise Unusable(f"part {key.hex()} is not the one that the metadata lists")
-        self._sheet = Sheet(value)
-        fields = self._sheet.bytes[:-CRC_BYTES]
+        self._slab = Slab(value)
+        fields = self._slab.bytes[:-CRC_BYTES]
         if crc32(fields, crc32(key)) != record.crc:  # of the copy: what is used later is what was verified
             raise Unusable(f"record {key.hex()} does not match its checksum")
         version = int.from_bytes(fields[:2], "little")
         if version != VERSION:
             raise Unusable(f"part {key.hex()} is of version {version}, this is {VERSION}")
 
-    def buckets(self, tail: int) -> Iterator[tuple[int, Asleep]]:
+    def buckets(self, tail: int) -> Iterator[tuple[int, PackedBucket]]:
         """(bucket start, its entries, all below `tail`) of each piece. No bitmap is made."""
-        contents = self._sheet.bytes
+        contents = self._slab.bytes
         count = _PART.unpack_from(contents)[2]
         starts = np.frombuffer(contents, "<i8", count, _PART.size).tolist()
         entries = np.frombuffer(contents, "<u4", count, _PART.size + 8 * count).tolist()
@@ -234,13 +234,13 @@ class Part:
         first = _PART.size + _PIECE_BYTES * count
         begin = 0
         for start_ms, held, end in zip(starts, entries, ends, strict=True):
-            yield start_ms, Asleep(self._sheet, contents[first + begin : first + end], held, tail)
+            yield start_ms, PackedBucket(self._slab, contents[first + begin : first + end], held, tail)
             begin = end
 
 
 def read_part(
     environment: Environment, ledger_id: int, snapshot_id: int, metadata: Metadata, number: int
-) -> Iterator[tuple[int, Asleep]]:
+) -> Iterator[tuple[int, PackedBucket]]:
     """The buckets of one part of a snapshot. Raises Unusable. About a ms a MiB."""
     key = snapshot_part_key(ledger_id, snapshot_id, number)
     with environment.read() as raw:

@@ -126,7 +126,7 @@ class _Writing:
             cut.tail,
             frontier.due_ms,
             frontier.entry_id,
-            frontier.seen,
+            frontier.absorbed_end,
             max(created_ms, 0),
             tuple(self.records),
         )

@@ -91,7 +91,7 @@ def _store_stats(store: DelayedStore, topics: int, json_: bool) -> None:
         "topics": figures.topics,
         "partitions": figures.partitions,
         "pending": figures.pending,
-        "set_aside": figures.set_aside,
+        "set_aside": figures.quarantined,
         "disk_bytes": figures.disk_bytes,
     }
     if json_:
@@ -175,7 +175,7 @@ def partitions(store: Store, json_: Json = False) -> None:
                 each.topics,
                 each.messages,
                 each.pending,
-                each.holders if each.state == "closed" else None,
+                each.references if each.state == "closed" else None,
                 size_text(each.disk_bytes),
             )
             for each in found

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple, Self
 
 from .. import StoreConfig
-from ..background.quarantine import SetAside
+from ..background.quarantine import Quarantine
 from ..opening import StoreLock, open_main, read_identity, stored_span_ms
 from ..partitions.partition import Partition, partition_path
 from ..partitions.timespan import directory_name, parse_directory_name
@@ -241,7 +241,7 @@ def rebuild_snapshots(
             with store.environment(start_ms, record) as environment:
                 total += sum(log.entries for log in store.logs(environment, topic_id))
         report = RebuildReport([], 0)
-        set_aside = SetAside(store.main)
+        quarantine = Quarantine(store.main)
         read = 0
 
         def further(entries: int) -> None:
@@ -270,10 +270,10 @@ def rebuild_snapshots(
                         bucket_ms=used_ms,
                         part_bytes=StoreConfig().snapshot_part_bytes,
                         created_ms=SystemClock().now_ms(),
-                        set_aside=set_aside.add,
+                        quarantine=quarantine.add,
                         progress=further,
                     )
-                    set_aside.flush()
+                    quarantine.flush()
                     report.logs.append(RebuiltLog(directory_name(start_ms), log.topic, found))
         return report
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from duelog.background.quarantine import SetAside
+from duelog.background.quarantine import Quarantine
 from duelog.cleanup.deletion import deletable, delete_partition, finish_deletion
 from duelog.markers.firing.firing import Firing
 from duelog.markers.firing.suspensions import UPKEEP, Part, Suspension
@@ -37,7 +37,7 @@ from duelog.store.errors import ClockJumped, DuelogError, StoreFull
 from duelog.store.files.system_errors import explain
 
 from ..sending.delay_policies import DelayPolicies
-from ..sending.intake import Intake
+from ..sending.wal_writer import WalWriter
 from ..topics.ack_flusher import AckFlusher
 from ..topics.topic_list import Topics
 from .adopting import Adopting
@@ -89,7 +89,7 @@ class Maintenance:
         topics: Topics,
         firing: Firing,
         flusher: AckFlusher,
-        set_aside: SetAside,
+        quarantine: Quarantine,
         clock: StoreClock,
         config: StoreConfig,
         policies: DelayPolicies,
@@ -100,7 +100,7 @@ class Maintenance:
         self._topics = topics
         self._firing = firing
         self._flusher = flusher
-        self._set_aside = set_aside
+        self._quarantine = quarantine
         self._clock = clock
         self._config = config
         self._expiry = Expiry(main, topics, flusher, policies)
@@ -116,12 +116,12 @@ class Maintenance:
         self.suspensions = firing.suspensions
         self._full: StoreFull | None = None
         """The first of the slice: what follows may make room, so it is raised at the end."""
-        self._holders = 0
+        self._references = 0
         """Who hold deletions back."""
         self.wake: Callable[[], None] = _nobody_sleeps
         self.recurring: Recurring | None = None
         self.adopting: Adopting | None = None
-        self.intake: Intake | None = None
+        self.wal_writer: WalWriter | None = None
         self.on_delete: Callable[[int], None] | None = None
 
     # -- what others tell ------------------------------------------------------------------------
@@ -190,10 +190,13 @@ class Maintenance:
             self._step("recur", now_ms, functools.partial(self.recurring.run, now_ms, self.suspensions), None)
         self._step("expire", now_ms, functools.partial(self._expiry.run, now_ms, self.look_at, self.suspensions), None)
         self._step("flush", now_ms, functools.partial(self._flush, now_ms), None)
-        if self.intake is not None:
-            more = self._step("apply", now_ms, functools.partial(self.intake.settle, now_ms), otherwise=False) or more
+        if self.wal_writer is not None:
+            more = (
+                self._step("apply", now_ms, functools.partial(self.wal_writer.checkpoint, now_ms), otherwise=False)
+                or more
+            )
         trimmed = self._step("trim", now_ms, functools.partial(self._trim, now_ms), 0)
-        more = more or (self.trimming.is_due(now_ms) and not self.suspensions.waits(Part("trim"), now_ms))
+        more = more or (self.trimming.is_due(now_ms) and not self.suspensions.is_suspended(Part("trim"), now_ms))
         deleted = self._step("delete", now_ms, functools.partial(self._delete, now_ms), 0)
         adopted, adopting = self._step("adopt", now_ms, self._adopt, (0, False))
         more = more or adopting
@@ -215,7 +218,7 @@ class Maintenance:
         due_ms = self._flusher.due_ms()
         if due_ms is not None and due_ms <= now_ms:
             self._flusher.flush()
-        self._set_aside.flush()
+        self._quarantine.flush()
 
     def _stopped(self, error: Exception) -> DuelogError:
         """What a slice raises that could not go on; after a broken invariant the store has stopped."""
@@ -249,7 +252,7 @@ class Maintenance:
         if self.stopping:
             return 0, 0, 0, False
         until = time.perf_counter() + _SLICE_S
-        firing, waits = self._firing, self.suspensions.waits
+        firing, is_suspended = self._firing, self.suspensions.is_suspended
         fired = 0
         # A partition without room for what it owes does not hold back what is loaded.
         loading = self._step("load", now_ms, functools.partial(firing.load, now_ms), otherwise=False)
@@ -263,12 +266,12 @@ class Maintenance:
             return fired, 0, 0, True
         closed = self._step("close", now_ms, functools.partial(self._close_finished, now_ms), 0)
         saved = self._step("snapshot", now_ms, functools.partial(firing.save, now_ms), 0)
-        self._step("pack", now_ms, firing.settling.step, None)
+        self._step("pack", now_ms, firing.packing.step, None)
         more = (
             loading
             or closed > 0
-            or (firing.saving.is_due() and not waits(Part("snapshot"), now_ms))
-            or (firing.settling.is_due() and not waits(Part("pack"), now_ms))
+            or (firing.saving.is_due() and not is_suspended(Part("snapshot"), now_ms))
+            or (firing.packing.is_due() and not is_suspended(Part("pack"), now_ms))
         )
         return fired, closed, saved, more and self._full is None
 
@@ -300,7 +303,7 @@ class Maintenance:
             self.trimming.freed = []
 
     def _delete(self, now_ms: int) -> int:
-        if self._holders:
+        if self._references:
             return 0
         starts, self._undeleted = sorted(set(self._undeleted)), []
         self.suspensions.keep("delete", lambda start_ms: self._partitions.get(start_ms) is not None)
@@ -331,7 +334,7 @@ class Maintenance:
 
     def _adopt(self) -> tuple[int, bool]:
         """Adopt one generation, so that what is due is fired between two: how many, and whether there is more."""
-        if self._holders or self.adopting is None:
+        if self._references or self.adopting is None:
             return 0, False
         return self.adopting.run(at_most=1), self.adopting.more
 
@@ -339,12 +342,12 @@ class Maintenance:
     def deletions_held(self) -> Iterator[None]:
         """No directory of a partition is removed or replaced inside the block; what was released waits for its end."""
         with self.lock:
-            self._holders += 1
+            self._references += 1
         try:
             yield
         finally:
             with self.lock:
-                self._holders -= 1
+                self._references -= 1
             self.wake()
 
     def delete_released(self, starts: Sequence[int]) -> None:
@@ -361,7 +364,7 @@ class Maintenance:
             not_before(Part("flush"), self._flusher.due_ms()),
             not_before(Part("expire"), self._expiry.due_ms()),
             None if self.recurring is None else not_before(Part("recur"), self.recurring.next_due_ms(self.suspensions)),
-            None if self.intake is None else not_before(Part("apply"), self.intake.due_ms()),
+            None if self.wal_writer is None else not_before(Part("apply"), self.wal_writer.due_ms()),
             not_before(Part("trim"), self.trimming.next_due_ms()),
             self.suspensions.next_ms(now_ms) if self.suspensions else None,
         )

@@ -14,7 +14,7 @@ from ..store.env.transaction import Transaction
 from ..store.errors import CorruptEntry
 
 
-class SetAside:
+class Quarantine:
     """The set-aside entries met while a store is open; written to the main environment by `flush`."""
 
     def __init__(self, main: Environment) -> None:
@@ -49,7 +49,7 @@ class SetAside:
 
         def work(transaction: Transaction) -> None:
             for (ledger_id, entry_id), reason in unwritten.items():
-                transaction.put(fmt.set_aside_key(ledger_id, entry_id), reason.encode()[:1000])
+                transaction.put(fmt.quarantine_key(ledger_id, entry_id), reason.encode()[:1000])
 
         self._main.write(work)
         with self._lock:

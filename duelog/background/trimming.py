@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from duelog.cleanup.trim import first_kept, give_up_ledgers, remove_part, roll_ledgers
+from duelog.cleanup.trim import first_kept, remove_part, roll_ledgers, trim_ledgers
 from duelog.markers.firing.suspensions import Part, Suspensions
 from duelog.store.codec import format as fmt
 from duelog.store.config import StoreConfig
@@ -173,7 +173,7 @@ class Trimming:
         for topic, first in firsts:
             if topic.tracker is not None:
                 topic.tracker.forget_before(first)
-        self.freed += give_up_ledgers(self._main, [(topic.log, first) for topic, first in firsts])
+        self.freed += trim_ledgers(self._main, [(topic.log, first) for topic, first in firsts])
         for topic, first in firsts:
             self._tell_subscriptions(topic, first, now_ms)
         self._given_up = [*self._given_up, *((topic_id, ledger_id) for topic_id, ledger_id, _ in gone)]

@@ -99,7 +99,7 @@ class _Partition:
         with partition.environment.read() as raw:
             named = {fmt.unpack_u64(fields) for _, fields in catalog.rows(raw, fmt.prefix(Table.LOG))}
             yield from check_records(raw, partition.name, named)
-        holders = 0
+        references = 0
         for log in partition.logs():
             address = f"{partition.name}, topic {log.topic_id}, ledger {log.ledger_id}"
             tail, findings = self._entries(log)
@@ -112,16 +112,16 @@ class _Partition:
             if frontier is None:
                 continue
             if log.topic_id in survey.topics:
-                holders += not frontier.released
+                references += not frontier.released
             if frontier.ledger_id != log.ledger_id:
                 yield error("frontier-ledger", address, f"the frontier is of ledger {frontier.ledger_id}")
-            if tail < frontier.seen:
-                message = f"ends at entry {tail}, before its frontier at {frontier.seen}: entries were lost"
+            if tail < frontier.absorbed_end:
+                message = f"ends at entry {tail}, before its frontier at {frontier.absorbed_end}: entries were lost"
                 yield error("lost-entries", address, message)
             if log.topic_id in survey.topics:
                 yield from self._fired(log, tail, frontier, address)
-        if self._record.state is PartitionState.CLOSED and holders != self._record.holders:
-            message = f"{holders} topics hold it, the catalog says {self._record.holders}"
+        if self._record.state is PartitionState.CLOSED and references != self._record.references:
+            message = f"{references} topics hold it, the catalog says {self._record.references}"
             yield error("holders", partition.name, message)
 
     def _entries(self, log: PartitionLog) -> tuple[int, list[Finding]]:

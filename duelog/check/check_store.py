@@ -1,7 +1,7 @@
 """Every invariant of a store, looked at from outside: problems come as values, nothing is changed.
 
 Here: the catalog, the main logs with their markers, and the subscriptions. Partitions are in check_partitions.py,
-the journal is in check_journal.py, what every environment has in check_records.py. Damage that kills whoever reads it
+the journal is in check_wal.py, what every environment has in check_records.py. Damage that kills whoever reads it
 through LMDB is the business of `duelog check` (tools/store_check.py), which looks at the pages before anything is
 opened.
 """
@@ -26,11 +26,11 @@ from duelog.store.log import catalog
 from duelog.store.log.ledger import find_tail
 from duelog.store.position import Position
 
-from ..background.quarantine import SetAside
-from .check_journal import check_journal
+from ..background.quarantine import Quarantine
 from .check_partitions import check_partitions, lost_partitions, was_used
 from .check_records import check_bodies, check_pages, check_records, dense_runs
 from .check_survey import Survey
+from .check_wal import check_wal
 from .check_withdrawals import Withdrawn, lost_admissions, lost_cancellations, passed_of, waited_for
 from .finding import Finding, error, warning
 
@@ -41,18 +41,18 @@ def check(
     main: Environment,
     partitions: PartitionSet,
     suspensions: Suspensions,
-    set_aside: SetAside,
+    quarantine: Quarantine,
     *,
     read_only: bool,
     deep: bool = False,
 ) -> Iterator[Finding]:
     """Findings of the open store in `path`; `deep` also reads every page and body. REQUIRES: Maintenance.lock.
 
-    `suspensions` and `set_aside`: what this process knows that is not on disk. `read_only`: another process may write.
+    `suspensions` and `quarantine`: what this process knows that is not on disk. `read_only`: another process may write.
     """
     yield from _suspended(suspensions)
     if read_only:
-        yield from check_journal(path, store_id, partitions)
+        yield from check_wal(path, store_id, partitions)
     # One transaction for all of main, so that what another process or a producer writes meanwhile is no finding.
     # Partitions are read after it began, and hold whatever it knows of: entries are on disk before they fire.
     with main.read() as raw:
@@ -69,7 +69,7 @@ def check(
             yield from _rescheduled(survey)
             yield from _cursors(survey)
             yield from _counters(survey)
-            yield from _set_aside(survey, set_aside)
+            yield from _quarantined(survey, quarantine)
         except (CorruptRecord, ValueError) as reason:
             yield error("corrupt-record", main.name, f"{reason}; what depends on it was not looked at")
 
@@ -241,11 +241,11 @@ def _counters(survey: Survey) -> Iterator[Finding]:
             yield error("counter", name, f"gives out {following} next, {highest} is in use")
 
 
-def _set_aside(survey: Survey, set_aside: SetAside) -> Iterator[Finding]:
+def _quarantined(survey: Survey, quarantine: Quarantine) -> Iterator[Finding]:
     addresses: dict[tuple[int, int], str] = {}
     for key, fields in catalog.rows(survey.raw, fmt.prefix(Table.SET_ASIDE)):
         addresses[fmt.leading_u64(key), fmt.trailing_u32(key)] = fields.decode(errors="replace")
-    addresses.update({(ledger, entry): reason for ledger, entry, reason in set_aside.items()})
+    addresses.update({(ledger, entry): reason for ledger, entry, reason in quarantine.items()})
     for (ledger_id, entry_id), reason in sorted(addresses.items()):
         message = f"could not be read and was not delivered: {reason}"
         advice = "restore it from a backup, or run `duelog repair` to give it up"

@@ -166,7 +166,7 @@ class Dispatcher:
             self._known(consumer_id)
         return self._outstanding.count(consumer_id)
 
-    def is_served(self, consumer_id: int) -> bool:
+    def may_receive(self, consumer_id: int) -> bool:
         """Whether the consumer gets messages at all: under "failover", whether it is the active one."""
         self._known(consumer_id)
         return self.type != "failover" or self.consumers[0] == consumer_id
@@ -190,7 +190,7 @@ class Dispatcher:
         """
         self._bring_due(now_ms)
         if consumer_id is not None:
-            return self.is_served(consumer_id) and bool(self._order.peek(consumer_id, 1))
+            return self.may_receive(consumer_id) and bool(self._order.peek(consumer_id, 1))
         return any(self._order.peek(some_id, 1) for some_id in self.consumers)
 
     # -- consumers -----------------------------------------------------------------------------
@@ -222,7 +222,7 @@ class Dispatcher:
         """
         if max_messages < 1:
             raise InvalidArgument("max_messages", max_messages, "at least 1")
-        if not self.is_served(consumer_id):
+        if not self.may_receive(consumer_id):
             return []
         self.torn = True
         self._bring_due(now_ms)
@@ -240,7 +240,7 @@ class Dispatcher:
             # Invariant: from here on nothing raises, so that a message recorded as handed out is handed out.
             self.torn = True
             if len(found) < len(ready):
-                self._give_up(ready, found)
+                self._skip(ready, found)
             moved = bool(ready or fresh) or start != self._read_position
             self._read_position = start
             order_again, order_fresh = order.split(found)
@@ -359,9 +359,9 @@ class Dispatcher:
         for ledger_id, entries in self._redeliveries.take_due(now_ms):
             self._order.fell_due(ledger_id, entries)
 
-    def _give_up(self, asked: Sequence[Position], found: Sequence[ReceivedMessage]) -> None:
-        readable = {message.position for message in found}
-        for ledger_id, entries in group_by_ledger([p for p in asked if p not in readable]).items():
+    def _skip(self, asked: Sequence[Position], found: Sequence[ReceivedMessage]) -> None:
+        intact = {message.position for message in found}
+        for ledger_id, entries in group_by_ledger([p for p in asked if p not in intact]).items():
             self._order.forget(ledger_id, entries)
 
     def _forget_through(self, position: Position, *, moving: bool = True) -> None:

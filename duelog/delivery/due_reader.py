@@ -40,7 +40,7 @@ class DueReader:
     def read(self, start: Position, max_entries: int, skip: AckSet) -> tuple[list[ReceivedMessage], Position]:
         """What has become due behind `start`, then messages from `start` on that are due."""
         now_ms = self._clock.now_ms()
-        if self._view is not None or self._reader.keeps_back:
+        if self._view is not None or self._reader.hides_some:
             now_ms = self._clock.raise_to(now_ms)  # what is served by it is served for good: it must not go back
         if self._tracker is not None and self._view is not None:
             return self._read_tracked(self._tracker, self._view, start, max_entries, now_ms, skip)
@@ -87,14 +87,14 @@ class DueReader:
         found: dict[int, BitMap] = {}
         if self._tracker is not None and self._view is not None:
             found = self._tracker.unseen(self._view, start, limit, self._clock.raise_to(now_ms))
-        if start < limit and self._reader.keeps_back:
+        if start < limit and self._reader.hides_some:
             for ledger_id, entries in self._reader.kept_back(limit, now_ms).items():
                 found[ledger_id] = found.get(ledger_id, BitMap()) | entries
         return found
 
     def next_due_ms(self) -> int | None:
         """When the next message that was passed over, or not read before its time, becomes due; None: there is none."""
-        kept_back_ms = self._reader.next_readable_ms(self._clock.now_ms())
+        kept_back_ms = self._reader.next_visible_ms(self._clock.now_ms())
         if self._tracker is None or self._view is None:
             return kept_back_ms
         return min((ms for ms in (kept_back_ms, self._tracker.next_due_ms(self._view)) if ms is not None), default=None)

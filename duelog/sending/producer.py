@@ -56,10 +56,10 @@ class ProducerState:
         self._topic_id = topic_id
         self._name = name
         self._lock = threading.Lock()
-        self._settling = threading.Lock()
+        self._reconciling = threading.Lock()
         self._claims: list[Claim] = []
         self._compress_in = _COMPRESS_EVERY
-        record = self._recorded(settle=False)
+        record = self._recorded(awaited=False)
         self._watermark = record.watermark
         self._stored = record.above
 
@@ -89,7 +89,7 @@ class ProducerState:
                     return
             with other.calling:  # its call has ended
                 pass
-            self._settle()
+            self._reconcile()
 
     def _next(self) -> int:
         used = [int(each.numbers.max()) for each in self._claims if each.numbers]
@@ -125,22 +125,22 @@ class ProducerState:
         with self._lock:
             self._claims.remove(claim)
 
-    def _settle(self) -> None:
+    def _reconcile(self) -> None:
         """Learn what became of the numbers of calls that ended without all of them stored."""
-        with self._settling:
+        with self._reconciling:
             with self._lock:
                 left = [each for each in self._claims if not each.calling.locked()]
                 for each in left:
                     each.revoked = True
             if not left:
                 return
-            record = self._recorded(settle=True)
+            record = self._recorded(awaited=True)
             with self._lock:
                 self._stored |= record.above
                 self._claims = [each for each in self._claims if each not in left]
 
-    def _recorded(self, *, settle: bool) -> ProducerRecord:
-        """What every environment has recorded; `settle`: once the commits that are under way have ended.
+    def _recorded(self, *, awaited: bool) -> ProducerRecord:
+        """What every environment has recorded; `awaited`: once the commits that are under way have ended.
 
         The main environment comes last: it takes over what a partition has recorded that is deleted meanwhile.
         """
@@ -148,7 +148,7 @@ class ProducerState:
         topic_id, name = self._topic_id, self._name
 
         def read(environment: Environment) -> ProducerRecord:
-            if settle:
+            if awaited:
                 return environment.write(lambda transaction: producers.read(transaction.raw, topic_id, name))
             with environment.read() as raw:
                 return producers.read(raw, topic_id, name)

@@ -25,7 +25,7 @@ from duelog.store.position import MessageId, MessageIds
 
 from ..topics.topic_state import TopicState
 from .delay_policies import DelayPolicies
-from .intake import Intake
+from .wal_writer import WalWriter
 from .worker_pool import WorkerPool, run_in_turn
 
 _PACKED_AT_ONCE_BYTES = 16 << 20
@@ -50,10 +50,10 @@ class Sender:
         config: StoreConfig,
         run_limits: RunLimits,
         pool: WorkerPool,
-        intake: Intake | None,
+        wal_writer: WalWriter | None,
         policies: DelayPolicies,
     ) -> None:
-        """`pool` writes the parts of a batch. `intake` None: what is sent one by one is appended one by one.
+        """`pool` writes the parts of a batch. `wal_writer` None: what is sent one by one is appended one by one.
 
         `policies` hear of what is on disk; they have been applied.
         """
@@ -62,7 +62,7 @@ class Sender:
         self._span_ms = config.partition_ms
         self._inline_ms = config.inline_delay_ms
         self._run_limits = run_limits
-        self._intake = intake
+        self._wal_writer = wal_writer
         self._policies = policies
         self._waits_for_nothing = config.durability == "none"
         self._pool = pool
@@ -116,8 +116,8 @@ class Sender:
             partition = self._partitions.begin_append(due_ms - due_ms % self._span_ms, now_ms)
             if partition is not None:
                 try:
-                    if self._intake is not None:
-                        return MessageId(*self._intake.append(partition, topic.topic_id, due_ms, body))
+                    if self._wal_writer is not None:
+                        return MessageId(*self._wal_writer.append(partition, topic.topic_id, due_ms, body))
                     return MessageId(
                         *partition.append(
                             topic.topic_id, (due_ms,), (body,), self._run_limits, self._partitions.new_ledger
@@ -176,6 +176,6 @@ class Sender:
 
     def close(self) -> None:
         """Take no more batches; those that were begun are written."""
-        if self._intake is not None:
-            self._intake.close()
+        if self._wal_writer is not None:
+            self._wal_writer.close()
         self._pool.close()

@@ -32,7 +32,7 @@ _DUE = attrgetter("due_ms")
 
 def waiting(engine: Engine, topic: TopicState, now_ms: int) -> dict[int, BitMap]:
     """Entries of the topic's main log that are not due at `now_ms`, by ledger id; no bitmap is empty."""
-    start = topic.log.first_waiting(now_ms)
+    start = topic.log.first_undue(now_ms)
     if start is None:
         return {}
     return (topic.tracker or engine.tracker(topic)).waiting(start, now_ms)
@@ -40,7 +40,7 @@ def waiting(engine: Engine, topic: TopicState, now_ms: int) -> dict[int, BitMap]
 
 def count(engine: Engine, topic: TopicState, now_ms: int) -> int:
     """How many those are."""
-    start = topic.log.first_waiting(now_ms)
+    start = topic.log.first_undue(now_ms)
     return 0 if start is None else (topic.tracker or engine.tracker(topic)).count(start, now_ms)
 
 
@@ -71,11 +71,11 @@ def clear(engine: Engine, topic: TopicState, subscription: SubscriptionState) ->
 def waits(engine: Engine, topic: TopicState, message_id: MessageId) -> bool:
     """Whether the message is in the topic's main log and not due yet. O(log n)."""
     now_ms = engine.clock.now_ms()
-    if topic.log.first_waiting(now_ms) is None or topic.log.entries_of(message_id.ledger_id) is None:
+    if topic.log.first_undue(now_ms) is None or topic.log.entries_of(message_id.ledger_id) is None:
         return False
     with engine.main.read() as raw, suppress(CorruptEntry):
         run = find_run(raw.cursor(), engine.main.name, message_id.ledger_id, message_id.entry_id)
-        return run is not None and run.ahead and run.due(message_id.entry_id - run.first_entry) > now_ms
+        return run is not None and run.early and run.due(message_id.entry_id - run.first_entry) > now_ms
     return False
 
 
@@ -91,10 +91,10 @@ def scheduled_messages(engine: Engine, topic: TopicState, start_ms: int, limit_m
         str(topic.name),
         start_ms=start_ms,
         limit_ms=limit_ms,
-        set_aside=engine.note_unreadable,
+        quarantine=engine.note_unreadable,
     )
     now_ms = engine.clock.now_ms()
-    start = topic.log.first_waiting(now_ms)
+    start = topic.log.first_undue(now_ms)
     if start is None:
         return in_partitions
     positions = (topic.tracker or engine.tracker(topic)).listed(start, now_ms, start_ms, limit_ms)

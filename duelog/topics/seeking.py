@@ -65,6 +65,6 @@ def expired(main: Environment, log: ManagedLedger, acks: AckSet, before_ms: int)
                     unacked &= BitMap((old + run.first_entry).tolist())
                     if unacked:
                         yield ledger_id, unacked
-                    elif not run.ahead:
+                    elif not run.early:
                         return
         ledger_id = log.following(ledger_id)

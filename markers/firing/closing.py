@@ -26,7 +26,7 @@ def record_closed(
     A topic without a marker, one whose ledgers have been trimmed past it, or one that was deleted, holds nothing.
     `mark_ms` becomes the clock mark.
     """
-    holders = 0
+    references = 0
     for topic_id in topic_ids:
         key = fmt.frontier_key(topic_id, partition.start_ms)
         fields = transaction.get(key)
@@ -36,10 +36,10 @@ def record_closed(
         log = main_log(topic_id)
         held = log is not None and record.marker_ledger >= log.first_in(transaction)
         transaction.put(key, record._replace(released=int(not held)).pack())
-        holders += held
+        references += held
     fields = transaction.get(fmt.partition_key(partition.start_ms))
     if fields is None:
         raise DamagedStore(partition.path, "is not in the catalog")
-    closed = PartitionRecord.unpack(fields)._replace(state=PartitionState.CLOSED, holders=holders)
+    closed = PartitionRecord.unpack(fields)._replace(state=PartitionState.CLOSED, references=references)
     transaction.put(fmt.partition_key(partition.start_ms), closed.pack())
     transaction.put(fmt.counter_key(catalog.CLOCK), fmt.pack_u64(max(mark_ms, 0)))

@@ -54,11 +54,11 @@ class Firing(LoadedPartitions):
         config: StoreConfig,
         *,
         main_log: Callable[[int], ManagedLedger | None],
-        set_aside: Callable[[CorruptEntry], object],
+        quarantine: Callable[[CorruptEntry], object],
         wake: Callable[[], None],
     ) -> None:
         """The arguments are those of LoadedPartitions."""
-        super().__init__(main, partitions, config, main_log=main_log, set_aside=set_aside, wake=wake)
+        super().__init__(main, partitions, config, main_log=main_log, quarantine=quarantine, wake=wake)
         self._apart = False
         """Whether each log is fired by a commit of its own: a commit for several has failed."""
         self._found_torn = False
@@ -141,14 +141,14 @@ class Firing(LoadedPartitions):
         while True:
             batch: _Batch = []
             came_up: list[LogFiring] = []
-            room = self._config.fire_batch
+            capacity = self._config.fire_batch
             try:
-                while room > 0 and not (batch and self._apart) and (log := self._ready.pop(until_ms)) is not None:
+                while capacity > 0 and not (batch and self._apart) and (log := self._ready.pop(until_ms)) is not None:
                     came_up.append(log)
-                    taken, main_log = self._take(log, now_ms, until_ms, room)
+                    taken, main_log = self._take(log, now_ms, until_ms, capacity)
                     if taken is not None and main_log is not None:
                         batch.append((log, taken, main_log))
-                        room -= len(taken.entries)
+                        capacity -= len(taken.entries)
                 if not batch:
                     self._apart = False
                 elif not self._commit_or_suspend(batch, now_ms):
@@ -161,16 +161,18 @@ class Firing(LoadedPartitions):
                     self._arm_again(log)
             return sum(len(taken.entries) for _, taken, _ in batch)
 
-    def _take(self, log: LogFiring, now_ms: int, until_ms: int, room: int) -> tuple[Taken | None, ManagedLedger | None]:
+    def _take(
+        self, log: LogFiring, now_ms: int, until_ms: int, capacity: int
+    ) -> tuple[Taken | None, ManagedLedger | None]:
         """What a log has to fire, and the main log that it goes to; None where the log is suspended, or torn."""
-        if self.suspensions and self.suspensions.waits(_fire_part(log), now_ms):
+        if self.suspensions and self.suspensions.is_suspended(_fire_part(log), now_ms):
             return None, None
         taken: Taken | None = None
         main_log: ManagedLedger | None = None
         try:
             main_log = self._main_log(log.topic_id)
             if main_log is not None and log.whole:
-                taken = log.take(until_ms, room)
+                taken = log.take(until_ms, capacity)
             self._report_unreadable(log)
         except Exception as error:
             if taken is not None:
@@ -219,17 +221,17 @@ class Firing(LoadedPartitions):
     def _report_unreadable(self, log: LogFiring) -> None:
         for entry_id in log.unreadable():
             name = f"partition at {log.start_ms}"
-            self._set_aside(CorruptEntry(name, log.ledger_id, entry_id, "its due time cannot be read"))
+            self._quarantine(CorruptEntry(name, log.ledger_id, entry_id, "its due time cannot be read"))
 
     def _commit(self, batch: _Batch, now_ms: int) -> None:
         by_ms = max(now_ms, *(int(taken.dues.max()) for _, taken, _ in batch))
-        mark_ms, ahead_of_ms = max(by_ms, self.recorded_ms), now_ms if by_ms > now_ms else None
+        mark_ms, early_from_ms = max(by_ms, self.recorded_ms), now_ms if by_ms > now_ms else None
 
         def work(transaction: Transaction) -> None:
             records = []
             for log, taken, main_log in batch:
                 segments = main_log.append_markers(
-                    transaction, log.ledger_id, log.start_ms, taken.entries, taken.dues, by_ms, ahead_of_ms
+                    transaction, log.ledger_id, log.start_ms, taken.entries, taken.dues, by_ms, early_from_ms
                 )
                 last = segments[-1]
                 record = taken.frontier._replace(

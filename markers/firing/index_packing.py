@@ -17,7 +17,7 @@ from .log_firing import HAND_OVER_S, LogFiring
 _STEP_S = 0.01
 
 
-class Settling:
+class IndexPacking:
     """The logs that have something to put to sleep. Thread-safe; `step` is for one thread at a time."""
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class Settling:
         while (log := self._first()) is not None:
             more = False
             try:
-                more = log.settle()
+                more = log.pack_next()
             finally:
                 if not more:
                     self.forget(log)

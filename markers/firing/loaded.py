@@ -21,7 +21,7 @@ from ...store.config import StoreConfig
 from ...store.env.environment import Environment
 from ...store.errors import CorruptEntry
 from ...store.log.managed_ledger import ManagedLedger
-from .index_packing import Settling
+from .index_packing import IndexPacking
 from .loading import Loading, new_log
 from .log_firing import LogFiring
 from .ready_queue import ReadyQueue
@@ -46,7 +46,7 @@ class LoadedPartitions:
         config: StoreConfig,
         *,
         main_log: Callable[[int], ManagedLedger | None],
-        set_aside: Callable[[CorruptEntry], object],
+        quarantine: Callable[[CorruptEntry], object],
         wake: Callable[[], None],
     ) -> None:
         """Hold the begun partitions of `partitions`; nothing is loaded yet.
@@ -58,7 +58,7 @@ class LoadedPartitions:
         self._partitions = partitions
         self._config = config
         self._main_log = main_log
-        self._set_aside = set_aside
+        self._quarantine = quarantine
         self._wake = wake
         self._ready = ReadyQueue()
         self._loaded: dict[int, dict[int, LogFiring]] = {}
@@ -71,7 +71,7 @@ class LoadedPartitions:
         self.suspensions = Suspensions(main)
         """What of all this, and of the store's upkeep, has failed and is tried again later."""
         self.saving = Saving(config, self.suspensions)
-        self.settling = Settling()
+        self.packing = IndexPacking()
 
     # -- loading ---------------------------------------------------------------------------------
 
@@ -106,7 +106,9 @@ class LoadedPartitions:
             partition
             for partition in self._partitions
             if partition.state is PartitionState.OPEN
-            and not (self.suspensions and self.suspensions.waits(Part("load", start_ms=partition.start_ms), now_ms))
+            and not (
+                self.suspensions and self.suspensions.is_suspended(Part("load", start_ms=partition.start_ms), now_ms)
+            )
         ]
         for partition in begun[:LOADED_AT_ONCE]:
             if partition.start_ms not in self._loaded:
@@ -126,7 +128,7 @@ class LoadedPartitions:
         if partition.start_ms not in self._leased:
             self._partitions.acquire(partition)  # given back when the partition closes
             self._leased.add(partition.start_ms)
-        partition.keep_pages()
+        partition.stop_evicting()
         self.saving.begin(partition.start_ms)
         loading = Loading(
             self._main,
@@ -135,7 +137,7 @@ class LoadedPartitions:
             registered=functools.partial(self._loaded.__setitem__, partition.start_ms),
             listener=functools.partial(self._heard, partition),
             exists=lambda topic_id: self._main_log(topic_id) is not None,
-            set_aside=self._set_aside,
+            quarantine=self._quarantine,
             fires=lambda log: self._ready.arm(log, log.next_due_ms()),
         )
         self._loading = partition, loading.steps()
@@ -149,7 +151,7 @@ class LoadedPartitions:
             done = next(steps, self) is self
             if done:
                 self.saving.loaded(partition.start_ms, logs := self._loaded_logs(partition.start_ms))
-                self.settling.loaded(logs)
+                self.packing.loaded(logs)
                 self._loading = None
             self._stepping = False
             return done
@@ -191,8 +193,8 @@ class LoadedPartitions:
             logs[appended.topic_id] = log
         log.hear(first_entry, dues)
         save = self.saving.heard(partition.start_ms, len(dues))
-        settle = self.settling.heard(log)
-        if (log.loaded and self._ready.arm(log, log.next_due_ms())) or save or settle:
+        pack_next = self.packing.heard(log)
+        if (log.loaded and self._ready.arm(log, log.next_due_ms())) or save or pack_next:
             self._wake()
 
     def _unload(self, partition: Partition) -> None:
@@ -201,7 +203,7 @@ class LoadedPartitions:
         self.saving.forget(partition.start_ms)
         for log in self._loaded.get(partition.start_ms, {}).values():
             self._ready.discard(log)
-            self.settling.forget(log)
+            self.packing.forget(log)
         self._loaded.pop(partition.start_ms, None)
         if partition.start_ms in self._leased:
             self._leased.discard(partition.start_ms)
@@ -256,4 +258,4 @@ class LoadedPartitions:
             log = logs.pop(topic_id, None)
             if log is not None:
                 self._ready.discard(log)
-                self.settling.forget(log)
+                self.packing.forget(log)

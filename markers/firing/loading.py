@@ -65,7 +65,7 @@ class Loading:
         registered: Callable[[dict[int, LogFiring]], None],
         listener: Listener,
         exists: Callable[[int], bool],
-        set_aside: Callable[[CorruptEntry], object],
+        quarantine: Callable[[CorruptEntry], object],
         fires: Callable[[LogFiring], object],
     ) -> None:
         """`registered` is given the logs before `listener` hears of the first append, both in the leader of a commit.
@@ -78,7 +78,7 @@ class Loading:
         self._registered = registered
         self._listener = listener
         self._exists = exists
-        self._set_aside = set_aside
+        self._quarantine = quarantine
         self._fires = fires
         self._tails: dict[int, int] = {}
         self._read = 0
@@ -135,10 +135,11 @@ class Loading:
     def _read_back(self, log: LogFiring, tail: int) -> Iterator[None]:
         """Have a log fire."""
         partition = self.partition
-        if tail < log.frontier.seen:
+        if tail < log.frontier.absorbed_end:
             raise DamagedStore(
                 partition.path,
-                f"ledger {log.ledger_id} ends at entry {tail}, its frontier at {log.frontier.seen}: entries were lost",
+                f"ledger {log.ledger_id} ends at entry {tail}, its frontier at {log.frontier.absorbed_end}: "
+                "entries were lost",
             )
         covered = covered_by_snapshots(partition.environment, log.ledger_id)
         if tail < covered:
@@ -166,12 +167,12 @@ class Loading:
                 missing = range(log.tail, batch.first_entry)
                 if missing and not any(entry_id in missing for entry_id in damaged):
                     reason = f"entries {log.tail} to {batch.first_entry - 1} are missing"
-                    self._set_aside(CorruptEntry(partition.name, log.ledger_id, log.tail, reason))
+                    self._quarantine(CorruptEntry(partition.name, log.ledger_id, log.tail, reason))
                 log.restore(batch.first_entry, batch.dues)
                 self._read += len(batch.dues)
             else:
                 damaged.append(batch.entry_id)
-                self._set_aside(batch)
+                self._quarantine(batch)
             yield
         log.skip_unreadable(tail)
         log.finish_loading()
@@ -183,5 +184,5 @@ class Loading:
         ids = np.array(admitted, dtype=np.uint32)
         dues = dues_of(self.partition.environment, log.ledger_id, ids)
         for entry_id in ids[dues == UNREADABLE_DUE].tolist():
-            self._set_aside(CorruptEntry(self.partition.name, log.ledger_id, entry_id, "its due time cannot be read"))
+            self._quarantine(CorruptEntry(self.partition.name, log.ledger_id, entry_id, "its due time cannot be read"))
         log.admit(ids[dues != UNREADABLE_DUE], dues[dues != UNREADABLE_DUE])

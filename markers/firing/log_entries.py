@@ -56,9 +56,9 @@ class LogEntries:
         """Whether a change has begun; where it did not come to its end, the log is to be read back (log_firing.py)."""
         self.saved_tail = 0
         """Entries below it are covered by a complete snapshot; belongs to whoever saves and loads."""
-        self._settled_tail = 0
-        """The tail when `settle` last began."""
-        self._settled_ms: int | None = None
+        self._packed_tail = 0
+        """The tail when `pack_next` last began."""
+        self._packed_to_ms: int | None = None
         self._lock = threading.Lock()
 
     @property

@@ -96,24 +96,27 @@ class LogFiring(LogEntries):
                 order = np.lexsort((entries, dues))
                 entries, dues = entries[order], dues[order]
             if late < waiting:
-                frontier = before._replace(seen=int(self._late_entries[late]), fired=before.fired + late)
+                frontier = before._replace(absorbed_end=int(self._late_entries[late]), fired=before.fired + late)
             else:
                 try:
-                    ahead, ahead_dues = self._index.take(now_ms, limit - late)
+                    on_time, on_time_dues = self._index.take(now_ms, limit - late)
                 except Exception:
                     if self._index.could_not_read():  # then nothing has been removed
                         self.torn, self._on_its_way = torn, False
                     raise
-                if not late and not len(ahead):
+                if not late and not len(on_time):
                     self.torn, self._on_its_way = torn, False
                     return None
-                frontier = before._replace(seen=self._tail, fired=before.fired + late + len(ahead))
-                if len(ahead):
-                    frontier = frontier._replace(due_ms=int(ahead_dues[-1]), entry_id=int(ahead[-1]))
-                    entries = np.concatenate((entries, ahead))
-                    dues = np.concatenate((dues, ahead_dues))
+                frontier = before._replace(absorbed_end=self._tail, fired=before.fired + late + len(on_time))
+                if len(on_time):
+                    frontier = frontier._replace(due_ms=int(on_time_dues[-1]), entry_id=int(on_time[-1]))
+                    entries = np.concatenate((entries, on_time))
+                    dues = np.concatenate((dues, on_time_dues))
             # Invariant: C never goes back, T never goes back.
-            if (frontier.due_ms, frontier.entry_id) < (before.due_ms, before.entry_id) or frontier.seen < before.seen:
+            if (frontier.due_ms, frontier.entry_id) < (
+                before.due_ms,
+                before.entry_id,
+            ) or frontier.absorbed_end < before.absorbed_end:
                 raise BrokenInvariant(f"frontier {frontier} is behind {before}")
             self._late_entries, self._late_dues = self._late_entries[late:], self._late_dues[late:]
             self.frontier = frontier
@@ -178,20 +181,20 @@ class LogFiring(LogEntries):
 
     @property
     def unsettled(self) -> bool:
-        """Whether so much has come in that it is worth it to `settle`; asked without the lock, it is a guess. O(1)."""
-        return self.loaded and self._index.is_worth_settling(self._tail - self._settled_tail)
+        """Whether enough has come in for `pack_next`; asked without the lock, it is a guess. O(1)."""
+        return self.loaded and self._index.is_worth_packing(self._tail - self._packed_tail)
 
-    def settle(self) -> bool:
+    def pack_next(self) -> bool:
         """Bring some of the index to its smaller form, 1 to 2 ms with the lock in hand; True: there is more of it."""
         with self._lock:
             if not self.loaded:
                 return False
             torn, self.torn = self.torn, True
-            if self._settled_ms is None:
-                self._settled_tail = self._tail
-            self._settled_ms = self._index.settle(self._settled_ms)
+            if self._packed_to_ms is None:
+                self._packed_tail = self._tail
+            self._packed_to_ms = self._index.pack_next(self._packed_to_ms)
             self.torn = torn
-            return self._settled_ms is not None
+            return self._packed_to_ms is not None
 
     def unreadable(self) -> list[int]:
         """Entries whose due time could not be read when they were to fire, taken once."""
@@ -207,5 +210,5 @@ class LogFiring(LogEntries):
             if len(self._late_entries):
                 # Invariant: what waits as late is at or before C and not below T, in append order.
                 assert frontier.passes(self._late_entries, self._late_dues).all()
-                assert int(self._late_entries[0]) >= frontier.seen
+                assert int(self._late_entries[0]) >= frontier.absorbed_end
                 assert (np.diff(self._late_entries.astype(np.int64)) > 0).all()

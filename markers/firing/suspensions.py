@@ -102,7 +102,7 @@ class Suspensions:
 
     def run(self, part: Part, now_ms: int, action: Callable[[], T], otherwise: T) -> T:
         """The value of `action`; `otherwise` where it fails, and until it is tried again. Raises as `failed`."""
-        if self.waits(part, now_ms):
+        if self.is_suspended(part, now_ms):
             return otherwise
         try:
             value = action()
@@ -112,7 +112,7 @@ class Suspensions:
         self.succeeded(part, now_ms)
         return value
 
-    def waits(self, part: Part, now_ms: int) -> bool:
+    def is_suspended(self, part: Part, now_ms: int) -> bool:
         """Whether a part is suspended and not to be tried yet; a clock that was set back holds nothing up."""
         found = self._suspended.get(part) if self._suspended else None
         return found is not None and found.failed_ms <= now_ms < found.retry_ms

@@ -26,7 +26,7 @@ from pyroaring import BitMap
 from sortedcontainers import SortedDict
 
 from ...store.errors import BrokenInvariant
-from .packed_buckets import Asleep, bitmap_bytes, check_sheets, united
+from .packed_buckets import PackedBucket, bitmap_bytes, check_slabs, united
 from .window import Dues, Ids, Keys
 
 _GROUP_ENTRIES = 1 << 20  # entries grouped at a time: bounds the temporary arrays to about 40 MB
@@ -55,9 +55,9 @@ class Buckets:
 
     def __init__(self, bucket_ms: int) -> None:
         self._bucket_ms = bucket_ms
-        self._bitmaps: SortedDict[int, BitMap | Asleep] = SortedDict()
+        self._bitmaps: SortedDict[int, BitMap | PackedBucket] = SortedDict()
         self._cuts: list[int] = []  # ascending; starts of buckets besides the multiples of bucket_ms
-        self.asleep = 0
+        self.packed = 0
         """Entries saved in buckets asleep; those added to them since are not counted."""
 
     def __len__(self) -> int:
@@ -67,7 +67,7 @@ class Buckets:
     def __iter__(self) -> Iterator[Bucket]:
         """Buckets by due time, to look at: none is woken. Nothing may be added or removed meanwhile."""
         for start_ms, ids in self._bitmaps.items():
-            yield Bucket(start_ms, self._limit_of(start_ms), ids.bitmap() if isinstance(ids, Asleep) else ids)
+            yield Bucket(start_ms, self._limit_of(start_ms), ids.bitmap() if isinstance(ids, PackedBucket) else ids)
 
     def spans(self) -> Iterator[Span]:
         """Buckets by due time, none woken; nothing may be added or removed meanwhile."""
@@ -81,13 +81,13 @@ class Buckets:
     def saved_below(self, start_ms: int, limit_id: int) -> tuple[int, bytes] | None:
         """Entries and serialised bitmap of a bucket asleep as it was saved, all of it below ``limit_id``; else None."""
         ids = self._bitmaps[start_ms]
-        saved = ids.saved_below(limit_id) if isinstance(ids, Asleep) else None
+        saved = ids.saved_below(limit_id) if isinstance(ids, PackedBucket) else None
         return None if saved is None else (len(ids), saved)
 
     def entries_of(self, start_ms: int) -> BitMap:
         """The entries of the bucket that starts at ``start_ms``, which is not woken; not to be changed."""
         kept = self._bitmaps[start_ms]
-        return kept.bitmap() if isinstance(kept, Asleep) else kept
+        return kept.bitmap() if isinstance(kept, PackedBucket) else kept
 
     def first_span(self) -> Span:
         """The earliest bucket, not woken; REQUIRES that there is one. O(1)."""
@@ -97,7 +97,7 @@ class Buckets:
     def first(self) -> Bucket:
         """The earliest bucket, woken; REQUIRES that there is one."""
         start_ms = self._bitmaps.peekitem(0)[0]
-        return Bucket(start_ms, self._limit_of(start_ms), self._awake(start_ms))
+        return Bucket(start_ms, self._limit_of(start_ms), self._unpacked(start_ms))
 
     def add_one(self, entry_id: int, due_ms: int) -> None:
         """Add one entry. O(1), O(log buckets) for the first of its bucket."""
@@ -128,7 +128,7 @@ class Buckets:
         else:
             present |= ids
 
-    def restore(self, saved: Iterable[tuple[int, BitMap | Asleep]]) -> int:
+    def restore(self, saved: Iterable[tuple[int, BitMap | PackedBucket]]) -> int:
         """Take whole buckets over; how many entries that makes.
 
         A start may come more than once: then its bucket is awake, and the union. REQUIRES that buckets may start
@@ -138,9 +138,9 @@ class Buckets:
         entries = sum(map(len, whole.values()))
         for start_ms, ids in whole.items():
             added = self._bitmaps.get(start_ms)
-            if isinstance(added, Asleep):
+            if isinstance(added, PackedBucket):
                 raise BrokenInvariant(f"buckets: the one at {start_ms} is restored twice")
-            if isinstance(ids, Asleep):
+            if isinstance(ids, PackedBucket):
                 ids.added = added
                 self._entered(start_ms, ids)
             elif added is not None:
@@ -156,29 +156,29 @@ class Buckets:
         if self._bitmaps:
             for other_ms in self.starts_after(self._bitmaps.peekitem(0)[0] if start_ms is None else start_ms):
                 kept = self._bitmaps[other_ms]
-                awake = kept.added if isinstance(kept, Asleep) else kept
-                if awake is not None:
-                    yield other_ms, len(kept), awake
+                unpacked = kept.added if isinstance(kept, PackedBucket) else kept
+                if unpacked is not None:
+                    yield other_ms, len(kept), unpacked
 
-    def replace(self, buckets: list[tuple[int, Asleep]]) -> None:
+    def replace(self, buckets: list[tuple[int, PackedBucket]]) -> None:
         """Have buckets asleep, by their starts, for those here. REQUIRES: each holds the entries of its bucket."""
         before = [self._bitmaps[start_ms] for start_ms, _ in buckets]
-        for start_ms, asleep in buckets:
-            self._bitmaps[start_ms] = asleep
-            self._entered(start_ms, asleep)
+        for start_ms, packed in buckets:
+            self._bitmaps[start_ms] = packed
+            self._entered(start_ms, packed)
         for kept in before:
-            if isinstance(kept, Asleep):
+            if isinstance(kept, PackedBucket):
                 self._left(kept)
 
     def remove_first(self, ids: BitMap | None = None) -> None:
         """Remove the earliest bucket, with the cuts that it was the last to need; or only ``ids`` of it."""
         start_ms, kept = self._bitmaps.peekitem(0)
         if ids is not None and len(ids) < len(kept):
-            self._awake(start_ms).difference_update(ids)
+            self._unpacked(start_ms).difference_update(ids)
             return
         limit_ms = self._limit_of(start_ms)
         self._bitmaps.popitem(0)
-        if isinstance(kept, Asleep):
+        if isinstance(kept, PackedBucket):
             self._left(kept)
         if ids is None:
             del self._cuts[: bisect_left(self._cuts, limit_ms)]
@@ -198,7 +198,7 @@ class Buckets:
         """Undo a ``split_first`` half done: one bucket again, of its parts and what ``bucket.ids`` still holds."""
         ids = bucket.ids
         for start_ms in list(self._bitmaps.irange(bucket.start_ms, bucket.limit_ms, (True, False))):
-            ids |= self._awake(start_ms)
+            ids |= self._unpacked(start_ms)
             del self._bitmaps[start_ms]
         del self._cuts[bisect_right(self._cuts, bucket.start_ms) : bisect_left(self._cuts, bucket.limit_ms)]
         self.add_bitmap(bucket.start_ms, ids)
@@ -209,10 +209,10 @@ class Buckets:
         kept = self._bitmaps.get(start_ms)
         if kept is None:
             return False
-        ids = kept.bitmap() if isinstance(kept, Asleep) else kept
+        ids = kept.bitmap() if isinstance(kept, PackedBucket) else kept
         if entry_id not in ids:
             return False
-        if isinstance(kept, Asleep):
+        if isinstance(kept, PackedBucket):
             self._wake(start_ms, kept, ids)
         ids.discard(entry_id)
         if not ids:
@@ -230,14 +230,14 @@ class Buckets:
         for start_ms, kept in self._bitmaps.items():
             if found == len(ids):
                 break
-            if isinstance(kept, Asleep) and kept.limit_id <= lowest:
+            if isinstance(kept, PackedBucket) and kept.limit_id <= lowest:
                 found += kept.discard_added(ids)
                 continue
-            present = kept.bitmap() if isinstance(kept, Asleep) else kept
+            present = kept.bitmap() if isinstance(kept, PackedBucket) else kept
             hits = present.intersection_cardinality(ids)
             if hits:
                 found += hits
-                if isinstance(kept, Asleep):
+                if isinstance(kept, PackedBucket):
                     self._wake(start_ms, kept, present)
                 present.difference_update(ids)
                 if not present:
@@ -250,7 +250,7 @@ class Buckets:
         """A copy that shares nothing and has no cuts."""
         copy = Buckets(self._bucket_ms)
         for start_ms, ids in self._bitmaps.items():
-            copied = ids.bitmap() if isinstance(ids, Asleep) else ids.copy()
+            copied = ids.bitmap() if isinstance(ids, PackedBucket) else ids.copy()
             copy.add_bitmap(start_ms - start_ms % self._bucket_ms, copied)
         return copy
 
@@ -258,7 +258,7 @@ class Buckets:
         """Resident bytes, estimated from the sizes of the bitmaps' containers. O(containers)."""
         kept = self._bitmaps.values()
         return 8 * len(self._cuts) + sum(
-            ids.memory_bytes() if isinstance(ids, Asleep) else bitmap_bytes(ids) for ids in kept
+            ids.memory_bytes() if isinstance(ids, PackedBucket) else bitmap_bytes(ids) for ids in kept
         )
 
     def check(self) -> None:
@@ -270,11 +270,11 @@ class Buckets:
         for start_ms, ids in self._bitmaps.items():
             if not ids or self._start_of(start_ms) != start_ms:
                 raise BrokenInvariant(f"buckets: {len(ids)} entries at {start_ms}, which is no bucket's start")
-            every |= ids.bitmap() if isinstance(ids, Asleep) else ids
+            every |= ids.bitmap() if isinstance(ids, PackedBucket) else ids
             total += len(ids)
-        asleep = check_sheets(ids for ids in self._bitmaps.values() if isinstance(ids, Asleep))
-        if asleep != self.asleep:
-            raise BrokenInvariant(f"buckets: {asleep} entries asleep, counted {self.asleep}")
+        packed = check_slabs(ids for ids in self._bitmaps.values() if isinstance(ids, PackedBucket))
+        if packed != self.packed:
+            raise BrokenInvariant(f"buckets: {packed} entries asleep, counted {self.packed}")
         if total != len(every):
             raise BrokenInvariant("buckets: an entry is in two buckets")
 
@@ -353,45 +353,45 @@ class Buckets:
     def _taking(self, start_ms: int) -> BitMap | None:
         """What takes entries added to a bucket; None: ``_put`` the first ones. Wakes nothing."""
         kept = self._bitmaps.get(start_ms)
-        return kept.added if isinstance(kept, Asleep) else kept
+        return kept.added if isinstance(kept, PackedBucket) else kept
 
     def _put(self, start_ms: int, ids: BitMap) -> None:
         """The first entries of a bucket, or those added to one asleep; takes ``ids`` over."""
         kept = self._bitmaps.get(start_ms)
-        if isinstance(kept, Asleep):
+        if isinstance(kept, PackedBucket):
             kept.added = ids
         else:
             self._bitmaps[start_ms] = ids
 
-    def _awake(self, start_ms: int) -> BitMap:
+    def _unpacked(self, start_ms: int) -> BitMap:
         kept = self._bitmaps[start_ms]
-        if not isinstance(kept, Asleep):
+        if not isinstance(kept, PackedBucket):
             return kept
         ids = kept.bitmap()
         self._wake(start_ms, kept, ids)
         return ids
 
-    def _wake(self, start_ms: int, asleep: Asleep, ids: BitMap) -> None:
+    def _wake(self, start_ms: int, packed: PackedBucket, ids: BitMap) -> None:
         """Have ``ids``, its entries, in place of a bucket asleep."""
         self._bitmaps[start_ms] = ids
-        self._left(asleep)
+        self._left(packed)
 
-    def _entered(self, start_ms: int, asleep: Asleep) -> None:
+    def _entered(self, start_ms: int, packed: PackedBucket) -> None:
         """A bucket asleep has come into the map."""
-        self.asleep += asleep.entries
-        asleep.sheet.needed += len(asleep.saved)
-        asleep.sheet.starts_ms.append(start_ms)
+        self.packed += packed.entries
+        packed.slab.needed += len(packed.saved)
+        packed.slab.starts_ms.append(start_ms)
 
-    def _left(self, asleep: Asleep) -> None:
+    def _left(self, packed: PackedBucket) -> None:
         """A bucket asleep has gone from the map: wake those that would keep its sheet for less than half of it."""
-        self.asleep -= asleep.entries
-        sheet = asleep.sheet
-        sheet.needed -= len(asleep.saved)
-        if 2 * sheet.needed < len(sheet.bytes):
-            for other_ms in sheet.starts_ms:
+        self.packed -= packed.entries
+        slab = packed.slab
+        slab.needed -= len(packed.saved)
+        if 2 * slab.needed < len(slab.bytes):
+            for other_ms in slab.starts_ms:
                 other = self._bitmaps.get(other_ms)
-                if isinstance(other, Asleep) and other.sheet is sheet:
+                if isinstance(other, PackedBucket) and other.slab is slab:
                     self._bitmaps[other_ms] = other.bitmap()
-                    self.asleep -= other.entries
-            sheet.needed = 0
-            sheet.starts_ms.clear()
+                    self.packed -= other.entries
+            slab.needed = 0
+            slab.starts_ms.clear()

@@ -35,8 +35,8 @@ from ...store.codec.frontier import UNREADABLE_DUE
 from ...store.errors import BrokenInvariant, InvalidArgument
 from .buckets import Bucket, Buckets, Span
 from .index_cut import IndexCut
-from .packed_buckets import Asleep
-from .packing import is_worth_it, settle
+from .packed_buckets import PackedBucket
+from .packing import is_worth_it, pack_next
 from .splitting import cuts_of
 from .window import ID_BITS, MAX_ID, OFFSET_LIMIT_MS, Dues, Ids, Window, pack, unpack
 
@@ -81,7 +81,7 @@ class DelayIndex:
     @classmethod
     def from_buckets(
         cls,
-        buckets: Iterable[tuple[int, BitMap | Asleep]],
+        buckets: Iterable[tuple[int, BitMap | PackedBucket]],
         due_of: DueOf,
         *,
         start_ms: int,
@@ -97,7 +97,7 @@ class DelayIndex:
         index.restore_buckets(buckets)
         return index
 
-    def restore_buckets(self, buckets: Iterable[tuple[int, BitMap | Asleep]]) -> None:
+    def restore_buckets(self, buckets: Iterable[tuple[int, BitMap | PackedBucket]]) -> None:
         """More whole buckets, of entries not added; REQUIRES: none begins before a time taken or prepared until."""
         whole = list(buckets)
         earliest_ms, limit_ms = self._start_ms - self.bucket_ms + 1, self._start_ms + OFFSET_LIMIT_MS
@@ -116,7 +116,7 @@ class DelayIndex:
         """
         if len(ids):
             self._count += len(ids)
-            self._fill(*self._readable(ids, dues), limit_ms, _ALL_IDS)
+            self._fill(*self._intact(ids, dues), limit_ms, _ALL_IDS)
 
     # -- adding --------------------------------------------------------------------------------
 
@@ -248,13 +248,13 @@ class DelayIndex:
         """A copy of the entries below ``limit_id``, to be taken in slices while others are added; see IndexCut."""
         return IndexCut(self._buckets, self._window.keys(), self._start_ms, self.bucket_ms, limit_id)
 
-    def is_worth_settling(self, added: int) -> bool:
-        """Whether ``settle`` should begin, ``added`` entries after it last did. O(1)."""
+    def is_worth_packing(self, added: int) -> bool:
+        """Whether ``pack_next`` should begin, ``added`` entries after it last did. O(1)."""
         return is_worth_it(self._buckets, self._count - len(self._window), added)
 
-    def settle(self, after_ms: int | None = None) -> int | None:
+    def pack_next(self, after_ms: int | None = None) -> int | None:
         """Put the next buckets to sleep, 1 to 2 ms of work; None: all had their turn. See settling.settle."""
-        return settle(self._buckets, after_ms)
+        return pack_next(self._buckets, after_ms)
 
     def memory_bytes(self) -> int:
         """Resident bytes, estimated: sizes of containers plus a measured overhead, and the window. O(containers)."""
@@ -351,17 +351,17 @@ class DelayIndex:
         self._reading = False
         if len(dues) != len(ids):
             raise BrokenInvariant(f"due_of gave {len(dues)} due times for {len(ids)} entries")
-        return self._readable(ids, dues)
+        return self._intact(ids, dues)
 
-    def _readable(self, ids: Ids, dues: Dues) -> tuple[Ids, Dues]:
+    def _intact(self, ids: Ids, dues: Dues) -> tuple[Ids, Dues]:
         """Those with a due time; the rest go to ``unreadable``, and are counted no more."""
-        readable = (dues >= self._start_ms) & (dues < self._start_ms + OFFSET_LIMIT_MS)
-        if readable.all():
+        intact = (dues >= self._start_ms) & (dues < self._start_ms + OFFSET_LIMIT_MS)
+        if intact.all():
             return ids, dues
-        lost = ids[~readable]
+        lost = ids[~intact]
         self.unreadable.update(lost.tolist())
         self._count -= len(lost)
-        return ids[readable], dues[readable]
+        return ids[intact], dues[intact]
 
     def _outside(self, due_ms: int) -> InvalidArgument:
         return InvalidArgument("due_ms", due_ms, f"outside the partition at {self._start_ms}")
@@ -383,8 +383,8 @@ class DelayIndex:
             total += len(bucket.ids)
             ids: Ids = np.frombuffer(bucket.ids.to_array(), dtype=np.uint32)
             dues = self.due_of(ids)
-            readable = dues != UNREADABLE_DUE
-            ids, dues = ids[readable], dues[readable]
+            intact = dues != UNREADABLE_DUE
+            ids, dues = ids[intact], dues[intact]
             if ((dues < bucket.start_ms) | (dues >= bucket.limit_ms)).any():
                 raise BrokenInvariant(f"index: an entry of bucket {bucket.start_ms} is not due in it")
             if self._limit >= 0 and (pack(ids, dues, self._start_ms) <= np.uint64(self._limit)).any():

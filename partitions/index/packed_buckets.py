@@ -30,7 +30,7 @@ _BITMAP_BYTES = 400
 _CONTAINER_BYTES = 64
 
 
-class Sheet:
+class Slab:
     """A read-only copy of bytes, and how many of them are of buckets that are asleep."""
 
     __slots__ = ("bytes", "needed", "starts_ms")
@@ -48,14 +48,14 @@ class Sheet:
         """Buckets that were or are asleep on it."""
 
 
-class Asleep:
+class PackedBucket:
     """One bucket: a serialised BitMap, and the entries added since."""
 
-    __slots__ = ("added", "entries", "limit_id", "saved", "sheet")
+    __slots__ = ("added", "entries", "limit_id", "saved", "slab")
 
-    def __init__(self, sheet: Sheet, saved: memoryview, entries: int, limit_id: int) -> None:
-        """REQUIRES: `saved`, a part of `sheet`, is a bitmap of `entries` > 0 ids, all below `limit_id`."""
-        self.sheet = sheet
+    def __init__(self, slab: Slab, saved: memoryview, entries: int, limit_id: int) -> None:
+        """REQUIRES: `saved`, a part of `slab`, is a bitmap of `entries` > 0 ids, all below `limit_id`."""
+        self.slab = slab
         self.saved = saved
         self.entries = entries
         """How many are saved."""
@@ -93,22 +93,22 @@ class Asleep:
     def memory_bytes(self) -> int:
         """Resident bytes with its part of what nobody needs of the sheet. REQUIRES: the map of buckets has it."""
         added = 0 if self.added is None else bitmap_bytes(self.added)
-        return len(self.saved) * len(self.sheet.bytes) // self.sheet.needed + _ASLEEP_BYTES + added
+        return len(self.saved) * len(self.slab.bytes) // self.slab.needed + _ASLEEP_BYTES + added
 
 
-def check_sheets(buckets: Iterable[Asleep]) -> int:
+def check_slabs(buckets: Iterable[PackedBucket]) -> int:
     """Raise BrokenInvariant unless all buckets asleep are as they say, and their sheets; how many entries are saved."""
-    needed: dict[Sheet, int] = {}
+    needed: dict[Slab, int] = {}
     entries = 0
     for each in buckets:
         ids = BitMap.deserialize(each.saved)  # type: ignore[arg-type]  # any buffer
         if not ids or ids.max() >= each.limit_id:
             raise BrokenInvariant(f"bucket: {len(ids)} entries saved, not all below {each.limit_id}")
-        needed[each.sheet] = needed.get(each.sheet, 0) + len(each.saved)
+        needed[each.slab] = needed.get(each.slab, 0) + len(each.saved)
         entries += len(ids)
-    for sheet, count in needed.items():
-        if sheet.needed != count:
-            raise BrokenInvariant(f"buckets: {count} bytes asleep, their sheet counts {sheet.needed}")
+    for slab, count in needed.items():
+        if slab.needed != count:
+            raise BrokenInvariant(f"buckets: {count} bytes asleep, their sheet counts {slab.needed}")
     return entries
 
 
@@ -119,16 +119,16 @@ def bitmap_bytes(ids: BitMap) -> int:
     return values + _BITMAP_BYTES + _CONTAINER_BYTES * sizes["n_containers"]
 
 
-def united(buckets: Iterable[tuple[int, BitMap | Asleep]]) -> dict[int, BitMap | Asleep]:
+def united(buckets: Iterable[tuple[int, BitMap | PackedBucket]]) -> dict[int, BitMap | PackedBucket]:
     """Buckets by their starts, without empty ones; one that comes more than once is awake, and the union."""
-    whole: dict[int, BitMap | Asleep] = {}
+    whole: dict[int, BitMap | PackedBucket] = {}
     for start_ms, ids in buckets:
         present = whole.get(start_ms)
         if present is None:
             if ids:
                 whole[start_ms] = ids
             continue
-        if isinstance(present, Asleep):
+        if isinstance(present, PackedBucket):
             present = whole[start_ms] = present.bitmap()
-        present |= ids.bitmap() if isinstance(ids, Asleep) else ids
+        present |= ids.bitmap() if isinstance(ids, PackedBucket) else ids
     return whole

@@ -1,8 +1,8 @@
 """Putting buckets of a delay index to sleep that appends have filled, some at a time.
 
 An entry appended lies in a bitmap whose containers have room to spare and 64 bytes of overhead for some 40 entries
-each; asleep (``packed_buckets.py``) a bucket takes half of that. The owner calls ``settle`` again and again, with its
-lock in
+each; asleep (``packed_buckets.py``) a bucket takes half of that. The owner calls ``pack_next`` again and again, with
+its lock in
 hand each time, until all buckets but the earliest have had their turn, and begins when ``is_worth_it``: by then so
 much has come in that what all buckets cost is little for each entry of it.
 """
@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pyroaring import BitMap
 
 from .buckets import Buckets
-from .packed_buckets import Asleep, Sheet
+from .packed_buckets import PackedBucket, Slab
 
 # What falls asleep at a time takes 1 to 2 ms and fills a sheet of its own memory.
 _AT_ONCE_BYTES = 1 << 17
@@ -32,10 +32,10 @@ _SHARE = 2
 
 def is_worth_it(buckets: Buckets, entries: int, added: int) -> bool:
     """Whether to begin, with `entries` in all buckets and `added` since it last began. O(1)."""
-    return min(added, entries - buckets.asleep) > max(entries // _SHARE, _ENTRIES_A_BUCKET * len(buckets))
+    return min(added, entries - buckets.packed) > max(entries // _SHARE, _ENTRIES_A_BUCKET * len(buckets))
 
 
-def settle(buckets: Buckets, after_ms: int | None) -> int | None:
+def pack_next(buckets: Buckets, after_ms: int | None) -> int | None:
     """Put the next buckets to sleep after the one that starts at `after_ms`; where to go on after, None: it is done.
 
     None for `after_ms` begins, after the earliest bucket. Those asleep to which nothing was added are passed over.
@@ -43,10 +43,10 @@ def settle(buckets: Buckets, after_ms: int | None) -> int | None:
     some: dict[int, BitMap] = {}
     last_ms: int | None = None
     size = 0
-    for start_ms, entries, awake in buckets.unsettled_after(after_ms):
+    for start_ms, entries, unpacked in buckets.unsettled_after(after_ms):
         if entries > _LARGE_ENTRIES:
             continue
-        awake.run_optimize()
+        unpacked.run_optimize()
         some[start_ms] = buckets.entries_of(start_ms)
         size += 2 * entries
         if size >= _AT_ONCE_BYTES or len(some) == _AT_ONCE_BUCKETS:
@@ -57,14 +57,14 @@ def settle(buckets: Buckets, after_ms: int | None) -> int | None:
     return last_ms
 
 
-def put_to_sleep(buckets: Mapping[int, BitMap]) -> list[tuple[int, Asleep]]:
+def put_to_sleep(buckets: Mapping[int, BitMap]) -> list[tuple[int, PackedBucket]]:
     """Buckets by their starts, asleep on a new sheet. REQUIRES: none is empty."""
     saved = [ids.serialize() for ids in buckets.values()]
-    sheet = Sheet(b"".join(saved))
-    asleep: list[tuple[int, Asleep]] = []
+    slab = Slab(b"".join(saved))
+    packed: list[tuple[int, PackedBucket]] = []
     begin = 0
     for (start_ms, ids), contents in zip(buckets.items(), saved, strict=True):
         limit = begin + len(contents)
-        asleep.append((start_ms, Asleep(sheet, sheet.bytes[begin:limit], len(ids), ids.max() + 1)))
+        packed.append((start_ms, PackedBucket(slab, slab.bytes[begin:limit], len(ids), ids.max() + 1)))
         begin = limit
-    return asleep
+    return packed

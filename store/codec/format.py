@@ -160,7 +160,7 @@ def block_key(table: Table, ledger_id: int, block: int) -> bytes:
     return _KEY_64_32.pack(table, ledger_id, block)
 
 
-def set_aside_key(ledger_id: int, entry_id: int) -> bytes:
+def quarantine_key(ledger_id: int, entry_id: int) -> bytes:
     return _KEY_64_32.pack(Table.SET_ASIDE, ledger_id, entry_id)
 
 
@@ -283,13 +283,13 @@ _PARTITION = struct.Struct(">QIBIQ")
 class PartitionRecord(NamedTuple):
     """A time partition of the catalog.
 
-    `holders` counts, once it is CLOSED, the topics that have not released it; at zero it is deleted.
+    `references` counts, once it is CLOSED, the topics that have not released it; at zero it is deleted.
     """
 
     end_ms: int
     generation: int
     state: PartitionState
-    holders: int
+    references: int
     created_ms: int
 
     def pack(self) -> bytes:
@@ -297,8 +297,8 @@ class PartitionRecord(NamedTuple):
 
     @classmethod
     def unpack(cls, fields: bytes) -> PartitionRecord:
-        end_ms, generation, state, holders, created_ms = unpack_fields(_PARTITION, fields, "partition record")
-        return cls(end_ms, generation, PartitionState(state), holders, created_ms)
+        end_ms, generation, state, references, created_ms = unpack_fields(_PARTITION, fields, "partition record")
+        return cls(end_ms, generation, PartitionState(state), references, created_ms)
 
 
 _PARTITION_INFO = struct.Struct(">H16sQQI")

@@ -41,7 +41,7 @@ def at_or_before(entries: Entries, dues: Dues, due_ms: int, entry_id: int) -> Ma
 class FrontierRecord(NamedTuple):
     """How far the firing of one partition log has come: docs/design.md, "The frontier".
 
-    Entries with id below `seen` (T) whose (due_ms, entry_id) is at or before (`due_ms`, `entry_id`) (C)
+    Entries with id below `absorbed_end` (T) whose (due_ms, entry_id) is at or before (`due_ms`, `entry_id`) (C)
     have fired, and no others. `fired` counts them. The last marker is the newest one in the main log
     ((0, 0) and `fired` 0: none yet). `released` says that the topic has given the partition up.
     """
@@ -49,7 +49,7 @@ class FrontierRecord(NamedTuple):
     ledger_id: int
     due_ms: int
     entry_id: int
-    seen: int
+    absorbed_end: int
     fired: int
     marker_ledger: int
     marker_entry: int
@@ -66,7 +66,7 @@ class FrontierRecord(NamedTuple):
 
     def has_fired(self, entries: Entries, dues: Dues) -> Mask:
         """Which entries have fired, cancelled ones among them; no other entry has."""
-        below: Mask = entries < self.seen
+        below: Mask = entries < self.absorbed_end
         below &= self.passes(entries, dues)
         return below
 

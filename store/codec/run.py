@@ -38,7 +38,7 @@ MAX_DUE_SPAN_MS = 2**32 - 1
 FLAG_CONDITIONAL = 0x0001
 """Each entry names an older one in two further columns, and fires only if it is admitted."""
 
-FLAG_AHEAD = 0x0002
+FLAG_EARLY = 0x0002
 """Entries of a main log that were not due when they were appended are among these: readers look at due times."""
 
 FLAG_TIMED = 0x0004
@@ -75,15 +75,15 @@ def pack_messages(
     bodies: Sequence[bytes],
     replaced: tuple[npt.NDArray[np.uint64], UInt32s] | None = None,
     *,
-    ahead: bool = False,
+    early: bool = False,
 ) -> bytearray:
     """The value of a MESSAGES run.
 
     `dues` are epoch ms within [base_ms, base_ms + MAX_DUE_SPAN_MS]; `replaced` (ledger ids, entry ids)
-    makes the entries conditional; `ahead`: some were not due when they were appended to a main log. An empty
+    makes the entries conditional; `early`: some were not due when they were appended to a main log. An empty
     body stands for one that compaction dropped.
     """
-    run = PackedRun(base_ms, dues, Bodies.of(bodies), replaced, ahead=ahead)
+    run = PackedRun(base_ms, dues, Bodies.of(bodies), replaced, early=early)
     return run.sealed(key)
 
 
@@ -99,11 +99,11 @@ class PackedRun:
         bodies: Bodies,
         replaced: tuple[npt.NDArray[np.uint64], UInt32s] | None = None,
         *,
-        ahead: bool = False,
+        early: bool = False,
     ) -> None:
         """As `pack_messages`."""
         self.count = len(bodies)
-        flags = (FLAG_AHEAD if ahead else 0) | (FLAG_CONDITIONAL if replaced is not None else 0)
+        flags = (FLAG_EARLY if early else 0) | (FLAG_CONDITIONAL if replaced is not None else 0)
         header = HEADER.pack(0, RUN_VERSION, RunKind.MESSAGES, flags, self.count, base_ms, 0, 0)
         columns = [(dues - base_ms).astype("<u4").tobytes(), bodies.ends().tobytes(), bodies.checksums()]
         if replaced is not None:
@@ -117,9 +117,9 @@ class PackedRun:
         return self._value
 
 
-def pack_message(key: bytes, base_ms: int, due_ms: int, body: bytes, *, ahead: bool = False) -> bytes:
+def pack_message(key: bytes, base_ms: int, due_ms: int, body: bytes, *, early: bool = False) -> bytes:
     """As `pack_messages` of one: the run of a single send, which numpy would cost more than the rest of it."""
-    flags, offset = FLAG_AHEAD if ahead else 0, due_ms - base_ms
+    flags, offset = FLAG_EARLY if early else 0, due_ms - base_ms
     rest = _SINGLE.pack(RUN_VERSION, RunKind.MESSAGES, flags, 1, base_ms, 0, 0, offset, len(body), crc32(body))
     return b"".join((_CRC.pack(crc32(rest, crc32(key))), rest, body))
 
@@ -144,8 +144,19 @@ def pack_markers(
 class Run:
     """A run read where it lies: valid as long as the read transaction that `value` came from."""
 
-    __slots__ = ("_bodies", "_value", "ahead", "base_ms", "conditional", "count", "environment", "first_entry", "kind",
-                 "ledger_id", "target")  # fmt: skip
+    __slots__ = (
+        "_bodies",
+        "_value",
+        "base_ms",
+        "conditional",
+        "count",
+        "early",
+        "environment",
+        "first_entry",
+        "kind",
+        "ledger_id",
+        "target",
+    )  # fmt: skip
 
     def __init__(self, environment: str, key: bytes | memoryview, value: memoryview | bytes) -> None:
         """Parse and verify header and columns. Raises CorruptEntry (entry: the run's first)."""
@@ -160,7 +171,7 @@ class Run:
             raise self._corrupt(self.first_entry, f"run of version {version}, kind {kind}")
         self.kind = kind
         self.conditional = bool(flags & FLAG_CONDITIONAL)
-        self.ahead = bool(flags & FLAG_AHEAD)
+        self.early = bool(flags & FLAG_EARLY)
         each = _COLUMN_BYTES[kind] + (_CONDITION_BYTES if self.conditional else 0)
         self._bodies = HEADER_BYTES + each * self.count
         if self._bodies > len(value) or not self.count:

@@ -50,16 +50,16 @@ class CommitQueue:
     def __init__(
         self,
         admit: Callable[[], None],
-        serve: Callable[[list[Request]], None],
+        commit_group: Callable[[list[Request]], None],
         broke_off: Callable[[BaseException, bool], None],
     ) -> None:
         """`admit` raises if nothing may be queued any more; it is called under the queue's lock.
 
-        `serve` gives every request its value or its error. `broke_off` is told what it raised instead, and whether
-        the leader's own request was done.
+        `commit_group` gives every request its value or its error. `broke_off` is told what it raised instead, and
+        whether the leader's own request was done.
         """
         self._admit = admit
-        self._serve = serve
+        self._commit_group = commit_group
         self._broke_off = broke_off
         self._mutex = threading.Lock()
         self._waiting: list[Request] = []
@@ -144,7 +144,7 @@ class CommitQueue:
         try:
             with self._mutex:
                 batch, self._waiting = self._waiting, []
-            self._serve(batch)
+            self._commit_group(batch)
             broke_off = False
         except BaseException as error:
             self._broke_off(error, own.done)

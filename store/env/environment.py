@@ -58,14 +58,14 @@ class Environment(GroupCommit):
         read_only: bool = False,
         create: bool = False,
         lock: bool = True,
-        drops_behind: bool = False,
+        evicts: bool = False,
     ) -> None:
         """Open `path`, a directory; `name` is what errors and findings call it.
 
         `lock` False, with `read_only` alone: no reader is registered, so that a directory that this process may not
         write can be read, by as many readers as there are. Only of a file that nobody writes any more: beside a
         writer it reads wrong rows silently.
-        `drops_behind`: what is written does not stay in the page cache, until `keep_pages` is called (eviction.py).
+        `evicts`: what is written does not stay in the page cache, until `stop_evicting` is called (eviction.py).
         Raises DamagedStore when the data file is missing, empty, no LMDB file, or truncated so that
         reading it would kill the process.
         """
@@ -81,7 +81,7 @@ class Environment(GroupCommit):
         self._durability = durability
         self._read_only = read_only
         self._committing = threading.Lock()
-        self._queue = CommitQueue(self._check_writable, self._serve, self._broke_off)
+        self._queue = CommitQueue(self._check_writable, self._commit_group, self._broke_off)
         self._closed = False
         self._released = False
         self._gate = ReaderGate()
@@ -95,9 +95,7 @@ class Environment(GroupCommit):
             self.in_place = InPlace(path / "data.mdb")
             self._map = MapSize(self._env, self._gate, map_bytes)
             if not read_only:
-                self._upkeep = Upkeep(
-                    path, self._env, self._map.map_anew, synced=durability != "none", drops_behind=drops_behind
-                )
+                self._upkeep = Upkeep(path, self._env, self._map.map_anew, synced=durability != "none", evicts=evicts)
         except BaseException:
             self._env.close()  # else this process could not open it again
             raise
@@ -112,7 +110,7 @@ class Environment(GroupCommit):
         What was deferred is written first: raises as `write`, where there is any.
         """
         if self._deferred:
-            self.settle()
+            self.apply_deferred()
         while True:
             with self._gate.reading():
                 self._check_open()
@@ -175,16 +173,16 @@ class Environment(GroupCommit):
         self._deferred.append(work)
 
     @property
-    def owes(self) -> bool:
+    def has_unapplied(self) -> bool:
         """Whether work was deferred and is not committed yet."""
         return bool(self._deferred)
 
-    def settle(self) -> None:
+    def apply_deferred(self) -> None:
         """Have what was deferred committed; not inside a read. Raises as `write`, and what was deferred stays so."""
         if self._deferred and not self._gate.held:
             self.write(lambda _: None)
 
-    def _serve(self, batch: list[Request]) -> None:
+    def _commit_group(self, batch: list[Request]) -> None:
         with self._committing:
             self._commit_together(batch)
 
@@ -202,10 +200,10 @@ class Environment(GroupCommit):
         finally:
             self._committing.release()
 
-    def keep_pages(self) -> None:
+    def stop_evicting(self) -> None:
         """From now on what is written stays in the page cache: it will be read soon. There is no way back."""
         if self._upkeep is not None:
-            self._upkeep.keep_pages()
+            self._upkeep.stop_evicting()
 
     def sync(self) -> None:
         """Make every commit so far durable whatever `durability` is. Raises StoreFailed, StoreFull."""

@@ -24,7 +24,7 @@ KEPT_BYTES = 32 << 20
 """At least so much before the end of the file is kept."""
 
 
-class DropBehind:
+class Eviction:
     """Drops what one environment has written. `look` is for the one thread that commits, `stop` for any."""
 
     def __init__(self, path: Path, first: int, map_anew: Callable[[], bool]) -> None:

@@ -11,7 +11,7 @@ from ..config import Durability
 from ..errors import InvalidArgument
 from ..files import datafile
 from ..files.directory import make_directory, sync_directory
-from ..files.free_space import no_room, reserve_lock_file
+from ..files.free_space import out_of_space, reserve_lock_file
 from ..files.system_errors import explained
 
 
@@ -54,7 +54,7 @@ def _open(
     except lmdb.Error as error:  # no permission, no address space, or another process has just removed it
         if "already open in this process" in str(error):
             raise InvalidArgument("path", str(path), "this process has it open already") from error
-        full = no_room(path, error) if create else None
+        full = out_of_space(path, error) if create else None
         if full is not None:
             raise full from error
         raise

@@ -18,7 +18,7 @@ import lmdb
 from ..errors import DuelogError, ResourceShortage, StoreFailed, StoreFull
 from ..files.datafile import InPlace
 from ..files.failpoints import reach
-from ..files.free_space import in_doubt, no_room
+from ..files.free_space import in_doubt, out_of_space
 from ..files.system_errors import explain
 from .commit_counts import CommitCounts
 from .commit_queue import Request
@@ -51,9 +51,9 @@ class GroupCommit:
     def _check_writable(self) -> None:
         raise NotImplementedError
 
-    def _broke_off(self, error: BaseException, served: bool) -> None:
+    def _broke_off(self, error: BaseException, decided: bool) -> None:
         """Where memory may not be what is on disk any more, nothing more is written."""
-        if self._publishing or (isinstance(error, Exception) and not served):
+        if self._publishing or (isinstance(error, Exception) and not decided):
             self.fail(error)
 
     def _commit_together(self, batch: list[Request]) -> None:
@@ -107,7 +107,7 @@ class GroupCommit:
                 return
             except (lmdb.Error, FileNotFoundError) as error:
                 self._publishing = False
-                full = None if in_doubt(self._env) else no_room(self.path, error)
+                full = None if in_doubt(self._env) else out_of_space(self.path, error)
                 self._fail(left, full or self.fail(error))
                 return
             except BaseException:

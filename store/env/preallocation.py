@@ -21,7 +21,7 @@ _FREE_TIMES = 256
 """The disk must have so many times the bytes that are written."""
 
 
-class RoomAhead:
+class Preallocation:
     """Keeps room ahead of the file of one environment. For the one thread that commits."""
 
     def __init__(self, path: Path, used: int) -> None:

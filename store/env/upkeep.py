@@ -11,8 +11,8 @@ from pathlib import Path
 
 import lmdb
 
-from .eviction import DropBehind
-from .preallocation import RoomAhead
+from .eviction import Eviction
+from .preallocation import Preallocation
 
 COMMITS_A_LOOK = 16
 """Commits from one look at the length of the file to the next."""
@@ -31,14 +31,14 @@ class Upkeep:
         map_anew: Callable[[], bool],
         *,
         synced: bool,
-        drops_behind: bool,
+        evicts: bool,
     ) -> None:
-        """`path` is its directory; `synced`: commits wait for the disk; `map_anew`, `drops_behind`: see DropBehind."""
+        """`path` is its directory; `synced`: commits wait for the disk; `map_anew`, `evicts`: see DropBehind."""
         self._environment = environment
         self._page_bytes: int = environment.stat()["psize"]
         self._commits = 0
-        self._ahead = RoomAhead(path, self._used_bytes()) if synced else None
-        self._behind = DropBehind(path, 2 * self._page_bytes, map_anew) if synced and drops_behind else None
+        self._preallocation = Preallocation(path, self._used_bytes()) if synced else None
+        self._eviction = Eviction(path, 2 * self._page_bytes, map_anew) if synced and evicts else None
 
     def _used_bytes(self) -> int:
         used: int = (self._environment.info()["last_pgno"] + 1) * self._page_bytes
@@ -47,16 +47,16 @@ class Upkeep:
     def committed(self) -> None:
         """Count a commit, and do what is to be done after it."""
         self._commits += 1
-        if self._ahead is not None and not self._commits % COMMITS_A_LOOK:
+        if self._preallocation is not None and not self._commits % COMMITS_A_LOOK:
             used = self._used_bytes()
-            self._ahead.look(used, COMMITS_A_LOOK)
-            if self._behind is not None:
-                self._behind.look(used)
+            self._preallocation.look(used, COMMITS_A_LOOK)
+            if self._eviction is not None:
+                self._eviction.look(used)
         if not self._commits % _COMMITS_A_READER_CHECK:
             with suppress(lmdb.Error):  # what is committed stays committed, whatever becomes of this
                 self._environment.reader_check()
 
-    def keep_pages(self) -> None:
+    def stop_evicting(self) -> None:
         """Drop nothing of the file from the page cache any more."""
-        if self._behind is not None:
-            self._behind.stop()
+        if self._eviction is not None:
+            self._eviction.stop()

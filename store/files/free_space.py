@@ -40,7 +40,7 @@ def reserve_lock_file(path: Path) -> None:
             os.close(descriptor)
 
 
-def no_room(path: Path, error: Exception) -> StoreFull | None:
+def out_of_space(path: Path, error: Exception) -> StoreFull | None:
     """StoreFull if a commit to the environment in `path` failed with `error` for want of room, else None.
 
     LMDB writes data pages first and its root page, which lies inside the file, last: a write that found

@@ -73,7 +73,7 @@ class PackedMessages:
 class _Piece:
     """Consecutive entries of one kind; messages have bodies or are packed, markers have a target."""
 
-    __slots__ = ("ahead", "base_ms", "bodies", "dues", "entries", "fired_ms", "packed", "replaced", "target")
+    __slots__ = ("base_ms", "bodies", "dues", "early", "entries", "fired_ms", "packed", "replaced", "target")
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class _Piece:
         self.target = target
         self.entries = entries
         self.replaced = replaced
-        self.ahead = False
+        self.early = False
         self.fired_ms: int | None = None
         self.packed: list[PackedRun] | None = None
 
@@ -118,11 +118,11 @@ class StagedLedger:
         base_ms: int | None,
         replaced: Replaced | None = None,
         *,
-        ahead: bool = False,
+        early: bool = False,
     ) -> int:
         """Append messages; returns the id of the first. `base_ms` None: the smallest due time of a run.
 
-        `ahead`: some of them, appended to a main log, are not due yet.
+        `early`: some of them, appended to a main log, are not due yet.
         """
         first = self._advance(len(bodies))
         last = self._pieces[-1] if self._pieces else None
@@ -135,8 +135,8 @@ class StagedLedger:
         else:
             last.dues.append(dues)
             last.bodies.extend(bodies)
-        if ahead:
-            last.ahead = True
+        if early:
+            last.early = True
             self.due_by_ms = max(self.due_by_ms, int(np.max(dues)))
         return first
 
@@ -189,7 +189,7 @@ class StagedLedger:
             due_ms, body = int(piece.dues[0][0]), bodies[0]
             key = run_key(ledger_id, first)
             base_ms = due_ms if piece.base_ms is None else piece.base_ms
-            self._write(transaction, key, pack_message(key, base_ms, due_ms, body, ahead=piece.ahead))
+            self._write(transaction, key, pack_message(key, base_ms, due_ms, body, early=piece.early))
             return first + 1
         dues = _joined(piece.dues)
         bodies = Bodies.of(bodies)
@@ -199,7 +199,7 @@ class StagedLedger:
             replaced = piece.replaced
             if replaced is not None:
                 replaced = Replaced(replaced.ledgers[start:limit], replaced.entries[start:limit])
-            value = pack_messages(key, base_ms, dues[start:limit], bodies[start:limit], replaced, ahead=piece.ahead)
+            value = pack_messages(key, base_ms, dues[start:limit], bodies[start:limit], replaced, early=piece.early)
             self._write(transaction, key, value)
         return first + len(bodies)
 

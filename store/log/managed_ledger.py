@@ -23,7 +23,7 @@ from ..position import Position
 from . import catalog
 from .ledger import Ledger, RunLimits, StagedLedger, find_tail
 from .scan import runs
-from .visibility import Wait, first_wait, waiting
+from .visibility import Hidden, first_hidden, still_hidden
 
 
 class LedgerLimits(NamedTuple):
@@ -100,7 +100,7 @@ class ManagedLedger:
         self.changed: Callable[[bool], None] | None = None
         """Called in the leader's thread after each commit that touched the log; takes leaf locks only. True:
         a ledger was closed or given up, or the open one got its first entry."""
-        self._waits: tuple[Wait, ...] = ()
+        self._hidden: tuple[Hidden, ...] = ()
         """Entries written ahead of their time: nothing from `first` on is read before `due_ms`. Both ascend."""
 
     @classmethod
@@ -161,23 +161,23 @@ class ManagedLedger:
         view = self._view
         return LedgerSnapshot(view, Position(view.tail.ledger_id, view.tail.entries))
 
-    def readable(self, now_ms: int) -> LedgerSnapshot:
-        """What of it may be read at `now_ms`. REQUIRES: a time that never goes back while `keeps_back`."""
+    def visible(self, now_ms: int) -> LedgerSnapshot:
+        """What of it may be read at `now_ms`. REQUIRES: a time that never goes back while `hides_some`."""
         all_of_it = self.snapshot()  # first: what it shows is waited for by then
-        wait = first_wait(self._waits, now_ms)
-        return all_of_it if wait is None else LedgerSnapshot(all_of_it.view, min(all_of_it.end, wait.first))
+        first = first_hidden(self._hidden, now_ms)
+        return all_of_it if first is None else LedgerSnapshot(all_of_it.view, min(all_of_it.end, first.first))
 
     @property
-    def keeps_back(self) -> bool:
+    def hides_some(self) -> bool:
         """Whether something was written ahead of its time; true until the first firing after that has come."""
-        return bool(self._waits)
+        return bool(self._hidden)
 
-    def next_readable_ms(self, now_ms: int) -> int | None:
+    def next_visible_ms(self, now_ms: int) -> int | None:
         """When more may be read than at `now_ms`, if nothing more is appended; None: never."""
-        wait = first_wait(self._waits, now_ms)
-        return None if wait is None else wait.due_ms
+        first = first_hidden(self._hidden, now_ms)
+        return None if first is None else first.due_ms
 
-    def first_waiting(self, now_ms: int) -> Position | None:
+    def first_undue(self, now_ms: int) -> Position | None:
         """The beginning of the first ledger with a message that waits inline at `now_ms`; None: there is none.
 
         O(ledgers).
@@ -209,15 +209,15 @@ class ManagedLedger:
         segments = []
         start = 0
         while start < len(bodies):
-            room = staged.room(transaction, now_ms)
+            capacity = staged.capacity(transaction, now_ms)
             limit = start + 1
             size = len(bodies[start])
-            while limit < min(len(bodies), start + room) and staged.bytes + size < self._limits.bytes:
+            while limit < min(len(bodies), start + capacity) and staged.bytes + size < self._limits.bytes:
                 size += len(bodies[limit])
                 limit += 1
             part = dues[start:limit]
-            ahead = bool(part.max() > now_ms)
-            first = staged.current.add_messages(part, bodies[start:limit], None, ahead=ahead)
+            early = bool(part.max() > now_ms)
+            first = staged.current.add_messages(part, bodies[start:limit], None, early=early)
             segments.append(staged.took(first, limit - start, size))
             start = limit
         staged.roll_if_full(transaction, now_ms)
@@ -231,29 +231,29 @@ class ManagedLedger:
         entries: UInt32s,
         dues: Int64s,
         now_ms: int,
-        ahead_of_ms: int | None = None,
+        early_from_ms: int | None = None,
     ) -> list[Segment]:
         """Append markers of entries of one partition log, fired at `now_ms`; returns where they went.
 
         ahead_of_ms: the time now, where `now_ms` is yet to come: an entry due later is not read before it is due, nor
-        is what comes after it (`readable`).
+        is what comes after it (`visible`).
         """
         staged = self._staged(transaction)
         segments = []
         start = 0
         while start < len(entries):
-            limit = min(start + staged.room(transaction, now_ms), len(entries))
+            limit = min(start + staged.capacity(transaction, now_ms), len(entries))
             first = staged.current.add_markers(target, base_ms, entries[start:limit], dues[start:limit], now_ms)
             segments.append(staged.took(first, limit - start, 8 * (limit - start)))
             start = limit
         staged.roll_if_full(transaction, now_ms)
-        if ahead_of_ms is not None:
-            staged.keep_back(segments, dues, ahead_of_ms)
+        if early_from_ms is not None:
+            staged.hide(segments, dues, early_from_ms)
         return segments
 
     def latest(self, now_ms: int) -> Position:
         """Where what is not readable yet, or not appended, begins; in a ledger that is kept."""
-        return max(self.readable(now_ms).end, Position(self.first_ledger, 0))
+        return max(self.visible(now_ms).end, Position(self.first_ledger, 0))
 
     def first_in(self, transaction: Transaction) -> int:
         """Id of the first ledger kept, what this transaction gives up not counted."""
@@ -273,7 +273,7 @@ class ManagedLedger:
         view = self._view
         return view.tail_created_ms + self._limits.age_ms if view.tail.entries else None
 
-    def give_up(self, transaction: Transaction, first_kept: int) -> list[int]:
+    def trim(self, transaction: Transaction, first_kept: int) -> list[int]:
         """Record that the closed ledgers before `first_kept` are to be removed; returns their ids."""
         staged = self._staged(transaction)
         given_up = [info for info in staged.closed if info.ledger_id < first_kept]
@@ -310,7 +310,7 @@ def _measured(raw: lmdb.Transaction, environment: str, ledger_id: int) -> tuple[
     for run in runs(raw, environment, ledger_id):
         if not isinstance(run, Exception):
             size += run.stored_bytes
-            if run.ahead:
+            if run.early:
                 due_by_ms = max(due_by_ms, int(run.dues().max()))
     return size, due_by_ms
 
@@ -332,15 +332,15 @@ class _StagedLog:
         self.bytes = view.tail.stored_bytes
         self._filled: list[StagedLedger] = []
         self.changed = False
-        self.waits = log._waits
+        self.hidden = log._hidden
 
-    def keep_back(self, segments: list[Segment], dues: Int64s, now_ms: int) -> None:
+    def hide(self, segments: list[Segment], dues: Int64s, now_ms: int) -> None:
         """Have entries wait until they are due; what has waited long enough is forgotten."""
         places = [Position(segment.ledger_id, segment.first_entry) for segment in segments]
         lengths = [segment.length for segment in segments]
-        self.waits = waiting(self.waits, places, lengths, dues, now_ms)
+        self.hidden = still_hidden(self.hidden, places, lengths, dues, now_ms)
 
-    def room(self, transaction: Transaction, now_ms: int) -> int:
+    def capacity(self, transaction: Transaction, now_ms: int) -> int:
         """Entries that the current ledger still takes, a new one begun where it is full; at least 1."""
         self.roll_if_full(transaction, now_ms)
         return self._limits.entries - self.current.next_entry
@@ -374,7 +374,7 @@ class _StagedLog:
 
     def committed(self) -> None:
         look = self.changed or not self._log.end.entry_id
-        self._log._waits = self.waits  # before anything more is to be seen
+        self._log._hidden = self.hidden  # before anything more is to be seen
         for staged in (*self._filled, self.current):
             staged.committed()
         view = _view(tuple(self.closed), self.current.ledger, self.created_ms) if self.changed else None

@@ -13,34 +13,34 @@ from ..errors import BrokenInvariant
 from ..position import Position
 
 
-class Wait(NamedTuple):
+class Hidden(NamedTuple):
     """Nothing of a log from `first` on is read before `due_ms`."""
 
     due_ms: int
     first: Position
 
 
-def first_wait(waits: Iterable[Wait], now_ms: int) -> Wait | None:
+def first_hidden(hidden: Iterable[Hidden], now_ms: int) -> Hidden | None:
     """The first of ascending waits that is not over at `now_ms`; None: all are."""
-    return next((wait for wait in waits if wait.due_ms > now_ms), None)
+    return next((wait for wait in hidden if wait.due_ms > now_ms), None)
 
 
-def waiting(
-    waits: Iterable[Wait], firsts: Sequence[Position], lengths: Sequence[int], dues: Int64s, now_ms: int
-) -> tuple[Wait, ...]:
-    """Those of `waits` that are not over at `now_ms`, and those of entries appended behind them.
+def still_hidden(
+    hidden: Iterable[Hidden], firsts: Sequence[Position], lengths: Sequence[int], dues: Int64s, now_ms: int
+) -> tuple[Hidden, ...]:
+    """Those of `hidden` that are not over at `now_ms`, and those of entries appended behind them.
 
     The entries lie at `firsts`, so many in a row as `lengths` says, and are due at `dues`. An entry waits for what lies
     before it, too, so that a log is read in order.
     """
-    kept = [wait for wait in waits if wait.due_ms > now_ms]
+    kept = [wait for wait in hidden if wait.due_ms > now_ms]
     before_ms = kept[-1].due_ms if kept else now_ms
     due_by = np.maximum.accumulate(np.maximum(dues, before_ms))
     ends = np.cumsum(lengths)
     for index in np.flatnonzero(np.diff(due_by, prepend=before_ms)).tolist():
         at = int(np.searchsorted(ends, index, side="right"))
         ledger_id, entry_id = firsts[at]
-        kept.append(Wait(int(due_by[index]), Position(ledger_id, entry_id + index - int(ends[at]) + lengths[at])))
+        kept.append(Hidden(int(due_by[index]), Position(ledger_id, entry_id + index - int(ends[at]) + lengths[at])))
     # Invariant: what is further back in the log waits longer.
     for one, other in pairwise(kept):
         if not (one.due_ms < other.due_ms and one.first < other.first):

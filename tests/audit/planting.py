@@ -84,9 +84,9 @@ class Victim:
             record = dict(catalog.partitions(raw))[start(hour)]
         self.put(fmt.partition_key(start(hour)), record._replace(**fields).pack())  # type: ignore[arg-type]
 
-    def holders(self, hour: int) -> int:
+    def references(self, hour: int) -> int:
         with closing(self.main()) as main, main.read() as raw:
-            return dict(catalog.partitions(raw))[start(hour)].holders
+            return dict(catalog.partitions(raw))[start(hour)].references
 
     def cancelled(self, ledger_id: int) -> BitMap:
         with closing(self.main()) as main, main.read() as raw:
@@ -151,7 +151,7 @@ def lost_by_a_frontier_that_ran_ahead(victim: Victim) -> list[Expected]:
     pending = sorted((due, entry) for entry, due in enumerate(dues) if (due, entry) > (record.due_ms, record.entry_id))
     due_ms, entry_id = pending[3]
     passed = [entry for _, entry in pending[:4] if entry not in cancelled]
-    ahead = record._replace(due_ms=due_ms, entry_id=entry_id, seen=len(dues), fired=record.fired + len(passed))
+    ahead = record._replace(due_ms=due_ms, entry_id=entry_id, absorbed_end=len(dues), fired=record.fired + len(passed))
     victim.put_frontier("slow-0", OPEN_HOUR, ahead)
     return [Expected("lost", f"{full('slow-0')}, partition {name(OPEN_HOUR)}", len(passed))]
 
@@ -304,7 +304,7 @@ def missing_end(victim: Victim) -> list[Expected]:
     _, found = victim.log(hour, record.ledger_id)
     key, value = found[-1]
     victim.put_run(victim.partition(hour), key, None)
-    count = Run("", key, value).count - (Run("", key, value).limit - record.seen)
+    count = Run("", key, value).count - (Run("", key, value).limit - record.absorbed_end)
     return [Expected("missing-entries", f"{full(topic)}, partition {name(hour)}", count)]
 
 
@@ -328,16 +328,16 @@ def damaged_record(victim: Victim) -> list[Expected]:
     return [Expected("corrupt-record", f"main, FRONTIER {key.hex()}", 0)]
 
 
-def set_aside(victim: Victim) -> list[Expected]:
+def quarantine(victim: Victim) -> list[Expected]:
     """An entry was found unreadable when it was to be delivered."""
     ledger_id = victim.frontier("slow-2", 13).ledger_id
-    victim.put(fmt.set_aside_key(ledger_id, 2), b"partition x: body does not match its checksum")
+    victim.put(fmt.quarantine_key(ledger_id, 2), b"partition x: body does not match its checksum")
     return [Expected("set-aside", f"ledger {ledger_id}, entry 2", 1)]
 
 
 def wrong_holders(victim: Victim) -> list[Expected]:
     """The catalog counts a holder more than there is."""
-    victim.change_partition(14, holders=victim.holders(14) + 1)
+    victim.change_partition(14, references=victim.references(14) + 1)
     return [Expected("wrong-holders", f"partition {name(14)}", 0)]
 
 
@@ -345,7 +345,7 @@ def released_and_not_deleted(victim: Victim) -> list[Expected]:
     """Every topic has released a partition, and it is still there."""
     for topic in (*SLOW, *TRIMMED, "unheard"):
         victim.put_frontier(topic, 15, victim.frontier(topic, 15)._replace(released=1))
-    victim.change_partition(15, holders=0)
+    victim.change_partition(15, references=0)
     return [Expected("not-deleted", f"partition {name(15)}", 0)]
 
 
@@ -429,7 +429,7 @@ PLANTS: list[Plant] = [
     missing_end,
     missing_run_of_the_main_log,
     damaged_record,
-    set_aside,
+    quarantine,
     wrong_holders,
     released_and_not_deleted,
     deletion_not_finished,

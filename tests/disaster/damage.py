@@ -19,7 +19,7 @@ from typing import Any
 
 from duelog import DelayedStore, Finding, ManualClock, Message, StoreConfig
 from duelog.tools import store_check
-from tests.disaster.journals import journaling, journalled, taken_home
+from tests.disaster.wal_stores import in_wal, taken_home, with_wal
 from tests.model.driver import copy_store
 
 HOUR_MS = 3_600_000
@@ -43,7 +43,7 @@ class Facts:
 
     payloads: dict[str, str] = field(default_factory=dict)
     owed: set[str] = field(default_factory=set)
-    journalled: list[str] = field(default_factory=list)
+    in_wal: list[str] = field(default_factory=list)
 
 
 def build(path: Path) -> Facts:
@@ -102,14 +102,14 @@ def build(path: Path) -> Facts:
             assert facts_id
         assert list(store.check(deep=True)) == []
     _learn_last(live, facts)
-    _leave_journal(live, path, clock, facts)
+    _leave_wal(live, path, clock, facts)
     shutil.rmtree(live)
     return facts
 
 
-def _leave_journal(live: Path, path: Path, clock: ManualClock, facts: Facts) -> None:
+def _leave_wal(live: Path, path: Path, clock: ManualClock, facts: Facts) -> None:
     """Send one by one until the journal has been begun anew, and leave the files as a crash then would."""
-    with DelayedStore.open(live, journaling(CONFIG), clock=clock) as store:
+    with DelayedStore.open(live, with_wal(CONFIG), clock=clock) as store:
         for number in range(40):
             payload = f"journal {number} ".encode() * (150 if number % 20 == 17 else 2)
             due_ms = START_MS + (2 + number // 2 % 2) * HOUR_MS + 1_800_000 + number
@@ -117,8 +117,8 @@ def _leave_journal(live: Path, path: Path, clock: ManualClock, facts: Facts) -> 
             facts.payloads[found] = payload.decode()
             facts.owed.add(found)
         copy_store(live, path)
-    facts.journalled = journalled(path)
-    assert len(taken_home(path)) > len(facts.journalled) > 4
+    facts.in_wal = in_wal(path)
+    assert len(taken_home(path)) > len(facts.in_wal) > 4
 
 
 def _learn_last(path: Path, facts: Facts) -> None:

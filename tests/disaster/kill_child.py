@@ -168,7 +168,7 @@ class Worker:
         self.following: dict[str, int] = request.get("following", {})
         """By topic, the first number of its producer that was never used."""
         self.topics = [store.topic(name) for name in TOPICS]
-        self.intake = store._engine.intake
+        self.wal_writer = store._engine.wal_writer
         self.unheard = store.topic(UNHEARD)
         self.more = bool(request.get("more"))
         self.subscriptions: list[tuple[str, Subscription]] = [
@@ -263,8 +263,8 @@ class Worker:
             self._tell_sent(topic, messages, topic.send_batch(messages))
             return
         for one in messages:
-            if self.intake is not None:  # through the journal, or only beside another producer
-                self.intake.together = rng.choice((1, 1, 1, 2))
+            if self.wal_writer is not None:  # through the journal, or only beside another producer
+                self.wal_writer.together = rng.choice((1, 1, 1, 2))
             id_ = topic.send(one.payload, deliver_at=one.deliver_at, deliver_after=one.deliver_after, key=one.key)
             self._tell_sent(topic, [one], [id_])
 

@@ -22,7 +22,7 @@ from duelog.cleanup.sweep import Swept
 from duelog.markers.firing.firing import Firing
 from duelog.partitions import creation, partition_set
 from duelog.partitions import producer_numbers as producers
-from duelog.sending import intake, replay
+from duelog.sending import wal_replay, wal_writer
 from duelog.store.codec.format import PartitionState, Table
 from duelog.store.files.directory import move
 from duelog.store.files.failpoints import reach
@@ -212,24 +212,24 @@ def drop_what_anybody_has_acknowledged() -> None:
     _patch(adopting.Adopting, "_gone_back", lambda _: lambda self, relied_on: None)
 
 
-def journal_anew_before_settling() -> None:
+def wal_restarted_before_applying() -> None:
     """The journal is begun anew before the partitions have written what they owe."""
 
     def wrap(_: Any) -> Any:
-        def anew_first(self: Any, journal: Any) -> None:
-            journal.restart()
+        def anew_first(self: Any, wal: Any) -> None:
+            wal.restart()
             reach("journal.settled")
-            while self._partitions.settle_one():
+            while self._partitions.apply_one_partition():
                 pass
 
         return anew_first
 
-    _patch(intake.Intake, "_begin_anew", wrap)
+    _patch(wal_writer.WalWriter, "_checkpoint_all", wrap)
 
 
 def no_replay() -> None:
     """Opening leaves what the journal holds in the journal, and begins it anew."""
-    _patch(replay, "replay", lambda _: lambda *arguments: 0)
+    _patch(wal_replay, "replay", lambda _: lambda *arguments: 0)
 
 
 def replay_doubles() -> None:
@@ -247,7 +247,7 @@ def replay_doubles() -> None:
 
         return every_entry
 
-    _patch(replay, "missing_entries", wrap)
+    _patch(wal_replay, "missing_entries", wrap)
 
 
 def takes_gaps_for_stored() -> None:

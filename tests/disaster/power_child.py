@@ -92,7 +92,7 @@ class Worker:
         self.store = store
         self.clock = clock
         self.random = rng
-        self.journaled = store._engine.config.durability == "commit"
+        self.in_wal = store._engine.config.durability == "commit"
         self.tag = tag
         self.sent = 0
         self.numbers = random.Random(f"numbers {tag}")
@@ -117,7 +117,7 @@ class Worker:
         self.receive(*self.random.choice(self.subscriptions))
         if number % 4 == 3:
             self.send_numbers()
-        if number % 2 and self.journaled:  # else it would not be known what the last commit of an environment was
+        if number % 2 and self.in_wal:  # else it would not be known what the last commit of an environment was
             self.send_together()
         if number % 3 == 2:
             self.compact()
@@ -166,9 +166,9 @@ class Worker:
 
     def send_from(self, together: int) -> None:
         """From how many sends under way on the next ones go through the journal, where there is one."""
-        intake = self.store._engine.intake
-        if intake is not None:
-            intake.together = together
+        wal_writer = self.store._engine.wal_writer
+        if wal_writer is not None:
+            wal_writer.together = together
 
     def send_together(self) -> None:
         """Four messages for three partitions, each by a thread of its own: a group of the journal may have several."""

@@ -23,8 +23,8 @@ from collections import Counter
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from tests.disaster.power_acks import Acknowledged
 from tests.disaster.power_disk import MODES, Disk
-from tests.disaster.power_promises import Promises
 from tests.disaster.power_trace import Edit, Fact, Operation, Sync, Trace, Write, record
 
 ROOT = Path(__file__).parents[2]
@@ -129,17 +129,17 @@ def _question(
     outcome: Outcome,
 ) -> None:
     cuts = _cuts(operations, states, before)
-    disk, promises = Disk(trace.root), Promises(str(options["durability"]))
+    disk, acknowledged = Disk(trace.root), Acknowledged(str(options["durability"]))
     rng = random.Random(str(options["seed"]))
     kinds: Counter[str] = Counter()
     for at, operation in enumerate(operations):
         disk.do(operation)
         if isinstance(operation, Fact):
-            promises.take(operation.fact)
+            acknowledged.take(operation.fact)
         for _ in range(cuts[at]):
             mode = MODES[outcome.states % len(MODES)]
             disk.leave(target, mode, rng)
-            troubles, died = _ask(promises, target / "store")
+            troubles, died = _ask(acknowledged, target / "store")
             shutil.rmtree(target)
             outcome.states += 1
             outcome.bad += bool(troubles)
@@ -172,7 +172,7 @@ def _groups(operations: list[Operation]) -> int:
     return sum(int.from_bytes(group[4:8], "little") > 1 for group in groups)
 
 
-def _ask(promises: Promises, path: Path) -> tuple[list[str], bool]:
+def _ask(acknowledged: Acknowledged, path: Path) -> tuple[list[str], bool]:
     """Troubles of a state, and whether it killed the process that opened it."""
     receiving, sending = os.pipe()
     child = os.fork()
@@ -180,7 +180,7 @@ def _ask(promises: Promises, path: Path) -> tuple[list[str], bool]:
         try:
             os.close(receiving)
             try:
-                troubles = list(promises.troubles(path))
+                troubles = list(acknowledged.troubles(path))
             except BaseException as error:  # whatever it is, the parent is to hear of it
                 troubles = [f"{type(error).__name__}: {error}"]
             os.write(sending, json.dumps(troubles[:20]).encode())

@@ -13,7 +13,7 @@ from duelog.snapshot import writer
 from duelog.store.env import environment
 from duelog.store.env.environment import Environment
 from duelog.store.files import directory
-from duelog.store.wal.journal import Journal
+from duelog.store.wal.wal_file import WalFile
 from tests.disaster import kill_mutants
 
 
@@ -80,18 +80,18 @@ def metadata_before_parts() -> None:
     writer._write_group = write_group  # type: ignore[assignment]
 
 
-def journal_not_flushed() -> None:
+def wal_not_flushed() -> None:
     """A group is written to the journal, and the disk is not waited for."""
 
     def write(self: Any, content: bytes, at: int) -> None:
         os.pwrite(self._descriptor, content, at)
 
-    Journal._write = write  # type: ignore[method-assign]
+    WalFile._write = write  # type: ignore[method-assign]
 
 
-def journal_anew_before_settling() -> None:
+def wal_restarted_before_applying() -> None:
     """The journal is begun anew before the partitions have written what they owe."""
-    kill_mutants.journal_anew_before_settling()
+    kill_mutants.wal_restarted_before_applying()
 
 
 def apply(name: str) -> None:

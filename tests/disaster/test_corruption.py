@@ -21,7 +21,7 @@ import pytest
 
 from duelog.tools import store_check
 from tests.disaster.damage import Facts, Outcome, build, copy, try_out
-from tests.disaster.journals import SECTOR, groups
+from tests.disaster.wal_stores import SECTOR, groups
 
 SEED = 20261121
 FLIPS = int(os.environ.get("DUELOG_FLIPS", "420"))
@@ -212,9 +212,9 @@ def test_missing_files_are_found(trials: Trials) -> None:
 
 def test_a_missing_journal_loses_what_it_alone_had_and_nothing_else(trials: Trials, facts: Facts) -> None:
     """It cannot be found out: a store in which nobody has sent side by side has none, and nothing else names it."""
-    outcome = trials.run("JOURNAL missing", lambda store: (store / JOURNAL).unlink(), excused=facts.journalled)
+    outcome = trials.run("JOURNAL missing", lambda store: (store / JOURNAL).unlink(), excused=facts.in_wal)
     assert outcome.codes == []
-    assert outcome.missing(facts) == set(facts.journalled)
+    assert outcome.missing(facts) == set(facts.in_wal)
 
 
 def test_flipped_bits_of_the_journal_are_found_or_harmless(trials: Trials, facts: Facts) -> None:
@@ -225,7 +225,7 @@ def test_flipped_bits_of_the_journal_are_found_or_harmless(trials: Trials, facts
     """
     random_ = random.Random(SEED)
     places = groups(trials.content(JOURNAL))
-    assert len(places) == len(facts.journalled)
+    assert len(places) == len(facts.in_wal)
     spots = [(at + random_.randrange(28), True) for at, _ in places[:-1]]
     spots += [(random_.randrange(at + 28, limit), True) for at, limit in places[:-1]]
     spots += [(slot + random_.randrange(40), False) for slot in (0, PAGE) for _ in range(8)]
@@ -239,7 +239,7 @@ def test_flipped_bits_of_the_journal_are_found_or_harmless(trials: Trials, facts
     for _ in range(6):
         at = random_.randrange(first, limit)
         name = f"bit of byte {at} of the last group"
-        trials.run(name, lambda store: flip(store / JOURNAL, at, 3), excused=facts.journalled[-1:])  # noqa: B023
+        trials.run(name, lambda store: flip(store / JOURNAL, at, 3), excused=facts.in_wal[-1:])  # noqa: B023
 
 
 def test_a_group_of_the_journal_that_was_never_written_is_found(trials: Trials, facts: Facts) -> None:
@@ -250,7 +250,7 @@ def test_a_group_of_the_journal_that_was_never_written_is_found(trials: Trials, 
         outcome = trials.run(
             f"group {number} is zeros",
             lambda store: write_at(store / JOURNAL, at, zeros),  # noqa: B023
-            excused=facts.journalled[-1:] if number == len(places) - 1 else (),
+            excused=facts.in_wal[-1:] if number == len(places) - 1 else (),
         )
         assert outcome.detected == (number < len(places) - 1), number
 

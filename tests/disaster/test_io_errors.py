@@ -38,7 +38,7 @@ ROUNDS = 22
 class Round:
     """What a child with one failing call said."""
 
-    promised: list[str] = field(default_factory=lambda: ["first", "second", "waits"])
+    reserved: list[str] = field(default_factory=lambda: ["first", "second", "waits"])
     maybe_gone: set[str] = field(default_factory=set)
     gone: set[str] = field(default_factory=set)
     failures: list[tuple[Any, str]] = field(default_factory=list)
@@ -61,7 +61,7 @@ def run(base: Path, call: str, error: str) -> list[Round]:
         if kind == "round":
             rounds.append(Round())
         elif kind == "sent":
-            rounds[-1].promised += rest[0]
+            rounds[-1].reserved += rest[0]
         elif kind == "got":
             rounds[-1].maybe_gone.update(rest[0])
         elif kind == "acked":
@@ -86,7 +86,7 @@ def look_at(path: Path, said: Round) -> None:
         while messages := reader.receive(100, timeout=0):
             came.update(bytes(message.payload).rstrip(b".").decode() for message in messages)
             reader.ack(messages)
-        assert set(said.promised) - said.maybe_gone <= came.keys()
+        assert set(said.reserved) - said.maybe_gone <= came.keys()
         assert not said.gone & came.keys()
         assert max(came.values(), default=1) == 1
         assert list(store.check()) == []

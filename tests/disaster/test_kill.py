@@ -172,7 +172,7 @@ MUTANTS = {
     "remove_before_record": ("compact.published", "is registered in the catalog, and is missing"),
     "drop_what_anybody_has_acknowledged": ("compact.adopted", "never got"),
     "no_sweep": ("directory.renamed", "is not registered after opening"),
-    "journal_anew_before_settling": ("journal.settled", "was given out for"),
+    "wal_restarted_before_applying": ("journal.settled", "was given out for"),
     "no_replay": ("journal.after", "was given out for"),
     "replay_doubles": ("journal.settled", "and as"),
     "takes_gaps_for_stored": (AMONG_NUMBERS_AT, "all of them sent until answered"),

@@ -1,7 +1,7 @@
 """Disks that a power cut could have left at any moment of a run are opened: nothing that was promised is lost.
 
 The run is recorded by strace (power_trace), the disks are rebuilt by power_disk, the promises are in
-power_promises, and the wrong engines that this must find out in power_mutants. `DUELOG_POWER_CUTS=1000` in the
+power_acks, and the wrong engines that this must find out in power_mutants. `DUELOG_POWER_CUTS=1000` in the
 environment makes more states (150 are the default, shared by the two durabilities that promise something);
 `python -m tests.disaster.power_cut` is for looking at one case.
 """
@@ -76,8 +76,8 @@ MUTANTS = {
     "no_directory_sync": ("commit", None, 16, 3),
     "trash_before_record": ("commit", "delete.recorded", 16, 3),
     "metadata_before_parts": ("commit", "snapshot.meta", 24, 3),
-    "journal_not_flushed": ("commit", None, 24, 3),
-    "journal_anew_before_settling": ("commit", "journal.settled", 48, 3),
+    "wal_not_flushed": ("commit", None, 24, 3),
+    "wal_restarted_before_applying": ("commit", "journal.settled", 48, 3),
     "fires_before_sync": ("relaxed", "fire.before", 48, 1),
 }
 """Wrong engines: durability, before which step the power goes, how many states, how many must be found bad at least."""

@@ -14,7 +14,7 @@ from duelog.store.codec.copies import copy_key
 from duelog.store.codec.frontier import FrontierRecord
 from duelog.store.codec.run import pack_markers, pack_messages
 from duelog.store.message import Message
-from duelog.store.wal.journal import FILE_NAME, Journal, JournalRecord
+from duelog.store.wal.wal_file import FILE_NAME, WalFile, WalRecord
 
 PAGE = Path(__file__).parents[2] / "docs" / "format.md"
 START_MS = 1_789_948_800_000
@@ -68,10 +68,10 @@ def test_the_copy_of_the_pages_frontier_is_what_is_written() -> None:
 def test_the_pages_journal_is_what_is_written(tmp_path: Path) -> None:
     """The slot of its epoch, and its group."""
     store_id = bytes(range(16))
-    with closing(Journal(tmp_path, store_id, 1 << 20)) as journal:
-        journal.restart()
+    with closing(WalFile(tmp_path, store_id, 1 << 20)) as wal:
+        wal.restart()
         due_ms, body = encode_one(Message(b"pay", deliver_at=SENT_MS + 60_000), SENT_MS, 1_000)
-        journal.append([JournalRecord(START_MS, 7, due_ms, 0, body)])
+        wal.append([WalRecord(START_MS, 7, due_ms, 0, body)])
     content = (tmp_path / FILE_NAME).read_bytes()
     slot, group = b"".join(example(4)), b"".join(example(5))
     assert content.startswith(slot)

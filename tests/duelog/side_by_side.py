@@ -13,7 +13,7 @@ from pathlib import Path
 from duelog import DelayedStore, MessageId, StoreConfig
 from duelog.partitions.partition import Partition
 from duelog.store.files import failpoints
-from duelog.store.wal.journal import JournalRecord, read_journal
+from duelog.store.wal.wal_file import WalRecord, read_wal
 from tests.conftest import START_MS
 from tests.store.shared_commits import until
 
@@ -24,14 +24,14 @@ FIRST_MS = START_MS // HOUR_MS * HOUR_MS + 2 * HOUR_MS
 """Start of a partition that has not begun, nor the two after it."""
 
 
-def journaled(store: DelayedStore) -> list[JournalRecord]:
+def in_wal(store: DelayedStore) -> list[WalRecord]:
     """What the journal of an open store holds."""
-    return read_journal(store.path, store._engine.store_id)
+    return read_wal(store.path, store._engine.store_id)
 
 
 def owing(store: DelayedStore) -> list[Partition]:
     """The partitions that owe entries."""
-    return [partition for partition in store._engine.partitions if partition.owes]
+    return [partition for partition in store._engine.partitions if partition.has_unapplied]
 
 
 def crashed(store: DelayedStore, path: Path) -> Path:
@@ -54,7 +54,7 @@ class Group:
     """Sends that are one group: threads queue up while the leader of the one before is held up at its failpoint."""
 
     def __init__(self, store: DelayedStore, sends: Sequence[Callable[[], MessageId]]) -> None:
-        self._queue = store._engine.intake._queue  # type: ignore[union-attr]
+        self._queue = store._engine.wal_writer._queue  # type: ignore[union-attr]
         self._sends = sends
         self._pool = ThreadPoolExecutor(len(sends) + 1)
         self.futures: list[Future[MessageId]] = []

@@ -25,9 +25,9 @@ class Twin:
         entries = np.arange(stretch.first, stretch.limit, dtype=np.uint32)
         return entries, np.array([self.log[stretch.ledger_id, int(entry)] for entry in entries], dtype=np.int64)
 
-    def after(self, due_ms: int, served: Position, until_ms: int) -> list[tuple[int, int, int]]:
+    def after(self, due_ms: int, delivered: Position, until_ms: int) -> list[tuple[int, int, int]]:
         """Entries after (due_ms, served) that are due by `until_ms`."""
-        bound = (due_ms, *served)
+        bound = (due_ms, *delivered)
         return [entry for entry in sorted(self.entries) if entry > bound and entry[0] <= until_ms]
 
 
@@ -63,21 +63,21 @@ def test_entries_come_in_due_order_whatever_form_they_are_kept_in(
         index.add(ledger, entry, column)
         entry += len(dues)
         due_ms, until_ms = data.draw(st.integers(floor, 45)), data.draw(st.integers(0, 45))
-        served = data.draw(st.sampled_from([PAST, Position(0, 0), Position(ledger, max(entry - 3, 0))]))
+        delivered = data.draw(st.sampled_from([PAST, Position(0, 0), Position(ledger, max(entry - 3, 0))]))
         found = [
             (due, *position_of(number))
-            for dues_found, places in index.after(due_ms, served, until_ms, 1)
+            for dues_found, places in index.after(due_ms, delivered, until_ms, 1)
             for due, number in zip(dues_found.tolist(), places.tolist(), strict=True)
         ]
-        assert found == twin.after(due_ms, served, until_ms)
+        assert found == twin.after(due_ms, delivered, until_ms)
         for inclusive in (False, True):
             expected = min(
                 (e[0] for e in twin.entries if e[0] > due_ms or (inclusive and e[0] == due_ms)), default=None
             )
             assert index.next_due_ms(due_ms, inclusive=inclusive) == expected
         for limit in (None, Position(ledger, 0), Position(ledger, max(entry - 5, 0))):
-            expected_places = {(e[1], e[2]) for e in twin.entries if e > (due_ms, *served)}
-            by_ledger = index.after_by_ledger(due_ms, served, limit)
+            expected_places = {(e[1], e[2]) for e in twin.entries if e > (due_ms, *delivered)}
+            by_ledger = index.after_by_ledger(due_ms, delivered, limit)
             assert all(by_ledger.values())
             assert {(ledger_id, entry_id) for ledger_id, ids in by_ledger.items() for entry_id in ids} == {
                 position for position in expected_places if limit is None or position < limit

@@ -65,7 +65,7 @@ def ignores_keys(patch: Patch) -> None:
 
 def serves_every_failover_consumer(patch: Patch) -> None:
     """Not only the first."""
-    patch.setattr(Dispatcher, "is_served", lambda self, consumer: True)
+    patch.setattr(Dispatcher, "may_receive", lambda self, consumer: True)
 
 
 def redelivers_without_delay(patch: Patch) -> None:

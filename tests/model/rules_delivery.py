@@ -22,7 +22,7 @@ from .machine import NOWHERE, Consumer, Item, Machine
 from .twin import TwinLetter, TwinMessage, TwinTopic
 from .twin_subscription import TwinSubscription
 
-Settle = Callable[[list[ReceivedMessage]], list[ReceivedMessage]]
+Route = Callable[[list[ReceivedMessage]], list[ReceivedMessage]]
 
 
 def received_something(machine: Machine) -> bool:
@@ -65,8 +65,8 @@ class DeliveryRules(Machine):
         face = self.store.topic(topic).subscribe(name, type=kind, initial_position=initial)
         consumer = Consumer(face, twin, sub, face._consumer)
         sub.attach(kind, consumer.number)
-        settle = functools.partial(self._settle, consumer, face._settle)
-        face._settle = settle  # type: ignore[method-assign]
+        settle = functools.partial(self._route, consumer, face._route)
+        face._route = settle  # type: ignore[method-assign]
         self.consumers.append(consumer)
 
     @only(STORING, HANDING_OUT, INLINE_DELAYS)
@@ -130,7 +130,7 @@ class DeliveryRules(Machine):
             self.twin.mark_ms = max(self.twin.mark_ms, self.twin.now_ms)
         return items
 
-    def _settle(self, consumer: Consumer, settle: Settle, batch: list[ReceivedMessage]) -> list[ReceivedMessage]:
+    def _route(self, consumer: Consumer, settle: Route, batch: list[ReceivedMessage]) -> list[ReceivedMessage]:
         """Stands in for what becomes of a batch that was handed out: some is not for the consumer, some is dead."""
         self._learn()
         items, limit = self._taken(consumer), consumer.twin.setting("max_redeliveries")
@@ -448,7 +448,7 @@ class DeliveryRules(Machine):
         self._forget(twin)
 
     def _forget(self, topic: TwinTopic) -> None:
-        doomed = {part.start_ms for part in self.twin.partitions.values() if not part.holders}
+        doomed = {part.start_ms for part in self.twin.partitions.values() if not part.references}
         topic.deleted = True
         # What a crash left for the next tick is the next tick's.
         self.twin.count(PARTITIONS_DELETED, self.twin.release(doomed))

@@ -235,7 +235,7 @@ class TwinPartition:
         return self.logs.setdefault(topic, TwinLog(topic))
 
     @property
-    def holders(self) -> int:
+    def references(self) -> int:
         return sum(log.holds for log in self.logs.values())
 
     def figures(self, now_ms: int) -> tuple[int, int, str, int, int, int, int]:
@@ -243,7 +243,7 @@ class TwinPartition:
         state = "closed" if self.closed else "current" if self.start_ms <= now_ms else "future"
         messages = sum(len(log.messages) for log in self.logs.values())
         pending = sum(log.unfired for log in self.logs.values() if not log.topic.deleted and not self.closed)
-        return self.start_ms, self.end_ms, state, len(self.logs), messages, pending, self.holders
+        return self.start_ms, self.end_ms, state, len(self.logs), messages, pending, self.references
 
 
 @dataclass(frozen=True)
@@ -477,7 +477,7 @@ class Twin:
         for part in [part for part in self.partitions.values() if part.closed]:
             for log in part.logs.values():
                 log.holds &= not log.topic.deleted and log.last_marker in log.topic.ledgers
-            if not part.holders and part.start_ms not in there:
+            if not part.references and part.start_ms not in there:
                 del self.partitions[part.start_ms]
                 deleted += 1
         return deleted

@@ -72,13 +72,15 @@ class TwinSubscription:
     def due_backlog(self, now_ms: int) -> int:
         """The backlog without what is not due yet."""
         places = range(self.mark, len(self._log))
-        return sum(place not in self.acked and not self._waits(place, now_ms) for place in places)
+        return sum(place not in self.acked and not self._hidden(place, now_ms) for place in places)
 
     def not_due(self, now_ms: int) -> int:
         """Messages of the log that are not due yet and not acknowledged."""
-        return sum(place not in self.acked and self._waits(place, now_ms) for place in range(self.mark, len(self._log)))
+        return sum(
+            place not in self.acked and self._hidden(place, now_ms) for place in range(self.mark, len(self._log))
+        )
 
-    def _waits(self, place: int, now_ms: int) -> bool:
+    def _hidden(self, place: int, now_ms: int) -> bool:
         return self._log[place].waits and self._log[place].due_ms > now_ms
 
     @property
@@ -144,7 +146,7 @@ class TwinSubscription:
         self.passed_over.difference_update(fresh)
         while len(fresh) < room and self.read < len(self._log) and self._log[self.read].readable_ms <= now_ms:
             if not self.is_acked(self.read):
-                if self._waits(self.read, now_ms):
+                if self._hidden(self.read, now_ms):
                     self.passed_over.add(self.read)
                     self.tracks = True
                 else:
@@ -203,7 +205,7 @@ class TwinSubscription:
     def ack(self, places: Sequence[int]) -> int:
         new = {place for place in places if not self.is_acked(place)}
         self.acked |= new
-        self._settle(new)
+        self._route(new)
         return len(new)
 
     def ack_cumulative(self, last: int, now_ms: int) -> int:
@@ -217,20 +219,20 @@ class TwinSubscription:
 
     def _is_ahead(self, place: int, now_ms: int) -> bool:
         """Whether it has not been read, and would not be given to anybody now."""
-        return place >= self.read and (self._waits(place, now_ms) or self._log[place].readable_ms > now_ms)
+        return place >= self.read and (self._hidden(place, now_ms) or self._log[place].readable_ms > now_ms)
 
     def begin_at(self, place: int, first: int, now_ms: int) -> None:
         """From `first` on what lies before `place` is acknowledged, but for what is not due; nothing else is."""
         self.mark, self.acked = first, set()
         self._forget_places()
-        self.ack([at for at in range(first, place) if not self._waits(at, now_ms)])
+        self.ack([at for at in range(first, place) if not self._hidden(at, now_ms)])
         self.read = self.mark
 
     def trimmed(self, first: int) -> None:
         self.mark = max(self.mark, first)
         self.acked = {place for place in self.acked if place >= first}
         self.read = max(self.read, first)
-        self._settle({place for place in (*self.times, *self.ready, *self.passed_over) if place < first})
+        self._route({place for place in (*self.times, *self.ready, *self.passed_over) if place < first})
 
     def save(self) -> None:
         """What is acknowledged is on disk, and may be written again."""
@@ -243,11 +245,11 @@ class TwinSubscription:
     def restore(self, first: int, acked: set[int]) -> None:
         """Exactly `acked` of the entries from `first` on, and everything before it, was found on the disk."""
         self.mark, self.acked = first, acked
-        self._settle(set())
+        self._route(set())
         self.flush()
         self.forget_deliveries()
 
-    def _settle(self, gone: set[int]) -> None:
+    def _route(self, gone: set[int]) -> None:
         for place in gone:
             for places in (self.held, self.handed_ms, self.waiting, self.times):
                 places.pop(place, None)

@@ -47,12 +47,12 @@ class Log:
         """Fire so many of what is left, with everything seen."""
         left = self.pending()
         due_ms, entry_id = left[count - 1]
-        self.frontier = self.frontier._replace(due_ms=due_ms, entry_id=entry_id, seen=self.tail)
+        self.frontier = self.frontier._replace(due_ms=due_ms, entry_id=entry_id, absorbed_end=self.tail)
 
     def pending(self) -> list[tuple[int, int]]:
         """What is left to fire, in order."""
         passed = (self.frontier.due_ms, self.frontier.entry_id)
-        return [key for key in self.keys() if key[1] >= self.frontier.seen or key > passed]
+        return [key for key in self.keys() if key[1] >= self.frontier.absorbed_end or key > passed]
 
     def cut(self) -> Cut:
         """A copy of the index as it is now; nothing is late in it."""

@@ -12,7 +12,7 @@ from duelog.snapshot.writer import write_snapshot
 from duelog.store.codec.format import snapshot_meta_key
 from duelog.store.env.environment import Environment
 from duelog.store.env.transaction import Transaction
-from tests.partitions.sleeping import asleep_in
+from tests.partitions.packing_all import packed_in
 from tests.snapshot.logs import BUCKET_MS, LEDGER, START_MS, Log, drained, new_environment, scattered
 
 PART_BYTES = 1_024
@@ -104,7 +104,7 @@ def test_later_buckets_are_restored_asleep(environment: Environment) -> None:
     restored = log.restore(environment)
     assert restored is not None
     bucket_ms = log.frontier.due_ms - log.frontier.due_ms % BUCKET_MS
-    assert asleep_in(restored.pending) == list(range(bucket_ms + BUCKET_MS, START_MS + 2_000, BUCKET_MS))
+    assert packed_in(restored.pending) == list(range(bucket_ms + BUCKET_MS, START_MS + 2_000, BUCKET_MS))
     assert drained(restored) == log.pending()
 
 
@@ -191,7 +191,7 @@ def test_a_frontier_that_moved_without_seeing_the_covered_entries_is_not_of_this
     log = Log(scattered(100))
     write_snapshot(environment, log.cut(), PART_BYTES, 1)
     log.fire(30)
-    log.frontier = log.frontier._replace(seen=99)
+    log.frontier = log.frontier._replace(absorbed_end=99)
     reasons: list[str] = []
     assert log.restore(environment, reasons) is None
     assert "seen only 99" in reasons[0]

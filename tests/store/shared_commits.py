@@ -22,10 +22,10 @@ BULK = bytes(32 * 1024)
 
 def until(condition: Callable[[], object]) -> None:
     """Give other threads the processor until `condition` holds; an AssertionError after a long time."""
-    give_up = time.monotonic() + PATIENCE_S
+    trim = time.monotonic() + PATIENCE_S
     while not condition():
         os.sched_yield()
-        assert time.monotonic() < give_up, "waited in vain"
+        assert time.monotonic() < trim, "waited in vain"
 
 
 def putting(key: bytes, fields: bytes) -> Callable[[Transaction], None]:

@@ -60,25 +60,25 @@ def _targets(
         yield finding("dangling-marker", address, message, mark.markers)
 
 
-def set_aside_findings(facts: StoreFacts, known: Iterable[AuditFinding]) -> Iterator[AuditFinding]:
+def quarantine_findings(facts: StoreFacts, known: Iterable[AuditFinding]) -> Iterator[AuditFinding]:
     """Entries that were set aside, but for those that a finding names already."""
     named = {each.address for each in known}
-    for (ledger_id, entry_id), reason in sorted(facts.set_aside.items()):
+    for (ledger_id, entry_id), reason in sorted(facts.quarantined.items()):
         address = f"ledger {ledger_id}, entry {entry_id}"
         if not any(each.endswith(address) for each in named):
             yield finding("set-aside", address, f"could not be read and was not delivered: {reason}", 1)
 
 
-def holder_findings(facts: StoreFacts) -> Iterator[AuditFinding]:
+def reference_findings(facts: StoreFacts) -> Iterator[AuditFinding]:
     """Closed partitions whose count of holders is not that of the topics that have not released them."""
     for start_ms, record in facts.partitions.items():
         unreadable = any(start == start_ms for _, start in facts.unjudged)
         if record.state is not PartitionState.CLOSED or unreadable:
             continue
-        holders = unreleased(facts, start_ms)
-        if holders and len(holders) != record.holders:
-            names = ", ".join(facts.topic_name(topic_id) or str(topic_id) for topic_id in holders[:5])
-            message = f"{len(holders)} topics hold it ({names}), the catalog says {record.holders}"
+        references = unreleased(facts, start_ms)
+        if references and len(references) != record.references:
+            names = ", ".join(facts.topic_name(topic_id) or str(topic_id) for topic_id in references[:5])
+            message = f"{len(references)} topics hold it ({names}), the catalog says {record.references}"
             yield finding("wrong-holders", f"partition {partition_name(start_ms)}", message)
 
 

@@ -22,7 +22,7 @@ from ...partitions.timespan import parse_directory_name
 from ...store.codec.format import CursorRecord, LedgerRecord, LedgerState, PartitionRecord, PartitionState
 from ...store.codec.frontier import FrontierRecord
 from ..transfer.export_layout import Export, ExportedFile, open_export
-from .catalog_findings import holder_findings, marker_findings
+from .catalog_findings import marker_findings, reference_findings
 from .facts import KeptLedger, StoreFacts, TopicFacts
 from .gathering import Gathering
 from .holding import judge_holding
@@ -61,7 +61,7 @@ def audit_export(path: Path, *, as_of_ms: int | None = None) -> Audit:
         ]
         gathering.take(PartitionResult(start_ms, "", int(partition.get("file_bytes", 0)), logs, []), "whole")
     audit.findings += marker_findings(facts)
-    audit.findings += holder_findings(facts)
+    audit.findings += reference_findings(facts)
     judged = judge_holding(facts, gathering.pending, as_of_ms)
     audit.held = [row for row in judged.rows if row.reason != "pending"]
     audit.findings += [found for _, found in judged.findings]

@@ -87,7 +87,7 @@ class StoreFacts:
     """Ledger of a partition log -> entries cancelled, conditional entries admitted."""
     unjudged_ledgers: set[int] = field(default_factory=set)
     """Ledgers of partition logs whose cancellations cannot be read."""
-    set_aside: dict[tuple[int, int], str] = field(default_factory=dict)
+    quarantined: dict[tuple[int, int], str] = field(default_factory=dict)
     """(ledger id, entry id) -> reason."""
     clock_ms: int = 0
     findings: list[AuditFinding] = field(default_factory=list)
@@ -227,7 +227,7 @@ class _Reader:
         self._withdrawn()
         for key, reason in self._read(Table.SET_ASIDE, bytes):
             address = fmt.leading_u64(key), fmt.trailing_u32(key)
-            facts.set_aside[address] = reason.decode(errors="replace")
+            facts.quarantined[address] = reason.decode(errors="replace")
         self._cursors()
         self._main_logs()
         return facts, [row for topic in facts.topics.values() for row in self._subscription_rows(topic)]

@@ -6,7 +6,7 @@ from ...store.codec.format import PartitionState
 from .facts import StoreFacts, log_address, partition_name
 from .log_tally import Day, Issue, LogResult, merge_days
 from .partition_audit import PartitionResult
-from .tables import NO_TOPIC, AheadRow, Audit, AuditFinding, PartitionRow, RetentionRow, finding
+from .tables import NO_TOPIC, Audit, AuditFinding, PartitionRow, RetentionRow, UpcomingRow, finding
 
 
 class Gathering:
@@ -89,7 +89,7 @@ class Gathering:
         """Put the tables in order: results come in any."""
         audit = self.audit
         audit.retention = [RetentionRow(topic, *day) for (topic, _), day in sorted(self._days.items())]
-        audit.ahead = [AheadRow(*each) for each in sorted(self._hours.items())]
+        audit.ahead = [UpcomingRow(*each) for each in sorted(self._hours.items())]
         audit.findings = sorted(set(audit.findings))
         audit.partitions.sort(key=lambda row: row.start_ms)
         audit.held.sort()

@@ -61,23 +61,23 @@ def _closed(facts: StoreFacts, start_ms: int, record: PartitionRecord, as_of_ms:
     ledgers = {frontier.ledger_id for (_, start), frontier in facts.frontiers.items() if start == start_ms}
     rows = [
         HeldRow(name, "", "set aside", "", ledger_id, 1, f"entry {entry_id} of ledger {ledger_id} could not be read")
-        for ledger_id, entry_id in sorted(facts.set_aside)
+        for ledger_id, entry_id in sorted(facts.quarantined)
         if ledger_id in ledgers
     ]
     if record.state is PartitionState.DELETING:
         return rows, "its deletion is recorded and was not finished"
     if any(start == start_ms for _, start in facts.unjudged):
         return [HeldRow(name, "", "unreadable", "", 0, 0, "a damaged record hides what holds it")], ""
-    holders = unreleased(facts, start_ms)
+    references = unreleased(facts, start_ms)
     passed = []
-    for topic_id in holders:
+    for topic_id in references:
         held, why_not = _topic(facts, topic_id, start_ms, name, as_of_ms)
         rows += held
         if not held:
             passed.append(why_not)
     if passed:
         return rows, "; ".join(passed[:3])
-    counted = f", but the catalog counts {record.holders}" if record.holders else ""
+    counted = f", but the catalog counts {record.references}" if record.references else ""
     return rows, f"every topic has released it{counted}"
 
 
@@ -93,7 +93,7 @@ def _topic(facts: StoreFacts, topic_id: int, start_ms: int, name: str, as_of_ms:
     rows = []
     for subscription, cursor in topic.subscriptions:
         if cursor.mark_delete < Position(ledger_id, ledger.entries - 1):
-            behind = _behind(topic.ledgers, ledger_id, cursor)
+            behind = _lag(topic.ledgers, ledger_id, cursor)
             mark = cursor.mark_delete
             done = (
                 f"up to entry {mark.entry_id} of ledger {mark.ledger_id}"
@@ -127,7 +127,7 @@ def _retention(topic: TopicFacts, ledger_id: int, record: LedgerRecord, as_of_ms
     return f"retention keeps it among the newest {retention_bytes:,} bytes"
 
 
-def _behind(ledgers: list[KeptLedger], last: int, cursor: CursorRecord) -> int:
+def _lag(ledgers: list[KeptLedger], last: int, cursor: CursorRecord) -> int:
     """Entries after the mark-delete position, up to the end of ledger `last`."""
     after = [ledger for ledger in ledgers if cursor.ledger_id <= ledger.ledger_id <= last]
     skipped = cursor.next_entry if after and after[0].ledger_id == cursor.ledger_id else 0

@@ -29,7 +29,7 @@ def page(audit: Audit) -> str:
         _verdict(audit),
         _figures(audit),
         _findings(audit),
-        _ahead(audit),
+        _upcoming(audit),
         _lateness(audit),
         _retention(audit),
         _held(audit),
@@ -166,7 +166,7 @@ def _figures(audit: Audit) -> str:
     return _section("At a glance", explanation, f'<div class="tiles">{shown}</div>')
 
 
-def _ahead(audit: Audit) -> str:
+def _upcoming(audit: Audit) -> str:
     if not audit.ahead:
         return _section("What is still to come", "No message waits to fire.")
     counts = {row.hour_ms: row.messages for row in audit.ahead}
@@ -260,7 +260,7 @@ def _held(audit: Audit) -> str:
     if not audit.held:
         return _section("What is held, and by whom", "Every partition whose time has passed is gone.")
     partitions = {row.partition for row in audit.held}
-    holders = Counter((row.topic, row.subscription, row.reason) for row in audit.held)
+    references = Counter((row.topic, row.subscription, row.reason) for row in audit.held)
     explanation = (
         f"{plural(len(partitions), 'partition')} whose time has passed cannot be deleted yet, and why. A "
         "<b>subscription</b> that is behind is the usual reason: have it receive and acknowledge, or remove it if "
@@ -268,8 +268,8 @@ def _held(audit: Audit) -> str:
         "to audit."
     )
     bars = [
-        Bar(_holder(*holder), count, plural(count, "partition"), "amber" if holder[2] == "subscription" else "grey")
-        for holder, count in holders.most_common(12)
+        Bar(_reference(*holder), count, plural(count, "partition"), "amber" if holder[2] == "subscription" else "grey")
+        for holder, count in references.most_common(12)
     ]
     columns = ("partition", "topic", "reason", "subscription", ">behind", "explanation")
     rows = [
@@ -281,7 +281,7 @@ def _held(audit: Audit) -> str:
     return _section("What is held, and by whom", explanation, list_bars(bars), folded)
 
 
-def _holder(topic: str, subscription: str, reason: str) -> str:
+def _reference(topic: str, subscription: str, reason: str) -> str:
     who = printable(short_topic(topic)) or "the store"
     return f"{who}: {printable(subscription)}" if subscription else f"{who}: {reason}"
 

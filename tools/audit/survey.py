@@ -21,10 +21,10 @@ from ..store_check import check_file
 from ..values import require_store
 from .catalog_findings import (
     directory_findings,
-    holder_findings,
     marker_findings,
     missing_findings,
-    set_aside_findings,
+    quarantine_findings,
+    reference_findings,
 )
 from .facts import StoreFacts, read_facts
 from .gathering import Gathering
@@ -157,7 +157,7 @@ def log_tasks(facts: StoreFacts, start_ms: int) -> tuple[LogTask, ...]:
         judged = ledger_id not in facts.unjudged_ledgers
         found.append(
             LogTask(
-                topic_id, ledger_id, frontier.due_ms, frontier.entry_id, frontier.seen, frontier.fired, judged,
+                topic_id, ledger_id, frontier.due_ms, frontier.entry_id, frontier.absorbed_end, frontier.fired, judged,
                 topic.kept_since_ms, *_packed(cancelled, admitted), *_packed(marked, acknowledged),
             )
         )  # fmt: skip
@@ -211,8 +211,8 @@ def _conclude(main: Environment, facts: StoreFacts, gathering: Gathering, as_of_
     """What needs no partition, or all of them."""
     audit = gathering.audit
     audit.findings += marker_findings(facts)
-    audit.findings += holder_findings(facts)
-    audit.findings += set_aside_findings(facts, audit.findings)
+    audit.findings += reference_findings(facts)
+    audit.findings += quarantine_findings(facts, audit.findings)
     judged = judge_holding(facts, gathering.pending, as_of_ms)
     audit.held = judged.rows
     audit.findings += [

@@ -65,7 +65,7 @@ class LatenessRow(NamedTuple):
     markers: int
 
 
-class AheadRow(NamedTuple):
+class UpcomingRow(NamedTuple):
     """Messages of all topics that are pending and due in one hour."""
 
     hour_ms: int
@@ -146,7 +146,7 @@ class Audit:
     findings: list[AuditFinding] = field(default_factory=list)
     retention: list[RetentionRow] = field(default_factory=list)
     lateness: list[LatenessRow] = field(default_factory=list)
-    ahead: list[AheadRow] = field(default_factory=list)
+    ahead: list[UpcomingRow] = field(default_factory=list)
     partitions: list[PartitionRow] = field(default_factory=list)
     held: list[HeldRow] = field(default_factory=list)
     subscriptions: list[SubscriptionRow] = field(default_factory=list)
@@ -157,7 +157,7 @@ TABLES: dict[str, type[tuple[object, ...]]] = {
     "findings": AuditFinding,
     "retention": RetentionRow,
     "lateness": LatenessRow,
-    "ahead": AheadRow,
+    "ahead": UpcomingRow,
     "partitions": PartitionRow,
     "held": HeldRow,
     "subscriptions": SubscriptionRow,

@@ -9,7 +9,7 @@ from pathlib import Path
 import lmdb
 
 from ...check.check_partitions import was_used
-from ...cleanup.mend import GivenUp
+from ...cleanup.mend import Discarded
 from ...partitions.timespan import parse_directory_name
 from ...store.codec import format as fmt
 from ...store.codec.format import (
@@ -189,7 +189,9 @@ def drop_strangers(main: Environment, account: Account) -> None:
             key = bytes(cursor.key())
             if len(key) != fmt.RUN_KEY_BYTES or fmt.split_run_key(key)[0] not in ledgers:
                 ledger_id, first = fmt.split_run_key(key) if len(key) == fmt.RUN_KEY_BYTES else (0, 0)
-                account.give_up(GivenUp("main", ledger_id, first, "its ledger is in no catalog", bytes(cursor.value())))
+                account.discard(
+                    Discarded("main", ledger_id, first, "its ledger is in no catalog", bytes(cursor.value()))
+                )
                 runs.append(key)
             more = cursor.next()
 

@@ -23,7 +23,7 @@ from .repair_report import Account
 from .repair_withdrawals import OpenLog
 
 
-def settle(main: Environment, lost: dict[int, BitMap], open_log: OpenLog, account: Account) -> None:
+def reconcile(main: Environment, lost: dict[int, BitMap], open_log: OpenLog, account: Account) -> None:
     """Mend the main logs, and acknowledge for everybody what was given up. `lost`: by ledger of a partition log.
 
     What was set aside and can be read now is delivered; what cannot is in `lost`, or is found here.
@@ -31,7 +31,7 @@ def settle(main: Environment, lost: dict[int, BitMap], open_log: OpenLog, accoun
     with main.read() as raw:
         topics = [fmt.trailing_u32(key) for key, _ in catalog.rows(raw, fmt.prefix(Table.TOPIC_NAME))]
     for topic_id in topics:
-        _settle_topic(main, topic_id, lost, open_log, account)
+        _reconcile_topic(main, topic_id, lost, open_log, account)
 
     def clear(transaction: Transaction) -> int:
         keys = [key for key, _ in catalog.rows(transaction.raw, fmt.prefix(Table.SET_ASIDE))]
@@ -41,7 +41,7 @@ def settle(main: Environment, lost: dict[int, BitMap], open_log: OpenLog, accoun
         account.say(f"main: {cleared} entries are no longer set aside")
 
 
-def _settle_topic(
+def _reconcile_topic(
     main: Environment, topic_id: int, lost: dict[int, BitMap], open_log: OpenLog, account: Account
 ) -> None:
     with main.read() as raw:
@@ -54,43 +54,43 @@ def _settle_topic(
         frontiers = [row for _, _, row in catalog.frontiers(raw, topic_id) if row.fired]
     acks = [AckSet(row.mark_delete, rows) for row, rows in zip(cursors, singly, strict=True)]
     holes: dict[int, BitMap] = {}
-    given_up: dict[int, BitMap] = {}
+    discarded: dict[int, BitMap] = {}
     for ledger_id, record in ledgers:
         least = [record.entries if record.state is LedgerState.CLOSED else 0]
         least += [row.marker_entry + 1 for row in frontiers if row.marker_ledger == ledger_id]
         least += [row.next_entry for row in cursors if row.ledger_id == ledger_id]
         least += [max(rows[ledger_id], default=-1) + 1 for rows in singly if ledger_id in rows]
-        mended = mend_ledger(main, ledger_id, least_entries=max(least), base_ms=0, dues={}, give_up=account.give_up)
-        holes[ledger_id], given_up[ledger_id] = mended.holes, mended.bodies
+        mended = mend_ledger(main, ledger_id, least_entries=max(least), base_ms=0, dues={}, discard=account.discard)
+        holes[ledger_id], discarded[ledger_id] = mended.holes, mended.bodies
         if record.state is LedgerState.CLOSED and mended.entries != record.entries:
             closed: LedgerRecord = record._replace(entries=mended.entries)
             key = fmt.ledger_key(topic_id, ledger_id)
             main.write(lambda transaction: transaction.put(key, closed.pack()))  # noqa: B023 - it has returned
     whole, appended = restore_markers(main, topic_id, holes, open_log, account)
     for ledger_id, entries in holes.items():
-        given_up[ledger_id] |= entries - whole.get(ledger_id, BitMap())
-    again = max((sum(len(of - _owed(one, at, of)) for at, of in holes.items()) for one in acks), default=0)
+        discarded[ledger_id] |= entries - whole.get(ledger_id, BitMap())
+    again = max((sum(len(of - _unacknowledged(one, at, of)) for at, of in holes.items()) for one in acks), default=0)
     account.again += min(appended, again)
-    for ledger_id in given_up:
-        given_up[ledger_id] |= _pointing_at(main, ledger_id, lost)
-    owed = sum(len(_owed_by_any(acks, ledger_id, entries)) for ledger_id, entries in given_up.items())
+    for ledger_id in discarded:
+        discarded[ledger_id] |= _pointing_at(main, ledger_id, lost)
+    owed = sum(len(_unacknowledged_by_any(acks, ledger_id, entries)) for ledger_id, entries in discarded.items())
     account.lost += max(owed - appended, 0)
-    for ledger_id, entries in given_up.items():
+    for ledger_id, entries in discarded.items():
         if entries:
             account.say(f"main, ledger {ledger_id}: {len(entries)} entries are acknowledged for everybody")
-    _acknowledge(main, topic_id, {ledger: entries for ledger, entries in given_up.items() if entries}, account)
+    _acknowledge(main, topic_id, {ledger: entries for ledger, entries in discarded.items() if entries}, account)
 
 
-def _owed(acks: AckSet, ledger_id: int, entries: BitMap) -> BitMap:
+def _unacknowledged(acks: AckSet, ledger_id: int, entries: BitMap) -> BitMap:
     """Those of `entries` that a subscription has not acknowledged."""
     return entries & acks.unacked(ledger_id, entries.min(), entries.max() + 1) if entries else BitMap()
 
 
-def _owed_by_any(acks: list[AckSet], ledger_id: int, entries: BitMap) -> BitMap:
+def _unacknowledged_by_any(acks: list[AckSet], ledger_id: int, entries: BitMap) -> BitMap:
     """Those of `entries` that some subscription has not acknowledged; all where there is no subscription."""
     found = BitMap() if acks else entries
     for each in acks:
-        found = found | _owed(each, ledger_id, entries)
+        found = found | _unacknowledged(each, ledger_id, entries)
     return found
 
 
@@ -107,7 +107,7 @@ def _pointing_at(main: Environment, ledger_id: int, lost: dict[int, BitMap]) -> 
     return found
 
 
-def _acknowledge(main: Environment, topic_id: int, given_up: dict[int, BitMap], account: Account) -> None:
+def _acknowledge(main: Environment, topic_id: int, discarded: dict[int, BitMap], account: Account) -> None:
     with main.read() as raw:
         log = ManagedLedger.load(raw, main.name, topic_id, RunLimits(), LedgerLimits(1 << 31, 1 << 62, 1 << 62))
         cursors = list(catalog.cursors(raw, topic_id))
@@ -119,7 +119,7 @@ def _acknowledge(main: Environment, topic_id: int, given_up: dict[int, BitMap], 
             acks.reset(log.end._replace(entry_id=last.entries - 1))
             account.say(f"topic {topic_id}: subscription {name} is at the end of the log")
         acks.trim_to(log.first_ledger, log)
-        for ledger_id, entries in given_up.items():
+        for ledger_id, entries in discarded.items():
             acks.ack(ledger_id, entries, log)
         changes = acks.take_changes()
         if not changes:
@@ -147,7 +147,7 @@ def recount(main: Environment, environment: Environment, start_ms: int, account:
         actions.clear()
         raw = transaction.raw
         topics = {fmt.trailing_u32(key) for key, _ in catalog.rows(raw, fmt.prefix(Table.TOPIC_NAME))}
-        holders = 0
+        references = 0
         for topic_id, start, frontier in list(catalog.frontiers(raw)):
             if start != start_ms or topic_id not in topics:
                 continue
@@ -159,13 +159,13 @@ def recount(main: Environment, environment: Environment, start_ms: int, account:
             if changed != frontier and (fired != frontier.fired or not changed.marker_ledger):
                 transaction.put(fmt.frontier_key(topic_id, start_ms), changed.pack())
                 actions.append(f"{environment.name}, ledger {ledger_id}: {fired} have fired, not {frontier.fired}")
-            holders += not frontier.released
+            references += not frontier.released
         key = fmt.partition_key(start_ms)
         fields = transaction.get(key)
         record = None if fields is None else PartitionRecord.unpack(fields)
-        if record is not None and record.state is PartitionState.CLOSED and record.holders != holders:
-            transaction.put(key, record._replace(holders=holders).pack())
-            actions.append(f"{environment.name}: {holders} topics hold it, not {record.holders}")
+        if record is not None and record.state is PartitionState.CLOSED and record.references != references:
+            transaction.put(key, record._replace(references=references).pack())
+            actions.append(f"{environment.name}: {references} topics hold it, not {record.references}")
 
     main.write(work)
     for action in actions:

@@ -110,7 +110,7 @@ def _mend(
         if snapshot.state is SnapshotState.COMPLETE and snapshot.metadata is not None:
             metadata = snapshot.metadata
             place = (metadata.due_ms, metadata.entry_id)
-            known = known | passed_in(dues[: metadata.seen], place)
+            known = known | passed_in(dues[: metadata.absorbed_end], place)
             reached = max(reached, place)
     closed = partition.state is PartitionState.CLOSED
     if closed:  # then all of it has fired

@@ -68,7 +68,7 @@ def _begin_with(transaction: Transaction, topic_id: int, ledger_id: int) -> None
 
 def _owner(raw: lmdb.Transaction, ledger_id: int, lists: _Lists, logs: dict[int, int]) -> int | None:
     """The topic that a ledger without a record belongs to, if the rest tells."""
-    claims = {logs.get(run.target) for run in _readable(raw, ledger_id) if run.kind == RunKind.MARKERS}
+    claims = {logs.get(run.target) for run in _intact(raw, ledger_id) if run.kind == RunKind.MARKERS}
     claims |= {topic_id for topic_id, _, row in catalog.cursors(raw) if row.ledger_id == ledger_id}
     claims |= {topic_id for topic_id, _, row in catalog.frontiers(raw) if row.fired and row.marker_ledger == ledger_id}
     subscriptions = {row.subscription_id: topic_id for topic_id, _, row in catalog.cursors(raw)}
@@ -97,7 +97,7 @@ def _record(
     raw: lmdb.Transaction, topic_id: int, ledger_id: int, ledgers: list[tuple[int, LedgerRecord]], logs: dict[int, int]
 ) -> LedgerRecord:
     """What the record of a ledger said, as its runs and its neighbours tell."""
-    found = list(_readable(raw, ledger_id))
+    found = list(_intact(raw, ledger_id))
     before = [row for number, row in ledgers if number < ledger_id]
     after = [row for number, row in ledgers if number > ledger_id]
     mark = raw.get(fmt.counter_key(catalog.CLOCK))
@@ -119,5 +119,5 @@ def _record(
     return LedgerRecord(created_ms, max(after[0].created_ms or now_ms, latest), entries, size, state)
 
 
-def _readable(raw: lmdb.Transaction, ledger_id: int) -> Iterable[Run]:
+def _intact(raw: lmdb.Transaction, ledger_id: int) -> Iterable[Run]:
     return (run for run in runs(raw, "main", ledger_id) if isinstance(run, Run))

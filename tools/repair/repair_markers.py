@@ -112,7 +112,7 @@ def _logs(main: Environment, topic_id: int, hole: Position, open_log: OpenLog) -
                 continue
             cancelled, admitted = withdrawn[row.ledger_id]
             dues = due_column(log[0], row.ledger_id, admitted)
-        passed = passed_in(dues[: row.seen], (row.due_ms, row.entry_id))
+        passed = passed_in(dues[: row.absorbed_end], (row.due_ms, row.entry_id))
         unmarked = passed - cancelled - marked.get(row.ledger_id, BitMap())
         if unmarked:
             found.append(_Log(row.ledger_id, start_ms, dues, unmarked, before.get(row.ledger_id, NOTHING_FIRED)))

@@ -21,8 +21,8 @@ from ...store.env.environment import Environment
 from ...store.errors import CorruptEntry
 from ...store.log import catalog
 from ...store.log.scan import runs
-from .repair_journal import JournalRepair
 from .repair_report import Account
+from .repair_wal import WalRepair
 
 
 class Markers:
@@ -48,9 +48,9 @@ def runs_of_main(raw: lmdb.Transaction) -> Iterator[Run]:
 class PartitionRepair:
     """Mends the logs of partitions, one after the other."""
 
-    def __init__(self, main: Environment, journal: JournalRepair, account: Account) -> None:
+    def __init__(self, main: Environment, wal: WalRepair, account: Account) -> None:
         self._main = main
-        self._journal = journal
+        self._wal = wal
         self._account = account
         self._markers = Markers(main)
 
@@ -60,7 +60,7 @@ class PartitionRepair:
         """Mend a partition; the entries of its logs that were given up, by ledger. logs: ledger ids by topic."""
         lost: dict[int, BitMap] = {}
         if state is PartitionState.OPEN:
-            self._journal.give_up_logs(environment.name, start_ms, set(logs.values()))
+            self._wal.discard_logs(environment.name, start_ms, set(logs.values()))
         for topic_id, ledger_id in logs.items():
             mended = self._mend_log(environment, start_ms, topic_id, ledger_id)
             if mended.holes or mended.bodies:
@@ -77,8 +77,12 @@ class PartitionRepair:
             frontier = catalog.frontier(raw, topic_id, start_ms)
             named = cancellations.members(raw, Table.CANCELLED, ledger_id)
             named |= cancellations.members(raw, Table.ADMITTED, ledger_id)
-        least = [0 if frontier is None else frontier.seen, max(named, default=-1) + 1, max(known, default=-1) + 1]
-        least.append(self._journal.least_entries(start_ms, ledger_id))
+        least = [
+            0 if frontier is None else frontier.absorbed_end,
+            max(named, default=-1) + 1,
+            max(known, default=-1) + 1,
+        ]
+        least.append(self._wal.least_entries(start_ms, ledger_id))
         for snapshot in inspect_snapshots(environment, ledger_id):
             if snapshot.metadata is not None:
                 least.append(snapshot.metadata.tail)
@@ -88,9 +92,9 @@ class PartitionRepair:
             least_entries=max(least),
             base_ms=start_ms,
             dues=known,
-            give_up=self._account.give_up,
+            discard=self._account.discard,
         )
-        self._journal.give_up_holes(environment.name, start_ms, ledger_id, mended.holes)
+        self._wal.discard_holes(environment.name, start_ms, ledger_id, mended.holes)
         passed = BitMap() if frontier is None else _passed(environment, frontier, mended.bodies)
         unfired = (mended.holes | mended.bodies) - BitMap(known) - passed
         if unfired:

@@ -11,7 +11,7 @@ from collections import Counter
 from typing import NamedTuple
 
 from ...check.check_records import verify_record
-from ...cleanup.mend import GivenUp
+from ...cleanup.mend import Discarded
 from ...store.codec.copies import copied_key, copy_key
 from ...store.codec.format import CorruptRecord, Table
 from ...store.env.environment import Environment
@@ -47,7 +47,7 @@ def mend_records(environment: Environment, account: Account) -> list[bytes]:
             lost.append(key)
     for key in lost:
         record = found.get(key) or found[copy_key(key)]
-        account.give_up(GivenUp(environment.name, 0, None, record.reason, key + record.value))
+        account.discard(Discarded(environment.name, 0, None, record.reason, key + record.value))
 
     def work(transaction: Transaction) -> None:
         for key in lost:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from ... import Finding
-from ...cleanup.mend import GivenUp
+from ...cleanup.mend import Discarded
 from ...store.env.environment import Environment
 from ...store.env.transaction import Transaction
 
@@ -63,7 +63,7 @@ class Account:
         """Note a step."""
         self.actions.append(action)
 
-    def give_up(self, lost: GivenUp) -> None:
+    def discard(self, lost: Discarded) -> None:
         """Add a line to the file."""
         self.given_up += 1
         fields = {"environment": lost.environment, "ledger": lost.ledger_id, "entry": lost.entry_id}

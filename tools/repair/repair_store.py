@@ -7,7 +7,7 @@ of main logs (repair_ledgers.py), frontiers (repair_frontiers.py), cancellations
 (repair_cursors.py). Then holes and damaged bodies of every ledger are
 given up (cleanup/mend.py); what points at them is acknowledged for every subscription, or cancelled where it has not
 fired; counts are counted again; snapshots of a partition that was changed are removed; a damaged journal is given up
-(repair_journal.py). At last the store is checked: what is left is reported, and needs a backup.
+(repair_wal.py). At last the store is checked: what is left is reported, and needs a backup.
 
 Deliberately not here: guessing. Without the main environment nothing tells what has fired and who has read what, so
 nothing is changed then.
@@ -37,16 +37,16 @@ from ...store.files.pages import read_values
 from ...store.log import catalog
 from ..store_check import check_file, check_store
 from .repair_catalog import drop_strangers, mend_counters, mend_partitions, mend_topics, partition_directories
-from .repair_claims import recount, settle
+from .repair_claims import reconcile, recount
 from .repair_cursors import mend_cursors
 from .repair_frontiers import mend_frontiers
-from .repair_journal import JournalRepair
 from .repair_ledgers import mend_ledgers
 from .repair_logs import mend_logs, read_logs
 from .repair_partition import PartitionRepair
 from .repair_places import put_back
 from .repair_records import mend_records
 from .repair_report import Account, RepairReport
+from .repair_wal import WalRepair
 from .repair_withdrawals import OpenLog, mend_withdrawals
 
 __all__ = ["RepairReport", "repair_store"]
@@ -82,7 +82,7 @@ class _Repair:
         self._store_id = store_id
         self._config = config
         self._account = account
-        self._journal = JournalRepair(path, store_id, account.give_up)
+        self._wal = WalRepair(path, store_id, account.discard)
 
     def run(self) -> None:
         # Before LMDB opens any of them: what is broken may kill the process.
@@ -101,7 +101,7 @@ class _Repair:
             mend_counters(main, logs, self._account)
             mend_partitions(main, self._path, self._account)
             self._mend_logs(main, lost, logs, lost_in)
-        for action in self._journal.end():
+        for action in self._wal.end():
             self._account.say(action)
 
     def _mend_directory(self, directory: Path, logs: dict[int, int]) -> list[bytes]:
@@ -141,12 +141,12 @@ class _Repair:
         mend_cursors(main, lost, account)
         drop_strangers(main, account)
         mend_counters(main, logs, account)
-        work = PartitionRepair(main, self._journal, account)
-        given_up: dict[int, BitMap] = {}
+        work = PartitionRepair(main, self._wal, account)
+        discarded: dict[int, BitMap] = {}
         for start_ms, record in partitions:
             with self._open(start_ms, record) as environment:
-                given_up.update(work.mend(environment, start_ms, record.state, of_partition[start_ms]))
-        settle(main, given_up, open_log, account)
+                discarded.update(work.mend(environment, start_ms, record.state, of_partition[start_ms]))
+        reconcile(main, discarded, open_log, account)
         for start_ms, record in partitions:
             with self._open(start_ms, record) as environment:
                 recount(main, environment, start_ms, account)

@@ -93,7 +93,7 @@ def _cancel(
         inside.add_range(block << BLOCK_BITS, min(block + 1 << BLOCK_BITS, len(dues)))
     found = (named | _missing_in_snapshot(environment, ledger_id, dues, admitted)) & inside
     fresh = main.write(lambda transaction: cancellations.add(transaction, Table.CANCELLED, ledger_id, found))
-    passed = passed_in(dues[: frontier.seen], (frontier.due_ms, frontier.entry_id))
+    passed = passed_in(dues[: frontier.absorbed_end], (frontier.due_ms, frontier.entry_id))
     held = BitMap(np.flatnonzero(dues < 0).astype(np.uint32))
     most = len(inside - found - passed - held)
     account.uncancelled += most

@@ -133,7 +133,7 @@ def partitions(raw: lmdb.Transaction, store: Path) -> pa.RecordBatch:
             file_bytes = None
         row = record._asdict() | {"partition": directory_name(start_ms), "start_ms": start_ms, "file_bytes": file_bytes}
         row["state"] = record.state.name.lower()
-        row["holders"] = None if record.state is PartitionState.OPEN else record.holders
+        row["holders"] = None if record.state is PartitionState.OPEN else record.references
         rows.append(row)
     return _rows_of(PARTITIONS, rows)
 

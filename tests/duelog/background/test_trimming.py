@@ -69,7 +69,7 @@ def test_topics_trimmed_one_by_one_are_not_forgotten_by_a_full_disk(
         topic.send(b"x")
         reader.ack(reader.receive(1), durable=True)
     clock.advance(2_000)
-    give_up, alone = trim.give_up_ledgers, 0
+    trim_ledgers, alone = trim.trim_ledgers, 0
 
     def failing(main: Environment, firsts: Sequence[tuple[ManagedLedger, int]]) -> list[int]:
         nonlocal alone
@@ -78,9 +78,9 @@ def test_topics_trimmed_one_by_one_are_not_forgotten_by_a_full_disk(
         alone += 1
         if alone == 2:
             raise StoreFull(store.path, "no room")
-        return give_up(main, firsts)
+        return trim_ledgers(main, firsts)
 
-    monkeypatch.setattr(module, "give_up_ledgers", failing)
+    monkeypatch.setattr(module, "trim_ledgers", failing)
     trimming = store._engine.maintenance.trimming
     with pytest.raises(StoreFull):
         trimming.run(clock.now_ms(), store._engine.firing.suspensions)

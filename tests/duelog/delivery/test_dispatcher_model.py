@@ -80,7 +80,7 @@ class DispatcherMachine(RuleBasedStateMachine):
             batch = self.dispatcher.next_batch(consumer_id, 3, self.now_ms)
         except OSError:
             batch = []
-        if self.log.reads or self.dispatcher.is_served(consumer_id):
+        if self.log.reads or self.dispatcher.may_receive(consumer_id):
             self.twin.due(self.now_ms)
         self.log.fails = False
         assert not batch

@@ -12,14 +12,14 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from pyroaring import BitMap
 
 from duelog import DelayedStore, ManualClock, Message, StoreConfig
-from duelog.markers.firing import index_packing as settling
+from duelog.markers.firing import index_packing as packing
 from duelog.markers.firing.log_firing import LogFiring, Taken
 from duelog.partitions.index import packing as index_settling
 from duelog.partitions.index.delay_index import DelayIndex
 from duelog.store.codec.frontier import FrontierRecord
 from duelog.store.codec.run import Int64s, UInt32s
 from tests.conftest import START_MS, OpenStore
-from tests.partitions.sleeping import asleep_in
+from tests.partitions.packing_all import packed_in
 
 MINUTE_MS = 60_000
 HOUR_MS = 60 * MINUTE_MS
@@ -46,9 +46,9 @@ def logs_of(store: DelayedStore) -> list[LogFiring]:
     return [log for logs in store._engine.firing._loaded.values() for log in logs.values()]
 
 
-def asleep(store: DelayedStore) -> int:
+def packed(store: DelayedStore) -> int:
     """How many buckets are asleep."""
-    return sum(len(asleep_in(log._index)) for log in logs_of(store))
+    return sum(len(packed_in(log._index)) for log in logs_of(store))
 
 
 def test_a_tick_puts_to_sleep_what_has_come_in_when_it_is_enough(open_store: OpenStore) -> None:
@@ -61,13 +61,13 @@ def test_a_tick_puts_to_sleep_what_has_come_in_when_it_is_enough(open_store: Ope
     rounds, last = [0], 0
     for count in range(800):
         send(store, 1, seed=count)
-        asleep_before, entries = index._buckets.asleep, len(index) - len(index._window)
-        awake_since = min(entries - asleep_before, log.tail - last)
-        worth = awake_since > max(10 * len(index._buckets), entries // 2)
+        packed_before, entries = index._buckets.packed, len(index) - len(index._window)
+        unpacked_since = min(entries - packed_before, log.tail - last)
+        worth = unpacked_since > max(10 * len(index._buckets), entries // 2)
         store.tick()
-        assert (index._buckets.asleep != asleep_before) == worth
+        assert (index._buckets.packed != packed_before) == worth
         if worth:
-            assert asleep(store) == len(index._buckets) - 1
+            assert packed(store) == len(index._buckets) - 1
             rounds.append(entries)
             last = log.tail
     assert len(rounds) > 3
@@ -78,10 +78,10 @@ def test_what_is_loaded_by_replay_falls_asleep_at_once(open_store: OpenStore) ->
     """A day that was sent to before it began, or a start without a snapshot."""
     store = open_store(config=CONFIG)
     send(store, 1_000)
-    assert asleep(store) == 0
+    assert packed(store) == 0
     store.tick()
     (log,) = logs_of(store)
-    assert asleep(store) >= len(log._index._buckets) - 1 >= 19
+    assert packed(store) >= len(log._index._buckets) - 1 >= 19
 
 
 def test_a_settled_day_fires_all_in_order_and_survives_a_restart(open_store: OpenStore, clock: ManualClock) -> None:
@@ -98,7 +98,7 @@ def test_a_settled_day_fires_all_in_order_and_survives_a_restart(open_store: Ope
         ids += store.topic("t").send_batch([Message(b"%d" % due_ms, deliver_at=due_ms) for due_ms in some])
         dues += some
         store.tick()
-        assert asleep(store) > 10
+        assert packed(store) > 10
     for at in range(0, 1_800, 90):
         store.topic("t").cancel(ids[at])
     expected = sorted(due_ms for at, due_ms in enumerate(dues) if at % 90)
@@ -134,7 +134,7 @@ def test_appends_while_it_settles_are_not_lost(open_store: OpenStore, clock: Man
     try:
         rounds = 0
         while rounds < 60 and any(thread.is_alive() for thread in threads):
-            rounds += not log.settle()
+            rounds += not log.pack_next()
             assert log.cut() is not None
     finally:
         stop.set()
@@ -142,7 +142,7 @@ def test_appends_while_it_settles_are_not_lost(open_store: OpenStore, clock: Man
             thread.join()
     log._check()
     assert rounds
-    assert asleep(store) > 0
+    assert packed(store) > 0
     clock.set(START_MS + 2 * HOUR_MS)
     found: list[int] = []
     with store.topic("t").subscribe("reader") as reader:
@@ -156,7 +156,7 @@ def test_what_is_due_is_fired_between_two_slices(
     open_store: OpenStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An index that takes many steps to settle makes nothing late: each slice of a tick fires first."""
-    monkeypatch.setattr(settling, "_STEP_S", 0.0)
+    monkeypatch.setattr(packing, "_STEP_S", 0.0)
     monkeypatch.setattr(index_settling, "_AT_ONCE_BUCKETS", 1)
     store = open_store(config=CONFIG)
     send(store, 1)
@@ -167,27 +167,27 @@ def test_what_is_due_is_fired_between_two_slices(
         clock.set(START_MS + HOUR_MS + passed_ms)
         result, more = store._engine.slice()
         assert more
-        assert store._engine.firing.settling.is_due()
+        assert store._engine.firing.packing.is_due()
         counts.append(result.fired)
     assert counts[0] < 10
     assert all(count > 150 for count in counts[1:])
-    assert asleep(store) > 0
+    assert packed(store) > 0
     store.tick()
-    assert not store._engine.firing.settling.is_due()
+    assert not store._engine.firing.packing.is_due()
 
 
 def test_the_thread_is_woken_to_settle(open_store: OpenStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is due for an hour and no snapshot for long: the entry that makes it worth it wakes the thread."""
     done = threading.Event()
-    original = LogFiring.settle
+    original = LogFiring.pack_next
 
-    def settle(log: LogFiring) -> bool:
+    def pack_next(log: LogFiring) -> bool:
         more = original(log)
         if not more:
             done.set()
         return more
 
-    monkeypatch.setattr(LogFiring, "settle", settle)
+    monkeypatch.setattr(LogFiring, "pack_next", pack_next)
     store = open_store(config=StoreConfig(partition_ms=24 * HOUR_MS, durability="none", background=True))
     store.topic("t").send(b"first", deliver_at=START_MS + HOUR_MS - 1)
     store.tick()  # it is loaded, and what comes is due later: for that alone the thread would sleep on
@@ -203,14 +203,14 @@ def test_the_index_is_settled_with_the_lock_of_its_log_in_hand(monkeypatch: pyte
     )
     log.hear(0, column)
     locked: list[bool] = []
-    original = DelayIndex.settle
+    original = DelayIndex.pack_next
 
-    def settle(index: DelayIndex, after_ms: int | None = None) -> int | None:
+    def pack_next(index: DelayIndex, after_ms: int | None = None) -> int | None:
         locked.append(log._lock.locked())
         return original(index, after_ms)
 
-    monkeypatch.setattr(DelayIndex, "settle", settle)
-    while log.settle():
+    monkeypatch.setattr(DelayIndex, "pack_next", pack_next)
+    while log.pack_next():
         assert not log._lock.locked()
     assert len(locked) > 3
     assert all(locked)
@@ -220,7 +220,7 @@ def test_a_log_that_goes_is_forgotten(
     open_store: OpenStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Deleting its topic or closing its partition in the middle leaves nothing of it to settle."""
-    monkeypatch.setattr(settling, "_STEP_S", 0.0)
+    monkeypatch.setattr(packing, "_STEP_S", 0.0)
     store = open_store(config=CONFIG)
     for topic in ("a", "b"):
         send(store, 1, topic=topic)
@@ -228,17 +228,17 @@ def test_a_log_that_goes_is_forgotten(
     for topic in ("a", "b"):
         send(store, 500, topic=topic)
     firing = store._engine.firing
-    assert len(firing.settling._logs) == 2
+    assert len(firing.packing._logs) == 2
     store._engine.slice()
     store.delete_topic("a")
-    assert len(firing.settling._logs) == 1
+    assert len(firing.packing._logs) == 1
     store._engine.slice()
     clock.advance(48 * HOUR_MS)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(settling.Settling, "step", lambda self: None)
+        patch.setattr(packing.IndexPacking, "step", lambda self: None)
         while not store._engine.slice()[0].closed:
             pass
-    assert not firing.settling.is_due()
+    assert not firing.packing.is_due()
 
 
 def test_a_log_that_is_being_loaded_is_left_alone() -> None:
@@ -248,16 +248,16 @@ def test_a_log_that_is_being_loaded_is_left_alone() -> None:
     log = LogFiring(1, START_MS, FrontierRecord.start(7), index, loaded=False)
     log.restore(0, column)
     assert not log.unsettled
-    assert not log.settle()
-    assert asleep_in(index) == []
+    assert not log.pack_next()
+    assert packed_in(index) == []
     log.finish_loading()
     assert log.unsettled
-    while log.settle():
+    while log.pack_next():
         pass
-    assert len(asleep_in(index)) == len(index._buckets) - 1 >= 9
+    assert len(packed_in(index)) == len(index._buckets) - 1 >= 9
 
 
-class SettlingLog(RuleBasedStateMachine):
+class PackingLog(RuleBasedStateMachine):
     """A log that settles slice by slice between sends, firings that fail or not, cancellations and copies."""
 
     @initialize()
@@ -286,9 +286,9 @@ class SettlingLog(RuleBasedStateMachine):
         self.log.hear(first, np.array(self.dues[first:], dtype=np.int64))
 
     @rule(slices=st.integers(1, 3) | st.just(1_000))
-    def settle(self, slices: int) -> None:
+    def pack_next(self, slices: int) -> None:
         for _ in range(slices):
-            if not self.log.settle():
+            if not self.log.pack_next():
                 break
 
     @precondition(lambda self: self.taken is None)
@@ -342,5 +342,5 @@ class SettlingLog(RuleBasedStateMachine):
             assert len(self.log) == len(self.waiting) - on_its_way
 
 
-TestSettlingLog = SettlingLog.TestCase
-TestSettlingLog.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestPackingLog = PackingLog.TestCase
+TestPackingLog.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)

@@ -16,7 +16,7 @@ from duelog.partitions.index import window
 from duelog.partitions.index.delay_index import DelayIndex
 from duelog.partitions.index.window import MAX_ID, OFFSET_LIMIT_MS, Dues, Ids
 from duelog.store.errors import BrokenInvariant, InvalidArgument
-from tests.partitions.sleeping import asleep_in, put_to_sleep, settle_all
+from tests.partitions.packing_all import apply_all, packed_in, put_to_sleep
 
 MINUTE_MS = 60_000
 DAY_MS = 86_400_000
@@ -196,7 +196,7 @@ class IndexAndDict(RuleBasedStateMachine):
         if restore == "asleep":
             sleeping = put_to_sleep(saved, self.next_id, together=together)
             self.index = DelayIndex.from_buckets(sleeping, self.column, **self.settings)
-            assert len(asleep_in(self.index)) == len(saved)
+            assert len(packed_in(self.index)) == len(saved)
 
     @rule(back=st.integers(0, 3))
     def cut(self, back: int) -> None:
@@ -209,17 +209,17 @@ class IndexAndDict(RuleBasedStateMachine):
         assert sum(piece.entries for piece in pieces) == len(copied)
 
     @rule(at_once=st.integers(1, 4), slices=st.integers(1, 6) | st.just(1_000))
-    def settle(self, at_once: int, slices: int) -> None:
+    def pack_next(self, at_once: int, slices: int) -> None:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(settling, "_AT_ONCE_BUCKETS", at_once)
             starts = [start for start, *_ in self.index._buckets.unsettled_after(None)]
-            after_ms = self.index.settle()
+            after_ms = self.index.pack_next()
             for _ in range(slices - 1):
                 if after_ms is not None:
-                    after_ms = self.index.settle(after_ms)
+                    after_ms = self.index.pack_next(after_ms)
         assert slices < 1_000 or after_ms is None
         if after_ms is None:
-            assert set(starts) <= set(asleep_in(self.index))
+            assert set(starts) <= set(packed_in(self.index))
 
     @invariant()
     def holds(self) -> None:
@@ -534,7 +534,7 @@ def test_a_day_of_messages_takes_few_bytes_each(column: Column) -> None:
     dues = np.random.default_rng(11).integers(START_MS, START_MS + 30 * MINUTE_MS, 200_000)
     index.add(np.arange(0, 9_600_000, 48, dtype=np.uint32), dues)
     assert 3 < index.memory_bytes() / 200_000 < 4
-    settle_all(index)
+    apply_all(index)
     assert 2 < index.memory_bytes() / 200_000 < 2.5
 
 

@@ -10,7 +10,7 @@ from pyroaring import BitMap
 from duelog.partitions.index.delay_index import DelayIndex
 from duelog.partitions.index.index_cut import IndexCut, Piece
 from duelog.partitions.index.window import Dues, Ids
-from tests.partitions.sleeping import put_to_sleep
+from tests.partitions.packing_all import put_to_sleep
 
 START_MS = 60_000
 BUCKET_MS = 10
@@ -66,10 +66,10 @@ offsets = st.lists(st.integers(0, 60), min_size=1, max_size=30)
     taken=st.integers(0, 20),
     window=st.integers(1, 8),
     added=st.lists(offsets, max_size=8),
-    asleep=st.booleans(),
+    packed=st.booleans(),
 )
 def test_what_comes_in_meanwhile_is_not_in_the_copy(
-    before: list[int], taken: int, window: int, added: list[list[int]], asleep: bool
+    before: list[int], taken: int, window: int, added: list[list[int]], packed: bool
 ) -> None:
     """Whatever is added between slices, also what pushes the window back into buckets, the copy is of the beginning."""
     column = Column()
@@ -78,7 +78,7 @@ def test_what_comes_in_meanwhile_is_not_in_the_copy(
     index.take(START_MS + 100, taken)
     index.exact_next_due_ms()  # loads the window, and splits a crowded bucket
     expected = {start_ms: set(ids) for start_ms, ids in index.buckets()}
-    if asleep:
+    if packed:
         sleeping = put_to_sleep(index.buckets(), len(before))
         index = DelayIndex.from_buckets(sleeping, column, start_ms=START_MS, bucket_ms=BUCKET_MS, window_entries=window)
         if taken % 2:

@@ -10,10 +10,10 @@ import pytest
 from pyroaring import BitMap
 
 from duelog.partitions.index.delay_index import DelayIndex
-from duelog.partitions.index.packed_buckets import Asleep, Sheet
+from duelog.partitions.index.packed_buckets import PackedBucket, Slab
 from duelog.partitions.index.window import Dues, Ids
 from duelog.store.errors import BrokenInvariant
-from tests.partitions.sleeping import asleep_in, put_to_sleep
+from tests.partitions.packing_all import packed_in, put_to_sleep
 
 START_MS = 20_000 * 86_400_000
 MINUTE_MS = 60_000
@@ -39,10 +39,10 @@ def sleeping_index(*, together: int = 4) -> DelayIndex:
     return DelayIndex.from_buckets(saved, due_of, start_ms=START_MS)
 
 
-def sheets_of(index: DelayIndex) -> list[Sheet]:
+def slabs_of(index: DelayIndex) -> list[Slab]:
     """What is kept of the bytes restored."""
     kept = index._buckets._bitmaps.values()
-    return list({id(each.sheet): each.sheet for each in kept if isinstance(each, Asleep)}.values())
+    return list({id(each.slab): each.slab for each in kept if isinstance(each, PackedBucket)}.values())
 
 
 def test_adding_counting_and_asking_leave_buckets_asleep() -> None:
@@ -58,7 +58,7 @@ def test_adding_counting_and_asking_leave_buckets_asleep() -> None:
     assert index.memory_bytes() > 0
     assert len(index.buckets()) == MINUTES
     index._check()
-    assert len(asleep_in(index)) == MINUTES
+    assert len(packed_in(index)) == MINUTES
 
 
 def test_the_first_due_bucket_wakes_alone() -> None:
@@ -66,7 +66,7 @@ def test_the_first_due_bucket_wakes_alone() -> None:
     index = sleeping_index(together=MINUTES)
     ids, _ = index.take(START_MS + MINUTE_MS - 1, 100)
     assert ids.tolist() == [0, 12, 24, 36, 48]
-    assert asleep_in(index) == [START_MS + minute * MINUTE_MS for minute in range(1, MINUTES)]
+    assert packed_in(index) == [START_MS + minute * MINUTE_MS for minute in range(1, MINUTES)]
 
 
 def test_what_was_added_to_a_bucket_asleep_comes_out_with_it_in_order() -> None:
@@ -95,11 +95,11 @@ def test_entries_added_after_the_snapshot_are_discarded_without_waking_a_bucket(
     index.add(60, due_of(more))
     assert index.discard(BitMap([60, 72, 61, 500])) == 3
     index._check()
-    assert len(asleep_in(index)) == MINUTES
+    assert len(packed_in(index)) == MINUTES
     assert len(index) == MINUTES * EACH + len(more) - 3
     assert index.discard(BitMap([13, 62, 500])) == 2
     index._check()
-    assert len(asleep_in(index)) == MINUTES - 2
+    assert len(packed_in(index)) == MINUTES - 2
     assert index.take(START_MS + MINUTE_MS - 1, 100)[0].tolist() == [0, 12, 24, 36, 48]
 
 
@@ -111,7 +111,7 @@ def test_a_snapshot_takes_buckets_asleep_as_they_are() -> None:
     cutting.arrange()
     pieces = cutting.more(1 << 32)
     assert sorted(entry_id for piece in pieces for entry_id in BitMap.deserialize(piece.bitmap)) == [*range(60), 61]
-    assert len(asleep_in(index)) == MINUTES
+    assert len(packed_in(index)) == MINUTES
 
 
 def test_a_copy_below_entries_asleep_leaves_them_out() -> None:
@@ -130,9 +130,9 @@ def test_a_sheet_is_given_back_when_less_than_half_of_it_is_needed(seed: int) ->
     for minute in order:
         assert index.discard_one(minute, due_ms(minute))
         index._check()
-        for sheet in sheets_of(index):
-            assert 2 * sheet.needed >= len(sheet.bytes)
-    assert not sheets_of(index)
+        for slab in slabs_of(index):
+            assert 2 * slab.needed >= len(slab.bytes)
+    assert not slabs_of(index)
     assert len(index) == MINUTES * (EACH - 1)
 
 
@@ -140,18 +140,18 @@ def test_a_sheet_is_given_back_when_less_than_half_of_it_is_needed(seed: int) ->
 def test_a_sheet_is_a_copy_that_nobody_can_change(size: int) -> None:
     """Small or in memory of its own, it holds what was there, and refuses to be written to."""
     source = bytearray(np.random.default_rng(1).integers(0, 256, size, dtype=np.uint8).tobytes())
-    sheet = Sheet(memoryview(source))
+    slab = Slab(memoryview(source))
     expected = bytes(source)
     source[:] = bytes(size)
-    assert sheet.bytes == expected
-    assert sheet.bytes.readonly
-    half = sheet.bytes[size // 2 :]
-    del sheet  # the view keeps the memory
+    assert slab.bytes == expected
+    assert slab.bytes.readonly
+    half = slab.bytes[size // 2 :]
+    del slab  # the view keeps the memory
     assert half == expected[size // 2 :]
 
 
 def test_a_bucket_with_another_number_of_entries_than_it_says_is_a_bug() -> None:
     """It is told when it wakes, instead of counting wrong from there on."""
-    sheet = Sheet(BitMap([1, 2]).serialize())
+    slab = Slab(BitMap([1, 2]).serialize())
     with pytest.raises(BrokenInvariant, match="3 entries, of which 2"):
-        Asleep(sheet, sheet.bytes, 3, 10).bitmap()
+        PackedBucket(slab, slab.bytes, 3, 10).bitmap()

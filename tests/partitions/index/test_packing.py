@@ -18,9 +18,9 @@ from duelog.partitions.index import packing as settling
 from duelog.partitions.index.buckets import Buckets
 from duelog.partitions.index.delay_index import DelayIndex
 from duelog.partitions.index.index_cut import Piece
-from duelog.partitions.index.packed_buckets import Asleep
+from duelog.partitions.index.packed_buckets import PackedBucket
 from duelog.partitions.index.window import Dues, Ids
-from tests.partitions.sleeping import asleep_in, settle_all
+from tests.partitions.packing_all import apply_all, packed_in
 
 START_MS = 20_000 * 86_400_000
 MINUTE_MS = 60_000
@@ -70,11 +70,11 @@ def test_all_buckets_but_the_earliest_fall_asleep_and_fire_in_order() -> None:
     growing = Growing(20)
     for _ in range(3):
         growing.add(2_000)
-        settle_all(growing.index)
+        apply_all(growing.index)
         growing.index._check()
-        assert asleep_in(growing.index) == [START_MS + minute * MINUTE_MS for minute in range(1, 20)]
+        assert packed_in(growing.index) == [START_MS + minute * MINUTE_MS for minute in range(1, 20)]
     growing.add(500)
-    assert len(asleep_in(growing.index)) == 19
+    assert len(packed_in(growing.index)) == 19
     fired: list[int] = []
     while len(ids := growing.index.take(START_MS + 20 * MINUTE_MS, 300)[0]):
         growing.index._check()
@@ -87,15 +87,15 @@ def test_a_slice_is_one_sheet_of_bounded_size(monkeypatch: pytest.MonkeyPatch) -
     growing = Growing(50)
     growing.add(20_000)  # 800 bytes a bucket
     monkeypatch.setattr(settling, "_AT_ONCE_BYTES", 8_000)
-    assert settle_all(growing.index) == 5
-    sheets = {kept.sheet for kept in growing.index._buckets._bitmaps.values() if isinstance(kept, Asleep)}
-    assert len(sheets) == 5
-    assert max(len(sheet.starts_ms) for sheet in sheets) <= 11
+    assert apply_all(growing.index) == 5
+    slabs = {kept.slab for kept in growing.index._buckets._bitmaps.values() if isinstance(kept, PackedBucket)}
+    assert len(slabs) == 5
+    assert max(len(slab.starts_ms) for slab in slabs) <= 11
     growing.add(20_000)
     monkeypatch.setattr(settling, "_AT_ONCE_BYTES", 1 << 20)
     monkeypatch.setattr(settling, "_AT_ONCE_BUCKETS", 7)
-    assert settle_all(growing.index) == 8
-    assert settle_all(growing.index) == 1  # nothing was added: nothing is copied again
+    assert apply_all(growing.index) == 8
+    assert apply_all(growing.index) == 1  # nothing was added: nothing is copied again
     growing.index._check()
 
 
@@ -105,69 +105,69 @@ def test_a_bucket_too_large_to_copy_at_once_stays_awake(monkeypatch: pytest.Monk
     growing = Growing(4)
     growing.add(200)
     growing.index.add(200, np.full(101, START_MS + MINUTE_MS))
-    settle_all(growing.index)
-    assert asleep_in(growing.index) == [START_MS + 2 * MINUTE_MS, START_MS + 3 * MINUTE_MS]
+    apply_all(growing.index)
+    assert packed_in(growing.index) == [START_MS + 2 * MINUTE_MS, START_MS + 3 * MINUTE_MS]
 
 
 def test_it_is_worth_it_only_when_much_has_come_in() -> None:
     """Not for few entries a bucket, and not while less than half of the index is awake and came since."""
     growing = Growing(10)
     growing.add(5_120)
-    assert not growing.index.is_worth_settling(5_120)
+    assert not growing.index.is_worth_packing(5_120)
     growing.add(1)
-    assert growing.index.is_worth_settling(5_121)
-    assert not growing.index.is_worth_settling(5_120)
-    settle_all(growing.index)
-    awake = len(growing.index) - growing.index._buckets.asleep
-    assert awake < 600
+    assert growing.index.is_worth_packing(5_121)
+    assert not growing.index.is_worth_packing(5_120)
+    apply_all(growing.index)
+    unpacked = len(growing.index) - growing.index._buckets.packed
+    assert unpacked < 600
     growing.add(10_000)
-    settle_all(growing.index)
-    awake = len(growing.index) - growing.index._buckets.asleep
+    apply_all(growing.index)
+    unpacked = len(growing.index) - growing.index._buckets.packed
     growing.add(6_000)
-    assert growing.index._buckets.asleep + awake + 6_000 == len(growing.index)
-    assert not growing.index.is_worth_settling(10_000)  # a third of the index
+    assert growing.index._buckets.packed + unpacked + 6_000 == len(growing.index)
+    assert not growing.index.is_worth_packing(10_000)  # a third of the index
     growing.add(12_000)
-    assert growing.index.is_worth_settling(18_000)
-    assert not growing.index.is_worth_settling(10_000)
+    assert growing.index.is_worth_packing(18_000)
+    assert not growing.index.is_worth_packing(10_000)
 
 
 def test_cancelling_which_wakes_buckets_is_no_reason_to_begin() -> None:
     """A few cancelled entries wake all; they fall asleep again when as much has been added as for the first time."""
     growing = Growing(10)
     growing.add(10_000)
-    settle_all(growing.index)
+    apply_all(growing.index)
     for entry_id in range(100):
         growing.index.discard_one(entry_id, int(growing.dues[entry_id]))
     growing.index._check()
-    assert growing.index._buckets.asleep == 0
-    assert not growing.index.is_worth_settling(0)
+    assert growing.index._buckets.packed == 0
+    assert not growing.index.is_worth_packing(0)
     growing.add(11_000)
-    assert growing.index.is_worth_settling(11_000)
+    assert growing.index.is_worth_packing(11_000)
 
 
 def test_entries_in_the_window_are_not_waiting_to_fall_asleep() -> None:
     """A loaded window is no reason to begin, however large."""
     growing = Growing(1)
     growing.add(5_000)
-    assert growing.index.is_worth_settling(5_000)
+    assert growing.index.is_worth_packing(5_000)
     growing.index.exact_next_due_ms()
-    assert not growing.index.is_worth_settling(5_000)
+    assert not growing.index.is_worth_packing(5_000)
 
 
 def test_a_snapshot_cut_after_settling_equals_one_without() -> None:
     """Entries by bucket are the same, with the limit at the tail and below it; nothing from the limit on is in it."""
-    awake, asleep = Growing(12), Growing(12)
-    for growing in (awake, asleep):
+    unpacked, packed = Growing(12), Growing(12)
+    for growing in (unpacked, packed):
         growing.add(3_000)
         growing.index.take(START_MS + MINUTE_MS, 100)
-    settle_all(asleep.index)
-    for growing in (awake, asleep):
+    apply_all(packed.index)
+    for growing in (unpacked, packed):
         growing.add(500)
     for limit_id in (3_500, 3_000, 2_999, 1_234, 1):
-        copied = entries_in(pieces_of(asleep.index, limit_id))
-        assert copied == entries_in(pieces_of(awake.index, limit_id))
+        copied = entries_in(pieces_of(packed.index, limit_id))
+        assert copied == entries_in(pieces_of(unpacked.index, limit_id))
         assert all(ids[-1] < limit_id for ids in copied.values())
-    assert len(asleep_in(asleep.index)) == 9  # two are in the window
+    assert len(packed_in(packed.index)) == 9  # two are in the window
 
 
 def test_settling_between_the_slices_of_a_copy_changes_nothing_of_it() -> None:
@@ -182,7 +182,7 @@ def test_settling_between_the_slices_of_a_copy_changes_nothing_of_it() -> None:
     while more := cutting.more(1):
         pieces += more
         growing.add(50)
-        settle_all(growing.index)
+        apply_all(growing.index)
     assert entries_in(pieces) == expected
 
 
@@ -190,7 +190,7 @@ def test_bytes_that_hold_nothing_from_the_limit_on_are_copied_as_they_are(monkey
     """A snapshot right after settling looks into the earliest bucket only."""
     growing = Growing(12)
     growing.add(3_000)
-    settle_all(growing.index)
+    apply_all(growing.index)
     looked: list[int] = []
     original = Buckets.entries_of
 
@@ -209,8 +209,8 @@ def test_a_burst_is_a_few_bytes_asleep_too() -> None:
     growing.add(10)
     for entry_id in range(10, 1_000):
         growing.index.add_one(entry_id, START_MS + MINUTE_MS)
-    settle_all(growing.index)
-    (kept,) = (kept for kept in growing.index._buckets._bitmaps.values() if isinstance(kept, Asleep))
+    apply_all(growing.index)
+    (kept,) = (kept for kept in growing.index._buckets._bitmaps.values() if isinstance(kept, PackedBucket))
     assert len(kept) > 990
     assert len(kept.saved) < 60
 
@@ -239,7 +239,7 @@ source = np.random.default_rng(1)
 index = DelayIndex(None, start_ms=0)
 warm = DelayIndex(None, start_ms=0)
 warm.add(0, source.integers(0, 86_400_000, 1_000_000))
-warm.settle()
+warm.pack_next()
 del warm
 before = anonymous()
 
@@ -247,21 +247,21 @@ def grow(first, count):
     for at in range(first, first + count, 5_000):
         index.add(at, source.integers(0, 86_400_000, 5_000))
 
-def settle():
-    after_ms = index.settle()
+def pack():
+    after_ms = index.pack_next()
     while after_ms is not None:
-        after_ms = index.settle(after_ms)
+        after_ms = index.pack_next(after_ms)
 
 found = {}
 def note(what):
     found[what] = index.memory_bytes(), anonymous() - before
 grow(0, 3_000_000)
 note("awake")
-settle()
+pack()
 note("settled")
 grow(3_000_000, 1_000_000)
 note("a third added")
-settle()
+pack()
 note("settled again")
 print(json.dumps(found))
 """

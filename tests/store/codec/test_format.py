@@ -86,7 +86,7 @@ def test_a_value_too_short_for_a_seal_is_refused(key: bytes, value: bytes) -> No
         (fmt.frontier_key, (U32, U64)),
         (fmt.ledger_key, (U32, U64)),
         (fmt.acked_key, (U32, U64)),
-        (fmt.set_aside_key, (U64, U32)),
+        (fmt.quarantine_key, (U64, U32)),
         (fmt.partition_key, (U64,)),
         (fmt.log_key, (U32,)),
         (fmt.topic_name_key, (U32,)),
@@ -136,7 +136,12 @@ def test_a_key_is_of_a_ledgers_run_or_it_is_not(ledger_id: int, other: int, numb
     assert fmt.is_run_of(key, ledger_id)
     assert fmt.is_run_of(memoryview(key), ledger_id)
     assert fmt.is_run_of(key, other) == (ledger_id == other)
-    for wrong in (key[:-1], key + b"\0", fmt.set_aside_key(ledger_id, number), fmt.snapshot_meta_key(ledger_id, other)):
+    for wrong in (
+        key[:-1],
+        key + b"\0",
+        fmt.quarantine_key(ledger_id, number),
+        fmt.snapshot_meta_key(ledger_id, other),
+    ):
         assert not fmt.is_run_of(wrong, ledger_id)
 
 
@@ -155,7 +160,7 @@ def test_the_longest_names_fit_into_keys() -> None:
 def test_a_frontier_that_has_not_fired_has_no_last_marker() -> None:
     """(0, 0) is no position of a marker until something has fired."""
     start = FrontierRecord.start(7)
-    assert (start.ledger_id, start.last_marker, start.seen, start.fired) == (7, None, 0, 0)
+    assert (start.ledger_id, start.last_marker, start.absorbed_end, start.fired) == (7, None, 0, 0)
     fired = start._replace(fired=1, marker_ledger=3, marker_entry=0)
     assert fired.last_marker == (3, 0)
 

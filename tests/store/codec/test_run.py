@@ -188,11 +188,11 @@ def test_a_dropped_body_is_none_and_moves_no_other() -> None:
 
 
 @given(st.integers(0, MAX_DUE_SPAN_MS), st.integers(0, 2**40), st.binary(max_size=300), st.booleans())
-def test_the_run_of_a_single_send_is_a_run_like_any(offset: int, base_ms: int, body: bytes, ahead: bool) -> None:
+def test_the_run_of_a_single_send_is_a_run_like_any(offset: int, base_ms: int, body: bytes, early: bool) -> None:
     """It is packed in a way of its own, to the same bytes."""
     key = run_key(7, 3)
-    many = pack_messages(key, base_ms, np.array([base_ms + offset]), [body], ahead=ahead)
-    assert pack_message(key, base_ms, base_ms + offset, body, ahead=ahead) == many
+    many = pack_messages(key, base_ms, np.array([base_ms + offset]), [body], early=early)
+    assert pack_message(key, base_ms, base_ms + offset, body, early=early) == many
 
 
 # -- cutting a batch into runs -----------------------------------------------------------------

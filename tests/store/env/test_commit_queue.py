@@ -13,18 +13,18 @@ from duelog.store.env.commit_queue import CommitQueue, Request
 from tests.store.shared_commits import PATIENCE_S, until
 
 
-class Served:
+class Committed:
     """A queue whose work is numbers; what is served, batch by batch, and what each caller got, in order."""
 
     def __init__(self) -> None:
-        self.queue = CommitQueue(lambda: None, self._serve, lambda error, done: None)
+        self.queue = CommitQueue(lambda: None, self._commit_group, lambda error, done: None)
         self.batches: list[list[int]] = []
         self.got: list[tuple[int, Any]] = []
         self.before: dict[int, Callable[[], None]] = {}
         """What the leader does before it serves a batch, by its place."""
         self._threads: list[threading.Thread] = []
 
-    def _serve(self, batch: list[Request]) -> None:
+    def _commit_group(self, batch: list[Request]) -> None:
         act = self.before.pop(len(self.batches), None)
         self.batches.append([request.work for request in batch])
         if act is not None:
@@ -59,7 +59,7 @@ class Served:
 
 def test_those_served_together_go_on_one_after_the_other() -> None:
     """Each wakes the next when it has been woken, and the last the next leader: no two are woken at once."""
-    served = Served()
+    served = Committed()
     woken: list[Request] = []
     pass_on = served.queue._pass_on
 
@@ -79,7 +79,7 @@ def test_those_served_together_go_on_one_after_the_other() -> None:
 
 def test_nothing_is_done_beside_a_leader() -> None:
     """`unless_led` says so, from the first that leads to the last that has gone on."""
-    served = Served()
+    served = Committed()
     seen: list[object] = []
     served.before[0] = lambda: seen.append(served.queue.unless_led(lambda: 1))
     served.queue.run(0)
@@ -97,7 +97,7 @@ def interrupt_main() -> None:
 @pytest.mark.parametrize("place", [0, 2, 4])
 def test_who_is_interrupted_while_it_is_served_keeps_nobody_from_going_on(place: int) -> None:
     """First, in the middle and last of those that wait; it raises when its own work has been served."""
-    served = Served()
+    served = Committed()
     leading, queued, leaving = threading.Event(), threading.Event(), threading.Event()
     leave = served.queue._leave
 
@@ -142,7 +142,7 @@ def test_who_is_interrupted_while_it_is_served_keeps_nobody_from_going_on(place:
 def test_who_is_interrupted_when_it_is_woken_wakes_the_next() -> None:
     """Its turn is not lost with it, whether somebody goes on after it or leads."""
     for others in (2, 0):
-        served = Served()
+        served = Committed()
         request = Request(0)
         request.gate = threading.Lock()
         request.gate.acquire()
@@ -159,7 +159,7 @@ def test_who_is_interrupted_when_it_is_woken_wakes_the_next() -> None:
 
 def test_those_put_back_by_an_interrupted_leader_are_served_by_the_next() -> None:
     """Their turns are those of the batch in which they are done."""
-    served = Served()
+    served = Committed()
 
     def break_off() -> None:
         raise KeyboardInterrupt
@@ -185,7 +185,7 @@ def test_those_put_back_by_an_interrupted_leader_are_served_by_the_next() -> Non
 
 def test_a_leader_interrupted_before_it_serves_anybody_lets_others_lead() -> None:
     """It is still in the queue then, and is taken out of it."""
-    served = Served()
+    served = Committed()
     lock, entered = served.queue._mutex, 0
 
     class Interrupted:

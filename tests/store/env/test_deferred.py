@@ -32,10 +32,10 @@ def test_deferred_work_runs_before_that_of_the_commit(environment: Environment) 
 
     defer(environment, b"\x01a")
     defer(environment, b"\x01b")
-    assert environment.owes
+    assert environment.has_unapplied
     environment.write(look)
     assert seen == [[b"\x01a", b"\x01b"]]
-    assert not environment.owes
+    assert not environment.has_unapplied
     defer(environment, b"\x01a", b"again")
     environment.write(putting(b"\x01a", b"written"))
     assert environment.get(b"\x01a") == b"written"
@@ -45,7 +45,7 @@ def test_whoever_reads_finds_what_was_deferred(environment: Environment) -> None
     """It is committed first."""
     defer(environment, KEY)
     assert environment.get(KEY) == b"deferred"
-    assert not environment.owes
+    assert not environment.has_unapplied
     assert environment.counts.commits == 1
 
 
@@ -55,8 +55,8 @@ def test_a_read_inside_a_read_leaves_it_deferred(environment: Environment) -> No
         defer(environment, KEY)
         with environment.read() as inner:
             assert inner.get(KEY) is None
-        environment.settle()
-        assert environment.owes
+        environment.apply_deferred()
+        assert environment.has_unapplied
         assert raw.get(KEY) is None
     assert environment.get(KEY) == b"deferred"
 
@@ -66,7 +66,7 @@ def test_what_is_held_lacks_what_was_deferred(environment: Environment) -> None:
     defer(environment, KEY)
     held = environment.hold()
     assert held.raw.get(KEY) is None
-    environment.settle()
+    environment.apply_deferred()
     assert held.moved()
     assert held.raw.get(KEY) is None
     held.renew()
@@ -77,11 +77,11 @@ def test_what_is_held_lacks_what_was_deferred(environment: Environment) -> None:
 
 def test_settling_commits_only_where_something_was_deferred(environment: Environment) -> None:
     """Else it costs nothing."""
-    environment.settle()
+    environment.apply_deferred()
     assert environment.counts.commits == 0
     defer(environment, KEY)
-    environment.settle()
-    environment.settle()
+    environment.apply_deferred()
+    environment.apply_deferred()
     assert environment.counts.commits == 1
 
 
@@ -107,7 +107,7 @@ def test_work_that_fails_takes_nothing_deferred_with_it(environment: Environment
 
     with pytest.raises(ValueError):  # noqa: PT011
         environment.write(fail)
-    assert environment.owes
+    assert environment.has_unapplied
     assert environment.get(KEY) == b"deferred"
 
 
@@ -115,7 +115,7 @@ def test_a_full_map_grows_for_deferred_work(environment: Environment) -> None:
     """It runs again, from the beginning."""
     for number in range(64):
         defer(environment, b"\x01%03d" % number, BULK)
-    environment.settle()
+    environment.apply_deferred()
     assert all(environment.get(b"\x01%03d" % number) == BULK for number in range(64))
 
 
@@ -136,7 +136,7 @@ def test_nothing_is_deferred_where_nothing_may_be_written(environment: Environme
     defer(environment, KEY)
     spy_on(environment).fail_commit = lmdb.Error("Input/output error")
     with pytest.raises(StoreFailed):
-        environment.settle()
+        environment.apply_deferred()
     for refuse in (lambda: defer(environment, KEY), lambda: environment.get(KEY)):
         with pytest.raises(StoreFailed):
             refuse()

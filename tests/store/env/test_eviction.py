@@ -51,8 +51,8 @@ def opened(tmp_path: Path) -> Iterator[Open]:
     """Make an environment that drops behind, by default; it is closed at the end."""
     made: list[Environment] = []
 
-    def make(name: str = "e", *, create: bool = True, drops_behind: bool = True, **settings: Any) -> Environment:
-        made.append(Environment(tmp_path / name, name=name, create=create, drops_behind=drops_behind, **settings))
+    def make(name: str = "e", *, create: bool = True, evicts: bool = True, **settings: Any) -> Environment:
+        made.append(Environment(tmp_path / name, name=name, create=create, evicts=evicts, **settings))
         return made[-1]
 
     yield make
@@ -79,8 +79,8 @@ def used_bytes(environment: Environment) -> int:
 def dropped_bytes(environment: Environment) -> int:
     """Up to which byte the file was dropped."""
     assert environment._upkeep is not None
-    assert environment._upkeep._behind is not None
-    return environment._upkeep._behind._dropped
+    assert environment._upkeep._eviction is not None
+    return environment._upkeep._eviction._dropped
 
 
 def data_file(environment: Environment) -> Path:
@@ -132,14 +132,14 @@ def test_nothing_is_dropped_once_pages_are_to_be_kept(opened: Open, calls: Calls
     fill(environment, 200)
     count = len(calls)
     assert count
-    environment.keep_pages()
-    environment.keep_pages()
+    environment.stop_evicting()
+    environment.stop_evicting()
     fill(environment, 200, 200)
     assert len(calls) == count
-    opened("other").keep_pages()
+    opened("other").stop_evicting()
 
 
-@pytest.mark.parametrize("settings", [{"drops_behind": False}, {"durability": "none"}])
+@pytest.mark.parametrize("settings", [{"evicts": False}, {"durability": "none"}])
 def test_nothing_is_dropped_where_it_was_not_asked_for_or_is_not_on_disk(
     opened: Open, calls: Calls, settings: dict[str, Any]
 ) -> None:
@@ -147,7 +147,7 @@ def test_nothing_is_dropped_where_it_was_not_asked_for_or_is_not_on_disk(
     environment = opened(**settings)
     fill(environment, 200)
     assert calls == []
-    environment.keep_pages()
+    environment.stop_evicting()
 
 
 def test_one_that_is_read_only_has_nothing_to_keep(opened: Open, calls: Calls) -> None:
@@ -156,7 +156,7 @@ def test_one_that_is_read_only_has_nothing_to_keep(opened: Open, calls: Calls) -
     fill(environment, 3)
     environment.close()
     again = opened(create=False, read_only=True)
-    again.keep_pages()
+    again.stop_evicting()
     assert again.get(b"\x01nothing") is None
     assert calls == []
 
@@ -186,7 +186,9 @@ def test_a_kernel_that_refuses_fails_no_commit(opened: Open, monkeypatch: pytest
         raise OSError("not today")
 
     with monkeypatch.context() as patch:
-        patch.setattr("duelog.store.env.preallocation.RoomAhead.look", lambda *arguments: None)  # which opens it, too
+        patch.setattr(
+            "duelog.store.env.preallocation.Preallocation.look", lambda *arguments: None
+        )  # which opens it, too
         patch.setattr(os, where, refuse)
         fill(environment, 200)
     assert len(refused) > 3
@@ -218,10 +220,10 @@ def test_dropping_waits_for_readers_and_loses_nothing_by_it(opened: Open, calls:
 
 
 def test_pages_are_dropped_with_the_lock_that_stopping_takes(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once `keep_pages` has returned nothing is on its way either."""
+    """Once `stop_evicting` has returned nothing is on its way either."""
     environment = opened()
     assert environment._upkeep is not None
-    dropping = environment._upkeep._behind
+    dropping = environment._upkeep._eviction
     assert dropping is not None
     locked: list[bool] = []
     record(monkeypatch, lambda asked: locked.append(dropping._lock.locked()))
@@ -243,7 +245,7 @@ def test_one_that_is_told_to_keep_just_before_it_drops_does_not(tmp_path: Path, 
         def __exit__(self, *error: object) -> None:
             pass
 
-    dropping = behind.DropBehind(tmp_path, ROOTS, lambda: True)
+    dropping = behind.Eviction(tmp_path, ROOTS, lambda: True)
     (tmp_path / "data.mdb").touch()
     dropping._lock = Told()  # type: ignore[assignment]
     dropping.look(1 << 20)

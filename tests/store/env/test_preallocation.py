@@ -34,7 +34,7 @@ def opened(tmp_path: Path) -> Iterator[Open]:
 
 def fill(environment: Environment, commits: int, size: int, first: int = 0) -> list[int]:
     """Commit values of a size one by one; after each, the bytes of the file that LMDB does not use."""
-    ahead = []
+    early = []
     for number in range(first, first + commits):
 
         def put(transaction: Transaction, number: int = number) -> None:
@@ -42,17 +42,17 @@ def fill(environment: Environment, commits: int, size: int, first: int = 0) -> l
 
         environment.write(put)
         found = datafile.inspect(environment.path)
-        ahead.append(found.file_bytes - (found.last_page + 1) * found.page_bytes)
-    return ahead
+        early.append(found.file_bytes - (found.last_page + 1) * found.page_bytes)
+    return early
 
 
 @pytest.mark.parametrize("durability", ["commit", "relaxed"])
 def test_small_commits_find_the_file_longer_than_they_need(opened: Open, durability: Durability) -> None:
     """After the first few, nearly every commit overwrites; the room is bounded, and the data is the data."""
     environment = opened(durability)
-    ahead = fill(environment, 400, 1_000)
-    assert sum(room > 0 for room in ahead[32:]) > 350
-    assert max(ahead) <= max(64 << 10, (environment.path / "data.mdb").stat().st_size // 8)
+    early = fill(environment, 400, 1_000)
+    assert sum(room > 0 for room in early[32:]) > 350
+    assert max(early) <= max(64 << 10, (environment.path / "data.mdb").stat().st_size // 8)
     assert environment.find_problems() == []
     environment.close()
     again = Environment(environment.path, name="e")

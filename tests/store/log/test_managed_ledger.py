@@ -53,9 +53,9 @@ def marking_ahead(log: ManagedLedger, dues: list[int], now_ms: int) -> Callable[
     return lambda transaction: log.append_markers(transaction, 1000, 0, entries, column, by_ms, now_ms)
 
 
-def readable(log: ManagedLedger, now_ms: int) -> list[Position]:
+def visible(log: ManagedLedger, now_ms: int) -> list[Position]:
     """Every position that may be read."""
-    snapshot = log.readable(now_ms)
+    snapshot = log.visible(now_ms)
     found: list[Position] = []
     ledger_id: int | None = log.first_ledger
     while ledger_id is not None:
@@ -147,7 +147,7 @@ def test_a_failed_commit_leaves_the_list_as_it_was(environment: Environment) -> 
     before = log.ledgers()
 
     def failing(transaction: Transaction) -> None:
-        log.give_up(transaction, before[1].ledger_id)
+        log.trim(transaction, before[1].ledger_id)
         appending(log, [b"lost"] * 20)(transaction)
         log.roll(transaction, NOW_MS)
         raise LookupError
@@ -186,7 +186,7 @@ def test_what_was_given_up_is_not_in_the_list_and_still_in_the_catalog(environme
     log = load(environment)
     environment.write(appending(log, [b"x"] * 35))
     ids = [info.ledger_id for info in log.ledgers()]
-    assert environment.write(lambda transaction: log.give_up(transaction, ids[2])) == ids[:2]
+    assert environment.write(lambda transaction: log.trim(transaction, ids[2])) == ids[:2]
     assert [info.ledger_id for info in log.ledgers()] == ids[2:]
     assert log.first_ledger == ids[2]
     assert (log.entries_of(ids[0]), log.entries_of(ids[2])) == (None, 10)
@@ -201,7 +201,7 @@ def test_the_open_ledger_is_never_given_up(environment: Environment) -> None:
     """Not even when everything before any later ledger may go."""
     log = load(environment)
     environment.write(appending(log, [b"x"] * 15))
-    assert len(environment.write(lambda transaction: log.give_up(transaction, 10**9))) == 1
+    assert len(environment.write(lambda transaction: log.trim(transaction, 10**9))) == 1
     assert [info.entries for info in log.ledgers()] == [5]
 
 
@@ -213,7 +213,7 @@ def test_what_a_transaction_appends_and_gives_up_is_seen_when_it_is_committed(en
 
     def work(transaction: Transaction) -> int:
         appending(log, [b"x"] * 7)(transaction)
-        log.give_up(transaction, end.ledger_id)
+        log.trim(transaction, end.ledger_id)
         assert (log.end, log.first_ledger) == (end, first)
         return log.first_in(transaction)
 
@@ -272,10 +272,10 @@ class MainLogMachine(RuleBasedStateMachine):
         self.twin.setdefault(self.log.end.ledger_id, [])
 
     @rule(kept=st.integers(0, 4))
-    def give_up(self, kept: int) -> None:
+    def trim(self, kept: int) -> None:
         ids = sorted(self.twin)
         first = ids[max(0, len(ids) - 1 - kept)]
-        gone = self.environment.write(lambda transaction: self.log.give_up(transaction, first))
+        gone = self.environment.write(lambda transaction: self.log.trim(transaction, first))
         assert gone == [ledger_id for ledger_id in ids if ledger_id < first]
         for ledger_id in gone:
             del self.twin[ledger_id]
@@ -362,13 +362,13 @@ class AheadMachine(RuleBasedStateMachine):
         for ahead_ms in range(6):
             then_ms = self.now_ms + ahead_ms
             count = sum(from_ms <= then_ms for from_ms in self.from_ms)
-            assert readable(self.log, then_ms) == self.places[:count]
+            assert visible(self.log, then_ms) == self.places[:count]
             later = [from_ms for from_ms in self.from_ms if from_ms > then_ms]
-            assert self.log.next_readable_ms(then_ms) == min(later, default=None)
+            assert self.log.next_visible_ms(then_ms) == min(later, default=None)
         count = sum(from_ms <= self.now_ms for from_ms in self.from_ms)
         latest = self.log.latest(self.now_ms)
         assert latest == (self.places[count] if count < len(self.places) else self.log.end)
-        assert self.log.keeps_back or count == len(self.places)
+        assert self.log.hides_some or count == len(self.places)
         assert [
             Position(info.ledger_id, at) for info in self.log.ledgers() for at in range(info.entries)
         ] == self.places
@@ -385,7 +385,7 @@ def test_the_latest_is_never_in_a_ledger_that_was_given_up(environment: Environm
     environment.write(marking_ahead(log, [5] * LIMITS.entries + [6], 1))
     assert log.latest(1) == (log.first_ledger, 0)
     last = log.end.ledger_id
-    environment.write(lambda transaction: log.give_up(transaction, last))
+    environment.write(lambda transaction: log.trim(transaction, last))
     assert log.latest(1) == (last, 0)
     assert log.latest(5) == (last, 0)
     assert log.latest(6) == (last, 1)

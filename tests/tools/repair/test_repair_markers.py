@@ -9,7 +9,7 @@ import lmdb
 import pytest
 
 from duelog import DelayedStore, ManualClock
-from duelog.store.codec.format import Table, seal, set_aside_key
+from duelog.store.codec.format import Table, quarantine_key, seal
 from duelog.store.codec.run import HEADER_BYTES
 from duelog.tools.store_check import check_store
 from tests.conftest import START_MS
@@ -85,7 +85,7 @@ def test_what_was_set_aside_and_can_be_read_is_delivered(fired: tuple[Path, list
     (log,) = keys(next(path.glob("partitions/*/g*")), Table.LOG)
     assert len(log) == 5
     with lmdb.open(str(path / "main"), map_size=1 << 30) as environment, environment.begin(write=True) as raw:
-        key = set_aside_key(2, 2_500)
+        key = quarantine_key(2, 2_500)
         raw.put(key, seal(key, b"no descriptors"))
     assert [found.code for found in check_store(path)] == ["set-aside"]
     report = repaired(path)

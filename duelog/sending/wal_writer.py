@@ -3,7 +3,7 @@
 A message that is sent alone is a commit of its partition. With several under way, for as many days, that is a commit
 each; so the first of them leads, has every message promised its place in its partition, appends all to the journal,
 and waits for the disk once. The partitions get what was promised later, together: with the next commit, before
-anything is read from them, when the journal is full, or `SETTLE_MS` after.
+anything is read from them, when the journal is full, or `CHECKPOINT_MS` after.
 
 Where a message cannot be promised its place it goes the ordinary way: the journal makes sends quicker, and no send
 depends on it.
@@ -24,11 +24,11 @@ from duelog.store.errors import DuelogError, ResourceShortage, StoreFailed, Stor
 from duelog.store.files.failpoints import reach
 from duelog.store.files.process import here
 from duelog.store.log.ledger import RunLimits
-from duelog.store.wal.journal import RECORD_BYTES, Fields, Journal
+from duelog.store.wal.wal_file import RECORD_BYTES, Fields, WalFile
 
 from .worker_pool import WorkerPool
 
-SETTLE_MS = 1_000
+CHECKPOINT_MS = 1_000
 """After so long the partitions have what they were promised, where a thread looks after the store."""
 
 _MOST_BYTES = 64 << 10
@@ -39,7 +39,7 @@ _Arrival = tuple[Partition, Wanted]
 """A message for a partition."""
 
 
-class Intake:
+class WalWriter:
     """Takes single messages for time partitions. Thread-safe."""
 
     def __init__(
@@ -50,12 +50,12 @@ class Intake:
         pool: WorkerPool,
         together: int,
         clock: Clock,
-        open_journal: Callable[[], Journal],
+        open_wal: Callable[[], WalFile],
         wake: Callable[[], None],
     ) -> None:
         """`together`: from so many sends under way at once on they share flushes.
 
-        `open_journal` is called when it is first needed, `wake` when `due_ms` has come forward.
+        `open_wal` is called when it is first needed, `wake` when `due_ms` has come forward.
         """
         self._main = main
         self._partitions = partitions
@@ -63,18 +63,18 @@ class Intake:
         self._pool = pool
         self.together = together
         self._clock = clock
-        self._open_journal = open_journal
+        self._open_wal = open_wal
         self._wake = wake
-        self._journal: Journal | None = None
+        self._wal: WalFile | None = None
         self._unavailable = False
         """Whether there was no room for a journal: there is none as long as the store is open."""
         self._closed = False
         self._under_way: list[None] = []
         """As long as sends are under way: appending and popping need no lock."""
-        self._queue = CommitQueue(self._admit, self._serve, self._broke_off)
+        self._queue = CommitQueue(self._admit, self._commit_group, self._broke_off)
         self._unwritten: list[Fields] = []
         """Promised, and not known to be in the journal: the next leader writes them first."""
-        self._promising = False
+        self._reserving = False
         self._due_ms: int | None = None
         self._process = here.pid
         self.observe: Callable[[int, int], None] | None = None
@@ -88,9 +88,9 @@ class Intake:
         self._under_way.append(None)
         try:
             if len(self._under_way) >= self.together and len(body) <= _MOST_BYTES:
-                promised: tuple[int, int] | None = self._queue.run((partition, (topic_id, due_ms, body)))
-                if promised is not None:
-                    return promised
+                reserved: tuple[int, int] | None = self._queue.run((partition, (topic_id, due_ms, body)))
+                if reserved is not None:
+                    return reserved
             return partition.append(topic_id, (due_ms,), (body,), self._limits, self._partitions.new_ledger)
         finally:
             self._under_way.pop()
@@ -103,33 +103,33 @@ class Intake:
 
     def _broke_off(self, error: BaseException, _: bool) -> None:
         """Where memory may not know what was promised, nothing more is written."""
-        if self._promising or isinstance(error, Exception):
+        if self._reserving or isinstance(error, Exception):
             self._main.fail(error)
 
-    def _serve(self, batch: list[Request]) -> None:
+    def _commit_group(self, batch: list[Request]) -> None:
         """Give every request its id, or None: it is to be appended."""
         try:
             self._write()  # what a leader promised who was interrupted; there is room for it
             arrivals = [request for request in batch if request.value is None and request.work is not None]
-            if self._closed or not arrivals or not self._has_room(arrivals):
+            if self._closed or not arrivals or not self._fits(arrivals):
                 return
-            self._promising = True
+            self._reserving = True
             by_partition: dict[Partition, list[Request]] = {}
             for request in arrivals:
                 by_partition.setdefault(request.work[0], []).append(request)
             for partition, requests in by_partition.items():
-                self._promise(partition, requests)
-            self._promising = False
+                self._reserve(partition, requests)
+            self._reserving = False
             self._write()
         except OSError as error:
             failed = self._main.fail(error)
             for request in batch:
                 request.error = failed
 
-    def _promise(self, partition: Partition, requests: list[Request]) -> None:
+    def _reserve(self, partition: Partition, requests: list[Request]) -> None:
         wanted: list[Wanted] = [request.work[1] for request in requests]
         try:
-            places = partition.promise(wanted, self._limits)
+            places = partition.reserve(wanted, self._limits)
         except DuelogError as error:
             for request in requests:
                 request.error = error
@@ -142,50 +142,50 @@ class Intake:
 
     def _write(self) -> None:
         """Have what was promised in the journal, on disk. Raises OSError."""
-        if not self._unwritten or self._journal is None:
+        if not self._unwritten or self._wal is None:
             return
         started = time.perf_counter_ns()
         reach("journal.before")
-        self._journal.append(self._unwritten)
+        self._wal.append(self._unwritten)
         if self.observe is not None:
             self.observe(time.perf_counter_ns() - started, len(self._unwritten))
         self._unwritten = []
         reach("journal.after")
         if self._due_ms is None:
-            self._due_ms = self._clock.now_ms() + SETTLE_MS
+            self._due_ms = self._clock.now_ms() + CHECKPOINT_MS
             self._wake()
 
-    def _has_room(self, arrivals: list[Request]) -> bool:
+    def _fits(self, arrivals: list[Request]) -> bool:
         """Whether the journal has room for them, begun anew if it has to be. Raises OSError."""
-        if self._journal is None and not self._unavailable:
+        if self._wal is None and not self._unavailable:
             try:
-                self._journal = self._open_journal()
+                self._wal = self._open_wal()
             except DuelogError as error:
                 self._unavailable = not isinstance(error, ResourceShortage)
-        if self._journal is None:
+        if self._wal is None:
             return False
         size = sum(RECORD_BYTES + len(request.work[1][2]) for request in arrivals)
-        if not self._journal.has_room(size):
+        if not self._wal.fits(size):
             try:
-                self._begin_anew(self._journal)
+                self._checkpoint_all(self._wal)
             except (StoreFull, StoreFailed, StoreUnavailable):  # who appends is told
                 return False
-        return self._journal.has_room(size)
+        return self._wal.fits(size)
 
-    def _begin_anew(self, journal: Journal) -> None:
-        """Have the partitions write what they owe, and begin the journal anew. Raises as `settle_all`; OSError."""
-        self._partitions.settle_all(self._pool.run)
+    def _checkpoint_all(self, wal: WalFile) -> None:
+        """Have the partitions write what they owe, and begin the journal anew. Raises as `apply_all`; OSError."""
+        self._partitions.apply_all(self._pool.run)
         reach("journal.settled")
-        journal.restart()
+        wal.restart()
 
     # -- afterwards --------------------------------------------------------------------------------
 
     def due_ms(self) -> int | None:
-        """When `settle` has something to do; None: never, as it is. Soon, also where the clock was set back since."""
+        """When `checkpoint` has something to do; None: never, as it is. Soon, also where the clock was set back."""
         due_ms = self._due_ms
-        return None if due_ms is None else min(due_ms, self._clock.now_ms() + SETTLE_MS)
+        return None if due_ms is None else min(due_ms, self._clock.now_ms() + CHECKPOINT_MS)
 
-    def settle(self, now_ms: int) -> bool:
+    def checkpoint(self, now_ms: int) -> bool:
         """Have one partition write what it owes, if it is time; whether there may be more to do now. Raises StoreFull.
 
         What a partition owes that has failed stays in the journal, until the store is opened again.
@@ -194,14 +194,14 @@ class Intake:
         if due_ms is None:
             return False
         if due_ms > now_ms:
-            self._due_ms = min(due_ms, now_ms + SETTLE_MS)  # the clock may have been set back
+            self._due_ms = min(due_ms, now_ms + CHECKPOINT_MS)  # the clock may have been set back
             return False
         with suppress(StoreFailed):  # those that failed come last
-            if self._partitions.settle_one():
+            if self._partitions.apply_one_partition():
                 return True
         self._due_ms = None
-        if self._partitions.owes():  # promised since it was looked
-            self._due_ms = now_ms + SETTLE_MS
+        if self._partitions.has_unapplied():  # promised since it was looked
+            self._due_ms = now_ms + CHECKPOINT_MS
         return False
 
     def close(self) -> None:
@@ -214,10 +214,10 @@ class Intake:
             return  # the journal, and whoever leads, is the parent's
         try:
             self._queue.run(None)  # whoever leads has ended then
-            if self._journal is not None:
-                self._begin_anew(self._journal)
+            if self._wal is not None:
+                self._checkpoint_all(self._wal)
         except (DuelogError, OSError):
             pass
         finally:
-            if self._journal is not None:
-                self._journal.close()
+            if self._wal is not None:
+                self._wal.close()

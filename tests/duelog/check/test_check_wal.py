@@ -8,19 +8,19 @@ from pathlib import Path
 import pytest
 
 from duelog import DelayedStore, Finding, ManualClock, StoreConfig
-from duelog.check import check_journal
+from duelog.check import check_wal
 from duelog.errors import DamagedStore, FormatMismatch
 from duelog.partitions.partition import Partition, PartitionLog
-from duelog.store.wal import journal
-from duelog.store.wal.journal import JournalRecord, read_journal
+from duelog.store.wal import wal_file
+from duelog.store.wal.wal_file import WalRecord, read_wal
 from duelog.tools.store_check import check_store
 from tests.conftest import START_MS, OpenStore
-from tests.disaster.journals import groups, journaling, journalled
+from tests.disaster.wal_stores import groups, in_wal, with_wal
 from tests.duelog.writing_process import WritingProcess
 from tests.model.driver import copy_store
 
 HOUR_MS = 3_600_000
-CONFIG = journaling(StoreConfig(partition_ms=HOUR_MS, background=False))
+CONFIG = with_wal(StoreConfig(partition_ms=HOUR_MS, background=False))
 DUES = (START_MS + 3 * HOUR_MS, START_MS + 9 * HOUR_MS)
 
 
@@ -35,7 +35,7 @@ def crashed(open_store: OpenStore, tmp_path: Path) -> Path:
     """A copy of an open store whose journal has eight messages that no partition has."""
     send(open_store(config=CONFIG), 10)
     copy_store(tmp_path / "store", tmp_path / "crashed")
-    assert len(journalled(tmp_path / "crashed")) == 8
+    assert len(in_wal(tmp_path / "crashed")) == 8
     return tmp_path / "crashed"
 
 
@@ -62,7 +62,7 @@ def put_back(crashed: Path, before: Path) -> str:
 def test_what_a_crash_left_in_the_journal_is_no_finding_and_comes_home(crashed: Path) -> None:
     """Looked at twice: nothing is changed, and opening brings every message home."""
     assert opened(crashed) == check_store(crashed, deep=True) == check_store(crashed) == []
-    assert len(journalled(crashed)) == 8
+    assert len(in_wal(crashed)) == 8
     with DelayedStore.open(crashed, CONFIG, clock=ManualClock(START_MS)) as store:
         assert sum(partition.pending for partition in store.partitions()) == 10
         assert list(store.check(deep=True)) == []
@@ -115,7 +115,7 @@ def test_a_log_that_ends_before_the_journal_goes_on_is_an_error(
 
 def test_a_journal_of_a_later_version_is_not_taken_for_damage(crashed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Repairing it would throw away what the version that wrote it can read."""
-    monkeypatch.setattr(journal, "JOURNAL_VERSION", 0)
+    monkeypatch.setattr(wal_file, "JOURNAL_VERSION", 0)
     (found,) = check_store(crashed)
     assert (found.code, "version is 1" in found.message, "repair" in found.advice) == ("journal", True, False)
     with pytest.raises(FormatMismatch):
@@ -140,8 +140,8 @@ def test_nothing_is_found_beside_a_writer_whenever_it_writes(tmp_path: Path, mon
                 writer.do("advance", HOUR_MS)
             writer.do("send_singly", "t", delays_ms[:3])
 
-        def read_and_go_on(path: Path, store_id: bytes) -> list[JournalRecord]:
-            found = read_journal(path, store_id)
+        def read_and_go_on(path: Path, store_id: bytes) -> list[WalRecord]:
+            found = read_wal(path, store_id)
             go_on()
             return found
 
@@ -151,7 +151,7 @@ def test_nothing_is_found_beside_a_writer_whenever_it_writes(tmp_path: Path, mon
 
         with DelayedStore.open(tmp_path / "store", CONFIG, clock=ManualClock(START_MS), read_only=True) as beside:
             monkeypatch.setattr(Partition, "logs", go_on_and_list)
-            monkeypatch.setattr(check_journal, "read_journal", read_and_go_on)
+            monkeypatch.setattr(check_wal, "read_wal", read_and_go_on)
             for _ in range(8):
                 assert list(beside.check()) == []
     assert steps >= 40

@@ -21,7 +21,7 @@ from tests.disaster.power_child import PRODUCER, SPAN_MS, START_MS, UNHEARD, con
 Listener = tuple[str, str]
 
 
-class Promises:
+class Acknowledged:
     """Everything that the recorded process had said before the cut."""
 
     def __init__(self, durability: str) -> None:

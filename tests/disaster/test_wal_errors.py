@@ -13,13 +13,13 @@ import pytest
 
 from duelog import ManualClock, Message
 from duelog.errors import StoreFailed, StoreFull
-from duelog.sending.intake import SETTLE_MS
+from duelog.sending.wal_writer import CHECKPOINT_MS
 from duelog.store.env import map_size
 from duelog.store.env.environment import Environment
 from duelog.store.files import failpoints
-from duelog.store.wal import journal
+from duelog.store.wal import wal_file
 from tests.conftest import OpenStore
-from tests.disaster.journal_faults import CONFIG, HOUR_MS, HOURS, FailingCalls, Sent, no_room
+from tests.disaster.wal_faults import CONFIG, HOUR_MS, HOURS, FailingCalls, Sent, no_room
 
 pytestmark = pytest.mark.fault
 
@@ -33,7 +33,7 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> Failing:
 
     def put(call: str, error: int | None, after: int = 0) -> FailingCalls:
         calls = FailingCalls(call, error, after)
-        monkeypatch.setattr(journal, "os", calls)
+        monkeypatch.setattr(wal_file, "os", calls)
         return calls
 
     return put
@@ -44,7 +44,7 @@ def sent(open_store: OpenStore) -> Sent:
     """A store with a journal that holds something."""
     sent = Sent(open_store(config=CONFIG))
     sent.send_some("begun")
-    assert sent.owes
+    assert sent.has_unapplied
     return sent
 
 
@@ -90,7 +90,7 @@ def test_a_journal_that_cannot_be_begun_anew_closes_the_store_for_writing(
     calls = failing(call, error)
 
     def fail_from_now_on() -> None:
-        settled.append(not sent.owes)
+        settled.append(not sent.has_unapplied)
         calls.armed = True
 
     armed("journal.settled", fail_from_now_on)
@@ -147,17 +147,17 @@ def test_without_room_for_a_journal_messages_go_the_ordinary_way(
     sent = Sent(open_store(config=CONFIG))
     sent.send_some("direct")
     assert calls.failed == 1, "it was tried once"
-    assert not sent.owes
+    assert not sent.has_unapplied
     assert not list(sent.store.path.glob("JOURNAL*"))
     calls.armed = False
     sent.send_some("direct too")
-    assert not sent.owes
+    assert not sent.has_unapplied
     sent.store.close()
     sent.store = open_store(config=CONFIG)
     sent.topic = sent.store.topic("a")
     for _ in range(2):  # the first of each log is an append
         sent.send_some(f"round {_}")
-    assert sent.owes
+    assert sent.has_unapplied
     assert (sent.store.path / "JOURNAL").stat().st_size == CONFIG.journal_bytes
     sent.expect(sent.store)
 
@@ -175,7 +175,7 @@ def test_without_room_for_what_a_partition_owes_others_are_sent_to(
             assert number % 3 == 0, "only the partition without room refuses"
             told += 1
     assert told > 5
-    assert sent.owes
+    assert sent.has_unapplied
     crashed = sent.crash(tmp_path / "crashed")
     sent.expect(open_store(crashed, CONFIG))
     room()
@@ -190,13 +190,13 @@ def test_a_tick_without_room_for_what_is_owed_goes_on_with_the_rest(
     reader = sent.topic.subscribe("reader")
     sent.topic.send(b"soon", deliver_after=1)
     room = no_room(sent.environment(3), monkeypatch)
-    clock.advance(SETTLE_MS + 1_000)
+    clock.advance(CHECKPOINT_MS + 1_000)
     with pytest.raises(StoreFull):
         sent.store.tick()
     assert [message.payload for message in reader.receive(9, timeout=0)] == [b"soon"]
     room()
     sent.store.tick()
-    assert not sent.owes
+    assert not sent.has_unapplied
     reader.close()
 
 
@@ -215,7 +215,7 @@ def test_full_maps_lose_nothing_of_the_journal(
     with pytest.raises(StoreFull):
         fill()
     assert len(sent.ids) > 100
-    assert sent.owes
+    assert sent.has_unapplied
     if closed:
         sent.store.close()
     monkeypatch.setattr(map_size, "MAX_MAP_BYTES", 1 << 30)
@@ -278,11 +278,11 @@ def test_a_partition_that_failed_has_what_it_owes_after_reopening(sent: Sent, op
 def test_a_partition_that_failed_does_not_keep_others_from_settling(sent: Sent, clock: ManualClock) -> None:
     """What it owes stays in the journal; a tick goes on with all else, and looks again a while later."""
     sent.environment(2).fail(OSError(errno.EIO, "says the test"))
-    clock.advance(SETTLE_MS)
-    assert sent.store.tick().next_due_ms == clock.now_ms() + SETTLE_MS
-    owing = [hours for hours in HOURS if sent.environment(hours).owes]
+    clock.advance(CHECKPOINT_MS)
+    assert sent.store.tick().next_due_ms == clock.now_ms() + CHECKPOINT_MS
+    unapplied = [hours for hours in HOURS if sent.environment(hours).has_unapplied]
     sent.store.close()
-    assert owing == [2]
+    assert unapplied == [2]
 
 
 @pytest.mark.parametrize("point", ["journal.before", "journal.after"])
@@ -312,7 +312,7 @@ def test_an_interrupt_while_a_group_is_counted_leaves_a_journal_that_can_be_read
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(journal, "_aligned", interrupt)
+        patched.setattr(wal_file, "_aligned", interrupt)
         with pytest.raises(KeyboardInterrupt):
             sent.send("interrupted", 2)
     sent.send_some("next")
@@ -336,14 +336,14 @@ def test_a_partition_without_room_for_what_it_owes_does_not_hold_back_what_is_du
 
     with pytest.raises(StoreFull):
         fill()
-    assert store._engine.partitions.owes()
+    assert store._engine.partitions.has_unapplied()
     clock.advance(3_595_000)
     with pytest.raises(StoreFull):
         store.tick()
     assert [message.payload for message in reader.receive(9, timeout=0)] == [b"early"]
     monkeypatch.setattr(map_size, "MAX_MAP_BYTES", 1 << 30)
     store.tick()
-    assert not store._engine.partitions.owes()
+    assert not store._engine.partitions.has_unapplied()
     reader.close()
 
 

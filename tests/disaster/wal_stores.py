@@ -8,7 +8,7 @@ from pathlib import Path
 
 from duelog import StoreConfig
 from duelog.opening import read_identity, stored_span_ms
-from duelog.store.wal.journal import JournalRecord, read_journal, salvage
+from duelog.store.wal.wal_file import WalRecord, read_wal, salvage
 
 SECTOR = 512
 _FIRST_GROUP = 8192
@@ -16,7 +16,7 @@ _GROUP = struct.Struct("<IIQII")
 """crc, count, epoch, number, length of the records."""
 
 
-def journaling(config: StoreConfig) -> StoreConfig:
+def with_wal(config: StoreConfig) -> StoreConfig:
     """With every single send going by the journal that can, and a journal that is soon full."""
     return replace(config, journal_from=1, journal_bytes=24 << 10)
 
@@ -26,13 +26,13 @@ def store_id(path: Path) -> bytes:
     return read_identity(path, StoreConfig(partition_ms=stored_span_ms(path) or 0)).store_id
 
 
-def _ids(records: list[JournalRecord]) -> list[str]:
+def _ids(records: list[WalRecord]) -> list[str]:
     return [f"{record.ledger_id}:{record.entry_id}" for record in records]
 
 
-def journalled(path: Path) -> list[str]:
+def in_wal(path: Path) -> list[str]:
     """Ids of the messages that the journal holds, in order."""
-    return _ids(read_journal(path, store_id(path)))
+    return _ids(read_wal(path, store_id(path)))
 
 
 def taken_home(path: Path) -> list[str]:

@@ -82,8 +82,8 @@ class Sent:
         return partition.environment
 
     @property
-    def owes(self) -> bool:
-        return self.store._engine.partitions.owes()
+    def has_unapplied(self) -> bool:
+        return self.store._engine.partitions.has_unapplied()
 
     def crash(self, path: Path) -> Path:
         """What a kill at this moment leaves, in another place."""

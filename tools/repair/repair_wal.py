@@ -14,32 +14,32 @@ from pathlib import Path
 
 from pyroaring import BitMap
 
-from ...cleanup.mend import GivenUp
+from ...cleanup.mend import Discarded
 from ...store.errors import DamagedStore
 from ...store.files.directory import make_directory, move_away
-from ...store.wal.journal import FILE_NAME, JournalRecord, read_journal, salvage
+from ...store.wal.wal_file import FILE_NAME, WalRecord, read_wal, salvage
 
-GiveUp = Callable[[GivenUp], object]
-_Held = dict[int, JournalRecord]
+Discard = Callable[[Discarded], object]
+_Held = dict[int, WalRecord]
 
 
-class JournalRepair:
+class WalRepair:
     """What the journal of a store under repair holds, and what a log has to become for it."""
 
-    def __init__(self, path: Path, store_id: bytes, give_up: GiveUp) -> None:
+    def __init__(self, path: Path, store_id: bytes, discard: Discard) -> None:
         """Read it. Raises FormatMismatch: a later version wrote it."""
         self._path = path
-        self._give_up = give_up
+        self._discard = discard
         self._lost = 0
         self._damage: str | None = None
-        counts: list[JournalRecord] = []
+        counts: list[WalRecord] = []
         try:
-            counts = read_journal(path, store_id)
+            counts = read_wal(path, store_id)
         except DamagedStore as error:
             self._damage = error.reason
-        readable = salvage(path, store_id)
-        self._readable = _by_log(readable)
-        self._counts = _by_log(readable if self._damage else counts)
+        salvaged = salvage(path, store_id)
+        self._salvaged = _by_log(salvaged)
+        self._counts = _by_log(salvaged if self._damage else counts)
 
     def least_entries(self, start_ms: int, ledger_id: int) -> int:
         """How many entries a log must have: as many as lead up to the journal, or, if that goes, were promised."""
@@ -49,21 +49,21 @@ class JournalRepair:
             at -= 1
         return at
 
-    def give_up_holes(self, environment: str, start_ms: int, ledger_id: int, holes: BitMap) -> None:
+    def discard_holes(self, environment: str, start_ms: int, ledger_id: int, holes: BitMap) -> None:
         """Report what the journal has of entries that a log has lost, or never got."""
-        held = self._readable.get(start_ms, {}).get(ledger_id, {})
+        held = self._salvaged.get(start_ms, {}).get(ledger_id, {})
         self._report(environment, [held[entry] for entry in sorted(held) if entry in holes], "no partition has it")
 
-    def give_up_logs(self, environment: str, start_ms: int, ledgers: Collection[int]) -> None:
+    def discard_logs(self, environment: str, start_ms: int, ledgers: Collection[int]) -> None:
         """Report what the journal has for other logs than the partition's: they were lost with its file."""
         for ledger_id, held in self._counts.get(start_ms, {}).items():
             if ledger_id not in ledgers:
                 self._report(environment, [held[entry] for entry in sorted(held)], "its log is gone")
 
-    def _report(self, environment: str, records: list[JournalRecord], reason: str) -> None:
+    def _report(self, environment: str, records: list[WalRecord], reason: str) -> None:
         for record in records:
             reason_here = f"{reason}; this is from the journal"
-            self._give_up(GivenUp(environment, record.ledger_id, record.entry_id, reason_here, record.body))
+            self._discard(Discarded(environment, record.ledger_id, record.entry_id, reason_here, record.body))
         self._lost += len(records)
 
     def end(self) -> list[str]:
@@ -76,7 +76,7 @@ class JournalRepair:
         return [f"{FILE_NAME}: {self._damage}; given up, with {self._lost} messages that no partition has"]
 
 
-def _by_log(records: list[JournalRecord]) -> dict[int, dict[int, _Held]]:
+def _by_log(records: list[WalRecord]) -> dict[int, dict[int, _Held]]:
     """By start of the partition, ledger id and entry id."""
     found: dict[int, dict[int, _Held]] = defaultdict(lambda: defaultdict(dict))
     for record in records:

@@ -15,7 +15,7 @@ from duelog.store.codec.format import run_key
 from duelog.store.env.environment import Environment
 from duelog.store.env.transaction import Transaction
 from duelog.store.message import Message
-from duelog.store.wal.journal import FILE_NAME, JournalRecord, read_journal, write_journal
+from duelog.store.wal.wal_file import FILE_NAME, WalRecord, read_wal, write_wal
 from tests.conftest import START_MS, OpenStore
 
 HOUR_MS = 3_600_000
@@ -32,10 +32,10 @@ def made(tmp_path: Path) -> tuple[Path, bytes, list[int]]:
         return path, store._engine.store_id, [id_.ledger_id for id_ in ids]
 
 
-def record(made: tuple[Path, bytes, list[int]], entry_id: int, hour: int = 0) -> JournalRecord:
+def record(made: tuple[Path, bytes, list[int]], entry_id: int, hour: int = 0) -> WalRecord:
     """A message of a journal, told by its entry."""
     due_ms, body = encode_one(Message(b"%d" % entry_id, deliver_at=FIRST_MS + hour * HOUR_MS + 9), START_MS, 1 << 20)
-    return JournalRecord(FIRST_MS + hour * HOUR_MS, made[2][hour], due_ms, entry_id, body)
+    return WalRecord(FIRST_MS + hour * HOUR_MS, made[2][hour], due_ms, entry_id, body)
 
 
 def payloads(store: DelayedStore) -> list[tuple[int, bytes]]:
@@ -59,20 +59,20 @@ def test_a_replay_appends_what_is_missing_once(
             for _ in range(count):
                 topic.send(b"%d" % stored[hour], deliver_at=FIRST_MS + hour * HOUR_MS + 9)
                 stored[hour] += 1
-    records: list[JournalRecord] = []
+    records: list[WalRecord] = []
     tails = [1, 1]
     for hour, count in runs:
         group = [record(made, tails[hour] + each, hour) for each in range(count)]
         tails[hour] += count
         records += group * (1 + twice)
     if records:
-        write_journal(path, made[1], records)
+        write_wal(path, made[1], records)
     for _ in range(2):
         with DelayedStore.open(path, CONFIG, clock=ManualClock(START_MS)) as store:
             expected = [(entry, b"%d" % entry) for tail in tails for entry in range(tail)]
             assert payloads(store) == expected
             assert list(store.check()) == []
-            assert read_journal(path, made[1]) == []
+            assert read_wal(path, made[1]) == []
 
 
 def test_a_message_whose_partition_or_log_is_gone_is_passed_over(
@@ -81,7 +81,7 @@ def test_a_message_whose_partition_or_log_is_gone_is_passed_over(
     """The partition was deleted since, or a later one stands in its place: it has had what it was promised."""
     other = record(made, 5)._replace(ledger_id=99)
     gone = record(made, 5)._replace(start_ms=FIRST_MS + 9 * HOUR_MS)
-    write_journal(made[0], made[1], [other, gone, record(made, 1)])
+    write_wal(made[0], made[1], [other, gone, record(made, 1)])
     assert payloads(open_store(config=CONFIG)) == [(0, b"0"), (1, b"1"), (0, b"0")]
 
 
@@ -94,7 +94,7 @@ def test_a_message_of_a_partition_that_has_closed_is_passed_over(
     clock.set(FIRST_MS + HOUR_MS)
     assert store.tick().closed == 1
     store.close()
-    write_journal(made[0], made[1], [record(made, 1), record(made, 1, 1)])
+    write_wal(made[0], made[1], [record(made, 1), record(made, 1, 1)])
     again = open_store(config=CONFIG)
     assert payloads(again) == [(0, b"0"), (1, b"1")]
     for partition in again._engine.partitions.held():
@@ -106,12 +106,12 @@ def test_a_store_that_has_lost_what_lies_before_the_journal_is_refused(
     made: tuple[Path, bytes, list[int]], entries: tuple[int, ...]
 ) -> None:
     """Else an id would be given out twice; nothing is changed."""
-    write_journal(made[0], made[1], [record(made, entry) for entry in entries])
+    write_wal(made[0], made[1], [record(made, entry) for entry in entries])
     for _ in range(2):
         with pytest.raises(DamagedStore, match=r"ends at entry 1, and not entry [12]: entries were lost") as caught:
             DelayedStore.open(made[0], CONFIG, clock=ManualClock(START_MS))
         assert caught.value.path == made[0] / FILE_NAME
-    assert len(read_journal(made[0], made[1])) == len(entries)
+    assert len(read_wal(made[0], made[1])) == len(entries)
 
 
 def test_a_damaged_last_run_does_not_make_the_store_forget_what_the_journal_holds(
@@ -130,13 +130,13 @@ def test_a_damaged_last_run_does_not_make_the_store_forget_what_the_journal_hold
 
     environment.write(damage)
     environment.close()
-    write_journal(path, store_id, [record(made, 1), record(made, 1, 1)])
+    write_wal(path, store_id, [record(made, 1), record(made, 1, 1)])
     for _ in range(2):
         with pytest.raises(DamagedStore, match="whose last run, from entry 0 on, cannot be read") as caught:
             DelayedStore.open(path, CONFIG, clock=ManualClock(START_MS))
         assert caught.value.path == path / FILE_NAME
     (path / FILE_NAME).unlink()
-    write_journal(path, store_id, [record(made, 1, 1)])
+    write_wal(path, store_id, [record(made, 1, 1)])
     with DelayedStore.open(path, CONFIG, clock=ManualClock(START_MS)) as store:
         assert payloads(store) == [(0, b"0"), (1, b"1")]
 
@@ -145,7 +145,7 @@ def test_a_store_without_room_for_what_the_journal_holds_is_not_opened(
     made: tuple[Path, bytes, list[int]], monkeypatch: pytest.MonkeyPatch, open_store: OpenStore
 ) -> None:
     """It is opened once there is room, and nothing is lost."""
-    write_journal(made[0], made[1], [record(made, 1), record(made, 1, 1)])
+    write_wal(made[0], made[1], [record(made, 1), record(made, 1, 1)])
     with monkeypatch.context() as patch:
         replaced = []
 
@@ -165,7 +165,7 @@ def test_what_is_replayed_is_on_disk_whatever_the_durability_is(
     made: tuple[Path, bytes, list[int]], durability: str, monkeypatch: pytest.MonkeyPatch, open_store: OpenStore
 ) -> None:
     """The journal is begun anew after that."""
-    write_journal(made[0], made[1], [record(made, 1)])
+    write_wal(made[0], made[1], [record(made, 1)])
     synced: list[str] = []
     monkeypatch.setattr(
         "duelog.store.env.environment.Environment.sync", lambda environment: synced.append(environment.name)

@@ -16,11 +16,11 @@ import pytest
 from duelog import DelayedStore, ManualClock, MessageId
 from duelog.errors import StoreFailed, StoreFull
 from duelog.partitions.partition import Partition, PartitionLog
-from duelog.sending import intake as intake_module
-from duelog.sending.intake import SETTLE_MS
+from duelog.sending import wal_writer as intake_module
+from duelog.sending.wal_writer import CHECKPOINT_MS
 from duelog.store.config import Durability
 from duelog.store.log.ledger import Ledger
-from duelog.store.wal.journal import FILE_NAME
+from duelog.store.wal.wal_file import FILE_NAME
 from tests.conftest import START_MS, OpenStore
 from tests.duelog.side_by_side import (
     CONFIG,
@@ -29,7 +29,7 @@ from tests.duelog.side_by_side import (
     Group,
     crashed,
     held,
-    journaled,
+    in_wal,
     open_store_elsewhere,
     owing,
     send,
@@ -49,7 +49,7 @@ def test_messages_sent_together_are_one_group_of_the_journal(store: DelayedStore
     sends = [functools.partial(send, store, number, number % 3) for number in range(1, 9)]
     futures = Group(store, sends).run(lambda: send(store, 0))
     assert len(owing(store)) == 3
-    records = journaled(store)
+    records = in_wal(store)
     assert [record.body.endswith(b"0") for record in records] == [True] + [False] * 8
     ids = {future.result(): b"%d" % number for number, future in enumerate(futures, 1)}
     assert {(record.ledger_id, record.entry_id) for record in records[1:]} == set(ids)
@@ -116,9 +116,9 @@ def test_the_first_message_of_a_log_is_appended(open_store: OpenStore) -> None:
     """The journal is for logs that are there."""
     store = open_store(config=CONFIG)
     send(store, 0)
-    assert journaled(store) == []
+    assert in_wal(store) == []
     send(store, 1)
-    assert len(journaled(store)) == 1
+    assert len(in_wal(store)) == 1
 
 
 def test_a_log_that_no_commit_has_promises_nothing(store: DelayedStore) -> None:
@@ -127,9 +127,9 @@ def test_a_log_that_no_commit_has_promises_nothing(store: DelayedStore) -> None:
     limits = store._engine.topics.run_limits
     with store._engine.partitions.lease(partition):
         partition._logs[77] = PartitionLog(77, Ledger(7_777), registered=False)
-        assert partition.promise([(77, FIRST_MS + 1, b"x")], limits) == [None]
+        assert partition.reserve([(77, FIRST_MS + 1, b"x")], limits) == [None]
         partition._logs[77].registered = True
-        assert partition.promise([(77, FIRST_MS + 1, b"x")] * 2, limits) == [(7_777, 0), (7_777, 1)]
+        assert partition.reserve([(77, FIRST_MS + 1, b"x")] * 2, limits) == [(7_777, 0), (7_777, 1)]
         partition.environment._deferred.clear()
 
 
@@ -156,15 +156,15 @@ def test_partitions_write_what_they_owe_after_a_while(store: DelayedStore, clock
     """A tick says when, and does it."""
     send(store, 0, 0)
     send(store, 1, 2)
-    assert store.tick().next_due_ms == START_MS + SETTLE_MS
-    clock.advance(SETTLE_MS - 1)
+    assert store.tick().next_due_ms == START_MS + CHECKPOINT_MS
+    clock.advance(CHECKPOINT_MS - 1)
     store.tick()
     assert len(owing(store)) == 2
     clock.advance(1)
     assert store.tick().next_due_ms != clock.now_ms()
     assert not owing(store)
     send(store, 2)
-    assert store.tick().next_due_ms == clock.now_ms() + SETTLE_MS
+    assert store.tick().next_due_ms == clock.now_ms() + CHECKPOINT_MS
 
 
 def test_partitions_write_what_they_owe_soon_after_the_clock_was_set_back(
@@ -173,8 +173,8 @@ def test_partitions_write_what_they_owe_soon_after_the_clock_was_set_back(
     """Not when it has come to where it was."""
     send(store, 0)
     clock.set(START_MS - HOUR_MS)
-    assert store.tick().next_due_ms == clock.now_ms() + SETTLE_MS
-    clock.advance(SETTLE_MS)
+    assert store.tick().next_due_ms == clock.now_ms() + CHECKPOINT_MS
+    clock.advance(CHECKPOINT_MS)
     store.tick()
     assert not owing(store)
 
@@ -184,19 +184,19 @@ def test_what_was_promised_while_it_was_looked_for_is_written_a_while_later(
 ) -> None:
     """It is not forgotten."""
     send(store, 0)
-    clock.advance(SETTLE_MS)
-    settle_one = store._engine.partitions.settle_one
+    clock.advance(CHECKPOINT_MS)
+    apply_one_partition = store._engine.partitions.apply_one_partition
 
     def found_none() -> bool:
-        if settle_one():
+        if apply_one_partition():
             return True
         monkeypatch.undo()
         send(store, 1)
         return False
 
-    monkeypatch.setattr(store._engine.partitions, "settle_one", found_none)
-    assert store.tick().next_due_ms == clock.now_ms() + SETTLE_MS
-    clock.advance(SETTLE_MS)
+    monkeypatch.setattr(store._engine.partitions, "apply_one_partition", found_none)
+    assert store.tick().next_due_ms == clock.now_ms() + CHECKPOINT_MS
+    clock.advance(CHECKPOINT_MS)
     store.tick()
     assert not owing(store)
 
@@ -204,7 +204,7 @@ def test_what_was_promised_while_it_was_looked_for_is_written_a_while_later(
 def test_a_full_journal_is_begun_anew(store: DelayedStore) -> None:
     """The partitions have what it held by then, and it stays as long as it was."""
     sent = {send(store, number, number % 3): b"%d" % number for number in range(120)}
-    assert 0 < len(journaled(store)) < 40
+    assert 0 < len(in_wal(store)) < 40
     assert (store.path / FILE_NAME).stat().st_size == 24 << 10
     assert sent.items() <= held(store).items()
 
@@ -213,7 +213,7 @@ def test_closing_leaves_nothing_in_the_journal(store: DelayedStore, open_store: 
     """The partitions have it."""
     sent = {send(store, number, number % 3): b"%d" % number for number in range(5)}
     store.close()
-    assert journaled(store) == []
+    assert in_wal(store) == []
     again = open_store(config=CONFIG)
     assert not owing(again)
     assert sent.items() <= held(again).items()
@@ -225,10 +225,10 @@ def test_what_a_crash_left_in_the_journal_gets_home(store: DelayedStore, tmp_pat
     held(store)
     sent |= {send(store, number, number % 2): b"%d" % number for number in range(9, 15)}
     copy = crashed(store, tmp_path / "copy")
-    assert len(journaled(store)) == 15
+    assert len(in_wal(store)) == 15
     for _ in range(2):
         again = open_store(copy, CONFIG)
-        assert journaled(again) == []
+        assert in_wal(again) == []
         assert {id_: payload for id_, payload in held(again).items() if payload != b"first"} == sent
         again.close()
     again = open_store(copy, CONFIG)
@@ -287,7 +287,7 @@ def test_a_partition_that_owes_takes_messages_until_it_has_written_them(store: D
     partitions = store._engine.partitions
     (partition,) = owing(store)
     assert not partitions.stop_appends(partition)
-    assert partitions.settle_one()
+    assert partitions.apply_one_partition()
     assert partitions.stop_appends(partition)
     partitions.resume_appends(partition)
 
@@ -326,7 +326,7 @@ def test_an_interrupt_while_places_are_promised_closes_the_store_for_writing(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(Partition, "promise", interrupt)
+        patch.setattr(Partition, "reserve", interrupt)
         with pytest.raises(KeyboardInterrupt):
             send(store, 1)
     with pytest.raises(StoreFailed):
@@ -343,7 +343,7 @@ def test_without_room_for_a_journal_messages_are_appended(store: DelayedStore, m
         tried.append(1)
         raise StoreFull(store.path, "no room, says the test")
 
-    monkeypatch.setattr(store._engine.intake, "_open_journal", lambda: no_room(store))
+    monkeypatch.setattr(store._engine.wal_writer, "_open_wal", lambda: no_room(store))
     sent = {send(store, number): b"%d" % number for number in range(3)}
     assert tried == [1]
     assert sent.items() <= held(store).items()
@@ -384,12 +384,12 @@ def test_a_backup_made_by_the_writing_process_has_what_only_the_journal_has(
 def test_a_child_leaves_the_journal_alone(store: DelayedStore) -> None:
     """Closing what it has inherited waits for nobody, whoever led when it was made."""
     send(store, 0)
-    store._engine.intake._queue._led = True  # type: ignore[union-attr]
+    store._engine.wal_writer._queue._led = True  # type: ignore[union-attr]
     child = os.fork()
     if not child:
         signal.alarm(20)
         store.close()
         os._exit(7)
-    store._engine.intake._queue._led = False  # type: ignore[union-attr]
+    store._engine.wal_writer._queue._led = False  # type: ignore[union-attr]
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-    assert len(journaled(store)) == 1
+    assert len(in_wal(store)) == 1

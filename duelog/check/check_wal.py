@@ -11,15 +11,15 @@ import lmdb
 from duelog.partitions.partition_set import PartitionSet
 from duelog.store.codec.format import CorruptRecord
 from duelog.store.errors import CorruptEntry, DamagedStore, FormatMismatch
-from duelog.store.wal.journal import FILE_NAME, JournalRecord, read_journal
+from duelog.store.wal.wal_file import FILE_NAME, WalRecord, read_wal
 
-from ..sending.replay import missing_entries
+from ..sending.wal_replay import missing_entries
 from .finding import Finding, error
 
 _LATER = "open the store with the version of duelog that wrote it"
 
 
-def check_journal(path: Path, store_id: bytes, partitions: PartitionSet) -> Iterator[Finding]:
+def check_wal(path: Path, store_id: bytes, partitions: PartitionSet) -> Iterator[Finding]:
     """What keeps a store that another process may write from being opened for writing.
 
     That partitions lack what the journal holds is no finding: opening brings it home. Nothing false is found beside a
@@ -30,21 +30,21 @@ def check_journal(path: Path, store_id: bytes, partitions: PartitionSet) -> Iter
     """
     address = str(path / FILE_NAME)
     try:
-        records = read_journal(path, store_id)
+        records = read_wal(path, store_id)
     except DamagedStore as found:
         yield error("journal", address, found.reason)
         return
     except FormatMismatch as found:
         yield error("journal", address, f"{found.field} is {found.found}, {found.expected} is known here", _LATER)
         return
-    by_partition: dict[int, list[JournalRecord]] = defaultdict(list)
+    by_partition: dict[int, list[WalRecord]] = defaultdict(list)
     for record in records:
         by_partition[record.start_ms].append(record)
     for held in by_partition.values():
         yield from _gap(path, partitions, held)
 
 
-def _gap(path: Path, partitions: PartitionSet, held: list[JournalRecord]) -> Iterator[Finding]:
+def _gap(path: Path, partitions: PartitionSet, held: list[WalRecord]) -> Iterator[Finding]:
     """The first log of a partition that ends before what the journal holds of it; other damage is found elsewhere."""
     try:
         for _ in missing_entries(path, held, partitions):

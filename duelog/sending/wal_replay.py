@@ -16,36 +16,36 @@ from duelog.store.codec.format import PartitionState
 from duelog.store.env.environment import Environment
 from duelog.store.errors import BrokenInvariant, CorruptEntry, DamagedStore
 from duelog.store.log.ledger import RunLimits, last_run
-from duelog.store.wal.journal import FILE_NAME, Journal, JournalRecord, read_journal, remove_unmade
+from duelog.store.wal.wal_file import FILE_NAME, WalFile, WalRecord, read_wal, remove_unmade
 
 _AT_ONCE = 5_000
 
 
-def replay_journal(
+def replay_wal(
     path: Path,
     main: Environment,
     partitions: PartitionSet,
     limits: RunLimits,
     store_id: bytes,
-    open_journal: Callable[[], Journal],
+    open_wal: Callable[[], WalFile],
 ) -> None:
     """Have the partitions of the store in `path` get what a crash left in its journal, which is begun anew.
 
     Raises as `replay`.
     """
     remove_unmade(path)
-    records = read_journal(path, store_id)
+    records = read_wal(path, store_id)
     if not records:
         return
     replay(path, records, partitions, limits)
-    with closing(open_journal()) as journal:
+    with closing(open_wal()) as wal:
         try:
-            journal.restart()
+            wal.restart()
         except OSError as error:
             raise main.fail(error) from error
 
 
-def replay(path: Path, records: Iterable[JournalRecord], partitions: PartitionSet, limits: RunLimits) -> int:
+def replay(path: Path, records: Iterable[WalRecord], partitions: PartitionSet, limits: RunLimits) -> int:
     """Append what the journal of the store in `path` holds and its partitions do not; how many messages, durable.
 
     Raises DamagedStore where entries before those of the journal are missing, StoreFull, StoreFailed.
@@ -57,22 +57,22 @@ def replay(path: Path, records: Iterable[JournalRecord], partitions: PartitionSe
             dues = np.array([record.due_ms for record in part], dtype=np.int64)
             bodies = Bodies.of([record.body for record in part])
             place = partition.append(log.topic_id, dues, bodies, limits, _no_new_ledger)
-            promised = part[0].ledger_id, part[0].entry_id
-            if place != promised:
-                raise BrokenInvariant(f"{partition.name}: {promised} was promised, {place} given")
+            reserved = part[0].ledger_id, part[0].entry_id
+            if place != reserved:
+                raise BrokenInvariant(f"{partition.name}: {reserved} was promised, {place} given")
             appended += len(part)
         partition.environment.sync()
     return appended
 
 
 def missing_entries(
-    path: Path, records: Iterable[JournalRecord], partitions: PartitionSet
-) -> Iterator[tuple[Partition, PartitionLog, list[JournalRecord]]]:
+    path: Path, records: Iterable[WalRecord], partitions: PartitionSet
+) -> Iterator[tuple[Partition, PartitionLog, list[WalRecord]]]:
     """What the journal holds and the partitions do not, log by log, each under a lease.
 
     What was promised by a partition that has closed since, or is gone, it has had. Raises DamagedStore as `replay`.
     """
-    by_log: dict[int, dict[int, list[JournalRecord]]] = defaultdict(lambda: defaultdict(list))
+    by_log: dict[int, dict[int, list[WalRecord]]] = defaultdict(lambda: defaultdict(list))
     for record in records:
         by_log[record.start_ms][record.ledger_id].append(record)
     for start_ms, ledgers in by_log.items():
@@ -97,7 +97,7 @@ def missing_entries(
                     yield partition, log, [missing[entry_id] for entry_id in sorted(missing)]
 
 
-def _refuse_damaged_tail(path: Path, held: Sequence[JournalRecord], partition: Partition, log: PartitionLog) -> None:
+def _refuse_damaged_tail(path: Path, held: Sequence[WalRecord], partition: Partition, log: PartitionLog) -> None:
     """Where the last run of a log cannot be read it is not known which of the journal's entries the log has."""
     if not held:
         return

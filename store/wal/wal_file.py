@@ -52,7 +52,7 @@ Fields = tuple[int, int, int, int, bytes]
 """Those of a JournalRecord."""
 
 
-class JournalRecord(NamedTuple):
+class WalRecord(NamedTuple):
     """A message of the journal: the partition, the log and the entry that it has been promised, and what it is."""
 
     start_ms: int
@@ -62,13 +62,13 @@ class JournalRecord(NamedTuple):
     body: bytes
 
 
-class Journal:
+class WalFile:
     """A journal open for writing. For one thread at a time."""
 
     def __init__(self, path: Path, store_id: bytes, size: int) -> None:
         """Open the journal in the store's directory `path`, or make one of `size` bytes.
 
-        One that is there is to be read (`read_journal`) and begun anew before anything is appended. Raises StoreFull,
+        One that is there is to be read (`read_wal`) and begun anew before anything is appended. Raises StoreFull,
         StoreUnavailable, DamagedStore, FormatMismatch.
         """
         self._path = path / FILE_NAME
@@ -83,7 +83,7 @@ class Journal:
         self._at = self._end
         self._number = 0
 
-    def has_room(self, size: int) -> bool:
+    def fits(self, size: int) -> bool:
         """Whether records of so many bytes together can be appended as one group."""
         return self._at + _CRC.size + _GROUP.size + size <= self._end
 
@@ -133,7 +133,7 @@ def remove_unmade(path: Path) -> None:
     (path / _UNMADE_NAME).unlink(missing_ok=True)
 
 
-def read_journal(path: Path, store_id: bytes) -> list[JournalRecord]:
+def read_wal(path: Path, store_id: bytes) -> list[WalRecord]:
     """What the journal of the store in `path` holds, in the order in which it was written; nothing where none is there.
 
     Some of it, or all, may be in the partitions already. Beside a writing process too. Raises DamagedStore: something
@@ -158,7 +158,7 @@ def read_journal(path: Path, store_id: bytes) -> list[JournalRecord]:
         before = found
 
 
-class JournalFollower:
+class WalFollower:
     """What the journal of the store in `path` holds, read on while it is written, by this process or another.
 
     For one thread at a time.
@@ -169,7 +169,7 @@ class JournalFollower:
         self._store_id = store_id
         self._epoch = self._number = 0
         self._at = _GROUPS_AT
-        self.records: list[JournalRecord] = []
+        self.records: list[WalRecord] = []
         """Those of the newest epoch, in the order in which they were written."""
 
     def follow(self) -> bool:
@@ -204,22 +204,22 @@ class JournalFollower:
             self._number += 1
 
 
-def write_journal(path: Path, store_id: bytes, records: Sequence[JournalRecord], size: int = 0) -> Path:
+def write_wal(path: Path, store_id: bytes, records: Sequence[WalRecord], size: int = 0) -> Path:
     """Make the journal of a copy of a store in `path`, which has none, with `records` in it; its file.
 
     size: its bytes, where `records` do not need more. Raises StoreFull.
     """
     needed = sum(RECORD_BYTES + len(record.body) for record in records)
-    journal = Journal(path, store_id, max(size, _aligned(_GROUPS_AT + _CRC.size + _GROUP.size + needed)))
+    wal = WalFile(path, store_id, max(size, _aligned(_GROUPS_AT + _CRC.size + _GROUP.size + needed)))
     try:
-        journal.restart()
-        journal.append(records)
+        wal.restart()
+        wal.append(records)
     finally:
-        journal.close()
+        wal.close()
     return path / FILE_NAME
 
 
-def salvage(path: Path, store_id: bytes) -> list[JournalRecord]:
+def salvage(path: Path, store_id: bytes) -> list[WalRecord]:
     """Every message of the journal in `path` that can be read, in the order written, whatever is damaged around it.
 
     Of earlier epochs too, where they are not written over: those are in their partitions. Nothing where no journal is.
@@ -243,11 +243,11 @@ class _Damage(NamedTuple):
     follows: int
 
 
-def _read_groups(content: bytes, file: Path, store_id: bytes) -> list[JournalRecord] | _Damage:
+def _read_groups(content: bytes, file: Path, store_id: bytes) -> list[WalRecord] | _Damage:
     epoch, size = _newest_slot(content, file, store_id)
     if len(content) < size:
         raise DamagedStore(file, f"ends at byte {len(content)} of {size}")
-    records: list[JournalRecord] = []
+    records: list[WalRecord] = []
     at, number = _GROUPS_AT, 0
     while (group := _read_group(content, at, store_id, epoch)) is not None and group[:2] == (epoch, number):
         records += group.records()
@@ -266,13 +266,13 @@ class _Group(NamedTuple):
     messages: int
     content: memoryview
 
-    def records(self) -> list[JournalRecord]:
-        found: list[JournalRecord] = []
+    def records(self) -> list[WalRecord]:
+        found: list[WalRecord] = []
         at = 0
         for _ in range(self.messages):
             start_ms, ledger_id, due_ms, entry_id, length = _RECORD.unpack_from(self.content, at)
             at += _RECORD.size
-            found.append(JournalRecord(start_ms, ledger_id, due_ms, entry_id, bytes(self.content[at : at + length])))
+            found.append(WalRecord(start_ms, ledger_id, due_ms, entry_id, bytes(self.content[at : at + length])))
             at += length
         return found
 

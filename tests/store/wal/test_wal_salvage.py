@@ -7,22 +7,22 @@ from pathlib import Path
 import pytest
 
 from duelog.store.errors import DamagedStore
-from duelog.store.wal import journal
-from duelog.store.wal.journal import FILE_NAME, Journal, JournalRecord, read_journal, salvage
+from duelog.store.wal import wal_file
+from duelog.store.wal.wal_file import FILE_NAME, WalFile, WalRecord, read_wal, salvage
 
 STORE = bytes(range(16))
 SIZE = 24 << 10
 
 
-def record(entry_id: int, body: bytes = b"body") -> JournalRecord:
+def record(entry_id: int, body: bytes = b"body") -> WalRecord:
     """A message of the one log that these tests have."""
-    return JournalRecord(1_000, 7, 1_500 + entry_id, entry_id, body)
+    return WalRecord(1_000, 7, 1_500 + entry_id, entry_id, body)
 
 
 @pytest.fixture
 def written(tmp_path: Path) -> Path:
     """A journal with an older epoch of eight groups, and a newer one of five over it."""
-    opened = Journal(tmp_path, STORE, SIZE)
+    opened = WalFile(tmp_path, STORE, SIZE)
     opened.restart()
     for entry_id in range(8):
         opened.append([record(entry_id)])
@@ -47,7 +47,7 @@ def entries(path: Path) -> list[int]:
 
 def test_what_is_not_written_over_is_salvaged_in_order(written: Path) -> None:
     """The older epoch's last groups come before the newer epoch's."""
-    assert [found.entry_id for found in read_journal(written, STORE)] == [8, 9, 10, 11, 12]
+    assert [found.entry_id for found in read_wal(written, STORE)] == [8, 9, 10, 11, 12]
     assert entries(written) == [5, 6, 7, 8, 9, 10, 11, 12]
     assert record(9) in salvage(written, STORE)
 
@@ -56,7 +56,7 @@ def test_groups_behind_a_hole_are_salvaged(written: Path) -> None:
     """All but the one that is gone."""
     zero(written, 8192 + 2 * 512, 512)
     with pytest.raises(DamagedStore):
-        read_journal(written, STORE)
+        read_wal(written, STORE)
     assert entries(written) == [5, 6, 7, 8, 9, 11, 12]
 
 
@@ -78,13 +78,13 @@ def test_nothing_is_salvaged_of_no_journal_or_of_another_stores(written: Path, t
 
 def test_an_append_interrupted_after_its_write_leaves_no_hole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The number of a group and its place move together: the next takes the same place with the same number."""
-    opened = Journal(tmp_path, STORE, SIZE)
+    opened = WalFile(tmp_path, STORE, SIZE)
     opened.restart()
     opened.append([record(0)])
     synced = False
-    aligned, write = journal._aligned, Journal._write
+    aligned, write = wal_file._aligned, WalFile._write
 
-    def note(self: Journal, content: bytes, at: int) -> None:
+    def note(self: WalFile, content: bytes, at: int) -> None:
         nonlocal synced
         write(self, content, at)
         synced = True
@@ -95,8 +95,8 @@ def test_an_append_interrupted_after_its_write_leaves_no_hole(tmp_path: Path, mo
         return aligned(at)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Journal, "_write", note)
-        patched.setattr(journal, "_aligned", interrupt)
+        patched.setattr(WalFile, "_write", note)
+        patched.setattr(wal_file, "_aligned", interrupt)
         try:
             opened.append([record(1)])
             again = False
@@ -106,4 +106,4 @@ def test_an_append_interrupted_after_its_write_leaves_no_hole(tmp_path: Path, mo
         opened.append([record(1)])
     opened.append([record(2)])
     opened.close()
-    assert [found.entry_id for found in read_journal(tmp_path, STORE)] == [0, 1, 2]
+    assert [found.entry_id for found in read_wal(tmp_path, STORE)] == [0, 1, 2]

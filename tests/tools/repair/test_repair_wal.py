@@ -16,17 +16,17 @@ from duelog import DelayedStore, ManualClock, StoreConfig
 from duelog.errors import FormatMismatch
 from duelog.store.codec.body import decode_body
 from duelog.store.codec.format import Table
-from duelog.store.wal import journal
+from duelog.store.wal import wal_file
 from duelog.tools.repair.repair_store import RepairReport, repair_store
 from duelog.tools.store_check import check_store
 from tests.conftest import START_MS, OpenStore
 from tests.disaster.damage import copy, forked
-from tests.disaster.journals import groups, journaling, journalled
+from tests.disaster.wal_stores import groups, in_wal, with_wal
 from tests.model.driver import copy_store
 from tests.tools.small_records import flip, keys
 
 HOUR_MS = 3_600_000
-CONFIG = journaling(StoreConfig(partition_ms=HOUR_MS, background=False))
+CONFIG = with_wal(StoreConfig(partition_ms=HOUR_MS, background=False))
 DUES = (START_MS + 3 * HOUR_MS, START_MS + 9 * HOUR_MS)
 
 
@@ -37,8 +37,8 @@ class Crashed:
         self.path = path
         self.sent = sent
         self.output = output
-        self.journal = path / "JOURNAL"
-        self.journalled = journalled(path)
+        self.wal = path / "JOURNAL"
+        self.in_wal = in_wal(path)
 
     def repair(self) -> RepairReport:
         """Repair it; nothing is left, and check agrees."""
@@ -104,19 +104,19 @@ def partition_file(store: Path, number: int) -> Path:
 
 def break_group(crashed: Crashed, number: int) -> None:
     """Break a group of the journal."""
-    content = bytearray(crashed.journal.read_bytes())
+    content = bytearray(crashed.wal.read_bytes())
     content[groups(bytes(content))[number][0] + 40] ^= 1
-    crashed.journal.write_bytes(content)
+    crashed.wal.write_bytes(content)
 
 
 def test_a_damaged_journal_is_given_up_with_what_no_partition_has(crashed: Crashed) -> None:
     """What can be read, before the hole and behind it, is in the output; partitions keep what they have."""
-    alone = crashed.journalled[-8:]
-    break_group(crashed, len(crashed.journalled) - 5)
+    alone = crashed.in_wal[-8:]
+    break_group(crashed, len(crashed.in_wal) - 5)
     readable = [each for each in alone if each != alone[3]]
     report = crashed.repair()
     assert any("JOURNAL" in action and "with 7 messages" in action for action in report.actions)
-    assert not crashed.journal.exists()
+    assert not crashed.wal.exists()
     assert crashed.given_up() == {each: crashed.sent[each] for each in readable}
     assert report.given_up >= 7
     again = crashed.repair()
@@ -127,11 +127,11 @@ def test_a_damaged_journal_is_given_up_with_what_no_partition_has(crashed: Crash
 @pytest.mark.parametrize("left", [0, 8192, 8192 + 512 * 4])
 def test_a_journal_cut_short_is_given_up(crashed: Crashed, left: int) -> None:
     """What is before the cut is in the output; with nothing readable the store opens with what partitions have."""
-    os.truncate(crashed.journal, left)
+    os.truncate(crashed.wal, left)
     crashed.repair()
-    assert not crashed.journal.exists()
-    alone = crashed.journalled[-8:]
-    survivors = [] if left <= 8192 else [each for each in crashed.journalled[:4] if each in alone]
+    assert not crashed.wal.exists()
+    alone = crashed.in_wal[-8:]
+    survivors = [] if left <= 8192 else [each for each in crashed.in_wal[:4] if each in alone]
     given_up = crashed.given_up() if crashed.output.exists() else {}
     assert sorted(given_up) == sorted(survivors)
 
@@ -140,10 +140,10 @@ def test_an_intact_journal_is_left_alone(crashed: Crashed) -> None:
     """Another file's damage is mended, and what is in the journal comes home when the store is opened."""
     directory = partition_file(crashed.path, 0).parent
     flip(directory, keys(directory, Table.RUN)[-1], at=-1)
-    before = crashed.journal.read_bytes()
+    before = crashed.wal.read_bytes()
     report = crashed.repair()
     assert report.given_up == 1
-    assert crashed.journal.read_bytes() == before
+    assert crashed.wal.read_bytes() == before
     delivered = crashed.delivered()
     assert len(delivered) == len(crashed.sent) - 1
     assert delivered.items() <= crashed.sent.items()
@@ -156,14 +156,14 @@ def test_entries_that_a_partition_lost_before_those_of_the_journal_are_given_up_
     shutil.copyfile(partition_file(tmp_path / "before", 1), partition_file(crashed.path, 1))
     assert [found.code for found in check_store(crashed.path)] == ["journal"]
     report = crashed.repair()
-    assert crashed.journal.exists()
+    assert crashed.wal.exists()
     assert any("gave up" in action for action in report.actions)
     delivered = crashed.delivered()
     assert delivered.items() <= crashed.sent.items()
-    assert crashed.journalled[-8:] == [each for each in crashed.journalled[-8:] if each in delivered]
+    assert crashed.in_wal[-8:] == [each for each in crashed.in_wal[-8:] if each in delivered]
     lost = crashed.sent.keys() - delivered.keys()
-    in_journal = {each for each in lost if each in crashed.given_up()}
-    assert [crashed.sent[each] for each in lost - in_journal] == ["batch"] * 4
+    in_wal = {each for each in lost if each in crashed.given_up()}
+    assert [crashed.sent[each] for each in lost - in_wal] == ["batch"] * 4
 
 
 def test_a_file_written_anew_by_the_repair_makes_no_gap(crashed: Crashed) -> None:
@@ -176,7 +176,7 @@ def test_a_file_written_anew_by_the_repair_makes_no_gap(crashed: Crashed) -> Non
     crashed.repair()
     delivered = crashed.delivered()
     assert delivered.items() <= crashed.sent.items()
-    assert set(crashed.journalled) <= delivered.keys() | crashed.given_up().keys()
+    assert set(crashed.in_wal) <= delivered.keys() | crashed.given_up().keys()
 
 
 def test_a_partition_that_is_gone_has_what_the_journal_holds_of_it_reported(crashed: Crashed) -> None:
@@ -185,18 +185,18 @@ def test_a_partition_that_is_gone_has_what_the_journal_holds_of_it_reported(cras
     crashed.repair()
     delivered = crashed.delivered()
     assert len(delivered) == len(crashed.sent) // 2
-    assert set(crashed.journalled) <= delivered.keys() | crashed.given_up().keys()
+    assert set(crashed.in_wal) <= delivered.keys() | crashed.given_up().keys()
 
 
 def test_a_journal_and_a_partition_damaged_together_are_repaired(crashed: Crashed, tmp_path: Path) -> None:
     """Three bits of a data file and one of the journal, again and again: what is readable comes or is reported."""
     random_ = random.Random(11)
     whole = crashed.path
-    broken = crashed.journalled[-4]
+    broken = crashed.in_wal[-4]
     left = 0
     for number in range(20):
         trial = Crashed(copy(whole, tmp_path / "trial"), crashed.sent, tmp_path / f"given-up-{number}")
-        break_group(trial, len(crashed.journalled) - 4)
+        break_group(trial, len(crashed.in_wal) - 4)
         file = partition_file(trial.path, number % 2)
         content = bytearray(file.read_bytes())
         for _ in range(3):
@@ -214,14 +214,14 @@ def test_a_journal_and_a_partition_damaged_together_are_repaired(crashed: Crashe
         assert check_store(trial.path, deep=True) == []
         delivered = trial.delivered()
         assert delivered.items() <= crashed.sent.items(), number
-        assert set(crashed.journalled[-8:]) - {broken} <= delivered.keys() | trial.given_up().keys(), number
+        assert set(crashed.in_wal[-8:]) - {broken} <= delivered.keys() | trial.given_up().keys(), number
     assert left < 5
 
 
 def test_a_journal_of_a_later_version_is_not_repaired(crashed: Crashed, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is not damaged; the version that wrote it reads it."""
-    before = crashed.journal.read_bytes()
-    monkeypatch.setattr(journal, "JOURNAL_VERSION", 0)
+    before = crashed.wal.read_bytes()
+    monkeypatch.setattr(wal_file, "JOURNAL_VERSION", 0)
     with pytest.raises(FormatMismatch):
         repair_store(crashed.path, crashed.output)
-    assert crashed.journal.read_bytes() == before
+    assert crashed.wal.read_bytes() == before

@@ -7,35 +7,35 @@ from collections.abc import Iterable
 from pyroaring import BitMap
 
 from duelog.partitions.index.delay_index import DelayIndex
-from duelog.partitions.index.packed_buckets import Asleep, Sheet
+from duelog.partitions.index.packed_buckets import PackedBucket, Slab
 
 
 def put_to_sleep(
     buckets: Iterable[tuple[int, BitMap]], limit_id: int, *, together: int = 4
-) -> list[tuple[int, BitMap | Asleep]]:
+) -> list[tuple[int, BitMap | PackedBucket]]:
     """The same buckets asleep, so many of them on one sheet, as in the parts of a snapshot."""
     whole = list(buckets)
-    found: list[tuple[int, BitMap | Asleep]] = []
+    found: list[tuple[int, BitMap | PackedBucket]] = []
     for at in range(0, len(whole), together):
         some = whole[at : at + together]
         saved = [ids.serialize() for _, ids in some]
-        sheet = Sheet(b"head" + b"".join(saved))
+        slab = Slab(b"head" + b"".join(saved))
         begin = len(b"head")
         for (start_ms, ids), contents in zip(some, saved, strict=True):
             limit = begin + len(contents)
-            found.append((start_ms, Asleep(sheet, sheet.bytes[begin:limit], len(ids), limit_id)))
+            found.append((start_ms, PackedBucket(slab, slab.bytes[begin:limit], len(ids), limit_id)))
             begin = limit
     return found
 
 
-def settle_all(index: DelayIndex) -> int:
+def apply_all(index: DelayIndex) -> int:
     """Have every bucket but the earliest asleep; how many slices that took."""
-    slices, after_ms = 1, index.settle()
+    slices, after_ms = 1, index.pack_next()
     while after_ms is not None:
-        slices, after_ms = slices + 1, index.settle(after_ms)
+        slices, after_ms = slices + 1, index.pack_next(after_ms)
     return slices
 
 
-def asleep_in(index: DelayIndex) -> list[int]:
+def packed_in(index: DelayIndex) -> list[int]:
     """Where the buckets of an index start that are asleep."""
-    return [start_ms for start_ms, kept in index._buckets._bitmaps.items() if isinstance(kept, Asleep)]
+    return [start_ms for start_ms, kept in index._buckets._bitmaps.items() if isinstance(kept, PackedBucket)]
