@@ -1,4 +1,4 @@
-"""What `check` looks at in the journal: whether it can be read, and whether the partitions lead up to what it holds."""
+"""What `check` looks at in the write-ahead log: whether it can be read, and whether the partitions lead up to it."""
 
 from __future__ import annotations
 

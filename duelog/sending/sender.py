@@ -1,7 +1,8 @@
 """From messages to durable entries.
 
 Those that are due already go into the main log, the rest into the time partitions of their due times,
-all of them side by side.
+all of them side by side. The thread that sends packs the runs of all partitions before any is written: threads that
+pack and write would take the interpreter from each other, these only wait for the disk.
 """
 
 from __future__ import annotations

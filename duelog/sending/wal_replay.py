@@ -1,4 +1,4 @@
-"""Bringing home what a crash left in the journal: every message of it gets the place that it was promised."""
+"""WAL replay: every message that a crash left in the write-ahead log gets the entry id that was reserved for it."""
 
 from __future__ import annotations
 

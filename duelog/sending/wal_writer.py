@@ -1,12 +1,15 @@
-"""Where messages that many threads send one by one come in: those for several days share one flush, by the journal.
+"""The WAL writer: single messages that several threads send side by side share one flush of the write-ahead log.
 
-A message that is sent alone is a commit of its partition. With several under way, for as many days, that is a commit
-each; so the first of them leads, has every message promised its place in its partition, appends all to the journal,
-and waits for the disk once. The partitions get what was promised later, together: with the next commit, before
-anything is read from them, when the journal is full, or `CHECKPOINT_MS` after.
+A message that is sent alone is a commit of its partition: two waits for the disk, for each day. So where several sends
+are under way, the first leads: it has the partition of each message reserve an entry id, appends all messages to the
+log as one group, and flushes once. The reserved entries are applied later, together: with the next commit of their
+partition, before a reader begins, when the log is full, or `CHECKPOINT_MS` after. So ids keep the order of the sends,
+and readers know nothing of the log.
 
-Where a message cannot be promised its place it goes the ordinary way: the journal makes sends quicker, and no send
-depends on it.
+Where no id can be reserved (a log that is not registered, or has a listener; no room) the message is appended to its
+partition: the log makes sends quicker, and no send depends on it. By default a lone send bypasses it: it is written
+once, seen by other processes at once, and needs no replay (`journal_from=1` makes it about twice as fast). A batch
+has enough to share, and would write every byte twice.
 """
 
 from __future__ import annotations

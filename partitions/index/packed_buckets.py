@@ -1,14 +1,14 @@
-"""A bucket of a delay index in the form it was saved in, until somebody has to look into it.
+"""A bucket of a delay index as serialised bytes, until an entry of it is needed.
 
 Of the buckets that a start restores, or that a day of appends has filled, only the first is needed soon. To make a
 bitmap of bytes costs about 25 us a bucket at ten million entries over a day, and half as much memory again as the
-bytes take; so the bytes are kept, and made a bitmap when the bucket is the earliest, or when an entry is looked for
-in it. What is added meanwhile is kept beside them.
+bytes take; so the bytes are kept, and unpacked when the bucket is the earliest, or when an entry is looked for in it.
+What is added meanwhile is kept beside them. They are a copy, not a view into the file: the snapshot may be replaced, or
+its pages go bad.
 
-Bytes come in sheets, a part of a snapshot or some buckets that fell asleep together: one piece of memory, given back
-when no bucket needs it any more.
-Buckets that wake in any order would keep it for the last one's sake, so the map of buckets wakes what is left of a
-sheet when one wakes and less than half is needed: then bytes that nobody needs never take more than those needed.
+Bytes come in slabs, a part of a snapshot or some buckets that were packed together: one piece of memory, given back
+when no bucket needs it any more. Buckets that are unpacked in any order would keep it for the last one's sake, so the
+map of buckets unpacks what is left of a slab when less than half of it is needed.
 """
 
 from __future__ import annotations

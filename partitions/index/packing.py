@@ -1,10 +1,13 @@
-"""Putting buckets of a delay index to sleep that appends have filled, some at a time.
+"""Packing the buckets of a delay index that appends have filled, some at a time.
 
-An entry appended lies in a bitmap whose containers have room to spare and 64 bytes of overhead for some 40 entries
-each; asleep (``packed_buckets.py``) a bucket takes half of that. The owner calls ``pack_next`` again and again, with
-its lock in
-hand each time, until all buckets but the earliest have had their turn, and begins when ``is_worth_it``: by then so
-much has come in that what all buckets cost is little for each entry of it.
+An entry appended lies in a bitmap whose containers have free space and 64 bytes of overhead for some 40 entries each;
+packed (``packed_buckets.py``) a bucket takes half of that. The owner calls ``pack_next`` again and again, with its
+lock in hand each time, until all buckets but the earliest have had their turn, and begins when ``is_worth_it``: by
+then so much has come in that what all buckets cost is little for each entry of it.
+
+Between two rounds up to half of an index is unpacked, and all of a small one. The allocator keeps what the bitmaps took
+until entries use it again: a process does not become smaller, it grows later. Cancelling unpacks buckets and starts no
+round, or a few hundred cancellations would cost a copy of the index each time.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
-"""What was written to an environment and will not be read soon is not kept in the page cache.
+"""Page-cache eviction: what was written to an environment and will not be read soon leaves the page cache.
 
-Messages of days to come would otherwise push out of memory what is read today, and each of their pages would be one
-more that the kernel has to find room for. So behind the end of the file, which LMDB goes on reading to append to it,
-the pages are dropped piece by piece. LMDB's map is made anew before: pages that are mapped are not dropped, and the
-kernel maps those round the ones that are read.
+Messages of days to come would otherwise push out of memory what is read today, count to a container's limit, and each
+of their pages would be one more that the kernel has to find room for. So before the last `KEPT_BYTES` of the file,
+which LMDB goes on reading to append to it, the pages are evicted piece by piece. LMDB's map is made anew before: pages
+that are mapped stay, and the kernel maps those round the ones that are read. While a reader is inside, eviction waits.
 
-Only forward: pages before the last one dropped that LMDB writes again stay in memory.
+Only forward: pages before the last one evicted that LMDB writes again stay in memory. Not for the main environment,
+nor for a partition from `preload_ms` before its beginning on, nor with durability "none", whose pages are not on disk.
 """
 
 from __future__ import annotations

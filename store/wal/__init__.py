@@ -1,4 +1,4 @@
-"""The journal: a file of groups in which single messages are made durable together before they are applied.
+"""The write-ahead log: a file of groups in which single messages are made durable together before they are applied.
 
-Knows records and flushes; who writes, replays and checks them stands above.
+Knows records and flushes; its writer, replay and check stand above.
 """

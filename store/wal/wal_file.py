@@ -1,17 +1,21 @@
-"""The journal: messages for several partitions made durable together, by one write and one flush.
+"""The file of the write-ahead log: messages for several partitions made durable together, by one write and one flush.
 
     journal := slot slot group*
     slot    := crc:u32 version:u32 epoch:u64 size:u64 store_id:byte[16]                at 0 and at 4096
     group   := crc:u32 count:u32 epoch:u64 number:u32 length:u32 record[count]         at a multiple of 512
     record  := start_ms:i64 ledger:u64 due_ms:i64 entry:u32 length:u32 body
 
-Little-endian. `start_ms` is the partition's, `size` the journal's, `length` of a group that of its records; `crc`
-covers what follows it, that of a group its place (u64) and the store's id before that. The groups of an epoch are
-numbered from 0 and lie one behind the other from 8192 on. A new epoch writes the slot that the last one did not, once
-everything in the journal is in its partition, and its groups overwrite those of the last.
+Little-endian. `start_ms` is the partition's, `size` the file's, `length` of a group that of its records; `crc` covers
+what follows it, that of a group its place (u64) and the store's id before that, since a payload may hold such a file.
+The groups of an epoch are numbered from 0 and lie one after the other from 8192 on. A checkpoint begins a new epoch
+once every entry is applied: it writes the slot that the last one did not, and its groups overwrite those of the last.
 
 A group is on disk before the next is written. So what a power cut leaves is groups of the newest epoch, perhaps one
-that is torn, and what is older; a group of that epoch behind one that cannot be read is damage.
+that is torn, and what is older; a group of that epoch after one that cannot be read is damage. A damaged last group
+is taken for torn: bit rot there looks the same.
+
+The file is zeros of its full size from the beginning, for growing it has the file system write its own log at each
+flush. Groups begin at sectors: one in which acknowledged bytes lie is never written again.
 """
 
 from __future__ import annotations
