@@ -5,7 +5,8 @@ commit touches one tree and the runs of the newest ledger lie at the end of it. 
 byte order is key order. The value of a small record is its packed fields followed by the CRC-32 of
 key and fields; runs have a layout of their own (run.py).
 
-docs/format.md is the grammar with a worked example, and says how a format is changed.
+docs/format.md is the grammar with a worked example. How a format is changed: CONTRIBUTING.md, "Changing the format on
+disk".
 """
 
 from __future__ import annotations
