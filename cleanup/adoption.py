@@ -24,10 +24,10 @@ from ..partitions.partition import partition_path
 from ..partitions.partition_set import PartitionSet
 from ..partitions.timespan import directory_name
 from ..store.codec import format as fmt
-from ..store.codec.format import CorruptRecord, LedgerState, PartitionInfo, PartitionRecord, PartitionState
+from ..store.codec.format import LedgerState, PartitionInfo, PartitionRecord, PartitionState
 from ..store.env.environment import Environment
 from ..store.env.transaction import Transaction
-from ..store.errors import DuelogError, StoreFull
+from ..store.errors import CorruptRecord, DuelogError, StoreFull
 from ..store.files.directory import move
 from ..store.files.failpoints import reach
 from ..store.log import catalog

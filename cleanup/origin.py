@@ -15,7 +15,7 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
-from ..store.codec.format import CorruptRecord
+from ..store.errors import CorruptRecord
 
 _ORIGIN = struct.Struct(">IQQQQI")
 _RELIED = struct.Struct(">IQI")

@@ -24,13 +24,14 @@ from duelog.partitions.followed_set import FollowedPartitionSet
 from duelog.partitions.partition_set import PartitionSet
 from duelog.store.clock import Clock, ManualClock, StoreClock
 from duelog.store.codec import format as fmt
-from duelog.store.codec.format import CorruptRecord, LedgerState
+from duelog.store.codec.format import LedgerState
 from duelog.store.config import StoreConfig
 from duelog.store.env.transaction import Transaction
 from duelog.store.errors import (
     ClosedError,
     ConsumerBusy,
     CorruptEntry,
+    CorruptRecord,
     DamagedStore,
     StoreFailed,
     StoreFull,

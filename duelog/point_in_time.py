@@ -23,7 +23,7 @@ from duelog.partitions.partition import Partition, partition_path
 from duelog.store.codec.format import PartitionState
 from duelog.store.env.environment import Environment
 from duelog.store.env.held_read import HeldRead
-from duelog.store.errors import CorruptEntry, DamagedStore, DuelogError, StoreBusy
+from duelog.store.errors import BrokenInvariant, CorruptEntry, DamagedStore, DuelogError, StoreBusy
 from duelog.store.log import catalog
 from duelog.store.log.ledger import last_run
 from duelog.store.wal.wal_file import WalFollower, WalRecord, read_wal
@@ -154,7 +154,8 @@ class PointInTime:
 
         Raises DamagedStore.
         """
-        assert self._left is not None
+        if self._left is None:
+            raise BrokenInvariant("the partitions of an instant are asked for before it is found")
         while self._left:
             generation = next((each for each in self._left if each in self._held), None)
             if generation is None:

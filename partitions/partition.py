@@ -219,9 +219,7 @@ class Partition:
             if listener is not None:
                 listener(log, first, np.asarray(appended, dtype=np.int64))
 
-        staged = transaction.stage(log, lambda: StagedLedger(log.ledger, limits, heard))
-        assert type(staged) is StagedLedger
-        return staged
+        return transaction.stage(log, lambda: StagedLedger(log.ledger, limits, heard))
 
     def reserve(self, wanted: Sequence[Wanted], limits: RunLimits) -> list[tuple[int, int] | None]:
         """Settle the ids of messages now and have the next commit write them: (ledger id, entry id), not durable yet.

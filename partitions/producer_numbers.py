@@ -26,9 +26,9 @@ import lmdb
 from pyroaring import BitMap64
 
 from ..store.codec import format as fmt
-from ..store.codec.format import CorruptRecord, Table
+from ..store.codec.format import Table
 from ..store.env.transaction import Transaction
-from ..store.errors import BrokenInvariant
+from ..store.errors import BrokenInvariant, CorruptRecord
 from ..store.log import catalog
 
 BLOCK_BITS = 16

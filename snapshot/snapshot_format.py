@@ -35,16 +35,9 @@ from ..partitions.index.index_cut import Piece
 from ..partitions.index.packed_buckets import PackedBucket, Slab
 from ..partitions.index.window import MAX_ID
 from ..store.codec.checksum import crc32
-from ..store.codec.format import (
-    CRC_BYTES,
-    CorruptRecord,
-    Table,
-    seal,
-    snapshot_meta_key,
-    snapshot_part_key,
-    unseal,
-)
+from ..store.codec.format import CRC_BYTES, Table, seal, snapshot_meta_key, snapshot_part_key, unseal
 from ..store.env.environment import Environment
+from ..store.errors import CorruptRecord
 
 VERSION = 1
 

@@ -207,6 +207,13 @@ class CorruptEntry(DuelogError):
         self.reason = reason
 
 
+class CorruptRecord(DuelogError, ValueError):
+    """A small record of the catalog or of a cursor does not match its checksum or its layout: the store is damaged.
+
+    Callers of `open` get DamagedStore for what is met there.
+    """
+
+
 class BrokenInvariant(DuelogError, AssertionError):
     """Duelog itself is wrong: please report it with the message."""
 

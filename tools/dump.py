@@ -20,7 +20,7 @@ from ..partitions.timespan import parse_directory_name
 from ..store.codec import format as fmt
 from ..store.codec.body import decode_body
 from ..store.codec.copies import copied_key
-from ..store.codec.format import CorruptRecord, Table
+from ..store.codec.format import Table
 from ..store.codec.frontier import FrontierRecord
 from ..store.codec.run import Run, RunKind
 from ..store.env.environment import Environment
@@ -86,7 +86,7 @@ def partition_directory(store: Path, name: str) -> Path:
     try:
         with closing(open_environment(store / "main", "main")) as main, main.read() as raw:
             record = dict(catalog.partitions(raw)).get(start_ms)
-    except (DuelogError, CorruptRecord):
+    except DuelogError:
         record = None
     registered = None if record is None else directory / f"g{record.generation:06d}"
     return registered if registered in found else found[-1]

@@ -18,8 +18,7 @@ import lmdb
 
 from .. import DuelogError, Finding, StoreConfig
 from ..opening import read_identity, stored_span_ms
-from ..store.codec.format import CorruptRecord
-from ..store.errors import CorruptEntry, DamagedStore, InvalidArgument, StoreUnavailable
+from ..store.errors import DamagedStore, InvalidArgument, StoreUnavailable
 from ..store.files import datafile, pages
 from ..store.files.directory import children
 from ..store.files.system_errors import explain, explained
@@ -105,7 +104,7 @@ def check_opened(path: Path, deep: bool) -> list[Finding]:
         return [Finding("error", "damaged-store", str(error.path), error.reason, _RESTORE)]
     except StoreUnavailable:
         raise
-    except (DuelogError, CorruptRecord, CorruptEntry, lmdb.Error, ValueError, LookupError) as error:
+    except (DuelogError, lmdb.Error, ValueError, LookupError) as error:
         reason = f"{type(error).__name__}: {error}"
         return [Finding("error", "unreadable", str(path), f"the check could not go on ({reason})", _RESTORE)]
 

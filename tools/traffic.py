@@ -20,7 +20,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from .. import DelayedStore, ReceivedMessage
 from ..store.errors import InvalidArgument
 from ..store.message import due_at_ms
-from .cli.cli_export import import_parquet, require_one_source
+from .cli.cli_export import import_parquet, require_export
 from .output import message_json, message_line, say, write_json, write_line
 from .transfer.import_lines import Import
 from .values import duration_seconds, iso_time, open_to_write, properties_of, time_ms
@@ -217,12 +217,11 @@ def import_(
     have all been due: they are due at once again, in their old order and with their old times, for subscriptions that
     have acknowledged nothing.
     """
-    require_one_source(file, parquet)
-    if parquet is not None:
+    if file is None or parquet is not None:
+        export = require_export(file, parquet)
         _refuse_of_others("--parquet", once, allow_past)
-        import_parquet(store, parquet, subscription, json_)
+        import_parquet(store, export, subscription, json_)
         return
-    assert file is not None
     if ics:
         _refuse_of_others("--ics", once, allow_past)
         _import_calendar(store, file, topic, timezone, days, json_)

@@ -17,6 +17,7 @@ from duelog.delivery.dispatcher import SubscriptionType
 from duelog.sending import producer
 from duelog.sending.outbox import Outgoing
 from duelog.stats import TopicStats
+from duelog.store.errors import BrokenInvariant
 
 from .subscription import Subscription
 from .threads import Threads
@@ -56,7 +57,7 @@ class Topic:
     def _put(self, item: Outgoing) -> Future[duelog.MessageId]:
         future = self._topic.put(item, wait=True)
         if future is None:
-            raise AssertionError("put gives a future when it may wait")
+            raise BrokenInvariant("the outbox refuses a message that waits for room")
         return future
 
     async def send_batch(

@@ -21,10 +21,10 @@ from duelog.markers.succession import Succession
 from duelog.store.clock import Clock
 from duelog.store.codec import format as fmt
 from duelog.store.codec.body import encode_one
-from duelog.store.codec.format import CorruptRecord, Table
+from duelog.store.codec.format import Table
 from duelog.store.env.environment import Environment
 from duelog.store.env.transaction import Transaction
-from duelog.store.errors import InvalidArgument
+from duelog.store.errors import CorruptRecord, InvalidArgument, UnknownTopic
 from duelog.store.log import catalog
 from duelog.store.message import Message
 from duelog.store.position import MessageId
@@ -149,7 +149,8 @@ class Recurring:
                 if found == waiting:
                     return found
             made = self._put(topic, wanted, None if found is None else found.next_id)
-            assert made is not None
+            if made is None:  # deleted meanwhile
+                raise UnknownTopic(str(topic.name))
             return made
 
     def pause(self, topic: TopicState, name: str) -> Schedule | None:

@@ -13,7 +13,7 @@ from zoneinfo import ZoneInfo
 
 from cronsim import CronSim, CronSimError
 
-from duelog.store.errors import InvalidArgument
+from duelog.store.errors import BrokenInvariant, InvalidArgument
 from duelog.store.message import MAX_DUE_MS, after_ms
 
 MIN_INTERVAL_MS = 1_000
@@ -64,7 +64,8 @@ class Timetable:
             if due_ms > MAX_DUE_MS:
                 raise InvalidArgument("interval", self.interval_ms, "no occurrence before the year 10000")
             return due_ms
-        assert self.cron is not None
+        if self.cron is None:
+            raise BrokenInvariant("a timetable has neither an expression nor an interval")
         moment = (_EPOCH + timedelta(milliseconds=now_ms)).astimezone(ZoneInfo(self.timezone))
         try:
             due = next(CronSim(self.cron, moment))

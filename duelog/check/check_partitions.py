@@ -13,10 +13,10 @@ from duelog.partitions.partition import Partition, PartitionLog
 from duelog.partitions.timespan import parse_directory_name
 from duelog.snapshot.stored import SnapshotInfo, SnapshotState, inspect_snapshots
 from duelog.store.codec import format as fmt
-from duelog.store.codec.format import CorruptRecord, LedgerState, PartitionRecord, PartitionState, Table
+from duelog.store.codec.format import LedgerState, PartitionRecord, PartitionState, Table
 from duelog.store.codec.frontier import FrontierRecord
 from duelog.store.codec.run import Run
-from duelog.store.errors import DamagedStore
+from duelog.store.errors import CorruptRecord, DamagedStore
 from duelog.store.files import datafile
 from duelog.store.log import catalog
 from duelog.store.log.ledger import find_tail

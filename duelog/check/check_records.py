@@ -12,7 +12,7 @@ from duelog.partitions.producer_numbers import ProducerRecord
 from duelog.store.codec import format as fmt
 from duelog.store.codec.body import decode_body
 from duelog.store.codec.copies import copied_key
-from duelog.store.codec.format import CorruptRecord, Table
+from duelog.store.codec.format import Table
 from duelog.store.codec.frontier import FrontierRecord
 from duelog.store.codec.run import Run
 from duelog.store.env.environment import Environment
@@ -48,7 +48,7 @@ def check_pages(environment: Environment) -> Iterator[Finding]:
 
 
 def verify_record(key: bytes, value: bytes | memoryview) -> bytes:
-    """The fields of a small record or of its copy. Raises CorruptRecord, ValueError: it cannot be read."""
+    """The fields of a small record or of its copy. Raises ValueError (CorruptRecord is one): it cannot be read."""
     fields = fmt.unseal(key, value)
     reader = _READERS.get(key[1] if key[0] == Table.COPY else key[0])
     if reader is not None:
@@ -79,7 +79,7 @@ def check_records(raw: lmdb.Transaction, name: str, ledgers: Collection[int]) ->
                     fmt.unseal(key, cursor.value())
                 else:
                     verify_record(key, cursor.value())
-            except (CorruptRecord, ValueError) as reason:
+            except ValueError as reason:
                 yield error("corrupt-record", address, str(reason))
             if table == Table.COPY and raw.get(copied_key(key)) is None:
                 yield error("lost-record", address, "is the copy of a record that is gone")

@@ -18,7 +18,7 @@ from duelog.markers.firing.suspensions import Suspensions
 from duelog.partitions.cancellations import members
 from duelog.partitions.partition_set import PartitionSet
 from duelog.store.codec import format as fmt
-from duelog.store.codec.format import CorruptRecord, LedgerRecord, LedgerState, Table
+from duelog.store.codec.format import LedgerRecord, LedgerState, Table
 from duelog.store.codec.run import Run, RunKind, UInt32s
 from duelog.store.env.environment import Environment
 from duelog.store.errors import DamagedStore
@@ -70,7 +70,7 @@ def check(
             yield from _cursors(survey)
             yield from _counters(survey)
             yield from _quarantined(survey, quarantine)
-        except (CorruptRecord, ValueError) as reason:
+        except ValueError as reason:
             yield error("corrupt-record", main.name, f"{reason}; what depends on it was not looked at")
 
 

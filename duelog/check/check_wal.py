@@ -9,7 +9,6 @@ from pathlib import Path
 import lmdb
 
 from duelog.partitions.partition_set import PartitionSet
-from duelog.store.codec.format import CorruptRecord
 from duelog.store.errors import CorruptEntry, DamagedStore, FormatMismatch
 from duelog.store.wal.wal_file import FILE_NAME, WalRecord, read_wal
 
@@ -52,5 +51,5 @@ def _gap(path: Path, partitions: PartitionSet, held: list[WalRecord]) -> Iterato
     except DamagedStore as found:
         if found.path == path / FILE_NAME:
             yield error("journal", str(found.path), found.reason)
-    except (CorruptRecord, CorruptEntry, lmdb.Error, ValueError, LookupError):
+    except (CorruptEntry, lmdb.Error, ValueError, LookupError):
         return

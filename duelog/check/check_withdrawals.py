@@ -21,10 +21,11 @@ from duelog.partitions.cancellations import BLOCK_BITS, members
 from duelog.partitions.due_column import dues_of
 from duelog.store.codec import format as fmt
 from duelog.store.codec.copies import copy_key
-from duelog.store.codec.format import CorruptRecord, Table
+from duelog.store.codec.format import Table
 from duelog.store.codec.frontier import UNREADABLE_DUE, FrontierRecord
 from duelog.store.codec.run import Run, RunKind, UInt32s
 from duelog.store.env.environment import Environment
+from duelog.store.errors import CorruptRecord
 from duelog.store.log import catalog
 from duelog.store.log.scan import runs
 

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from duelog.store.codec.body import EncodedBatch, encode_batch, encode_one, encode_payloads, encode_send
+from duelog.store.errors import BrokenInvariant
 from duelog.store.message import Message
 from duelog.store.names import TopicName, validate_subscription_name
 from duelog.store.position import MessageId, MessageIds
@@ -83,7 +84,8 @@ class SendingTopic:
         """
         message = Message(payload, deliver_at=deliver_at, deliver_after=deliver_after, key=key, properties=properties)
         future = self.put(self.outgoing(message, allow_past=allow_past), wait=True)
-        assert future is not None
+        if future is None:
+            raise BrokenInvariant("the outbox refuses a message that waits for room")
         return future
 
     def outgoing(self, message: Message, *, allow_past: bool = False) -> Outgoing:

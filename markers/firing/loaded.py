@@ -19,7 +19,7 @@ from ...store.codec.frontier import FrontierRecord
 from ...store.codec.run import Int64s
 from ...store.config import StoreConfig
 from ...store.env.environment import Environment
-from ...store.errors import CorruptEntry
+from ...store.errors import BrokenInvariant, CorruptEntry
 from ...store.log.managed_ledger import ManagedLedger
 from .index_packing import IndexPacking
 from .loading import Loading, new_log
@@ -144,7 +144,8 @@ class LoadedPartitions:
 
     def _load_more(self) -> bool:
         """One step; whether the partition is loaded with it."""
-        assert self._loading is not None
+        if self._loading is None:
+            raise BrokenInvariant("no partition is being loaded")
         partition, steps = self._loading
         self._stepping = True
         try:

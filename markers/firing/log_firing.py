@@ -209,6 +209,7 @@ class LogFiring(LogEntries):
             frontier = self.frontier
             if len(self._late_entries):
                 # Invariant: what waits as late is at or before C and not below T, in append order.
-                assert frontier.passes(self._late_entries, self._late_dues).all()
-                assert int(self._late_entries[0]) >= frontier.absorbed_end
-                assert (np.diff(self._late_entries.astype(np.int64)) > 0).all()
+                right = bool(frontier.passes(self._late_entries, self._late_dues).all())
+                right &= int(self._late_entries[0]) >= frontier.absorbed_end
+                if not right or (np.diff(self._late_entries.astype(np.int64)) <= 0).any():
+                    raise BrokenInvariant(f"ledger {self.ledger_id}: what waits as late is not what the frontier says")

@@ -15,7 +15,7 @@ import struct
 from enum import IntEnum
 from typing import Any, NamedTuple
 
-from ..errors import DuelogError
+from ..errors import CorruptRecord
 from ..position import Position
 from .checksum import crc32
 
@@ -64,10 +64,6 @@ _KEY_64_64_32 = struct.Struct(">BQQI")
 _CRC = struct.Struct("<I")
 
 CRC_BYTES = _CRC.size
-
-
-class CorruptRecord(DuelogError, ValueError):
-    """A small record does not match its checksum or its layout; callers add where it was."""
 
 
 def seal(key: bytes, fields: bytes) -> bytes:

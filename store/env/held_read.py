@@ -12,7 +12,7 @@ from pathlib import Path
 
 import lmdb
 
-from ..errors import StoreFull
+from ..errors import BrokenInvariant, StoreFull
 from ..files.directory import sync_directory
 from .reader_gate import ReaderGate
 
@@ -41,7 +41,8 @@ class HeldRead:
     @property
     def raw(self) -> lmdb.Transaction:
         """The transaction. Its values are memoryviews, valid until `renew` or `release`."""
-        assert self._raw is not None
+        if self._raw is None:
+            raise BrokenInvariant("a held read is used after its release")
         return self._raw
 
     def renew(self) -> None:

@@ -6,7 +6,7 @@ It commits nothing itself; the environment does, and says what a unit of work ma
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, TypeVar, cast
 
 import lmdb
 
@@ -23,6 +23,9 @@ class Staged(Protocol):
 
     def committed(self) -> None:
         """The transaction is on disk; runs in commit order."""
+
+
+S = TypeVar("S", bound=Staged)
 
 
 class Transaction:
@@ -68,12 +71,12 @@ class Transaction:
         if at_end:
             self.last_run = key
 
-    def stage(self, owner: object, make: Callable[[], Staged]) -> Staged:
-        """The collector of `owner` in this transaction, made at first use."""
+    def stage(self, owner: object, make: Callable[[], S]) -> S:
+        """The collector of `owner` in this transaction, made at first use; an owner has collectors of one type."""
         staged = self._staged.get(owner)
         if staged is None:
             staged = self._staged[owner] = make()
-        return staged
+        return cast(S, staged)
 
     def after_commit(self, callback: Callable[[], None]) -> None:
         """Have `callback` run by the leader once the transaction is on disk; it must not raise."""

@@ -11,6 +11,8 @@ import os
 import signal
 from collections.abc import Callable
 
+from ..errors import InvalidArgument
+
 _armed: dict[str, Callable[[], None]] = {}
 
 POINTS = (
@@ -49,9 +51,9 @@ def reach(name: str) -> None:
 
 
 def arm(name: str, action: Callable[[], None]) -> None:
-    """Run `action` whenever the point is reached. Raises KeyError for a name not in POINTS."""
+    """Run `action` whenever the point is reached. Raises InvalidArgument for a name not in POINTS."""
     if name not in POINTS:
-        raise KeyError(name)
+        raise InvalidArgument("failpoint", name, "not one of POINTS")
     _armed[name] = action
 
 

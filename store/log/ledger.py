@@ -18,7 +18,7 @@ from ..codec.format import MAX_ENTRY_ID, is_run_of, run_key
 from ..codec.frontier import HELD
 from ..codec.run import Int64s, PackedRun, Run, UInt32s, cut, pack_markers, pack_message, pack_messages
 from ..env.transaction import Transaction
-from ..errors import CorruptEntry, InvalidArgument
+from ..errors import BrokenInvariant, CorruptEntry, InvalidArgument
 
 MAX_RUN_ENTRIES = 65_535
 """No run holds more entries; the next id after a run whose header is damaged is this far ahead."""
@@ -81,7 +81,7 @@ class _Piece:
         bodies: list[bytes] | Bodies | None,
         base_ms: int | None,
         target: int = 0,
-        entries: list[UInt32s] | None = None,
+        entries: UInt32s | None = None,
         replaced: Replaced | None = None,
     ) -> None:
         self.dues = dues
@@ -153,7 +153,7 @@ class StagedLedger:
     ) -> int:
         """Append markers of `entries` of the partition log `target`, fired at `fired_ms`; returns the first id."""
         first = self._advance(len(entries))
-        piece = _Piece([dues], None, base_ms, target, [entries])
+        piece = _Piece([dues], None, base_ms, target, entries)
         piece.fired_ms = fired_ms
         self._pieces.append(piece)
         return first
@@ -171,20 +171,18 @@ class StagedLedger:
         self._written_bytes = 0
         for piece in self._pieces:
             if piece.bodies is not None:
-                first = self._write_messages(transaction, first, piece)
+                first = self._write_messages(transaction, first, piece, piece.bodies)
             elif piece.packed is not None:
                 first = self._write_packed(transaction, first, piece.packed)
-            else:
-                first = self._write_markers(transaction, first, piece)
+            elif piece.entries is not None:
+                first = self._write_markers(transaction, first, piece, piece.entries)
 
     def _write(self, transaction: Transaction, key: bytes, value: bytes | bytearray) -> None:
         transaction.insert_run(key, value)
         self._written_bytes += len(value)
 
-    def _write_messages(self, transaction: Transaction, first: int, piece: _Piece) -> int:
+    def _write_messages(self, transaction: Transaction, first: int, piece: _Piece, bodies: list[bytes] | Bodies) -> int:
         ledger_id = self.ledger.ledger_id
-        bodies = piece.bodies
-        assert bodies is not None
         if len(bodies) == 1 and piece.replaced is None:  # a single send, the commonest commit
             due_ms, body = int(piece.dues[0][0]), bodies[0]
             key = run_key(ledger_id, first)
@@ -210,10 +208,10 @@ class StagedLedger:
             first += run.count
         return first
 
-    def _write_markers(self, transaction: Transaction, first: int, piece: _Piece) -> int:
-        assert piece.entries is not None
-        assert piece.base_ms is not None
-        entries, base_ms = piece.entries[0], piece.base_ms
+    def _write_markers(self, transaction: Transaction, first: int, piece: _Piece, entries: UInt32s) -> int:
+        base_ms = piece.base_ms
+        if base_ms is None:
+            raise BrokenInvariant(f"markers of ledger {piece.target} do not say which partition they point into")
         dues = _joined(piece.dues)
         for start in range(0, len(entries), MAX_RUN_ENTRIES):
             limit = min(start + MAX_RUN_ENTRIES, len(entries))

@@ -12,13 +12,14 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import lmdb
 
 from ..codec.format import LedgerRecord, LedgerState, ledger_key
 from ..codec.run import Int64s, UInt32s
 from ..env.transaction import Transaction
+from ..errors import CorruptRecord
 from ..position import Position
 from . import catalog
 from .ledger import Ledger, RunLimits, StagedLedger, find_tail
@@ -130,7 +131,7 @@ class ManagedLedger:
             elif record.state is LedgerState.CLOSED:
                 closed.append(_info(ledger_id, record))
         if tail is None:
-            raise LookupError(f"topic {topic_id} has no open ledger")
+            raise CorruptRecord(f"topic {topic_id} has no open ledger")
         for at, info in enumerate(closed):
             if info.closed_ms <= created_ms < info.closed_ms + inline_ms:
                 _, due_by_ms = _measured(raw, environment, info.ledger_id)
@@ -287,7 +288,7 @@ class ManagedLedger:
         return [info.ledger_id for info in given_up]
 
     def _staged(self, transaction: Transaction) -> _StagedLog:
-        return cast(_StagedLog, transaction.stage(self, lambda: _StagedLog(self, self._view, self._runs, self._limits)))
+        return transaction.stage(self, lambda: _StagedLog(self, self._view, self._runs, self._limits))
 
     def _publish(self, view: _View | None, look: bool) -> None:
         if view is not None:

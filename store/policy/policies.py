@@ -17,9 +17,8 @@ import msgpack
 import numpy as np
 import numpy.typing as npt
 
-from ..codec import format as fmt
 from ..config import StoreConfig
-from ..errors import DelayTooLong, InvalidArgument
+from ..errors import CorruptRecord, DelayTooLong, InvalidArgument
 from ..message import MAX_DUE_MS
 from ..names import TopicName
 
@@ -89,7 +88,7 @@ class DelayedDeliveryPolicies:
         try:
             return cls(**msgpack.unpackb(packed))
         except (ValueError, TypeError, msgpack.UnpackException) as error:
-            raise fmt.CorruptRecord(f"policies cannot be read: {error}") from error
+            raise CorruptRecord(f"policies cannot be read: {error}") from error
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, DelayedDeliveryPolicies):

@@ -17,7 +17,7 @@ import msgpack
 from ..codec import format as fmt
 from ..codec.format import Table
 from ..env.transaction import Transaction
-from ..errors import FormatMismatch, InvalidArgument
+from ..errors import CorruptRecord, FormatMismatch, InvalidArgument
 from ..log import catalog
 from ..names import SCHEME, TopicName, validate_namespace_name, validate_subscription_name
 from .policies import (
@@ -108,7 +108,7 @@ class PolicyRecord(NamedTuple):
             subscriptions = {name: Policies(**of_one) for name, of_one in fields.pop("subscriptions", {}).items()}
             return cls(Policies(**fields), subscriptions, recorded)
         except (ValueError, TypeError, AttributeError, msgpack.UnpackException) as error:
-            raise fmt.CorruptRecord(f"policies cannot be read: {error}") from error
+            raise CorruptRecord(f"policies cannot be read: {error}") from error
 
     def at(self, subscription: str | None) -> Policies:
         """What is set at the record's own scope, or for one of its subscriptions."""

@@ -17,11 +17,11 @@ from pyroaring import BitMap
 from ...cleanup.claims import acknowledged_by_all
 from ...partitions.timespan import directory_name
 from ...store.codec import format as fmt
-from ...store.codec.format import CorruptRecord, CursorRecord, LedgerRecord, LedgerState, PartitionRecord, Table
+from ...store.codec.format import CursorRecord, LedgerRecord, LedgerState, PartitionRecord, Table
 from ...store.codec.frontier import FrontierRecord
 from ...store.codec.run import RunKind
 from ...store.env.environment import Environment
-from ...store.errors import CorruptEntry, FormatMismatch, InvalidArgument
+from ...store.errors import CorruptEntry, CorruptRecord, FormatMismatch, InvalidArgument
 from ...store.log.ledger import find_tail
 from ...store.log.scan import runs
 from ...store.names import TopicName

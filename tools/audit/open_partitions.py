@@ -15,9 +15,8 @@ import lmdb
 
 from ...partitions.partition import partition_path
 from ...snapshot.stored import SnapshotInfo, SnapshotState, inspect_snapshots
-from ...store.codec.format import CorruptRecord
 from ...store.env.environment import Environment
-from ...store.errors import DamagedStore
+from ...store.errors import CorruptRecord, DamagedStore
 from ..scan.sealed import Sealed
 from ..store_check import check_file
 from .log_tally import Issue

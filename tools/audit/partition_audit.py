@@ -16,10 +16,10 @@ from pyroaring import BitMap
 
 from ...snapshot.stored import inspect_snapshots
 from ...store.codec import format as fmt
-from ...store.codec.format import CorruptRecord, Table
+from ...store.codec.format import Table
 from ...store.codec.run import Run
 from ...store.env.environment import Environment
-from ...store.errors import CorruptEntry, DamagedStore
+from ...store.errors import CorruptEntry, CorruptRecord, DamagedStore
 from ...store.log.scan import runs
 from ..scan.sealed import Sealed, open_sealed
 from ..store_check import check_file

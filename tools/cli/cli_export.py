@@ -131,7 +131,8 @@ class NeedsArrow(DuelogError):
         self.missing = error.name
 
 
-def require_one_source(file: str | None, parquet: Path | None) -> None:
-    """An import is of a file or of an export, not both. Raises InvalidArgument."""
-    if (file is None) == (parquet is None):
+def require_export(file: str | None, parquet: Path | None) -> Path:
+    """The export that is imported, where no file is. Raises InvalidArgument."""
+    if file is not None or parquet is None:
         raise InvalidArgument("FILE", file, "expected a file, or --parquet with an export; one of the two")
+    return parquet

@@ -12,15 +12,7 @@ from ...check.check_partitions import was_used
 from ...cleanup.mend import Discarded
 from ...partitions.timespan import parse_directory_name
 from ...store.codec import format as fmt
-from ...store.codec.format import (
-    CorruptRecord,
-    CursorRecord,
-    PartitionInfo,
-    PartitionRecord,
-    PartitionState,
-    Table,
-    TopicRecord,
-)
+from ...store.codec.format import CursorRecord, PartitionInfo, PartitionRecord, PartitionState, Table, TopicRecord
 from ...store.env.environment import Environment
 from ...store.env.transaction import Transaction
 from ...store.errors import DuelogError
@@ -130,7 +122,7 @@ def _described(directory: Path) -> tuple[PartitionInfo | None, int]:
             fields = environment.get(fmt.PARTITION_INFO_KEY)
             with environment.read() as raw:
                 messages = sum(find_tail(raw, environment.name, ledger_id) for ledger_id in run_ledgers(raw))
-    except (DuelogError, CorruptRecord):
+    except DuelogError:
         return None, 0
     return None if fields is None else PartitionInfo.unpack(fields), messages
 

@@ -13,10 +13,11 @@ import lmdb
 
 from ...background.recurring import unpack_schedule
 from ...store.codec import format as fmt
-from ...store.codec.format import CorruptRecord, Table
+from ...store.codec.format import Table
 from ...store.codec.run import Run, RunKind
 from ...store.env.environment import Environment
 from ...store.env.transaction import Transaction
+from ...store.errors import CorruptRecord
 from ...store.log import catalog
 from ...store.log.scan import runs
 from .repair_catalog import recover_topic, run_ledgers

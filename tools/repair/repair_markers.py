@@ -21,6 +21,7 @@ from ...store.codec.frontier import NOTHING_FIRED, FrontierRecord
 from ...store.codec.run import Int64s, Run, RunKind, pack_markers
 from ...store.env.environment import Environment
 from ...store.env.transaction import Transaction
+from ...store.errors import BrokenInvariant
 from ...store.log import catalog
 from ...store.log.ledger import MAX_RUN_ENTRIES
 from ...store.log.scan import runs
@@ -76,7 +77,8 @@ def restore_markers(
                 last = append_markers(transaction, topic_id, log.ledger_id, log.start_ms, entries, log.dues)
                 key = fmt.frontier_key(topic_id, log.start_ms)
                 fields = transaction.get(key)
-                assert fields is not None
+                if fields is None:
+                    raise BrokenInvariant(f"the frontier of ledger {log.ledger_id} is gone")
                 frontier = FrontierRecord.unpack(fields)
                 moved = frontier._replace(marker_ledger=last.ledger_id, marker_entry=last.entry_id)
                 transaction.put(key, moved.pack())

@@ -14,9 +14,9 @@ from typing import NamedTuple
 from ...partitions.partition import partition_path
 from ...partitions.timespan import parse_directory_name
 from ...store.codec import format as fmt
-from ...store.codec.format import CorruptRecord, PartitionInfo
+from ...store.codec.format import PartitionInfo
 from ...store.codec.run import Run, RunKind
-from ...store.errors import CorruptEntry, DuelogError
+from ...store.errors import CorruptEntry, CorruptRecord, DuelogError
 from ...store.files import pages
 from ...store.files.directory import make_directory, move
 from .repair_report import Account

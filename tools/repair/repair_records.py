@@ -13,9 +13,10 @@ from typing import NamedTuple
 from ...check.check_records import verify_record
 from ...cleanup.mend import Discarded
 from ...store.codec.copies import copied_key, copy_key
-from ...store.codec.format import CorruptRecord, Table
+from ...store.codec.format import Table
 from ...store.env.environment import Environment
 from ...store.env.transaction import Transaction
+from ...store.errors import CorruptRecord
 from .repair_report import Account
 
 _SNAPSHOTS = (Table.SNAPSHOT_PART, Table.SNAPSHOT_META)

@@ -28,10 +28,10 @@ from ...opening import StoreLock, read_identity, stored_span_ms
 from ...partitions.partition import partition_path
 from ...partitions.timespan import directory_name, parse_directory_name
 from ...store.codec import format as fmt
-from ...store.codec.format import CorruptRecord, PartitionInfo, PartitionRecord, PartitionState
+from ...store.codec.format import PartitionInfo, PartitionRecord, PartitionState
 from ...store.env.environment import Environment
 from ...store.env.transaction import Transaction
-from ...store.errors import DamagedStore
+from ...store.errors import CorruptRecord, DamagedStore
 from ...store.files.directory import make_directory, move, refuse_inside, remove_tree
 from ...store.files.pages import read_values
 from ...store.log import catalog

@@ -22,10 +22,10 @@ from ...opening import Identity, open_main, read_identity, stored_span_ms
 from ...partitions.partition import partition_path
 from ...partitions.timespan import directory_name
 from ...store.codec import format as fmt
-from ...store.codec.format import CorruptRecord, PartitionInfo, PartitionRecord, PartitionState
+from ...store.codec.format import PartitionInfo, PartitionRecord, PartitionState
 from ...store.config import StoreConfig
 from ...store.env.environment import Environment
-from ...store.errors import DamagedStore
+from ...store.errors import CorruptRecord, DamagedStore
 from ...store.log import catalog
 from ..values import require_store
 

@@ -10,10 +10,9 @@ from duelog import ManualClock, StoreConfig
 from duelog.background import trimming as module
 from duelog.cleanup import trim
 from duelog.store.codec import format as fmt
-from duelog.store.codec.format import CorruptRecord
 from duelog.store.env.environment import Environment
 from duelog.store.env.transaction import Transaction
-from duelog.store.errors import StoreFull
+from duelog.store.errors import CorruptRecord, StoreFull
 from duelog.store.log.managed_ledger import ManagedLedger
 from tests.conftest import START_MS, OpenStore
 

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from duelog.store.codec import format as fmt
-from duelog.store.codec.format import CorruptRecord, Table
+from duelog.store.codec.format import Table
 from duelog.store.codec.frontier import FrontierRecord
+from duelog.store.errors import CorruptRecord
 from duelog.store.names import MAX_SUBSCRIPTION_BYTES, MAX_TOPIC_BYTES
 
 U8 = st.integers(0, 2**8 - 1)

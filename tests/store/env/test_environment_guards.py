@@ -9,10 +9,10 @@ from pathlib import Path
 import lmdb
 import pytest
 
-from duelog.store.codec.format import CorruptRecord, run_key
+from duelog.store.codec.format import run_key
 from duelog.store.env.environment import Environment
 from duelog.store.env.transaction import Transaction
-from duelog.store.errors import BrokenInvariant, ClosedError, DamagedStore
+from duelog.store.errors import BrokenInvariant, ClosedError, CorruptRecord, DamagedStore
 from tests.store.shared_commits import BULK, KEY, putting, raw_value
 
 # -- guards ------------------------------------------------------------------------------------

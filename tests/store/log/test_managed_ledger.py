@@ -15,6 +15,7 @@ from duelog.store.codec.format import LedgerState
 from duelog.store.codec.run import Run
 from duelog.store.env.environment import Environment
 from duelog.store.env.transaction import Transaction
+from duelog.store.errors import CorruptRecord
 from duelog.store.log import catalog
 from duelog.store.log.ledger import RunLimits
 from duelog.store.log.managed_ledger import LedgerInfo, LedgerLimits, ManagedLedger, Segment
@@ -235,7 +236,7 @@ def test_a_snapshot_does_not_change(environment: Environment) -> None:
 
 def test_a_topic_without_an_open_ledger_is_not_loaded(environment: Environment) -> None:
     """A catalog that says so is damaged."""
-    with environment.read() as raw, pytest.raises(LookupError, match="no open ledger"):
+    with environment.read() as raw, pytest.raises(CorruptRecord, match="no open ledger"):
         ManagedLedger.load(raw, "main", 42, RUNS, LIMITS)
 
 

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from duelog.store.codec.format import CorruptRecord
-from duelog.store.errors import DelayTooLong, InvalidArgument
+from duelog.store.errors import CorruptRecord, DelayTooLong, InvalidArgument
 from duelog.store.message import MAX_DUE_MS
 from duelog.store.names import TopicName
 from duelog.store.policy.policies import DELAY_FIELDS, DelayedDeliveryPolicies, resolve

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from duelog.store.codec.format import CorruptRecord
-from duelog.store.errors import FormatMismatch, InvalidArgument
+from duelog.store.errors import CorruptRecord, FormatMismatch, InvalidArgument
 from duelog.store.policy.policies import DEFAULTS, KEEP_ALL, POLICY_FIELDS, Policies, PolicyValue, merge
 from duelog.store.policy.policy_records import PolicyRecord, Scope
 

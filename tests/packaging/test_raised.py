@@ -1,0 +1,37 @@
+"""How the product says that something is wrong: with an error of its own."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from tests.packaging.tree import FLOORS, ROOT, dotted, modules
+
+BARE = {"AssertionError", "LookupError", "KeyError", "IndexError", "RuntimeError", "Exception"}
+
+
+def wrong(tree: ast.AST) -> list[int]:
+    """Lines of statements that `python -O` would drop, or that raise an error which says nothing of the store."""
+    return [
+        node.lineno
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assert)
+        or (isinstance(node, ast.Raise) and {name.id for name in ast.walk(node) if isinstance(name, ast.Name)} & BARE)
+    ]
+
+
+@pytest.mark.parametrize("module", [each for floor in FLOORS for each in modules(ROOT / floor)], ids=dotted)
+def test_a_broken_invariant_is_raised_as_one(module: Path) -> None:
+    """No assertion and no bare error in the product: BrokenInvariant asks for a report, the others name their facts."""
+    assert not wrong(ast.parse(module.read_text(encoding="utf-8")))
+
+
+def test_an_assertion_and_a_bare_error_would_be_found() -> None:
+    """The test above looks where it should."""
+    assert wrong(ast.parse("assert it\nraise KeyError\nraise LookupError('it') from None\nraise ValueError")) == [
+        1,
+        2,
+        3,
+    ]
