@@ -51,7 +51,7 @@ class MessageMaker:
         if extra is not None:
             message.retries, message.addressee = _retry_facts(extra)
             if "first" in extra:
-                message._first_try = _first_try(extra["first"])  # type: ignore[attr-defined]  # a slot
+                message._first_try = _first_try(extra["first"])
             return
         message.retries, message.addressee = 0, None
         if message.key is None and message._properties is None and len(body) <= _SMALL_BYTES:

@@ -15,7 +15,7 @@ from decimal import Context, Decimal
 from typing import TYPE_CHECKING
 
 from .errors import InvalidMessage
-from .position import MessageId, Position, place_of, position_at
+from .position import MessageId, Place, Position, place_of, position_at
 
 MAX_DUE_MS = 253_402_300_799_999
 """Latest due time: 9999-12-31T23:59:59.999Z, the last that a ``datetime`` can show."""
@@ -51,8 +51,55 @@ class Message:
     properties: Mapping[str, str] | None = None
 
 
+class _Kept:
+    """The fields of a received message as they are kept: those that are objects are made when somebody looks at them.
+
+    Ids are numbers (`place_of`), and "no properties" is None until its dict is asked for: objects that the garbage
+    collector follows are the dearest part of handing out.
+    """
+
+    if not TYPE_CHECKING:  # which would refuse to set what is a property here
+        __slots__ = ("_first_try", "_id_place", "_place", "_properties", "addressee", "due_ms", "key", "payload",
+                     "publish_ms", "redelivery_count", "retries", "subscription", "topic")  # fmt: skip
+
+    _id_place: Place
+    _place: Place
+    _properties: dict[str, str] | None
+    _first_try: tuple[MessageId, int]
+
+    @property
+    def properties(self) -> dict[str, str]:
+        if self._properties is None:
+            self._properties = {}
+        return self._properties
+
+    @properties.setter
+    def properties(self, properties: dict[str, str]) -> None:
+        self._properties = properties
+
+    @property
+    def message_id(self) -> MessageId:
+        return position_at(self._id_place)
+
+    @message_id.setter
+    def message_id(self, message_id: MessageId) -> None:
+        self._id_place = place_of(message_id)
+
+    @property
+    def position(self) -> Position:
+        return position_at(self._place)
+
+    @position.setter
+    def position(self, position: Position) -> None:
+        self._place = place_of(position)
+
+    @property
+    def first_try(self) -> tuple[MessageId, int] | None:
+        return getattr(self, "_first_try", None)
+
+
 @dataclass(init=False)
-class ReceivedMessage:
+class ReceivedMessage(_Kept):
     """A message handed out by a subscription.
 
     message_id: the id that ``send`` gave. position: where in the main log the message, or its marker, stands.
@@ -63,11 +110,7 @@ class ReceivedMessage:
     and the time (epoch ms) of what was postponed first; None: it was not postponed.
     """
 
-    # What is kept without an object of its own is made when somebody looks at it: ids are numbers (`place_of`), and
-    # "no properties" is None until its dict is asked for. Objects that the garbage collector follows cost the most.
-    if not TYPE_CHECKING:  # which would refuse to set what is a property here
-        __slots__ = ("_first_try", "_id_place", "_place", "_properties", "addressee", "due_ms", "key", "payload",
-                     "publish_ms", "redelivery_count", "retries", "subscription", "topic")  # fmt: skip
+    __slots__ = ()
 
     payload: bytes
     key: str | None
@@ -109,35 +152,6 @@ class ReceivedMessage:
         self.subscription = subscription
         self.retries = retries
         self.addressee = addressee
-
-    @property
-    def first_try(self) -> tuple[MessageId, int] | None:
-        return getattr(self, "_first_try", None)
-
-    def _get_properties(self) -> dict[str, str]:
-        if self._properties is None:
-            self._properties = {}
-        return self._properties
-
-    def _set_properties(self, properties: dict[str, str]) -> None:
-        self._properties = properties
-
-    def _get_message_id(self) -> MessageId:
-        return position_at(self._id_place)
-
-    def _set_message_id(self, message_id: MessageId) -> None:
-        self._id_place = place_of(message_id)
-
-    def _get_position(self) -> Position:
-        return position_at(self._place)
-
-    def _set_position(self, position: Position) -> None:
-        self._place = place_of(position)
-
-
-for _name in ("properties", "message_id", "position"):  # in the class body they would be the fields' defaults
-    _get, _set = getattr(ReceivedMessage, f"_get_{_name}"), getattr(ReceivedMessage, f"_set_{_name}")
-    setattr(ReceivedMessage, _name, property(_get, _set))
 
 
 @dataclass(slots=True)
