@@ -19,7 +19,7 @@ import numpy as np
 from opentelemetry import metrics
 from opentelemetry.metrics import CallbackOptions, Counter, Histogram, Meter, Observation
 
-from duelog.markers.firing.log_firing import Taken
+from duelog.markers.firing.log_state import Taken
 from duelog.markers.tracker import FellDue
 from duelog.partitions.partition import Partition
 from duelog.partitions.timespan import directory_name

@@ -148,7 +148,7 @@ class _Rebuild:
             yield np.concatenate(ids), np.concatenate(dues), start - begun
 
     def _intact(self, run: Run) -> tuple[UInt32s, Int64s]:
-        """Entries of a run that may fire; every body is verified, and a damaged one fires, to be set aside then."""
+        """Entries of a run that may fire; every body is verified, and a damaged one fires, to be quarantined then."""
         for _, body in run.bodies():
             if isinstance(body, CorruptEntry):
                 self._damaged.append(body)

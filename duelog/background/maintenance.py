@@ -266,12 +266,12 @@ class Maintenance:
             return fired, 0, 0, True
         closed = self._step("close", now_ms, functools.partial(self._close_finished, now_ms), 0)
         saved = self._step("snapshot", now_ms, functools.partial(firing.save, now_ms), 0)
-        self._step("pack", now_ms, firing.packing.step, None)
+        self._step("pack", now_ms, firing.pack, None)
         more = (
             loading
             or closed > 0
             or (firing.saving.is_due() and not is_suspended(Part("snapshot"), now_ms))
-            or (firing.packing.is_due() and not is_suspended(Part("pack"), now_ms))
+            or (firing.is_worth_packing() and not is_suspended(Part("pack"), now_ms))
         )
         return fired, closed, saved, more and self._full is None
 

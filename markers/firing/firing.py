@@ -34,13 +34,14 @@ from ...store.log import catalog
 from ...store.log.managed_ledger import ManagedLedger
 from .closing import record_closed
 from .loaded import LoadedPartitions
-from .log_firing import LogFiring, Taken
+from .log_state import Taken
+from .pending_log import PendingLog
 from .suspensions import Part
 
-_Batch = list[tuple[LogFiring, Taken, ManagedLedger]]
+_Batch = list[tuple[PendingLog, Taken, ManagedLedger]]
 
 
-def _fire_part(log: LogFiring) -> Part:
+def _fire_part(log: PendingLog) -> Part:
     return Part("fire", log.topic_id, log.start_ms)
 
 
@@ -140,7 +141,7 @@ class Firing(LoadedPartitions):
     def _fire(self, now_ms: int, until_ms: int) -> int:
         while True:
             batch: _Batch = []
-            came_up: list[LogFiring] = []
+            came_up: list[PendingLog] = []
             capacity = self._config.fire_batch
             try:
                 while capacity > 0 and not (batch and self._apart) and (log := self._ready.pop(until_ms)) is not None:
@@ -162,7 +163,7 @@ class Firing(LoadedPartitions):
             return sum(len(taken.entries) for _, taken, _ in batch)
 
     def _take(
-        self, log: LogFiring, now_ms: int, until_ms: int, capacity: int
+        self, log: PendingLog, now_ms: int, until_ms: int, capacity: int
     ) -> tuple[Taken | None, ManagedLedger | None]:
         """What a log has to fire, and the main log that it goes to; None where the log is suspended, or torn."""
         if self.suspensions and self.suspensions.is_suspended(_fire_part(log), now_ms):
@@ -188,8 +189,7 @@ class Firing(LoadedPartitions):
     def _give_back(self, batch: _Batch) -> None:
         """What was taken is left to fire again, but for what was confirmed."""
         for log, taken, _ in reversed(batch):
-            if not log.whole:
-                log.roll_back(taken)
+            log.roll_back(taken)
 
     def _commit_or_suspend(self, batch: _Batch, now_ms: int) -> bool:
         """False: nothing was fired. A log alone is suspended; several are fired one by one, to find which it is."""
@@ -210,7 +210,7 @@ class Firing(LoadedPartitions):
                 self.suspensions.succeeded(_fire_part(log), now_ms)
         return True
 
-    def _arm_again(self, log: LogFiring) -> None:
+    def _arm_again(self, log: PendingLog) -> None:
         """Have a log that came up come up again: when it is due, or, while it is suspended, when it is tried again."""
         retry_ms = self.suspensions.retry_ms(_fire_part(log)) if self.suspensions else None
         if retry_ms is not None:
@@ -218,7 +218,7 @@ class Firing(LoadedPartitions):
         elif log.whole and self._main_log(log.topic_id) is not None:
             self._ready.arm(log, log.next_due_ms())
 
-    def _report_unreadable(self, log: LogFiring) -> None:
+    def _report_unreadable(self, log: PendingLog) -> None:
         for entry_id in log.unreadable():
             name = f"partition at {log.start_ms}"
             self._quarantine(CorruptEntry(name, log.ledger_id, entry_id, "its due time cannot be read"))

@@ -21,9 +21,8 @@ from ...store.config import StoreConfig
 from ...store.env.environment import Environment
 from ...store.errors import BrokenInvariant, CorruptEntry
 from ...store.log.managed_ledger import ManagedLedger
-from .index_packing import IndexPacking
 from .loading import Loading, new_log
-from .log_firing import LogFiring
+from .pending_log import HAND_OVER_S, PendingLog
 from .ready_queue import ReadyQueue
 from .saving import Saving
 from .suspensions import Part, Suspensions
@@ -34,6 +33,8 @@ one has closed."""
 
 _LOAD_SLICE_S = 0.02
 """How long `load` goes on before it lets others fire."""
+
+_PACK_SLICE_S = 0.01
 
 
 class LoadedPartitions:
@@ -61,7 +62,7 @@ class LoadedPartitions:
         self._quarantine = quarantine
         self._wake = wake
         self._ready = ReadyQueue()
-        self._loaded: dict[int, dict[int, LogFiring]] = {}
+        self._loaded: dict[int, dict[int, PendingLog]] = {}
         self._loading: tuple[Partition, Iterator[None]] | None = None
         self._stepping = False
         """Whether a step of loading has begun; where it did not come to its end, the partition is loaded anew."""
@@ -71,7 +72,8 @@ class LoadedPartitions:
         self.suspensions = Suspensions(main)
         """What of all this, and of the store's upkeep, has failed and is tried again later."""
         self.saving = Saving(config, self.suspensions)
-        self.packing = IndexPacking()
+        self._to_pack: dict[PendingLog, None] = {}
+        """Logs with so much in them that it is worth it to `pack`; added to by appends, by single operations."""
 
     # -- loading ---------------------------------------------------------------------------------
 
@@ -152,7 +154,7 @@ class LoadedPartitions:
             done = next(steps, self) is self
             if done:
                 self.saving.loaded(partition.start_ms, logs := self._loaded_logs(partition.start_ms))
-                self.packing.loaded(logs)
+                self._to_pack.update((log, None) for log in logs if log.is_worth_packing)
                 self._loading = None
             self._stepping = False
             return done
@@ -180,7 +182,7 @@ class LoadedPartitions:
             self._ready.arm_anew([log for log in logs_left if self._main_log(log.topic_id) is not None])
             self._unsure = False
 
-    def _loaded_logs(self, start_ms: int) -> list[LogFiring]:
+    def _loaded_logs(self, start_ms: int) -> list[PendingLog]:
         return [log for log in list(self._loaded.get(start_ms, {}).values()) if log.loaded]
 
     def _heard(self, partition: Partition, appended: PartitionLog, first_entry: int, dues: Int64s) -> None:
@@ -194,8 +196,10 @@ class LoadedPartitions:
             logs[appended.topic_id] = log
         log.hear(first_entry, dues)
         save = self.saving.heard(partition.start_ms, len(dues))
-        pack_next = self.packing.heard(log)
-        if (log.loaded and self._ready.arm(log, log.next_due_ms())) or save or pack_next:
+        pack = log.is_worth_packing and log not in self._to_pack
+        if pack:
+            self._to_pack[log] = None
+        if self._ready.arm(log, log.next_due_ms()) or save or pack:
             self._wake()
 
     def _unload(self, partition: Partition) -> None:
@@ -203,8 +207,7 @@ class LoadedPartitions:
         partition.listener = None
         self.saving.forget(partition.start_ms)
         for log in self._loaded.get(partition.start_ms, {}).values():
-            self._ready.discard(log)
-            self.packing.forget(log)
+            self._drop(log)
         self._loaded.pop(partition.start_ms, None)
         if partition.start_ms in self._leased:
             self._leased.discard(partition.start_ms)
@@ -226,7 +229,7 @@ class LoadedPartitions:
             if (partition := self._partitions.get(start_ms)) is not None:
                 partition.give_back_pages()
 
-    def _saveable(self) -> dict[int, tuple[Partition, list[LogFiring]]]:
+    def _saveable(self) -> dict[int, tuple[Partition, list[PendingLog]]]:
         loading = None if self._loading is None else self._loading[0]
         return {
             start_ms: (partition, self._loaded_logs(start_ms))
@@ -234,12 +237,31 @@ class LoadedPartitions:
             if (partition := self._partitions.get(start_ms)) is not None and partition is not loading
         }
 
+    # -- packing -----------------------------------------------------------------------------------
+
+    def is_worth_packing(self) -> bool:
+        """Whether `pack` has something to do."""
+        return bool(self._to_pack)
+
+    def pack(self) -> None:
+        """Pack delay indexes that appends have filled, for some ten ms at most; appends get the lock in between."""
+        until = time.perf_counter() + _PACK_SLICE_S
+        for log in list(self._to_pack):
+            more = True
+            while more:
+                more = log.pack()
+                if not more:
+                    self._to_pack.pop(log, None)
+                if time.perf_counter() >= until:
+                    return
+                time.sleep(HAND_OVER_S)
+
     # -- figures -----------------------------------------------------------------------------------
 
     def loaded_starts(self) -> list[int]:
         return sorted(self._loaded)
 
-    def logs_of(self, topic_id: int) -> list[LogFiring]:
+    def logs_of(self, topic_id: int) -> list[PendingLog]:
         """The loaded logs of a topic."""
         return [logs[topic_id] for logs in list(self._loaded.values()) if topic_id in logs]
 
@@ -258,5 +280,9 @@ class LoadedPartitions:
         for logs in list(self._loaded.values()):
             log = logs.pop(topic_id, None)
             if log is not None:
-                self._ready.discard(log)
-                self.packing.forget(log)
+                self._drop(log)
+
+    def _drop(self, log: PendingLog) -> None:
+        log.close()
+        self._ready.discard(log)
+        self._to_pack.pop(log, None)

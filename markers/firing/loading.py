@@ -34,7 +34,7 @@ from ...store.env.environment import Environment
 from ...store.errors import CorruptEntry, DamagedStore
 from ...store.log import catalog
 from ...store.log.ledger import find_tail
-from .log_firing import LogFiring
+from .pending_log import PendingLog
 
 _MANY_ENTRIES = 1 << 17
 """Entries read back after which it is worth giving back the pages they were read from."""
@@ -42,7 +42,7 @@ _MANY_ENTRIES = 1 << 17
 
 def new_log(
     partition: Partition, topic_id: int, frontier: FrontierRecord, bucket_ms: int, *, loaded: bool
-) -> LogFiring:
+) -> PendingLog:
     """A log with an empty index."""
 
     def due_of(entries: UInt32s) -> Int64s:
@@ -50,7 +50,7 @@ def new_log(
         return dues_of(partition.environment, frontier.ledger_id, entries)
 
     index = DelayIndex(due_of, start_ms=partition.start_ms, bucket_ms=bucket_ms)
-    return LogFiring(topic_id, partition.start_ms, frontier, index, loaded=loaded)
+    return PendingLog(topic_id, partition.start_ms, frontier, index, loaded=loaded)
 
 
 class Loading:
@@ -62,11 +62,11 @@ class Loading:
         partition: Partition,
         bucket_ms: int,
         *,
-        registered: Callable[[dict[int, LogFiring]], None],
+        registered: Callable[[dict[int, PendingLog]], None],
         listener: Listener,
         exists: Callable[[int], bool],
         quarantine: Callable[[CorruptEntry], object],
-        fires: Callable[[LogFiring], object],
+        fires: Callable[[PendingLog], object],
     ) -> None:
         """`registered` is given the logs before `listener` hears of the first append, both in the leader of a commit.
 
@@ -105,8 +105,8 @@ class Loading:
         if has_snapshot:
             yield from page_cache.prefetch(file)
 
-    def _listen(self) -> dict[int, LogFiring]:
-        logs: dict[int, LogFiring] = {}
+    def _listen(self) -> dict[int, PendingLog]:
+        logs: dict[int, PendingLog] = {}
         failure: list[BaseException] = []
 
         def listen() -> None:
@@ -132,7 +132,7 @@ class Loading:
             raise failure[0]
         return logs
 
-    def _read_back(self, log: LogFiring, tail: int) -> Iterator[None]:
+    def _read_back(self, log: PendingLog, tail: int) -> Iterator[None]:
         """Have a log fire."""
         partition = self.partition
         if tail < log.frontier.absorbed_end:
@@ -177,7 +177,7 @@ class Loading:
         log.skip_unreadable(tail)
         log.finish_loading()
 
-    def _admit(self, log: LogFiring, admitted: BitMap) -> None:
+    def _admit(self, log: PendingLog, admitted: BitMap) -> None:
         """Have conditional entries fire when they are due."""
         if not admitted:
             return

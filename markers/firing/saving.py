@@ -24,7 +24,7 @@ from ...partitions.partition import Partition
 from ...snapshot.writer import Cut, SnapshotWritten, write_snapshots
 from ...store.config import StoreConfig
 from ...store.errors import DuelogError, StoreFailed, StoreFull
-from .log_firing import LogFiring
+from .pending_log import PendingLog
 from .suspensions import Part, Suspensions
 
 _log = logging.getLogger("duelog.maintenance")
@@ -74,7 +74,7 @@ class Saving:
         account.told = True
         return True
 
-    def loaded(self, start_ms: int, logs: Iterable[LogFiring]) -> None:
+    def loaded(self, start_ms: int, logs: Iterable[PendingLog]) -> None:
         """All logs of a partition are loaded."""
         replayed = sum(log.unsaved for log in logs)
         self._plan(start_ms, 0 if replayed >= self._little else self._every - replayed)
@@ -100,7 +100,7 @@ class Saving:
 
     # -- writing -----------------------------------------------------------------------------------
 
-    def step(self, loaded: dict[int, tuple[Partition, list[LogFiring]]], now_ms: int) -> int:
+    def step(self, loaded: dict[int, tuple[Partition, list[PendingLog]]], now_ms: int) -> int:
         """Write one transaction of what is due; returns how many snapshots it completed.
 
         `loaded`: the partitions whose logs are all loaded.
@@ -132,7 +132,7 @@ class Saving:
         self._job = None
         return 0
 
-    def save_all(self, loaded: dict[int, tuple[Partition, list[LogFiring]]], now_ms: int) -> int:
+    def save_all(self, loaded: dict[int, tuple[Partition, list[PendingLog]]], now_ms: int) -> int:
         """Write what a start would take long to replay, before the store closes; returns how many snapshots."""
         self._job = None
         written = 0
@@ -146,7 +146,7 @@ class Saving:
                     _log.error("%s: no snapshot was written: %r", partition.path, error, exc_info=error)
         return written
 
-    def _save(self, partition: Partition, logs: list[LogFiring], now_ms: int) -> Iterator[int]:
+    def _save(self, partition: Partition, logs: list[PendingLog], now_ms: int) -> Iterator[int]:
         by_ledger = {log.ledger_id: log for log in logs}
         spent_ns, started_ns = 0, time.perf_counter_ns()
         for written in write_snapshots(partition.environment, self._cuts(logs), self._part_bytes, now_ms):
@@ -159,7 +159,7 @@ class Saving:
             yield int(written is not None)
             started_ns = time.perf_counter_ns()
 
-    def _cuts(self, logs: list[LogFiring]) -> Iterator[Cut]:
+    def _cuts(self, logs: list[PendingLog]) -> Iterator[Cut]:
         """Copies of the indexes with the longest tails, each made when its turn comes."""
         left = sum(log.unsaved for log in logs)
         for log in sorted(logs, key=lambda log: log.unsaved, reverse=True):

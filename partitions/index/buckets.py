@@ -5,13 +5,15 @@ Intervals begin at the multiples of ``bucket_ms`` and at the cuts made since: ``
 holds too much, and the cuts go when what is before them has gone. So adding needs no exact due time kept and no
 search among buckets, and a bucket with ten million entries at one instant can still be read a part at a time.
 
-A bucket may be asleep (``packed_buckets.py``): one that was restored, or was put to sleep since (``packing.py``). It
-wakes
-when it is the earliest and asked for, or when an entry of it is removed. To add to it, to count it, to copy it, or to
-look for an entry that it does not hold leaves it asleep.
+A bucket may be packed (``packed_buckets.py``): one that was restored from a snapshot, or that ``pack`` has packed.
+Containers filled by appends have spare capacity and 64 bytes of overhead for some 40 entries; packed, a million entries
+of one day take 3.1 bytes each in place of 4.5. It is unpacked when it is the earliest and asked for, or when an entry
+of it is removed; adding, counting, copying, and looking for an absent entry leave it packed.
 
-Which entries are where follows from the due times handed in; this module never reads one.
-Not thread-safe.
+Between two rounds of ``pack`` up to half of an index is unpacked, and all of a small one. Removing unpacks buckets and
+begins no round, or a few hundred cancellations would cost a copy of the index each time.
+
+Which entries are where follows from the due times handed in; this module never reads one. Not thread-safe.
 """
 
 from __future__ import annotations
@@ -26,12 +28,17 @@ from pyroaring import BitMap
 from sortedcontainers import SortedDict
 
 from ...store.errors import BrokenInvariant
-from .packed_buckets import PackedBucket, bitmap_bytes, check_slabs, united
+from .packed_buckets import PackedBucket, bitmap_bytes, check_slabs, pack_together, united
 from .window import Dues, Ids, Keys
 
 _GROUP_ENTRIES = 1 << 20  # entries grouped at a time: bounds the temporary arrays to about 40 MB
 _SPARSE_ENTRIES = 16  # entries a bucket, on average, below which adding them one by one is quicker
 _SHIFT = np.uint64(32)
+
+_PACKED_AT_ONCE_BYTES, _PACKED_AT_ONCE = 1 << 17, 128  # 1 to 2 ms, and a slab of its own memory
+_LARGE_ENTRIES = 1 << 18  # a larger bucket stays unpacked: its containers waste little
+_PACKED_ENTRIES = 512  # a bucket, on average, for which it is worth it: packing takes 8 us a bucket and 5 ns an entry
+_PACKED_SHARE = 2  # of which one part is unpacked: n entries that come cost the copying of 2 n, not more
 
 
 class Bucket(NamedTuple):
@@ -58,19 +65,19 @@ class Buckets:
         self._bitmaps: SortedDict[int, BitMap | PackedBucket] = SortedDict()
         self._cuts: list[int] = []  # ascending; starts of buckets besides the multiples of bucket_ms
         self.packed = 0
-        """Entries saved in buckets asleep; those added to them since are not counted."""
+        """Entries in the bytes of packed buckets; those added to them since are not counted."""
 
     def __len__(self) -> int:
         """How many buckets, not how many entries."""
         return len(self._bitmaps)
 
     def __iter__(self) -> Iterator[Bucket]:
-        """Buckets by due time, to look at: none is woken. Nothing may be added or removed meanwhile."""
+        """Buckets by due time, to look at: none is unpacked. Nothing may be added or removed meanwhile."""
         for start_ms, ids in self._bitmaps.items():
             yield Bucket(start_ms, self._limit_of(start_ms), ids.bitmap() if isinstance(ids, PackedBucket) else ids)
 
     def spans(self) -> Iterator[Span]:
-        """Buckets by due time, none woken; nothing may be added or removed meanwhile."""
+        """Buckets by due time, none unpacked; nothing may be added or removed meanwhile."""
         for start_ms, ids in self._bitmaps.items():
             yield Span(start_ms, self._limit_of(start_ms), len(ids))
 
@@ -79,23 +86,23 @@ class Buckets:
         yield from self._bitmaps.irange(start_ms, None, (False, True))
 
     def saved_below(self, start_ms: int, limit_id: int) -> tuple[int, bytes] | None:
-        """Entries and serialised bitmap of a bucket asleep as it was saved, all of it below ``limit_id``; else None."""
+        """Entries and serialised bitmap of a packed bucket with nothing added, all below ``limit_id``; else None."""
         ids = self._bitmaps[start_ms]
         saved = ids.saved_below(limit_id) if isinstance(ids, PackedBucket) else None
         return None if saved is None else (len(ids), saved)
 
     def entries_of(self, start_ms: int) -> BitMap:
-        """The entries of the bucket that starts at ``start_ms``, which is not woken; not to be changed."""
+        """The entries of the bucket that starts at ``start_ms``, which is not unpacked; not to be changed."""
         kept = self._bitmaps[start_ms]
         return kept.bitmap() if isinstance(kept, PackedBucket) else kept
 
     def first_span(self) -> Span:
-        """The earliest bucket, not woken; REQUIRES that there is one. O(1)."""
+        """The earliest bucket, not unpacked; REQUIRES that there is one. O(1)."""
         start_ms, ids = self._bitmaps.peekitem(0)
         return Span(start_ms, self._limit_of(start_ms), len(ids))
 
     def first(self) -> Bucket:
-        """The earliest bucket, woken; REQUIRES that there is one."""
+        """The earliest bucket, unpacked; REQUIRES that there is one."""
         start_ms = self._bitmaps.peekitem(0)[0]
         return Bucket(start_ms, self._limit_of(start_ms), self._unpacked(start_ms))
 
@@ -129,46 +136,50 @@ class Buckets:
             present |= ids
 
     def restore(self, saved: Iterable[tuple[int, BitMap | PackedBucket]]) -> int:
-        """Take whole buckets over; how many entries that makes.
+        """Take whole buckets over; how many entries that makes. REQUIRES: it is empty, and buckets may start there.
 
-        A start may come more than once: then its bucket is awake, and the union. REQUIRES that buckets may start
-        there, and that what has been added to them by now is awake and of other entries.
+        A start may come more than once: then its bucket is unpacked, and the union.
         """
-        whole = united(saved)
-        entries = sum(map(len, whole.values()))
-        for start_ms, ids in whole.items():
-            added = self._bitmaps.get(start_ms)
-            if isinstance(added, PackedBucket):
-                raise BrokenInvariant(f"buckets: the one at {start_ms} is restored twice")
+        self._bitmaps.update(united(saved))
+        for start_ms, ids in self._bitmaps.items():
             if isinstance(ids, PackedBucket):
-                ids.added = added
                 self._entered(start_ms, ids)
-            elif added is not None:
-                ids.update(added)
-        self._bitmaps.update(whole)
-        return entries
+        return sum(map(len, self._bitmaps.values()))
 
-    def unsettled_after(self, start_ms: int | None) -> Iterator[tuple[int, int, BitMap]]:
-        """Starts and sizes of buckets that are awake, or asleep with entries added, and which entries are awake.
+    def is_worth_packing(self, entries: int, added: int) -> bool:
+        """Whether ``pack`` should begin, with ``entries`` in all buckets and ``added`` since it last began. O(1)."""
+        return min(added, entries - self.packed) > max(entries // _PACKED_SHARE, _PACKED_ENTRIES * len(self))
 
-        Those after ``start_ms``, None: after the earliest. Nothing may be added or removed meanwhile.
+    def pack(self, after_ms: int | None) -> int | None:
+        """Pack the next buckets after the one that starts at ``after_ms``, 1 to 2 ms of work; where to go on after.
+
+        None begins, after the earliest bucket, and is the answer when all had their turn. Packed ones to which nothing
+        was added are passed over, and large ones.
         """
-        if self._bitmaps:
-            for other_ms in self.starts_after(self._bitmaps.peekitem(0)[0] if start_ms is None else start_ms):
-                kept = self._bitmaps[other_ms]
-                unpacked = kept.added if isinstance(kept, PackedBucket) else kept
-                if unpacked is not None:
-                    yield other_ms, len(kept), unpacked
-
-    def replace(self, buckets: list[tuple[int, PackedBucket]]) -> None:
-        """Have buckets asleep, by their starts, for those here. REQUIRES: each holds the entries of its bucket."""
-        before = [self._bitmaps[start_ms] for start_ms, _ in buckets]
-        for start_ms, packed in buckets:
+        if not self._bitmaps:
+            return None
+        some: list[tuple[int, BitMap]] = []
+        size = 0
+        last_ms = None
+        for start_ms in self.starts_after(self._bitmaps.peekitem(0)[0] if after_ms is None else after_ms):
+            kept = self._bitmaps[start_ms]
+            unpacked = kept.added if isinstance(kept, PackedBucket) else kept
+            if unpacked is None or len(kept) > _LARGE_ENTRIES:
+                continue
+            unpacked.run_optimize()
+            some.append((start_ms, self.entries_of(start_ms)))
+            size += 2 * len(kept)
+            if size >= _PACKED_AT_ONCE_BYTES or len(some) == _PACKED_AT_ONCE:
+                last_ms = start_ms
+                break
+        before = [self._bitmaps[start_ms] for start_ms, _ in some]
+        for start_ms, packed in pack_together(some):
             self._bitmaps[start_ms] = packed
             self._entered(start_ms, packed)
         for kept in before:
             if isinstance(kept, PackedBucket):
                 self._left(kept)
+        return last_ms
 
     def remove_first(self, ids: BitMap | None = None) -> None:
         """Remove the earliest bucket, with the cuts that it was the last to need; or only ``ids`` of it."""
@@ -204,7 +215,7 @@ class Buckets:
         self.add_bitmap(bucket.start_ms, ids)
 
     def discard_one(self, entry_id: int, due_ms: int) -> bool:
-        """Remove one entry from the bucket of ``due_ms``; False if it is not there. O(1), unless that is asleep."""
+        """Remove one entry from the bucket of ``due_ms``; False if it is not there. O(1), unless that is packed."""
         start_ms = self._start_of(due_ms)
         kept = self._bitmaps.get(start_ms)
         if kept is None:
@@ -213,7 +224,7 @@ class Buckets:
         if entry_id not in ids:
             return False
         if isinstance(kept, PackedBucket):
-            self._wake(start_ms, kept, ids)
+            self._unpack(start_ms, kept, ids)
         ids.discard(entry_id)
         if not ids:
             del self._bitmaps[start_ms]
@@ -222,7 +233,7 @@ class Buckets:
     def discard(self, ids: BitMap) -> int:
         """Remove ``ids`` wherever they are; how many there were. Looks into every bucket until all are found.
 
-        A bucket asleep stays so if none of them was saved with it, and is not looked into if none can have been.
+        A packed bucket stays so if none of them is in its bytes, and is not looked into if none can be.
         """
         found = 0
         lowest = ids.min() if ids else 0
@@ -238,21 +249,13 @@ class Buckets:
             if hits:
                 found += hits
                 if isinstance(kept, PackedBucket):
-                    self._wake(start_ms, kept, present)
+                    self._unpack(start_ms, kept, present)
                 present.difference_update(ids)
                 if not present:
                     emptied.append(start_ms)
         for start_ms in emptied:
             del self._bitmaps[start_ms]
         return found
-
-    def copy_uncut(self) -> Buckets:
-        """A copy that shares nothing and has no cuts."""
-        copy = Buckets(self._bucket_ms)
-        for start_ms, ids in self._bitmaps.items():
-            copied = ids.bitmap() if isinstance(ids, PackedBucket) else ids.copy()
-            copy.add_bitmap(start_ms - start_ms % self._bucket_ms, copied)
-        return copy
 
     def memory_bytes(self) -> int:
         """Resident bytes, estimated from the sizes of the bitmaps' containers. O(containers)."""
@@ -274,7 +277,7 @@ class Buckets:
             total += len(ids)
         packed = check_slabs(ids for ids in self._bitmaps.values() if isinstance(ids, PackedBucket))
         if packed != self.packed:
-            raise BrokenInvariant(f"buckets: {packed} entries asleep, counted {self.packed}")
+            raise BrokenInvariant(f"buckets: {packed} entries packed, counted {self.packed}")
         if total != len(every):
             raise BrokenInvariant("buckets: an entry is in two buckets")
 
@@ -348,15 +351,15 @@ class Buckets:
         # have no spare room, while those grown by update() take a sixth more memory.
         self.add_bitmap(start_ms, BitMap(array("I", ids.tobytes())))
 
-    # -- asleep and awake ----------------------------------------------------------------------
+    # -- packed and unpacked -------------------------------------------------------------------
 
     def _taking(self, start_ms: int) -> BitMap | None:
-        """What takes entries added to a bucket; None: ``_put`` the first ones. Wakes nothing."""
+        """What takes entries added to a bucket; None: ``_put`` the first ones. Unpacks nothing."""
         kept = self._bitmaps.get(start_ms)
         return kept.added if isinstance(kept, PackedBucket) else kept
 
     def _put(self, start_ms: int, ids: BitMap) -> None:
-        """The first entries of a bucket, or those added to one asleep; takes ``ids`` over."""
+        """The first entries of a bucket, or those added to a packed one; takes ``ids`` over."""
         kept = self._bitmaps.get(start_ms)
         if isinstance(kept, PackedBucket):
             kept.added = ids
@@ -368,22 +371,22 @@ class Buckets:
         if not isinstance(kept, PackedBucket):
             return kept
         ids = kept.bitmap()
-        self._wake(start_ms, kept, ids)
+        self._unpack(start_ms, kept, ids)
         return ids
 
-    def _wake(self, start_ms: int, packed: PackedBucket, ids: BitMap) -> None:
-        """Have ``ids``, its entries, in place of a bucket asleep."""
+    def _unpack(self, start_ms: int, packed: PackedBucket, ids: BitMap) -> None:
+        """Have ``ids``, its entries, in place of a packed bucket."""
         self._bitmaps[start_ms] = ids
         self._left(packed)
 
     def _entered(self, start_ms: int, packed: PackedBucket) -> None:
-        """A bucket asleep has come into the map."""
+        """A packed bucket has come into the map."""
         self.packed += packed.entries
         packed.slab.needed += len(packed.saved)
         packed.slab.starts_ms.append(start_ms)
 
     def _left(self, packed: PackedBucket) -> None:
-        """A bucket asleep has gone from the map: wake those that would keep its sheet for less than half of it."""
+        """A packed bucket has gone from the map: unpack those that would keep its slab for less than half of it."""
         self.packed -= packed.entries
         slab = packed.slab
         slab.needed -= len(packed.saved)

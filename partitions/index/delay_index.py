@@ -17,7 +17,7 @@ packed and over 100 as Python objects; 1 s buckets, which would need the window 
 bitmap pays for every group of 65,536 ids that it touches; 60 s buckets about 4. A tree on disk in due order
 turns each append into a random write.
 
-An entry that ``due_of`` cannot read is set aside in ``unreadable`` and does not hold up the rest. One that a
+An entry that ``due_of`` cannot read is quarantined in ``unreadable`` and does not hold up the rest. One that a
 restored bitmap has in the wrong bucket goes where its due time says: late perhaps, never early.
 
 Not thread-safe: the owner holds one lock around every call. Does not know what has fired, been cancelled or
@@ -36,7 +36,6 @@ from ...store.errors import BrokenInvariant, InvalidArgument
 from .buckets import Bucket, Buckets, Span
 from .index_cut import IndexCut
 from .packed_buckets import PackedBucket
-from .packing import is_worth_it, pack_next
 from .splitting import cuts_of
 from .window import ID_BITS, MAX_ID, OFFSET_LIMIT_MS, Dues, Ids, Window, pack, unpack
 
@@ -90,21 +89,17 @@ class DelayIndex:
     ) -> DelayIndex:
         """An index of what ``buckets()`` gave, with the same ``start_ms`` and ``bucket_ms``; takes the bitmaps over.
 
-        A start may come more than once: its bitmaps are united. Buckets that come asleep stay so until they are
+        A start may come more than once: its bitmaps are united. Buckets that come packed stay so until they are
         needed. Reads no due time. Raises InvalidArgument for a bucket off the grid or outside the partition.
         """
         index = cls(due_of, start_ms=start_ms, bucket_ms=bucket_ms, window_entries=window_entries)
-        index.restore_buckets(buckets)
-        return index
-
-    def restore_buckets(self, buckets: Iterable[tuple[int, BitMap | PackedBucket]]) -> None:
-        """More whole buckets, of entries not added; REQUIRES: none begins before a time taken or prepared until."""
         whole = list(buckets)
-        earliest_ms, limit_ms = self._start_ms - self.bucket_ms + 1, self._start_ms + OFFSET_LIMIT_MS
-        for start_ms, _ in whole:
-            if start_ms % self.bucket_ms or not earliest_ms <= start_ms < limit_ms:
-                raise InvalidArgument("bucket_start_ms", start_ms, f"no bucket of the partition at {self._start_ms}")
-        self._count += self._buckets.restore(whole)
+        for bucket_start_ms, _ in whole:
+            in_partition = start_ms - bucket_ms < bucket_start_ms < start_ms + OFFSET_LIMIT_MS
+            if bucket_start_ms % bucket_ms or not in_partition:
+                raise InvalidArgument("bucket_start_ms", bucket_start_ms, f"no bucket of the partition at {start_ms}")
+        index._count = index._buckets.restore(whole)
+        return index
 
     def __len__(self) -> int:
         return self._count
@@ -151,10 +146,6 @@ class DelayIndex:
         self._place(ids, dues)
         self._count += len(dues)
 
-    def put_back(self, ids: Ids, dues: Dues) -> None:
-        """Undo a ``take`` whose commit failed: the same entries come first again, whatever was added since."""
-        self.add(ids, dues)
-
     # -- firing --------------------------------------------------------------------------------
 
     def take(self, now_ms: int, limit: int) -> tuple[Ids, Dues]:
@@ -177,13 +168,6 @@ class DelayIndex:
             raise
         self._count -= len(taken)
         return unpack(taken, self._start_ms)
-
-    def prepare(self, now_ms: int) -> None:
-        """Load the window if it is empty and the earliest bucket has begun by ``now_ms``.
-
-        Called a little ahead of time, it takes the reading of the due column out of the next ``take``.
-        """
-        self._load(now_ms)
 
     def next_due_ms(self) -> int | None:
         """A time before which nothing is due, or None if the index is empty. Reads no due time; O(1).
@@ -232,29 +216,17 @@ class DelayIndex:
 
     # -- saving and measuring ------------------------------------------------------------------
 
-    def buckets(self) -> list[tuple[int, BitMap]]:
-        """A consistent copy of the whole index for a snapshot: ``(bucket_start_ms, entry ids)``, earliest first.
-
-        The window's entries are back in their buckets and split ones are whole. ``unreadable`` is not in it.
-        O(size of the bitmaps), about 60 ms for ten million entries; nothing is shared with the index.
-        """
-        copy = self._buckets.copy_uncut()
-        keys = self._window.keys()
-        if len(keys):
-            copy.add(*unpack(keys, self._start_ms))
-        return [(bucket.start_ms, bucket.ids) for bucket in copy]
-
     def cut(self, limit_id: int) -> IndexCut:
         """A copy of the entries below ``limit_id``, to be taken in slices while others are added; see IndexCut."""
         return IndexCut(self._buckets, self._window.keys(), self._start_ms, self.bucket_ms, limit_id)
 
     def is_worth_packing(self, added: int) -> bool:
-        """Whether ``pack_next`` should begin, ``added`` entries after it last did. O(1)."""
-        return is_worth_it(self._buckets, self._count - len(self._window), added)
+        """Whether ``pack`` should begin, ``added`` entries after it last did. O(1)."""
+        return self._buckets.is_worth_packing(self._count - len(self._window), added)
 
-    def pack_next(self, after_ms: int | None = None) -> int | None:
-        """Put the next buckets to sleep, 1 to 2 ms of work; None: all had their turn. See settling.settle."""
-        return pack_next(self._buckets, after_ms)
+    def pack(self, after_ms: int | None = None) -> int | None:
+        """Pack the next buckets, 1 to 2 ms of work; None: all had their turn. See ``Buckets.pack``."""
+        return self._buckets.pack(after_ms)
 
     def memory_bytes(self) -> int:
         """Resident bytes, estimated: sizes of containers plus a measured overhead, and the window. O(containers)."""

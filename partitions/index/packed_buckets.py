@@ -1,12 +1,11 @@
-"""A bucket of a delay index as serialised bytes, until an entry of it is needed.
+"""A packed bucket of a delay index: the bytes of its bitmap, and the entries added since.
 
 Of the buckets that a start restores, or that a day of appends has filled, only the first is needed soon. To make a
 bitmap of bytes costs about 25 us a bucket at ten million entries over a day, and half as much memory again as the
-bytes take; so the bytes are kept, and unpacked when the bucket is the earliest, or when an entry is looked for in it.
-What is added meanwhile is kept beside them. They are a copy, not a view into the file: the snapshot may be replaced, or
-its pages go bad.
+bytes take; so the bytes are kept, and unpacked when the bucket is the earliest, or when an entry in it is removed. They
+are a copy, not a view into the file: the snapshot may be replaced, or its pages go bad.
 
-Bytes come in slabs, a part of a snapshot or some buckets that were packed together: one piece of memory, given back
+Bytes lie in slabs, a part of a snapshot or some buckets that were packed together: one piece of memory, given back
 when no bucket needs it any more. Buckets that are unpacked in any order would keep it for the last one's sake, so the
 map of buckets unpacks what is left of a slab when less than half of it is needed.
 """
@@ -14,7 +13,7 @@ map of buckets unpacks what is left of a slab when less than half of it is neede
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from pyroaring import BitMap
 
@@ -25,13 +24,13 @@ _MAPPED_BYTES = 1 << 17
 """From this many on, memory of its own that goes back at once, and whose pages come in one call: a third quicker."""
 
 # Resident bytes beside the values, fitted to the resident memory of 1,440 buckets of ten million entries.
-_ASLEEP_BYTES = 300
+_PACKED_BYTES = 300
 _BITMAP_BYTES = 400
 _CONTAINER_BYTES = 64
 
 
 class Slab:
-    """A read-only copy of bytes, and how many of them are of buckets that are asleep."""
+    """A read-only copy of bytes, and how many of them are of packed buckets."""
 
     __slots__ = ("bytes", "needed", "starts_ms")
 
@@ -45,7 +44,7 @@ class Slab:
             self.bytes = memoryview(mapped).toreadonly()
         self.needed = 0
         self.starts_ms: list[int] = []
-        """Buckets that were or are asleep on it."""
+        """Buckets that were or are packed in it."""
 
 
 class PackedBucket:
@@ -91,13 +90,26 @@ class PackedBucket:
         return bytes(self.saved) if self.added is None and self.limit_id <= limit_id else None
 
     def memory_bytes(self) -> int:
-        """Resident bytes with its part of what nobody needs of the sheet. REQUIRES: the map of buckets has it."""
+        """Resident bytes with its part of what no bucket needs of the slab. REQUIRES: the map of buckets has it."""
         added = 0 if self.added is None else bitmap_bytes(self.added)
-        return len(self.saved) * len(self.slab.bytes) // self.slab.needed + _ASLEEP_BYTES + added
+        return len(self.saved) * len(self.slab.bytes) // self.slab.needed + _PACKED_BYTES + added
+
+
+def pack_together(buckets: Sequence[tuple[int, BitMap]]) -> list[tuple[int, PackedBucket]]:
+    """Buckets by their starts, packed in a new slab. REQUIRES: none is empty."""
+    saved = [ids.serialize() for _, ids in buckets]
+    slab = Slab(b"".join(saved))
+    packed: list[tuple[int, PackedBucket]] = []
+    begin = 0
+    for (start_ms, ids), contents in zip(buckets, saved, strict=True):
+        limit = begin + len(contents)
+        packed.append((start_ms, PackedBucket(slab, slab.bytes[begin:limit], len(ids), ids.max() + 1)))
+        begin = limit
+    return packed
 
 
 def check_slabs(buckets: Iterable[PackedBucket]) -> int:
-    """Raise BrokenInvariant unless all buckets asleep are as they say, and their sheets; how many entries are saved."""
+    """Raise BrokenInvariant unless all packed buckets are as they say, and their slabs; how many entries are packed."""
     needed: dict[Slab, int] = {}
     entries = 0
     for each in buckets:
@@ -108,7 +120,7 @@ def check_slabs(buckets: Iterable[PackedBucket]) -> int:
         entries += len(ids)
     for slab, count in needed.items():
         if slab.needed != count:
-            raise BrokenInvariant(f"buckets: {count} bytes asleep, their sheet counts {slab.needed}")
+            raise BrokenInvariant(f"buckets: {count} bytes packed, their slab counts {slab.needed}")
     return entries
 
 
@@ -120,7 +132,7 @@ def bitmap_bytes(ids: BitMap) -> int:
 
 
 def united(buckets: Iterable[tuple[int, BitMap | PackedBucket]]) -> dict[int, BitMap | PackedBucket]:
-    """Buckets by their starts, without empty ones; one that comes more than once is awake, and the union."""
+    """Buckets by their starts, without empty ones; one that comes more than once is unpacked, and the union."""
     whole: dict[int, BitMap | PackedBucket] = {}
     for start_ms, ids in buckets:
         present = whole.get(start_ms)

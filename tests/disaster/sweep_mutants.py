@@ -14,7 +14,8 @@ from duelog.background.maintenance import Maintenance
 from duelog.background.scheduler import Scheduler
 from duelog.markers.firing.firing import Firing
 from duelog.markers.firing.loaded import LoadedPartitions
-from duelog.markers.firing.log_entries import LogEntries
+from duelog.markers.firing.log_state import LogState
+from duelog.markers.firing.pending_log import PendingLog
 from duelog.markers.firing.suspensions import Suspensions
 from duelog.store.clock import Monitor
 from duelog.store.errors import DuelogError
@@ -48,6 +49,7 @@ def scheduler_dies() -> None:
 def taken_is_not_given_back() -> None:
     """What one log gave to a batch is not given back where another cannot be taken."""
     Firing._give_back = lambda self, batch: None  # type: ignore[method-assign]
+    LoadedPartitions._recover = lambda self: None  # type: ignore[method-assign]
     _nothing_is_torn()
 
 
@@ -70,13 +72,19 @@ def confirmed_by_the_caller() -> None:
 
 
 def _nothing_is_torn() -> None:
-    LogEntries.whole = property(lambda self: not self._on_its_way)  # type: ignore[assignment]
-    LoadedPartitions._recover = lambda self: None  # type: ignore[method-assign]
+    """A change that does not come to its end leaves a log in the state that it was in before."""
+
+    def keep(self: PendingLog, state: LogState) -> None:
+        if state is not LogState.TORN:
+            self.__dict__["_state"] = state
+
+    PendingLog._state = property(lambda self: self.__dict__["_state"], keep)  # type: ignore[assignment]
 
 
 def torn_logs_go_on() -> None:
     """A log whose change did not come to its end fires on by what it has in memory."""
-    LogEntries.whole = property(lambda self: True)  # type: ignore[assignment]
+    _nothing_is_torn()
+    PendingLog.whole = property(lambda self: True)  # type: ignore[assignment]
 
 
 def torn_deliveries_go_on() -> None:

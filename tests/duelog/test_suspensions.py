@@ -16,7 +16,8 @@ import pytest
 from duelog import DelayedStore, DuelogError, ManualClock, Message, StoreConfig, Subscription
 from duelog.errors import BrokenInvariant, DamagedStore, ResourceShortage, StoreFailed
 from duelog.markers.firing import saving
-from duelog.markers.firing.log_firing import LogFiring, Taken
+from duelog.markers.firing.log_state import Taken
+from duelog.markers.firing.pending_log import PendingLog
 from duelog.metrics import SUSPENDED, SUSPENDED_TIME
 from duelog.store.env.transaction import Transaction
 from duelog.store.files import datafile
@@ -49,14 +50,14 @@ def fail_for(
     monkeypatch: pytest.MonkeyPatch, topic_id: int, error: Callable[[], BaseException], failing: list[bool]
 ) -> None:
     """Have the log of a topic raise `error` when it is to fire, as long as `failing[0]`."""
-    take = LogFiring.take
+    take = PendingLog.take
 
-    def raising(log: LogFiring, now_ms: int, limit: int) -> Taken | None:
+    def raising(log: PendingLog, now_ms: int, limit: int) -> Taken | None:
         if log.topic_id == topic_id and failing[0]:
             raise error()
         return take(log, now_ms, limit)
 
-    monkeypatch.setattr(LogFiring, "take", raising)
+    monkeypatch.setattr(PendingLog, "take", raising)
 
 
 def topic_id_of(store: DelayedStore, name: str) -> int:

@@ -12,7 +12,7 @@ from duelog import DelayedStore, ManualClock, StoreConfig
 from duelog.cleanup import deletion
 from duelog.delivery.outstanding import Outstanding
 from duelog.delivery.read_ahead import ReadAhead
-from duelog.markers.firing.log_firing import LogFiring
+from duelog.markers.firing.pending_log import PendingLog
 from duelog.partitions import partition_set
 from duelog.partitions.partition import Partition
 from duelog.partitions.partition_set import PartitionSet
@@ -89,7 +89,7 @@ def test_what_was_taken_of_a_log_and_not_handed_over_is_read_back(
     store.topic("t").send_payloads([b"0", b"1"], deliver_at=[START_MS + 1_000, START_MS + 5_000])
     store.tick()
     clock.advance(2_000)
-    plant(LogFiring, "take", error)
+    plant(PendingLog, "take", error)
     with suppress(KeyboardInterrupt):
         store.tick()
     clock.advance(10_000)

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from duelog import MessageId, Outcome, StoreConfig, Topic
-from duelog.markers.firing.log_entries import LogEntries
+from duelog.markers.firing.pending_log import PendingLog
 from duelog.markers.pending_entries import PendingEntries
 from duelog.store.codec.run import Int64s, UInt32s
 from duelog.store.env.reader_gate import ReaderGate
@@ -126,11 +126,11 @@ def test_without_the_rule_for_admitted_entries_the_message_is_lost(
 ) -> None:
     """A wrong engine that takes an admitted entry at or before the frontier for fired is found out above."""
 
-    def fired_already(self: LogEntries, entries: UInt32s, dues: Int64s) -> None:
+    def fired_already(self: PendingLog, entries: UInt32s, dues: Int64s) -> None:
         ahead = ~self.frontier.passes(entries, dues)
         self._index.add(entries[ahead], dues[ahead])
 
-    monkeypatch.setattr(LogEntries, "_admit", fired_already)
+    monkeypatch.setattr(PendingLog, "_admit", fired_already)
     topic = (store := open_store(config=CONFIG)).topic("t")
     topic.reschedule(gone_ahead(topic, clock), deliver_at=AHEAD_MS - 1)
     clock.advance(100)

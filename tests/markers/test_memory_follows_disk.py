@@ -11,7 +11,7 @@ import pytest
 from duelog import DelayedStore, ManualClock, StoreConfig
 from duelog.markers.firing.firing import Firing
 from duelog.markers.firing.loading import Loading
-from duelog.markers.firing.log_firing import LogFiring
+from duelog.markers.firing.pending_log import PendingLog
 from duelog.markers.firing.ready_queue import ReadyQueue
 from duelog.partitions.index.delay_index import DelayIndex
 from duelog.store.env.environment import Environment
@@ -78,7 +78,7 @@ def test_an_error_while_one_log_is_taken_loses_nothing_of_another(
     error: type[BaseException],
 ) -> None:
     """What the other log gave to the batch is given back, or fires, and both have fired once the error is over."""
-    monkeypatch.setattr(LogFiring, "take", raising(error, 2)(LogFiring.take))
+    monkeypatch.setattr(PendingLog, "take", raising(error, 2)(PendingLog.take))
     with suppress(KeyboardInterrupt, StoreFailed):
         store.tick()
     monkeypatch.undo()
@@ -94,10 +94,10 @@ def test_an_error_while_one_log_is_taken_loses_nothing_of_another(
     ("owner", "name", "after"),
     [
         (DelayIndex, "take", True),
-        (LogFiring, "take", True),
-        (LogFiring, "next_due_ms", False),
-        (LogFiring, "confirm", False),
-        (LogFiring, "confirm", True),
+        (PendingLog, "take", True),
+        (PendingLog, "next_due_ms", False),
+        (PendingLog, "confirm", False),
+        (PendingLog, "confirm", True),
         (ReadyQueue, "pop", True),
         (ReadyQueue, "arm", False),
         (Firing, "_commit", False),

@@ -23,7 +23,7 @@ from duelog.delivery.outstanding import Outstanding
 from duelog.delivery.position_set import group_by_ledger
 from duelog.markers import reader, withdrawal
 from duelog.markers.firing.firing import Firing
-from duelog.markers.firing.log_entries import LogEntries
+from duelog.markers.firing.pending_log import PendingLog
 from duelog.markers.received import MessageMaker
 from duelog.partitions import producer_numbers as producers
 from duelog.partitions.producer_numbers import nothing
@@ -164,13 +164,13 @@ def forgets_what_it_passed_over(patch: Patch) -> None:
 
 def drops_what_comes_in_behind_the_frontier(patch: Patch) -> None:
     """An admitted entry that the frontier has passed is taken for fired."""
-    admit = LogEntries._admit
+    admit = PendingLog._admit
 
-    def ahead_alone(self: LogEntries, entries: Any, dues: Any) -> None:
+    def ahead_alone(self: PendingLog, entries: Any, dues: Any) -> None:
         ahead = ~self.frontier.passes(entries, dues)
         admit(self, entries[ahead], dues[ahead])
 
-    patch.setattr(LogEntries, "_admit", ahead_alone)
+    patch.setattr(PendingLog, "_admit", ahead_alone)
 
 
 def takes_gaps_for_stored(patch: Patch) -> None:

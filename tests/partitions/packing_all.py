@@ -1,4 +1,4 @@
-"""Buckets of a delay index brought into the form in which a start restores them."""
+"""What a delay index holds, and its buckets in the form in which a start restores them."""
 
 from __future__ import annotations
 
@@ -10,10 +10,20 @@ from duelog.partitions.index.delay_index import DelayIndex
 from duelog.partitions.index.packed_buckets import PackedBucket, Slab
 
 
-def put_to_sleep(
+def buckets_of(index: DelayIndex) -> list[tuple[int, BitMap]]:
+    """All entries by bucket of the grid, those of the window included; the index is as it was."""
+    cutting = index.cut(1 << 32)
+    cutting.arrange()
+    whole: dict[int, BitMap] = {}
+    for piece in cutting.more(1 << 40):
+        whole[piece.start_ms] = whole.get(piece.start_ms, BitMap()) | BitMap.deserialize(piece.bitmap)
+    return sorted(whole.items())
+
+
+def as_packed(
     buckets: Iterable[tuple[int, BitMap]], limit_id: int, *, together: int = 4
 ) -> list[tuple[int, BitMap | PackedBucket]]:
-    """The same buckets asleep, so many of them on one sheet, as in the parts of a snapshot."""
+    """The same buckets packed, so many of them in one slab, as in the parts of a snapshot."""
     whole = list(buckets)
     found: list[tuple[int, BitMap | PackedBucket]] = []
     for at in range(0, len(whole), together):
@@ -28,14 +38,14 @@ def put_to_sleep(
     return found
 
 
-def apply_all(index: DelayIndex) -> int:
-    """Have every bucket but the earliest asleep; how many slices that took."""
-    slices, after_ms = 1, index.pack_next()
+def pack_all(index: DelayIndex) -> int:
+    """Have every bucket but the earliest packed; how many slices that took."""
+    slices, after_ms = 1, index.pack()
     while after_ms is not None:
-        slices, after_ms = slices + 1, index.pack_next(after_ms)
+        slices, after_ms = slices + 1, index.pack(after_ms)
     return slices
 
 
 def packed_in(index: DelayIndex) -> list[int]:
-    """Where the buckets of an index start that are asleep."""
+    """Where the buckets of an index start that are packed."""
     return [start_ms for start_ms, kept in index._buckets._bitmaps.items() if isinstance(kept, PackedBucket)]

@@ -20,7 +20,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from duelog import DelayedStore, ManualClock, Message, StoreConfig
 from duelog.markers.firing import loaded, loading
 from duelog.markers.firing.firing import Firing
-from duelog.markers.firing.log_firing import LogFiring
+from duelog.markers.firing.pending_log import PendingLog
 from duelog.partitions import due_column
 from duelog.snapshot.snapshot_format import snapshot_keys
 from duelog.snapshot.stored import inspect_snapshots
@@ -28,6 +28,7 @@ from duelog.snapshot.writer import write_snapshots
 from duelog.store.codec.format import Table
 from duelog.store.log.ledger import RunLimits
 from duelog.store.log.scan import runs
+from tests.partitions.packing_all import buckets_of
 
 HOUR_MS = 3_600_000
 START_MS = 1_790_000_000_000 - 1_790_000_000_000 % HOUR_MS
@@ -182,7 +183,7 @@ class History(RuleBasedStateMachine):
     def _firing(self) -> Firing:
         return self.store._engine.firing
 
-    def _log(self) -> LogFiring:
+    def _log(self) -> PendingLog:
         (log,) = self._firing()._loaded[START_MS].values()
         return log
 
@@ -217,16 +218,16 @@ class History(RuleBasedStateMachine):
         firing._unload(partition)
         return firing
 
-    def _load_anew(self) -> LogFiring:
+    def _load_anew(self) -> PendingLog:
         firing = self._unloaded()
         while firing.load(self.clock.now_ms()):
             pass
         return self._log()
 
     @staticmethod
-    def _state(log: LogFiring) -> tuple[object, ...]:
-        buckets = [(start_ms, list(ids)) for start_ms, ids in log._index.buckets()]
-        late = list(zip(log._late_entries.tolist(), log._late_dues.tolist(), strict=True))
+    def _state(log: PendingLog) -> tuple[object, ...]:
+        buckets = [(start_ms, list(ids)) for start_ms, ids in buckets_of(log._index)]
+        late = list(zip(log._late.entries.tolist(), log._late.dues.tolist(), strict=True))
         return buckets, late, log.tail, log.frontier, len(log)
 
 

@@ -21,6 +21,7 @@ from duelog.store.log.ledger import RunLimits
 from duelog.store.log.scan import runs
 from duelog.tools.snapshot_tool import list_snapshots, rebuild_snapshots, verify_snapshots
 from tests.conftest import START_MS, OpenStore
+from tests.partitions.packing_all import buckets_of
 
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
@@ -60,7 +61,7 @@ def indexes(store: DelayedStore) -> list[Any]:
     """The indexes in memory after a tick, as plain values."""
     store.tick()
     logs = [log for _, by_topic in sorted(store._engine.firing._loaded.items()) for _, log in sorted(by_topic.items())]
-    return [([(start_ms, list(ids)) for start_ms, ids in log._index.buckets()], log.tail) for log in logs]
+    return [([(start_ms, list(ids)) for start_ms, ids in buckets_of(log._index)], log.tail) for log in logs]
 
 
 def spoil_nothing(store: DelayedStore) -> None:

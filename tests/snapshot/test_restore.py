@@ -96,7 +96,7 @@ def test_a_frontiers_bucket_too_large_for_the_window_is_left_to_be_read_in_parts
     assert drained(restored) == log.pending()
 
 
-def test_later_buckets_are_restored_asleep(environment: Environment) -> None:
+def test_later_buckets_are_restored_packed(environment: Environment) -> None:
     """Of a snapshot in several parts, with the frontier in it, only the buckets after that one, and no bitmap made."""
     log = Log(scattered(5_000))
     write_snapshot(environment, log.cut(), PART_BYTES, 1)

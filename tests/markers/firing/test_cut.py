@@ -10,8 +10,8 @@ import pytest
 from pyroaring import BitMap
 
 from duelog import Message, StoreConfig
-from duelog.markers.firing import log_firing
-from duelog.markers.firing.log_firing import LogFiring
+from duelog.markers.firing import pending_log
+from duelog.markers.firing.pending_log import PendingLog
 from duelog.partitions.index.delay_index import DelayIndex
 from duelog.partitions.index.index_cut import IndexCut
 from duelog.snapshot.writer import Cut
@@ -26,11 +26,11 @@ def entries_of(cut: Cut) -> list[int]:
     return sorted(ids)
 
 
-def new_log(dues: list[int]) -> LogFiring:
+def new_log(dues: list[int]) -> PendingLog:
     """A log with these entries, due this many ms after the start."""
     column = np.array(dues, dtype=np.int64) + START_MS
     index = DelayIndex(lambda ids: column[ids], start_ms=START_MS, bucket_ms=10)
-    log = LogFiring(1, START_MS, FrontierRecord.start(7), index, loaded=True)
+    log = PendingLog(1, START_MS, FrontierRecord.start(7), index, loaded=True)
     log.hear(0, column)
     return log
 
@@ -39,7 +39,7 @@ def test_a_copy_taken_while_threads_append_is_of_one_instant(
     open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It holds every entry below its tail and none above, though slices were taken between appends."""
-    monkeypatch.setattr(log_firing, "_COPIED_AT_ONCE", 50)
+    monkeypatch.setattr(pending_log, "_COPIED_AT_ONCE", 50)
     store = open_store(config=StoreConfig(durability="none", bucket_ms=1_000))
     topic = store.topic("t")
     source = np.random.default_rng(5)

@@ -1,4 +1,4 @@
-"""Delay indexes of a store in use fall asleep by themselves, and nothing is lost, late or out of order by it."""
+"""Delay indexes of a store in use are packed by themselves, and nothing is lost, late or out of order by it."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from pyroaring import BitMap
 
 from duelog import DelayedStore, ManualClock, Message, StoreConfig
-from duelog.markers.firing import index_packing as packing
-from duelog.markers.firing.log_firing import LogFiring, Taken
-from duelog.partitions.index import packing as index_settling
+from duelog.markers.firing import loaded
+from duelog.markers.firing.loaded import LoadedPartitions
+from duelog.markers.firing.log_state import Taken
+from duelog.markers.firing.pending_log import PendingLog
+from duelog.partitions.index import buckets
 from duelog.partitions.index.delay_index import DelayIndex
 from duelog.store.codec.frontier import FrontierRecord
 from duelog.store.codec.run import Int64s, UInt32s
@@ -29,8 +31,8 @@ CONFIG = StoreConfig(partition_ms=24 * HOUR_MS, durability="none")
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ten entries a bucket are worth it, and a slice is three buckets."""
-    monkeypatch.setattr(index_settling, "_ENTRIES_A_BUCKET", 10)
-    monkeypatch.setattr(index_settling, "_AT_ONCE_BUCKETS", 3)
+    monkeypatch.setattr(buckets, "_PACKED_ENTRIES", 10)
+    monkeypatch.setattr(buckets, "_PACKED_AT_ONCE", 3)
 
 
 def send(store: DelayedStore, count: int, *, minutes: int = 20, topic: str = "t", seed: int = 1) -> list[int]:
@@ -41,18 +43,18 @@ def send(store: DelayedStore, count: int, *, minutes: int = 20, topic: str = "t"
     return dues
 
 
-def logs_of(store: DelayedStore) -> list[LogFiring]:
+def logs_of(store: DelayedStore) -> list[PendingLog]:
     """All loaded logs."""
     return [log for logs in store._engine.firing._loaded.values() for log in logs.values()]
 
 
 def packed(store: DelayedStore) -> int:
-    """How many buckets are asleep."""
+    """How many buckets are packed."""
     return sum(len(packed_in(log._index)) for log in logs_of(store))
 
 
-def test_a_tick_puts_to_sleep_what_has_come_in_when_it_is_enough(open_store: OpenStore) -> None:
-    """Ten entries a bucket and one more; the next time when half of the index is awake, and not before that."""
+def test_a_tick_packs_what_has_come_in_when_it_is_enough(open_store: OpenStore) -> None:
+    """Ten entries a bucket and one more; the next time when half of the index is unpacked, and not before that."""
     store = open_store(config=CONFIG)
     send(store, 1, minutes=1)
     store.tick()  # the first minute is in the window from now on
@@ -74,7 +76,7 @@ def test_a_tick_puts_to_sleep_what_has_come_in_when_it_is_enough(open_store: Ope
     assert rounds[-1] > 1.5 * rounds[-2]
 
 
-def test_what_is_loaded_by_replay_falls_asleep_at_once(open_store: OpenStore) -> None:
+def test_what_is_loaded_by_replay_is_packed_at_once(open_store: OpenStore) -> None:
     """A day that was sent to before it began, or a start without a snapshot."""
     store = open_store(config=CONFIG)
     send(store, 1_000)
@@ -84,7 +86,7 @@ def test_what_is_loaded_by_replay_falls_asleep_at_once(open_store: OpenStore) ->
     assert packed(store) >= len(log._index._buckets) - 1 >= 19
 
 
-def test_a_settled_day_fires_all_in_order_and_survives_a_restart(open_store: OpenStore, clock: ManualClock) -> None:
+def test_a_packed_day_fires_all_in_order_and_survives_a_restart(open_store: OpenStore, clock: ManualClock) -> None:
     """Sent in several goes with ticks in between, some of it cancelled; half is fired before the store is closed."""
     config = StoreConfig(partition_ms=24 * HOUR_MS, durability="none", snapshot_every_entries=500)
     store = open_store(config=config)
@@ -114,8 +116,8 @@ def test_a_settled_day_fires_all_in_order_and_survives_a_restart(open_store: Ope
     assert found == expected
 
 
-def test_appends_while_it_settles_are_not_lost(open_store: OpenStore, clock: ManualClock) -> None:
-    """Two threads send while one puts buckets to sleep without a pause; all of it fires, in order."""
+def test_appends_while_it_is_packed_are_not_lost(open_store: OpenStore, clock: ManualClock) -> None:
+    """Two threads send while one packs buckets without a pause; all of it fires, in order."""
     store = open_store(config=CONFIG)
     first = send(store, 500)
     store.tick()
@@ -134,7 +136,7 @@ def test_appends_while_it_settles_are_not_lost(open_store: OpenStore, clock: Man
     try:
         rounds = 0
         while rounds < 60 and any(thread.is_alive() for thread in threads):
-            rounds += not log.pack_next()
+            rounds += not log.pack()
             assert log.cut() is not None
     finally:
         stop.set()
@@ -155,9 +157,9 @@ def test_appends_while_it_settles_are_not_lost(open_store: OpenStore, clock: Man
 def test_what_is_due_is_fired_between_two_slices(
     open_store: OpenStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An index that takes many steps to settle makes nothing late: each slice of a tick fires first."""
-    monkeypatch.setattr(packing, "_STEP_S", 0.0)
-    monkeypatch.setattr(index_settling, "_AT_ONCE_BUCKETS", 1)
+    """An index that takes many steps to pack makes nothing late: each slice of a tick fires first."""
+    monkeypatch.setattr(loaded, "_PACK_SLICE_S", 0.0)
+    monkeypatch.setattr(buckets, "_PACKED_AT_ONCE", 1)
     store = open_store(config=CONFIG)
     send(store, 1)
     store.tick()
@@ -167,27 +169,27 @@ def test_what_is_due_is_fired_between_two_slices(
         clock.set(START_MS + HOUR_MS + passed_ms)
         result, more = store._engine.slice()
         assert more
-        assert store._engine.firing.packing.is_due()
+        assert store._engine.firing.is_worth_packing()
         counts.append(result.fired)
     assert counts[0] < 10
     assert all(count > 150 for count in counts[1:])
     assert packed(store) > 0
     store.tick()
-    assert not store._engine.firing.packing.is_due()
+    assert not store._engine.firing.is_worth_packing()
 
 
-def test_the_thread_is_woken_to_settle(open_store: OpenStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_thread_is_woken_to_pack(open_store: OpenStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is due for an hour and no snapshot for long: the entry that makes it worth it wakes the thread."""
     done = threading.Event()
-    original = LogFiring.pack_next
+    original = PendingLog.pack
 
-    def pack_next(log: LogFiring) -> bool:
+    def pack(log: PendingLog) -> bool:
         more = original(log)
         if not more:
             done.set()
         return more
 
-    monkeypatch.setattr(LogFiring, "pack_next", pack_next)
+    monkeypatch.setattr(PendingLog, "pack", pack)
     store = open_store(config=StoreConfig(partition_ms=24 * HOUR_MS, durability="none", background=True))
     store.topic("t").send(b"first", deliver_at=START_MS + HOUR_MS - 1)
     store.tick()  # it is loaded, and what comes is due later: for that alone the thread would sleep on
@@ -195,22 +197,22 @@ def test_the_thread_is_woken_to_settle(open_store: OpenStore, monkeypatch: pytes
     assert done.wait(20)
 
 
-def test_the_index_is_settled_with_the_lock_of_its_log_in_hand(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An entry added to a bucket between its copying and its falling asleep would be lost."""
+def test_the_index_is_packed_with_the_lock_of_its_log_in_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An entry added to a bucket between its copying and its packing would be lost."""
     column = START_MS + np.arange(300) * MINUTE_MS // 30
-    log = LogFiring(
+    log = PendingLog(
         1, START_MS, FrontierRecord.start(7), DelayIndex(lambda ids: column[ids], start_ms=START_MS), loaded=True
     )
     log.hear(0, column)
     locked: list[bool] = []
-    original = DelayIndex.pack_next
+    original = DelayIndex.pack
 
-    def pack_next(index: DelayIndex, after_ms: int | None = None) -> int | None:
+    def pack(index: DelayIndex, after_ms: int | None = None) -> int | None:
         locked.append(log._lock.locked())
         return original(index, after_ms)
 
-    monkeypatch.setattr(DelayIndex, "pack_next", pack_next)
-    while log.pack_next():
+    monkeypatch.setattr(DelayIndex, "pack", pack)
+    while log.pack():
         assert not log._lock.locked()
     assert len(locked) > 3
     assert all(locked)
@@ -219,8 +221,8 @@ def test_the_index_is_settled_with_the_lock_of_its_log_in_hand(monkeypatch: pyte
 def test_a_log_that_goes_is_forgotten(
     open_store: OpenStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Deleting its topic or closing its partition in the middle leaves nothing of it to settle."""
-    monkeypatch.setattr(packing, "_STEP_S", 0.0)
+    """Deleting its topic or closing its partition in the middle leaves nothing of it to pack."""
+    monkeypatch.setattr(loaded, "_PACK_SLICE_S", 0.0)
     store = open_store(config=CONFIG)
     for topic in ("a", "b"):
         send(store, 1, topic=topic)
@@ -228,48 +230,48 @@ def test_a_log_that_goes_is_forgotten(
     for topic in ("a", "b"):
         send(store, 500, topic=topic)
     firing = store._engine.firing
-    assert len(firing.packing._logs) == 2
+    assert len(firing._to_pack) == 2
     store._engine.slice()
     store.delete_topic("a")
-    assert len(firing.packing._logs) == 1
+    assert len(firing._to_pack) == 1
     store._engine.slice()
     clock.advance(48 * HOUR_MS)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(packing.IndexPacking, "step", lambda self: None)
+        patch.setattr(LoadedPartitions, "pack", lambda self: None)
         while not store._engine.slice()[0].closed:
             pass
-    assert not firing.packing.is_due()
+    assert not firing.is_worth_packing()
 
 
 def test_a_log_that_is_being_loaded_is_left_alone() -> None:
-    """Its index belongs to who loads it, without the lock."""
+    """Its index belongs to the thread that loads it, without the lock."""
     column = START_MS + np.arange(300) * MINUTE_MS // 30
     index = DelayIndex(lambda ids: column[ids], start_ms=START_MS)
-    log = LogFiring(1, START_MS, FrontierRecord.start(7), index, loaded=False)
+    log = PendingLog(1, START_MS, FrontierRecord.start(7), index, loaded=False)
     log.restore(0, column)
-    assert not log.unsettled
-    assert not log.pack_next()
+    assert not log.is_worth_packing
+    assert not log.pack()
     assert packed_in(index) == []
     log.finish_loading()
-    assert log.unsettled
-    while log.pack_next():
+    assert log.is_worth_packing
+    while log.pack():
         pass
     assert len(packed_in(index)) == len(index._buckets) - 1 >= 9
 
 
 class PackingLog(RuleBasedStateMachine):
-    """A log that settles slice by slice between sends, firings that fail or not, cancellations and copies."""
+    """A log that is packed slice by slice between sends, firings that fail or not, cancellations and copies."""
 
     @initialize()
     def begin(self) -> None:
         self.dues: list[int] = []
         index = DelayIndex(self.due_of, start_ms=START_MS, bucket_ms=10, window_entries=8)
-        self.log = LogFiring(1, START_MS, FrontierRecord.start(7), index, loaded=True)
+        self.log = PendingLog(1, START_MS, FrontierRecord.start(7), index, loaded=True)
         self.waiting: dict[int, int] = {}
         self.now_ms = START_MS
         self.taken: Taken | None = None
         self.patch = pytest.MonkeyPatch()
-        self.patch.setattr(index_settling, "_AT_ONCE_BUCKETS", 2)
+        self.patch.setattr(buckets, "_PACKED_AT_ONCE", 2)
 
     def teardown(self) -> None:
         if hasattr(self, "patch"):
@@ -286,16 +288,16 @@ class PackingLog(RuleBasedStateMachine):
         self.log.hear(first, np.array(self.dues[first:], dtype=np.int64))
 
     @rule(slices=st.integers(1, 3) | st.just(1_000))
-    def pack_next(self, slices: int) -> None:
+    def pack(self, slices: int) -> None:
         for _ in range(slices):
-            if not self.log.pack_next():
+            if not self.log.pack():
                 break
 
     @precondition(lambda self: self.taken is None)
     @rule(passed_ms=st.integers(0, 40), limit=st.integers(1, 12))
     def take(self, passed_ms: int, limit: int) -> None:
         self.now_ms += passed_ms
-        late = set(self.log._late_entries.tolist())
+        late = set(self.log._late.entries.tolist())
         self.taken = self.log.take(self.now_ms, limit)
         order = sorted(self.waiting, key=lambda entry_id: (entry_id not in late, self.waiting[entry_id], entry_id))
         due = [entry_id for entry_id in order if self.waiting[entry_id] <= self.now_ms]
@@ -330,7 +332,7 @@ class PackingLog(RuleBasedStateMachine):
         cut = self.log.cut()
         assert cut is not None
         copied = [entry_id for piece in cut.pieces for entry_id in BitMap.deserialize(piece.bitmap)]
-        late = set(self.log._late_entries.tolist())
+        late = set(self.log._late.entries.tolist())
         assert sorted(copied) == sorted(i for i in self.waiting if i < cut.tail and i not in late)
 
     @invariant()

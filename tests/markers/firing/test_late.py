@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from duelog import DelayedStore, ManualClock, Message, StoreConfig, Topic
-from duelog.markers.firing.log_firing import LogFiring
+from duelog.markers.firing.pending_log import PendingLog
 from duelog.store.codec.run import Int64s, UInt32s
 from tests.conftest import START_MS, OpenStore
 
@@ -41,12 +41,12 @@ def test_without_the_clamp_of_late_entries_messages_are_lost(
 ) -> None:
     """A wrong engine that takes all at or before the frontier for fired is found out above, and by `check`."""
 
-    def no_clamp(self: LogFiring, entries: UInt32s, dues: Int64s) -> None:
+    def no_clamp(self: PendingLog, entries: UInt32s, dues: Int64s) -> None:
         ahead = ~self.frontier.passes(entries, dues)
         if ahead.any():
             self._index.add(entries[ahead], dues[ahead])
 
-    monkeypatch.setattr(LogFiring, "_place", no_clamp)
+    monkeypatch.setattr(PendingLog, "_place", no_clamp)
     store = open_store(config=CONFIG)
     _, got = overtaken(store, clock)
     assert got == [b"first", b"after"]

@@ -8,7 +8,7 @@ import pytest
 
 from duelog import DelayedStore, ManualClock, StoreConfig
 from duelog.markers.firing import loaded
-from duelog.markers.firing.log_firing import LogFiring
+from duelog.markers.firing.pending_log import PendingLog
 from duelog.store.env import eviction as behind
 from duelog.store.env import page_cache, upkeep
 from tests.conftest import START_MS, OpenStore
@@ -134,14 +134,14 @@ def test_a_replay_reads_a_file_that_has_been_prefetched_and_a_snapshot_does_not_
     open_store: OpenStore, clock: ManualClock, calls: Calls, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A replay would wait for the disk at each run; what a snapshot restores fires before the rest is asked for."""
-    original = LogFiring.finish_loading
+    original = PendingLog.finish_loading
     asked_by_then: list[int] = []
 
-    def finish_loading(log: LogFiring) -> None:
+    def finish_loading(log: PendingLog) -> None:
         asked_by_then.append(len(calls.ranges(data_file(store, NEXT_MS), FETCH)))
         original(log)
 
-    monkeypatch.setattr(LogFiring, "finish_loading", finish_loading)
+    monkeypatch.setattr(PendingLog, "finish_loading", finish_loading)
     config = StoreConfig(partition_ms=HOUR_MS, preload_ms=60_000, snapshot_every_entries=50)
     store = open_store(config=config)
     send(store, NEXT_MS)

@@ -10,7 +10,7 @@ import pytest
 
 from duelog import DelayedStore, ManualClock, Message, StoreConfig
 from duelog.markers.firing import saving
-from duelog.markers.firing.log_firing import LogFiring
+from duelog.markers.firing.pending_log import PendingLog
 from duelog.snapshot.stored import SnapshotInfo, inspect_snapshots
 from duelog.snapshot.writer import remove_snapshots, write_snapshots
 from duelog.store.env.environment import Environment
@@ -186,13 +186,13 @@ def test_the_next_start_reads_no_more_than_the_tail(open_store: OpenStore, monke
     send(store, 50)
     store.close()
     replayed: list[int] = []
-    original = LogFiring.restore
+    original = PendingLog.restore
 
-    def restore(log: LogFiring, first_entry: int, dues: Any) -> None:
+    def restore(log: PendingLog, first_entry: int, dues: Any) -> None:
         replayed.append(len(dues))
         original(log, first_entry, dues)
 
-    monkeypatch.setattr(LogFiring, "restore", restore)
+    monkeypatch.setattr(PendingLog, "restore", restore)
     store = open_store(config=CONFIG)
     store.tick()
     assert sum(replayed) == 50

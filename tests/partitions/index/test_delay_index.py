@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from pyroaring import BitMap
 
-from duelog.partitions.index import packing as settling
-from duelog.partitions.index import window
+from duelog.partitions.index import buckets, window
 from duelog.partitions.index.delay_index import DelayIndex
+from duelog.partitions.index.packed_buckets import PackedBucket
 from duelog.partitions.index.window import MAX_ID, OFFSET_LIMIT_MS, Dues, Ids
 from duelog.store.errors import BrokenInvariant, InvalidArgument
-from tests.partitions.packing_all import apply_all, packed_in, put_to_sleep
+from tests.partitions.packing_all import as_packed, buckets_of, pack_all, packed_in
 
 MINUTE_MS = 60_000
 DAY_MS = 86_400_000
@@ -133,7 +133,7 @@ class IndexAndDict(RuleBasedStateMachine):
     def take_while_the_column_fails(self, now: int, limit: int, good_calls: int) -> None:
         self.column.good_calls = good_calls
         try:
-            self.index.put_back(*self.index.take(self.start_ms + now, limit))
+            self.index.add(*self.index.take(self.start_ms + now, limit))
         except OSError:
             pass
         finally:
@@ -144,7 +144,7 @@ class IndexAndDict(RuleBasedStateMachine):
     @rule()
     def put_back(self) -> None:
         dues, ids = (list(column) for column in zip(*self.taken, strict=True))
-        self.index.put_back(np.array(ids, dtype=np.uint32), np.array(dues, dtype=np.int64))
+        self.index.add(np.array(ids, dtype=np.uint32), np.array(dues, dtype=np.int64))
         self.waiting.update(zip(ids, dues, strict=True))
         self.taken = []
 
@@ -168,7 +168,7 @@ class IndexAndDict(RuleBasedStateMachine):
 
     @rule(now=offsets)
     def prepare(self, now: int) -> None:
-        self.index.prepare(self.start_ms + now)
+        self.index._load(self.start_ms + now)
         self.note_unreadable()
 
     @rule()
@@ -184,18 +184,18 @@ class IndexAndDict(RuleBasedStateMachine):
         assert exact == min(self.waiting.values(), default=None)
         assert self.index.next_due_ms() == exact
 
-    @rule(restore=st.sampled_from(["no", "awake", "asleep", "asleep"]), together=st.integers(1, 5))
+    @rule(restore=st.sampled_from(["no", "unpacked", "packed", "packed"]), together=st.integers(1, 5))
     def save(self, restore: str, together: int) -> None:
-        saved = self.index.buckets()
+        saved = buckets_of(self.index)
         bucket_ms = self.settings["bucket_ms"]
         assert [start for start, _ in saved] == sorted({due - due % bucket_ms for due in self.waiting.values()})
         for start, ids in saved:
             assert set(ids) == {i for i, due in self.waiting.items() if start <= due < start + bucket_ms}
-        if restore == "awake":
+        if restore == "unpacked":
             self.index = DelayIndex.from_buckets(saved, self.column, **self.settings)
-        if restore == "asleep":
-            sleeping = put_to_sleep(saved, self.next_id, together=together)
-            self.index = DelayIndex.from_buckets(sleeping, self.column, **self.settings)
+        if restore == "packed":
+            packed = as_packed(saved, self.next_id, together=together)
+            self.index = DelayIndex.from_buckets(packed, self.column, **self.settings)
             assert len(packed_in(self.index)) == len(saved)
 
     @rule(back=st.integers(0, 3))
@@ -209,14 +209,15 @@ class IndexAndDict(RuleBasedStateMachine):
         assert sum(piece.entries for piece in pieces) == len(copied)
 
     @rule(at_once=st.integers(1, 4), slices=st.integers(1, 6) | st.just(1_000))
-    def pack_next(self, at_once: int, slices: int) -> None:
+    def pack(self, at_once: int, slices: int) -> None:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(settling, "_AT_ONCE_BUCKETS", at_once)
-            starts = [start for start, *_ in self.index._buckets.unsettled_after(None)]
-            after_ms = self.index.pack_next()
+            patch.setattr(buckets, "_PACKED_AT_ONCE", at_once)
+            after_first = list(self.index._buckets._bitmaps.items())[1:]
+            starts = [start for start, kept in after_first if not isinstance(kept, PackedBucket) or kept.added]
+            after_ms = self.index.pack()
             for _ in range(slices - 1):
                 if after_ms is not None:
-                    after_ms = self.index.pack_next(after_ms)
+                    after_ms = self.index.pack(after_ms)
         assert slices < 1_000 or after_ms is None
         if after_ms is None:
             assert set(starts) <= set(packed_in(self.index))
@@ -244,7 +245,7 @@ def test_equal_due_times_keep_append_order(column: Column) -> None:
     index = DelayIndex(column, start_ms=START_MS, window_entries=64)
     due_ms = START_MS + 90_000
     index.add(*column.put(100, [due_ms] * 300))
-    index.prepare(due_ms)
+    index._load(due_ms)
     index.add(*column.put(400, [due_ms] * 150))
     for entry_id in range(550, 600):
         column.put(entry_id, [due_ms])
@@ -323,7 +324,7 @@ def test_many_single_adds_into_the_window_are_merged_and_keep_order(column: Colu
     index = DelayIndex(column, start_ms=START_MS)
     dues = np.random.default_rng(10).integers(START_MS, START_MS + MINUTE_MS, 12_000).tolist()
     index.add(*column.put(0, dues[:2_000]))
-    index.prepare(START_MS)
+    index._load(START_MS)
     column.put(2_000, dues[2_000:])
     for entry_id in range(2_000, 12_000):
         index.add_one(entry_id, dues[entry_id])
@@ -337,8 +338,8 @@ def test_what_is_put_back_comes_first_again_whatever_was_added_since(column: Col
     index.add(*column.put(0, range(START_MS, START_MS + 10)))
     ids, dues = index.take(START_MS + 9, 10)
     index.add(*column.put(10, range(START_MS + 5, START_MS + 25)))
-    index.prepare(START_MS + 9)
-    index.put_back(ids, dues)
+    index._load(START_MS + 9)
+    index.add(ids, dues)
     index._check()
     assert drain(index, START_MS + 99, 3) == sorted((due, i) for i, due in column.due_ms.items())
 
@@ -349,7 +350,7 @@ def test_the_last_entry_of_a_part_put_back_alone_comes_before_the_rest(column: C
     index.add(*column.put(0, [START_MS + 10] * 3))
     for entry_id in range(3):
         taken = index.take(START_MS + 10, 1)
-        index.put_back(*taken)
+        index.add(*taken)
         index._check()
         assert pairs(index.take(START_MS + 10, 1)) == [(START_MS + 10, entry_id)]
 
@@ -400,10 +401,10 @@ def test_a_split_that_fails_midway_is_undone(column: Column, monkeypatch: pytest
     index.add(*column.put(0, dues))
     column.good_calls = 3  # the sample and two blocks
     with pytest.raises(OSError, match="cannot be read"):
-        index.prepare(START_MS)
+        index._load(START_MS)
     column.good_calls = None
     index._check()
-    assert [(start, len(ids)) for start, ids in index.buckets()] == [(START_MS, 300)]
+    assert [(start, len(ids)) for start, ids in buckets_of(index)] == [(START_MS, 300)]
     assert index.next_due_ms() == START_MS
     assert drain(index, START_MS + 50_000, 7) == sorted(zip(dues, range(300), strict=True))
 
@@ -426,7 +427,7 @@ def test_a_discarded_entry_never_comes_out(column: Column) -> None:
     """Entries are removed from the sorted window, from its recent adds and from buckets, and counted once."""
     index = DelayIndex(column, start_ms=START_MS)
     index.add(*column.put(0, [START_MS + i for i in range(20)]))
-    index.prepare(START_MS)
+    index._load(START_MS)
     index.add(*column.put(20, [START_MS + 3, START_MS + 500_000, START_MS + 500_001]))
     assert index.discard(BitMap([1, 20, 21, 999])) == 3
     assert index.discard_one(2, START_MS + 2)
@@ -448,11 +449,11 @@ def test_the_whole_range_of_offsets_and_ids_is_kept(column: Column, bucket_ms: i
     index = DelayIndex(column, **sizes)
     index.add(ids, dues)
     index._check()
-    index = DelayIndex.from_buckets(index.buckets(), column, **sizes)
+    index = DelayIndex.from_buckets(buckets_of(index), column, **sizes)
     assert pairs(index.take(start_ms - 1, 10)) == []
     assert pairs(index.take(last_ms - 1, 10)) == [(start_ms, 0), (start_ms, MAX_ID - 1)]
     assert pairs(index.take(last_ms + OFFSET_LIMIT_MS, 10)) == [(last_ms, 1), (last_ms, MAX_ID)]
-    index.put_back(ids, dues)
+    index.add(ids, dues)
     index._check()
     assert index.exact_next_due_ms() == start_ms
 
@@ -461,8 +462,8 @@ def test_a_saved_copy_shares_nothing_with_the_index(column: Column) -> None:
     """A snapshot taken before more is added, taken and discarded still holds what there was."""
     index = DelayIndex(column, start_ms=START_MS)
     index.add(*column.put(0, [START_MS + i * 40_000 for i in range(6)]))
-    index.prepare(START_MS)
-    saved = index.buckets()
+    index._load(START_MS)
+    saved = buckets_of(index)
     index.add(*column.put(6, [START_MS + 1, START_MS + 100_000]))
     index.take(START_MS + 90_000, 10)
     index.discard(BitMap([5]))
@@ -529,12 +530,12 @@ def test_an_unloaded_index_names_its_first_bucket_as_next_due_and_reads_nothing(
 
 
 def test_a_day_of_messages_takes_few_bytes_each(column: Column) -> None:
-    """At the density of ten million over a day, 60 s buckets are estimated below four bytes a message, asleep 2.5."""
+    """At the density of ten million over a day, 60 s buckets are estimated below four bytes a message, packed 2.5."""
     index = DelayIndex(column, start_ms=START_MS)
     dues = np.random.default_rng(11).integers(START_MS, START_MS + 30 * MINUTE_MS, 200_000)
     index.add(np.arange(0, 9_600_000, 48, dtype=np.uint32), dues)
     assert 3 < index.memory_bytes() / 200_000 < 4
-    apply_all(index)
+    pack_all(index)
     assert 2 < index.memory_bytes() / 200_000 < 2.5
 
 

@@ -10,7 +10,7 @@ from pyroaring import BitMap
 from duelog.partitions.index.delay_index import DelayIndex
 from duelog.partitions.index.index_cut import IndexCut, Piece
 from duelog.partitions.index.window import Dues, Ids
-from tests.partitions.packing_all import put_to_sleep
+from tests.partitions.packing_all import as_packed, buckets_of
 
 START_MS = 60_000
 BUCKET_MS = 10
@@ -77,10 +77,10 @@ def test_what_comes_in_meanwhile_is_not_in_the_copy(
     column.append(index, before)
     index.take(START_MS + 100, taken)
     index.exact_next_due_ms()  # loads the window, and splits a crowded bucket
-    expected = {start_ms: set(ids) for start_ms, ids in index.buckets()}
+    expected = {start_ms: set(ids) for start_ms, ids in buckets_of(index)}
     if packed:
-        sleeping = put_to_sleep(index.buckets(), len(before))
-        index = DelayIndex.from_buckets(sleeping, column, start_ms=START_MS, bucket_ms=BUCKET_MS, window_entries=window)
+        restored = as_packed(buckets_of(index), len(before))
+        index = DelayIndex.from_buckets(restored, column, start_ms=START_MS, bucket_ms=BUCKET_MS, window_entries=window)
         if taken % 2:
             index.exact_next_due_ms()
     left = list(added)

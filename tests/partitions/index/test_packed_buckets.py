@@ -1,4 +1,4 @@
-"""Buckets asleep: what leaves them so, what wakes them, and that their memory goes with them.
+"""Packed buckets: what leaves them so, what unpacks them, and that their memory goes with them.
 
 That an index with such buckets is equal to one without in every operation is in test_delay_index.py.
 """
@@ -13,7 +13,7 @@ from duelog.partitions.index.delay_index import DelayIndex
 from duelog.partitions.index.packed_buckets import PackedBucket, Slab
 from duelog.partitions.index.window import Dues, Ids
 from duelog.store.errors import BrokenInvariant
-from tests.partitions.packing_all import packed_in, put_to_sleep
+from tests.partitions.packing_all import as_packed, buckets_of, packed_in
 
 START_MS = 20_000 * 86_400_000
 MINUTE_MS = 60_000
@@ -31,11 +31,11 @@ def due_of(ids: Ids) -> Dues:
     return np.array([due_ms(entry_id) for entry_id in ids.tolist()], dtype=np.int64)
 
 
-def sleeping_index(*, together: int = 4) -> DelayIndex:
-    """MINUTES buckets of EACH entries, all asleep."""
+def packed_index(*, together: int = 4) -> DelayIndex:
+    """MINUTES buckets of EACH entries, all packed."""
     index = DelayIndex(due_of, start_ms=START_MS)
     index.add(0, due_of(np.arange(MINUTES * EACH, dtype=np.uint32)))
-    saved = put_to_sleep(index.buckets(), MINUTES * EACH, together=together)
+    saved = as_packed(buckets_of(index), MINUTES * EACH, together=together)
     return DelayIndex.from_buckets(saved, due_of, start_ms=START_MS)
 
 
@@ -45,9 +45,9 @@ def slabs_of(index: DelayIndex) -> list[Slab]:
     return list({id(each.slab): each.slab for each in kept if isinstance(each, PackedBucket)}.values())
 
 
-def test_adding_counting_and_asking_leave_buckets_asleep() -> None:
-    """A tail replayed over all buckets, the count, the next due time and a look for a stranger wake none."""
-    index = sleeping_index()
+def test_adding_counting_and_asking_leave_buckets_packed() -> None:
+    """A tail replayed over all buckets, the count, the next due time and a look for an absent entry unpack none."""
+    index = packed_index()
     more = np.arange(MINUTES * EACH, MINUTES * EACH * 2, dtype=np.uint32)
     index.add(int(more[0]), due_of(more))
     index.add_one(1_000, due_ms(1_000))
@@ -56,30 +56,30 @@ def test_adding_counting_and_asking_leave_buckets_asleep() -> None:
     assert index.discard(BitMap([5_000])) == 0
     assert not index.discard_one(5_001, due_ms(5_001))
     assert index.memory_bytes() > 0
-    assert len(index.buckets()) == MINUTES
+    assert len(buckets_of(index)) == MINUTES
     index._check()
     assert len(packed_in(index)) == MINUTES
 
 
-def test_the_first_due_bucket_wakes_alone() -> None:
+def test_the_first_due_bucket_is_unpacked_alone() -> None:
     """A take reads one bucket and leaves the others as they were saved."""
-    index = sleeping_index(together=MINUTES)
+    index = packed_index(together=MINUTES)
     ids, _ = index.take(START_MS + MINUTE_MS - 1, 100)
     assert ids.tolist() == [0, 12, 24, 36, 48]
     assert packed_in(index) == [START_MS + minute * MINUTE_MS for minute in range(1, MINUTES)]
 
 
-def test_what_was_added_to_a_bucket_asleep_comes_out_with_it_in_order() -> None:
-    """Entries saved and entries added are one bucket when it is due."""
-    index = sleeping_index()
+def test_what_was_added_to_a_packed_bucket_comes_out_with_it_in_order() -> None:
+    """Entries packed and entries added are one bucket when it is due."""
+    index = packed_index()
     index.add_one(60, due_ms(60))
     index.add(np.array([72, 84], dtype=np.uint32), due_of(np.array([72, 84], dtype=np.uint32)))
     assert index.take(START_MS + MINUTE_MS - 1, 100)[0].tolist() == [0, 12, 24, 36, 48, 60, 72, 84]
 
 
-def test_an_entry_added_to_a_bucket_asleep_can_be_taken_out_again() -> None:
+def test_an_entry_added_to_a_packed_bucket_can_be_taken_out_again() -> None:
     """Whether by its due time or by its id alone."""
-    index = sleeping_index()
+    index = packed_index()
     for entry_id in (60, 72):
         index.add_one(entry_id, due_ms(entry_id))
     assert index.discard_one(60, due_ms(60))
@@ -89,8 +89,8 @@ def test_an_entry_added_to_a_bucket_asleep_can_be_taken_out_again() -> None:
 
 
 def test_entries_added_after_the_snapshot_are_discarded_without_waking_a_bucket() -> None:
-    """None of them can be among those saved; one older than they are is looked for, and wakes the buckets hit."""
-    index = sleeping_index(together=MINUTES)
+    """None of them can be among those saved; one older than they are is looked for, and unpacks the buckets hit."""
+    index = packed_index(together=MINUTES)
     more = np.arange(60, 84, dtype=np.uint32)
     index.add(60, due_of(more))
     assert index.discard(BitMap([60, 72, 61, 500])) == 3
@@ -103,9 +103,9 @@ def test_entries_added_after_the_snapshot_are_discarded_without_waking_a_bucket(
     assert index.take(START_MS + MINUTE_MS - 1, 100)[0].tolist() == [0, 12, 24, 36, 48]
 
 
-def test_a_snapshot_takes_buckets_asleep_as_they_are() -> None:
-    """Copying the index for a snapshot wakes none, though it has to look into one that was added to."""
-    index = sleeping_index()
+def test_a_snapshot_takes_packed_buckets_as_they_are() -> None:
+    """Copying the index for a snapshot unpacks none, though it has to look into one that was added to."""
+    index = packed_index()
     index.add_one(61, due_ms(61))
     cutting = index.cut(62)
     cutting.arrange()
@@ -114,18 +114,18 @@ def test_a_snapshot_takes_buckets_asleep_as_they_are() -> None:
     assert len(packed_in(index)) == MINUTES
 
 
-def test_a_copy_below_entries_asleep_leaves_them_out() -> None:
+def test_a_copy_below_packed_entries_leaves_them_out() -> None:
     """Bytes that may hold entries from the limit on are not copied as they are."""
-    cutting = sleeping_index().cut(30)
+    cutting = packed_index().cut(30)
     cutting.arrange()
     copied = [entry_id for piece in cutting.more(1 << 32) for entry_id in BitMap.deserialize(piece.bitmap)]
     assert sorted(copied) == list(range(30))
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_sheet_is_given_back_when_less_than_half_of_it_is_needed(seed: int) -> None:
-    """In whatever order buckets wake, of the bytes kept at least half are of buckets that are asleep."""
-    index = sleeping_index(together=6)
+def test_a_slab_is_given_back_when_less_than_half_of_it_is_needed(seed: int) -> None:
+    """In whatever order buckets are unpacked, of the bytes kept at least half are of packed buckets."""
+    index = packed_index(together=6)
     order = np.random.default_rng(seed).permutation(MINUTES).tolist()
     for minute in order:
         assert index.discard_one(minute, due_ms(minute))
@@ -137,7 +137,7 @@ def test_a_sheet_is_given_back_when_less_than_half_of_it_is_needed(seed: int) ->
 
 
 @pytest.mark.parametrize("size", [0, 10, 131_071, 131_072, 1_000_000])
-def test_a_sheet_is_a_copy_that_nobody_can_change(size: int) -> None:
+def test_a_slab_is_a_read_only_copy(size: int) -> None:
     """Small or in memory of its own, it holds what was there, and refuses to be written to."""
     source = bytearray(np.random.default_rng(1).integers(0, 256, size, dtype=np.uint8).tobytes())
     slab = Slab(memoryview(source))
@@ -151,7 +151,7 @@ def test_a_sheet_is_a_copy_that_nobody_can_change(size: int) -> None:
 
 
 def test_a_bucket_with_another_number_of_entries_than_it_says_is_a_bug() -> None:
-    """It is told when it wakes, instead of counting wrong from there on."""
+    """It is told when it is unpacked, instead of counting wrong from there on."""
     slab = Slab(BitMap([1, 2]).serialize())
     with pytest.raises(BrokenInvariant, match="3 entries, of which 2"):
         PackedBucket(slab, slab.bytes, 3, 10).bitmap()

@@ -1,6 +1,6 @@
-"""Buckets that appends have filled are put to sleep: which, when, in what pieces, and what that takes and saves.
+"""Buckets that appends have filled are packed: which, when, in what pieces, and what that takes and saves.
 
-That an index whose buckets fall asleep is equal to one that stays awake in every operation is in test_delay_index.py.
+That an index whose buckets are packed is equal to one without in every operation is in test_delay_index.py.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 from pyroaring import BitMap
 
-from duelog.partitions.index import packing as settling
+from duelog.partitions.index import buckets
 from duelog.partitions.index.buckets import Buckets
 from duelog.partitions.index.delay_index import DelayIndex
 from duelog.partitions.index.index_cut import Piece
 from duelog.partitions.index.packed_buckets import PackedBucket
 from duelog.partitions.index.window import Dues, Ids
-from tests.partitions.packing_all import apply_all, packed_in
+from tests.partitions.packing_all import pack_all, packed_in
 
 START_MS = 20_000 * 86_400_000
 MINUTE_MS = 60_000
@@ -65,12 +65,12 @@ def entries_in(pieces: list[Piece]) -> dict[int, list[int]]:
     return found
 
 
-def test_all_buckets_but_the_earliest_fall_asleep_and_fire_in_order() -> None:
-    """What came before, between and after two rounds of settling comes out as if nothing had slept."""
+def test_all_buckets_but_the_earliest_are_packed_and_fire_in_order() -> None:
+    """What came before, between and after two rounds of packing comes out as if nothing had been packed."""
     growing = Growing(20)
     for _ in range(3):
         growing.add(2_000)
-        apply_all(growing.index)
+        pack_all(growing.index)
         growing.index._check()
         assert packed_in(growing.index) == [START_MS + minute * MINUTE_MS for minute in range(1, 20)]
     growing.add(500)
@@ -82,46 +82,46 @@ def test_all_buckets_but_the_earliest_fall_asleep_and_fire_in_order() -> None:
     assert fired == growing.all_in_order()
 
 
-def test_a_slice_is_one_sheet_of_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slice_is_one_slab_of_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
     """So many bytes or so many buckets at a time, whichever comes first, each bucket once."""
     growing = Growing(50)
     growing.add(20_000)  # 800 bytes a bucket
-    monkeypatch.setattr(settling, "_AT_ONCE_BYTES", 8_000)
-    assert apply_all(growing.index) == 5
+    monkeypatch.setattr(buckets, "_PACKED_AT_ONCE_BYTES", 8_000)
+    assert pack_all(growing.index) == 5
     slabs = {kept.slab for kept in growing.index._buckets._bitmaps.values() if isinstance(kept, PackedBucket)}
     assert len(slabs) == 5
     assert max(len(slab.starts_ms) for slab in slabs) <= 11
     growing.add(20_000)
-    monkeypatch.setattr(settling, "_AT_ONCE_BYTES", 1 << 20)
-    monkeypatch.setattr(settling, "_AT_ONCE_BUCKETS", 7)
-    assert apply_all(growing.index) == 8
-    assert apply_all(growing.index) == 1  # nothing was added: nothing is copied again
+    monkeypatch.setattr(buckets, "_PACKED_AT_ONCE_BYTES", 1 << 20)
+    monkeypatch.setattr(buckets, "_PACKED_AT_ONCE", 7)
+    assert pack_all(growing.index) == 8
+    assert pack_all(growing.index) == 1  # nothing was added: nothing is copied again
     growing.index._check()
 
 
-def test_a_bucket_too_large_to_copy_at_once_stays_awake(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bucket_too_large_to_copy_at_once_stays_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is passed over, and those after it have their turn."""
-    monkeypatch.setattr(settling, "_LARGE_ENTRIES", 100)
+    monkeypatch.setattr(buckets, "_LARGE_ENTRIES", 100)
     growing = Growing(4)
     growing.add(200)
     growing.index.add(200, np.full(101, START_MS + MINUTE_MS))
-    apply_all(growing.index)
+    pack_all(growing.index)
     assert packed_in(growing.index) == [START_MS + 2 * MINUTE_MS, START_MS + 3 * MINUTE_MS]
 
 
 def test_it_is_worth_it_only_when_much_has_come_in() -> None:
-    """Not for few entries a bucket, and not while less than half of the index is awake and came since."""
+    """Not for few entries a bucket, and not while less than half of the index is unpacked and came since."""
     growing = Growing(10)
     growing.add(5_120)
     assert not growing.index.is_worth_packing(5_120)
     growing.add(1)
     assert growing.index.is_worth_packing(5_121)
     assert not growing.index.is_worth_packing(5_120)
-    apply_all(growing.index)
+    pack_all(growing.index)
     unpacked = len(growing.index) - growing.index._buckets.packed
     assert unpacked < 600
     growing.add(10_000)
-    apply_all(growing.index)
+    pack_all(growing.index)
     unpacked = len(growing.index) - growing.index._buckets.packed
     growing.add(6_000)
     assert growing.index._buckets.packed + unpacked + 6_000 == len(growing.index)
@@ -131,11 +131,11 @@ def test_it_is_worth_it_only_when_much_has_come_in() -> None:
     assert not growing.index.is_worth_packing(10_000)
 
 
-def test_cancelling_which_wakes_buckets_is_no_reason_to_begin() -> None:
-    """A few cancelled entries wake all; they fall asleep again when as much has been added as for the first time."""
+def test_cancelling_which_unpacks_buckets_is_no_reason_to_begin() -> None:
+    """A few cancelled entries unpack all; they are packed again when as much has been added as for the first time."""
     growing = Growing(10)
     growing.add(10_000)
-    apply_all(growing.index)
+    pack_all(growing.index)
     for entry_id in range(100):
         growing.index.discard_one(entry_id, int(growing.dues[entry_id]))
     growing.index._check()
@@ -145,7 +145,7 @@ def test_cancelling_which_wakes_buckets_is_no_reason_to_begin() -> None:
     assert growing.index.is_worth_packing(11_000)
 
 
-def test_entries_in_the_window_are_not_waiting_to_fall_asleep() -> None:
+def test_entries_in_the_window_are_not_waiting_to_be_packed() -> None:
     """A loaded window is no reason to begin, however large."""
     growing = Growing(1)
     growing.add(5_000)
@@ -154,13 +154,13 @@ def test_entries_in_the_window_are_not_waiting_to_fall_asleep() -> None:
     assert not growing.index.is_worth_packing(5_000)
 
 
-def test_a_snapshot_cut_after_settling_equals_one_without() -> None:
+def test_a_snapshot_cut_after_packing_equals_one_without() -> None:
     """Entries by bucket are the same, with the limit at the tail and below it; nothing from the limit on is in it."""
     unpacked, packed = Growing(12), Growing(12)
     for growing in (unpacked, packed):
         growing.add(3_000)
         growing.index.take(START_MS + MINUTE_MS, 100)
-    apply_all(packed.index)
+    pack_all(packed.index)
     for growing in (unpacked, packed):
         growing.add(500)
     for limit_id in (3_500, 3_000, 2_999, 1_234, 1):
@@ -170,8 +170,8 @@ def test_a_snapshot_cut_after_settling_equals_one_without() -> None:
     assert len(packed_in(packed.index)) == 9  # two are in the window
 
 
-def test_settling_between_the_slices_of_a_copy_changes_nothing_of_it() -> None:
-    """Buckets fall asleep, with entries that came after the copy began, and it is still of its beginning."""
+def test_packing_between_the_slices_of_a_copy_changes_nothing_of_it() -> None:
+    """Buckets are packed, with entries that came after the copy began, and it is still of its beginning."""
     growing = Growing(12)
     growing.add(1_000)
     growing.index.take(START_MS + MINUTE_MS, 20)
@@ -182,15 +182,15 @@ def test_settling_between_the_slices_of_a_copy_changes_nothing_of_it() -> None:
     while more := cutting.more(1):
         pieces += more
         growing.add(50)
-        apply_all(growing.index)
+        pack_all(growing.index)
     assert entries_in(pieces) == expected
 
 
 def test_bytes_that_hold_nothing_from_the_limit_on_are_copied_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A snapshot right after settling looks into the earliest bucket only."""
+    """A snapshot right after packing looks into the earliest bucket only."""
     growing = Growing(12)
     growing.add(3_000)
-    apply_all(growing.index)
+    pack_all(growing.index)
     looked: list[int] = []
     original = Buckets.entries_of
 
@@ -203,21 +203,21 @@ def test_bytes_that_hold_nothing_from_the_limit_on_are_copied_as_they_are(monkey
     assert looked == [START_MS]
 
 
-def test_a_burst_is_a_few_bytes_asleep_too() -> None:
+def test_a_packed_burst_is_a_few_bytes() -> None:
     """Consecutive entries of one minute, added to a bucket one by one, are runs."""
     growing = Growing(2)
     growing.add(10)
     for entry_id in range(10, 1_000):
         growing.index.add_one(entry_id, START_MS + MINUTE_MS)
-    apply_all(growing.index)
+    pack_all(growing.index)
     (kept,) = (kept for kept in growing.index._buckets._bitmaps.values() if isinstance(kept, PackedBucket))
     assert len(kept) > 990
     assert len(kept.saved) < 60
 
 
 @pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="resident memory is told by Linux alone")
-def test_estimated_memory_is_what_is_resident_asleep_and_with_entries_added() -> None:
-    """In a process of its own, three million entries over a day: settled, a third more, settled again."""
+def test_estimated_memory_is_what_is_resident_packed_and_with_entries_added() -> None:
+    """In a process of its own, three million entries over a day: packed, a third more, packed again."""
     done = subprocess.run([sys.executable, "-c", _MEASURE], capture_output=True, text=True, check=True)
     for what, (estimated, resident) in json.loads(done.stdout).items():
         assert 0.8 < estimated / resident < 1.15, (what, estimated, resident)
@@ -239,7 +239,7 @@ source = np.random.default_rng(1)
 index = DelayIndex(None, start_ms=0)
 warm = DelayIndex(None, start_ms=0)
 warm.add(0, source.integers(0, 86_400_000, 1_000_000))
-warm.pack_next()
+warm.pack()
 del warm
 before = anonymous()
 
@@ -248,20 +248,20 @@ def grow(first, count):
         index.add(at, source.integers(0, 86_400_000, 5_000))
 
 def pack():
-    after_ms = index.pack_next()
+    after_ms = index.pack()
     while after_ms is not None:
-        after_ms = index.pack_next(after_ms)
+        after_ms = index.pack(after_ms)
 
 found = {}
 def note(what):
     found[what] = index.memory_bytes(), anonymous() - before
 grow(0, 3_000_000)
-note("awake")
+note("unpacked")
 pack()
-note("settled")
+note("packed")
 grow(3_000_000, 1_000_000)
 note("a third added")
 pack()
-note("settled again")
+note("packed again")
 print(json.dumps(found))
 """

@@ -1,0 +1,395 @@
+"""What is left to fire of one partition log: entries come in, a batch is taken, and confirmed or rolled back.
+
+The frontier (C, T) says that the entries below T at or before C have fired and no others. Whatever way an entry comes
+in (appended, read back, admitted) it says where it belongs: after C into the delay index; at or before C and below T
+it has fired; at or before C from T on it is late (late_entries.py).
+
+A firing is three steps: `take` chooses a bounded batch and moves the frontier in memory, the caller commits markers
+and the new frontier record in one transaction, then `confirm`, from the commit itself, or `roll_back`. One firing at a
+time; appends may arrive meanwhile, and are late or not by the frontier that `take` left.
+
+A change that does not come to its end, interrupted or by an error, leaves the log TORN: what it has in memory is not
+known to be what the disk says is left to fire. Its owner closes it, and loads the partition anew (loaded.py).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import numpy as np
+from pyroaring import BitMap
+
+from ...partitions.due_column import DueBatch
+from ...partitions.index.delay_index import DelayIndex, DueOf
+from ...partitions.index.index_cut import Piece
+from ...snapshot.writer import Cut
+from ...store.codec.frontier import HELD, FrontierRecord
+from ...store.codec.run import Int64s, UInt32s
+from ...store.errors import BrokenInvariant
+from .late_entries import LateEntries
+from .log_state import LogState, Taken
+
+_ABSORBED_AT_ONCE = 1 << 16
+"""Entries heard while loading that are put into the index with the lock in hand, at the end of it."""
+
+_BULK = 100
+"""From this many on, cancelled entries are looked for in all buckets at once."""
+
+_COPIED_AT_ONCE = 1 << 18
+"""Entries of the index copied with the lock in hand: about 1 ms."""
+
+HAND_OVER_S = 0.0005
+"""A thread that lets a lock go and takes it at once gets it again; one that waits for it needs this long."""
+
+
+class PendingLog:
+    """The unfired entries of one topic's log in one begun partition. Thread-safe."""
+
+    def __init__(
+        self, topic_id: int, start_ms: int, frontier: FrontierRecord, index: DelayIndex, *, loaded: bool
+    ) -> None:
+        """`loaded` False: what comes in is kept aside until `finish_loading`."""
+        self.topic_id = topic_id
+        self.start_ms = start_ms
+        self.frontier = frontier
+        self.armed_ms: int | None = None
+        """The due time under which the ready queue has it; belongs to the queue's lock."""
+        self.saved_tail = 0
+        """Entries below it are covered by a complete snapshot; belongs to the thread that saves and loads."""
+        self._state = LogState.LOADED if loaded else LogState.LOADING
+        self._index = index
+        self._late = LateEntries()
+        self._tail = 0
+        """Entries below it are in the index, late, or fired."""
+        self._takes = 0
+        self._packed_tail = 0
+        """The tail when packing last began."""
+        self._packed_to_ms: int | None = None
+        self._heard: list[DueBatch] = []
+        self._admitted: list[tuple[UInt32s, Int64s]] = []
+        self._cancelled = BitMap()
+        """What came in while it was loading, in order of each kind; a cancellation is the last word."""
+        self._lock = threading.Lock()
+
+    @property
+    def ledger_id(self) -> int:
+        return self.frontier.ledger_id
+
+    @property
+    def due_of(self) -> DueOf:
+        """Reads due times of the log's entries."""
+        return self._index.due_of
+
+    @property
+    def tail(self) -> int:
+        return self._tail
+
+    @property
+    def state(self) -> LogState:
+        """As no change is under way: waits for the lock."""
+        with self._lock:
+            return self._state
+
+    @property
+    def loaded(self) -> bool:
+        """Whether it may fire, or is firing."""
+        return self.state in (LogState.LOADED, LogState.FIRING)
+
+    @property
+    def whole(self) -> bool:
+        """Whether what it has in memory is what is left to fire; asked while nothing is fired."""
+        return self.state not in (LogState.FIRING, LogState.TORN)
+
+    def __len__(self) -> int:
+        """Entries left to fire, as far as loaded."""
+        return len(self._index) + len(self._late)
+
+    def memory_bytes(self) -> int:
+        """Estimated bytes of the delay index (see DelayIndex.memory_bytes); 0 until it is loaded."""
+        with self._lock:
+            return 0 if self._state is LogState.LOADING else self._index.memory_bytes()
+
+    def close(self) -> None:
+        """Nothing of it fires any more, whoever still has it."""
+        with self._lock:
+            self._state = LogState.CLOSED
+
+    # -- loading -----------------------------------------------------------------------------------
+
+    def restore_index(self, index: DelayIndex, tail: int) -> None:
+        """Take over an index restored from a snapshot that covers the entries below `tail`.
+
+        REQUIRES: nothing absorbed yet; the index holds no fired entry, and none late.
+        """
+        with self._lock:
+            self._index = index
+            self._tail = self.saved_tail = tail
+
+    def restore(self, first_entry: int, dues: Int64s) -> None:
+        """Entries read back from the due column, in order; fired ones are left out. REQUIRES: it is loading.
+
+        Without the lock, so that appends are not held up: what they bring is kept aside.
+        """
+        self._absorb(first_entry, dues)
+
+    def skip_unreadable(self, limit: int) -> None:
+        """The entries from the tail up to `limit` cannot be read: go on after them."""
+        with self._lock:
+            self._tail = max(self._tail, limit)
+
+    def finish_loading(self) -> None:
+        """The log has been read up to where listening began: take what was heard since, and fire from now on.
+
+        Appends meanwhile wait for the last few entries only.
+        """
+        while True:
+            with self._lock:
+                heard, self._heard = self._heard, []
+                if sum(len(batch.dues) for batch in heard) <= _ABSORBED_AT_ONCE:
+                    self._finish_loading(heard)
+                    return
+            for first_entry, dues in heard:
+                self._absorb(first_entry, dues)
+
+    def _finish_loading(self, heard: list[DueBatch]) -> None:
+        self._state = LogState.TORN
+        for first_entry, dues in heard:
+            self._absorb(first_entry, dues)
+        for entries, dues in self._admitted:
+            self._admit(entries, dues)
+        self._discard(self._cancelled)
+        self._cancelled, self._admitted = BitMap(), []
+        self._state = LogState.LOADED
+
+    # -- entries come in -------------------------------------------------------------------------
+
+    def hear(self, first_entry: int, dues: Int64s) -> None:
+        """Entries were committed. Called in commit order by the leader of the partition's commits."""
+        with self._lock:
+            before, self._state = self._state, LogState.TORN
+            if before is LogState.LOADING:
+                self._heard.append(DueBatch(first_entry, dues))
+            else:
+                self._absorb(first_entry, dues)
+            self._state = before
+
+    def admit(self, entries: UInt32s, dues: Int64s) -> None:
+        """Conditional entries heard before may fire now; those that are in the index already, late, or fired stay so.
+
+        REQUIRES: no firing since they were appended, so that T is not above them: then one at or before C is late.
+        """
+        with self._lock:
+            before, self._state = self._state, LogState.TORN
+            if before is LogState.LOADING:
+                self._admitted.append((entries, dues))
+            else:
+                self._admit(entries, dues)
+            self._state = before
+
+    def discard(self, entries: BitMap) -> None:
+        """Entries were cancelled: they are not fired. While loading it is noted, and done at its end."""
+        with self._lock:
+            before, self._state = self._state, LogState.TORN
+            if before is LogState.LOADING:
+                self._cancelled |= entries
+            else:
+                self._discard(entries)
+            self._state = before
+
+    def withdraw(self, entries: UInt32s, dues: Int64s) -> None:
+        """As `discard`, for entries whose due times are known: quick for a few."""
+        if len(entries) > _BULK or len(self._late) or self._state is LogState.LOADING:
+            self.discard(BitMap(entries.tolist()))
+            return
+        with self._lock:
+            before, self._state = self._state, LogState.TORN
+            for entry_id, due_ms in zip(entries.tolist(), dues.tolist(), strict=True):
+                self._index.discard_one(entry_id, due_ms)
+            self._state = before
+
+    def _absorb(self, first_entry: int, dues: Int64s) -> None:
+        if first_entry < self._tail:
+            raise BrokenInvariant(f"entry {first_entry} of ledger {self.ledger_id} comes twice, tail {self._tail}")
+        frontier = self.frontier
+        self._tail = first_entry + len(dues)
+        held = dues == HELD
+        if held.any():
+            self._place(np.arange(first_entry, self._tail, dtype=np.uint32)[~held], dues[~held])
+            return
+        if frontier.due_ms < 0 or int(dues.min()) > frontier.due_ms:
+            self._index.add(first_entry, dues)
+            return
+        self._place(np.arange(first_entry, self._tail, dtype=np.uint32), dues)
+
+    def _place(self, entries: UInt32s, dues: Int64s) -> None:
+        """Put entries where they belong by the frontier; what has fired is left out. REQUIRES: none is in the index."""
+        passed, fired = self.frontier.passes(entries, dues), self.frontier.has_fired(entries, dues)
+        late = passed & ~fired
+        if late.any():  # an admitted one may have been read back as well
+            self._late.add(entries[late], dues[late])
+        if not passed.all():
+            self._index.add(entries[~passed], dues[~passed])
+
+    def _admit(self, entries: UInt32s, dues: Int64s) -> None:
+        self._index.discard(BitMap(entries.tolist()))
+        self._place(entries, dues)
+
+    def _discard(self, entries: BitMap) -> None:
+        if entries:
+            self._index.discard(entries)
+            self._late.discard(entries)
+
+    # -- firing ------------------------------------------------------------------------------------
+
+    def next_due_ms(self) -> int | None:
+        """A lower bound of when something is due: 0 when late entries wait, None when nothing is left to fire."""
+        with self._lock:
+            return self._next_due_ms()
+
+    def _next_due_ms(self) -> int | None:
+        if self._state in (LogState.LOADING, LogState.CLOSED):
+            return None
+        return 0 if len(self._late) else self._index.next_due_ms()
+
+    def exact_next_due_ms(self) -> int | None:
+        """When the next entry is due, 0 when late entries wait, None when nothing is left to fire.
+
+        Puts the earliest bucket in order if that is still to be done, which makes the next `take` quick.
+        """
+        with self._lock:
+            if self._state is not LogState.LOADED or len(self._late):
+                return self._next_due_ms()
+            self._state = LogState.TORN
+            try:
+                due_ms = self._index.exact_next_due_ms()
+            except Exception:
+                if self._index.could_not_read():
+                    self._state = LogState.LOADED
+                raise
+            self._state = LogState.LOADED
+            return due_ms
+
+    def take(self, now_ms: int, limit: int) -> Taken | None:
+        """Choose at most `limit` entries due by `now_ms` and move the frontier in memory; None: nothing is due.
+
+        Late entries go first; only when all of them are in the batch may C advance, because T must not
+        pass an unfired late entry.
+        """
+        with self._lock:
+            if self._state is not LogState.LOADED:
+                return None
+            self._state = LogState.TORN
+            before = self.frontier
+            late = min(len(self._late), limit)
+            entries, dues = self._late.first(late)
+            if late < len(self._late):
+                frontier = before._replace(absorbed_end=int(self._late.entries[late]), fired=before.fired + late)
+            else:
+                try:
+                    on_time, on_time_dues = self._index.take(now_ms, limit - late)
+                except Exception:
+                    if self._index.could_not_read():  # then nothing has been removed
+                        self._state = LogState.LOADED
+                    raise
+                if not late and not len(on_time):
+                    self._state = LogState.LOADED
+                    return None
+                frontier = before._replace(absorbed_end=self._tail, fired=before.fired + late + len(on_time))
+                if len(on_time):
+                    frontier = frontier._replace(due_ms=int(on_time_dues[-1]), entry_id=int(on_time[-1]))
+                    entries = np.concatenate((entries, on_time))
+                    dues = np.concatenate((dues, on_time_dues))
+            # Invariant: C never goes back, T never goes back.
+            back = (frontier.due_ms, frontier.entry_id) < (before.due_ms, before.entry_id)
+            if back or frontier.absorbed_end < before.absorbed_end:
+                raise BrokenInvariant(f"frontier {frontier} is behind {before}")
+            self._late.remove_first(late)
+            self.frontier = frontier
+            self._takes += 1
+            self._state = LogState.FIRING
+            return Taken(entries, dues, late, frontier, before)
+
+    def confirm(self, recorded: FrontierRecord) -> None:
+        """The markers and this frontier are on disk. Called as the commit ends."""
+        with self._lock:
+            self.frontier = recorded
+            if self._state is LogState.FIRING:
+                self._state = LogState.LOADED
+
+    def roll_back(self, taken: Taken) -> None:
+        """Nothing was written: everything taken is left to fire again, and the frontier is as before.
+
+        A torn log stays as it is: it is loaded anew.
+        """
+        with self._lock:
+            if self._state is not LogState.FIRING:
+                return
+            self._state = LogState.TORN
+            self.frontier = taken.before
+            # What arrived since and was late by the frontier now withdrawn may not be late any more.
+            entries, dues = self._late.remove_after(taken.before)
+            self._late.add(taken.entries[: taken.late], taken.dues[: taken.late])
+            entries = np.concatenate((taken.entries[taken.late :], entries))
+            self._index.add(entries, np.concatenate((taken.dues[taken.late :], dues)))
+            self._state = LogState.LOADED
+
+    # -- saving and packing ------------------------------------------------------------------------
+
+    @property
+    def unsaved(self) -> int:
+        """How many entries a restart would have to replay after the newest snapshot."""
+        return self._tail - self.saved_tail
+
+    def cut(self) -> Cut | None:
+        """A copy of the index as of one instant, for a snapshot; None while it is not LOADED.
+
+        Gathered in slices of a few ms between which appends get the lock; None as well if something was taken in
+        between. Covers the entries before the first late one: that one, and what comes after it, is replayed.
+        """
+        with self._lock:
+            if self._state is not LogState.LOADED:
+                return None
+            takes, frontier = self._takes, self.frontier
+            tail = int(self._late.entries[0]) if len(self._late) else self._tail
+            gathering = self._index.cut(tail)
+        gathering.arrange()
+        pieces: list[Piece] = []
+        while True:
+            with self._lock:
+                if takes != self._takes:
+                    return None
+                more = gathering.more(_COPIED_AT_ONCE)
+            if not more:
+                return Cut(self.start_ms, self._index.bucket_ms, tail, frontier, pieces)
+            pieces += more
+            time.sleep(HAND_OVER_S)
+
+    @property
+    def is_worth_packing(self) -> bool:
+        """Whether so much has come in that `pack` should begin; asked without the lock, it is a guess. O(1)."""
+        return self._state is not LogState.LOADING and self._index.is_worth_packing(self._tail - self._packed_tail)
+
+    def pack(self) -> bool:
+        """Pack some buckets of the index, 1 to 2 ms with the lock in hand; True: there are more of them."""
+        with self._lock:
+            if self._state not in (LogState.LOADED, LogState.FIRING):
+                return False
+            before, self._state = self._state, LogState.TORN
+            if self._packed_to_ms is None:
+                self._packed_tail = self._tail
+            self._packed_to_ms = self._index.pack(self._packed_to_ms)
+            self._state = before
+            return self._packed_to_ms is not None
+
+    def unreadable(self) -> list[int]:
+        """Entries whose due time could not be read when they were to fire, taken once."""
+        with self._lock:
+            found = list(self._index.unreadable)
+            self._index.unreadable.clear()
+            return found
+
+    def _check(self) -> None:
+        with self._lock:
+            self._index._check()
+            self._late.check(self.frontier)
