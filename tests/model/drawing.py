@@ -72,12 +72,12 @@ TakingCall = tuple[str, list[int], int]
 HANDING = (
     *("send", "send", "send", "forward", "receive", "receive", "receive", "ack", "nack", "back off", "retry"),
     *("bounce", "bounce", "move", "seek", "leave", "join", "pause", "resume", "reopen", "cumulative", "latest"),
-    *("letters", "take letters"),
+    *("hold", "letters", "letters", "take letters"),
 )
 HANDING_CALLS = st.lists(
-    st.tuples(st.sampled_from(HANDING), PICK, st.sampled_from((0, 0, 1, 5, 30, 300, 1_000))), min_size=5, max_size=25
+    st.tuples(st.sampled_from(HANDING), PICK, st.sampled_from((0, 0, 1, 5, 30, 300, 1_000))), min_size=10, max_size=25
 )
-"""What consumers do, a number, ms: see `_hand_out`."""
+"""What consumers do, a number, ms: see `_hand_out`. Hypothesis draws short lists much more often than long ones."""
 
 TAKING = (
     "send",

@@ -47,6 +47,7 @@ from .drawing import (
 )
 from .driver import PAYLOAD, ROLLED, Expired, Parts, Recorded, Told, expiries, recorded, scratch_directory
 from .twin import Seen, Twin, TwinMessage, TwinSlice, TwinTopic, key_of
+from .twin_policies import KEPT
 from .twin_subscription import TwinSubscription
 
 SLICE_COUNTERS = (FIRED, LEDGERS_TRIMMED, ENTRIES_TRIMMED, PARTITIONS_DELETED)
@@ -174,6 +175,16 @@ class Machine(RuleBasedStateMachine):
             topic.unflushed_until_ms = -1
             for sub in topic.subscriptions.values():
                 sub.forget_deliveries()
+        self._same_policies()
+
+    def _same_policies(self) -> None:
+        """What is in force is what the twin knows to be set, whatever the store was opened with."""
+        for topic in self.twin.topics.values():
+            for name in (None, *topic.subscriptions):
+                found = self.store.effective_policies(topic.name, name)
+                assert {field: getattr(found, field) for field in KEPT} == {
+                    field: self.twin.policies.value(topic.name, field, name) for field in KEPT
+                }
 
     def _topic(self, topic: str) -> str:
         """A run about one subscription has one topic."""

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from duelog import StoreConfig, metrics, stats, subscription, topic
+from duelog import metrics, stats, subscription, topic
 from duelog.background import recurring
 from duelog.background.recurring import Recurring
 from duelog.background.timetable import Timetable
@@ -30,7 +30,6 @@ from duelog.partitions.producer_numbers import nothing
 from duelog.sending.delay_policies import DelayPolicies
 from duelog.store.log.ledger import StagedLedger
 from duelog.store.log.managed_ledger import ManagedLedger
-from duelog.store.policy import policy_records
 from duelog.store.policy.policies import EffectivePolicies, of_config
 from duelog.store.policy.policy_records import STORE_SCOPE
 from duelog.topics import seeking
@@ -204,11 +203,7 @@ def trims_what_waits(patch: Patch) -> None:
 def goes_by_what_its_opener_says(patch: Patch) -> None:
     """Whoever opens a store has what it keeps replaced by its own settings."""
 
-    def record(self: DelayPolicies, config: StoreConfig) -> None:
-        self._main.write(lambda transaction: policy_records.record_defaults(transaction, of_config(config)))
-        self.changed(STORE_SCOPE)
-
-    patch.setattr(DelayPolicies, "record", record)
+    patch.setattr(DelayPolicies, "record", lambda self, config: self.set(STORE_SCOPE, of_config(config)))
 
 
 def keeps_no_dead_letters(patch: Patch) -> None:

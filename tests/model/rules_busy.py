@@ -18,6 +18,7 @@ from .drawing import (
     TakingCall,
     only,
 )
+from .machine import Consumer
 from .rules_delivery import DeliveryRules
 from .rules_policies import PolicyRules
 from .rules_producers import ProducerRules
@@ -63,6 +64,7 @@ class BusyRules(SendingRules, DeliveryRules, WithdrawalRules, RecurringRules, Pr
                     self.ack(number, [number], bool(number % 2))
                 case "nack" if given and self.theme != INLINE_DELAYS:
                     self.nack(number, [-1 - number % 3], ms)
+                    self._receive(self.consumers[number % len(self.consumers)], 3)
                 case "back off" if given and self.theme != INLINE_DELAYS:
                     self.nack_with_backoff(number, [-1 - number % 3])
                 case "retry" if given and self.theme != INLINE_DELAYS:
@@ -73,7 +75,10 @@ class BusyRules(SendingRules, DeliveryRules, WithdrawalRules, RecurringRules, Pr
                     self.send_batch("t0", [("after", ms + 1), ("none",)], False)
                     if self._receive(self.consumers[number % len(self.consumers)], 1 + number % 3):
                         self.ack_cumulative(number, -1, False)
+                case "hold":
+                    self._hold(self.consumers[number % len(self.consumers)], 1 + number % 3)
                 case "letters":
+                    self._bury_one(self.consumers[number % len(self.consumers)])
                     self._look_at_letters(number)
                 case "take letters":
                     self._take_letters(number, 1 + number % 2, bool(number % 3))
@@ -94,10 +99,25 @@ class BusyRules(SendingRules, DeliveryRules, WithdrawalRules, RecurringRules, Pr
                 case "pause" | "resume" if self.theme == HANDING_OUT:
                     self.pause_or_resume(number, call == "pause")
 
+    def _hold(self, consumer: Consumer, count: int) -> None:
+        """Messages are held for as long as the acknowledgement timeout, where there is one, and asked for again."""
+        self.send_batch("t0", [("none",)] * count, False)
+        self._receive(consumer, count)
+        self._forward(consumer.twin.setting("ack_timeout_ms"))
+        for other in self.consumers:
+            self._receive(other, 3)
+
+    def _bury_one(self, consumer: Consumer) -> None:
+        """A message is given back as often as it takes to be dead-lettered, where there is a limit."""
+        if self.theme == HANDING_OUT:
+            self.send_batch("t0", [("none",)], False)
+            for _ in range(consumer.twin.setting("max_redeliveries") + 2):
+                self._nack(consumer, self._receive(consumer, 3), 0)
+
     def _look_at_letters(self, number: int) -> None:
-        """Somebody receives dead letters, and goes without acknowledging them, again and again."""
+        """Dead letters are received by a consumer that leaves without acknowledging them, again and again."""
         graves = [topic.name for topic in self.twin.topics.values() if topic.keeper is not None]
-        for _ in range(1 + number % 4 if graves else 0):
+        for _ in range(2 + number % 3 if graves else 0):
             before = len(self.consumers)
             self._subscribe(graves[0], "g", "shared", "earliest")
             if len(self.consumers) > before:

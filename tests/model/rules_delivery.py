@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import pytest
 from hypothesis import strategies as st
@@ -171,20 +171,22 @@ class DeliveryRules(Machine):
             letter = TwinMessage(int(message.payload), now_ms, now_ms, origin_id)
             letter.letter = TwinLetter(message.topic, consumer.twin.name, origin_id, attempts)
             letters.append(letter)
-        self._appended(grave, letters)
+        self._appended({grave: letters})
         face = self.store.topic(grave.name)
         for letter, (_, _, message) in zip(letters, dead, strict=True):
             there = face.get(letter.message_id)
             assert there is not None
             assert (there.payload, there.key) == (message.payload, message.key)
 
-    def _appended(self, topic: TwinTopic, messages: Sequence[TwinMessage]) -> None:
-        """Messages were appended to a main log by the engine itself: their ids are learned."""
-        for message in messages:
-            topic.append(message, self.twin.now_ms)
+    def _appended(self, messages: Mapping[TwinTopic, Sequence[TwinMessage]]) -> None:
+        """Messages were appended to main logs by the engine itself: their ids are learned."""
+        for topic, of_topic in messages.items():
+            for message in of_topic:
+                topic.append(message, self.twin.now_ms)
         self._learn()
-        for at, message in enumerate(messages):
-            message.message_id = topic.position(len(topic.main) - len(messages) + at)
+        for topic, of_topic in messages.items():
+            for at, message in enumerate(of_topic, len(topic.main) - len(of_topic)):
+                message.message_id = topic.position(at)
 
     # -- dead letters --------------------------------------------------------------------------------
 
@@ -224,19 +226,19 @@ class DeliveryRules(Machine):
         return topic if topic is not None and letter.subscription in topic.subscriptions else None
 
     def _taken_letters(self, taken: Sequence[tuple[TwinTopic, int]], back: bool) -> None:
-        now_ms = self.twin.now_ms
+        """Letters, by dead-letter topic and place, were purged, or moved back: all of them by one call."""
+        now_ms, moved = self.twin.now_ms, dict[TwinTopic, list[TwinMessage]]()
         for grave, place in taken:
             letter, keeper = grave.main[place].letter, grave.keeper
             assert letter is not None
             assert keeper is not None
             if back:
                 origin = self.twin.topics[TopicName.parse(letter.topic).local_name]
-                self._appended(
-                    origin,
-                    [TwinMessage(grave.main[place].number, now_ms, now_ms, NOWHERE, addressee=letter.subscription)],
-                )
+                message = TwinMessage(grave.main[place].number, now_ms, now_ms, NOWHERE, addressee=letter.subscription)
+                moved.setdefault(origin, []).append(message)
             self._acked(grave, keeper, keeper.ack([place]), False)
             keeper.save()
+        self._appended(moved)
 
     # -- acknowledging -----------------------------------------------------------------------------------
 

@@ -1,0 +1,16 @@
+"""What every run of the model has in common."""
+
+from __future__ import annotations
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def _the_same_draws_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fixed examples are the same in a checkout and beside an installed package.
+
+    Hypothesis draws constants that it finds in the sources of modules outside site-packages now and then, so that
+    its fixed examples would differ with the installation, and with every number that is written into the engine.
+    """
+    drawing = "hypothesis.internal.conjecture.providers.HypothesisProvider._maybe_draw_constant"
+    monkeypatch.setattr(drawing, lambda *_, **__: None, raising=False)
