@@ -66,6 +66,10 @@ def _errors_to_status() -> Iterator[None]:
     except BrokenPipeError:
         drop_output()
         raise typer.Exit(BROKEN_PIPE) from None
+    except SystemExit as error:
+        if isinstance(error.__context__, BrokenPipeError):  # so rich, which prints the help, ends the process itself
+            raise typer.Exit(BROKEN_PIPE) from None
+        raise
     except OSError as error:
         if error.filename is None:  # all others say which file it is
             drop_output()

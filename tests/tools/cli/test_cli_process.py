@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import signal
@@ -84,6 +85,18 @@ def test_a_pipe_that_closes_early_is_no_error(path: Path) -> None:
         reading.stdout.close()
         assert reading.stderr.read() == ""
     assert reading.returncode == 141
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["send", "--help"], []])
+def test_help_into_a_closed_pipe_ends_as_commands_do(arguments: list[str]) -> None:
+    """`duelog --help | true`: status 141, and not a word."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        done = subprocess.run([*DUELOG, *arguments], stdout=writer, stderr=subprocess.PIPE, check=False, timeout=120)
+    finally:
+        os.close(writer)
+    assert (done.returncode, done.stderr) == (141, b"")
 
 
 def test_interrupting_a_waiting_receive_leaves_the_store_usable(path: Path) -> None:
