@@ -188,6 +188,8 @@ class Engine:
         self.topics.look_at = self.maintenance.look_at
         self.partitions.created = lambda partition: self.wake()
         self.metrics = None if read_only else StoreMetrics(self, instruments())
+        if self.metrics is not None:
+            undo.callback(self.metrics.close)
         self._shutdown = Shutdown(steps(self, self._lock))
         background = config.background if config.background is not None else not isinstance(clock, ManualClock)
         if background and not read_only:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from errno import EAGAIN
 
 from duelog.store.clock import Clock, Monitor
 from duelog.store.env.environment import Environment
-from duelog.store.errors import ClockJumped, DuelogError, StoreFull
+from duelog.store.errors import ClockJumped, DuelogError, ResourceShortage, StoreFull
 
 RETRY_MS = 1_000
 """How long after a failed tick (a full disk, say) the next one is tried."""
@@ -49,7 +50,11 @@ class Scheduler:
         self._thread = threading.Thread(target=self._run, name="duelog-scheduler", daemon=True)
 
     def start(self) -> None:
-        self._thread.start()
+        """Start the thread. Raises ResourceShortage."""
+        try:
+            self._thread.start()
+        except RuntimeError as error:  # "can't start new thread"
+            raise ResourceShortage(self._main.path, "the scheduler's thread cannot be started", EAGAIN) from error
 
     def wake(self) -> None:
         """Have the thread look again. Any thread may call this; it takes a leaf lock only."""

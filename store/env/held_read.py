@@ -12,8 +12,9 @@ from pathlib import Path
 
 import lmdb
 
-from ..errors import BrokenInvariant, StoreFull
+from ..errors import BrokenInvariant
 from ..files.directory import sync_directory
+from ..files.system_errors import explained
 from .reader_gate import ReaderGate
 
 
@@ -62,14 +63,15 @@ class HeldRead:
         return newest != self.raw.id()
 
     def copy(self, path: Path) -> None:
-        """Copy what it sees into `path`, an existing empty directory, compacted and on disk. Raises StoreFull."""
-        try:
+        """Copy what it sees into `path`, an existing empty directory, compacted and on disk.
+
+        Raises StoreFull, ResourceShortage, StoreUnavailable.
+        """
+        with explained(path):
             self._environment.copy(os.fspath(path), compact=True, txn=self.raw)
             with (path / "data.mdb").open("rb") as file:
                 os.fsync(file.fileno())
-        except (lmdb.Error, OSError) as error:
-            raise StoreFull(path, f"cannot be copied to: {error}") from error
-        sync_directory(path)
+            sync_directory(path)
 
     def release(self) -> None:
         """Let the environment go on; a second call does nothing."""

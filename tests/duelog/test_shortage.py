@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import subprocess
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,10 @@ import lmdb
 import pytest
 
 from duelog import DelayedStore, ManualClock, StoreConfig
-from duelog.errors import DamagedStore, ResourceShortage
+from duelog.errors import DamagedStore, ResourceShortage, StoreFull
 from duelog.markers import reader
 from duelog.markers.received import MessageMaker
+from duelog.metrics import instruments
 from duelog.store.env.environment import Environment
 from duelog.store.files import datafile, pages, system_errors
 from duelog.store.log import scan
@@ -202,3 +204,43 @@ def test_pages_that_cannot_be_read_for_now_are_no_damage(
     monkeypatch.setattr(pages, "open_file", refusing)
     with pytest.raises(expected):
         pages.find_problems(fired.path / "main")
+
+
+def test_a_store_whose_thread_cannot_be_started_is_not_opened_and_holds_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Raises ResourceShortage; no descriptor, lock or gauge is left, and the store is opened once there are threads."""
+    config = StoreConfig(background=True)
+    DelayedStore.open(tmp_path / "store", config).close()
+    descriptors, reporting = len(os.listdir("/proc/self/fd")), set(instruments().stores)
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(ResourceShortage, match="thread cannot be started") as raised:
+            DelayedStore.open(tmp_path / "store", config)
+    assert raised.value.errno == errno.EAGAIN
+    assert (len(os.listdir("/proc/self/fd")), set(instruments().stores)) == (descriptors, reporting)
+    DelayedStore.open(tmp_path / "store", config).close()
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENOSPC])
+def test_a_backup_says_what_it_is_short_of(
+    open_store: OpenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """A shortage of descriptors is not a full disk; either way nothing is left, and the next backup is made."""
+    store, open_ = open_store(), Path.open
+
+    def refuse(path: Path, *arguments: Any, **options: Any) -> Any:
+        if path.name == "data.mdb" and path.is_relative_to(tmp_path / "copy"):
+            raise OSError(number, os.strerror(number), str(path))
+        return open_(path, *arguments, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "open", refuse)
+        with pytest.raises(ResourceShortage if number == errno.EMFILE else StoreFull):
+            store.backup(tmp_path / "copy")
+    assert list((tmp_path / "copy").iterdir()) == []
+    store.backup(tmp_path / "copy")
