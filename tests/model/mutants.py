@@ -21,7 +21,7 @@ from duelog.delivery.dispatcher import Dispatcher, SubscriptionType
 from duelog.delivery.due_reader import DueReader
 from duelog.delivery.outstanding import Outstanding
 from duelog.delivery.position_set import group_by_ledger
-from duelog.markers import reader, withdrawal
+from duelog.markers import pending_entries, reader
 from duelog.markers.firing.firing import Firing
 from duelog.markers.firing.pending_log import PendingLog
 from duelog.markers.received import MessageMaker
@@ -44,7 +44,7 @@ Patch = pytest.MonkeyPatch
 
 def cancels_what_has_fired(patch: Patch) -> None:
     """The frontier is not asked: a message in the main log is said to be cancelled."""
-    patch.setattr(withdrawal, "_fired", lambda found, fields: np.zeros(len(found.entries), dtype=np.bool_))
+    patch.setattr(pending_entries, "_fired", lambda found, fields: np.zeros(len(found.entries), dtype=np.bool_))
 
 
 def fires_what_was_cancelled(patch: Patch) -> None:
@@ -153,7 +153,7 @@ def delivers_early_inline(patch: Patch) -> None:
 
 def reads_what_was_written_ahead(patch: Patch) -> None:
     """All of the main log may be read at any time."""
-    patch.setattr(ManagedLedger, "readable", lambda self, now_ms: self.snapshot())
+    patch.setattr(ManagedLedger, "visible", lambda self, now_ms: self.snapshot())
 
 
 def forgets_what_it_passed_over(patch: Patch) -> None:
