@@ -7,7 +7,6 @@ commit, ledgers that all subscriptions have passed are given up in another, thei
 from __future__ import annotations
 
 import functools
-import heapq
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -19,6 +18,7 @@ from duelog.store.config import StoreConfig
 from duelog.store.env.environment import Environment
 from duelog.store.errors import StoreFull
 from duelog.store.log import catalog
+from duelog.store.timer_queue import TimerQueue
 
 from ..sending.delay_policies import DelayPolicies
 from ..topics.ack_flusher import AckFlusher
@@ -43,8 +43,7 @@ class Trimming:
         self._flusher = flusher
         self._config = config
         self._policies = policies
-        self._due: dict[int, int] = {}  # topic id -> when its main log may have something to trim or roll
-        self._heap: list[tuple[int, int]] = []  # (due_ms, topic id); stale where `_due` says otherwise
+        self._due: TimerQueue[int] = TimerQueue()  # topic ids: when a main log may have something to trim or roll
         self._lock = threading.Lock()
         self._given_up: Sequence[tuple[int, int]] = []  # (topic id, ledger id) whose runs are to be removed
         self.freed: list[int] = []
@@ -58,12 +57,7 @@ class Trimming:
         state, for every reason there is (`_trim`): what was asked for a later time is not lost.
         """
         with self._lock:
-            known = self._due.get(topic_id)
-            if known is not None and known <= due_ms:
-                return False
-            self._due[topic_id] = due_ms
-            heapq.heappush(self._heap, (due_ms, topic_id))
-            return True
+            return self._due.push(topic_id, due_ms)
 
     def look_at_all(self) -> None:
         """Have every main log looked at: after opening, nobody knows."""
@@ -74,8 +68,8 @@ class Trimming:
     def next_due_ms(self) -> int | None:
         """When the next main log is to be looked at."""
         with self._lock:
-            self._drop_stale()
-            return self._heap[0][0] if self._heap else None
+            following = self._due.next()
+            return None if following is None else following[0]
 
     def is_due(self, now_ms: int) -> bool:
         """Whether there is more to do now."""
@@ -129,18 +123,9 @@ class Trimming:
     def _take(self, now_ms: int) -> list[int]:
         due: list[int] = []
         with self._lock:
-            while len(due) < _TOPICS_AT_ONCE:
-                self._drop_stale()
-                if not self._heap or self._heap[0][0] > now_ms:
-                    break
-                topic_id = heapq.heappop(self._heap)[1]
-                del self._due[topic_id]
+            while len(due) < _TOPICS_AT_ONCE and (topic_id := self._due.pop_due(now_ms)) is not None:
                 due.append(topic_id)
         return due
-
-    def _drop_stale(self) -> None:
-        while self._heap and self._due.get(self._heap[0][1]) != self._heap[0][0]:
-            heapq.heappop(self._heap)
 
     def _trim(self, topics: Sequence[TopicState], now_ms: int) -> int:
         if not topics:

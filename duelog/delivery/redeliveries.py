@@ -6,22 +6,21 @@ may have it.
 
 from __future__ import annotations
 
-import heapq
-
 from pyroaring import BitMap
 
 from duelog.store.errors import BrokenInvariant
 from duelog.store.position import Position
+from duelog.store.timer_queue import TimerQueue
 
 from .position_set import PositionSet
 
 
 class Redeliveries:
-    """A heap of times, and for each time and ledger the entries that fall due then; a position waits once at most."""
+    """For each time and ledger the entries that fall due then; a position waits once at most."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[int, int]] = []  # (redeliver_at_ms, ledger id): the keys of _due
-        self._due: dict[tuple[int, int], BitMap] = {}  # may hold positions that were acknowledged since
+        self._times: TimerQueue[tuple[int, int]] = TimerQueue()  # the keys of _due
+        self._due: dict[tuple[int, int], BitMap] = {}  # by (redeliver_at_ms, ledger id), acknowledged ones among them
         self._waiting = PositionSet()  # what really waits
 
     def __len__(self) -> int:
@@ -32,25 +31,25 @@ class Redeliveries:
         due = self._due.get((redeliver_at_ms, ledger_id))
         if due is None:
             self._due[redeliver_at_ms, ledger_id] = entries.copy()
-            heapq.heappush(self._heap, (redeliver_at_ms, ledger_id))
+            self._times.replace((redeliver_at_ms, ledger_id), redeliver_at_ms)
         else:
             due |= entries
         self._waiting.update(ledger_id, entries)
 
     def next_ms(self) -> int | None:
         """The earliest time at which something falls due; None if nothing waits. O(log) amortised."""
-        while self._heap:
-            at_ms, ledger_id = self._heap[0]
-            if self._waiting.shared(ledger_id, self._due[at_ms, ledger_id]) is not None:
+        while (found := self._times.next()) is not None:
+            at_ms, key = found
+            if self._waiting.shared(key[1], self._due[key]) is not None:
                 return at_ms
-            del self._due[heapq.heappop(self._heap)]
+            self._times.discard(key)
+            del self._due[key]
         return None
 
     def take_due(self, now_ms: int) -> list[tuple[int, BitMap]]:
         """Remove and return what is due by ``now_ms``: (ledger id, entries) pairs."""
         taken: list[tuple[int, BitMap]] = []
-        while self._heap and self._heap[0][0] <= now_ms:
-            key = heapq.heappop(self._heap)
+        while (key := self._times.pop_due(now_ms)) is not None:
             ledger_id = key[1]
             entries = self._waiting.shared(ledger_id, self._due.pop(key))
             if entries is not None:
@@ -67,7 +66,7 @@ class Redeliveries:
         self._waiting.remove_through(position)
 
     def clear(self) -> None:
-        self._heap.clear()
+        self._times.clear()
         self._due.clear()
         self._waiting.clear()
 
@@ -82,8 +81,9 @@ class Redeliveries:
     def _check(self) -> None:
         """Raise BrokenInvariant unless every waiting position falls due at exactly one time."""
         self._waiting._check()
-        if sorted(self._heap) != sorted(self._due):
-            raise BrokenInvariant("the heap of redelivery times and their entries differ")
+        self._times._check()
+        if len(self._times) != len(self._due) or any(self._times.due_ms(key) != key[0] for key in self._due):
+            raise BrokenInvariant("the redelivery times and their entries differ")
         seen = PositionSet()
         for (_, ledger_id), due in self._due.items():
             entries = self._waiting.shared(ledger_id, due)

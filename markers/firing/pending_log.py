@@ -53,8 +53,6 @@ class PendingLog:
         self.topic_id = topic_id
         self.start_ms = start_ms
         self.frontier = frontier
-        self.armed_ms: int | None = None
-        """The due time under which the ready queue has it; belongs to the queue's lock."""
         self.saved_tail = 0
         """Entries below it are covered by a complete snapshot; belongs to the thread that saves and loads."""
         self._state = LogState.LOADED if loaded else LogState.LOADING

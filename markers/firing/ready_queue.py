@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import heapq
-import itertools
 import threading
 from collections.abc import Sequence
 
+from ...store.timer_queue import TimerQueue
 from .pending_log import PendingLog
 
 
 class ReadyQueue:
-    """A heap of (due_ms, partition start, topic id); an entry that was re-armed earlier is skipped. Thread-safe."""
+    """Logs by the time for which they are armed. Thread-safe."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[int, int, int, int, PendingLog]] = []
-        self._order = itertools.count()
+        self._armed: TimerQueue[PendingLog] = TimerQueue()
         self._lock = threading.Lock()
 
     def arm(self, log: PendingLog, due_ms: int | None) -> bool:
@@ -23,12 +21,7 @@ class ReadyQueue:
         if due_ms is None:
             return False
         with self._lock:
-            if log.armed_ms is not None and log.armed_ms <= due_ms:
-                return False
-            log.armed_ms = due_ms
-            entry = (due_ms, log.start_ms, log.topic_id, next(self._order), log)
-            heapq.heappush(self._heap, entry)
-            return self._heap[0] is entry
+            return self._armed.push(log, due_ms) and self._armed.next() == (due_ms, log)
 
     def postpone(self, log: PendingLog, armed_ms: int, due_ms: int | None) -> None:
         """`log` was armed at `armed_ms`, too early: have it come up at `due_ms`, unless it was armed anew.
@@ -37,41 +30,30 @@ class ReadyQueue:
         and found it armed early enough, is not forgotten.
         """
         with self._lock:
-            if log.armed_ms == armed_ms:
-                log.armed_ms = due_ms
-                if due_ms is not None:
-                    heapq.heappush(self._heap, (due_ms, log.start_ms, log.topic_id, next(self._order), log))
+            if self._armed.due_ms(log) == armed_ms:
+                if due_ms is None:
+                    self._armed.discard(log)
+                else:
+                    self._armed.replace(log, due_ms)
 
     def pop(self, now_ms: int) -> PendingLog | None:
         """The log armed earliest, if that is by `now_ms`; it has to be armed again."""
         with self._lock:
-            self._drop_stale()
-            if not self._heap or self._heap[0][0] > now_ms:
-                return None
-            log = heapq.heappop(self._heap)[-1]
-            log.armed_ms = None
-            return log
+            return self._armed.pop_due(now_ms)
 
     def first(self) -> tuple[int, PendingLog] | None:
         """The time at which the first log comes up, and the log."""
         with self._lock:
-            self._drop_stale()
-            return (self._heap[0][0], self._heap[0][-1]) if self._heap else None
+            return self._armed.next()
 
     def discard(self, log: PendingLog) -> None:
         """Take a log out."""
         with self._lock:
-            log.armed_ms = None
+            self._armed.discard(log)
 
     def arm_anew(self, logs: Sequence[PendingLog]) -> None:
         """Forget every time, also one that an interrupt has left half noted, and arm these logs, which are all."""
         with self._lock:
-            self._heap = []
-            for log in logs:
-                log.armed_ms = None
+            self._armed.clear()
         for log in logs:
             self.arm(log, log.next_due_ms())
-
-    def _drop_stale(self) -> None:
-        while self._heap and self._heap[0][-1].armed_ms != self._heap[0][0]:
-            heapq.heappop(self._heap)
