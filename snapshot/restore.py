@@ -30,7 +30,7 @@ A snapshot that cannot be used is passed over for the one before it, and the las
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -56,6 +56,23 @@ class Restored(NamedTuple):
     snapshot_id: int
 
 
+class PartRead(NamedTuple):
+    """A step of restoring: a part of a snapshot was read."""
+
+    snapshot_id: int
+    number: int
+
+
+class SnapshotSkipped(NamedTuple):
+    """A step of restoring: a snapshot cannot be used, and why."""
+
+    snapshot_id: int
+    reason: str
+
+
+RestoreStep = PartRead | SnapshotSkipped
+
+
 def restore_steps(
     environment: Environment,
     frontier: FrontierRecord,
@@ -64,13 +81,12 @@ def restore_steps(
     *,
     start_ms: int,
     bucket_ms: int,
-    passed_over: Callable[[int, str], object] = lambda snapshot_id, reason: None,
-) -> Generator[None, None, Restored | None]:
+) -> Generator[RestoreStep, None, Restored | None]:
     """Restore the index of `frontier`'s log; None where no snapshot can be used.
 
-    frontier: as recorded now in the main environment. tail: entries of the log, all committed. passed_over: told
-    (snapshot id, why) of each snapshot that is not used. Yields after each part, of 1 MiB by default: about a ms. On
-    top come the due times of the bucket that the frontier lies in: some 8 us each where they are scattered.
+    frontier: as recorded now in the main environment. tail: entries of the log, all committed. A part, of 1 MiB by
+    default, takes about a ms. On top come the due times of the bucket that the frontier lies in: some 8 us each where
+    they are scattered.
     """
     ledger_id = frontier.ledger_id
     with environment.read() as raw:
@@ -89,9 +105,9 @@ def restore_steps(
                         later.append((bucket_start_ms, saved))
                     elif bucket_start_ms + bucket_ms > frontier.due_ms:
                         around |= saved.bitmap()
-                yield
+                yield PartRead(snapshot_id, number)
         except Unusable as error:
-            passed_over(snapshot_id, str(error))
+            yield SnapshotSkipped(snapshot_id, str(error))
             continue
         around_ms = frontier.due_ms - frontier.due_ms % bucket_ms
         left, dues = _after_frontier(around, frontier, due_of)

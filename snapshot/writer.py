@@ -13,6 +13,7 @@ Does not decide when a snapshot is due, and holds no lock: a commit at a time is
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from enum import Enum
 from typing import NamedTuple
 
 import lmdb
@@ -65,16 +66,24 @@ class SnapshotWritten(NamedTuple):
     entries: int
 
 
+class WriteStep(Enum):
+    """What a step of writing snapshots has committed, besides a snapshot's end."""
+
+    PARTS = "parts"
+    REMOVAL = "of a snapshot that is torn, or that was replaced, some keys are gone"
+
+
 def write_snapshot(environment: Environment, cut: Cut, part_bytes: int, created_ms: int) -> SnapshotWritten:
     """Write one snapshot and remove those before it. Raises StoreFull, StoreFailed; then those before still stand."""
-    written = [done for done in write_snapshots(environment, [cut], part_bytes, created_ms) if done is not None]
-    return written[0]
+    steps = write_snapshots(environment, [cut], part_bytes, created_ms)
+    (written,) = [step for step in steps if isinstance(step, SnapshotWritten)]
+    return written
 
 
 def write_snapshots(
     environment: Environment, cuts: Iterable[Cut], part_bytes: int, created_ms: int
-) -> Iterator[SnapshotWritten | None]:
-    """The same for many logs of one partition, one transaction at each step: None, or a snapshot that is complete.
+) -> Iterator[WriteStep | SnapshotWritten]:
+    """The same for many logs of one partition, one transaction at each step.
 
     The caller may do other things between steps, or drop the iterator: then what is begun is as after a crash.
     """
@@ -134,25 +143,25 @@ class _Writing:
 
 def _write_group(
     environment: Environment, group: list[Cut], part_bytes: int, created_ms: int
-) -> Iterator[SnapshotWritten | None]:
+) -> Iterator[WriteStep | SnapshotWritten]:
     writings = [_Writing(environment, cut, part_bytes) for cut in group]
     with environment.read() as raw:
         torn = [key for writing in writings for key in _keys(raw, writing.cut.ledger_id) if writing.torn(key)]
     for _ in _remove(environment, torn, part_bytes):
-        yield None
+        yield WriteStep.REMOVAL
     batch: list[tuple[_Writing, PackedPart]] = []
     size = 0
     for writing in writings:
         for part in writing.parts:
             if size + part.stored_bytes > part_bytes and batch:
                 _put_parts(environment, batch)
-                yield None
+                yield WriteStep.PARTS
                 batch, size = [], 0
             batch.append((writing, part))
             size += part.stored_bytes
     if batch:
         _put_parts(environment, batch)
-        yield None
+        yield WriteStep.PARTS
 
     def complete(transaction: Transaction) -> None:
         for writing in writings:
@@ -168,7 +177,7 @@ def _write_group(
     with environment.read() as raw:
         replaced = [key for writing in writings for key in _keys(raw, writing.cut.ledger_id) if not writing.owns(key)]
     for _ in _remove(environment, replaced, part_bytes):
-        yield None
+        yield WriteStep.REMOVAL
 
 
 def _put_parts(environment: Environment, batch: list[tuple[_Writing, PackedPart]]) -> None:

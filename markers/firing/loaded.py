@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 
 from ...partitions.partition import Partition, PartitionLog
 from ...partitions.partition_set import PartitionSet
+from ...snapshot.restore import RestoreStep
 from ...store.codec.format import PartitionState
 from ...store.codec.frontier import FrontierRecord
 from ...store.codec.run import Int64s
@@ -21,7 +22,7 @@ from ...store.config import StoreConfig
 from ...store.env.environment import Environment
 from ...store.errors import BrokenInvariant, CorruptEntry
 from ...store.log.managed_ledger import ManagedLedger
-from .loading import Loading, new_log
+from .loading import Loading, LoadStep, new_log
 from .pending_log import HAND_OVER_S, PendingLog
 from .ready_queue import ReadyQueue
 from .saving import Saving
@@ -63,7 +64,7 @@ class LoadedPartitions:
         self._wake = wake
         self._ready = ReadyQueue()
         self._loaded: dict[int, dict[int, PendingLog]] = {}
-        self._loading: tuple[Partition, Iterator[None]] | None = None
+        self._loading: tuple[Partition, Iterator[LoadStep | RestoreStep]] | None = None
         self._stepping = False
         """Whether a step of loading has begun; where it did not come to its end, the partition is loaded anew."""
         self._leased: set[int] = set()
@@ -151,7 +152,7 @@ class LoadedPartitions:
         partition, steps = self._loading
         self._stepping = True
         try:
-            done = next(steps, self) is self
+            done = next(steps, None) is None
             if done:
                 self.saving.loaded(partition.start_ms, logs := self._loaded_logs(partition.start_ms))
                 self._to_pack.update((log, None) for log in logs if log.is_worth_packing)

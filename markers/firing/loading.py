@@ -16,6 +16,7 @@ Python holding the interpreter's lock) and would need the indexes to be guarded 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from enum import Enum
 
 import numpy as np
 from pyroaring import BitMap
@@ -24,7 +25,7 @@ from ...partitions.cancellations import members
 from ...partitions.due_column import DueBatch, dues_of, scan_dues
 from ...partitions.index.delay_index import DelayIndex
 from ...partitions.partition import Listener, Partition
-from ...snapshot.restore import covered_by_snapshots, restore_steps
+from ...snapshot.restore import RestoreStep, covered_by_snapshots, restore_steps
 from ...snapshot.snapshot_format import snapshot_keys
 from ...store.codec import format as fmt
 from ...store.codec.frontier import UNREADABLE_DUE, FrontierRecord
@@ -51,6 +52,15 @@ def new_log(
 
     index = DelayIndex(due_of, start_ms=partition.start_ms, bucket_ms=bucket_ms)
     return PendingLog(topic_id, partition.start_ms, frontier, index, loaded=loaded)
+
+
+class LoadStep(Enum):
+    """What a step of loading has done, besides restoring from a snapshot."""
+
+    LISTENING = "the logs hear what is appended"
+    PREFETCHED = "some of the partition's file was asked for"
+    DUES_READ = "due times of some thousand runs were read"
+    LOADED = "a log fires"
 
 
 class Loading:
@@ -83,27 +93,31 @@ class Loading:
         self._tails: dict[int, int] = {}
         self._read = 0
 
-    def steps(self) -> Iterator[None]:
+    def steps(self) -> Iterator[LoadStep | RestoreStep]:
         """Load; each step is some ten ms of work at most.
 
         REQUIRES: nothing is on its way into the main log between steps. Raises DamagedStore, CorruptRecord; the owner
         then stops listening.
         """
         logs = self._listen()
-        yield
+        yield LoadStep.LISTENING
         with self.partition.environment.read() as raw:
             has_snapshot = next(snapshot_keys(raw, fmt.Table.SNAPSHOT_META), None) is not None
-        file = self.partition.environment.path / "data.mdb"
         if not has_snapshot:
-            yield from page_cache.prefetch(file)
+            yield from self._prefetch()
         for topic_id, log in list(logs.items()):
             if topic_id in self._tails and self._exists(topic_id):
                 yield from self._read_back(log, self._tails[topic_id])
                 self._fires(log)
+                yield LoadStep.LOADED
         if self._read >= _MANY_ENTRIES:
             self.partition.dues_read = _MANY_ENTRIES
         if has_snapshot:
-            yield from page_cache.prefetch(file)
+            yield from self._prefetch()
+
+    def _prefetch(self) -> Iterator[LoadStep]:
+        for _ in page_cache.prefetch(self.partition.environment.path / "data.mdb"):
+            yield LoadStep.PREFETCHED
 
     def _listen(self) -> dict[int, PendingLog]:
         logs: dict[int, PendingLog] = {}
@@ -132,7 +146,7 @@ class Loading:
             raise failure[0]
         return logs
 
-    def _read_back(self, log: PendingLog, tail: int) -> Iterator[None]:
+    def _read_back(self, log: PendingLog, tail: int) -> Iterator[LoadStep | RestoreStep]:
         """Have a log fire."""
         partition = self.partition
         if tail < log.frontier.absorbed_end:
@@ -173,7 +187,7 @@ class Loading:
             else:
                 damaged.append(batch.entry_id)
                 self._quarantine(batch)
-            yield
+            yield LoadStep.DUES_READ
         log.skip_unreadable(tail)
         log.finish_loading()
 

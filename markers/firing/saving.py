@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 
 from ...partitions.partition import Partition
-from ...snapshot.writer import Cut, SnapshotWritten, write_snapshots
+from ...snapshot.writer import Cut, SnapshotWritten, WriteStep, write_snapshots
 from ...store.config import StoreConfig
 from ...store.errors import DuelogError, StoreFailed, StoreFull
 from .pending_log import PendingLog
@@ -51,7 +51,7 @@ class Saving:
         self._little = max(config.snapshot_every_entries // 10, 1)
         self._part_bytes = config.snapshot_part_bytes
         self._accounts: dict[int, _Account] = {}
-        self._job: tuple[int, Iterator[int]] | None = None
+        self._job: tuple[int, Iterator[WriteStep | SnapshotWritten]] | None = None
         self.error: DuelogError | None = None
         """Why the last snapshot was not written; None when it was."""
         self.observe: Callable[[SnapshotWritten, int], None] | None = None
@@ -117,7 +117,7 @@ class Saving:
         start_ms, steps = self._job
         part = Part("snapshot", start_ms=start_ms)
         try:
-            return next(steps)
+            return int(isinstance(next(steps), SnapshotWritten))
         except StopIteration:
             self.error = None
             self._suspensions.succeeded(part, now_ms)
@@ -139,24 +139,25 @@ class Saving:
         for partition, logs in loaded.values():
             if sum(log.unsaved for log in logs) >= self._little:
                 try:
-                    written += sum(self._save(partition, logs, now_ms))
+                    steps = self._save(partition, logs, now_ms)
+                    written += sum(isinstance(step, SnapshotWritten) for step in steps)
                 except (StoreFull, StoreFailed) as error:
                     self.error = error
                 except Exception as error:  # it costs the next start time, and closing goes on
                     _log.error("%s: no snapshot was written: %r", partition.path, error, exc_info=error)
         return written
 
-    def _save(self, partition: Partition, logs: list[PendingLog], now_ms: int) -> Iterator[int]:
+    def _save(self, partition: Partition, logs: list[PendingLog], now_ms: int) -> Iterator[WriteStep | SnapshotWritten]:
         by_ledger = {log.ledger_id: log for log in logs}
         spent_ns, started_ns = 0, time.perf_counter_ns()
-        for written in write_snapshots(partition.environment, self._cuts(logs), self._part_bytes, now_ms):
+        for step in write_snapshots(partition.environment, self._cuts(logs), self._part_bytes, now_ms):
             spent_ns += time.perf_counter_ns() - started_ns
-            if written is not None:
-                by_ledger[written.ledger_id].saved_tail = written.tail
+            if isinstance(step, SnapshotWritten):
+                by_ledger[step.ledger_id].saved_tail = step.tail
                 if self.observe is not None:
-                    self.observe(written, spent_ns)
+                    self.observe(step, spent_ns)
                 spent_ns = 0
-            yield int(written is not None)
+            yield step
             started_ns = time.perf_counter_ns()
 
     def _cuts(self, logs: list[PendingLog]) -> Iterator[Cut]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from duelog.partitions.index.delay_index import DelayIndex
 from duelog.partitions.index.window import Dues, Ids
-from duelog.snapshot.restore import Restored, restore_steps
+from duelog.snapshot.restore import Restored, SnapshotSkipped, restore_steps
 from duelog.snapshot.writer import Cut
 from duelog.store.codec.frontier import FrontierRecord
 from duelog.store.env.environment import Environment
@@ -79,11 +79,12 @@ class Log:
             self.due_of,
             start_ms=START_MS,
             bucket_ms=bucket_ms,
-            passed_over=lambda snapshot_id, reason: reasons.append(f"{snapshot_id}: {reason}"),
         )
         while True:
             try:
-                next(steps)
+                step = next(steps)
+                if isinstance(step, SnapshotSkipped):
+                    reasons.append(f"{step.snapshot_id}: {step.reason}")
             except StopIteration as done:
                 restored: Restored | None = done.value
                 return restored

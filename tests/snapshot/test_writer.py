@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from duelog.snapshot.stored import SnapshotState, inspect_snapshots
-from duelog.snapshot.writer import remove_snapshots, write_snapshot, write_snapshots
+from duelog.snapshot.writer import SnapshotWritten, remove_snapshots, write_snapshot, write_snapshots
 from duelog.store.env.environment import Environment
 from duelog.store.files import failpoints
 from tests.snapshot.logs import LEDGER, Log, drained, new_environment, scattered
@@ -78,7 +78,8 @@ def test_a_thousand_small_logs_share_a_few_commits(environment: Environment) -> 
     """Snapshots of small logs are grouped up to the size of a part; each is restored for itself."""
     logs = [Log(scattered(20, seed=number), ledger_id=number) for number in range(1, 1_001)]
     before = environment.counts.commits
-    written = [done for done in write_snapshots(environment, (log.cut() for log in logs), 1 << 20, 1) if done]
+    steps = write_snapshots(environment, (log.cut() for log in logs), 1 << 20, 1)
+    written = [step for step in steps if isinstance(step, SnapshotWritten)]
     assert [done.ledger_id for done in written] == list(range(1, 1_001))
     assert environment.counts.commits - before <= 4
     assert all(log.restore(environment) is not None for log in logs)
