@@ -1,8 +1,8 @@
 """Adoption: a finished generation takes the place of the one that it was made from.
 
-Only who holds the store's lock adopts: the process that has the store open, at its next tick, or whoever opens it
-next. The generation is moved to its final name, then one transaction of the main environment names it, then the old
-one is removed; after a crash the catalog says which of the two is the partition, and opening removes the other.
+Only a process that holds the store's lock adopts: the one that has the store open, at its next tick, or the next one
+to open it. The generation is moved to its final name, then one transaction of the main environment names it, then the
+old one is removed; after a crash the catalog says which of the two is the partition, and opening removes the other.
 
 What the generation was planned on is looked at again inside that transaction: the partition is closed and of the
 generation that was copied, and every acknowledgement that bodies were dropped for still stands, for every
@@ -57,7 +57,7 @@ class Refused(NamedTuple):
 
 
 def in_memory_nothing(relied_on: Sequence[Relied]) -> str | None:
-    """For a store that nobody has open: what is on disk is all there is."""
+    """For a store that no process has open: what is on disk is all there is."""
     return None
 
 
@@ -74,7 +74,7 @@ def adopt_ready(
 
     partitions: those of the open store, which go over to the new generations; None: none is open. One that this
     process may not move or read is left where it is. REQUIRES: the store's lock, no deletion or backup beside it.
-    Raises StoreFull (what was not adopted waits on) and StoreFailed.
+    Raises StoreFull (what was not adopted stays for later) and StoreFailed.
     """
     done: list[Adopted | Refused] = []
     for directory in ready_generations(path):
@@ -120,7 +120,7 @@ class _Adoption:
         before = partition_path(path, info.start_ms, origin.generation)
         target = partition_path(path, info.start_ms, info.generation)
         sizes = [(each / "data.mdb").stat().st_size for each in (before, directory)]
-        throw_away(path, target)  # what an adoption whose transaction failed has left: nobody refers to it
+        throw_away(path, target)  # what an adoption whose transaction failed has left: nothing refers to it
         move(directory, target)
         reach("compact.published")
         try:
@@ -183,7 +183,7 @@ def reason_against(raw: lmdb.Transaction, info: PartitionInfo, origin: OriginRec
 
 
 def _taken_back(raw: lmdb.Transaction, topic_id: int, relied_on: list[Relied]) -> str | None:
-    """Who of a topic's subscriptions has not acknowledged what is relied on; None: all have, or it is gone anyway."""
+    """A topic's subscription that has not acknowledged what is relied on; None: all have, or it is gone anyway."""
     name = catalog.topic_name(raw, topic_id)
     if name is None:
         return None

@@ -1,7 +1,7 @@
-"""What is still claimed of a partition log: which entries somebody may yet be handed, by the markers in the main log.
+"""What is still claimed of a partition log: which entries may yet be delivered, by the markers in the main log.
 
 Owns the rule of what compaction may drop. Everything is read in the caller's one transaction of the main environment,
-so that it is of one point in time; one pass over a topic's main log serves all its partitions, and markers are read as
+so that it is of one point in time; one pass over a topic's main log is for all its partitions, and markers are read as
 columns. Reads no partition: what must be known of one (its length, its conditional entries) is an argument.
 
 An entry is needed while a marker that is kept points at it and some subscription has not acknowledged that marker. A

@@ -2,8 +2,8 @@
 
 Two steps, each a plain function, for a plan (compaction_plan.py). `stage_generation` writes the next generation into a
 directory of its own below staging/, and reads it back: counts, entry ids, due times, conditions and checksums of what
-is kept, and every other row, against the source. `hand_over` renames it into staging/ready/, from where the holder
-of the store's lock adopts it (adoption.py).
+is kept, and every other row, against the source. `hand_over` renames it into staging/ready/, from where the process
+with the store's lock adopts it (adoption.py).
 
 Unreadable runs are copied as they are, and checksums of bodies are copied, not computed: a copy is no less damaged,
 and no more, than its source.
@@ -37,7 +37,7 @@ from .compaction_check import Buffer, Progress, Rows, other_rows, verify_generat
 from .compaction_plan import CompactionPlan, can_be_thinned, mask
 
 READY = "ready"
-"""The directory below staging/ in which finished generations wait."""
+"""The directory below staging/ of finished generations."""
 
 _BATCH_BYTES = 8 << 20
 _BATCH_ROWS = 4_096
@@ -185,7 +185,7 @@ def _thinned(name: str, key: bytes, value: Buffer, stay: BitMap) -> Buffer:
 
 
 def ready_generations(store: Path) -> list[Path]:
-    """Finished generations that wait to be adopted."""
+    """Finished generations that are to be adopted."""
     ready = store / "staging" / READY
     try:
         return sorted(ready.iterdir())

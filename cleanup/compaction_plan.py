@@ -137,7 +137,7 @@ def plan_generation(source: Environment, claims: Iterable[LogClaims]) -> Compact
         found = []
         for log in partition_logs(raw):
             if log not in known:
-                raise BrokenInvariant(f"{source.name}: nobody has read the claims on log {log[1]} of topic {log[0]}")
+                raise BrokenInvariant(f"{source.name}: the claims were not read of log {log[1]} of topic {log[0]}")
             found.append(known[log])
         planned = tuple(_plan_log(raw, source.name, each) for each in found)
         transaction = raw.id()

@@ -24,7 +24,7 @@ from ..store.log import catalog
 
 
 def deletable(main: Environment) -> list[int]:
-    """Starts of the closed partitions that nobody holds."""
+    """Starts of the closed partitions without references."""
     with main.read() as raw:
         return [
             start_ms
@@ -34,10 +34,10 @@ def deletable(main: Environment) -> list[int]:
 
 
 def delete_partition(path: Path, main: Environment, partitions: PartitionSet, partition: Partition) -> bool:
-    """Delete a closed partition; False when somebody still holds it or reads from it.
+    """Delete a closed partition; False when it is still referenced or read.
 
-    A partition with entries that were set aside as unreadable is kept until they are given up. Raises DamagedStore for
-    one whose pages may hide something.
+    A partition with entries that were quarantined as unreadable is kept until they are discarded. Raises DamagedStore
+    for one whose pages may hide something.
     """
     with partitions.lease(partition):
         refuse_broken(partition.environment.path)
@@ -75,7 +75,7 @@ def delete_partition(path: Path, main: Environment, partitions: PartitionSet, pa
 
 
 def finish_deletion(path: Path, main: Environment, partitions: PartitionSet, partition: Partition) -> bool:
-    """Remove a partition whose deletion is recorded; False while somebody reads from it. May be repeated."""
+    """Remove a partition whose deletion is recorded; False while it is being read. May be repeated."""
     if not partitions.retire(partition):
         return False
     remove_recorded(path, main, partition.start_ms, partition.generation)

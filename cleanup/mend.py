@@ -1,7 +1,7 @@
-"""Giving up what cannot be read of a ledger: its place is kept, its contents are not.
+"""Discarding what cannot be read of a ledger: its place is kept, its contents are not.
 
 Entry ids stay dense and are never given out twice: a hole is filled with entries that have no body, as compaction
-leaves them, and a damaged body is dropped from its run. What is given up is reported with its raw bytes first.
+leaves them, and a damaged body is dropped from its run. What is discarded is reported with its raw bytes first.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Discarded(NamedTuple):
 
 
 class Mended(NamedTuple):
-    """A ledger after mending: its length, and the entries given up, apart by whether their due times are known."""
+    """A ledger after mending: its length, and the entries discarded, apart by whether their due times are known."""
 
     entries: int
     holes: BitMap
@@ -54,7 +54,7 @@ def mend_ledger(
     """Make the entries [0, tail) of a ledger dense and readable; tail is at least `least_entries`.
 
     base_ms: of runs that fill a hole. dues: due times known from elsewhere (markers) of entries in holes; the others
-    get base_ms. REQUIRES: nobody else uses the environment. Does nothing where nothing is damaged. O(bytes).
+    get base_ms. REQUIRES: no other use of the environment. Does nothing where nothing is damaged. O(bytes).
     """
     changes: list[tuple[bytes, bytes | None]] = []
     holes, bodies = BitMap(), BitMap()

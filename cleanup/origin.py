@@ -1,6 +1,6 @@
 """What a generation that compaction made says of where it comes from: the record by which it is adopted or thrown away.
 
-It stands in the generation itself, so that whoever adopts one needs nothing else, and stays there afterwards.
+It stands in the generation itself, so that adoption needs nothing else, and stays there afterwards.
 
     origin record := generation:u32 transaction:u64 file_bytes:u64 entries:u64 body_bytes:u64 count:u32 relied[count]
     relied        := topic_id:u32 ledger_id:u64 size:u32 bitmap        roaring, `size` bytes

@@ -1,4 +1,4 @@
-"""Which ledgers of a main log retention keeps, by the policies that the store has: for compaction and who adopts it.
+"""Which ledgers of a main log retention keeps, by the policies that the store has: for compaction and adoption.
 
 Trimming (trim.py) goes by what is in memory and by whole ledgers from the front. Compaction goes by what is on disk,
 and may drop single messages of ledgers that a slow subscription still holds: those count here as if everything had

@@ -1,7 +1,7 @@
 """What a crash left behind, finished when a store is opened for writing.
 
-Deletions that were recorded, ledgers that were given up, directories in staging/ and trash/, and
-partition directories that were never registered: nothing in those was ever acknowledged to anybody.
+Deletions that were recorded, ledgers that were trimmed, directories in staging/ and trash/, and
+partition directories that were never registered: nothing in those was ever acknowledged to a producer.
 Finished generations in staging/ready/ are left to adoption.
 """
 
@@ -83,7 +83,7 @@ def _clear(directory: Path, keep: str | None = None) -> int:
 
 
 def throw_away(path: Path, directory: Path) -> None:
-    """Remove a directory that nobody refers to, if it is there: it is whole until it is gone from its place."""
+    """Remove a directory that no record refers to, if it is there: it is whole until it is gone from its place."""
     if not directory.exists():
         return
     trash = path / "trash" / f"{directory.parent.name}-{directory.name}"

@@ -1,4 +1,4 @@
-"""Trimming: whole ledgers given up from the front of a main log, and what follows from it.
+"""Trimming: whole ledgers removed from the front of a main log, and what follows from it.
 
 A ledger goes when every subscription's mark-delete position is past it and retention allows. One
 transaction marks it TRIMMING and releases each closed partition whose last marker of this topic lay in
@@ -25,7 +25,7 @@ _RUNS_A_PART = 512
 def passed(ledger: LedgerInfo, mark_deletes: Sequence[Position]) -> bool:
     """Whether every entry of a closed ledger is at or before each of the mark-delete positions.
 
-    True without subscriptions: nobody is going to read what a topic that nobody listens to has fired.
+    True without subscriptions: what a topic without subscriptions has fired is never going to be read.
     """
     last = Position(ledger.ledger_id, ledger.entries - 1)
     return all(mark_delete >= last for mark_delete in mark_deletes)
@@ -73,7 +73,7 @@ def roll_ledgers(main: Environment, logs: Sequence[ManagedLedger], now_ms: int) 
 
 
 def trim_ledgers(main: Environment, firsts: Sequence[tuple[ManagedLedger, int]]) -> list[int]:
-    """Give up the closed ledgers of each log before the ledger with it, and release what they held, in one commit.
+    """Trim the closed ledgers of each log before the ledger with it, and release what they held, in one commit.
 
     Returns the starts of the partitions that no topic holds any more. The runs are still to be removed
     (`remove_part`).
@@ -94,7 +94,7 @@ def trim_ledgers(main: Environment, firsts: Sequence[tuple[ManagedLedger, int]])
 def release_before(transaction: Transaction, topic_id: int, first: int | None) -> list[int]:
     """Release each closed partition whose last marker of the topic lies before ledger `first` (None: every one).
 
-    Returns the starts of those that nobody holds any more.
+    Returns the starts of those without references now.
     """
     freed = []
     for _, start_ms, record in list(catalog.frontiers(transaction.raw, topic_id)):
@@ -113,7 +113,7 @@ def release_before(transaction: Transaction, topic_id: int, first: int | None) -
 
 
 def remove_ledgers(main: Environment, ledgers: Sequence[tuple[int, int]]) -> None:
-    """Remove the runs of the ledgers (topic id, ledger id) that were given up, in parts, then their records."""
+    """Remove the runs of the ledgers (topic id, ledger id) that were trimmed, in parts, then their records."""
     while ledgers:
         ledgers = remove_part(main, ledgers)
 
@@ -148,7 +148,7 @@ def _last_run(transaction: Transaction) -> bytes:
 
 
 def unfinished(main: Environment) -> list[tuple[int, int]]:
-    """(topic id, ledger id) of the ledgers that were given up and not yet removed."""
+    """(topic id, ledger id) of the ledgers that were trimmed and not yet removed."""
     found = []
     for page in catalog.pages(main, fmt.prefix(fmt.Table.LEDGER)):
         for key, fields in page:

@@ -78,7 +78,7 @@ class PartitionStats:
     topics: int
     messages: int
     pending: int
-    references: int
+    holders: int
     disk_bytes: int
 
 
@@ -97,7 +97,7 @@ class StoreStats:
     loaded_partitions: int
     pending: int
     fired: int
-    quarantined: int
+    set_aside: int
     disk_bytes: int
     index_bytes: int
     commits: int

@@ -33,7 +33,7 @@ def build_partition(store: Path, target: Path, start_ms: int, end_ms: int, store
             remove_tree(target)
         move(staged, target)
     except BaseException:
-        remove_tree(staged)  # where there is no room, it is not to take what is left
+        remove_tree(staged)  # where the disk is full, it is not to take what is left
         raise
     reach("directory.renamed")
 

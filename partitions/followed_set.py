@@ -1,8 +1,8 @@
 """The partitions of a store that another process writes: they come, change state and go without being asked.
 
-The catalog is read anew whenever somebody lists the partitions, misses one, or cannot open one. A partition that has
-gone keeps its environment open as long as somebody holds a lease: its files are unlinked, not emptied. One that has a
-newer generation, which compaction made, is never taken for gone: whoever asks next gets that one.
+The catalog is read anew whenever the partitions are listed, one is missing, or one cannot be opened. A partition that
+has gone keeps its environment open as long as there is a lease: its files are unlinked, not emptied. One that has a
+newer generation, which compaction made, is never taken for gone: the next lease is on that one.
 
 Deliberately without appends, creation and removal: a read-only store does none of them.
 """
@@ -19,14 +19,14 @@ from .partition import Partition, partition_path
 from .partition_set import PartitionSet
 
 _REGISTERED_WITHIN_S = 60.0
-"""A directory that was renamed into place this long ago would be registered if anybody were at it."""
+"""A directory that was renamed into place this long ago would be registered by now if its process lived."""
 
 
 class FollowedPartitionSet(PartitionSet):
     """The partitions of a store open read-only. Thread-safe."""
 
     def load(self) -> None:
-        """Read the catalog. A missing directory is noticed by whoever opens it: it may just have been deleted."""
+        """Read the catalog. A missing directory is noticed when it is opened: it may just have been deleted."""
         with self._main.read() as raw:
             found = dict(catalog.partitions(raw))
         with self._lock:
@@ -66,7 +66,7 @@ class FollowedPartitionSet(PartitionSet):
         return found
 
     def unregistered(self) -> list[Path]:
-        """Directories that the catalog does not know, but for those that may be about to be registered."""
+        """Directories that the catalog does not know, without any that may be about to be registered."""
         directories = self._directories()
         known = {partition.path.parent.name for partition in self}
         return [found for found in directories if found.name not in known and _age_s(found) > _REGISTERED_WITHIN_S]

@@ -1,6 +1,6 @@
 """One time partition: a half-open interval of due time, one LMDB environment, a log for each topic.
 
-A partition object outlives its environment, which the partition set opens when somebody needs it and
+A partition object outlives its environment, which the partition set opens when it is needed and
 closes when too many are open, and its generation, which compaction replaces by the next one. Appends of
 one partition are serialised by its environment; `listener` hears of each in commit order.
 """
@@ -48,7 +48,7 @@ class PartitionLog:
         self.registered = registered
         """Whether the partition's log table has it, on disk."""
         self.reserved: list[tuple[int, bytes]] = []
-        """Due times and bodies of the entries after the last that are promised, and written by the next commit."""
+        """Due times and bodies of the entries reserved after the last, which the next commit writes."""
 
     @property
     def ledger_id(self) -> int:
@@ -114,7 +114,7 @@ class Partition:
         return [*self._parked] if environment is None else [*self._parked, environment]
 
     def unpark(self) -> None:
-        """Close environments of older generations, and forget them. REQUIRES: nobody holds a lease."""
+        """Close environments of older generations, and forget them. REQUIRES: no lease."""
         for environment in self._parked:
             environment.close()
         with self._lock:
@@ -137,7 +137,7 @@ class Partition:
     def give_back_pages(self) -> None:
         """Have the pages that many due times were read from no longer count as memory of this process.
 
-        Waits for nobody: they stay while somebody uses the environment. REQUIRES: a lease.
+        Does not wait: they stay while the environment is in use. REQUIRES: a lease.
         """
         if self.dues_read >= _MANY_DUES and self.environment.give_back_pages():
             self.dues_read = 0
@@ -222,11 +222,11 @@ class Partition:
         return transaction.stage(log, lambda: StagedLedger(log.ledger, limits, heard))
 
     def reserve(self, wanted: Sequence[Wanted], limits: RunLimits) -> list[tuple[int, int] | None]:
-        """Settle the ids of messages now and have the next commit write them: (ledger id, entry id), not durable yet.
+        """Reserve entry ids now and have the next commit write the messages: (ledger id, entry id), not durable yet.
 
-        None for one that has to be appended: the first of a log, and all while somebody commits or listens. Whoever
-        asks makes the others durable elsewhere, or the store is to fail. REQUIRES: an append lease. Raises
-        StoreFailed, ClosedError.
+        None for one that has to be appended: the first of a log, and all while a commit is under way or there is a
+        listener. The caller makes the others durable elsewhere, or the store is to fail. REQUIRES: an append lease.
+        Raises StoreFailed, ClosedError.
         """
         environment = self.environment
 
@@ -253,19 +253,19 @@ class Partition:
         return log.ledger.ledger_id, entry_id
 
     def _apply_reserved(self, transaction: Transaction, log: PartitionLog, limits: RunLimits) -> None:
-        """Append what was promised. Invariant: every entry gets the id that it was promised."""
-        if not log.reserved:  # whoever was to promise was interrupted
+        """Append the reserved entries. Invariant: every entry gets the id that was reserved for it."""
+        if not log.reserved:  # the reserving thread was interrupted
             return
         dues = np.array([due_ms for due_ms, _ in log.reserved], dtype=np.int64)
         bodies = Bodies.of([body for _, body in log.reserved])
         first = self._stage(transaction, log, limits).add_messages(dues, bodies, self.start_ms)
         if first != log.ledger.entries:
-            raise BrokenInvariant(f"{self.name}: entry {log.ledger.entries} was promised, {first} is next")
+            raise BrokenInvariant(f"{self.name}: entry {log.ledger.entries} was reserved, {first} is next")
         transaction.after_commit(log.reserved.clear)
 
     @property
     def has_unapplied(self) -> bool:
-        """Whether entries were promised that are not committed yet."""
+        """Whether there are reserved entries that are not committed yet."""
         return self._environment is not None and self._environment.has_unapplied
 
     def verify_pages(self) -> None:

@@ -1,11 +1,11 @@
 """All time partitions of a store: created when first written to, opened when needed, closed when many.
 
-A lease keeps a partition's environment open while somebody reads or appends; without leases the least
+A lease keeps a partition's environment open for reading or appending; without leases the least
 recently used environment is closed once more than `max_open_partitions` are open. An append lease is
 refused by a partition that is closing or closed, and a partition closes only without append leases.
 
 Creation: a complete directory is built in staging/, renamed into place, registered in the main
-environment, then used. A crash before the registration leaves a directory that nobody refers to, which
+environment, then used. A crash before the registration leaves a directory that nothing refers to, which
 the next open removes.
 """
 
@@ -54,7 +54,7 @@ class PartitionSet:
         self._ledger_ids = iter(range(0))
         self._closed = False
         self.opened: Callable[[Partition, Environment], None] | None = None
-        """Called when an environment is opened, under the lock and before anybody uses it: for metrics, and backups."""
+        """Called when an environment is opened, under the lock and before it is used: for metrics, and backups."""
         self.created: Callable[[Partition], None] | None = None
         """Called, by any thread, when a partition has come into being: it may have begun."""
 
@@ -195,7 +195,7 @@ class PartitionSet:
                 self._close_surplus()
 
     def stop_appends(self, partition: Partition) -> bool:
-        """Refuse append leases from now on; False, nothing changed, while somebody holds one or entries are owed."""
+        """Refuse append leases from now on; False, nothing changed, while there is one or entries are unapplied."""
         with self._lock:
             if partition.appenders or partition.has_unapplied:
                 return False
@@ -208,12 +208,12 @@ class PartitionSet:
             partition.state = PartitionState.OPEN
 
     def has_unapplied(self) -> bool:
-        """Whether some partition owes entries that were promised."""
+        """Whether some partition has reserved entries that are unapplied."""
         with self._lock:
             return any(partition.has_unapplied for partition in self._open.values())
 
     def apply_all(self, run: Callable[[Sequence[Callable[[], None]]], object]) -> None:
-        """Have every partition commit what it owes; `run` runs one job or more. Raises StoreFull, StoreFailed."""
+        """Have all partitions commit unapplied entries; `run` runs one job or more. Raises StoreFull, StoreFailed."""
         with self._lock:
             unapplied = [partition for partition in self._open.values() if partition.has_unapplied]
             for partition in unapplied:
@@ -227,7 +227,7 @@ class PartitionSet:
                 self.release(partition)
 
     def apply_one_partition(self) -> bool:
-        """Have what one partition owes committed, failed ones last; False: none does. Raises StoreFull, StoreFailed."""
+        """Have one partition commit its unapplied entries, failed ones last; False: none has. Raises as `apply_all`."""
         with self._lock:
             all_unapplied = [partition for partition in self._open.values() if partition.has_unapplied]
             if not all_unapplied:
@@ -285,9 +285,9 @@ class PartitionSet:
     # -- generations -------------------------------------------------------------------------------
 
     def replace(self, partition: Partition, generation: int) -> None:
-        """Have whoever asks for a partition from now on get the generation that the catalog names now.
+        """Have leases of a partition from now on get the generation that the catalog names now.
 
-        Who holds a lease may go on with the environment that he has; it is closed when nobody holds one.
+        A lease that exists goes on with its environment, which is closed after the last of them.
         """
         with self._lock:
             self._replace(partition, generation)
@@ -299,7 +299,7 @@ class PartitionSet:
         self._let_go(partition)
 
     def _let_go(self, partition: Partition) -> None:
-        """Close what is of older generations, if nobody holds a lease."""
+        """Close what is of older generations, if there is no lease."""
         if partition.leases:
             return
         partition.unpark()
@@ -339,9 +339,9 @@ class PartitionSet:
             return partition
 
     def retire(self, partition: Partition) -> bool:
-        """Close a partition whose deletion is recorded, for good; False while somebody holds a lease.
+        """Close a partition whose deletion is recorded, for good; False while there is a lease.
 
-        It stays in the set until `forget`, so that nobody makes it anew while its directory is removed.
+        It stays in the set until `forget`, so that it is not made anew while its directory is removed.
         """
         with self._lock:
             if partition.leases:
@@ -368,7 +368,7 @@ class PartitionSet:
             return next(self._ledger_ids)
 
     def close(self) -> None:
-        """Close every environment; the caller has seen to it that nobody uses one, but for a backup: it is awaited."""
+        """Close every environment; the caller has seen to it that none is used, but by a backup: it is awaited."""
         with self._lock:
             self._closed = True
             opened = list(self._open.values())

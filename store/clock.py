@@ -33,12 +33,12 @@ class Clock(ABC):
     """A source of time in ms since the Unix epoch; may be read from any thread."""
 
     lead_ms = 0
-    """How long before its time what is due is written to the disk, so that nobody waits for that then; 0: at its time,
-    with a clock of which nobody knows when it will show what."""
+    """How long before its time what is due is written to the disk, so that no receiver waits for that then; 0: at its
+    time, with a clock that something outside the store moves."""
 
     @abstractmethod
     def now_ms(self) -> int:
-        """The time now, rounded down to the millisecond; may go back where the clock behind it does."""
+        """The time now, rounded down to the millisecond; may go back where its source does."""
 
     def wait(self, condition: threading.Condition, until_ms: int | None) -> None:
         """Wait until ``condition`` is notified or this clock shows ``until_ms`` (None: until notified).
@@ -147,7 +147,7 @@ class StoreClock(Clock):
     """The store's time: ``max(wrapped clock, high-water mark)``.
 
     The mark is the latest time that the store has acted on; the store saves it with the frontier and raises it here.
-    Reading the clock does not raise it: a wall clock that has jumped ahead must be judged before it is believed.
+    Reading the clock does not raise it: a wall clock that has jumped forward must be judged before it is believed.
     So a clock that is set back neither fires twice nor blocks, and the time told is never before the mark.
     """
 
@@ -159,7 +159,7 @@ class StoreClock(Clock):
 
     @property
     def wrapped(self) -> Clock:
-        """The clock behind this one."""
+        """The clock that this one wraps."""
         return self._wrapped
 
     @property
@@ -178,7 +178,7 @@ class StoreClock(Clock):
             return self._mark_ms
 
     def wait(self, condition: threading.Condition, until_ms: int | None) -> None:
-        """As ``Clock.wait``. Raising the mark wakes nobody: who raises it past a deadline notifies the waiter."""
+        """As ``Clock.wait``. Raising the mark wakes no waiter: a thread that raises it past a deadline does."""
         if until_ms is not None and until_ms <= self._mark_ms:
             return
         self._wrapped.wait(condition, until_ms)

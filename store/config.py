@@ -41,7 +41,7 @@ class StoreConfig:
         and never corrupts. ``"none"``: it is in the page cache; a process crash loses nothing, a power loss may lose
         everything or leave an unusable file. For data that can be made again.
     inline_delay_ms: a message due within this goes to the main log at once and is tracked in memory until due; 0:
-        none does, which is the default: a message that waits in the main log can be neither
+        none does, which is the default: a message in the main log that is not yet visible can be neither
         cancelled nor rescheduled, and what it saves is one write of two where messages are sent one by one, and
         little in batches (`make bench ARGS=short_delays`). Longer holds up trimming of the main log by as much.
     max_message_bytes: largest encoded message: payload, key, properties and some ten bytes; 5 MiB, at most 1 GiB.
@@ -49,7 +49,7 @@ class StoreConfig:
     cluster: value of the attribute ``pulsar.cluster`` of the metrics; ``"standalone"``.
     background: run a thread that fires what is due and wakes receivers. None: with the system clock yes, with a
         manual one no. Without it ``receive()`` and ``tick()`` fire.
-    max_clock_jump_ms: firing stops with ClockJumped when the clock is found further ahead than this at once; 30
+    max_clock_jump_ms: firing stops with ClockJumped when the clock is found further forward than this at once; 30
         days; None: any jump is believed. It must be longer than any time for which the store lies closed or the
         machine sleeps, or it asks for ``accept_clock()`` after it.
 
@@ -61,7 +61,7 @@ class StoreConfig:
     retention_ms: how long acknowledged ledgers of a main log are kept, from when they are closed; 0: not by age.
     retention_bytes: how many bytes of the newest acknowledged ledgers of a main log are kept; 0: not by size. A
         ledger is kept as long as either setting asks for it. Both cost disk only, and allow seeking back.
-    ttl_ms: how long after its due time a message that nobody has acknowledged counts as acknowledged; None: for ever.
+    ttl_ms: how long after its due time an unacknowledged message counts as acknowledged; None: for ever.
         None lets a dead subscription hold every partition and ledger that it has not read.
     ack_timeout_ms: a message handed out and not acknowledged for this long is delivered again; None: when its
         consumer closes. Shorter than the slowest handler means doubled work.
@@ -77,24 +77,24 @@ class StoreConfig:
 
     max_in_flight_bytes: memory that messages of `send_async` may take until they are written; 64 MiB. More takes longer
         bursts without waiting, and loses as much of them at a crash.
-    journal_from: from so many sends under way at once on, single messages share flushes by the journal, where
-        durability is "commit"; 2. 1: one that is sent alone goes by it too: one thread sends about twice as many, each
+    journal_from: from so many sends under way at once on, single messages share flushes by the write-ahead log (WAL),
+        where durability is "commit"; 2. 1: a single send goes by it too: one thread sends about twice as many, each
         is written twice, and other processes see it up to a second later. 0: each is a commit of its partition.
-    journal_bytes: size of the journal's file when it is made, and the most that is in memory until the partitions have
+    journal_bytes: size of the WAL's file when it is made, and the most that is in memory until the partitions have
         it; 8 MiB, at least 16 KiB. Larger is written into the partitions more seldom, and read when a crash left it.
     bucket_ms: span of one bucket of the delay index; 60 s. Finer buckets cost memory (at 1 s 60 to 85 bytes a
         message), coarser ones more sorting when a bucket is about to be due.
     preload_ms: how long before its start a partition is loaded; 60 s. Longer holds its index in memory longer, too
         short makes its first messages late by the load.
     fire_batch: most messages fired in one transaction; 5,000. Larger fires faster and holds up senders for longer.
-    ack_flush_ms: how long acknowledgements may wait for a shared commit; 100. Longer saves commits; a crash
+    ack_flush_ms: how long acknowledgements may wait for a group commit; 100. Longer saves commits; a crash
         delivers the acknowledgements of that time again. 0: every acknowledgement commits.
     tracker_idle_ms: how long the index of a topic's inline messages is kept after its last consumer left; 60 s.
         Building it again reads the headers of the main log's runs.
-    tracker_prune_interval_ms: at least so long from one look at what of that index all subscriptions have been served,
-        and may be forgotten, to the next (PIP-448); 1 s. 0: whenever one is served. With 10,000 new entries it is not
+    tracker_prune_interval_ms: at least so long from one pruning of that index, which drops what all subscriptions have
+        received, to the next (PIP-448); 1 s. 0: whenever one receives. With 10,000 new entries it is not
         waited for.
-    tracker_prune_ratio: share of the subscriptions with consumers that must have been served further since the last
+    tracker_prune_ratio: share of the subscriptions with consumers that must have received more since the last
         pruning for another to be tried, 0 to 1; 0.5. What the slowest of them still needs is never forgotten, so 1
         saves the most looks; 0: look each time.
     ledger_max_entries: entries after which a main log starts a new ledger, at most 2**32 - 1; 50,000. Trimming frees

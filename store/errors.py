@@ -64,7 +64,7 @@ class InvalidMessage(InvalidArgument):
 
 
 class DelayTooLong(InvalidMessage):
-    """The due time lies further ahead than the policy in force allows (PIP-437)."""
+    """The due time lies further in the future than the policy in force allows (PIP-437)."""
 
     def __init__(self, asked_ms: int, limit_ms: int, set_at: str) -> None:
         super().__init__("delay_ms", asked_ms, f"longer than max_delivery_delay_ms={limit_ms} set on {set_at}")
@@ -141,7 +141,7 @@ class StoreFailed(DuelogError):
 
 
 class StoreFull(DuelogError):
-    """The disk or the map is full; what is committed is kept, and writing goes on when there is room."""
+    """The disk or the map is full; what is committed is kept, and writing goes on when there is free space."""
 
     def __init__(self, path: Path, reason: str, free_bytes: int | None = None) -> None:
         super().__init__(f"{path}: {reason}")
@@ -181,7 +181,7 @@ class NoPermission(StoreUnavailable):
 
 
 class ClockJumped(DuelogError):
-    """The clock ran ahead by more than ``max_clock_jump_ms`` at once: firing stopped."""
+    """The clock jumped forward by more than ``max_clock_jump_ms`` at once: firing stopped."""
 
     def __init__(self, last_ms: int, now_ms: int, bound_ms: int) -> None:
         super().__init__(

@@ -91,7 +91,7 @@ def validate_namespace_name(text: str) -> str:
     _check_entity("namespace", text, "namespace", parts[1])
     size = len(text)
     if size > MAX_TOPIC_BYTES - len(SCHEME) - 2:
-        raise InvalidArgument("namespace", text, f"{size} bytes leave no room for a topic's name of {MAX_TOPIC_BYTES}")
+        raise InvalidArgument("namespace", text, f"{size} bytes leave no space for a topic's name of {MAX_TOPIC_BYTES}")
     return text
 
 

@@ -86,7 +86,7 @@ Int64s = npt.NDArray[np.int64]
 
 
 class MessageIds(Sequence[MessageId]):
-    """Many message ids as two columns: a MessageId is made of each when somebody looks at it.
+    """Many message ids as two columns: a MessageId is made of each at access.
 
     Equal to any other sequence of the same ids.
     """

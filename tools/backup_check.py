@@ -1,4 +1,4 @@
-"""A backup held against its manifest, as long as nobody has opened it for writing."""
+"""A backup held against its manifest, as long as no process has opened it for writing."""
 
 from __future__ import annotations
 

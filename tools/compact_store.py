@@ -1,7 +1,7 @@
 """Compaction of a store's closed partitions, beside the process that has the store open or with none.
 
 Reads what is claimed of all of them in one read transaction of the main environment, has each planned and copied that
-is worth it (partition_compaction.py), here or by somebody else (Spark), and sees that they are adopted: at once where
+is worth it (partition_compaction.py), here or by another process (Spark), and sees that they are adopted: at once where
 no process has the store open, else by that one at its next tick. The store's lock is held for the moments of adoption
 only, so a store can be opened meanwhile; what was being copied then is lost, and reported.
 """
@@ -35,7 +35,7 @@ DEFAULT_MIN_DEAD_RATIO = 0.3
 _ADOPTED_AT_ONCE = 64
 _ADOPTED_AT_ONCE_BYTES = 256 << 20
 """So many partitions, or so many bytes of them, are finished before the store's lock is taken to adopt them: until
-then both generations take room."""
+then both generations take space."""
 
 Progress = Callable[[int, int], object]
 """Told (bytes dealt with so far, bytes in all): a partition is read twice, to copy it and to verify the copy. One that
@@ -47,8 +47,8 @@ class PartitionCompaction:
     """What became of one partition, and its figures.
 
     outcome: "skipped" (too little to drop), "planned" (a dry run), "adopted", "waiting" (for the process that has the
-    store open) or "failed", with the `reason`. dead_*: bodies that nobody needs; file_bytes: the length of the file.
-    messages, body_bytes and dead_* are 0 where it failed before it was planned.
+    store open) or "failed", with the `reason`. dead_*: bodies that no subscription needs; file_bytes: the length of the
+    file. messages, body_bytes and dead_* are 0 where it failed before it was planned.
     """
 
     partition: str
@@ -104,10 +104,10 @@ def compact_store(
     run: Runner | None = None,
     progress: Progress = lambda done, total: None,
 ) -> CompactionReport:
-    """Rewrite the closed partitions of which at least `min_dead_ratio` of the bytes of bodies is needed by nobody.
+    """Rewrite the closed partitions of which at least `min_dead_ratio` of the bytes of bodies is needed no more.
 
     What the store's retention keeps stays. What is dropped cannot be gone back to by seeking, as if it had been
-    trimmed. run: who plans and copies; None: this process, one partition after the other. A partition that
+    trimmed. run: what plans and copies; None: this process, one partition after the other. A partition that
     the store deletes or replaces before it was planned is left out; one that is damaged has failed.
     Not in a process that has the store open. Raises InvalidArgument, FormatMismatch, DamagedStore.
     """

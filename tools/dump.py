@@ -2,7 +2,7 @@
 
 Reads the LMDB environments themselves, so that a store which does not open can still be looked at, and decodes with
 the format modules of store/ only. A record that is damaged comes with its error, and the rest goes on. Works beside a
-writing process; reads in short transactions, so that what changes meanwhile may be seen in part.
+writing process; reads in short transactions, so that what changes meanwhile may be dumped in part.
 """
 
 from __future__ import annotations
@@ -251,9 +251,13 @@ _KEYS: dict[Table, Callable[[bytes], Fields]] = {
 }
 
 
+_SHOWN_AS = {"absorbed_end": "seen", "references": "holders"}
+"""Keys of the output that programs know by another name than the record's field."""
+
+
 def _record(unpack: Callable[[bytes], Any]) -> Callable[[bytes], Fields]:
     def decode(fields: bytes) -> Fields:
-        return {name: _plain(value) for name, value in unpack(fields)._asdict().items()}
+        return {_SHOWN_AS.get(name, name): _plain(value) for name, value in unpack(fields)._asdict().items()}
 
     return decode
 

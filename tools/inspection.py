@@ -91,7 +91,7 @@ def _store_stats(store: DelayedStore, topics: int, json_: bool) -> None:
         "topics": figures.topics,
         "partitions": figures.partitions,
         "pending": figures.pending,
-        "set_aside": figures.quarantined,
+        "set_aside": figures.set_aside,
         "disk_bytes": figures.disk_bytes,
     }
     if json_:
@@ -151,7 +151,7 @@ def partitions(store: Store, json_: Json = False) -> None:
     """List the time partitions of a store: what is due when, and what it takes on disk.
 
     A partition is future, current (it has begun), closed (all of it has fired) and then deleted, once the
-    subscriptions of every topic in it have acknowledged what they received; holders are the topics that have not.
+    subscriptions of every topic in it have acknowledged what they received; references: how many have not.
 
     ```
     duelog partitions data
@@ -163,7 +163,7 @@ def partitions(store: Store, json_: Json = False) -> None:
         for each in found:
             write_json({"partition": directory_name(each.start_ms), **asdict(each)})
         return
-    columns = ("partition", "end", "state", ">topics", ">messages", ">pending", ">holders", ">disk")
+    columns = ("partition", "end", "state", ">topics", ">messages", ">pending", ">references", ">disk")
     write_table(
         f"partitions: {len(found):,}",
         columns,
@@ -175,7 +175,7 @@ def partitions(store: Store, json_: Json = False) -> None:
                 each.topics,
                 each.messages,
                 each.pending,
-                each.references if each.state == "closed" else None,
+                each.holders if each.state == "closed" else None,
                 size_text(each.disk_bytes),
             )
             for each in found
@@ -190,7 +190,7 @@ def check(
 ) -> None:
     """Look for damage: every page, checksum of headers and records, and whether all fits. Exit status 1: found some.
 
-    Works beside a writing process, and on a store that would kill whoever reads it: what the pages of a file make
+    Works beside a writing process, and on a store that would kill its reader: what the pages of a file make
     suspicious is read in a child process, whose death is a finding.
 
     ```

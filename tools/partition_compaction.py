@@ -37,7 +37,7 @@ class CompactionTask(NamedTuple):
 
 
 class Figures(NamedTuple):
-    """What is in a partition, and what nobody needs of it; bytes are those of bodies."""
+    """What is in a partition, and what no subscription needs of it; bytes are those of bodies."""
 
     messages: int
     body_bytes: int
@@ -95,7 +95,7 @@ def _refused_by_system(error: DuelogError | OSError, staging: Path) -> OSError |
 
 
 def compact_packed(task: bytes) -> bytes:
-    """The same from a pickle to a pickle, for who begins a task again that raises."""
+    """The same from a pickle to a pickle, for Spark, which begins a task again that raises."""
     return pickle.dumps(compact_partition(pickle.loads(task), again=True))
 
 

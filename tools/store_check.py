@@ -47,7 +47,7 @@ def _check_store(path: Path, deep: bool) -> list[Finding]:
         return [Finding("error", "store-file", str(path / "STORE"), str(error), "restore the file from a backup")]
     findings = list(check_backup(path, deep=deep))
     findings += [found for directory in environments(path) for found in check_file(directory)]
-    if findings:  # reading on may be the death of whoever does it
+    if findings:  # reading on may be the death of the process
         findings += _check_in_child(path, deep)
     else:
         findings += check_opened(path, deep)

@@ -124,7 +124,7 @@ def receive(
 ) -> None:
     """Receive messages as they become due, print each on a line, and acknowledge them.
 
-    A line has the message's id, due time, key and payload; with --json it is a JSON object. While it waits no other
+    A line has the message's id, due time, key and payload; with --json it is a JSON object. While it runs no other
     process can write the store.
 
     ```
@@ -176,7 +176,7 @@ def import_(
     ] = False,
     topic: Annotated[str, typer.Option(metavar="TOPIC", help="With --ics: where the reminders go.")] = "reminders",
     timezone: Annotated[str, typer.Option(metavar="ZONE", help="With --ics: zone of times that have none.")] = "UTC",
-    days: Annotated[int, typer.Option(min=1, max=36_500, help="With --ics: how far ahead.")] = 366,
+    days: Annotated[int, typer.Option(min=1, max=36_500, help="With --ics: how far into the future.")] = 366,
     parquet: Annotated[
         Path | None, typer.Option(metavar="DIR", help="An export of `duelog export`, instead of a file.")
     ] = None,

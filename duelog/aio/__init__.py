@@ -1,7 +1,7 @@
 """The same face for asyncio: `async with duelog.aio.DelayedStore.open("data") as store`.
 
 Nothing here blocks the event loop: what may wait for a disk or a lock runs in threads of the store, some for commits
-and some for looking, so that slow commits do not hold up receivers. A receiver that waits holds no thread: the topic
+and some for looking, so that slow commits do not hold up receivers. A waiting receiver holds no thread: the topic
 wakes it through `loop.call_soon_threadsafe`. (On a clock of the program's own that something else moves, it does.)
 
 Cancelling an await is safe. A cancelled `receive` loses nothing: messages that were just being handed to it are given

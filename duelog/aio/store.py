@@ -156,7 +156,7 @@ class DelayedStore:
     async def close(self) -> None:
         """As `duelog.DelayedStore.close`; waiting receivers get ClosedError."""
         if not self._store.closed:
-            # Shielded, so that whoever goes on after a cancelled close finds a store that is closing, not half open.
+            # Shielded, so that after a cancelled close the store is closing, and not half open.
             await asyncio.shield(self._threads.run(self._store.close))
             self._threads.close()
 
@@ -206,6 +206,6 @@ class _Opening:
 
 
 def _close_opened(opening: Future[duelog.DelayedStore]) -> None:
-    """Nobody waits any more for a store that was being opened."""
+    """Close a store whose opening was cancelled."""
     if not opening.cancelled() and opening.exception() is None:
         opening.result().close()

@@ -54,7 +54,7 @@ class Subscription:
         def wake() -> None:
             try:
                 loop.call_soon_threadsafe(woken.set)
-            except RuntimeError:  # the loop is closed, so nobody waits
+            except RuntimeError:  # the loop is closed, so nothing waits
                 return
 
         subscription.add_waker(wake)
@@ -79,7 +79,7 @@ class Subscription:
             raise
 
     def _give_back(self, looking: Future[tuple[list[duelog.ReceivedMessage], int | None]]) -> None:
-        """Nobody is there to take what was handed out. In the thread that looked, or the loop's if that is done."""
+        """Give back what a cancelled call was handed. In the thread that looked, or the loop's if that is done."""
         if looking.cancelled() or looking.exception() is not None or self._subscription.closed:
             return
         batch = looking.result()[0]
@@ -93,7 +93,7 @@ class Subscription:
         """Until the topic changes or the store's clock shows `until_ms`; may come back early."""
         clock = self._subscription.clock
         if not isinstance(clock.wrapped, SystemClock) and until_ms is not None:
-            # Only a thread can wait for a clock that somebody else moves. Cancelled, it ends at the next change.
+            # Only a thread can wait for a clock that the program moves. Cancelled, it ends at the next change.
             waiting = self._threads.look(self._subscription.wait, until_ms)
             try:
                 await asyncio.wrap_future(waiting)

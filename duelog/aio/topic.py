@@ -50,7 +50,7 @@ class Topic:
         )
         item = self._topic.outgoing(message, allow_past=allow_past)
         future = self._topic.put(item, wait=False)
-        if future is None:  # no room: a thread waits for it
+        if future is None:  # no capacity: a thread waits for it
             future = await self._threads.run(self._put, item)
         return await asyncio.wrap_future(future)
 
@@ -244,6 +244,6 @@ class Producer:
 
 
 def _close_subscribed(made: Future[duelog.Subscription]) -> None:
-    """Nobody waits any more for a consumer that was being attached."""
+    """Close a consumer whose attaching was cancelled."""
     if not made.cancelled() and made.exception() is None:
         made.result().close()

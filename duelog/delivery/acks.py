@@ -1,7 +1,7 @@
 """What a subscription has acknowledged: the mark-delete position and a roaring bitmap for each ledger after it.
 
-Owns the arithmetic and the serialised form of the bitmaps; promises that no acknowledgement is forgotten for want of
-room: there is no cap on ranges or entries. Deliberately without storage and without a lock: the caller writes what
+Owns the arithmetic and the serialised form of the bitmaps; forgets no acknowledgement for want of
+space: there is no cap on ranges or entries. Deliberately without storage and without a lock: the caller writes what
 ``take_changes`` gives into one transaction, and holds the subscription's lock.
 
 Normal form, kept after every call:

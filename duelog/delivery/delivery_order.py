@@ -1,7 +1,7 @@
-"""Who may be handed what next. Here: anyone anything, in log order; ``key_order.py`` adds order by key.
+"""Which message a consumer is handed next. Here: any, in log order; ``key_order.py`` adds order by key.
 
 Owns the positions that are ready: due for redelivery, or read from the log and kept back. The dispatcher tells it of
-every change of a message's place; a message is ready, held by a consumer, waiting for its time, or gone.
+every change of a message's place; a message is ready, held by a consumer, awaiting redelivery, or gone.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .position_set import PositionSet
 
 
 class DeliveryOrder:
-    """Exclusive, failover and shared subscriptions: redeliveries in log order to whoever asks first."""
+    """Exclusive, failover and shared subscriptions: redeliveries in log order to the first consumer that asks."""
 
     def __init__(self) -> None:
         self._anyone = PositionSet()
@@ -57,7 +57,7 @@ class DeliveryOrder:
                 self._anyone.discard(message.position)
 
     def taken_back(self, ledger_id: int, entries: BitMap) -> None:
-        """Entries that a consumer held wait for their time now."""
+        """Entries that a consumer held await redelivery now."""
 
     def fell_due(self, ledger_id: int, entries: BitMap) -> None:
         """Entries that waited for their time are ready now."""
@@ -72,7 +72,7 @@ class DeliveryOrder:
         self._anyone.remove_through(position)
 
     def clear(self) -> None:
-        """Nothing is ready, held or waiting; the consumers stay."""
+        """Nothing is ready, held or awaiting redelivery; the consumers stay."""
         self._anyone.clear()
 
     def ready(self) -> set[Position]:

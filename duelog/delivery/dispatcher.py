@@ -3,11 +3,11 @@
 Owns the read position and the place of every message before it that is not acknowledged. Each is in exactly one place:
 
 - held by one consumer (``outstanding.py``);
-- waiting for the time of its redelivery (``redeliveries.py``);
+- awaiting its redelivery (``redeliveries.py``);
 - ready: due for redelivery, or read and kept back for its key's sake (``delivery_order.py``, ``key_order.py``);
-- given up, because the reader could not read it. It stays unacknowledged until the engine acknowledges it.
+- skipped, because the reader could not read it. It stays unacknowledged until the engine acknowledges it.
 
-Delivery is at least once: a message leaves only by being acknowledged, trimmed, given up, or by a seek. Its state is
+Delivery is at least once: a message leaves only by being acknowledged, trimmed, skipped, or by a seek. Its state is
 in memory: after a restart everything that is not acknowledged is new again, with a redelivery count of 0.
 
 Deliberately without storage, threads and clock: the caller holds the subscription's lock and passes ``now_ms``. While
@@ -88,8 +88,8 @@ class Dispatcher:
     What an interrupt, or an error where none is expected, has left half done makes it `torn`; then it is to be mended
     before anything else: everything unacknowledged is handed out again.
 
-    Types: "exclusive" and "shared" hand anything to whoever asks ("exclusive" leaves it to the caller to admit one
-    consumer only); "failover" serves the consumer that came first; "key_shared" keeps order by key, see
+    Types: "exclusive" and "shared" hand anything to any consumer ("exclusive" leaves it to the caller to admit
+    one only); "failover" hands all to the consumer that came first; "key_shared" keeps order by key, see
     ``key_order.py``.
     """
 
@@ -106,8 +106,8 @@ class Dispatcher:
         """Start after the mark-delete position of ``acks``, with nothing handed out.
 
         ack_timeout_ms: how long a consumer may hold a message unacknowledged before others get it; None: for ever.
-        max_kept_back: "key_shared" only: how many messages may be read ahead for keys that have to wait. When that
-        many are kept back, nobody gets new messages until one of them could be handed out.
+        max_kept_back: "key_shared" only: how many messages may be read and kept back for their keys' sake. When
+        that many are, no consumer gets new messages until one of them could be handed out.
         """
         self.acks = acks
         self.torn = False
@@ -147,12 +147,12 @@ class Dispatcher:
 
     @property
     def consumers(self) -> tuple[int, ...]:
-        """Consumer ids, those that came first first."""
+        """Consumer ids, in the order in which they came."""
         return self._outstanding.consumers
 
     @property
     def awaiting_redelivery_count(self) -> int:
-        """Number of messages that were handed out, are not acknowledged, and nobody holds."""
+        """Number of messages that were handed out, are not acknowledged, and no consumer holds."""
         return len(self._redeliveries) + len(self._order) - self._order.kept_back
 
     @property
@@ -285,8 +285,8 @@ class Dispatcher:
     def ack(self, consumer_id: int | None, positions: Sequence[Position]) -> int:
         """Acknowledge messages wherever they are; how many were not acknowledged before.
 
-        consumer_id: who probably holds them, which saves a search; None if unknown. Raises InvalidArgument for a
-        position that the topic does not have; nothing is acknowledged then.
+        consumer_id: the one that probably holds them, which saves a search; None if unknown. Raises InvalidArgument for
+        a position that the topic does not have; nothing is acknowledged then.
         """
         return self.ack_entries(consumer_id, group_by_ledger(positions))
 

@@ -1,6 +1,6 @@
 """The main log as one subscription reads it: what is not due yet is passed over, and comes when it is.
 
-Only logs in which messages wait inline have a tracker; for every other this is the plain reader.
+Only logs with inline messages that are not yet visible have a tracker; for every other this is the plain reader.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class DueReader:
     def __init__(
         self, reader: MainLogReader, open_view: OpenView, clock: StoreClock, budget: ReadAheadBudget | None = None
     ) -> None:
-        """`open_view` (read position, served up to) opens a view on the topic's tracker, made at first need."""
+        """`open_view` (read position, handed out up to) opens a view on the topic's tracker, made at first need."""
         self._reader = reader
         self._ahead = ReadAhead(reader, budget or ReadAheadBudget())
         self._open = open_view
@@ -35,13 +35,13 @@ class DueReader:
         self._tracker: TopicDelayTracker | None = None
         self._view: SubscriptionView | None = None
         self._closed_at: tuple[int, Position] | None = None
-        """What the view was served up to when it was closed: a due time, and the last position of those due then."""
+        """How far the view had handed out when it was closed: a due time, and the last position of those due then."""
 
     def read(self, start: Position, max_entries: int, skip: AckSet) -> tuple[list[ReceivedMessage], Position]:
-        """What has become due behind `start`, then messages from `start` on that are due."""
+        """What has become due after `start`, then messages from `start` on that are due."""
         now_ms = self._clock.now_ms()
         if self._view is not None or self._reader.hides_some:
-            now_ms = self._clock.raise_to(now_ms)  # what is served by it is served for good: it must not go back
+            now_ms = self._clock.raise_to(now_ms)  # what is handed out by it stays so: it must not go back
         if self._tracker is not None and self._view is not None:
             return self._read_tracked(self._tracker, self._view, start, max_entries, now_ms, skip)
         fresh, following, passed_over = self._ahead.read(start, max_entries, skip, now_ms)
@@ -67,7 +67,7 @@ class DueReader:
                 by_position = {message.position: message for message in self._reader.read_at(due)}
                 found = [by_position[position] for position in due if position in by_position]
             if len(due) >= limit:
-                return found, start  # the log is read only when nothing due waits behind the read position
+                return found, start  # the log is read only when no tracked message is due
             fresh, following, _ = self._reader.read(start, limit - len(due), skip, now_ms)
             return [*found, *fresh], following
         except BaseException:

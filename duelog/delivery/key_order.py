@@ -1,13 +1,13 @@
-"""Key-shared subscriptions: which consumer a key belongs to, and which messages of a key have to wait.
+"""Key-shared subscriptions: which consumer a key belongs to, and which messages of a key are kept back.
 
-Two promises. At any time one consumer at most holds messages of a key; and a message is not handed out while an
-earlier one of its key is kept back or waits for redelivery. So a key moves to another consumer only when the one before
-has acknowledged, given back or lost what it held of it. Other keys go on meanwhile, as far as ``max_kept_back``
-messages ahead.
+Two invariants. At any time one consumer at most holds messages of a key; and a message is not handed out while an
+earlier one of its key is kept back or awaits redelivery. So a key moves to another consumer only when the one before
+has acknowledged, given back or lost what it held of it. Other keys go on meanwhile, past at most
+``max_kept_back`` messages.
 
-A key belongs to the consumer that ``key_slots.py`` says. Messages without a key go to whoever asks.
+A key belongs to the consumer that ``key_slots.py`` says. Messages without a key go to any consumer.
 
-Deliberately in memory only, and only for keys of which something is held or waits: some 60 bytes a message and
+Deliberately in memory only, and only for keys of which a message is held or queued: some 60 bytes a message and
 130 a key. The bodies of messages kept back are not kept; they are read again.
 """
 
@@ -27,16 +27,16 @@ from .position_set import PositionSet
 
 
 class _Key:
-    """A key of which some message is held, ready or waiting."""
+    """A key of which some message is held, ready or awaiting redelivery."""
 
     __slots__ = ("held", "holder", "name", "owner", "parked", "queued", "waiting")
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.owner: int | None = None  # who is to have it, once known; valid until the consumers change
-        self.holder: int | None = None  # who holds messages of it
+        self.owner: int | None = None  # the consumer that is to have it, once known; valid until the consumers change
+        self.holder: int | None = None  # the consumer that holds messages of it
         self.held = 0  # how many
-        self.queued = 0  # how many messages of it are ready, parked or waiting
+        self.queued = 0  # how many messages of it are ready, parked or awaiting redelivery
         self.parked: PositionSet | None = None  # ready but not to be handed out before something else happens
         self.waiting: PositionSet | None = None  # nacked or overdue, until their time comes
 
@@ -53,7 +53,7 @@ class _Key:
         self.waiting.add(position)
 
     def waits_before(self, position: Position) -> bool:
-        """Whether an earlier message of this key waits for its time."""
+        """Whether an earlier message of this key awaits redelivery."""
         least = self.waiting.least() if self.waiting else None
         return least is not None and least < position
 
@@ -62,7 +62,7 @@ class KeyOrder(DeliveryOrder):
     """Ready messages by the consumer that their key belongs to."""
 
     def __init__(self, max_kept_back: int) -> None:
-        """max_kept_back: how many messages may have been read past without anybody having got them."""
+        """max_kept_back: how many messages may have been read and not handed out."""
         super().__init__()
         self._max_kept_back = max_kept_back
         self._slots = KeySlots()
@@ -237,7 +237,7 @@ class KeyOrder(DeliveryOrder):
             key.parked = None
 
     def _unqueue(self, key: _Key, position: Position) -> bool:
-        """Take a position from where it is ready or waits; False if it does neither."""
+        """Take a position from where it is ready or awaits redelivery; False if it does neither."""
         places = (self._ready_of(key), key.parked, key.waiting)
         if not any(place is not None and place.discard(position) for place in places):
             return False

@@ -57,12 +57,12 @@ class Outstanding:
         self._held[consumer_id] = PositionSet()
 
     def remove_consumer(self, consumer_id: int) -> PositionSet:
-        """What it held, which nobody holds now."""
+        """What it held, which no consumer holds now."""
         return self._held.pop(consumer_id)
 
     @property
     def consumers(self) -> tuple[int, ...]:
-        """Consumer ids, those that came first first."""
+        """Consumer ids, in the order in which they came."""
         return tuple(self._held)
 
     def __contains__(self, consumer_id: int) -> bool:
@@ -77,7 +77,7 @@ class Outstanding:
     def hand_out(
         self, consumer_id: int, again: Sequence[ReceivedMessage], fresh: Sequence[ReceivedMessage], now_ms: int
     ) -> None:
-        """Record one batch and set ``redelivery_count``; nobody may hold any of it.
+        """Record one batch and set ``redelivery_count``; no consumer may hold any of it.
 
         again: messages that were handed out before, and taken back (`note_failed`). fresh: messages that never were.
         """
@@ -139,9 +139,9 @@ class Outstanding:
         return mine
 
     def forget(self, consumer_id: int | None, ledger_id: int, entries: BitMap) -> int:
-        """Drop entries that were acknowledged, whoever holds them; how many were held.
+        """Drop entries that were acknowledged, of every consumer; how many were held.
 
-        consumer_id: who probably holds them. O(1) bitmap operations if that is right, else O(consumers).
+        consumer_id: the consumer that probably holds them. O(1) bitmap operations if that is right, else O(consumers).
         """
         failed = self._failed.get(ledger_id)
         if failed is not None:
@@ -158,7 +158,7 @@ class Outstanding:
         return found
 
     def forget_through(self, position: Position) -> None:
-        """Drop everything at or before ``position``, whoever holds it."""
+        """Drop everything at or before ``position``, of every consumer."""
         for held in self._held.values():
             held.remove_through(position)
         ledger_id, last = position
@@ -170,7 +170,7 @@ class Outstanding:
                     self._failed[ledger_id] = kept
 
     def clear(self) -> None:
-        """Nobody holds anything, and no message was ever handed out; the consumers stay."""
+        """Nothing is held, and no message was ever handed out; the consumers stay."""
         for held in self._held.values():
             held.clear()
         self._failed.clear()

@@ -149,7 +149,7 @@ def group_by_ledger(positions: Sequence[tuple[int, int]]) -> dict[int, BitMap]:
 def group_messages(messages: Sequence[ReceivedMessage]) -> dict[int, BitMap]:
     """The entry ids of the messages' positions by ledger id, as `group_by_ledger`."""
     places = list(map(_PLACE, messages))
-    if places and set(map(type, places)) == _NUMBERS:  # numbers, as whoever reads the log makes them
+    if places and set(map(type, places)) == _NUMBERS:  # numbers, as the log's reader makes them
         ledger_id = min(places) >> 32
         if max(places) >> 32 == ledger_id:
             return {ledger_id: BitMap([place & ENTRY_MASK for place in places])}

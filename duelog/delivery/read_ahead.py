@@ -1,4 +1,4 @@
-"""Reading ahead: who empties a backlog batch by batch has the log read in larger pieces than it asks for.
+"""Read-ahead: for a consumer that empties a backlog batch by batch the log is read in larger pieces than it asks for.
 
 Markers stand in the order in which their messages are due, the messages in the order in which they were sent: each
 run that is opened for a batch holds but few of its messages, and more of those of the batches that follow.
@@ -50,7 +50,7 @@ class ReadAheadBudget:
         return self._left
 
     def take(self, amount: int) -> None:
-        """Note that so many bytes are held; less than nothing may be left then, as nobody knows before reading."""
+        """Note that so many bytes are held; less than nothing may be left then: the size is known after reading."""
         with self._lock:
             self._left -= amount
 

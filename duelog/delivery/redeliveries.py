@@ -1,7 +1,7 @@
-"""Messages that were taken back from a consumer and wait for the time at which they may be handed out again.
+"""Messages that were taken back from a consumer and await the time of their redelivery.
 
-Owns the times. When a message's time has come it leaves for the delivery order (``delivery_order.py``), which knows who
-may have it.
+Owns the times. When a message's time has come it leaves for the delivery order (``delivery_order.py``), which knows the
+consumer that may have it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Redeliveries:
         return len(self._waiting)
 
     def add(self, ledger_id: int, entries: BitMap, redeliver_at_ms: int) -> None:
-        """Entries that do not wait yet are to be handed out again at ``redeliver_at_ms``. O(log of the times)."""
+        """Entries that are not in it yet are to be handed out again at ``redeliver_at_ms``. O(log of the times)."""
         due = self._due.get((redeliver_at_ms, ledger_id))
         if due is None:
             self._due[redeliver_at_ms, ledger_id] = entries.copy()

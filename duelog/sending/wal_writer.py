@@ -148,12 +148,12 @@ class WalWriter:
         if not self._unwritten or self._wal is None:
             return
         started = time.perf_counter_ns()
-        reach("journal.before")
+        reach("wal.before")
         self._wal.append(self._unwritten)
         if self.observe is not None:
             self.observe(time.perf_counter_ns() - started, len(self._unwritten))
         self._unwritten = []
-        reach("journal.after")
+        reach("wal.after")
         if self._due_ms is None:
             self._due_ms = self._clock.now_ms() + CHECKPOINT_MS
             self._wake()
@@ -178,7 +178,7 @@ class WalWriter:
     def _checkpoint_all(self, wal: WalFile) -> None:
         """Have the partitions write what they owe, and begin the journal anew. Raises as `apply_all`; OSError."""
         self._partitions.apply_all(self._pool.run)
-        reach("journal.settled")
+        reach("wal.applied")
         wal.restart()
 
     # -- afterwards --------------------------------------------------------------------------------

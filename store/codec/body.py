@@ -2,7 +2,7 @@
 
     body = [publish_ms, payload, key | nil, properties | nil, extra | nil]    trailing nils are left out
 
-A bare message is ``[publish_ms, payload]``. ``extra`` is a map from str to any msgpack value, room for what the
+A bare message is ``[publish_ms, payload]``. ``extra`` is a map from str to any msgpack value, for what the
 library itself adds (a dead-lettered message's origin, say); callers cannot set it. The due time is not in the body:
 it stands in the run's header. Nor is a checksum: the run has one of every body, checked before ``decode_body``.
 

@@ -1,7 +1,7 @@
 """Where the second place of a small record is: each stands twice, written and removed in the same transaction.
 
 Nothing but a transaction writes copies, and nothing but `check` and `repair` reads them. So that one page that went bad
-does not take both, they lie under keys of their own, behind all other small records.
+does not take both, they lie under keys of their own, after all other small records.
 """
 
 from __future__ import annotations

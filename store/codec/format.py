@@ -302,7 +302,7 @@ _PARTITION_INFO = struct.Struct(">H16sQQI")
 
 
 class PartitionInfo(NamedTuple):
-    """What a partition's directory says of itself, so that a copied or swapped one is seen at open."""
+    """What a partition's directory says of itself, so that a copied or swapped one is found at open."""
 
     version: int
     store_id: bytes
@@ -322,7 +322,7 @@ _LEDGER = struct.Struct(">QQIQB")
 
 
 class LedgerState(IntEnum):
-    """OPEN takes appends (the last of a topic), CLOSED is complete, TRIMMING is given up and being removed."""
+    """OPEN takes appends (the last of a topic), CLOSED is complete, TRIMMING is trimmed: its runs are being removed."""
 
     OPEN = 0
     CLOSED = 1

@@ -252,7 +252,7 @@ class Run:
         """The value of this run with the bodies of the entries in the mask `keep` only.
 
         Due times and conditions stay, and so do the checksums of the bodies that stay: they are not computed anew,
-        so that damage stays seen. REQUIRES: kind is MESSAGES, `bodies_fit`.
+        so that damage is still found. REQUIRES: kind is MESSAGES, `bodies_fit`.
         """
         value = self._value
         columns = np.frombuffer(value, "<u4", 3 * self.count, HEADER_BYTES).reshape(3, self.count).copy()
@@ -304,7 +304,7 @@ class Run:
         return body
 
     def raw_body(self, index: int) -> bytes:
-        """The bytes of the body at `index` as far as they are there, unverified: for whoever repairs."""
+        """The bytes of the body at `index` as far as they are there, unverified: for repair."""
         ends = self.ends()
         start = int(ends[index - 1]) if index else 0
         return bytes(self._value[self._bodies + start : self._bodies + max(start, int(ends[index]))])

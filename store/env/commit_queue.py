@@ -1,12 +1,12 @@
-"""Who waits for a commit, and who leads it: the first in the queue serves everybody behind it, then the next leads.
+"""Group commit: the first request in the queue leads; it commits all that are queued, then the next one leads.
 
-There is no thread of its own. Those that were served go on one after the other, each woken by the one before, and the
-last wakes the next leader: woken all at once they would only wait for the interpreter, each of them twice.
+There is no thread of its own. Committed requests return one after the other, each woken by the one before, and the
+last wakes the next leader: woken all at once their threads would only wait for the interpreter, each of them twice.
 
-An interrupt (KeyboardInterrupt) of one caller concerns nobody else: a waiting one leaves the queue, or its place among
-those that go on; an interrupted leader puts the others back, and somebody else leads. A call that raises has been
-decided by then: its work is stored, or never will be. So one whose work is being served waits for the end of that
-before it raises, and an `after_commit` callback of its work has been called by then, or never is.
+An interrupt (KeyboardInterrupt) of one caller concerns no other: its request leaves the queue, or the chain of those
+that return; an interrupted leader puts the other requests back, and another one leads. A call that raises has been
+decided by then: its work is stored, or never will be. So a caller whose work is being committed waits for the end of
+that before it raises, and an `after_commit` callback of its work has been called by then, or never is.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ class Request:
         self.done = False
         self.leads = False
         self.gate: threading.Lock | None = None
-        """Held until the request goes on or leads; None: it leads from the beginning, and nobody waits."""
+        """Held until the request returns or leads; None: it leads from the beginning, and no thread waits."""
         self.goes_on = False
-        """Served and woken: it has to wake the next."""
+        """Committed and woken: it has to wake the next."""
         self.left = False
-        """Its caller was interrupted, and waits no more."""
+        """Its caller was interrupted and has returned."""
         self.following: Request | None = None
-        """Who goes on after it."""
+        """The request that returns after it."""
         self.wakes: Request | None = None
-        """Who goes on, or leads, and is still to be woken by it."""
+        """The request that it still has to wake, to return or to lead."""
 
 
 class CommitQueue:
-    """Brings the work of many threads together, and has it served by one of them at a time."""
+    """Brings the work of many threads together: one of them at a time, the leader, commits it as a group."""
 
     def __init__(
         self,
@@ -66,16 +66,16 @@ class CommitQueue:
         self._led = False
 
     def __len__(self) -> int:
-        """Requests that wait to be served."""
+        """Requests that wait for a leader."""
         return len(self._waiting)
 
     def unless_led(self, action: Callable[[], T | None]) -> T | None:
-        """Do something of little work while nobody leads, nor can begin to; None, with nothing done: somebody leads."""
+        """Do something short while no request leads, nor can begin to; None, with nothing done, where one leads."""
         with self._mutex:
             return None if self._led else action()
 
     def run(self, work: Any) -> Any:
-        """Have `work` served, by this thread or by another, and return its value or raise its error."""
+        """Have `work` committed, by this thread or by another, and return its value or raise its error."""
         request = Request(work)
         try:
             with self._mutex:
@@ -119,7 +119,7 @@ class CommitQueue:
                 continue
 
     def _pass_on(self, request: Request) -> None:
-        """Wake who goes on after a request, or the next leader; once, however often. REQUIRES: the mutex."""
+        """Wake the request that returns after this one, or the next leader; idempotent. REQUIRES: the mutex."""
         if request.leads or request.goes_on:
             following = request.following
             while following is not None and following.left:
@@ -150,7 +150,7 @@ class CommitQueue:
             self._broke_off(error, own.done)
             raise
         finally:
-            # An interrupt of this thread is nobody else's business: it does not keep the others from going on.
+            # An interrupt of this thread does not keep the others from returning.
             interrupt: BaseException | None = None
             for _ in range(_ATTEMPTS):
                 try:
@@ -162,9 +162,9 @@ class CommitQueue:
                 raise interrupt
 
     def _hand_over(self, own: Request, batch: list[Request], broke_off: bool) -> None:
-        """Let go on who was served, and have served again who was not; once, however often."""
+        """Let committed requests return, and put the others back into the queue; idempotent."""
         with self._mutex:
-            if broke_off and own in self._waiting:  # it had not come to serve anybody
+            if broke_off and own in self._waiting:  # it had not begun to commit
                 self._waiting.remove(own)
             if own.leads and (broke_off or len(batch) > 1):
                 again: list[Request] = []

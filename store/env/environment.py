@@ -1,12 +1,12 @@
-"""One LMDB environment with shared commits, a map that grows, and the guards that LMDB needs.
+"""One LMDB environment with group commits, a map that grows, and the guards that LMDB needs.
 
-Writers share commits (commit_queue.py): the first in the queue leads, runs the work of everybody who
-queued up behind it in one transaction, commits once and wakes them; then the next one waiting leads.
+Writers commit as a group (commit_queue.py): the first in the queue leads, runs all queued work in one transaction,
+commits once and wakes the other writers; then the next one waiting leads.
 
 Contract of a unit of work (a callable that gets a Transaction): it changes nothing but the transaction,
 because it may run more than once (another unit failed, or the map was full and the transaction is dead);
 effects in memory belong into `after_commit` callbacks, which the leader runs in commit order before the
-next transaction begins. It takes no lock that anybody holds while waiting for `write`.
+next transaction begins. It takes no lock that a thread holds while waiting for `write`.
 
 Guards (docs/design.md, "What LMDB demands"): begin and commit happen in one thread; a child process
 after fork is refused; a commit that raised is in doubt and closes the environment for writing.
@@ -63,7 +63,7 @@ class Environment(GroupCommit):
         """Open `path`, a directory; `name` is what errors and findings call it.
 
         `lock` False, with `read_only` alone: no reader is registered, so that a directory that this process may not
-        write can be read, by as many readers as there are. Only of a file that nobody writes any more: beside a
+        write can be read, by as many readers as there are. Only of a file that is not written any more: beside a
         writer it reads wrong rows silently.
         `evicts`: what is written does not stay in the page cache, until `stop_evicting` is called (eviction.py).
         Raises DamagedStore when the data file is missing, empty, no LMDB file, or truncated so that
@@ -76,7 +76,7 @@ class Environment(GroupCommit):
         self.name = name
         self.counts = CommitCounts()
         self.observe_commit: Callable[[int, int], None] | None = None
-        """Called after each commit with (duration ns, requests served); for metrics."""
+        """Called after each commit with (duration ns, requests committed); for metrics."""
         self._process = here.pid
         self._durability = durability
         self._read_only = read_only
@@ -132,7 +132,7 @@ class Environment(GroupCommit):
             return self._env.begin(buffers=True)
         except lmdb.MapResizedError:
             return None
-        except lmdb.PanicError as error:  # the root page could not be written: LMDB lets nobody read either
+        except lmdb.PanicError as error:  # the root page could not be written: LMDB refuses reads as well
             raise (self._failed or self.fail(error)) from error
         except lmdb.Error as error:
             raise explain(self.path, error) from error
@@ -166,7 +166,7 @@ class Environment(GroupCommit):
         return self._queue.unless_led(action)
 
     def defer(self, work: Work[None]) -> None:
-        """Have `work`, which does not fail, run at the beginning of the next commit, whoever asks for that.
+        """Have `work`, which does not fail, run at the beginning of the next commit, from any thread.
 
         For what is durable elsewhere: closing drops it. REQUIRES: inside `unless_committing`.
         """
@@ -189,8 +189,8 @@ class Environment(GroupCommit):
     def give_back_pages(self) -> bool:
         """Have what was read through the map no longer count as memory of this process; it may stay in the page cache.
 
-        For whoever has read much that will not be read again soon. Waits for nobody: False, and nothing is done,
-        while somebody reads, copies or commits.
+        For after reading much that will not be read again soon. Does not wait: False, and nothing is done, while a
+        thread reads, copies or commits.
         """
         if not self._committing.acquire(blocking=False):
             return False
@@ -209,7 +209,7 @@ class Environment(GroupCommit):
         """Make every commit so far durable whatever `durability` is. Raises StoreFailed, StoreFull."""
         if self._durability == "commit":
             return
-        with self._syncing:  # who finds nothing to do must not return before the sync that does it
+        with self._syncing:  # a call that finds nothing to do must not return before the sync that does it
             if not self._unsynced:
                 return
             self._check_writable()

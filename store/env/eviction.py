@@ -1,7 +1,7 @@
 """Page-cache eviction: what was written to an environment and will not be read soon leaves the page cache.
 
 Messages of days to come would otherwise push out of memory what is read today, count to a container's limit, and each
-of their pages would be one more that the kernel has to find room for. So before the last `KEPT_BYTES` of the file,
+of their pages would be one more that the kernel has to find memory for. So before the last `KEPT_BYTES` of the file,
 which LMDB goes on reading to append to it, the pages are evicted piece by piece. LMDB's map is made anew before: pages
 that are mapped stay, and the kernel maps those round the ones that are read. While a reader is inside, eviction waits.
 
@@ -31,7 +31,7 @@ class Eviction:
     def __init__(self, path: Path, first: int, map_anew: Callable[[], bool]) -> None:
         """`path` is the directory of the environment; its bytes before `first`, the root pages, are kept.
 
-        `map_anew` makes the map anew, or says False where it cannot because somebody reads.
+        `map_anew` makes the map anew, or says False where it cannot because a thread reads.
         """
         self._file = path / "data.mdb"
         self._dropped = first
@@ -40,7 +40,7 @@ class Eviction:
         self._stopped = False
 
     def look(self, used: int) -> None:
-        """Drop what is far enough behind `used`, the bytes of the file in use; what cannot be dropped waits."""
+        """Evict what is far enough before `used`, the bytes of the file in use; the rest later."""
         end = (used - KEPT_BYTES) // PIECE_BYTES * PIECE_BYTES
         if self._stopped or end <= self._dropped:
             return

@@ -126,7 +126,7 @@ class GroupCommit:
             return
 
     def _grow(self, left: list[Request], error: lmdb.MapFullError) -> bool:
-        """Whether the map has grown; else everybody has the error."""
+        """Whether the map has grown; else every request has the error."""
         if self._map.grow():
             return True
         self._fail(left, StoreFull(self.path, f"the map of {self._map.bytes} bytes is full: {error}"))

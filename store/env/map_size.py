@@ -1,4 +1,4 @@
-"""The size of an environment's map: grown by doubling, while nobody of this process looks at it."""
+"""The size of an environment's map: grown by doubling, while no thread of this process reads it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class MapSize:
         return True
 
     def map_anew(self) -> bool:
-        """Have the pages that were read leave this process's memory; False, and nothing is done, while somebody reads.
+        """Have the pages that were read leave this process's memory; False, and nothing is done, while a thread reads.
 
         REQUIRES: what keeps commits and closing out, and no transaction in it.
         """

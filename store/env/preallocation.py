@@ -1,4 +1,4 @@
-"""Room ahead of an LMDB file that grows little by little.
+"""Preallocated space at the end of an LMDB file that grows little by little.
 
 A synced write that makes a file longer has the file system write its journal as well; one into blocks that are there
 does not, and is waited for half as long. LMDB makes its file longer page by page. So where commits are small, zeros are
@@ -22,7 +22,7 @@ _FREE_TIMES = 256
 
 
 class Preallocation:
-    """Keeps room ahead of the file of one environment. For the one thread that commits."""
+    """Preallocates the file of one environment. For the one thread that commits."""
 
     def __init__(self, path: Path, used: int) -> None:
         """`path` is the directory of the environment; `used`: the bytes of its file that are in use."""
@@ -31,7 +31,7 @@ class Preallocation:
         self._end = 0
 
     def look(self, used: int, commits: int) -> None:
-        """See to the room for commits to come, after so many since the last time."""
+        """Preallocate space for commits to come, after so many since the last time."""
         before, self._used = self._used, used
         grown = used - before
         if 0 < grown < commits * _SMALL_BYTES and self._used + 2 * grown > self._end:
@@ -48,7 +48,7 @@ class Preallocation:
             short = self._used + size - self._end
             if short > 0 and space.f_bavail * space.f_frsize >= _FREE_TIMES * size:
                 self._end += os.pwrite(descriptor, bytes(short), self._end)
-        except OSError:  # no room after all: LMDB says so when it needs it
+        except OSError:  # no free space after all: LMDB says so when it needs it
             pass
         finally:
             os.close(descriptor)

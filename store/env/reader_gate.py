@@ -1,7 +1,7 @@
-"""Readers inside, or somebody alone: LMDB's map may be resized, and closed, only while nobody reads.
+"""Readers inside, or one thread alone: LMDB's map may be resized, and closed, only while no thread reads.
 
-An interrupt (KeyboardInterrupt) leaves nobody inside: to be inside is to have a token in a set, and that is taken out
-in one step. Where it comes while a block is left, the token may stay until the interrupt has been handled, when its
+An interrupt (KeyboardInterrupt) leaves no reader inside: to be inside is to have a token in a set, and that is taken
+out in one step. Where it comes while a block is left, the token may stay until the interrupt has been handled, when its
 traceback goes; it does not keep out the thread that it belongs to, so that this thread can close what it was reading.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 _LOOK_AGAIN_S = 0.1
-"""How long a wait lasts at most: an interrupt may have come between leaving and telling those who wait."""
+"""How long a wait lasts at most: an interrupt may have come between leaving and notifying the waiters."""
 
 
 class _Depth(threading.local):
@@ -22,7 +22,7 @@ class _Depth(threading.local):
 
 
 class ReaderGate:
-    """Counts the readers of this process. A thread that is inside may enter again, also while somebody waits."""
+    """Counts the readers of this process. A thread that is inside may enter again, also while another waits."""
 
     def __init__(self) -> None:
         self._mutex = threading.RLock()
@@ -31,7 +31,7 @@ class ReaderGate:
         self._entered = 0
         """How often `enter` was called without `leave`."""
         self._wanted: dict[object, int] = {}
-        """Who are alone, or wait for it: the threads."""
+        """The threads that are alone, or wait for it, by token."""
         self._depth = _Depth()
 
     @property
@@ -42,7 +42,7 @@ class ReaderGate:
     def enter(self) -> None:
         """Be inside until `leave`, which any thread may call: for what is held longer than one call.
 
-        Waits while somebody wants to be alone, also in a thread that is inside.
+        Waits while a thread is alone or wants to be, also where the calling thread is inside.
         """
         with self._mutex:
             while self._wanted and self._kept_out():
@@ -57,7 +57,7 @@ class ReaderGate:
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Be inside for the block; waits while somebody is, or wants to be, alone."""
+        """Be inside for the block; waits while another thread is, or wants to be, alone."""
         depth, token = self._depth.value, object()
         try:
             with self._mutex:
@@ -79,7 +79,7 @@ class ReaderGate:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Wait until nobody is inside, and keep everybody out for the block. REQUIRES: not to be inside."""
+        """Wait until no reader is inside, and keep readers out for the block. REQUIRES: not to be inside."""
         token = object()
         try:
             with self._mutex:
@@ -94,6 +94,6 @@ class ReaderGate:
 
     @contextmanager
     def alone_at_once(self) -> Iterator[bool]:
-        """The same without waiting: False when somebody is inside, and then nobody is kept out."""
+        """The same without waiting: False when a reader is inside, and then none is kept out."""
         with self._mutex:
             yield not (self._inside or self._entered)

@@ -88,7 +88,7 @@ class Transaction:
             staged.flush(self)
 
     def committed(self) -> None:
-        """Run what waits for the commit, in order. For the environment."""
+        """Run the `after_commit` callbacks, in order. For the environment."""
         for staged in self._staged.values():
             staged.committed()
         for callback in self._after:

@@ -33,7 +33,7 @@ class Upkeep:
         synced: bool,
         evicts: bool,
     ) -> None:
-        """`path` is its directory; `synced`: commits wait for the disk; `map_anew`, `evicts`: see DropBehind."""
+        """`path` is its directory; `synced`: commits wait for the disk; `map_anew`, `evicts`: see Eviction."""
         self._environment = environment
         self._page_bytes: int = environment.stat()["psize"]
         self._commits = 0

@@ -33,7 +33,7 @@ class DataFile(NamedTuple):
     def short(self) -> bool:
         """Whether pages that were once allocated lie past the end of the file.
 
-        Such a page may be free (allocated and given up by one commit, never written) or lost.
+        Such a page may be free (allocated and freed by one commit, never written) or lost.
         """
         return (self.last_page + 1) * self.page_bytes > self.file_bytes
 

@@ -1,7 +1,7 @@
 """Directories made, renamed and removed so that a power cut leaves the old state or the new one.
 
-LMDB never syncs a directory, and a file system may forget a rename that was not synced: whoever
-changes the tree of a store does it here.
+LMDB never syncs a directory, and a file system may forget a rename that was not synced: so every change
+of a store's tree is made here.
 """
 
 from __future__ import annotations

@@ -17,10 +17,10 @@ _armed: dict[str, Callable[[], None]] = {}
 
 POINTS = (
     "commit.before",  # records are in the transaction, nothing is on disk
-    "commit.after",  # on disk, nobody told yet
-    "journal.before",  # messages are promised their places, the journal does not have them
-    "journal.after",  # it has them on disk, nobody told yet
-    "journal.settled",  # the partitions have what they were promised, the journal is not begun anew
+    "commit.after",  # on disk, no caller told yet
+    "wal.before",  # messages have reserved ids, the WAL does not have them
+    "wal.after",  # the WAL has them on disk, no caller told yet
+    "wal.applied",  # the reserved entries are applied, the WAL is not begun anew
     "directory.staged",  # a directory is complete in staging/
     "directory.renamed",  # it has its final name, and is not registered
     "partition.registered",  # it is in the catalog
@@ -28,7 +28,7 @@ POINTS = (
     "fire.after",  # markers and frontier are committed, the index does not know
     "close.before",  # a partition has nothing left to fire
     "close.after",  # it is recorded as closed
-    "trim.recorded",  # ledgers are given up, their runs are still there
+    "trim.recorded",  # ledgers are trimmed, their runs are still there
     "trim.part",  # some of their runs are removed
     "delete.recorded",  # a partition's deletion is recorded, its directory is in place
     "delete.moved",  # its directory lies in trash/

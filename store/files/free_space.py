@@ -1,6 +1,6 @@
 """Telling a full disk from a broken one: LMDB calls both by the same name.
 
-A write that was cut short for want of room is "Input/output error" to LMDB, so the room itself has to be
+A write that was cut short for want of space is "Input/output error" to LMDB, so the free space itself has to be
 looked at: the file system's, and what the process may still add to the file (`ulimit -f`).
 """
 
@@ -23,7 +23,7 @@ _LOCK_BYTES = 8192
 
 
 def reserve_lock_file(path: Path) -> None:
-    """See that lock.mdb of the environment in `path` has room on disk. Raises StoreFull.
+    """See that lock.mdb of the environment in `path` has space on disk. Raises StoreFull.
 
     LMDB makes it sparse and writes to it through a map: on a full disk the first touch of a page that is not there
     kills the process (SIGBUS). REQUIRES: not open in this process, or reserved already, since closing the descriptor
@@ -41,10 +41,10 @@ def reserve_lock_file(path: Path) -> None:
 
 
 def out_of_space(path: Path, error: Exception) -> StoreFull | None:
-    """StoreFull if a commit to the environment in `path` failed with `error` for want of room, else None.
+    """StoreFull if a commit to the environment in `path` failed with `error` for want of space, else None.
 
     LMDB writes data pages first and its root page, which lies inside the file, last: a write that found
-    no room left the old root in place, so nothing is in doubt.
+    no space left the old root in place, so nothing is in doubt.
     """
     text = str(error)
     try:
@@ -57,7 +57,7 @@ def out_of_space(path: Path, error: Exception) -> StoreFull | None:
         data = path / "data.mdb"
         free = min(free, max(0, limit - (data.stat().st_size if data.exists() else 0)))
     if "No space left" in text or "File too large" in text or "quota" in text or free < _LOW_SPACE_BYTES:
-        return StoreFull(path, f"no room to write ({text}); {free} bytes free", free)
+        return StoreFull(path, f"no space to write ({text}); {free} bytes free", free)
     return None
 
 

@@ -102,7 +102,7 @@ def metas_disagree(metas: list[MetaPage]) -> str | None:
     """Why the two meta pages cannot be those of the last two commits; None: they can.
 
     Transaction n writes meta page n modulo 2, so the pages are of n and n - 1, and a flipped bit in a number, which
-    would bring an older state back or let the next commit overwrite the newest, is seen. One flip is not: the one that
+    would bring an older state back or let the next commit overwrite the newest, is found. One flip is not: the one that
     makes n into n - 2, which leaves what the commit before left, whole. After a power cut with durability "none"
     the pages may be further apart; then commits are lost indeed.
     """

@@ -66,7 +66,7 @@ class _Broken(Exception):
 def refuse_broken(directory: Path, *, every_header: bool = False) -> None:
     """Raise DamagedStore where the pages of `directory`/data.mdb do not hold together.
 
-    every_header: count the entries of all leaf pages, however many there are. Beside whoever writes: what is found
+    every_header: count the entries of all leaf pages, however many there are. Beside a writing process: what is found
     counts only if nothing was committed meanwhile. A file without a meta page is not looked at. Also raises
     ResourceShortage.
     """

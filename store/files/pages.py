@@ -29,7 +29,7 @@ def find_problems(directory: Path, transaction: int | None = None) -> list[str] 
     """What is wrong with the pages of `directory`/data.mdb; at most about 50, an empty list for a whole file.
 
     transaction: of a read transaction that the caller holds meanwhile, so that what is in it is not overwritten; None
-    where nobody writes. The answer is None if that transaction's meta page is gone: begin another and try again.
+    where no process writes. The answer is None if that transaction's meta page is gone: begin another and try again.
     Raises DamagedStore when the file is missing or cannot be read at all; ResourceShortage, NoPermission.
     """
     try:
@@ -43,7 +43,7 @@ def find_problems(directory: Path, transaction: int | None = None) -> list[str] 
 
 
 def read_values(directory: Path) -> Iterator[tuple[bytes, bytes]]:
-    """(key, value) of everything that can still be reached in a damaged file that nobody has open; each key once.
+    """(key, value) of everything that can still be reached in a damaged file that no process has open; each key once.
 
     A value whose pages are cut off or not its own comes as far as it is there: its checksum tells.
     """

@@ -2,7 +2,7 @@
 
 LMDB environments must not be used by a child of the process that opened them (docs/design.md, "What LMDB
 demands"), so every call looks; a system call for it would be a tenth of a send. A fork that Python does not hear of,
-by a C library, is not seen.
+by a C library, is not noticed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What an error of the operating system, or of LMDB, means for a store: a shortage, no room, no permission, or damage.
+"""What an error of the operating system, or of LMDB, means for a store: a shortage, no space, no permission, or damage.
 
 The one place that decides this. A shortage (of descriptors, memory, disk) is never damage: nothing is quarantined for
 it, and the same call may be made again. LMDB passes most errors on as the system's text, so the number is found by it.
@@ -86,7 +86,7 @@ def _explain(path: Path, error: BaseException) -> DuelogError:
     if isinstance(error, _DAMAGE) or (isinstance(error, lmdb.Error) and "data format" in str(error)):
         return DamagedStore(path, f"cannot be read: {error}")
     if number in _NO_ROOM:
-        return StoreFull(path, f"no room to write ({reason})")
+        return StoreFull(path, f"no space to write ({reason})")
     if number in _SHORTAGE:
         return ResourceShortage(path, reason, number)
     if number in _NOT_PERMITTED:

@@ -1,7 +1,7 @@
 """The catalog in the main environment: number allocators, topics, partitions, frontiers, cursors' rows.
 
-Plain functions from a transaction to records and back; nothing is cached here, and what several rows
-must say together is the business of those who write them together.
+Plain functions from a transaction to records and back; nothing is cached here, and that several
+rows agree is up to their writers.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def pages(environment: Environment, prefix: bytes) -> Iterator[list[tuple[bytes,
     """The same over an environment: lists of at most 1,000 rows, each read in a transaction of its own.
 
     Memory does not grow with the number of rows (PIP-442); rows added or removed meanwhile may or may
-    not be seen.
+    not be listed.
     """
     start = prefix
     while True:

@@ -1,6 +1,6 @@
 """The append side of one ledger: entries of many callers, gathered in a transaction, written as runs.
 
-Whoever appends in a shared commit gets entry ids at once; the entries themselves are written when all
+An append in a group commit has its entry id at once; the entries themselves are written when all
 work of the commit is done, so that the sends of many threads to one log become one run.
 """
 
@@ -21,7 +21,7 @@ from ..env.transaction import Transaction
 from ..errors import BrokenInvariant, CorruptEntry, InvalidArgument
 
 MAX_RUN_ENTRIES = 65_535
-"""No run holds more entries; the next id after a run whose header is damaged is this far ahead."""
+"""No run holds more entries; the next id after a run whose header is damaged is so many higher."""
 
 
 class RunLimits(NamedTuple):
@@ -222,7 +222,7 @@ class StagedLedger:
 
     def committed(self) -> None:
         first = self.ledger.entries
-        self.ledger.due_by_ms = self.due_by_ms  # before the entries are to be seen
+        self.ledger.due_by_ms = self.due_by_ms  # before readers can find the entries
         self.ledger.entries = self.next_entry
         self.ledger.stored_bytes += self._written_bytes
         if self._callback is not None:

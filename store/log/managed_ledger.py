@@ -4,7 +4,7 @@ The list in memory is what is committed. It is replaced, never changed in place,
 commit; readers of any thread see the old list or the new one.
 
 Invariant: ledger ids ascend; every ledger but the last is closed and not empty. A ledger that is full
-is closed in the commit that fills it, so that it can be trimmed as soon as everybody has passed it.
+is closed in the commit that fills it, so that it can be trimmed as soon as every subscription has passed it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class LedgerLimits(NamedTuple):
 class LedgerInfo(NamedTuple):
     """A ledger of the list; `entries` and `stored_bytes` are final when `closed`.
 
-    closed_ms: when it was closed and all its messages were due: the latest due time of those that wait inline.
+    closed_ms: when it was closed and all its messages were due: the latest due time of the inline ones.
     """
 
     ledger_id: int
@@ -100,9 +100,9 @@ class ManagedLedger:
         self._limits = limits
         self.changed: Callable[[bool], None] | None = None
         """Called in the leader's thread after each commit that touched the log; takes leaf locks only. True:
-        a ledger was closed or given up, or the open one got its first entry."""
+        a ledger was closed or trimmed, or the open one got its first entry."""
         self._hidden: tuple[Hidden, ...] = ()
-        """Entries written ahead of their time: nothing from `first` on is read before `due_ms`. Both ascend."""
+        """Entries that are not yet visible: nothing from `first` on is read before `due_ms`. Both ascend."""
 
     @classmethod
     def load(
@@ -116,8 +116,8 @@ class ManagedLedger:
     ) -> ManagedLedger:
         """The main log as the catalog has it; reads the headers of the open ledger's runs.
 
-        inline_ms: how long messages may wait inline. Ledgers closed within that time before the open one was made are
-        read too: earlier versions did not let `closed_ms` cover what waits.
+        inline_ms: how long messages may lie inline before they are visible. Ledgers closed within that time before the
+        open one was made are read too: earlier versions did not let `closed_ms` cover their due times.
         """
         closed: list[LedgerInfo] = []
         tail: Ledger | None = None
@@ -170,7 +170,7 @@ class ManagedLedger:
 
     @property
     def hides_some(self) -> bool:
-        """Whether something was written ahead of its time; true until the first firing after that has come."""
+        """Whether an entry was written that is not yet visible; true until the first firing after it is visible."""
         return bool(self._hidden)
 
     def next_visible_ms(self, now_ms: int) -> int | None:
@@ -179,7 +179,7 @@ class ManagedLedger:
         return None if first is None else first.due_ms
 
     def first_undue(self, now_ms: int) -> Position | None:
-        """The beginning of the first ledger with a message that waits inline at `now_ms`; None: there is none.
+        """The beginning of the first ledger with a message not yet visible at `now_ms`; None: there is none.
 
         O(ledgers).
         """
@@ -253,11 +253,11 @@ class ManagedLedger:
         return segments
 
     def latest(self, now_ms: int) -> Position:
-        """Where what is not readable yet, or not appended, begins; in a ledger that is kept."""
+        """The read limit: the first position that is not visible yet, or not appended; in a ledger that is kept."""
         return max(self.visible(now_ms).end, Position(self.first_ledger, 0))
 
     def first_in(self, transaction: Transaction) -> int:
-        """Id of the first ledger kept, what this transaction gives up not counted."""
+        """Id of the first ledger kept, what this transaction trims not counted."""
         staged = self._staged(transaction)
         return staged.closed[0].ledger_id if staged.closed else staged.current.ledger.ledger_id
 
@@ -336,7 +336,7 @@ class _StagedLog:
         self.hidden = log._hidden
 
     def hide(self, segments: list[Segment], dues: Int64s, now_ms: int) -> None:
-        """Have entries wait until they are due; what has waited long enough is forgotten."""
+        """Make entries visible from their due times on; what is visible by now is forgotten."""
         places = [Position(segment.ledger_id, segment.first_entry) for segment in segments]
         lengths = [segment.length for segment in segments]
         self.hidden = still_hidden(self.hidden, places, lengths, dues, now_ms)
@@ -358,7 +358,7 @@ class _StagedLog:
 
     def roll(self, transaction: Transaction, now_ms: int) -> None:
         ledger_id = self.current.ledger.ledger_id
-        # A ledger is not complete, so nothing gives it up, before the last message that waits in it is due.
+        # A ledger is not complete, so nothing trims it, before its last message is visible.
         closed_ms = max(now_ms, self.current.due_by_ms, 0)
         record = LedgerRecord(self.created_ms, closed_ms, self.current.next_entry, self.bytes, LedgerState.CLOSED)
         transaction.put(ledger_key(self._log.topic_id, ledger_id), record.pack())
@@ -375,7 +375,7 @@ class _StagedLog:
 
     def committed(self) -> None:
         look = self.changed or not self._log.end.entry_id
-        self._log._hidden = self.hidden  # before anything more is to be seen
+        self._log._hidden = self.hidden  # before readers can find anything more
         for staged in (*self._filled, self.current):
             staged.committed()
         view = _view(tuple(self.closed), self.current.ledger, self.created_ms) if self.changed else None

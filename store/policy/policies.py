@@ -4,7 +4,7 @@ Four scopes: the store, a namespace, a topic, a subscription. Each field is take
 so that a topic's zero turns off what its namespace asks for. Which scope that is, is remembered with the value, for
 audits and for the error that a producer gets.
 
-Pure values here: `policy_records.py` has the rows, and who caches what is in force is the engine's business.
+Pure values here: `policy_records.py` has the rows, and the engine caches what is in force.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class Policies(DelayedDeliveryPolicies):
 
     For a subscription too:
 
-    ttl_ms: how long after its due time a message that nobody has acknowledged counts as acknowledged; 0: for ever.
+    ttl_ms: how long after its due time an unacknowledged message counts as acknowledged; 0: for ever.
     max_redeliveries: deliveries after the first before a message goes to the dead-letter topic; -1: no limit.
     dead_letter_topic: name of the dead-letter topic; "": ``<topic>-<subscription>-DLQ``.
     ack_timeout_ms: a message handed out and not acknowledged for this long is delivered again; 0: when its consumer
@@ -142,7 +142,7 @@ KEPT_FIELDS = tuple(name for name in POLICY_FIELDS if name not in DELAY_FIELDS)
 """Those that `StoreConfig` has the defaults of."""
 
 SUBSCRIPTION_FIELDS = tuple(name for name in KEPT_FIELDS if not name.startswith("retention_"))
-"""Those that may be set for a subscription: it has no log of its own, and nobody sends to it."""
+"""Those that may be set for a subscription: it has no log of its own, and no producer sends to it."""
 
 DEFAULTS: Mapping[str, PolicyValue] = MappingProxyType(
     {
@@ -163,8 +163,8 @@ DEFAULTS: Mapping[str, PolicyValue] = MappingProxyType(
 """What is in force where no scope sets a field: `StoreConfig`'s own defaults, in the values of policies."""
 
 KEEP_ALL: Mapping[str, PolicyValue] = MappingProxyType({**DEFAULTS, "retention_ms": _INT64_MAX})
-"""The same for a store that an earlier version made and that no program has opened since: nobody knows yet what it
-is to keep, so all of it."""
+"""The same for a store that an earlier version made and that no program has opened since: what it is to
+keep is not known yet, so all of it."""
 
 
 def delay_part(policies: DelayedDeliveryPolicies) -> DelayedDeliveryPolicies:

@@ -1,6 +1,6 @@
 """The file of the write-ahead log: messages for several partitions made durable together, by one write and one flush.
 
-    journal := slot slot group*
+    wal     := slot slot group*
     slot    := crc:u32 version:u32 epoch:u64 size:u64 store_id:byte[16]                at 0 and at 4096
     group   := crc:u32 count:u32 epoch:u64 number:u32 length:u32 record[count]         at a multiple of 512
     record  := start_ms:i64 ledger:u64 due_ms:i64 entry:u32 length:u32 body
@@ -57,7 +57,7 @@ Fields = tuple[int, int, int, int, bytes]
 
 
 class WalRecord(NamedTuple):
-    """A message of the journal: the partition, the log and the entry that it has been promised, and what it is."""
+    """A message of the WAL: the partition, the log, the entry id reserved for it, and what it is."""
 
     start_ms: int
     ledger_id: int
@@ -67,10 +67,10 @@ class WalRecord(NamedTuple):
 
 
 class WalFile:
-    """A journal open for writing. For one thread at a time."""
+    """A WAL open for writing. For one thread at a time."""
 
     def __init__(self, path: Path, store_id: bytes, size: int) -> None:
-        """Open the journal in the store's directory `path`, or make one of `size` bytes.
+        """Open the WAL in the store's directory `path`, or make one of `size` bytes.
 
         One that is there is to be read (`read_wal`) and begun anew before anything is appended. Raises StoreFull,
         StoreUnavailable, DamagedStore, FormatMismatch.
@@ -92,7 +92,7 @@ class WalFile:
         return self._at + _CRC.size + _GROUP.size + size <= self._end
 
     def append(self, records: Sequence[Fields]) -> None:
-        """Append a group and wait until it is on disk. Raises OSError; the journal is of no use after that.
+        """Append a group and wait until it is on disk. Raises OSError; the WAL is of no use after that.
 
         An interrupted one (KeyboardInterrupt) may be there or not, and the next takes its place.
         """
@@ -113,7 +113,7 @@ class WalFile:
         self._number, self._at = self._number + 1, follows  # nothing between that an interrupt could come to
 
     def restart(self) -> None:
-        """Begin a new epoch. REQUIRES: everything in the journal is durable in its partition. Raises OSError."""
+        """Begin a new epoch. REQUIRES: everything in the WAL is durable in its partition. Raises OSError."""
         self._at = self._end  # an interrupted one is done again
         self._write(_slot(self._epoch + 1, self._end, self._store_id), (self._epoch + 1) % 2 * _SLOT_BYTES)
         self._epoch += 1
@@ -133,12 +133,12 @@ class WalFile:
 
 
 def remove_unmade(path: Path) -> None:
-    """Remove what a crash left of a journal that was being made in the store in `path`."""
+    """Remove what a crash left of a WAL that was being made in the store in `path`."""
     (path / _UNMADE_NAME).unlink(missing_ok=True)
 
 
 def read_wal(path: Path, store_id: bytes) -> list[WalRecord]:
-    """What the journal of the store in `path` holds, in the order in which it was written; nothing where none is there.
+    """What the WAL of the store in `path` holds, in the order in which it was written; nothing where none is there.
 
     Some of it, or all, may be in the partitions already. Beside a writing process too. Raises DamagedStore: something
     is lost; FormatMismatch: a later version wrote it.
@@ -163,7 +163,7 @@ def read_wal(path: Path, store_id: bytes) -> list[WalRecord]:
 
 
 class WalFollower:
-    """What the journal of the store in `path` holds, read on while it is written, by this process or another.
+    """What the WAL of the store in `path` holds, read on while it is written, by this process or another.
 
     For one thread at a time.
     """
@@ -209,7 +209,7 @@ class WalFollower:
 
 
 def write_wal(path: Path, store_id: bytes, records: Sequence[WalRecord], size: int = 0) -> Path:
-    """Make the journal of a copy of a store in `path`, which has none, with `records` in it; its file.
+    """Make the WAL of a copy of a store in `path`, which has none, with `records` in it; its file.
 
     size: its bytes, where `records` do not need more. Raises StoreFull.
     """
@@ -224,9 +224,9 @@ def write_wal(path: Path, store_id: bytes, records: Sequence[WalRecord], size: i
 
 
 def salvage(path: Path, store_id: bytes) -> list[WalRecord]:
-    """Every message of the journal in `path` that can be read, in the order written, whatever is damaged around it.
+    """Every message of the WAL in `path` that can be read, in the order written, whatever is damaged around it.
 
-    Of earlier epochs too, where they are not written over: those are in their partitions. Nothing where no journal is.
+    Of earlier epochs too, where they are not written over: those are in their partitions. Nothing where no WAL is.
     O(bytes).
     """
     try:
@@ -286,7 +286,7 @@ def _read_group(
 ) -> _Group | None:
     """The group of this epoch or the next, of any if None, at a byte; None where none is there whole.
 
-    place: the byte of the journal that byte `at` of `content` is, where that is not the whole journal.
+    place: the byte of the WAL that byte `at` of `content` is, where that is not the whole WAL.
     """
     begins = at + _CRC.size + _GROUP.size
     if begins > len(content):
@@ -305,7 +305,7 @@ def _aligned(at: int) -> int:
 
 
 def _seed(at: int, store_id: bytes) -> int:
-    """What the checksum of a group begins with: a payload that holds a journal is none."""
+    """What the checksum of a group begins with: a payload that holds a WAL is none."""
     return crc32(store_id, crc32(_PLACE.pack(at)))
 
 
@@ -328,12 +328,12 @@ def _newest_slot(slots: bytes, path: Path, store_id: bytes) -> tuple[int, int]:
             raise FormatMismatch(path, "version", version, JOURNAL_VERSION)
         newest = max(newest, (epoch, size))
     if not newest[0]:
-        raise DamagedStore(path, "does not begin like a journal")
+        raise DamagedStore(path, "does not begin like a write-ahead log")
     return newest
 
 
 def _make(path: Path, store_id: bytes, size: int) -> None:
-    """A journal of zeros, so that no write to it has the file system find room or write its own journal."""
+    """A WAL of zeros, so that no write to it has the file system allocate blocks or write its own journal."""
     temporary = path.with_name(_UNMADE_NAME)
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
     try:

@@ -375,7 +375,7 @@ def test_what_was_dropped_is_acknowledged_for_who_meets_it(store: DelayedStore, 
     one = store.topic("a").subscribe("one")
     two = store.topic("a").subscribe("two")
     assert (payloads(one), payloads(two)) == (LEFT, LEFT)
-    assert store.stats().quarantined == 0
+    assert store.stats().set_aside == 0
     for subscription in (one, two):
         subscription.seek("earliest")
         while batch := subscription.receive(3):

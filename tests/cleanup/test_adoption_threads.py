@@ -59,4 +59,4 @@ def test_readers_never_miss_a_message_while_generations_take_over(open_store: Op
     partition = next(iter(store._engine.partitions))
     assert (partition.generation, partition._parked) == (GENERATIONS + 1, [])
     assert len(list(partition.path.parent.iterdir())) == 1
-    assert store.stats().quarantined == 0
+    assert store.stats().set_aside == 0

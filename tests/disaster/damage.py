@@ -49,7 +49,7 @@ class Facts:
 def build(path: Path) -> Facts:
     """A store with a closed partition, a begun one with a snapshot, future ones, markers, acknowledgements, a journal.
 
-    It is a copy of one that was open, so that the journal holds what no partition has.
+    It is a copy of one that was open, so that the WAL holds what no partition has.
     """
     facts = Facts()
     clock = ManualClock(START_MS)
@@ -108,7 +108,7 @@ def build(path: Path) -> Facts:
 
 
 def _leave_wal(live: Path, path: Path, clock: ManualClock, facts: Facts) -> None:
-    """Send one by one until the journal has been begun anew, and leave the files as a crash then would."""
+    """Send one by one until the WAL has been begun anew, and leave the files as a crash then would."""
     with DelayedStore.open(live, with_wal(CONFIG), clock=clock) as store:
         for number in range(40):
             payload = f"journal {number} ".encode() * (150 if number % 20 == 17 else 2)

@@ -263,7 +263,7 @@ class Worker:
             self._tell_sent(topic, messages, topic.send_batch(messages))
             return
         for one in messages:
-            if self.wal_writer is not None:  # through the journal, or only beside another producer
+            if self.wal_writer is not None:  # through the WAL, or only beside another producer
                 self.wal_writer.together = rng.choice((1, 1, 1, 2))
             id_ = topic.send(one.payload, deliver_at=one.deliver_at, deliver_after=one.deliver_after, key=one.key)
             self._tell_sent(topic, [one], [id_])

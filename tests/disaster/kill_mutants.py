@@ -213,12 +213,12 @@ def drop_what_anybody_has_acknowledged() -> None:
 
 
 def wal_restarted_before_applying() -> None:
-    """The journal is begun anew before the partitions have written what they owe."""
+    """The WAL is begun anew before the partitions have written what they owe."""
 
     def wrap(_: Any) -> Any:
         def anew_first(self: Any, wal: Any) -> None:
             wal.restart()
-            reach("journal.settled")
+            reach("wal.applied")
             while self._partitions.apply_one_partition():
                 pass
 
@@ -228,12 +228,12 @@ def wal_restarted_before_applying() -> None:
 
 
 def no_replay() -> None:
-    """Opening leaves what the journal holds in the journal, and begins it anew."""
+    """Opening leaves what the WAL holds in the WAL, and begins it anew."""
     _patch(wal_replay, "replay", lambda _: lambda *arguments: 0)
 
 
 def replay_doubles() -> None:
-    """Opening appends all that the journal holds, also what the partitions have."""
+    """Opening appends all that the WAL holds, also what the partitions have."""
 
     def wrap(_: Any) -> Any:
         def every_entry(path: Path, records: Any, partitions: Any) -> Iterator[Any]:

@@ -140,7 +140,7 @@ class Worker:
             self.tell_sent(name, topic, environments, messages, topic.send_batch(messages))
             return
         for environment, message in zip(environments, messages, strict=True):
-            self.send_from(self.random.choice((1, 2)))  # through the journal, or not
+            self.send_from(self.random.choice((1, 2)))  # through the WAL, or not
             id_ = topic.send(message.payload, deliver_at=message.deliver_at)
             self.tell_sent(name, topic, [environment], [message], [id_])
 
@@ -165,13 +165,13 @@ class Worker:
         say("numbered", name, first, len(rows))
 
     def send_from(self, together: int) -> None:
-        """From how many sends under way on the next ones go through the journal, where there is one."""
+        """From how many sends under way on the next ones go through the WAL, where there is one."""
         wal_writer = self.store._engine.wal_writer
         if wal_writer is not None:
             wal_writer.together = together
 
     def send_together(self) -> None:
-        """Four messages for three partitions, each by a thread of its own: a group of the journal may have several."""
+        """Four messages for three partitions, each by a thread of its own: a group of the WAL may have several."""
         self.send_from(1)
         name, topic = self.random.choice(list(self.topics.items()))
         senders = []

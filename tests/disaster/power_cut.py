@@ -41,7 +41,7 @@ class Outcome:
     points: dict[str, int]
     """Failpoints of the engine that the run came by: what it covers."""
     groups: int = 0
-    """Writes to the journal that hold several messages."""
+    """Writes to the WAL that hold several messages."""
     differs: list[str] = field(default_factory=list)
     """Files that are not on the disk what the recording, done to its end, says: it was not followed."""
     states: int = 0
@@ -166,7 +166,7 @@ def _differs(trace: Trace, disk: Disk, target: Path) -> list[str]:
 
 
 def _groups(operations: list[Operation]) -> int:
-    """Writes of groups of several messages to the journal: its count is the second field of a group."""
+    """Writes of groups of several messages to the WAL: its count is the second field of a group."""
     writes = [each for each in operations if isinstance(each, Write) and each.file.name.startswith("JOURNAL")]
     groups = [write.data for write in writes if write.data is not None and write.offset >= 8192]
     return sum(int.from_bytes(group[4:8], "little") > 1 for group in groups)

@@ -81,7 +81,7 @@ def metadata_before_parts() -> None:
 
 
 def wal_not_flushed() -> None:
-    """A group is written to the journal, and the disk is not waited for."""
+    """A group is written to the WAL, and the disk is not waited for."""
 
     def write(self: Any, content: bytes, at: int) -> None:
         os.pwrite(self._descriptor, content, at)
@@ -90,7 +90,7 @@ def wal_not_flushed() -> None:
 
 
 def wal_restarted_before_applying() -> None:
-    """The journal is begun anew before the partitions have written what they owe."""
+    """The WAL is begun anew before the partitions have written what they owe."""
     kill_mutants.wal_restarted_before_applying()
 
 

@@ -197,7 +197,7 @@ def test_zeroed_pages_are_found_or_were_free(trials: Trials) -> None:
 
 
 def test_missing_files_are_found(trials: Trials) -> None:
-    """Each file, and each directory of a partition, is missing once; the journal has a test of its own."""
+    """Each file, and each directory of a partition, is missing once; the WAL has a test of its own."""
     for file in trials.files():
         if file == JOURNAL:
             continue
@@ -210,14 +210,14 @@ def test_missing_files_are_found(trials: Trials) -> None:
             assert outcome.detected, parent
 
 
-def test_a_missing_journal_loses_what_it_alone_had_and_nothing_else(trials: Trials, facts: Facts) -> None:
+def test_a_missing_wal_loses_what_it_alone_had_and_nothing_else(trials: Trials, facts: Facts) -> None:
     """It cannot be found out: a store in which nobody has sent side by side has none, and nothing else names it."""
     outcome = trials.run("JOURNAL missing", lambda store: (store / JOURNAL).unlink(), excused=facts.in_wal)
     assert outcome.codes == []
     assert outcome.missing(facts) == set(facts.in_wal)
 
 
-def test_flipped_bits_of_the_journal_are_found_or_harmless(trials: Trials, facts: Facts) -> None:
+def test_flipped_bits_of_the_wal_are_found_or_harmless(trials: Trials, facts: Facts) -> None:
     """Of every group, of both slots, of what is older and between.
 
     The last group alone can go unseen: broken, it looks as if the power had gone while it was written, and nobody had
@@ -242,7 +242,7 @@ def test_flipped_bits_of_the_journal_are_found_or_harmless(trials: Trials, facts
         trials.run(name, lambda store: flip(store / JOURNAL, at, 3), excused=facts.in_wal[-1:])  # noqa: B023
 
 
-def test_a_group_of_the_journal_that_was_never_written_is_found(trials: Trials, facts: Facts) -> None:
+def test_a_group_of_the_wal_that_was_never_written_is_found(trials: Trials, facts: Facts) -> None:
     """Each reads as zeros, as after a lost write; the last is as one that nobody has been promised."""
     places = groups(trials.content(JOURNAL))
     for number, (at, limit) in enumerate(places):

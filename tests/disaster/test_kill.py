@@ -32,7 +32,7 @@ CHAINS = (
     ("trim.recorded", "trim.part", "commit.before", "commit.after"),
     ("directory.renamed", "directory.staged", "commit.before", "partition.registered"),
     ("compact.published", "compact.copied", "compact.adopted", "commit.before"),
-    ("journal.before", "journal.after", "journal.settled", "commit.before"),
+    ("wal.before", "wal.after", "wal.applied", "commit.before"),
 )
 """Killed at the first of a chain, then again and again while what it left is recovered."""
 
@@ -172,9 +172,9 @@ MUTANTS = {
     "remove_before_record": ("compact.published", "is registered in the catalog, and is missing"),
     "drop_what_anybody_has_acknowledged": ("compact.adopted", "never got"),
     "no_sweep": ("directory.renamed", "is not registered after opening"),
-    "wal_restarted_before_applying": ("journal.settled", "was given out for"),
-    "no_replay": ("journal.after", "was given out for"),
-    "replay_doubles": ("journal.settled", "and as"),
+    "wal_restarted_before_applying": ("wal.applied", "was given out for"),
+    "no_replay": ("wal.after", "was given out for"),
+    "replay_doubles": ("wal.applied", "and as"),
     "takes_gaps_for_stored": (AMONG_NUMBERS_AT, "all of them sent until answered"),
 }
 """Wrong engines of kill_mutants, where each is killed, and how the harness must complain."""

@@ -58,7 +58,7 @@ def test_a_power_cut_breaks_no_promise_with_durability(durability: str, share: f
     assert set(outcome["points"]) == passed, outcome["points"]
     assert not outcome["differs"], "the recording is not what was done"
     if durability == "commit":
-        assert outcome["points"]["journal.settled"] > 3, "the journal is to be begun anew several times"
+        assert outcome["points"]["wal.applied"] > 3, "the journal is to be begun anew several times"
         assert outcome["groups"], "some groups of the journal are to hold several messages"
     assert {"listen", "sent", "got", "acked", "cancelled", "moved", "close"} <= set(outcome["facts"])
 
@@ -77,7 +77,7 @@ MUTANTS = {
     "trash_before_record": ("commit", "delete.recorded", 16, 3),
     "metadata_before_parts": ("commit", "snapshot.meta", 24, 3),
     "wal_not_flushed": ("commit", None, 24, 3),
-    "wal_restarted_before_applying": ("commit", "journal.settled", 48, 3),
+    "wal_restarted_before_applying": ("commit", "wal.applied", 48, 3),
     "fires_before_sync": ("relaxed", "fire.before", 48, 1),
 }
 """Wrong engines: durability, before which step the power goes, how many states, how many must be found bad at least."""

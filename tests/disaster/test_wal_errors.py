@@ -1,4 +1,4 @@
-"""The journal cannot be written, or there is no room for it or for what it holds: what was acknowledged stands."""
+"""The WAL cannot be written, or there is no room for it or for what it holds: what was acknowledged stands."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Armed = Callable[[str, Callable[[], None]], None]
 
 @pytest.fixture
 def failing(monkeypatch: pytest.MonkeyPatch) -> Failing:
-    """Puts failing calls into the place of the module os, for the journal alone."""
+    """Puts failing calls into the place of the module os, for the WAL alone."""
 
     def put(call: str, error: int | None, after: int = 0) -> FailingCalls:
         calls = FailingCalls(call, error, after)
@@ -41,7 +41,7 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> Failing:
 
 @pytest.fixture
 def sent(open_store: OpenStore) -> Sent:
-    """A store with a journal that holds something."""
+    """A store with a WAL that holds something."""
     sent = Sent(open_store(config=CONFIG))
     sent.send_some("begun")
     assert sent.has_unapplied
@@ -59,7 +59,7 @@ CALLS = [("pwrite", errno.EIO), ("pwrite", errno.ENOSPC), ("pwrite", None), ("fd
 
 
 @pytest.mark.parametrize(("call", "error"), CALLS)
-def test_a_journal_that_cannot_be_written_closes_the_store_for_writing(
+def test_a_wal_that_cannot_be_written_closes_the_store_for_writing(
     sent: Sent, open_store: OpenStore, failing: Failing, call: str, error: int | None
 ) -> None:
     """The sender gets StoreFailed, and so does who sends later, if the disk is well again or not; reopening helps."""
@@ -82,7 +82,7 @@ def test_a_journal_that_cannot_be_written_closes_the_store_for_writing(
 
 
 @pytest.mark.parametrize(("call", "error"), CALLS)
-def test_a_journal_that_cannot_be_begun_anew_closes_the_store_for_writing(
+def test_a_wal_that_cannot_be_begun_anew_closes_the_store_for_writing(
     sent: Sent, open_store: OpenStore, failing: Failing, armed: Armed, call: str, error: int | None
 ) -> None:
     """When it is full the partitions have what they were promised, and the sender for whom it is emptied fails."""
@@ -93,7 +93,7 @@ def test_a_journal_that_cannot_be_begun_anew_closes_the_store_for_writing(
         settled.append(not sent.has_unapplied)
         calls.armed = True
 
-    armed("journal.settled", fail_from_now_on)
+    armed("wal.applied", fail_from_now_on)
     with pytest.raises(StoreFailed):
         sent.send_some("many", 100)
     assert settled == [True]
@@ -104,7 +104,7 @@ def test_a_journal_that_cannot_be_begun_anew_closes_the_store_for_writing(
 
 
 @pytest.mark.parametrize("after", [0, 1, 5])
-def test_each_of_several_senders_is_told_when_the_journal_fails(
+def test_each_of_several_senders_is_told_when_the_wal_fails(
     sent: Sent, open_store: OpenStore, failing: Failing, after: int
 ) -> None:
     """Of those that share the flush that failed nobody is acknowledged; of those before, everybody is."""
@@ -138,7 +138,7 @@ def test_each_of_several_senders_is_told_when_the_journal_fails(
 
 
 @pytest.mark.parametrize(("call", "error"), [("write", errno.ENOSPC), ("write", None), ("fsync", errno.EIO)])
-def test_without_room_for_a_journal_messages_go_the_ordinary_way(
+def test_without_room_for_a_wal_messages_go_the_ordinary_way(
     open_store: OpenStore, failing: Failing, call: str, error: int | None
 ) -> None:
     """No send fails for it; there is none as long as the store is open, nothing lies about, the next one makes one."""
@@ -165,7 +165,7 @@ def test_without_room_for_a_journal_messages_go_the_ordinary_way(
 def test_without_room_for_what_a_partition_owes_others_are_sent_to(
     sent: Sent, tmp_path: Path, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The journal is full and cannot be begun anew: who sends to a full partition is told, who does not goes on."""
+    """The WAL is full and cannot be begun anew: who sends to a full partition is told, who does not goes on."""
     room = no_room(sent.environment(2), monkeypatch)
     told = 0
     for number in range(40):
@@ -201,7 +201,7 @@ def test_a_tick_without_room_for_what_is_owed_goes_on_with_the_rest(
 
 
 @pytest.mark.parametrize("closed", [False, True], ids=["goes on", "closed while full"])
-def test_full_maps_lose_nothing_of_the_journal(
+def test_full_maps_lose_nothing_of_the_wal(
     open_store: OpenStore, monkeypatch: pytest.MonkeyPatch, closed: bool
 ) -> None:
     """Maps that may not grow: sends come to StoreFull, and everything acknowledged is there when they may."""
@@ -226,10 +226,10 @@ def test_full_maps_lose_nothing_of_the_journal(
     sent.expect(sent.store)
 
 
-def test_a_store_that_cannot_take_in_its_journal_is_opened_when_there_is_room(
+def test_a_store_that_cannot_take_in_its_wal_is_opened_when_there_is_room(
     sent: Sent, tmp_path: Path, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Opening says StoreFull and leaves the journal as it is, as often as it is tried."""
+    """Opening says StoreFull and leaves the WAL as it is, as often as it is tried."""
     crashed = sent.crash(tmp_path / "crashed")
     before = (crashed / "JOURNAL").read_bytes()
     with monkeypatch.context() as patched:
@@ -248,7 +248,7 @@ def test_a_store_that_cannot_take_in_its_journal_is_opened_when_there_is_room(
     sent.expect(open_store(crashed, CONFIG))
 
 
-def test_a_journal_that_cannot_be_begun_anew_at_opening_is_taken_in_once(
+def test_a_wal_that_cannot_be_begun_anew_at_opening_is_taken_in_once(
     sent: Sent, tmp_path: Path, open_store: OpenStore, failing: Failing
 ) -> None:
     """The partitions have what it held, opening is refused, and the next one finds nothing missing."""
@@ -263,7 +263,7 @@ def test_a_journal_that_cannot_be_begun_anew_at_opening_is_taken_in_once(
 
 
 def test_a_partition_that_failed_has_what_it_owes_after_reopening(sent: Sent, open_store: OpenStore) -> None:
-    """The journal is not begun anew; others are sent to, and what it was promised comes home at the next open."""
+    """The WAL is not begun anew; others are sent to, and what it was promised comes home at the next open."""
     sent.environment(3).fail(OSError(errno.EIO, "says the test"))
     for number in range(40):
         try:
@@ -276,7 +276,7 @@ def test_a_partition_that_failed_has_what_it_owes_after_reopening(sent: Sent, op
 
 
 def test_a_partition_that_failed_does_not_keep_others_from_settling(sent: Sent, clock: ManualClock) -> None:
-    """What it owes stays in the journal; a tick goes on with all else, and looks again a while later."""
+    """What it owes stays in the WAL; a tick goes on with all else, and looks again a while later."""
     sent.environment(2).fail(OSError(errno.EIO, "says the test"))
     clock.advance(CHECKPOINT_MS)
     assert sent.store.tick().next_due_ms == clock.now_ms() + CHECKPOINT_MS
@@ -285,7 +285,7 @@ def test_a_partition_that_failed_does_not_keep_others_from_settling(sent: Sent, 
     assert unapplied == [2]
 
 
-@pytest.mark.parametrize("point", ["journal.before", "journal.after"])
+@pytest.mark.parametrize("point", ["wal.before", "wal.after"])
 def test_what_an_interrupted_sender_left_is_written_by_the_next(
     sent: Sent, tmp_path: Path, open_store: OpenStore, armed: Armed, point: str
 ) -> None:
@@ -303,7 +303,7 @@ def test_what_an_interrupted_sender_left_is_written_by_the_next(
     sent.expect(sent.store, ("interrupted",))
 
 
-def test_an_interrupt_while_a_group_is_counted_leaves_a_journal_that_can_be_read(
+def test_an_interrupt_while_a_group_is_counted_leaves_a_wal_that_can_be_read(
     sent: Sent, tmp_path: Path, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The group is on disk; whoever writes next takes its number with its place, or neither."""
@@ -347,8 +347,8 @@ def test_a_partition_without_room_for_what_it_owes_does_not_hold_back_what_is_du
     reader.close()
 
 
-def test_a_journal_that_a_crash_left_half_made_is_removed_at_opening(open_store: OpenStore) -> None:
-    """It is of the size of a journal, and nobody may ever need one again."""
+def test_a_wal_that_a_crash_left_half_made_is_removed_at_opening(open_store: OpenStore) -> None:
+    """It is of the size of a WAL, and nobody may ever need one again."""
     store = open_store(config=CONFIG)
     store.close()
     unmade = store.path / "JOURNAL.tmp"

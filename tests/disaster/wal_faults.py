@@ -1,4 +1,4 @@
-"""A store that is sent to through its journal, and ways in which the journal and its partitions fail."""
+"""A store that is sent to through its WAL, and ways in which the WAL and its partitions fail."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from duelog.store.env.environment import Environment
 
 HOUR_MS = 3_600_000
 CONFIG = StoreConfig(partition_ms=HOUR_MS, map_bytes=1 << 20, ack_flush_ms=0, journal_from=1, journal_bytes=16 << 10)
-"""Every send goes through a journal, which is begun anew after some dozen messages."""
+"""Every send goes through a WAL, which is begun anew after some dozen messages."""
 HOURS = (2, 3, 4)
 """How far ahead messages are sent: to three partitions, none of which has begun."""
 
 
 class FailingCalls:
-    """The module os as the journal sees it: while `armed`, and after so many that do not, `call` fails.
+    """The module os as the WAL sees it: while `armed`, and after so many that do not, `call` fails.
 
     With `error`; None: it writes but a part.
     """

@@ -1,4 +1,4 @@
-"""A journal that a test forces into use, keeps small, and looks at as bytes."""
+"""A WAL that a test forces into use, keeps small, and looks at as bytes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _GROUP = struct.Struct("<IIQII")
 
 
 def with_wal(config: StoreConfig) -> StoreConfig:
-    """With every single send going by the journal that can, and a journal that is soon full."""
+    """With every single send going by the WAL that can, and a WAL that is soon full."""
     return replace(config, journal_from=1, journal_bytes=24 << 10)
 
 
@@ -31,7 +31,7 @@ def _ids(records: list[WalRecord]) -> list[str]:
 
 
 def in_wal(path: Path) -> list[str]:
-    """Ids of the messages that the journal holds, in order."""
+    """Ids of the messages that the WAL holds, in order."""
     return _ids(read_wal(path, store_id(path)))
 
 

@@ -67,9 +67,9 @@ class Group:
             failpoints.disarm()
             entered.set()
             until(lambda: len(self._queue) == len(self._sends))
-            failpoints.arm("journal.before", then)
+            failpoints.arm("wal.before", then)
 
-        failpoints.arm("journal.before", hold)
+        failpoints.arm("wal.before", hold)
         try:
             with self._pool as pool:
                 leader = pool.submit(first)

@@ -195,13 +195,13 @@ def test_a_body_that_cannot_be_read_is_set_aside_and_the_others_are_delivered(
     clock.advance(2 * HOUR_MS)
     for _ in range(3):
         store.tick()
-    assert store.stats().quarantined == 1
+    assert store.stats().set_aside == 1
     assert [finding.code for finding in store.check()] == ["set-aside"]
     assert [partition.state for partition in store.partitions()] == ["closed"]
     store.close()
     store = DelayedStore.open(tmp_path / "store", config(), clock=clock)
     assert payloads(store) == []
-    assert store.stats().quarantined == 1
+    assert store.stats().set_aside == 1
     assert "set-aside" in [finding.code for finding in store.check()]
     assert len(store.partitions()) == 1
     store.close()

@@ -134,13 +134,13 @@ def test_a_shortage_while_messages_are_read_sets_none_of_them_aside(
             without(patch, third.path)
             with pytest.raises((ResourceShortage, MemoryError)):
                 consumer.receive(10)
-        assert fired.stats().quarantined == 0
+        assert fired.stats().set_aside == 0
         messages = consumer.receive(10)
         assert [message.payload for message in messages] == [b"0", b"1", b"2", b"3", b"4"]
         consumer.ack(messages, durable=True)
     clock.advance(5 * 3_600_000)
     fired.tick()
-    assert (fired.stats().quarantined, fired.partitions()) == (0, [])
+    assert (fired.stats().set_aside, fired.partitions()) == (0, [])
 
 
 def test_a_damaged_page_sets_aside_what_lies_on_it_and_nothing_else(
@@ -164,7 +164,7 @@ def test_a_damaged_page_sets_aside_what_lies_on_it_and_nothing_else(
             reader, "find_run_after", lambda cursor, name, last, entry: finding(cursor, name, last.ledger_id, entry)
         )
         assert [message.payload for message in consumer.receive(10)] == [b"%d" % at for at in range(10) if at != 4]
-        assert store.stats().quarantined == 1
+        assert store.stats().set_aside == 1
     store._engine.quarantine._known.clear()
     store._engine.quarantine._unwritten.clear()
 

@@ -267,7 +267,7 @@ def test_a_poison_record_does_not_stop_the_rest(open_store: OpenStore, clock: Ma
     topic.send_batch([Message(b"%d" % number, deliver_after=1) for number in range(3, 6)])
     clock.advance(1_000)
     assert payloads(reader) == [b"%d" % number for number in range(6)]
-    assert store.stats().quarantined == 1
+    assert store.stats().set_aside == 1
     store.close()
 
 
@@ -287,7 +287,7 @@ def test_counters_are_never_negative_and_agree_after_a_restart(
             assert min(sub.backlog, sub.unacknowledged, sub.redelivering) >= 0
         assert min(topic.pending, topic.fired, topic.entries, topic.index_bytes) >= 0
         stats = store.stats()
-        assert min(stats.pending, stats.quarantined) >= 0
+        assert min(stats.pending, stats.set_aside) >= 0
         assert stats.pending == topic.pending == len(list(store.topic("t").scheduled()))
         return [topic.pending, topic.fired, topic.entries, *found]
 

@@ -51,7 +51,7 @@ class Comparing(Machine):
     def _look_at_figures(self) -> None:
         twin, store = self.twin, self.store
         found = [
-            (part.start_ms, part.end_ms, part.state, part.topics, part.messages, part.pending, part.references)
+            (part.start_ms, part.end_ms, part.state, part.topics, part.messages, part.pending, part.holders)
             for part in store.partitions()
         ]
         assert found == [part.figures(twin.now_ms) for _, part in sorted(twin.partitions.items())]

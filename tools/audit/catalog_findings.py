@@ -15,10 +15,10 @@ from .marks import Marks, ranges_text
 from .tables import AuditFinding, finding
 
 SETTLED_S = 60.0
-"""A directory under partitions/ that is older would be in the catalog if anybody were at it."""
+"""A directory under partitions/ that is older would be in the catalog by now if its process lived."""
 
 LEFT_OVER_S = 3_600.0
-"""What lies in staging/ or trash/ untouched for longer is nobody's work under way."""
+"""What lies in staging/ or trash/ untouched for longer is no process's work under way."""
 
 
 def marker_findings(facts: StoreFacts) -> Iterator[AuditFinding]:
@@ -61,7 +61,7 @@ def _targets(
 
 
 def quarantine_findings(facts: StoreFacts, known: Iterable[AuditFinding]) -> Iterator[AuditFinding]:
-    """Entries that were set aside, but for those that a finding names already."""
+    """Quarantined entries, but for those that a finding names already."""
     named = {each.address for each in known}
     for (ledger_id, entry_id), reason in sorted(facts.quarantined.items()):
         address = f"ledger {ledger_id}, entry {entry_id}"
@@ -70,7 +70,7 @@ def quarantine_findings(facts: StoreFacts, known: Iterable[AuditFinding]) -> Ite
 
 
 def reference_findings(facts: StoreFacts) -> Iterator[AuditFinding]:
-    """Closed partitions whose count of holders is not that of the topics that have not released them."""
+    """Closed partitions whose count of references is not that of the topics that have not released them."""
     for start_ms, record in facts.partitions.items():
         unreadable = any(start == start_ms for _, start in facts.unjudged)
         if record.state is not PartitionState.CLOSED or unreadable:

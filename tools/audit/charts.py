@@ -35,7 +35,7 @@ def bin_width_ms(starts: Sequence[int], finest_ms: int) -> int:
 
 
 def time_bars(series: Sequence[Series], finest_ms: int, label: str) -> str:
-    """Stacked bars over time; `label` says what the chart shows, for whoever cannot see it."""
+    """Stacked bars over time; `label` says what the chart shows, for screen readers."""
     starts = [start for each in series for start, count in each.counts.items() if count]
     if not starts:
         return ""
@@ -90,7 +90,7 @@ def _width_text(width_ms: int) -> str:
 
 
 class Bar(NamedTuple):
-    """One bar of a list: what it is, how long, and the text behind it."""
+    """One bar of a list: what it is, how long, and the text after it."""
 
     name: str
     length: int

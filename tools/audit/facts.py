@@ -314,7 +314,7 @@ class _Reader:
         facts = self._facts
         markers = TopicMarkers()
         acked = [(record, self._acked.get(record.subscription_id, {})) for _, record in topic.subscriptions]
-        known = topic.topic_id not in self._damaged_cursors  # else somebody may have acknowledged nothing
+        known = topic.topic_id not in self._damaged_cursors  # else some subscription may have acknowledged nothing
         for ledger in topic.ledgers:
             copied = self._copied.ledgers[ledger.ledger_id]
             facts.findings += copied.damage

@@ -107,13 +107,13 @@ def _topic(facts: StoreFacts, topic_id: int, start_ms: int, name: str, as_of_ms:
     if ledger.record.state is LedgerState.OPEN:
         why = f"its last marker is in ledger {ledger_id}, which is still written to: it is closed by size or age"
         return [HeldRow(name, topic.name, "open ledger", "", ledger_id, 0, why)], ""
-    closed = f"everybody has passed ledger {ledger_id}, closed {iso_time(ledger.record.closed_ms)}"
+    closed = f"every subscription has passed ledger {ledger_id}, closed {iso_time(ledger.record.closed_ms)}"
     why = f"{closed}: {_retention(topic, ledger_id, ledger.record, as_of_ms)}"
     return [HeldRow(name, topic.name, "retention", "", ledger_id, 0, why)], ""
 
 
 def _retention(topic: TopicFacts, ledger_id: int, record: LedgerRecord, as_of_ms: int) -> str:
-    """Why a ledger that everybody has passed is still there. Whether there was a tick since, the store does not say."""
+    """Why a ledger that every subscription has passed is still there. The store does not say if it ticked since."""
     if topic.retention is None:
         return "retention keeps it, or the next tick of an open store removes it"
     retention_ms, retention_bytes = topic.retention

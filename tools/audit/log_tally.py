@@ -1,7 +1,7 @@
 """One partition log against what the main environment says of it: what is lost, and how many are what.
 
 Works on columns, a batch of consecutive entries at a time, whether they come from a generation's runs or from an
-export's rows. Names topics and partitions by number only; whoever puts the audit together names them.
+export's rows. Knows topics and partitions by number only; the audit's survey names them.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ Mask = npt.NDArray[np.bool_]
 class LogTask(NamedTuple):
     """What the main environment says of one log: plain values, so that a task on another machine can carry them.
 
-    seen -1: nothing has fired. judged: whether losses can be told (its records are whole). kept_since_ms: markers of
-    whatever was due after it are in `marked`, if there are any. The bitmaps are serialised.
+    absorbed_end -1: nothing has fired. judged: whether losses can be told (its records are whole). kept_since_ms:
+    markers of whatever was due after it are in `marked`, if there are any. The bitmaps are serialised.
     """
 
     topic_id: int
     ledger_id: int
     due_ms: int
     entry_id: int
-    seen: int
+    absorbed_end: int
     fired: int
     judged: bool
     kept_since_ms: int
@@ -50,7 +50,7 @@ class LogTask(NamedTuple):
     @property
     def frontier(self) -> FrontierRecord:
         """The frontier, without its last marker."""
-        return FrontierRecord(self.ledger_id, self.due_ms, self.entry_id, self.seen, self.fired, 0, 0, 0)
+        return FrontierRecord(self.ledger_id, self.due_ms, self.entry_id, self.absorbed_end, self.fired, 0, 0, 0)
 
 
 class Batch(NamedTuple):
@@ -92,7 +92,7 @@ class Day(NamedTuple):
 
 
 class LogResult(NamedTuple):
-    """What was found in one log. `unfired`: entries that wait to fire, with the first ids for people."""
+    """What was found in one log. `unfired`: entries that have not fired, with the first ids for people."""
 
     topic_id: int
     ledger_id: int
@@ -167,7 +167,7 @@ class _Tally:
         if waiting.any():
             self.unfired |= bitmap_of(ids[waiting])
             self._add_hours(dues[waiting])
-        # A fired message whose marker is gone was acknowledged by everybody: its ledger would not be trimmed else.
+        # A fired message whose marker is gone was acknowledged by every subscription: its ledger is trimmed.
         done = (marked & acknowledged) | (missing & (dues <= task.kept_since_ms)) | (fired & ~marked & ~present)
         overdue = waiting & (dues <= self._as_of_ms)
         masks = (waiting, overdue, fired, done & fired, cancelled, withheld & ~cancelled, ~present)
@@ -244,10 +244,10 @@ def tally_log(batches: Iterable[Batch | Issue], task: LogTask, as_of_ms: int) ->
         expected = first + len(batch.dues)
     if damaged:
         holes.add_range(expected, 1 << 32)  # how many entries the last run had is not known
-    elif expected < task.seen:
-        message = f"the log ends at entry {expected}, {task.seen} were there when it last fired"
-        holes.add_range(expected, task.seen)
-        issues.append(Issue("missing-entries", expected, message, task.seen - expected))
+    elif expected < task.absorbed_end:
+        message = f"the log ends at entry {expected}, {task.absorbed_end} were there when it last fired"
+        holes.add_range(expected, task.absorbed_end)
+        issues.append(Issue("missing-entries", expected, message, task.absorbed_end - expected))
     issues += _judge(task, tally, holes)
     return LogResult(
         task.topic_id,
@@ -276,7 +276,7 @@ def _judge(task: LogTask, tally: _Tally, holes: BitMap) -> Iterable[Issue]:
         message = f"due, passed by the frontier, and without a marker: entries {ranges_text(tally.lost)}"
         yield Issue("lost", tally.lost.min(), message, len(tally.lost))
     never = tally.live_fired - task.fired - len(tally.lost)
-    if never > 0 and task.seen >= 0:
+    if never > 0 and task.absorbed_end >= 0:
         message = (
             f"{tally.live_fired:,} messages lie before the frontier, {task.fired:,} have fired; markers were trimmed, "
             f"so which ones is not known, but they are among entries {ranges_text(tally.maybe_lost)}"

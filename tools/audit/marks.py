@@ -1,4 +1,4 @@
-"""Markers as columns: where they point, which of them everybody has acknowledged, how late they were written.
+"""Markers as columns: where they point, which of them every subscription has acknowledged, how late they were written.
 
 Copied out of the main environment inside its read transaction, worked on after it has ended. No object per marker.
 """
@@ -72,7 +72,7 @@ class TopicMarkers:
         self._untimed = 0
 
     def add_ledger(self, runs: list[MarkerRun], tail: int, acknowledged: BitMap) -> None:
-        """The markers of one main-log ledger of `tail` entries, those in `acknowledged` acknowledged by everybody."""
+        """The markers of one main-log ledger of `tail` entries, those in `acknowledged` acknowledged by all."""
         done = np.zeros(tail, dtype=np.bool_)
         done[ids_of(acknowledged)] = True
         for run in runs:

@@ -1,4 +1,4 @@
-"""Partitions that are not sealed, read under LMDB's locks beside whoever writes them: headers only, as of that moment.
+"""Partitions that are not sealed, read under LMDB's locks beside a writing process: headers only, as of that moment.
 
 What the facts say has fired lies in entries that never change, so losses are told exactly here too; what is pending is
 of the moment of reading, not of the facts.
@@ -56,7 +56,7 @@ def _unreadable(sealed: Sealed, reason: str) -> PartitionResult:
 
 
 def _snapshots(environment: Environment, patience_s: float) -> list[Issue]:
-    """Snapshots that are torn or damaged and that nobody is writing."""
+    """Snapshots that are torn or damaged and that no process is writing."""
     found = _incomplete(environment)
     if found and patience_s:
         time.sleep(patience_s)

@@ -99,7 +99,7 @@ def _findings(audit: Audit) -> str:
         return ""
     explanation = (
         "Each is one problem: where it is, what it is, and what to do about it. <b>Errors</b> mean that messages are "
-        "lost, doubled or in danger; <b>warnings</b> cost room or time only."
+        "lost, doubled or in danger; <b>warnings</b> cost space or time only."
     )
     by_code: dict[str, list[AuditFinding]] = {}
     for found in sorted(audit.findings, key=lambda found: (found.severity != ERROR, found)):
@@ -149,9 +149,9 @@ def _figures(audit: Audit) -> str:
     acknowledged = sum(row.acknowledged for row in audit.retention)
     tiles = (
         (amount(messages), "messages in partitions"),
-        (amount(pending - overdue), "wait for their time"),
+        (amount(pending - overdue), "pending: not due yet"),
         (amount(overdue), "are due and have not fired"),
-        (share(acknowledged, fired), "of what fired is acknowledged by everybody"),
+        (share(acknowledged, fired), "of what fired is acknowledged by every subscription"),
         (amount(len(audit.partitions)), "partitions"),
         (size_text(sum(row.file_bytes for row in audit.partitions)), "on disk in partitions"),
         (amount(len(audit.topics)), "topics"),
@@ -168,7 +168,7 @@ def _figures(audit: Audit) -> str:
 
 def _upcoming(audit: Audit) -> str:
     if not audit.ahead:
-        return _section("What is still to come", "No message waits to fire.")
+        return _section("What is still to come", "No message is pending.")
     counts = {row.hour_ms: row.messages for row in audit.ahead}
     total = sum(counts.values())
     peak_ms = max(counts, key=lambda hour: counts[hour])
@@ -213,21 +213,21 @@ def _retention(audit: Audit) -> str:
         return _section("What is kept", "No partition holds a message.")
     explanation = (
         "The messages in partitions by the day they are due. Green is done and goes with its partition, or by "
-        "<code>duelog compact</code>; amber has fired and waits for some subscription; blue waits for its time. Much "
-        "green or amber in old days is room that a slow subscription holds: see the next section."
+        "<code>duelog compact</code>; amber has fired and some subscription has it to acknowledge; blue is pending. "
+        "Much green or amber in old days is space that a slow subscription holds: see the next section."
     )
     done: Counter[int] = Counter()
-    waits: Counter[int] = Counter()
+    fired: Counter[int] = Counter()
     pending: Counter[int] = Counter()
     cancelled: Counter[int] = Counter()
     for row in audit.retention:
         done[row.day_ms] += row.acknowledged
-        waits[row.day_ms] += row.fired - row.acknowledged
+        fired[row.day_ms] += row.fired - row.acknowledged
         pending[row.day_ms] += row.pending
         cancelled[row.day_ms] += row.messages - row.fired - row.pending
     series = (
-        Series("acknowledged by everybody", "green", done),
-        Series("fired, not acknowledged by everybody", "amber", waits),
+        Series("acknowledged by every subscription", "green", done),
+        Series("fired, not acknowledged by every subscription", "amber", fired),
         Series("pending", "blue", pending),
         Series("cancelled, moved or released", "grey", cancelled),
     )
@@ -258,13 +258,13 @@ def _by_topic(audit: Audit) -> list[tuple[object, ...]]:
 
 def _held(audit: Audit) -> str:
     if not audit.held:
-        return _section("What is held, and by whom", "Every partition whose time has passed is gone.")
+        return _section("What is held, and by what", "Every partition whose time has passed is gone.")
     partitions = {row.partition for row in audit.held}
     references = Counter((row.topic, row.subscription, row.reason) for row in audit.held)
     explanation = (
         f"{plural(len(partitions), 'partition')} whose time has passed cannot be deleted yet, and why. A "
         "<b>subscription</b> that is behind is the usual reason: have it receive and acknowledge, or remove it if "
-        "nobody needs it. That is normal operation and no finding; it becomes a worry when the bars grow from audit "
+        "it is not needed. That is normal operation and no finding; it becomes a worry when the bars grow from audit "
         "to audit."
     )
     bars = [
@@ -278,7 +278,7 @@ def _held(audit: Audit) -> str:
     ]
     table = _table(columns, rows, total=len(audit.held))
     folded = f"<details><summary>Partition by partition</summary>{table}</details>"
-    return _section("What is held, and by whom", explanation, list_bars(bars), folded)
+    return _section("What is held, and by what", explanation, list_bars(bars), folded)
 
 
 def _reference(topic: str, subscription: str, reason: str) -> str:
@@ -288,14 +288,15 @@ def _reference(topic: str, subscription: str, reason: str) -> str:
 
 def _subscriptions(audit: Audit) -> str:
     if not audit.subscriptions:
-        return _section("Who is behind", "No topic has a subscription: nothing is delivered to anybody.")
+        return _section("Subscriptions that are behind", "No topic has a subscription: nothing is delivered.")
     behind = sorted((row for row in audit.subscriptions if row.backlog), key=lambda row: -row.backlog)
     explanation = (
         "How many messages each subscription has to acknowledge before it is done. Short bars, or none, are good: a "
         "long one is a receiver that is slow, stopped or forgotten."
     )
     if not behind:
-        return _section("Who is behind", f"All {plural(len(audit.subscriptions), 'subscription')} have caught up.")
+        caught_up = f"All {plural(len(audit.subscriptions), 'subscription')} have caught up."
+        return _section("Subscriptions that are behind", caught_up)
     bars = [
         Bar(f"{printable(short_topic(row.topic))}: {printable(row.subscription)}", row.backlog,
             amount(row.backlog) + (", paused" if row.paused else ""), "amber")
@@ -303,7 +304,7 @@ def _subscriptions(audit: Audit) -> str:
     ]  # fmt: skip
     left = len(behind) - len(bars)
     cut = f'<p class="soft">{plural(left, "more subscription")} with a smaller backlog.</p>' if left else ""
-    return _section("Who is behind", explanation, list_bars(bars), cut)
+    return _section("Subscriptions that are behind", explanation, list_bars(bars), cut)
 
 
 def _skew(audit: Audit) -> str:
@@ -333,7 +334,7 @@ def _skew(audit: Audit) -> str:
 
 def _partitions(audit: Audit) -> str:
     explanation = (
-        "<b>open</b> partitions still take messages, <b>closed</b> ones do not and go when nobody holds them. The last "
+        "<b>open</b> partitions still take messages, <b>closed</b> ones do not and go without references. The last "
         "column is how much of each was read: all of it (<i>whole</i>), due times and sizes but no payload "
         "(<i>headers</i>, and <i>open</i>: as of the moment it was read), or nothing (<i>not read</i>)."
     )
@@ -354,7 +355,7 @@ def _words(audit: Audit) -> str:
         ("fire", "a message's time has come: a marker that points at it goes into its topic's main log"),
         (
             "main log",
-            "what subscriptions read; it consists of ledgers, and the oldest go when everybody has passed them",
+            "what subscriptions read; it consists of ledgers, and the oldest go when all have passed them",
         ),
         ("acknowledge", "a receiver is done with a message; it never gets it again"),
     )

@@ -64,7 +64,7 @@ class PartitionResult(NamedTuple):
     issues: list[Issue]
 
     def pack(self) -> bytes:
-        """As bytes, for whoever gathers the results."""
+        """As bytes, for the process that gathers the results."""
         return msgpack.packb(self)
 
     @classmethod

@@ -58,7 +58,7 @@ def audit_store(
 ) -> Audit:
     """Audit the store in `path`, beside a process that has it open too; nothing is changed.
 
-    as_of_ms: the time to judge by; None: now, or the store's clock where that is ahead. verify: read every page and
+    as_of_ms: the time to judge by; None: now, or the store's clock where that is later. verify: read every page and
     body of sealed partitions; else headers only. patience_s: how long an unfinished snapshot is watched. O(bytes),
     without `verify` O(headers).
     Not for the process that has the store open itself. Raises InvalidArgument for that one, and for a path that holds
@@ -192,7 +192,7 @@ def _replaced(main: Environment, start_ms: int, facts: StoreFacts) -> PartitionR
 
 
 def _directories(path: Path, main: Environment, facts: StoreFacts, patience_s: float) -> list[AuditFinding]:
-    """What the catalog as it is now does not know; seen twice, as a process may be about to register or remove it."""
+    """What the catalog as it is now does not know; read twice, as a process may be about to register or remove it."""
 
     def look() -> list[AuditFinding]:
         with main.read() as raw:

@@ -11,7 +11,7 @@ DAY_MS = 86_400_000
 HOUR_MS = 3_600_000
 
 NO_TOPIC = "(deleted topic)"
-"""Stands for the name of a topic that was deleted and whose messages wait for their partition to go."""
+"""Stands for the name of a topic that was deleted and whose messages go with their partition."""
 
 
 class AuditFinding(NamedTuple):
@@ -97,7 +97,7 @@ class HeldRow(NamedTuple):
 
     `reason`: "pending" (it has not fired everything), "subscription" (has not acknowledged), "open ledger" (the main
     log's ledger is still being written), "retention" (acknowledged messages are kept, or the next tick lets go),
-    "set aside" (an unreadable entry). `behind`: entries of the main log that the subscription is behind.
+    "set aside" (a quarantined entry). `behind`: entries of the main log that the subscription is behind.
     """
 
     partition: str

@@ -1,4 +1,4 @@
-"""Numbers and times in words for people who read a page."""
+"""Numbers and times in words for readers of a page."""
 
 from __future__ import annotations
 

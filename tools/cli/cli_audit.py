@@ -101,7 +101,7 @@ def _show(result: Any) -> None:
     disk = sum(row.file_bytes for row in result.partitions)
     figures = (("topics", len(result.topics)), ("subscriptions", len(result.subscriptions)),
                ("partitions", len(result.partitions)), ("messages in them", messages), ("pending", pending),
-               ("fired", fired), ("acknowledged by everybody", acknowledged), ("on disk", size_text(disk)))  # fmt: skip
+               ("fired", fired), ("acknowledged by all", acknowledged), ("on disk", size_text(disk)))  # fmt: skip
     write_table(str(result.store), ("", ">"), figures)
     if result.held:
         write_line("")

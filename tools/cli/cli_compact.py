@@ -26,7 +26,7 @@ def compact(
     ] = None,
     json_: Json = False,
 ) -> None:
-    """Rewrite closed partitions without the bodies of messages that nobody needs any more.
+    """Rewrite closed partitions without the bodies of messages that no subscription needs any more.
 
     A body is dropped once its message was cancelled or acknowledged by every subscription of its topic; message ids
     and due times stay. What the store's retention keeps stays too (`duelog policies`); what is dropped cannot be gone

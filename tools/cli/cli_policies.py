@@ -42,7 +42,7 @@ def get_(
     subscription: Subscription = None,
     json_: Json = False,
 ) -> None:
-    """Show what is set: at every scope, or at one; for a topic or a subscription what is in force, and who says so.
+    """Show what is set: at every scope, or at one; for a topic or a subscription what is in force, by which scope.
 
     ```
     duelog policies get data --topic reminders --subscription mailer

@@ -29,7 +29,7 @@ def list_(
     topic: Annotated[str | None, typer.Option("--topic", metavar="TOPIC", help="Of this topic only.")] = None,
     json_: Json = False,
 ) -> None:
-    """List the schedules of the store or of one topic, with the occurrence that waits.
+    """List the schedules of the store or of one topic, with the pending occurrence.
 
     ```
     duelog schedules list data --topic reminders
@@ -69,7 +69,7 @@ def _fields(schedule: Schedule) -> dict[str, object]:
 
 @app.command("pause")
 def pause_(store: Store, topic: InTopic, name: Name, json_: Json = False) -> None:
-    """Take a schedule's waiting occurrence back, until it is resumed.
+    """Take a schedule's pending occurrence back, until it is resumed.
 
     ```
     duelog schedules pause data reminders daily
@@ -93,7 +93,7 @@ def resume_(store: Store, topic: InTopic, name: Name, json_: Json = False) -> No
 
 @app.command("remove")
 def remove_(store: Store, topic: InTopic, name: Name, json_: Json = False) -> None:
-    """End a schedule and take its waiting occurrence back.
+    """End a schedule and take its pending occurrence back.
 
     ```
     duelog schedules remove data reminders daily

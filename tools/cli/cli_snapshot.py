@@ -65,7 +65,7 @@ def rebuild(
 ) -> None:
     """Read every entry of the partitions that have not closed, verify it, and make their snapshots anew.
 
-    Refused while a process has the store open. Exit status 1: an entry cannot be read (it is set aside, and `check`
+    Refused while a process has the store open. Exit status 1: an entry cannot be read (it is quarantined, and `check`
     lists it).
 
     ```

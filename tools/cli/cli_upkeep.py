@@ -24,7 +24,7 @@ def backup(
 
     The copy is the store as of one instant after the command began. A file named BACKUP, with the checksums of the
     others, is written last: a copy without one is not complete. `duelog check --deep DEST` compares the copy with it,
-    as long as nobody has opened it for writing.
+    as long as no process has opened it for writing.
 
     ```
     duelog backup data copies/2026-11-21
@@ -50,16 +50,16 @@ def _allow_every_descriptor() -> None:
 def repair(
     store: Store,
     output: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Where to put what is given up; else STORE-given-up.jsonl.")
+        Path | None, typer.Option(metavar="FILE", help="Where to put what is discarded; else STORE-given-up.jsonl.")
     ] = None,
     json_: Json = False,
 ) -> None:
-    """Make anew what can be told from the rest, give up what cannot, into a file with the reasons: the store is usable.
+    """Make anew what can be told from the rest, discard what cannot, into a file with the reasons: the store is usable.
 
-    Refused while a process has the store open. Make a copy of the store first: what is given up is not delivered any
+    Refused while a process has the store open. Make a copy of the store first: what is discarded is not delivered any
     more. The file has a JSON line for each entry or record: environment, ledger, entry, reason, and the bytes as far
-    as they can be read; messages that only a damaged journal had are among them. Exit status 1: something is left that
-    cannot be repaired; restore a backup.
+    as they can be read; messages that only a damaged write-ahead log had are among them. Exit status 1: something is
+    left that cannot be repaired; restore a backup.
 
     ```
     duelog repair data --output given-up.jsonl
@@ -82,6 +82,6 @@ def repair(
             f"messages lost: {report.lost:,}; that may come again though acknowledged: {report.again:,}, "
             f"though cancelled: {report.uncancelled:,}"
         )
-        say(f"given up: {report.given_up:,}; left: {len(report.left):,}")
+        say(f"discarded: {report.given_up:,}; left: {len(report.left):,}")
     if report.left:
         raise typer.Exit(1)

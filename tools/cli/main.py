@@ -2,8 +2,8 @@
 
 Exit status: 0; 1: there are findings (`check`, `audit`) or a demo did not verify; 2: usage, bad input, or a store, file
 or standard output that cannot be used, with one line on standard error that says which value or path it was; 141, and
-not a word, where the program that reads the output has closed the pipe (as a shell reports those that SIGPIPE kills),
-so that a command that was cut short never says that it found nothing.
+not a word, where the program that reads the output has closed the pipe (as a shell reports a process killed by
+SIGPIPE), so that a command that was cut short never says that it found nothing.
 """
 
 from __future__ import annotations
@@ -132,8 +132,8 @@ def demo(
     """Replay a real trace of delayed messages through the whole life of a store, and verify each of them.
 
     The trace is the history of Git's own repository: a change is written (published) at one time and taken in (due)
-    at another, hours to years later. A clock that runs ahead sends, fires, receives and acknowledges all of it; the
-    store trims and deletes behind.
+    at another, hours to years later. A simulated clock sends, fires, receives and acknowledges all of it; the
+    store trims and deletes meanwhile.
 
     ```
     duelog demo --years 1

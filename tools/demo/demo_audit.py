@@ -15,7 +15,7 @@ from .demo_trace import Trace
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Counts of messages; all 0 when the engine kept every promise.
+    """Counts of messages; all 0 when the engine kept every guarantee.
 
     early: received before they were due by the trace. late: due, and not received when everything due was
     asked for. lost: never received. double: received once more. disordered: delayed ones received after one

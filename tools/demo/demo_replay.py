@@ -1,4 +1,4 @@
-"""A trace replayed through a store on a clock that runs ahead: what is sent when, and what is measured.
+"""A trace replayed through a store on a simulated clock: what is sent when, and what is measured.
 
 Every message is sent, fired, received and acknowledged through the public face; the engine makes, closes and
 deletes its partitions and trims its ledgers by itself. The clock stands still while the store works and never

@@ -1,4 +1,4 @@
-"""The demo: a trace of real delays through a whole store, with every promise checked against the trace.
+"""The demo: a trace of real delays through a whole store, with every guarantee checked against the trace.
 
 This is the way there and back: choose the rows, open a store, show progress, print what came out and draw it.
 What is sent when is decided in demo_replay.py, what counts as wrong in demo_audit.py.
@@ -124,7 +124,7 @@ def run_demo(
     """Replay the last `years` of the trace, or all of it, and print a table (or JSON); returns the exit status.
 
     store: a directory to keep the store in, empty or not there yet; None: a temporary one, removed afterwards.
-    plot: where the plot goes; None: duelog-demo.png in the current directory. Status: 0, 1 when any promise was
+    plot: where the plot goes; None: duelog-demo.png in the current directory. Status: 0, 1 when any guarantee was
     broken, 2 when an argument cannot be used.
     """
     plot = plot or PLOT
@@ -190,7 +190,7 @@ def _draw(report: Report, course: Course, plot: Path) -> bool:
         return False
     try:
         draw(course, report.messages, plot)
-    except (OSError, ValueError) as error:  # no room, no permission, no such format: the figures stand without it
+    except (OSError, ValueError) as error:  # no space, no permission, no such format: the figures stand without it
         say(f"no plot: {error}")
         return False
     return True

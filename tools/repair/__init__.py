@@ -1,1 +1,1 @@
-"""Repair of a store that is not open: what the rest tells is made anew, what cannot be told is given up and counted."""
+"""Repair of a store that is not open: what the rest tells is made anew, what cannot be told is discarded."""

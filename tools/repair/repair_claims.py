@@ -1,4 +1,4 @@
-"""What a repair does for those who wait for what it gave up: subscriptions go on, topics release, counts are right."""
+"""What a repair does about references to what it discarded: subscriptions go on, topics release, counts are right."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from .repair_withdrawals import OpenLog
 
 
 def reconcile(main: Environment, lost: dict[int, BitMap], open_log: OpenLog, account: Account) -> None:
-    """Mend the main logs, and acknowledge for everybody what was given up. `lost`: by ledger of a partition log.
+    """Mend the main logs, and acknowledge for every subscription what was discarded. `lost`: by ledger.
 
-    What was set aside and can be read now is delivered; what cannot is in `lost`, or is found here.
+    What was quarantined and can be read now is delivered; what cannot is in `lost`, or is found here.
     """
     with main.read() as raw:
         topics = [fmt.trailing_u32(key) for key, _ in catalog.rows(raw, fmt.prefix(Table.TOPIC_NAME))]
@@ -38,7 +38,7 @@ def reconcile(main: Environment, lost: dict[int, BitMap], open_log: OpenLog, acc
         return sum(transaction.delete(key) for key in keys)
 
     if cleared := main.write(clear):
-        account.say(f"main: {cleared} entries are no longer set aside")
+        account.say(f"main: {cleared} entries are no longer quarantined")
 
 
 def _reconcile_topic(
@@ -77,7 +77,7 @@ def _reconcile_topic(
     account.lost += max(owed - appended, 0)
     for ledger_id, entries in discarded.items():
         if entries:
-            account.say(f"main, ledger {ledger_id}: {len(entries)} entries are acknowledged for everybody")
+            account.say(f"main, ledger {ledger_id}: {len(entries)} entries are acknowledged for every subscription")
     _acknowledge(main, topic_id, {ledger: entries for ledger, entries in discarded.items() if entries}, account)
 
 
@@ -95,7 +95,7 @@ def _unacknowledged_by_any(acks: list[AckSet], ledger_id: int, entries: BitMap) 
 
 
 def _pointing_at(main: Environment, ledger_id: int, lost: dict[int, BitMap]) -> BitMap:
-    """Entries of a main-log ledger whose markers point at what was given up."""
+    """Entries of a main-log ledger whose markers point at what was discarded."""
     found = BitMap()
     if not lost:
         return found
@@ -140,7 +140,7 @@ def _acknowledge(main: Environment, topic_id: int, discarded: dict[int, BitMap],
 
 
 def recount(main: Environment, environment: Environment, start_ms: int, account: Account) -> None:
-    """Count again what a partition's logs have fired and who holds it."""
+    """Count again what a partition's logs have fired and its references."""
     actions: list[str] = []
 
     def work(transaction: Transaction) -> None:

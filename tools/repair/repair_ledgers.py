@@ -3,7 +3,7 @@
 The key of a damaged record names the topic. Where the record is gone, its runs tell: markers point into a log of the
 topic, cursors, acknowledgements and frontiers name the ledger; else the topic whose list has a gap there: it has no
 open ledger, or one of its ledgers was closed at another time than the next was begun. Where all that fails the ledger
-becomes a topic of its own: messages that can be read are not given up because nothing says whose they are.
+becomes a topic of its own: messages that can be read are not discarded because nothing says whose they are.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def _has_gap(raw: lmdb.Transaction, topic_id: int, ledger_id: int, lists: _Lists
     if not after:
         return not before or before[-1][1].state is not LedgerState.OPEN
     if before:
-        return before[-1][1].closed_ms < after[0][1].created_ms  # it closes when what waits in it is due, or later
+        return before[-1][1].closed_ms < after[0][1].created_ms  # it closes when all in it is due, or later
     record = catalog.find_topic(raw, catalog.topic_name(raw, topic_id) or "")
     return record is not None and record.created_ms != after[0][1].created_ms
 

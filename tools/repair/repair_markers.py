@@ -1,10 +1,10 @@
 """Markers under repair: what fired, and whose markers cannot be read, is told by what lies before its frontier.
 
-A run of markers points at messages that lie whole in their partitions. Those that are before their frontier, were not
-cancelled and have no marker are the ones that it pointed at, or such as were trimmed: of these there are more than the
-run had only where a topic has trimmed some of a log, and then the latest are taken. Where they are exactly as many as
-the hole, and of one log, the run is written anew in its place, and what was acknowledged of it stays so; else they get
-markers at the end of the log, and those that somebody had acknowledged come again.
+A run of markers points at messages that lie whole in their partitions. Messages that are before their frontier, were
+not cancelled and have no marker are the ones that it pointed at, or such as were trimmed: of these there are more than
+the run had only where a topic has trimmed some of a log, and then the latest are taken. Where they are exactly as many
+as the hole, and of one log, the run is written anew in its place, and what was acknowledged of it stays so; else they
+get markers at the end of the log, and those that a subscription had acknowledged come again.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One partition under repair, once its logs are known: what cannot be read of them is given up, snapshots follow."""
+"""One partition under repair, once its logs are known: what cannot be read of them is discarded, snapshots follow."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class PartitionRepair:
     def mend(
         self, environment: Environment, start_ms: int, state: PartitionState, logs: dict[int, int]
     ) -> dict[int, BitMap]:
-        """Mend a partition; the entries of its logs that were given up, by ledger. logs: ledger ids by topic."""
+        """Mend a partition; the entries of its logs that were discarded, by ledger. logs: ledger ids by topic."""
         lost: dict[int, BitMap] = {}
         if state is PartitionState.OPEN:
             self._wal.discard_logs(environment.name, start_ms, set(logs.values()))
@@ -65,7 +65,7 @@ class PartitionRepair:
             mended = self._mend_log(environment, start_ms, topic_id, ledger_id)
             if mended.holes or mended.bodies:
                 lost[ledger_id] = mended.holes | mended.bodies
-                self._account.say(f"{environment.name}, ledger {ledger_id}: gave up {len(lost[ledger_id])}")
+                self._account.say(f"{environment.name}, ledger {ledger_id}: discarded {len(lost[ledger_id])}")
         damaged = any(each.state is SnapshotState.DAMAGED for each in inspect_snapshots(environment, read_parts=True))
         if (lost or damaged) and (removed := remove_snapshots(environment)):
             self._account.say(f"{environment.name}: removed {removed} records of snapshots")

@@ -1,8 +1,8 @@
 """Small records of an environment, whole again where one of the two places in which each stands is whole.
 
-A record that is damaged or gone is made anew from its copy, a damaged copy from its record. What neither tells is given
-up: its key is left to those who may tell it from something else (repair_catalog.py and its neighbours). Records of
-snapshots are not looked at: a snapshot that is not whole is removed, and made again from its log.
+A record that is damaged or gone is made anew from its copy, a damaged copy from its record. What neither tells is
+removed: its key is left to modules that may tell it from something else (repair_catalog.py and its neighbours). Records
+of snapshots are not looked at: a snapshot that is not whole is removed, and made again from its log.
 """
 
 from __future__ import annotations

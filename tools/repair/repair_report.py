@@ -1,4 +1,4 @@
-"""What a repair says it did: its steps, what it gave up with the bytes, and what that means for messages."""
+"""What a repair says it did: its steps, what it discarded with the bytes, and what that means for messages."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class RepairReport:
     """What a repair did.
 
     actions: its steps in words. given_up: lines of its file, each a record, an entry or a range of entries. left: what
-    it could not mend. lost: messages that are not delivered any more to a subscription that was owed them, each counted
+    it could not mend. lost: messages that are not delivered any more to a subscription that they were for, each counted
     once. again: at most so many messages may be delivered though they were acknowledged. uncancelled: at most so many
     may be delivered though they were cancelled. subscriptions: those whose place was lost, with what became of them.
     """
@@ -37,7 +37,7 @@ class RepairReport:
 
 
 class Account:
-    """What a repair has done so far; what is given up goes to the file at once."""
+    """What a repair has done so far; what is discarded goes to the file at once."""
 
     def __init__(self, output: Path) -> None:
         self._output = output

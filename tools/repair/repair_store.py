@@ -1,16 +1,16 @@
-"""`duelog repair`: what is damaged is made anew where the rest tells what it was, else given up with its bytes.
+"""`duelog repair`: what is damaged is made anew where the rest tells what it was, else discarded with its bytes.
 
 In this order. Directories that lie elsewhere are put back (repair_places.py), and files whose pages are broken are
 written anew from what can be reached. Small records are made anew from their copies (repair_records.py), or from what
 else tells of them: topics, partitions and counters (repair_catalog.py), logs of partitions (repair_logs.py), ledgers
 of main logs (repair_ledgers.py), frontiers (repair_frontiers.py), cancellations (repair_withdrawals.py), subscriptions
 (repair_cursors.py). Then holes and damaged bodies of every ledger are
-given up (cleanup/mend.py); what points at them is acknowledged for every subscription, or cancelled where it has not
-fired; counts are counted again; snapshots of a partition that was changed are removed; a damaged journal is given up
+discarded (cleanup/mend.py); what points at them is acknowledged for every subscription, or cancelled where it has not
+fired; counts are counted again; snapshots of a partition that was changed are removed; a damaged WAL is discarded
 (repair_wal.py). At last the store is checked: what is left is reported, and needs a backup.
 
-Deliberately not here: guessing. Without the main environment nothing tells what has fired and who has read what, so
-nothing is changed then.
+Deliberately not here: guessing. Without the main environment nothing tells what has fired and what each subscription
+has read, so nothing is changed then.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ __all__ = ["RepairReport", "repair_store"]
 
 
 def repair_store(path: Path, output: Path) -> RepairReport:
-    """Repair the store in `path`, which no process has open; `output` is added to, where anything is given up.
+    """Repair the store in `path`, which no process has open; `output` is added to, where anything is discarded.
 
     May be repeated; does nothing to a store without findings, and stops where it would have to guess (`left` says what
     is left). O(bytes). Raises InvalidArgument (`output` lies inside the store), StoreLocked, FormatMismatch,
@@ -183,8 +183,8 @@ class _Repair:
         partitions = sum(was_used(directory) for directory in partition_directories(self._path))
         raise DamagedStore(
             directory,
-            "holds nothing that can be read, and nothing else tells what has fired, what was cancelled and who has "
-            f"read what; nothing was changed. {partitions} partitions with messages are there: put main/ of a backup "
+            "holds nothing that can be read, and nothing else tells what has fired, what was cancelled and what "
+            f"was read; nothing was changed. {partitions} partitions with messages are there: put main/ of a backup "
             "beside them, and repair again",
         )
 

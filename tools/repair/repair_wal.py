@@ -1,9 +1,9 @@
-"""The journal's part of a repair: it is given up where it is damaged, else it is left for opening to bring home.
+"""The write-ahead log's part of a repair: it is discarded where it is damaged, else it is left for replay at opening.
 
-Opening the store needs each log to lead up to what an intact journal holds of it. Where a log has lost its end, the
-entries in between are given up like any others of it, and the journal stays: only what is lost is given up. A damaged
-journal goes, since what it has lost cannot be told; what can be read of it, and no partition has, is reported first,
-and the numbers that were promised to those messages are not given out again.
+Opening the store needs each log to lead up to what an intact WAL holds of it. Where a log has lost its end, the
+entries in between are discarded like any others of it, and the WAL stays: only what is lost is discarded. A damaged
+WAL goes, since what it has lost cannot be told; what can be read of it, and no partition has, is reported first,
+and the ids that were reserved for those messages are not given out again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _Held = dict[int, WalRecord]
 
 
 class WalRepair:
-    """What the journal of a store under repair holds, and what a log has to become for it."""
+    """What the WAL of a store under repair holds, and what a log has to become for it."""
 
     def __init__(self, path: Path, store_id: bytes, discard: Discard) -> None:
         """Read it. Raises FormatMismatch: a later version wrote it."""
@@ -42,7 +42,7 @@ class WalRepair:
         self._counts = _by_log(salvaged if self._damage else counts)
 
     def least_entries(self, start_ms: int, ledger_id: int) -> int:
-        """How many entries a log must have: as many as lead up to the journal, or, if that goes, were promised."""
+        """How many entries a log must have: as many as lead up to the WAL, or, if that goes, were reserved."""
         held = self._counts.get(start_ms, {}).get(ledger_id, {})
         at = max(held, default=-1) + 1
         while self._damage is None and at - 1 in held:
@@ -50,30 +50,30 @@ class WalRepair:
         return at
 
     def discard_holes(self, environment: str, start_ms: int, ledger_id: int, holes: BitMap) -> None:
-        """Report what the journal has of entries that a log has lost, or never got."""
+        """Report what the WAL has of entries that a log has lost, or never got."""
         held = self._salvaged.get(start_ms, {}).get(ledger_id, {})
         self._report(environment, [held[entry] for entry in sorted(held) if entry in holes], "no partition has it")
 
     def discard_logs(self, environment: str, start_ms: int, ledgers: Collection[int]) -> None:
-        """Report what the journal has for other logs than the partition's: they were lost with its file."""
+        """Report what the WAL has for other logs than the partition's: they were lost with its file."""
         for ledger_id, held in self._counts.get(start_ms, {}).items():
             if ledger_id not in ledgers:
                 self._report(environment, [held[entry] for entry in sorted(held)], "its log is gone")
 
     def _report(self, environment: str, records: list[WalRecord], reason: str) -> None:
         for record in records:
-            reason_here = f"{reason}; this is from the journal"
+            reason_here = f"{reason}; this is from the write-ahead log"
             self._discard(Discarded(environment, record.ledger_id, record.entry_id, reason_here, record.body))
         self._lost += len(records)
 
     def end(self) -> list[str]:
-        """Move a damaged journal away. REQUIRES: every log was mended."""
+        """Move a damaged WAL away. REQUIRES: every log was mended."""
         if self._damage is None:
             return []
         trash = self._path / "trash" / "repair-journal"
         make_directory(trash)
         move_away(self._path / FILE_NAME, trash / FILE_NAME)
-        return [f"{FILE_NAME}: {self._damage}; given up, with {self._lost} messages that no partition has"]
+        return [f"{FILE_NAME}: {self._damage}; discarded, with {self._lost} messages that no partition has"]
 
 
 def _by_log(records: list[WalRecord]) -> dict[int, dict[int, _Held]]:

@@ -2,7 +2,7 @@
 
 All but markers are read in one transaction, so that their rows are of one point in time. Markers are read in many short
 ones beside a process that writes the store, ledger by ledger: what is trimmed or fired meanwhile may or may not be
-seen, but never half of a run. Everything here needs the main environment, so it runs on the machine that has the store.
+read, but never half of a run. Everything here needs the main environment, so it runs on the machine that has the store.
 """
 
 from __future__ import annotations
@@ -165,6 +165,7 @@ def frontiers(raw: lmdb.Transaction, store: Path) -> pa.RecordBatch:
     for topic_id, start_ms, record in catalog.frontiers(raw):
         row = record._asdict() | {"topic_id": topic_id, "start_ms": start_ms, "partition": directory_name(start_ms)}
         row["topic"] = catalog.topic_name(raw, topic_id)
+        row["seen"] = record.absorbed_end
         row["released"] = bool(record.released)
         for name, table in (("cancelled", Table.CANCELLED), ("admitted", Table.ADMITTED)):
             row[name] = cancellations.members(raw, table, record.ledger_id).serialize()

@@ -32,7 +32,7 @@ MESSAGES = pa.schema(
         ("payload", pa.binary()),  # null: dropped, or damaged
         ("extra", pa.binary()),  # msgpack of what the library itself added to the message, null mostly
         ("body_bytes", pa.int64()),  # as stored
-        ("dropped", pa.bool_()),  # compaction dropped the body: nobody needs it any more
+        ("dropped", pa.bool_()),  # compaction dropped the body: no subscription needs it any more
         ("withdrawn", pa.bool_()),  # never fires: cancelled, replaced, or a reschedule that was not recorded
         ("conditional", pa.bool_()),  # a rescheduled message: stands for the older one named by the next two
         ("replaces_ledger", pa.int64()),

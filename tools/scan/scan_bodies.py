@@ -1,7 +1,7 @@
 """The bodies of a batch of entries, verified and decoded by column: publish times, payloads, keys, properties.
 
 The fixed beginning of a body (publish time, length of the payload) is read for all bodies at once, payloads are joined
-and never looked at; a checksum for each body, and what stands behind the payload where anything does, is all that is
+and never looked at; a checksum for each body, and what follows the payload where anything does, is all that is
 left to do one by one. A body of any form but the usual one goes through `decode_body`, which knows them all.
 """
 

@@ -33,7 +33,7 @@ class LogRange(NamedTuple):
     """Entries [start, limit) of one partition log.
 
     topic: its full name; None: the topic was deleted. cancelled, admitted: serialised bitmaps of what main says of
-    the log's entries (cancelled or replaced; conditional ones that may fire), None where nobody asked.
+    the log's entries (cancelled or replaced; conditional ones that may fire), None where not asked for.
     """
 
     topic_id: int

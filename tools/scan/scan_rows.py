@@ -208,7 +208,7 @@ def _left(found: list[Piece], part: Slice, wanted: Wanted) -> Iterator[Batch]:
 
 
 def scan_dues(part: Slice, wanted: Wanted | None = None) -> Iterator[tuple[npt.NDArray[np.int32], Int64s, Int64s]]:
-    """(number of the range, entry id, due time) by column, of every entry of a slice. For who has no pyarrow."""
+    """(number of the range, entry id, due time) by column, of every entry of a slice. Without pyarrow."""
     with open_sealed(part.sealed, part.store_id) as environment, environment.read() as raw:
         for batch in batches(raw, part, wanted or Wanted()):
             yield batch.places(), batch.entry_ids(), batch.dues

@@ -5,7 +5,7 @@ compaction replaces it by another directory, deletion removes it, `duelog repair
 descriptor of it can be handed to another process, which needs neither the main environment nor any lock.
 
 A generation that has gone since it was listed is DamagedStore at opening, never an empty result. One that goes while
-it is open stays readable to its end.
+it is open can be read to its end.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def read_sealed(store: Path, work: Callable[[lmdb.Transaction, Identity, list[Se
 
 
 def sealed_in(store: Path, partitions: list[tuple[int, PartitionRecord]]) -> list[Sealed]:
-    """The sealed ones of a catalog's partitions, for whoever has a read transaction already."""
+    """The sealed ones of a catalog's partitions, within a read transaction that is open already."""
     found = []
     for start_ms, record in partitions:
         if record.state is not PartitionState.CLOSED:

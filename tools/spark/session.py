@@ -146,7 +146,7 @@ def make_session(
     """A session with the data source `duelog` registered; the one that is active in this process, if there is one.
 
     master: what Spark calls so (`local[2]`, `spark://host:7077`), or `sc://host:15002` for Spark Connect; None: what
-    `spark-submit` said, else all cores of this machine. config: more settings; options of Java go behind those that
+    `spark-submit` said, else all cores of this machine. config: more settings; options of Java go after those that
     keep it quiet. Raises SparkUnavailable.
     """
     require_pyspark()

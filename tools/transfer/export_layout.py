@@ -7,7 +7,7 @@
 Topic and day (UTC, of the due time) stand in the path as Hive, Spark and pyarrow read them, the topic's full name
 percent-encoded; the other columns are those of scan_arrow.MESSAGES. A row that cannot be read has the day that its
 partition starts on. A topic that was deleted has no name: the path says __HIVE_DEFAULT_PARTITION__. One whose name no
-file system takes is cut short there, with a hash behind it. The manifest has every name as it is, and says whether
+file system takes is cut short there, with a hash after it. The manifest has every name as it is, and says whether
 something that is sealed was left out (`filtered`).
 """
 

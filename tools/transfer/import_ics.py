@@ -1,7 +1,7 @@
 """Reminders of a calendar (RFC 5545, VALARM) as delayed messages.
 
 Reads an .ics file with icalendar, lets recurring-ical-events expand what recurs within a horizon, and sends one message
-for each reminder that lies ahead, due when it triggers. Times without a zone, and days, are those of a time zone that
+for each reminder in the future, due when it triggers. Times without a zone, and days, are those of a time zone that
 the caller names. What is already past is not sent; neither is a reminder of a component without a start.
 """
 

@@ -183,7 +183,7 @@ def _publish(dest: Path, found: list[StagedFile]) -> None:
 
 
 def _remove_staging(dest: Path) -> None:
-    """Remove what attempts have left, beside attempts that were given up and go on: they find no place any more."""
+    """Remove what attempts have left, beside attempts that were abandoned and go on: they find no place any more."""
     staging = dest / STAGING
     if staging.is_dir():
         moved = dest / f"{STAGING}-{uuid.uuid4().hex}"

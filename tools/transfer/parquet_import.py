@@ -1,9 +1,9 @@
 """Importing an export: its messages are sent again into an empty store, equal in all but their ids.
 
-An archive is of closed partitions, so every message in it has fired once; which of them somebody has acknowledged is
+An archive is of closed partitions, so every message in it has fired once; which of them were acknowledged is
 not carried over. They go into the main logs in order of due time, of equal ones in append order, and are due at once,
 with the payload, key, properties, due time and publish time that they had; delay policies do not apply. Subscriptions
-are made first, with nothing acknowledged: a topic that nobody subscribes to would be trimmed. What never fires
+are made first, with nothing acknowledged: a topic without subscriptions would be trimmed. What never fires
 (cancelled, replaced), what compaction dropped, what could not be read, and what belonged to a topic that was deleted,
 is counted and left out. Every file is read before anything is written, since a part of an archive could only be removed
 with its store.

@@ -1,4 +1,4 @@
-"""Environments: shared commits, the growth of the map, and closing."""
+"""Environments: group commits, the growth of the map, and closing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from duelog.store.env.transaction import Transaction
 from duelog.store.errors import BrokenInvariant, ClosedError, DuelogError, StoreFull
 from tests.store.shared_commits import BULK, KEY, putting, raw_value, share, spy_on, until
 
-# -- shared commits ----------------------------------------------------------------------------
+# -- group commits ----------------------------------------------------------------------------
 
 
 def test_writers_that_queue_up_share_one_commit(environment: Environment) -> None:

@@ -1,4 +1,4 @@
-"""Appending to one ledger in shared commits, finding its end, and reading its runs."""
+"""Appending to one ledger in group commits, finding its end, and reading its runs."""
 
 from __future__ import annotations
 

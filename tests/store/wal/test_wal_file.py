@@ -1,4 +1,4 @@
-"""The journal: what was appended is read back, whatever a power cut leaves; damage is told from a torn end."""
+"""The WAL: what was appended is read back, whatever a power cut leaves; damage is told from a torn end."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def record(number: int, body: bytes = b"body") -> WalRecord:
 
 @pytest.fixture
 def wal_file(tmp_path: Path) -> Iterator[WalFile]:
-    """A new journal, ready to be appended to."""
+    """A new WAL, ready to be appended to."""
     with closing(WalFile(tmp_path, STORE_ID, SIZE)) as made:
         made.restart()
         yield made
 
 
-def test_where_no_journal_is_there_is_nothing_to_read(tmp_path: Path) -> None:
+def test_where_no_wal_is_there_is_nothing_to_read(tmp_path: Path) -> None:
     """Reading makes none."""
     assert read_wal(tmp_path, STORE_ID) == []
     assert not list(tmp_path.iterdir())
@@ -49,7 +49,7 @@ def test_groups_are_read_back_in_order(wal_file: WalFile, tmp_path: Path) -> Non
     assert read_wal(tmp_path, STORE_ID) == [each for group in groups for each in group]
 
 
-def test_a_journal_is_as_long_as_it_was_made(wal_file: WalFile, tmp_path: Path) -> None:
+def test_a_wal_is_as_long_as_it_was_made(wal_file: WalFile, tmp_path: Path) -> None:
     """Appending writes over zeros that are there: the file does not grow, and nothing is sparse."""
     wal_file.append([record(1, bytes(9000))])
     found = (tmp_path / FILE_NAME).stat()
@@ -67,7 +67,7 @@ def test_a_new_epoch_holds_nothing_of_the_last(wal_file: WalFile, tmp_path: Path
     assert read_wal(tmp_path, STORE_ID) == [record(99)]
 
 
-def test_a_journal_that_was_closed_is_read_and_begun_anew(wal_file: WalFile, tmp_path: Path) -> None:
+def test_a_wal_that_was_closed_is_read_and_begun_anew(wal_file: WalFile, tmp_path: Path) -> None:
     """It has no room before `restart`: what it holds is to be brought home first."""
     wal_file.append([record(1)])
     wal_file.close()
@@ -140,7 +140,7 @@ def test_a_write_that_is_cut_short_is_an_error(wal_file: WalFile, monkeypatch: p
         wal_file.append([record(1)])
 
 
-def test_without_room_for_a_journal_none_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_room_for_a_wal_none_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """StoreFull, and no half of one."""
     monkeypatch.setattr(os, "write", lambda descriptor, content: len(content) // 2)
     with pytest.raises(StoreFull):
@@ -148,7 +148,7 @@ def test_without_room_for_a_journal_none_is_left(tmp_path: Path, monkeypatch: py
     assert not list(tmp_path.iterdir())
 
 
-def test_the_journal_of_another_store_is_refused(wal_file: WalFile, tmp_path: Path) -> None:
+def test_the_wal_of_another_store_is_refused(wal_file: WalFile, tmp_path: Path) -> None:
     """By reader and writer, and a version from the future too."""
     wal_file.append([record(1)])
     for refuse in (lambda: read_wal(tmp_path, bytes(16)), lambda: WalFile(tmp_path, bytes(16), SIZE)):
@@ -168,7 +168,7 @@ def write_at(file: Path, at: int, content: bytes) -> None:
         opened.write(content)
 
 
-def test_a_journal_that_was_cut_off_is_damaged(wal_file: WalFile, tmp_path: Path) -> None:
+def test_a_wal_that_was_cut_off_is_damaged(wal_file: WalFile, tmp_path: Path) -> None:
     """At any length."""
     wal_file.append([record(1)])
     content = (tmp_path / FILE_NAME).read_bytes()
@@ -371,8 +371,8 @@ def test_a_follower_reads_on_where_it_stopped(wal_file: WalFile, tmp_path: Path)
     assert follower.records == [record(5)]
 
 
-def test_a_follower_of_no_journal_finds_the_one_that_is_made(tmp_path: Path) -> None:
-    """A store makes its journal when it first needs it."""
+def test_a_follower_of_no_wal_finds_the_one_that_is_made(tmp_path: Path) -> None:
+    """A store makes its WAL when it first needs it."""
     follower = WalFollower(tmp_path, STORE_ID)
     assert not follower.follow()
     with closing(WalFile(tmp_path, STORE_ID, SIZE)) as made:

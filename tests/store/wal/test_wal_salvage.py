@@ -1,4 +1,4 @@
-"""The journal: what can be read of a damaged one, and an append that was interrupted."""
+"""The WAL: what can be read of a damaged one, and an append that was interrupted."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def record(entry_id: int, body: bytes = b"body") -> WalRecord:
 
 @pytest.fixture
 def written(tmp_path: Path) -> Path:
-    """A journal with an older epoch of eight groups, and a newer one of five over it."""
+    """A WAL with an older epoch of eight groups, and a newer one of five over it."""
     opened = WalFile(tmp_path, STORE, SIZE)
     opened.restart()
     for entry_id in range(8):
@@ -34,7 +34,7 @@ def written(tmp_path: Path) -> Path:
 
 
 def zero(path: Path, at: int, count: int) -> None:
-    """Overwrite bytes of the journal in `path` with zeros."""
+    """Overwrite bytes of the WAL in `path` with zeros."""
     with (path / FILE_NAME).open("r+b") as file:
         file.seek(at)
         file.write(bytes(count))
@@ -68,7 +68,7 @@ def test_groups_are_salvaged_without_slots_and_without_an_end(written: Path) -> 
     assert entries(written) == [5, 8, 9, 10, 11, 12]
 
 
-def test_nothing_is_salvaged_of_no_journal_or_of_another_stores(written: Path, tmp_path: Path) -> None:
+def test_nothing_is_salvaged_of_no_wal_or_of_another_stores(written: Path, tmp_path: Path) -> None:
     """Also not of an empty file."""
     assert salvage(written, bytes(16)) == []
     assert salvage(tmp_path / "nowhere", STORE) == []

@@ -51,6 +51,7 @@ def test_the_main_environment_is_dumped_table_by_table(store: Path) -> None:
     (topic,) = found["TOPIC"]
     assert topic["key"] == {"topic": "persistent://public/default/t"}
     assert [row["key"]["start_ms"] for row in found["PARTITION"]] == [999_993_600_000, FUTURE_MS]
+    assert [row["value"]["holders"] for row in found["PARTITION"]] == [0, 0]
     (frontier,) = found["FRONTIER"]
     assert (frontier["value"]["fired"], frontier["value"]["seen"]) == (100, 300)
     (cursor,) = found["CURSOR"]

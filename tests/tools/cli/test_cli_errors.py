@@ -105,14 +105,14 @@ def not_permitted_by_lmdb(patch: pytest.MonkeyPatch) -> None:
 
 def not_permitted_to_read(patch: pytest.MonkeyPatch) -> None:
     """Files of another user."""
-    open_ = Path.open
+    open_ = os.open
 
-    def refusing(path: Path, *arguments: Any, **options: Any) -> Any:
-        if path.name == "data.mdb":
+    def refusing(path: str | Path, *arguments: Any, **options: Any) -> int:
+        if Path(path).name == "data.mdb":
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
         return open_(path, *arguments, **options)
 
-    patch.setattr(Path, "open", refusing)
+    patch.setattr(os, "open", refusing)
 
 
 def not_permitted_to_look(patch: pytest.MonkeyPatch) -> None:

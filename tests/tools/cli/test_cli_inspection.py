@@ -131,6 +131,7 @@ def test_partitions_are_listed_with_state_and_counts(store: Path) -> None:
     assert [each["partition"] for each in found] == ["20010909T000000Z", "20010910T000000Z", "20010911T000000Z"]
     assert [each["messages"] for each in found] == [2, 2, 2]
     assert sum(each["pending"] for each in found) == 4
+    assert {"start_ms", "end_ms", "state", "topics", "holders", "disk_bytes"} <= found[0].keys()
     assert "20010910T000000Z" in ok("partitions", store)
 
 

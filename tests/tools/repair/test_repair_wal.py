@@ -1,4 +1,4 @@
-"""`duelog repair` and the journal: given up where it is damaged, kept where a partition is, no id given out twice."""
+"""`duelog repair` and the WAL: given up where it is damaged, kept where a partition is, no id given out twice."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Crashed:
         return {
             f"{line['ledger']}:{line['entry']}": bytes(decode_body(base64.b64decode(line["raw"]))[1]).decode()
             for line in lines
-            if line["raw"] and "journal" in line["reason"]
+            if line["raw"] and "write-ahead log" in line["reason"]
         }
 
     def delivered(self) -> dict[str, str]:
@@ -74,7 +74,7 @@ class Crashed:
 
 @pytest.fixture
 def crashed(open_store: OpenStore, tmp_path: Path) -> Crashed:
-    """Two partitions with ten messages each, the first six of them committed, the others in the journal alone.
+    """Two partitions with ten messages each, the first six of them committed, the others in the WAL alone.
 
     `tmp_path`/before is the store with two.
     """
@@ -103,13 +103,13 @@ def partition_file(store: Path, number: int) -> Path:
 
 
 def break_group(crashed: Crashed, number: int) -> None:
-    """Break a group of the journal."""
+    """Break a group of the WAL."""
     content = bytearray(crashed.wal.read_bytes())
     content[groups(bytes(content))[number][0] + 40] ^= 1
     crashed.wal.write_bytes(content)
 
 
-def test_a_damaged_journal_is_given_up_with_what_no_partition_has(crashed: Crashed) -> None:
+def test_a_damaged_wal_is_given_up_with_what_no_partition_has(crashed: Crashed) -> None:
     """What can be read, before the hole and behind it, is in the output; partitions keep what they have."""
     alone = crashed.in_wal[-8:]
     break_group(crashed, len(crashed.in_wal) - 5)
@@ -125,7 +125,7 @@ def test_a_damaged_journal_is_given_up_with_what_no_partition_has(crashed: Crash
 
 
 @pytest.mark.parametrize("left", [0, 8192, 8192 + 512 * 4])
-def test_a_journal_cut_short_is_given_up(crashed: Crashed, left: int) -> None:
+def test_a_wal_cut_short_is_given_up(crashed: Crashed, left: int) -> None:
     """What is before the cut is in the output; with nothing readable the store opens with what partitions have."""
     os.truncate(crashed.wal, left)
     crashed.repair()
@@ -136,8 +136,8 @@ def test_a_journal_cut_short_is_given_up(crashed: Crashed, left: int) -> None:
     assert sorted(given_up) == sorted(survivors)
 
 
-def test_an_intact_journal_is_left_alone(crashed: Crashed) -> None:
-    """Another file's damage is mended, and what is in the journal comes home when the store is opened."""
+def test_an_intact_wal_is_left_alone(crashed: Crashed) -> None:
+    """Another file's damage is mended, and what is in the WAL comes home when the store is opened."""
     directory = partition_file(crashed.path, 0).parent
     flip(directory, keys(directory, Table.RUN)[-1], at=-1)
     before = crashed.wal.read_bytes()
@@ -149,15 +149,15 @@ def test_an_intact_journal_is_left_alone(crashed: Crashed) -> None:
     assert delivered.items() <= crashed.sent.items()
 
 
-def test_entries_that_a_partition_lost_before_those_of_the_journal_are_given_up_and_the_journal_is_kept(
+def test_entries_that_a_partition_lost_before_those_of_the_wal_are_given_up_and_the_wal_is_kept(
     crashed: Crashed, tmp_path: Path
 ) -> None:
-    """An older file of a partition: the messages between are lost, those that the journal has are delivered."""
+    """An older file of a partition: the messages between are lost, those that the WAL has are delivered."""
     shutil.copyfile(partition_file(tmp_path / "before", 1), partition_file(crashed.path, 1))
     assert [found.code for found in check_store(crashed.path)] == ["journal"]
     report = crashed.repair()
     assert crashed.wal.exists()
-    assert any("gave up" in action for action in report.actions)
+    assert any("discarded" in action for action in report.actions)
     delivered = crashed.delivered()
     assert delivered.items() <= crashed.sent.items()
     assert crashed.in_wal[-8:] == [each for each in crashed.in_wal[-8:] if each in delivered]
@@ -167,7 +167,7 @@ def test_entries_that_a_partition_lost_before_those_of_the_journal_are_given_up_
 
 
 def test_a_file_written_anew_by_the_repair_makes_no_gap(crashed: Crashed) -> None:
-    """Pages of a partition are gone, and with them the end of its log: what the journal has comes or is reported."""
+    """Pages of a partition are gone, and with them the end of its log: what the WAL has comes or is reported."""
     file = partition_file(crashed.path, 1)
     content = bytearray(file.read_bytes())
     content[2 * 4096 :] = bytes(len(content) - 2 * 4096)
@@ -179,7 +179,7 @@ def test_a_file_written_anew_by_the_repair_makes_no_gap(crashed: Crashed) -> Non
     assert set(crashed.in_wal) <= delivered.keys() | crashed.given_up().keys()
 
 
-def test_a_partition_that_is_gone_has_what_the_journal_holds_of_it_reported(crashed: Crashed) -> None:
+def test_a_partition_that_is_gone_has_what_the_wal_holds_of_it_reported(crashed: Crashed) -> None:
     """Its log is not known any more; the other partition gets its messages."""
     partition_file(crashed.path, 1).unlink()
     crashed.repair()
@@ -188,8 +188,8 @@ def test_a_partition_that_is_gone_has_what_the_journal_holds_of_it_reported(cras
     assert set(crashed.in_wal) <= delivered.keys() | crashed.given_up().keys()
 
 
-def test_a_journal_and_a_partition_damaged_together_are_repaired(crashed: Crashed, tmp_path: Path) -> None:
-    """Three bits of a data file and one of the journal, again and again: what is readable comes or is reported."""
+def test_a_wal_and_a_partition_damaged_together_are_repaired(crashed: Crashed, tmp_path: Path) -> None:
+    """Three bits of a data file and one of the WAL, again and again: what is readable comes or is reported."""
     random_ = random.Random(11)
     whole = crashed.path
     broken = crashed.in_wal[-4]
@@ -218,7 +218,7 @@ def test_a_journal_and_a_partition_damaged_together_are_repaired(crashed: Crashe
     assert left < 5
 
 
-def test_a_journal_of_a_later_version_is_not_repaired(crashed: Crashed, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wal_of_a_later_version_is_not_repaired(crashed: Crashed, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is not damaged; the version that wrote it reads it."""
     before = crashed.wal.read_bytes()
     monkeypatch.setattr(wal_file, "JOURNAL_VERSION", 0)
