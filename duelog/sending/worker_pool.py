@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TypeVar
+from contextlib import suppress
+from typing import Generic, TypeVar
 
 from duelog.store.errors import ClosedError
 
@@ -26,11 +27,14 @@ class WorkerPool:
         Raises the first error in the order of the jobs, after all have ended; ClosedError with nothing run. An
         interrupt of this thread (KeyboardInterrupt) leaves the jobs of the others to run to their ends.
         """
+        parts = [_Part(job) for job in jobs]
         with self._lock:  # every job of a call is submitted before `close`, or none is
             if self._closed:
                 raise ClosedError("store")
-            others = [self._threads.submit(job) for job in jobs[1:]]
-        return _values([_run(jobs[0]), *others])
+            with suppress(RuntimeError):  # no thread can be started: this one runs what no other has begun
+                for part in parts[1:]:
+                    self._threads.submit(part.run)
+        return _values(parts)
 
     def close(self) -> None:
         """End the threads once they have done all that was begun. Not by one of them."""
@@ -41,20 +45,32 @@ class WorkerPool:
 
 def run_in_turn(jobs: Sequence[Callable[[], T]]) -> list[T]:
     """As `WorkerPool.run`, one after the other in this thread."""
-    return _values([_run(job) for job in jobs])
+    return _values([_Part(job) for job in jobs])
 
 
-def _run(job: Callable[[], T]) -> Future[T]:
-    ended: Future[T] = Future()
-    try:
-        ended.set_result(job())
-    except Exception as error:
-        ended.set_exception(error)
-    return ended
+class _Part(Generic[T]):
+    """A job that is run once, by the first thread that comes to it."""
+
+    def __init__(self, job: Callable[[], T]) -> None:
+        self._job = job
+        self._begun = threading.Lock()
+        self.ended: Future[T] = Future()
+
+    def run(self) -> None:
+        if not self._begun.acquire(blocking=False):
+            return
+        try:
+            self.ended.set_result(self._job())
+        except BaseException as error:
+            self.ended.set_exception(error)
+            if not isinstance(error, Exception):
+                raise
 
 
-def _values(futures: Sequence[Future[T]]) -> list[T]:
-    errors = [error for future in futures if (error := future.exception()) is not None]
+def _values(parts: Sequence[_Part[T]]) -> list[T]:
+    for part in parts:
+        part.run()
+    errors = [error for part in parts if (error := part.ended.exception()) is not None]
     if errors:
         raise errors[0]
-    return [future.result() for future in futures]
+    return [part.ended.result() for part in parts]

@@ -52,6 +52,27 @@ def test_the_first_error_by_order_is_raised_once_all_have_ended(pool: WorkerPool
     assert pool.run([lambda: 1, lambda: 2]) == [1, 2]
 
 
+@pytest.mark.parametrize("threads", [0, 2])
+def test_where_no_thread_can_be_started_each_job_runs_once(
+    pool: WorkerPool, monkeypatch: pytest.MonkeyPatch, threads: int
+) -> None:
+    """The calling thread runs what no other has begun, and a job that was submitted in vain is not run later."""
+    ran: list[int] = []
+    start, left = threading.Thread.start, iter(range(threads))
+
+    def refuse(thread: threading.Thread) -> None:
+        if next(left, None) is None:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        pool.run([functools.partial(ran.append, at) for at in range(5)])
+    pool.run([functools.partial(ran.append, at) for at in range(5, 10)])
+    pool.close()
+    assert sorted(ran) == [*range(10)]
+
+
 def test_closing_waits_for_what_was_begun_and_refuses_the_rest(pool: WorkerPool) -> None:
     """A job that is running when the pool is closed runs to its end, and its caller gets its value."""
     running, go_on = threading.Event(), threading.Event()
