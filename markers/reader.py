@@ -40,7 +40,7 @@ _LOOKED_AT_ONCE = 4_096
 
 
 def _untold(positions: list[Position]) -> None:
-    """Nobody asked what is gone."""
+    """Ignores what is gone."""
 
 
 class _Markers(NamedTuple):
@@ -104,7 +104,7 @@ class MainLogReader:
         return self._log.first_undue(now_ms) is not None
 
     def kept_back(self, limit: Position, now_ms: int) -> dict[int, BitMap]:
-        """Entries before `limit`, by ledger id, that `read` does not give at `now_ms`, being ahead of their time."""
+        """Entries before `limit`, by ledger id, that `read` does not give at `now_ms`: they are not yet visible."""
         found: dict[int, BitMap] = {}
         log = self._log.snapshot()
         ledger_id, start = self._log.visible(now_ms).end
@@ -229,9 +229,9 @@ class MainLogReader:
                 self._partitions.release(partition)
 
     def _resolve_intact(self, partition: Partition, target: int, markers: _Markers, batch: _Batch) -> None:
-        """Resolve markers together; one by one where a page is damaged, so that only what lies on it is set aside.
+        """Resolve markers together; one by one where a page is damaged, so that only what lies on it is quarantined.
 
-        A shortage is raised, and nothing is set aside for it.
+        A shortage is raised, and nothing is quarantined for it.
         """
         try:
             with partition.environment.read() as raw:

@@ -1,4 +1,4 @@
-"""Making a log's snapshot anew from its entries, in a store that nobody has open for writing.
+"""Making a log's snapshot anew from its entries, in a store that no process has open for writing.
 
 Every entry is read and its checksum verified, which a replay by the engine does not do. The snapshot that is written
 is the one that the engine would write: entries that have fired, were cancelled, or are conditional and not admitted

@@ -143,7 +143,7 @@ def require_usable(metadata: Metadata, now: FrontierRecord, tail: int, start_ms:
         raise Unusable(f"its frontier {before}, {metadata.absorbed_end} is ahead of {after}, {now.absorbed_end}")
     if before != after and now.absorbed_end < metadata.tail:
         raise Unusable(
-            f"covers {metadata.tail} entries, of which firing has passed some and seen only {now.absorbed_end}"
+            f"covers {metadata.tail} entries, of which firing has passed some and absorbed only {now.absorbed_end}"
         )
 
 

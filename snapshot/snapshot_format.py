@@ -4,17 +4,17 @@
     SNAPSHOT_META ledger snapshot      -> sealed metadata
 
     part     := version:u16 spare:u16 pieces:u32 start:i64[pieces] entries:u32[pieces] end:u32[pieces] bitmaps
-    metadata := version:u16 flags:u16 bucket_ms:u32 start_ms:u64 tail:u32 due_ms:i64 entry_id:i64 seen:u32
+    metadata := version:u16 flags:u16 bucket_ms:u32 start_ms:u64 tail:u32 due_ms:i64 entry_id:i64 absorbed_end:u32
                 entries:u64 stored_bytes:u64 created_ms:u64 parts:u32
                 parts * (crc:u32 stored_bytes:u32 entries:u32)
 
 A piece is a serialised roaring bitmap (the portable format) of entries due in the bucket that starts at `start`; the
 bitmap of a large bucket is several pieces, by ranges of ids, in one part or in several. Bit 0 of `flags`, always set,
 says that pieces stand in order of `start`, over all parts. `end` is where a bitmap ends, counted from where bitmaps
-begin. Numbers in a part are little-endian, so that numpy reads
-columns where they lie; metadata is big-endian like every small record. Both are sealed: a CRC-32 over key and value
-ends the value, so a part moved to another snapshot's key is seen. Metadata repeats each part's seal, size and count, so
-a part of the right key and the wrong contents is seen as well.
+begin. Numbers in a part are little-endian, so that numpy reads columns where they lie; metadata is big-endian like
+every small record. Both are sealed: a CRC-32 over key and value ends the value, so a part moved to another snapshot's
+key is found. Metadata repeats each part's seal, size and count, so a part of the right key and the wrong contents is
+found as well.
 
 The frontier (`due_ms`, `entry_id`, `absorbed_end`) and `tail` are of the instant of the copy: the bitmaps hold exactly
 the entries below `tail` that come after it and had not been cancelled. `version` comes first in both and is looked at
@@ -76,7 +76,7 @@ class Metadata(NamedTuple):
     due_ms: int
     entry_id: int
     absorbed_end: int
-    """The frontier (C, T) at the instant of the copy: C is (due_ms, entry_id), T is seen."""
+    """The frontier (C, T) at the instant of the copy: C is (due_ms, entry_id), T is absorbed_end."""
     created_ms: int
     parts: tuple[PartRecord, ...]
 

@@ -7,7 +7,7 @@ and after any crash, and from the first snapshot on there always is one.
 Snapshots of small logs share transactions, up to the size of one part, so that a thousand topics are not two thousand
 commits. What a crash left of a snapshot (parts without metadata) is removed when the log's next one is written.
 
-Does not decide when a snapshot is due, and holds no lock: a commit at a time is shared with whoever appends.
+Does not decide when a snapshot is due, and holds no lock: a commit at a time is shared with appends.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is recorded when a partition closes: who still holds it, and that it takes no more messages."""
+"""What is recorded when a partition closes: which topics still reference it, and that it takes no more messages."""
 
 from __future__ import annotations
 

@@ -64,13 +64,13 @@ class Firing(LoadedPartitions):
         """Whether each log is fired by a commit of its own: a commit for several has failed."""
         self._found_torn = False
         self.gate = ReaderGate()
-        """Firing is alone in it; whoever cancels or reschedules is inside, so that nothing is on its way into
-        the main log meanwhile and the recorded frontiers tell what has fired."""
+        """Firing is alone in it; cancelling and rescheduling are inside for reading, so that nothing is on its way
+        into the main log meanwhile and the recorded frontiers tell what has fired."""
         self.reached: Callable[[int], object] = lambda now_ms: None
         """Told, inside the gate, the time that has been recorded with a firing: the store's clock never goes back
-        behind it, so that nobody who is let in next finds it earlier."""
+        behind it, so that the next cancellation does not find it earlier."""
         self.recorded_ms = 0
-        """The clock mark on the disk, which may be a moment ahead; it never goes back. 0: nothing was recorded yet."""
+        """The clock mark on the disk, which may be a moment early; it never goes back. 0: nothing was recorded yet."""
         self.fired = 0
         """Messages fired since the store was opened."""
         self.observe: Callable[[int, Taken, int], None] | None = None
@@ -100,7 +100,7 @@ class Firing(LoadedPartitions):
     def next_due_ms(self) -> int | None:
         """When the next message of a loaded partition is due, None when none is left.
 
-        Puts the earliest bucket of the log concerned in order, ahead of its time.
+        Puts the earliest bucket of the log concerned in order, before it is due.
         """
         self._recover()
         self._unsure = True
@@ -125,7 +125,7 @@ class Firing(LoadedPartitions):
         """Fire one batch of at most `fire_batch` messages due by `now_ms`; returns how many, 0: nothing is to be fired.
 
         One transaction holds their markers, the frontiers and the clock mark. With `until_ms`, which is a moment later,
-        those due by then are written as well, and nobody reads one before it is due (`ManagedLedger.readable`).
+        those due by then are written as well, and become visible when they are due (`ManagedLedger.visible`).
         Raises StoreFull or StoreFailed with nothing fired.
         """
         with self.gate.alone():

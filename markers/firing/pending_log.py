@@ -109,7 +109,7 @@ class PendingLog:
             return 0 if self._state is LogState.LOADING else self._index.memory_bytes()
 
     def close(self) -> None:
-        """Nothing of it fires any more, whoever still has it."""
+        """Nothing of it fires any more, wherever it is still referred to."""
         with self._lock:
             self._state = LogState.CLOSED
 

@@ -80,7 +80,7 @@ class Saving:
         self._plan(start_ms, 0 if replayed >= self._little else self._every - replayed)
 
     def forget(self, start_ms: int) -> None:
-        """A partition is closed, or its loading failed: what is on its way for it is given up."""
+        """A partition is closed, or its loading failed: what is on its way for it is dropped."""
         self._accounts.pop(start_ms, None)
         if self._job is not None and self._job[0] == start_ms:
             self._job = None

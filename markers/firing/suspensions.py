@@ -3,7 +3,7 @@
 A part is what can fail on its own: the firing of one topic's log, the loading of one partition, the trimming of one
 topic, a task such as snapshots. One that raises is suspended: its error is logged and kept, and it is tried again after
 pauses that double. Errors after which nothing may go on (the main environment has failed, a broken invariant) are
-raised, and so is StoreFull, which concerns all who write and is tried again with every tick.
+raised, and so is StoreFull, which concerns every write and is tried again with every tick.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """A copy of a delay index as of one instant, gathered a few buckets at a time while entries go on coming in.
 
-Copying ten million entries at once would hold up whoever appends. What is below a limit of entry ids only ever gets
+Copying ten million entries at once would hold up appends. What is below a limit of entry ids only ever gets
 less by firing and by cancelling, so a copy that keeps to those ids, taken in slices, is the index of the instant at
 which it began, provided that
 
 - nothing fires between the first slice and the last: the owner sees to it, or throws the copy away;
-- whoever discards an entry has recorded elsewhere that it will not fire: it may be in the copy or not.
+- that an entry is discarded is recorded elsewhere: it may be in the copy or not.
 
 The window is taken first and given last. An entry that moves from the window into a bucket meanwhile is left out of
 the bucket's piece, so that it comes once.

@@ -108,7 +108,7 @@ def damage_metadata(store: DelayedStore) -> None:
 
 
 def from_the_future(store: DelayedStore) -> None:
-    """Metadata of a version that nobody knows yet."""
+    """Metadata of an unknown version."""
     _change(store, Table.SNAPSHOT_META, lambda key, value: seal(key, b"\x09\x09" + unseal(key, value)[2:]))
 
 

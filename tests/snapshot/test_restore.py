@@ -194,7 +194,7 @@ def test_a_frontier_that_moved_without_seeing_the_covered_entries_is_not_of_this
     log.frontier = log.frontier._replace(absorbed_end=99)
     reasons: list[str] = []
     assert log.restore(environment, reasons) is None
-    assert "seen only 99" in reasons[0]
+    assert "absorbed only 99" in reasons[0]
 
 
 def test_another_bucket_size_means_a_replay(environment: Environment) -> None:

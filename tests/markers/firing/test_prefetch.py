@@ -194,7 +194,7 @@ def test_what_is_due_is_fired_between_two_steps(
 
 
 def test_the_kernel_has_it_again_when_the_day_begins(open_store: OpenStore, clock: ManualClock, tmp_path: Path) -> None:
-    """It reads while nobody waits for it; all of it is there soon."""
+    """The kernel reads in the background; all of it is there soon."""
     skip_unless_dropped_pages_go(tmp_path)
     store = open_store(config=CONFIG)
     send(store, NEXT_MS)

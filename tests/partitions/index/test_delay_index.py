@@ -92,7 +92,7 @@ class IndexAndDict(RuleBasedStateMachine):
         window._FRESH_ENTRIES = FRESH_ENTRIES
 
     def note_unreadable(self) -> None:
-        """Entries set aside leave the dictionary; only damaged ones may be."""
+        """Unreadable entries leave the dictionary; only damaged ones may be."""
         for entry_id in self.index.unreadable:
             assert entry_id in self.column.damaged
             self.waiting.pop(entry_id, None)
