@@ -13,7 +13,7 @@ from ..store.codec import format as fmt
 from ..store.codec.format import PartitionInfo
 from ..store.env.environment import Environment
 from ..store.env.transaction import Transaction
-from ..store.files.directory import make_directory, move, remove_tree
+from ..store.files.directory import discard_tree, make_directory, move, remove_tree
 from ..store.files.failpoints import reach
 
 
@@ -21,7 +21,7 @@ def build_partition(store: Path, target: Path, start_ms: int, end_ms: int, store
     """A partition directory with an empty first generation, under `target` in the directory of the store.
 
     What is there already was left by a creation whose registration failed: nothing in it was acknowledged. Raises
-    StoreFull, StoreUnavailable, OSError; then nothing is left.
+    StoreFull, StoreUnavailable, OSError; then nothing is left, or what the next opening removes.
     """
     staged = store / "staging" / f"{target.name}-{uuid.uuid4().hex[:8]}"
     staged.mkdir()  # what is in it is made durable, its place in staging/ need not be
@@ -33,7 +33,7 @@ def build_partition(store: Path, target: Path, start_ms: int, end_ms: int, store
             remove_tree(target)
         move(staged, target)
     except BaseException:
-        remove_tree(staged)  # where the disk is full, it is not to take what is left
+        discard_tree(staged)  # where the disk is full, it is not to take what is left
         raise
     reach("directory.renamed")
 

@@ -25,7 +25,7 @@ from ..store.config import StoreConfig
 from ..store.env.environment import Environment
 from ..store.env.transaction import Transaction
 from ..store.errors import ClosedError, DamagedStore, StoreFailed
-from ..store.files.directory import remove_tree
+from ..store.files.directory import discard_tree
 from ..store.files.failpoints import reach
 from ..store.files.system_errors import explained
 from ..store.log import catalog
@@ -333,7 +333,7 @@ class PartitionSet:
                 with self._lock:
                     self._partitions.update((start_ms, each) for each in registered)
                 if not registered and self._main.failed is None:  # else it may be in the catalog
-                    remove_tree(path.parent)
+                    discard_tree(path.parent)
             if self.created is not None:
                 self.created(partition)
             return partition

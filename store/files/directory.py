@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
 from ..errors import InvalidArgument
@@ -67,6 +68,12 @@ def remove_tree(path: Path) -> None:
     """Remove a directory and what is in it, if it is there. At a power cut parts of it may come back."""
     if path.exists():
         shutil.rmtree(path)
+
+
+def discard_tree(path: Path) -> None:
+    """Remove what an operation that failed has left, as far as it can be: the next opening removes the rest."""
+    with suppress(OSError):
+        remove_tree(path)
 
 
 def refuse_inside(field: str, path: Path, store: Path) -> None:

@@ -22,6 +22,7 @@ from duelog.errors import (
     StoreFull,
     StoreUnavailable,
 )
+from duelog.partitions.timespan import directory_name, partition_start
 from duelog.store.files import datafile
 from duelog.store.files.datafile import LOOK_NS, InPlace
 from duelog.store.files.system_errors import explain, explained
@@ -120,6 +121,27 @@ def test_a_send_for_a_new_partition_that_cannot_be_made_raises_an_error_of_duelo
         assert "staging" in str(caught.value)
     assert (store.stats().pending, list((store.path / "staging").iterdir())) == (0, [])
     topic.send(b"later", deliver_after=60)
+    assert store.stats().pending == 1
+
+
+def test_a_partition_whose_remains_cannot_be_removed_either_says_why_it_could_not_be_made(
+    open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The shortage that stopped its creation stops the removal of what is there, too: it is raised as a shortage."""
+    store = open_store(config=CONFIG)
+    topic = store.topic("t")
+    due_ms = START_MS + 10 * HOUR_MS
+    start_ms = partition_start(due_ms, store._engine.config.partition_ms)
+    (store.path / "partitions" / directory_name(start_ms)).mkdir()  # left by a creation whose registration failed
+
+    def refusing(*arguments: Any) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("duelog.store.files.directory.shutil.rmtree", refusing)
+        with pytest.raises(ResourceShortage):
+            topic.send(b"in time", deliver_at=due_ms)
+    topic.send(b"in time", deliver_at=due_ms)
     assert store.stats().pending == 1
 
 
