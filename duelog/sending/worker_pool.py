@@ -27,14 +27,16 @@ class WorkerPool:
         Raises the first error in the order of the jobs, after all have ended; ClosedError with nothing run. An
         interrupt of this thread (KeyboardInterrupt) leaves the jobs of the others to run to their ends.
         """
-        parts = [_Part(job) for job in jobs]
+        once = [_Once(job) for job in jobs]
+        others: list[Future[T]] = []
         with self._lock:  # every job of a call is submitted before `close`, or none is
             if self._closed:
                 raise ClosedError("store")
-            with suppress(RuntimeError):  # no thread can be started: this one runs what no other has begun
-                for part in parts[1:]:
-                    self._threads.submit(part.run)
-        return _values(parts)
+            with suppress(RuntimeError):  # no thread can be started: this one runs what was not submitted
+                for job in once[1:]:
+                    others.append(self._threads.submit(job))
+        first, *rest = [_run(job) for job in (once[0], *once[1 + len(others) :])]
+        return _values([first, *others, *rest])
 
     def close(self) -> None:
         """End the threads once they have done all that was begun. Not by one of them."""
@@ -45,32 +47,43 @@ class WorkerPool:
 
 def run_in_turn(jobs: Sequence[Callable[[], T]]) -> list[T]:
     """As `WorkerPool.run`, one after the other in this thread."""
-    return _values([_Part(job) for job in jobs])
+    return _values([_run(job) for job in jobs])
 
 
-class _Part(Generic[T]):
-    """A job that is run once, by the first thread that comes to it."""
+class _Once(Generic[T]):
+    """A job that runs once: the executor keeps one that it could not start a thread for, and may run it later."""
 
     def __init__(self, job: Callable[[], T]) -> None:
-        self._job = job
-        self._begun = threading.Lock()
-        self.ended: Future[T] = Future()
+        self._job: Callable[[], T] | None = job
+        self._lock = threading.Lock()
+        self._error: BaseException | None = None
+        self._value: T
 
-    def run(self) -> None:
-        if not self._begun.acquire(blocking=False):
-            return
-        try:
-            self.ended.set_result(self._job())
-        except BaseException as error:
-            self.ended.set_exception(error)
-            if not isinstance(error, Exception):
-                raise
+    def __call__(self) -> T:
+        """What the first call returns or raises, which other calls wait for."""
+        with self._lock:
+            if self._job is not None:
+                job, self._job = self._job, None
+                try:
+                    self._value = job()
+                except BaseException as error:
+                    self._error = error
+        if self._error is not None:
+            raise self._error
+        return self._value
 
 
-def _values(parts: Sequence[_Part[T]]) -> list[T]:
-    for part in parts:
-        part.run()
-    errors = [error for part in parts if (error := part.ended.exception()) is not None]
+def _run(job: Callable[[], T]) -> Future[T]:
+    ended: Future[T] = Future()
+    try:
+        ended.set_result(job())
+    except Exception as error:
+        ended.set_exception(error)
+    return ended
+
+
+def _values(futures: Sequence[Future[T]]) -> list[T]:
+    errors = [error for future in futures if (error := future.exception()) is not None]
     if errors:
         raise errors[0]
-    return [part.ended.result() for part in parts]
+    return [future.result() for future in futures]
