@@ -147,7 +147,7 @@ class Engine:
         self.quarantine = Quarantine(self.main)
         self.sender = Sender(self.main, self.partitions, config, limits, pool, self.wal_writer, self.policies)
         self.read_ahead = ReadAheadBudget()
-        self.outbox = Outbox(config.max_in_flight_bytes)
+        self.outbox = Outbox(config.max_in_flight_bytes, path)
         self.flusher = AckFlusher(self.main, config.ack_flush_ms)
         self.dead_letters = DeadLetters(self.main, self.topics, self.flusher, self.clock, self.acknowledged)
         self.firing = Firing(

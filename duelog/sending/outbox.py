@@ -10,13 +10,15 @@ from __future__ import annotations
 import threading
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
+from errno import EAGAIN
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from duelog.store.clock import Monitor
 from duelog.store.codec.body import EncodedBatch
-from duelog.store.errors import ClosedError, DuelogError
+from duelog.store.errors import ClosedError, DuelogError, ResourceShortage
 from duelog.store.position import MessageId
 
 if TYPE_CHECKING:
@@ -55,8 +57,10 @@ class _Queue:
 class Outbox:
     """Messages on their way into a store. Thread-safe."""
 
-    def __init__(self, max_bytes: int) -> None:
+    def __init__(self, max_bytes: int, path: Path) -> None:
+        """`path` is the store's, for what errors say."""
         self._max_bytes = max_bytes
+        self._path = path
         self._condition = Monitor()
         self._queues: dict[str, _Queue] = {}
         self._bytes = 0
@@ -70,7 +74,7 @@ class Outbox:
         return self._bytes
 
     def put(self, topic: SendingTopic, item: Outgoing, *, wait: bool = True) -> Future[MessageId] | None:
-        """Take one message; None: there is no room, and `wait` is False. Raises ClosedError.
+        """Take one message; None: there is no room, and `wait` is False. Raises ClosedError, ResourceShortage.
 
         A message larger than the bound is taken when nothing else is in flight. The outbox's own threads (a
         callback of a future) never wait, as nobody else would make room.
@@ -91,7 +95,14 @@ class Outbox:
                 queue.busy = True
                 if self._pool is None:
                     self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="duelog-outbox")
-                self._pool.submit(self._work, topic, queue)
+                try:
+                    self._pool.submit(self._work, topic, queue)
+                except RuntimeError as error:  # the pool may still run it, and finds the queue empty
+                    queue.items.clear()
+                    del self._queues[topic.name]
+                    self._bytes -= item.size
+                    self._condition.notify_all()
+                    raise ResourceShortage(self._path, "a thread that writes cannot be started", EAGAIN) from error
         return item.future
 
     def _work(self, topic: SendingTopic, queue: _Queue) -> None:
@@ -119,7 +130,8 @@ class Outbox:
             items = [queue.items.popleft() for _ in range(min(len(queue.items), _BATCH_ENTRIES))]
             if not items:
                 queue.busy = False
-                del self._queues[name]
+                if self._queues.get(name) is queue:
+                    del self._queues[name]
             return items
 
     @staticmethod

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from duelog import DelayedStore, Message, MessageId, StoreConfig
-from duelog.errors import ClosedError, DuelogError, InvalidMessage
+from duelog.errors import ClosedError, DuelogError, InvalidMessage, ResourceShortage
 from tests.conftest import OpenStore
 
 LIMIT_S = 60
@@ -179,3 +179,23 @@ def test_closing_the_store_in_a_callback_is_refused_and_does_not_deadlock(open_s
     assert "callback" in str(raised[0])
     assert not store.closed
     assert store.topic("t").send_async(b"y").result(LIMIT_S)
+
+
+def test_a_message_whose_thread_cannot_be_started_is_refused_and_not_written_later(
+    small: DelayedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing stays in flight, and those after it are written, each once."""
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    topic = small.topic("t")
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(ResourceShortage, match="thread"):
+            topic.send_async(b"refused")
+    assert small._engine.outbox.in_flight_bytes == 0
+    for number in range(3):
+        topic.send_async(b"%d" % number).result(LIMIT_S)
+    with topic.subscribe("s") as consumer:
+        assert [message.payload for message in consumer.receive(10)] == [b"first", b"0", b"1", b"2"]
