@@ -23,7 +23,7 @@ from .delivery.dispatcher import SubscriptionType
 from .sending.topic_sending import SendingTopic
 from .stats import TopicStats, topic_stats
 from .subscription import Subscription
-from .topics.inline import clear, scheduled_messages, waiting, waits
+from .topics.inline import clear, is_hidden, scheduled_messages, waiting
 from .topics.topic_state import TopicState
 
 _TYPES = ("exclusive", "failover", "shared", "key_shared")
@@ -177,7 +177,7 @@ class Topic(SendingTopic):
         self._engine.check_open()
         topic = self._existing()
         outcome = self._engine.withdrawals.states(topic.log, _ids([message_id]))[0]
-        return "scheduled" if waits(self._engine, topic, message_id) else _STATES[outcome]
+        return "scheduled" if is_hidden(self._engine, topic, message_id) else _STATES[outcome]
 
     # -- recurring ---------------------------------------------------------------------------------
 

@@ -99,12 +99,12 @@ class MainLogReader:
         """Whether the log has something that is not read before its time; then `read` takes no earlier time again."""
         return self._log.hides_some
 
-    def waits_inline(self, now_ms: int) -> bool:
+    def has_undue(self, now_ms: int) -> bool:
         """Whether messages wait in the log that are not due at `now_ms`."""
         return self._log.first_undue(now_ms) is not None
 
-    def kept_back(self, limit: Position, now_ms: int) -> dict[int, BitMap]:
-        """Entries before `limit`, by ledger id, that `read` does not give at `now_ms`: they are not yet visible."""
+    def hidden_before(self, limit: Position, now_ms: int) -> dict[int, BitMap]:
+        """Entries before `limit`, by ledger id, that are not visible to `read` at `now_ms`."""
         found: dict[int, BitMap] = {}
         log = self._log.snapshot()
         ledger_id, start = self._log.visible(now_ms).end

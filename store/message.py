@@ -52,7 +52,7 @@ class Message:
 
 
 class _Kept:
-    """The fields of a received message as they are kept: those that are objects are made when somebody looks at them.
+    """The fields of a received message as they are kept: those that are objects are made at access.
 
     Ids are numbers (`place_of`), and "no properties" is None until its dict is asked for: objects that the garbage
     collector follows are the dearest part of handing out.

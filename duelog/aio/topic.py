@@ -57,7 +57,7 @@ class Topic:
     def _put(self, item: Outgoing) -> Future[duelog.MessageId]:
         future = self._topic.put(item, wait=True)
         if future is None:
-            raise BrokenInvariant("the outbox refuses a message that waits for room")
+            raise BrokenInvariant("the outbox refuses a message that waits for capacity")
         return future
 
     async def send_batch(

@@ -81,14 +81,14 @@ class DueReader:
     def unseen(self, start: Position, limit: Position) -> dict[int, BitMap]:
         """Entries before `limit` that no consumer can have been given, where all before `start` was read."""
         now_ms = self._clock.now_ms()
-        if self._view is None and start < limit and self._reader.waits_inline(now_ms):
+        if self._view is None and start < limit and self._reader.has_undue(now_ms):
             self._clock.raise_to(now_ms)
             self._tracker, self._view = self._open(start, now_ms)
         found: dict[int, BitMap] = {}
         if self._tracker is not None and self._view is not None:
             found = self._tracker.unseen(self._view, start, limit, self._clock.raise_to(now_ms))
         if start < limit and self._reader.hides_some:
-            for ledger_id, entries in self._reader.kept_back(limit, now_ms).items():
+            for ledger_id, entries in self._reader.hidden_before(limit, now_ms).items():
                 found[ledger_id] = found.get(ledger_id, BitMap()) | entries
         return found
 

@@ -52,7 +52,7 @@ class _Key:
             self.waiting = PositionSet()
         self.waiting.add(position)
 
-    def waits_before(self, position: Position) -> bool:
+    def awaits_before(self, position: Position) -> bool:
         """Whether an earlier message of this key awaits redelivery."""
         least = self.waiting.least() if self.waiting else None
         return least is not None and least < position
@@ -96,7 +96,7 @@ class KeyOrder(DeliveryOrder):
         ready = self._ready.get(consumer_id, ())
         for position in ready:
             key = self._key_at[position[0]][position[1]]
-            if self._is_free(key, consumer_id) and not key.waits_before(position):
+            if self._is_free(key, consumer_id) and not key.awaits_before(position):
                 mine.append(position)
                 if len(mine) == count:
                     break

@@ -16,12 +16,12 @@ from .position_set import PositionSet
 
 
 class Redeliveries:
-    """For each time and ledger the entries that fall due then; a position waits once at most."""
+    """For each time and ledger the entries that fall due then; no position twice."""
 
     def __init__(self) -> None:
         self._times: TimerQueue[tuple[int, int]] = TimerQueue()  # the keys of _due
         self._due: dict[tuple[int, int], BitMap] = {}  # by (redeliver_at_ms, ledger id), acknowledged ones among them
-        self._waiting = PositionSet()  # what really waits
+        self._waiting = PositionSet()  # what really awaits redelivery
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -37,7 +37,7 @@ class Redeliveries:
         self._waiting.update(ledger_id, entries)
 
     def next_ms(self) -> int | None:
-        """The earliest time at which something falls due; None if nothing waits. O(log) amortised."""
+        """The earliest time at which something falls due; None if there is none. O(log) amortised."""
         while (found := self._times.next()) is not None:
             at_ms, key = found
             if self._waiting.shared(key[1], self._due[key]) is not None:

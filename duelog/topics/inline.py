@@ -68,8 +68,8 @@ def clear(engine: Engine, topic: TopicState, subscription: SubscriptionState) ->
     return count
 
 
-def waits(engine: Engine, topic: TopicState, message_id: MessageId) -> bool:
-    """Whether the message is in the topic's main log and not due yet. O(log n)."""
+def is_hidden(engine: Engine, topic: TopicState, message_id: MessageId) -> bool:
+    """Whether the message is in the topic's main log and not visible yet. O(log n)."""
     now_ms = engine.clock.now_ms()
     if topic.log.first_undue(now_ms) is None or topic.log.entries_of(message_id.ledger_id) is None:
         return False

@@ -53,7 +53,7 @@ _ALIGNMENT = 512
 
 
 Fields = tuple[int, int, int, int, bytes]
-"""Those of a JournalRecord."""
+"""Those of a `WalRecord`."""
 
 
 class WalRecord(NamedTuple):

@@ -1,4 +1,4 @@
-"""The audit as one HTML page for people who do not know duelog: every section says what it shows and what is good.
+"""The audit as one HTML page for readers new to duelog: every section says what it shows and what is good.
 
 Self-contained: no script, no font, no image is loaded, so that it can be mailed and opened anywhere. Text of the store
 (topics, subscriptions, reasons) is escaped. Light and dark by the reader's setting; it fits a phone.
@@ -282,8 +282,8 @@ def _held(audit: Audit) -> str:
 
 
 def _reference(topic: str, subscription: str, reason: str) -> str:
-    who = printable(short_topic(topic)) or "the store"
-    return f"{who}: {printable(subscription)}" if subscription else f"{who}: {reason}"
+    name = printable(short_topic(topic)) or "the store"
+    return f"{name}: {printable(subscription)}" if subscription else f"{name}: {reason}"
 
 
 def _subscriptions(audit: Audit) -> str:

@@ -1,0 +1,90 @@
+"""The sources speak the field's words, and no name goes back to a private one.
+
+docs/design.md has the terms of this domain; all others are those of LevelDB, RocksDB, Kafka and PostgreSQL.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.packaging.tree import FLOORS, ROOT, modules
+
+SOURCES = [module for floor in FLOORS for module in modules(ROOT / floor)]
+
+GONE = re.compile(
+    r"(?:^|_)("
+    r"settl\w*|"  # reserve, apply, pack, flush, reconcile
+    r"promis\w*|ow(?:e|es|ed|ing)|"  # reserve, unapplied
+    r"intake|journals?|"  # WAL, WAL writer, WAL replay, checkpoint
+    r"serv(?:e|ed|es|ing)|leads?|shared_commits?|"  # group commit, leader
+    r"asleep|awake|sheets?|"  # packed, unpacked, slab
+    r"ahead|"  # preallocated, hidden, early, prefetched, on time
+    r"behind|keep_pages|warm\w*|"  # eviction, prefetch
+    r"waits|keeps?_back|readable|"  # visible, hidden, read limit
+    r"set_aside|"  # quarantined
+    r"giv\w*_up|gave_up|"  # trim, discard, skip
+    r"holders?|"  # references
+    r"room|"  # free space, preallocated space, capacity
+    r"half_\w+|vouch\w*|crew|lent|lend|"  # partially loaded, validated, thread pool, worker
+    r"seen"  # absorbed_end
+    r")(?:_|$)"
+)
+
+ALLOWED = {
+    "read_ahead": "a read-ahead is what the field calls it",
+    "ReadAhead": "likewise",
+    "ReadAheadBudget": "likewise",
+    "look_ahead": "how many messages a look-ahead reads past those that it may hand out",
+    "_lead": "the leader of a group commit leads",
+    "serve_prometheus": "a server serves",
+}
+"""Names that have such a word in the field's own sense."""
+
+
+def relative_path(module: Path) -> str:
+    """A module's path as a test id."""
+    return str(module.relative_to(ROOT))
+
+
+def names(module: Path) -> Iterator[str]:
+    """The names of a module, its classes, functions and parameters."""
+    yield module.stem
+    for node in ast.walk(ast.parse(module.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.arg):
+            yield node.arg
+
+
+def in_snake_case(name: str) -> str:
+    """`LogReader` and `log_reader` alike."""
+    return "_".join(part.lower() for part in re.findall(r"[A-Z]?[a-z0-9]+|[A-Z]+(?![a-z])", name))
+
+
+@pytest.mark.parametrize("module", SOURCES, ids=relative_path)
+def test_a_name_has_no_word_that_the_field_has_another_for(module: Path) -> None:
+    """Of modules, classes, functions and parameters, as the whole name or a part of it."""
+    found = {name for name in names(module) if GONE.search(in_snake_case(name))}
+    assert found - ALLOWED.keys() == set()
+
+
+def test_every_name_that_is_allowed_is_there() -> None:
+    """An exception goes with its name."""
+    assert ALLOWED.keys() - {name for module in SOURCES for name in names(module)} == set()
+
+
+@pytest.mark.parametrize("name", ["settle_ids", "AsleepBucket", "keep_pages", "_keeps_back", "set_aside", "RoomAhead"])
+def test_a_word_is_found_wherever_it_stands_in_a_name(name: str) -> None:
+    """Of a class too, and after an underscore."""
+    assert GONE.search(in_snake_case(name))
+
+
+@pytest.mark.parametrize("name", ["server", "leader", "leading_u32", "headroom_bytes", "seenable", "followed"])
+def test_a_part_of_a_word_is_not_found(name: str) -> None:
+    """The word has to stand between underscores."""
+    assert GONE.search(in_snake_case(name)) is None
