@@ -316,7 +316,7 @@ class Engine:
             self.topics.forget(topic)
             if had_policies:
                 self.policies.changed(Scope(str(topic.name)))
-            self.firing.forget_topic(topic.topic_id)
+            self.firing.loaded.forget_topic(topic.topic_id)
             remove_ledgers(self.main, [(topic.topic_id, ledger_id) for ledger_id in given_up])
             self.maintenance.delete_released(freed)
 

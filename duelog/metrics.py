@@ -174,7 +174,7 @@ class StoreMetrics:
         engine.policies.on_rejected = lambda topic, count: self._add(REJECTED, topic, count)
         engine.policies.on_overridden = lambda topic, count: self._add(OVERRIDDEN, topic, count)
         engine.firing.observe = self._fired
-        engine.firing.saving.observe = self._snapshot_written
+        engine.firing.loaded.saving.observe = self._snapshot_written
         engine.maintenance.trimming.on_trim = self._trimmed
         engine.maintenance.on_delete = self._deleted
         engine.partitions.opened = self._partition_opened
@@ -319,7 +319,7 @@ class StoreMetrics:
         found: dict[str, list[Observation]] = {name: [] for name in (DELAYED, BACKLOG, PENDING, INDEX)}
         for topic in engine.topics.loaded():
             attributes = self._of(topic.name)
-            index = engine.firing.memory_bytes(topic.topic_id)
+            index = engine.firing.loaded.memory_bytes(topic.topic_id)
             if topic.tracker is not None:
                 index += topic.tracker.memory_bytes()
             found[INDEX].append(Observation(index, attributes))

@@ -59,7 +59,7 @@ def steps(engine: Engine, lock: StoreLock | None) -> list[Callable[[], None]]:
             with engine.maintenance.lock:
                 engine.flusher.flush()
                 engine.quarantine.flush()
-                engine.firing.save_all(engine.clock.now_ms())
+                engine.firing.loaded.save_all(engine.clock.now_ms())
 
     def end() -> None:
         engine.closed = True

@@ -183,7 +183,7 @@ def topic_stats(engine: Engine, topic: TopicState) -> TopicStats:
         sum(ledger.entries for ledger in ledgers),
         len(ledgers),
         sum(ledger.stored_bytes for ledger in ledgers),
-        engine.firing.memory_bytes(topic.topic_id) + (topic.tracker.memory_bytes() if topic.tracker else 0),
+        engine.firing.loaded.memory_bytes(topic.topic_id) + (topic.tracker.memory_bytes() if topic.tracker else 0),
         tuple(subscription_stats(engine, topic, state, not_due) for _, state in sorted(topic.subscriptions.items())),
     )
 
@@ -246,12 +246,12 @@ def store_stats(engine: Engine) -> StoreStats:
         topics,
         len(partitions),
         engine.partitions.open_count(),
-        len(engine.firing.loaded_starts()),
+        len(engine.firing.loaded.loaded_starts()),
         sum(partition.pending for partition in partitions) + inline,
         engine.firing.fired,
         _quarantined(engine),
         size_bytes(engine.path),
-        engine.firing.memory_bytes(),
+        engine.firing.loaded.memory_bytes(),
         counts.commits,
         counts.requests,
         tuple(engine.firing.suspensions.all()),

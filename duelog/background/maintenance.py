@@ -201,7 +201,7 @@ class Maintenance:
         adopted, adopting = self._step("adopt", now_ms, self._adopt, (0, False))
         more = more or adopting
         next_due_ms = now_ms if more else self._next_due_ms(now_ms)
-        self._firing.give_back_pages()
+        self._firing.loaded.give_back_pages()
         suspended = tuple(self.suspensions.all()) if self.suspensions else ()
         return TickResult(fired, closed, trimmed, deleted, saved, next_due_ms, adopted, suspended), more
 
@@ -255,7 +255,7 @@ class Maintenance:
         firing, is_suspended = self._firing, self.suspensions.is_suspended
         fired = 0
         # A partition without room for what it owes does not hold back what is loaded.
-        loading = self._step("load", now_ms, functools.partial(firing.load, now_ms), otherwise=False)
+        loading = self._step("load", now_ms, functools.partial(firing.loaded.load, now_ms), otherwise=False)
         fire = functools.partial(firing.fire, now_ms, now_ms + self._clock.lead_ms)
         while batch := self._step("fire", now_ms, fire, 0):
             fired += batch
@@ -265,13 +265,13 @@ class Maintenance:
             self._gives_way = True
             return fired, 0, 0, True
         closed = self._step("close", now_ms, functools.partial(self._close_finished, now_ms), 0)
-        saved = self._step("snapshot", now_ms, functools.partial(firing.save, now_ms), 0)
-        self._step("pack", now_ms, firing.pack, None)
+        saved = self._step("snapshot", now_ms, functools.partial(firing.loaded.save, now_ms), 0)
+        self._step("pack", now_ms, firing.loaded.pack, None)
         more = (
             loading
             or closed > 0
-            or (firing.saving.is_due() and not is_suspended(Part("snapshot"), now_ms))
-            or (firing.is_worth_packing() and not is_suspended(Part("pack"), now_ms))
+            or (firing.loaded.saving.is_due() and not is_suspended(Part("snapshot"), now_ms))
+            or (firing.loaded.is_worth_packing() and not is_suspended(Part("pack"), now_ms))
         )
         return fired, closed, saved, more and self._full is None
 
@@ -359,7 +359,7 @@ class Maintenance:
         not_before = self.suspensions.not_before
         candidates = (
             not_before(Part("fire"), self._next_firing_ms()),
-            not_before(Part("load"), self._firing.next_load_ms(now_ms)),
+            not_before(Part("load"), self._firing.loaded.next_load_ms(now_ms)),
             not_before(Part("close"), self._firing.next_close_ms()),
             not_before(Part("flush"), self._flusher.due_ms()),
             not_before(Part("expire"), self._expiry.due_ms()),

@@ -45,8 +45,8 @@ def _fire_part(log: PendingLog) -> Part:
     return Part("fire", log.topic_id, log.start_ms)
 
 
-class Firing(LoadedPartitions):
-    """The begun partitions of a store and what is due in them."""
+class Firing:
+    """Fires what is due in the loaded partitions of a store."""
 
     def __init__(
         self,
@@ -59,7 +59,15 @@ class Firing(LoadedPartitions):
         wake: Callable[[], None],
     ) -> None:
         """The arguments are those of LoadedPartitions."""
-        super().__init__(main, partitions, config, main_log=main_log, quarantine=quarantine, wake=wake)
+        self._main = main
+        self._partitions = partitions
+        self._config = config
+        self._main_log = main_log
+        self._quarantine = quarantine
+        self._wake = wake
+        self.loaded = LoadedPartitions(main, partitions, config, main_log=main_log, quarantine=quarantine, wake=wake)
+        """What is in memory; belongs to the thread that fires, but for what says otherwise."""
+        self.suspensions = self.loaded.suspensions
         self._apart = False
         """Whether each log is fired by a commit of its own: a commit for several has failed."""
         self._found_torn = False
@@ -80,7 +88,7 @@ class Firing(LoadedPartitions):
 
     def withdraw(self, start_ms: int, topic_id: int, entries: UInt32s, dues: Int64s) -> None:
         """Entries are recorded as cancelled. REQUIRES: called as its commit ends, `gate` held for reading."""
-        log = self._loaded.get(start_ms, {}).get(topic_id)
+        log = self.loaded.logs.get(start_ms, {}).get(topic_id)
         if log is not None:
             log.withdraw(entries, dues)
 
@@ -89,10 +97,10 @@ class Firing(LoadedPartitions):
 
         REQUIRES: called as its commit ends, `gate` held for reading since before they were appended.
         """
-        log = self._loaded.get(start_ms, {}).get(topic_id)
+        log = self.loaded.logs.get(start_ms, {}).get(topic_id)
         if log is not None:
             log.admit(entries, dues)
-            if log.loaded and self._ready.arm(log, log.next_due_ms()):
+            if log.loaded and self.loaded.ready.arm(log, log.next_due_ms()):
                 self._wake()
 
     # -- firing ------------------------------------------------------------------------------------
@@ -102,10 +110,10 @@ class Firing(LoadedPartitions):
 
         Puts the earliest bucket of the log concerned in order, before it is due.
         """
-        self._recover()
-        self._unsure = True
-        next_ms, torn = None, False
-        while (first := self._ready.first()) is not None:
+        self.loaded.recover()
+        self.loaded.unsure = True
+        next_ms, torn, ready = None, False, self.loaded.ready
+        while (first := ready.first()) is not None:
             armed_ms, log = first
             due_ms: int | None = armed_ms
             if not self.suspensions or self.suspensions.retry_ms(_fire_part(log)) is None:
@@ -116,9 +124,9 @@ class Firing(LoadedPartitions):
             if due_ms is not None and due_ms <= armed_ms:
                 next_ms = armed_ms
                 break
-            self._ready.postpone(log, armed_ms, due_ms)
-            self._ready.arm(log, log.next_due_ms())
-        self._unsure = torn
+            ready.postpone(log, armed_ms, due_ms)
+            ready.arm(log, log.next_due_ms())
+        self.loaded.unsure = torn
         return next_ms
 
     def fire(self, now_ms: int, until_ms: int | None = None) -> int:
@@ -129,11 +137,11 @@ class Firing(LoadedPartitions):
         Raises StoreFull or StoreFailed with nothing fired.
         """
         with self.gate.alone():
-            self._recover()
-            self._unsure = True
+            self.loaded.recover()
+            self.loaded.unsure = True
             fired = self._fire(now_ms, now_ms if until_ms is None else max(until_ms, now_ms))
-            self._unsure, self._found_torn = self._found_torn, False
-            self._recover()
+            self.loaded.unsure, self._found_torn = self._found_torn, False
+            self.loaded.recover()
             if fired:
                 self.reached(now_ms)
             return fired
@@ -142,9 +150,9 @@ class Firing(LoadedPartitions):
         while True:
             batch: _Batch = []
             came_up: list[PendingLog] = []
-            capacity = self._config.fire_batch
+            capacity, ready = self._config.fire_batch, self.loaded.ready
             try:
-                while capacity > 0 and not (batch and self._apart) and (log := self._ready.pop(until_ms)) is not None:
+                while capacity > 0 and not (batch and self._apart) and (log := ready.pop(until_ms)) is not None:
                     came_up.append(log)
                     taken, main_log = self._take(log, now_ms, until_ms, capacity)
                     if taken is not None and main_log is not None:
@@ -214,9 +222,9 @@ class Firing(LoadedPartitions):
         """Have a log that came up come up again: when it is due, or, while it is suspended, when it is tried again."""
         retry_ms = self.suspensions.retry_ms(_fire_part(log)) if self.suspensions else None
         if retry_ms is not None:
-            self._ready.arm(log, retry_ms)
+            self.loaded.ready.arm(log, retry_ms)
         elif log.whole and self._main_log(log.topic_id) is not None:
-            self._ready.arm(log, log.next_due_ms())
+            self.loaded.ready.arm(log, log.next_due_ms())
 
     def _report_unreadable(self, log: PendingLog) -> None:
         for entry_id in log.unreadable():
@@ -264,9 +272,9 @@ class Firing(LoadedPartitions):
 
     def close_finished(self, now_ms: int) -> Iterator[int]:
         """Close each loaded partition whose end has passed with nothing left to fire; gives each start at once."""
-        self._recover()
-        self.suspensions.keep("close", self._loaded.__contains__)
-        for start_ms in sorted(self._loaded):
+        self.loaded.recover()
+        self.suspensions.keep("close", self.loaded.logs.__contains__)
+        for start_ms in sorted(self.loaded.logs):
             partition = self._partitions.get(start_ms)
             if partition is not None and partition.end_ms <= now_ms and self._may_close(partition):
                 part, close = Part("close", start_ms=start_ms), functools.partial(self._close_alone, partition, now_ms)
@@ -282,7 +290,7 @@ class Firing(LoadedPartitions):
 
     def next_close_ms(self) -> int | None:
         """When the next loaded partition ends."""
-        loaded = [partition for start in self._loaded if (partition := self._partitions.get(start)) is not None]
+        loaded = [partition for start in self.loaded.logs if (partition := self._partitions.get(start)) is not None]
         ends = (
             self.suspensions.not_before(Part("close", start_ms=partition.start_ms), partition.end_ms)
             for partition in loaded
@@ -292,7 +300,7 @@ class Firing(LoadedPartitions):
 
     def _may_close(self, partition: Partition) -> bool:
         """Not while it is loaded or a log is suspended, nor when it cannot be written to: its snapshots go first."""
-        if (self._loading is not None and self._loading[0] is partition) or self.suspensions.holds(partition.start_ms):
+        if self.loaded.is_loading(partition) or self.suspensions.holds(partition.start_ms):
             return False
         return partition.environment.failed is None
 
@@ -303,7 +311,7 @@ class Firing(LoadedPartitions):
         try:
             if not self._partitions.stop_appends(partition) or self._left(partition):  # appended before
                 return False
-            topic_ids = list(self._loaded[partition.start_ms])
+            topic_ids = list(self.loaded.logs[partition.start_ms])
 
             def work(transaction: Transaction) -> None:
                 record_closed(transaction, partition, topic_ids, self._main_log, max(now_ms, self.recorded_ms))
@@ -316,12 +324,12 @@ class Firing(LoadedPartitions):
             reach("close.after")
         finally:
             if recorded:
-                self._unload(partition)
+                self.loaded.unload(partition)
             else:
                 self._partitions.resume_appends(partition)
         return True
 
     def _left(self, partition: Partition) -> bool:
-        logs = self._loaded[partition.start_ms]
+        logs = self.loaded.logs[partition.start_ms]
         logs_left = [log for topic, log in list(logs.items()) if self._main_log(topic) is not None]
         return any(len(log) or not log.loaded or not log.whole for log in logs_left)

@@ -3,7 +3,7 @@
 Partitions that have begun are loaded, a bounded number at a time, in order; a loaded one hears of each append in commit
 order. One that cannot be loaded is suspended, and others are loaded meanwhile. Memory follows the disk: what an
 interrupt or an error has left half done, in a log or in the queue of what is due, is forgotten and loaded anew
-(`_recover`). Does not fire: firing.py.
+(`recover`). Does not fire: firing.py.
 """
 
 from __future__ import annotations
@@ -62,14 +62,14 @@ class LoadedPartitions:
         self._main_log = main_log
         self._quarantine = quarantine
         self._wake = wake
-        self._ready = ReadyQueue()
-        self._loaded: dict[int, dict[int, PendingLog]] = {}
+        self.ready = ReadyQueue()
+        self.logs: dict[int, dict[int, PendingLog]] = {}
         self._loading: tuple[Partition, Iterator[LoadStep | RestoreStep]] | None = None
         self._stepping = False
         """Whether a step of loading has begun; where it did not come to its end, the partition is loaded anew."""
         self._leased: set[int] = set()
-        self._unsure = False
-        """Whether something that fires, or looks for what is next, did not come to its end: see `_recover`."""
+        self.unsure = False
+        """Whether something that fires, or looks for what is next, did not come to its end: see `recover`."""
         self.suspensions = Suspensions(main)
         """What of all this, and of the store's upkeep, has failed and is tried again later."""
         self.saving = Saving(config, self.suspensions)
@@ -81,7 +81,7 @@ class LoadedPartitions:
     def load(self, now_ms: int) -> bool:
         """Load partitions that begin within `preload_ms`, in order, for a while; True while there is more to load."""
         until = time.perf_counter() + _LOAD_SLICE_S
-        self._recover()
+        self.recover()
         while (partition := self._next_to_load(now_ms)) is not None and (
             self._loading is not None or partition.start_ms - self._config.preload_ms <= now_ms
         ):
@@ -114,7 +114,7 @@ class LoadedPartitions:
             )
         ]
         for partition in begun[:LOADED_AT_ONCE]:
-            if partition.start_ms not in self._loaded:
+            if partition.start_ms not in self.logs:
                 return partition
         return None
 
@@ -123,7 +123,7 @@ class LoadedPartitions:
             try:
                 self._begin_loading(partition)
             except BaseException:
-                self._unload(partition)
+                self.unload(partition)
                 raise
         return self._load_more()
 
@@ -137,11 +137,11 @@ class LoadedPartitions:
             self._main,
             partition,
             self._config.bucket_ms,
-            registered=functools.partial(self._loaded.__setitem__, partition.start_ms),
+            registered=functools.partial(self.logs.__setitem__, partition.start_ms),
             listener=functools.partial(self._heard, partition),
             exists=lambda topic_id: self._main_log(topic_id) is not None,
             quarantine=self._quarantine,
-            fires=lambda log: self._ready.arm(log, log.next_due_ms()),
+            fires=lambda log: self.ready.arm(log, log.next_due_ms()),
         )
         self._loading = partition, loading.steps()
 
@@ -160,34 +160,38 @@ class LoadedPartitions:
             self._stepping = False
             return done
         except BaseException:
-            self._recover()
+            self.recover()
             raise
 
-    def _recover(self) -> None:
+    def recover(self) -> None:
         """Have memory follow the disk after what did not come to its end: what is torn is forgotten, and loaded anew.
 
         REQUIRES: nothing is being fired.
         """
         if self._stepping and self._loading is not None:
-            self._unload(self._loading[0])
+            self.unload(self._loading[0])
             self._loading = None
         self._stepping = False
-        if self._unsure:
-            for start_ms, logs in list(self._loaded.items()):
+        if self.unsure:
+            for start_ms, logs in list(self.logs.items()):
                 partition = self._partitions.get(start_ms)
                 if partition is not None and not all(log.whole for log in list(logs.values())):
-                    self._unload(partition)
-                    if self._loading is not None and self._loading[0] is partition:
+                    self.unload(partition)
+                    if self.is_loading(partition):
                         self._loading = None
-            logs_left = [log for logs in list(self._loaded.values()) for log in list(logs.values())]
-            self._ready.arm_anew([log for log in logs_left if self._main_log(log.topic_id) is not None])
-            self._unsure = False
+            logs_left = [log for logs in list(self.logs.values()) for log in list(logs.values())]
+            self.ready.arm_anew([log for log in logs_left if self._main_log(log.topic_id) is not None])
+            self.unsure = False
+
+    def is_loading(self, partition: Partition) -> bool:
+        """Whether its loading has begun and not ended."""
+        return self._loading is not None and self._loading[0] is partition
 
     def _loaded_logs(self, start_ms: int) -> list[PendingLog]:
-        return [log for log in list(self._loaded.get(start_ms, {}).values()) if log.loaded]
+        return [log for log in list(self.logs.get(start_ms, {}).values()) if log.loaded]
 
     def _heard(self, partition: Partition, appended: PartitionLog, first_entry: int, dues: Int64s) -> None:
-        logs = self._loaded.get(partition.start_ms)
+        logs = self.logs.get(partition.start_ms)
         if logs is None:  # its loading failed this instant
             return
         log = logs.get(appended.topic_id)
@@ -200,16 +204,16 @@ class LoadedPartitions:
         pack = log.is_worth_packing and log not in self._to_pack
         if pack:
             self._to_pack[log] = None
-        if self._ready.arm(log, log.next_due_ms()) or save or pack:
+        if self.ready.arm(log, log.next_due_ms()) or save or pack:
             self._wake()
 
-    def _unload(self, partition: Partition) -> None:
+    def unload(self, partition: Partition) -> None:
         """Forget a partition; what an interrupt kept from it is done when it is called again."""
         partition.listener = None
         self.saving.forget(partition.start_ms)
-        for log in self._loaded.get(partition.start_ms, {}).values():
+        for log in self.logs.get(partition.start_ms, {}).values():
             self._drop(log)
-        self._loaded.pop(partition.start_ms, None)
+        self.logs.pop(partition.start_ms, None)
         if partition.start_ms in self._leased:
             self._leased.discard(partition.start_ms)
             self._partitions.release(partition)
@@ -226,16 +230,15 @@ class LoadedPartitions:
 
     def give_back_pages(self) -> None:
         """Have the pages that due times were read from no longer count as memory of this process."""
-        for start_ms in self._loaded:
+        for start_ms in self.logs:
             if (partition := self._partitions.get(start_ms)) is not None:
                 partition.give_back_pages()
 
     def _saveable(self) -> dict[int, tuple[Partition, list[PendingLog]]]:
-        loading = None if self._loading is None else self._loading[0]
         return {
             start_ms: (partition, self._loaded_logs(start_ms))
-            for start_ms in sorted(self._loaded)
-            if (partition := self._partitions.get(start_ms)) is not None and partition is not loading
+            for start_ms in sorted(self.logs)
+            if (partition := self._partitions.get(start_ms)) is not None and not self.is_loading(partition)
         }
 
     # -- packing -----------------------------------------------------------------------------------
@@ -260,17 +263,17 @@ class LoadedPartitions:
     # -- figures -----------------------------------------------------------------------------------
 
     def loaded_starts(self) -> list[int]:
-        return sorted(self._loaded)
+        return sorted(self.logs)
 
     def logs_of(self, topic_id: int) -> list[PendingLog]:
         """The loaded logs of a topic."""
-        return [logs[topic_id] for logs in list(self._loaded.values()) if topic_id in logs]
+        return [logs[topic_id] for logs in list(self.logs.values()) if topic_id in logs]
 
     def memory_bytes(self, topic_id: int | None = None) -> int:
         """Estimated bytes of the delay indexes in memory, of one topic or of all."""
         return sum(
             log.memory_bytes()
-            for logs in list(self._loaded.values())
+            for logs in list(self.logs.values())
             for topic, log in list(logs.items())
             if topic_id is None or topic == topic_id
         )
@@ -278,12 +281,12 @@ class LoadedPartitions:
     def forget_topic(self, topic_id: int) -> None:
         """A topic was deleted: nothing of it is fired any more."""
         self.suspensions.forget(topic_id=topic_id)
-        for logs in list(self._loaded.values()):
+        for logs in list(self.logs.values()):
             log = logs.pop(topic_id, None)
             if log is not None:
                 self._drop(log)
 
     def _drop(self, log: PendingLog) -> None:
         log.close()
-        self._ready.discard(log)
+        self.ready.discard(log)
         self._to_pack.pop(log, None)

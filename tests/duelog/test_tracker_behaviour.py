@@ -170,7 +170,7 @@ def test_what_is_restored_and_heard_of_is_tracked_once(
         store.tick()
         topic.send(b"%d" % sent, deliver_after=chance.randrange(1, 50))
         sent += 1
-        tracked = sum(len(log) for logs in store._engine.firing._loaded.values() for log in logs.values())
+        tracked = sum(len(log) for logs in store._engine.firing.loaded.logs.values() for log in logs.values())
         assert tracked == topic.stats().pending == sent
         store.close()
         store = open_store(config=config)

@@ -87,7 +87,7 @@ def test_one_admitted_behind_the_frontier_outlives_a_restart(
     topic = store.topic("t")
     moved = gone_ahead(topic, clock)
     if saved == "before it was admitted":
-        saving = lambda entries, logs: store._engine.firing.save_all(clock.now_ms())  # noqa: E731
+        saving = lambda entries, logs: store._engine.firing.loaded.save_all(clock.now_ms())  # noqa: E731
         monkeypatch.setattr(PendingEntries, "sync", saving)
     new = topic.reschedule(moved, deliver_at=AHEAD_MS - 1)
     assert new is not None

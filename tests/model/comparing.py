@@ -30,7 +30,7 @@ class Comparing(Machine):
     def _same_logs(self) -> None:
         self._learn()
         engine = self.store._engine
-        for logs in engine.firing._loaded.values():
+        for logs in engine.firing.loaded.logs.values():
             for log in logs.values():
                 log._check()
         for topic in self.twin.topics.values():
@@ -45,7 +45,7 @@ class Comparing(Machine):
         assert engine.clock.now_ms() == self.twin.now_ms
         starts = [(part.start_ms, part.end_ms) for part in engine.partitions]
         assert starts == [(part.start_ms, part.end_ms) for _, part in sorted(self.twin.partitions.items())]
-        allowed = max(self.config.max_open_partitions, len(engine.firing.loaded_starts()) + 1)
+        allowed = max(self.config.max_open_partitions, len(engine.firing.loaded.loaded_starts()) + 1)
         assert engine.partitions.open_count() <= allowed
 
     def _look_at_figures(self) -> None:

@@ -148,7 +148,7 @@ class History(RuleBasedStateMachine):
         between = {"send": lambda: self.send(after_ms), "cancel": lambda: self.cancel(data), "nothing": lambda: None,
                    "reschedule": lambda: self.reschedule(data, after_ms[0])}  # fmt: skip
         with patch.object(loaded, "_LOAD_SLICE_S", 0.0), patch.object(due_column, "_RUNS_A_TRANSACTION", 1):
-            while firing.load(self.clock.now_ms()):
+            while firing.loaded.load(self.clock.now_ms()):
                 between[data.draw(st.sampled_from(sorted(between)))]()
         found = self._log()
         found._check()
@@ -184,7 +184,7 @@ class History(RuleBasedStateMachine):
         return self.store._engine.firing
 
     def _log(self) -> PendingLog:
-        (log,) = self._firing()._loaded[START_MS].values()
+        (log,) = self._firing().loaded.logs[START_MS].values()
         return log
 
     def _environment(self) -> Any:
@@ -215,12 +215,12 @@ class History(RuleBasedStateMachine):
         firing = self._firing()
         partition = self.store._engine.partitions.get(START_MS)
         assert partition is not None
-        firing._unload(partition)
+        firing.loaded.unload(partition)
         return firing
 
     def _load_anew(self) -> PendingLog:
         firing = self._unloaded()
-        while firing.load(self.clock.now_ms()):
+        while firing.loaded.load(self.clock.now_ms()):
             pass
         return self._log()
 

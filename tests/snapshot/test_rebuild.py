@@ -60,7 +60,9 @@ def pending(store: DelayedStore, topic: str) -> list[tuple[int, bytes]]:
 def indexes(store: DelayedStore) -> list[Any]:
     """The indexes in memory after a tick, as plain values."""
     store.tick()
-    logs = [log for _, by_topic in sorted(store._engine.firing._loaded.items()) for _, log in sorted(by_topic.items())]
+    logs = [
+        log for _, by_topic in sorted(store._engine.firing.loaded.logs.items()) for _, log in sorted(by_topic.items())
+    ]
     return [([(start_ms, list(ids)) for start_ms, ids in buckets_of(log._index)], log.tail) for log in logs]
 
 
@@ -211,7 +213,7 @@ def test_late_entries_that_wait_are_left_to_the_replay(open_store: OpenStore, cl
     opened.tick()
     clock.advance(100)
     opened.tick()
-    (log,) = (log for logs in opened._engine.firing._loaded.values() for log in logs.values())
+    (log,) = (log for logs in opened._engine.firing.loaded.logs.values() for log in logs.values())
     partition = opened._engine.partitions.get(log.start_ms)
     assert partition is not None
     dues = np.array([START_MS + 50, START_MS + 500])

@@ -41,8 +41,8 @@ def send(store: DelayedStore, dues: list[int]) -> None:
 def loaded(store: DelayedStore) -> list[int]:
     """Which of the hours from FIRST_MS on are in memory, whole."""
     engine = store._engine
-    starts = engine.firing.loaded_starts()
-    whole = [start for start in starts if all(log.loaded for log in engine.firing._loaded[start].values())]
+    starts = engine.firing.loaded.loaded_starts()
+    whole = [start for start in starts if all(log.loaded for log in engine.firing.loaded.logs[start].values())]
     return [(start_ms - FIRST_MS) // HOUR_MS for start_ms in whole]
 
 
@@ -95,7 +95,7 @@ def test_a_message_rescheduled_and_then_cancelled_while_its_partition_loads_neve
     store = open_store(config=CONFIG)
     ids = store.topic("t").send_batch([Message(b"m", deliver_at=FIRST_MS + 1_000 + at) for at in range(200)])
     clock.set(FIRST_MS)
-    while not store._engine.firing.loaded_starts():
+    while not store._engine.firing.loaded.loaded_starts():
         store._engine.slice()
     assert loaded(store) == []
     moved = store.topic("t").reschedule(ids[0], deliver_at=FIRST_MS + 500)

@@ -109,7 +109,7 @@ def test_a_day_that_has_begun_is_not_dropped_though_it_is_not_loaded(
     store = open_store(config=CONFIG)
     clock.set(NEXT_MS - CONFIG.preload_ms)
     send(store, NEXT_MS)
-    assert store._engine.firing.loaded_starts() == []
+    assert store._engine.firing.loaded.loaded_starts() == []
     assert calls == []
     send(store, NEXT_MS + HOUR_MS)
     assert calls.ranges(data_file(store, NEXT_MS + HOUR_MS), DROP)

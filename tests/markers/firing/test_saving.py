@@ -99,7 +99,7 @@ def test_closing_saves_what_is_worth_it(open_store: OpenStore) -> None:
     (info,) = snapshots(store)
     assert info.metadata is not None
     assert info.metadata.tail == 100
-    (log,) = (log for logs in store._engine.firing._loaded.values() for log in logs.values())
+    (log,) = (log for logs in store._engine.firing.loaded.logs.values() for log in logs.values())
     assert (log.unsaved, len(log)) == (0, 100)
 
 
@@ -134,7 +134,7 @@ def test_a_partition_closes_in_the_middle_of_its_snapshot(open_store: OpenStore,
                                           snapshot_part_bytes=1_024, bucket_ms=1_000))  # fmt: skip
     store.topic("t").subscribe("reader").close()
     store.topic("t").send_batch([Message(b"m", deliver_at=START_MS + HOUR_MS + at * 1_000) for at in range(1_000)])
-    while not store._engine.firing.saving.is_due():
+    while not store._engine.firing.loaded.saving.is_due():
         store._engine.slice()
     store._engine.slice()
     assert [info.state.value for info in snapshots(store)] == ["torn"]
@@ -159,13 +159,13 @@ def test_a_full_disk_costs_the_snapshot_and_nothing_else(
     monkeypatch.setattr(saving, "write_snapshots", write)
     send(store, 1_000)
     assert store.tick().snapshots == 0
-    assert isinstance(store._engine.firing.saving.error, StoreFull)
+    assert isinstance(store._engine.firing.loaded.saving.error, StoreFull)
     full = False
     send(store, 99)
     assert store.tick().snapshots == 0
     send(store, 1)
     assert store.tick().snapshots == 1
-    assert store._engine.firing.saving.error is None
+    assert store._engine.firing.loaded.saving.error is None
 
 
 def test_the_thread_is_woken_for_a_snapshot(open_store: OpenStore) -> None:
