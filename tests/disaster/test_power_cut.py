@@ -23,7 +23,7 @@ from tests.disaster.power_disk import MODES
 STATES = int(os.environ.get("DUELOG_POWER_CUTS", "150"))
 PASSED = [point for point in failpoints.POINTS if not point.startswith("commit.")]
 """What a recorded run must come by; commits are everywhere."""
-JOURNAL = {point for point in PASSED if point.startswith("journal.")}
+WAL_POINTS = {point for point in PASSED if point.startswith("wal.")}
 """What it comes by with durability "commit" alone."""
 
 
@@ -54,19 +54,19 @@ def test_a_power_cut_breaks_no_promise_with_durability(durability: str, share: f
     outcome = cut(round(STATES * share), durability)
     assert not outcome["bad"], json.dumps(outcome, indent=1)
     assert outcome["states"] >= len(MODES)
-    passed = set(PASSED) if durability == "commit" else set(PASSED) - JOURNAL
+    passed = set(PASSED) if durability == "commit" else set(PASSED) - WAL_POINTS
     assert set(outcome["points"]) == passed, outcome["points"]
     assert not outcome["differs"], "the recording is not what was done"
     if durability == "commit":
-        assert outcome["points"]["wal.applied"] > 3, "the journal is to be begun anew several times"
-        assert outcome["groups"], "some groups of the journal are to hold several messages"
+        assert outcome["points"]["wal.applied"] > 3, "the WAL is to be begun anew several times"
+        assert outcome["groups"], "some groups of the WAL are to hold several messages"
     assert {"listen", "sent", "got", "acked", "cancelled", "moved", "close"} <= set(outcome["facts"])
 
 
 def test_durability_none_loses_to_a_power_cut() -> None:
     """A harness that finds nothing anywhere proves nothing: without syncs it must find much."""
     outcome = cut(max(24, STATES // 5), "none")
-    assert not JOURNAL & set(outcome["points"]), outcome["points"]
+    assert not WAL_POINTS & set(outcome["points"]), outcome["points"]
     assert outcome["bad"] > outcome["states"] / 4, json.dumps(outcome, indent=1)
 
 
