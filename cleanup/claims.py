@@ -57,12 +57,7 @@ class LogClaims(NamedTuple):
     complete: bool
 
 
-def read_claims(raw: lmdb.Transaction, main_name: str, start_ms: int, *, now_ms: int = 0) -> list[LogClaims]:
-    """The claims on one partition, by topic id: a row for each log that has a frontier; as `read_all_claims`."""
-    return read_all_claims(raw, main_name, [start_ms], now_ms=now_ms)[start_ms]
-
-
-def read_all_claims(
+def read_claims(
     raw: lmdb.Transaction, main_name: str, starts: Iterable[int], *, now_ms: int = 0
 ) -> dict[int, list[LogClaims]]:
     """The claims on each of several partitions, by start. O(markers of the topics that have a log there).

@@ -24,7 +24,7 @@ from ..store.errors import BrokenInvariant, CorruptEntry, DamagedStore
 from ..store.log import catalog
 from ..store.log.ledger import find_tail
 from ..store.log.scan import runs
-from .claims import LogClaims, claims_of_logs, needed, read_claims
+from .claims import LogClaims, needed
 from .origin import OriginRecord, Relied
 
 
@@ -109,20 +109,6 @@ class CompactionPlan:
         if found != self.info()._replace(generation=self.generation) or raw.id() != self.transaction:
             message = f"is {found} as of transaction {raw.id()}, not generation {self.generation}"
             raise DamagedStore(source.path, f"{message} as of {self.transaction}, for which compaction was planned")
-
-
-def plan_compaction(main: Environment, source: Environment, *, now_ms: int = 0) -> CompactionPlan:
-    """What can be dropped from a sealed generation as of now; for one partition, where main is at hand. O(entries).
-
-    REQUIRES: the catalog has the partition as CLOSED. Raises DamagedStore, CorruptRecord.
-    """
-    with source.read() as raw:
-        start_ms = _info(source, raw).start_ms
-        logs = partition_logs(raw)
-    with main.read() as raw:
-        known = read_claims(raw, main.name, start_ms, now_ms=now_ms)
-        claims = claims_of_logs(raw, known, logs)
-    return plan_generation(source, claims)
 
 
 def plan_generation(source: Environment, claims: Iterable[LogClaims]) -> CompactionPlan:

@@ -41,16 +41,6 @@ def partition_start(due_ms: int, span_ms: int) -> int:
     return due_ms - due_ms % span_ms
 
 
-def partition_starts(dues: npt.NDArray[np.int64], span_ms: int) -> npt.NDArray[np.int64]:
-    """Start of the partition of each due time, in the order given.
-
-    Raises InvalidArgument for a span out of range, or for the first due time out of range.
-    """
-    _require_span(span_ms)
-    _require_dues(dues)
-    return dues - dues % span_ms
-
-
 def group_by_partition(
     dues: npt.NDArray[np.int64], span_ms: int
 ) -> tuple[npt.NDArray[np.intp], list[tuple[int, int, int]]]:
@@ -58,7 +48,8 @@ def group_by_partition(
 
     A partition is ``(start_ms, start, limit)``, earliest first: its messages stand at ``positions[start:limit]``.
     Positions are ascending within each partition, so append order is kept. O(n) if one partition takes all,
-    O(n log n) otherwise. Raises InvalidArgument as ``partition_starts`` does.
+    O(n log n) otherwise. Raises InvalidArgument for a span out of range, or for the first due time
+    out of range.
     """
     _require_span(span_ms)
     count = len(dues)

@@ -16,7 +16,7 @@ from pathlib import Path
 import lmdb
 
 from ..cleanup.adoption import Adopted, Refused, adopt_ready
-from ..cleanup.claims import claims_of_logs, read_all_claims
+from ..cleanup.claims import claims_of_logs, read_claims
 from ..cleanup.compaction import Finished
 from ..cleanup.compaction_plan import partition_logs
 from ..cleanup.origin import Relied
@@ -159,7 +159,7 @@ def _tasks(path: Path, min_dead_ratio: float, dry_run: bool) -> tuple[list[Compa
     ) -> tuple[list[CompactionTask], _Found]:
         found = _Found({sealed.start_ms: sealed for sealed in generations})
         now_ms = SystemClock().now_ms()
-        known = read_all_claims(raw, "main", found.sealed, now_ms=now_ms)
+        known = read_claims(raw, "main", found.sealed, now_ms=now_ms)
         tasks = []
         for start_ms, sealed in found.sealed.items():
             try:

@@ -88,11 +88,6 @@ class AckSet:
         return self._mark_delete
 
     @property
-    def acked_count_after_mark_delete(self) -> int:
-        """Number of acknowledged entries that mark-delete does not cover. O(bitmaps)."""
-        return sum(map(len, self._acked.values()))
-
-    @property
     def changed(self) -> bool:
         """Whether ``take_changes`` would give anything to write. O(1)."""
         return self._mark_dirty or bool(self._dirty)

@@ -178,20 +178,10 @@ class Dispatcher:
     def next_redelivery_ms(self) -> int | None:
         """When time alone next makes a message ready: a redelivery's time or an acknowledgement timeout.
 
-        None if none is coming. What is ready already is ``has_ready``'s to say. New log entries are not counted.
+        None if none is coming. What is ready already, and new log entries, are not counted.
         """
         times = (self._redeliveries.next_ms(), self._outstanding.next_deadline_ms())
         return min((time_ms for time_ms in times if time_ms is not None), default=None)
-
-    def has_ready(self, now_ms: int, consumer_id: int | None = None) -> bool:
-        """Whether a message that was read before could be handed out now, to one consumer or to any.
-
-        New log entries are the engine's to know: compare ``read_position`` with the end of the log.
-        """
-        self._bring_due(now_ms)
-        if consumer_id is not None:
-            return self.may_receive(consumer_id) and bool(self._order.peek(consumer_id, 1))
-        return any(self._order.peek(some_id, 1) for some_id in self.consumers)
 
     # -- consumers -----------------------------------------------------------------------------
 
@@ -272,7 +262,7 @@ class Dispatcher:
     def expire(self, now_ms: int) -> int:
         """Take back what is held past the acknowledgement timeout; how many messages. They are due at ``now_ms``.
 
-        ``next_batch`` and ``has_ready`` do so by themselves.
+        ``next_batch`` does so by itself.
         """
         count = 0
         for ledger_id, entries in self._outstanding.take_overdue(now_ms):

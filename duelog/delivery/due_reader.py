@@ -24,12 +24,10 @@ OpenView = Callable[[Position, int], tuple[TopicDelayTracker, SubscriptionView]]
 class DueReader:
     """A dispatcher's LogReader. Not thread-safe: the subscription's lock is held around every call."""
 
-    def __init__(
-        self, reader: MainLogReader, open_view: OpenView, clock: StoreClock, budget: ReadAheadBudget | None = None
-    ) -> None:
+    def __init__(self, reader: MainLogReader, open_view: OpenView, clock: StoreClock, budget: ReadAheadBudget) -> None:
         """`open_view` (read position, handed out up to) opens a view on the topic's tracker, made at first need."""
         self._reader = reader
-        self._ahead = ReadAhead(reader, budget or ReadAheadBudget())
+        self._ahead = ReadAhead(reader, budget)
         self._open = open_view
         self._clock = clock
         self._tracker: TopicDelayTracker | None = None

@@ -50,13 +50,6 @@ class PositionSet:
         ledger_id = min(self._ledgers)
         return Position(ledger_id, self._ledgers[ledger_id].min())
 
-    def greatest(self) -> Position | None:
-        """The greatest position; None if the set is empty. O(ledgers)."""
-        if not self._ledgers:
-            return None
-        ledger_id = max(self._ledgers)
-        return Position(ledger_id, self._ledgers[ledger_id].max())
-
     def by_ledger(self) -> Mapping[int, BitMap]:
         """The bitmaps themselves by ledger id, none of them empty: to be read only, and not kept."""
         return self._ledgers

@@ -40,8 +40,8 @@ class Reader(Protocol):
 class ReadAheadBudget:
     """Bytes that may be read ahead in one store. Thread-safe."""
 
-    def __init__(self, limit_bytes: int = 4 * _MOST_BYTES) -> None:
-        self._left = limit_bytes
+    def __init__(self) -> None:
+        self._left = 4 * _MOST_BYTES
         self._lock = threading.Lock()
 
     @property

@@ -68,11 +68,6 @@ class Outbox:
         self._pool: ThreadPoolExecutor | None = None
         self._own = threading.local()
 
-    @property
-    def in_flight_bytes(self) -> int:
-        """About the memory of what is not written yet."""
-        return self._bytes
-
     def put(self, topic: SendingTopic, item: Outgoing, *, wait: bool = True) -> Future[MessageId] | None:
         """Take one message; None: there is no room, and `wait` is False. Raises ClosedError, ResourceShortage.
 

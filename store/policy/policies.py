@@ -285,18 +285,6 @@ def merge(
     return EffectivePolicies(**values, set_at=MappingProxyType(set_at))  # type: ignore[arg-type]
 
 
-def resolve(
-    topic: TopicName,
-    of_store: DelayedDeliveryPolicies | None,
-    of_namespace: DelayedDeliveryPolicies | None,
-    of_topic: DelayedDeliveryPolicies | None,
-    *,
-    of_subscription: tuple[str, DelayedDeliveryPolicies] | None = None,
-) -> EffectivePolicies:
-    """What is in force for a topic or a subscription (its name and policies): the narrowest scope that sets a field."""
-    return merge(scopes_of(topic, of_store, of_namespace, of_topic, of_subscription=of_subscription))
-
-
 def scopes_of(
     topic: TopicName,
     of_store: DelayedDeliveryPolicies | None,

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from duelog import DelayedStore, ManualClock, MessageId
+from duelog.cleanup.claims import claims_of_logs, read_claims
 from duelog.cleanup.compaction import Finished, hand_over, stage_generation
-from duelog.cleanup.compaction_plan import CompactionPlan, plan_compaction
+from duelog.cleanup.compaction_plan import CompactionPlan, partition_logs, plan_generation
 from duelog.partitions.partition import Partition
 from duelog.store.env.environment import Environment
 
@@ -41,10 +42,20 @@ def source_of(store: DelayedStore, day: int = 0) -> Iterator[Environment]:
         yield partition.environment
 
 
+def plan_compaction(main: Environment, partition: Partition) -> CompactionPlan:
+    """What can be dropped from a closed partition, by the claims as of now. REQUIRES: a lease."""
+    with partition.environment.read() as raw:
+        logs = partition_logs(raw)
+    with main.read() as raw:
+        known = read_claims(raw, main.name, [partition.start_ms])[partition.start_ms]
+        claims = claims_of_logs(raw, known, logs)
+    return plan_generation(partition.environment, claims)
+
+
 def plan_of(store: DelayedStore, day: int = 0) -> CompactionPlan:
     """What compaction of a day would drop."""
-    with source_of(store, day) as source:
-        return plan_compaction(store._engine.main, source)
+    with source_of(store, day):
+        return plan_compaction(store._engine.main, partition_of(store, day))
 
 
 def finish(store: DelayedStore, day: int = 0, plan: CompactionPlan | None = None) -> Finished:

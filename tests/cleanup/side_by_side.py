@@ -13,13 +13,13 @@ from pathlib import Path
 
 from duelog import DelayedStore, ManualClock, MessageId, StoreConfig
 from duelog.cleanup.compaction import Staged, hand_over, stage_generation
-from duelog.cleanup.compaction_plan import plan_compaction
 from duelog.errors import UnknownTopic
 from duelog.store.codec.format import PartitionState
 from duelog.store.codec.run import Run, RunKind
 from duelog.store.files import failpoints
 from duelog.store.log.scan import runs
 from duelog.store.position import Position
+from tests.cleanup.compacting import plan_compaction
 
 HOUR_MS = 3_600_000
 START_MS = 1_790_035_200_000
@@ -208,7 +208,7 @@ class SideBySide:
         closed = [each for each in engine.partitions if each.state is PartitionState.CLOSED]
         if closed:
             with engine.partitions.lease(closed[which % len(closed)]) as partition:
-                plan = plan_compaction(engine.main, partition.environment)
+                plan = plan_compaction(engine.main, partition)
                 self._staged.append(stage_generation(self.compacted.path, partition.environment, plan))
 
     def hand_over(self) -> None:

@@ -10,10 +10,10 @@ import pytest
 
 from duelog import DelayedStore, ManualClock, MessageId, StoreConfig
 from duelog.cleanup.compaction import hand_over, stage_generation
-from duelog.cleanup.compaction_plan import plan_compaction
 from duelog.partitions.partition import Partition
 from duelog.store.env.environment import Environment
 from duelog.store.env.held_read import HeldRead
+from tests.cleanup.compacting import plan_compaction
 from tests.duelog.writing_process import HOUR_MS, START_MS, WritingProcess
 
 
@@ -42,7 +42,7 @@ class Beside:
         """Compact the partition; it is not adopted yet."""
         engine = self.store._engine
         with engine.partitions.lease(self.partition) as partition:
-            plan = plan_compaction(engine.main, partition.environment)
+            plan = plan_compaction(engine.main, partition)
             assert plan.dead_entries
             hand_over(self.path, stage_generation(self.path, partition.environment, plan))
 

@@ -12,7 +12,6 @@ from duelog.cleanup.claims import (
     claims_of_logs,
     claims_without_frontier,
     needed,
-    read_all_claims,
     read_claims,
 )
 from tests.cleanup.compacting import DAY, DAY_MS, close_day, send_day
@@ -22,7 +21,8 @@ from tests.conftest import OpenStore
 def claims_of(store: DelayedStore, day: int = 0, now_ms: int = 0) -> list[LogClaims]:
     """The claims on a day's partition."""
     with store._engine.main.read() as raw:
-        return read_claims(raw, "main", DAY + day * DAY_MS, now_ms=now_ms)
+        start_ms = DAY + day * DAY_MS
+        return read_claims(raw, "main", [start_ms], now_ms=now_ms)[start_ms]
 
 
 def ids(*entries: int) -> BitMap:
@@ -194,7 +194,7 @@ def test_several_partitions_are_read_in_one_pass(open_store: OpenStore, clock: M
     close_day(store, clock, 2)
     starts = [DAY + day * DAY_MS for day in range(4)]
     with store._engine.main.read() as raw:
-        found = read_all_claims(raw, "main", starts)
+        found = read_claims(raw, "main", starts)
     assert [[len(row.marked) for row in found[start_ms]] for start_ms in starts] == [[1], [2], [3], []]
 
 

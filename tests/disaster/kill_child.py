@@ -49,8 +49,9 @@ from duelog import (
     Subscription,
     Topic,
 )
+from duelog.cleanup.claims import claims_of_logs, read_claims
 from duelog.cleanup.compaction import hand_over, stage_generation
-from duelog.cleanup.compaction_plan import plan_compaction
+from duelog.cleanup.compaction_plan import partition_logs, plan_generation
 from duelog.store.codec.format import PartitionState
 from duelog.store.errors import DamagedStore
 from duelog.store.files import failpoints
@@ -332,7 +333,12 @@ class Worker:
             return
         try:
             source = partition.environment
-            plan = plan_compaction(engine.main, source)
+            with source.read() as raw:
+                logs = partition_logs(raw)
+            with engine.main.read() as raw:
+                known = read_claims(raw, "main", [partition.start_ms])[partition.start_ms]
+                claims = claims_of_logs(raw, known, logs)
+            plan = plan_generation(source, claims)
             hand_over(self.store.path, stage_generation(self.store.path, source, plan))
         except FileNotFoundError:  # the scheduler has adopted a generation made before, and removed this one
             if source.path.exists():

@@ -34,8 +34,9 @@ from pathlib import Path
 from typing import Any
 
 from duelog import DelayedStore, ManualClock, Message, MessageId, StoreConfig, Subscription, Topic
+from duelog.cleanup.claims import claims_of_logs, read_claims
 from duelog.cleanup.compaction import hand_over, stage_generation
-from duelog.cleanup.compaction_plan import plan_compaction
+from duelog.cleanup.compaction_plan import partition_logs, plan_generation
 from duelog.store.codec.format import PartitionState
 from duelog.store.config import Durability
 from duelog.store.files import failpoints
@@ -225,7 +226,12 @@ class Worker:
         """Finish the next generation of the oldest closed partition; a later tick adopts it."""
         engine = self.store._engine
         for partition in engine.partitions.held(lambda each: each.state is PartitionState.CLOSED):
-            plan = plan_compaction(engine.main, partition.environment)
+            with partition.environment.read() as raw:
+                logs = partition_logs(raw)
+            with engine.main.read() as raw:
+                known = read_claims(raw, "main", [partition.start_ms])[partition.start_ms]
+                claims = claims_of_logs(raw, known, logs)
+            plan = plan_generation(partition.environment, claims)
             hand_over(self.store.path, stage_generation(self.store.path, partition.environment, plan))
             return
 

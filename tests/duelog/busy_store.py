@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from duelog import DelayedStore, ManualClock, Message, MessageId, StoreConfig
 from duelog.cleanup.compaction import hand_over, stage_generation
-from duelog.cleanup.compaction_plan import plan_compaction
 from duelog.store.codec.format import PartitionState
+from tests.cleanup.compacting import plan_compaction
 
 HOUR_MS = 3_600_000
 START_MS = 1_790_035_200_000
@@ -141,7 +141,7 @@ class BusyStore:
         closed = [each for each in engine.partitions if each.state is PartitionState.CLOSED]
         if closed:
             with engine.partitions.lease(self.random.choice(closed)) as partition:
-                plan = plan_compaction(engine.main, partition.environment)
+                plan = plan_compaction(engine.main, partition)
                 staged = stage_generation(self.store.path, partition.environment, plan)
             hand_over(self.store.path, staged)
 

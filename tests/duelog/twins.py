@@ -229,3 +229,16 @@ def at(*entries: int) -> list[Position]:
 def entries(batch: Sequence[ReceivedMessage]) -> list[int]:
     """Entry ids of a batch."""
     return [message.position.entry_id for message in batch]
+
+
+def acked_after_mark(acks: AckSet) -> int:
+    """How many acknowledged entries the mark-delete position does not cover."""
+    return sum(map(len, acks._acked.values()))
+
+
+def has_ready(dispatcher: Dispatcher, now_ms: int, consumer_id: int | None = None) -> bool:
+    """Whether a message that was read before could be handed out now, to one consumer or to any."""
+    dispatcher._bring_due(now_ms)
+    if consumer_id is not None:
+        return dispatcher.may_receive(consumer_id) and bool(dispatcher._order.peek(consumer_id, 1))
+    return any(dispatcher._order.peek(some_id, 1) for some_id in dispatcher.consumers)

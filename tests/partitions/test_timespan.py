@@ -17,7 +17,6 @@ from duelog.partitions.timespan import (
     group_by_partition,
     parse_directory_name,
     partition_start,
-    partition_starts,
 )
 from duelog.store.errors import InvalidArgument
 
@@ -49,14 +48,6 @@ def test_a_partition_begins_at_its_start_and_ends_before_the_next() -> None:
     assert partition_start(midnight, DAY_MS) == midnight
     assert partition_start(midnight - 1, DAY_MS) == midnight - DAY_MS
     assert partition_start(midnight + DAY_MS - 1, DAY_MS) == midnight
-
-
-@given(st.lists(dues, max_size=30), spans)
-def test_the_vectorised_starts_are_the_scalar_ones(batch: list[int], span_ms: int) -> None:
-    """partition_starts gives what partition_start gives for each, over the whole range of due times."""
-    starts = partition_starts(np.array(batch, dtype=np.int64), span_ms)
-    assert starts.dtype == np.int64
-    assert starts.tolist() == [partition_start(due_ms, span_ms) for due_ms in batch]
 
 
 @st.composite
@@ -159,9 +150,8 @@ def test_other_names_are_refused(name: str) -> None:
 @pytest.mark.parametrize("span_ms", [0, -1, SPAN_LIMIT_MS])
 def test_a_span_out_of_range_is_refused(span_ms: int) -> None:
     """No arithmetic is done with a span that does not fit the 32-bit offsets."""
-    for call in (partition_starts, group_by_partition):
-        with pytest.raises(InvalidArgument, match="span_ms"):
-            call(np.zeros(1, dtype=np.int64), span_ms)
+    with pytest.raises(InvalidArgument, match="span_ms"):
+        group_by_partition(np.zeros(1, dtype=np.int64), span_ms)
     with pytest.raises(InvalidArgument, match="span_ms"):
         partition_start(0, span_ms)
 
@@ -170,10 +160,9 @@ def test_a_span_out_of_range_is_refused(span_ms: int) -> None:
 def test_a_due_time_out_of_range_is_refused(due_ms: int) -> None:
     """Before 1970 and from the year 10000 on there are no partitions, wherever in a batch the time stands."""
     batch = np.array([5, due_ms, 6], dtype=np.int64)
-    for call in (partition_starts, group_by_partition):
-        with pytest.raises(InvalidArgument, match="due_ms") as caught:
-            call(batch, DAY_MS)
-        assert caught.value.value == due_ms
+    with pytest.raises(InvalidArgument, match="due_ms") as caught:
+        group_by_partition(batch, DAY_MS)
+    assert caught.value.value == due_ms
     with pytest.raises(InvalidArgument, match="due_ms"):
         partition_start(due_ms, DAY_MS)
     with pytest.raises(InvalidArgument, match="start_ms"):

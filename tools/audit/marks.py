@@ -14,6 +14,8 @@ from pyroaring import BitMap
 
 from ...store.codec.run import Int64s, Run, UInt32s
 
+_MOST_SHOWN = 10
+
 UNTIMED = -1
 """Stands for the time of markers written by a version that did not store it."""
 
@@ -118,7 +120,7 @@ def ids_of(entries: BitMap) -> UInt32s:
     return found
 
 
-def ranges_text(entries: BitMap, most: int = 10) -> str:
+def ranges_text(entries: BitMap) -> str:
     """Some entry ids for people: `3, 5, 7 and 12 more`."""
-    shown = ", ".join(str(entry_id) for entry_id in entries[:most])
-    return shown if len(entries) <= most else f"{shown} and {len(entries) - most:,} more"
+    shown = ", ".join(str(entry_id) for entry_id in entries[:_MOST_SHOWN])
+    return shown if len(entries) <= _MOST_SHOWN else f"{shown} and {len(entries) - _MOST_SHOWN:,} more"

@@ -8,6 +8,7 @@ from duelog.delivery.acks import AckSet
 from duelog.delivery.dispatcher import Dispatcher, SubscriptionType
 from duelog.store.errors import InvalidArgument
 from duelog.store.position import Position
+from tests.duelog.twins import has_ready
 
 from ..twins import Log, at, dispatcher_on, entries, log_of
 
@@ -41,9 +42,9 @@ def test_a_nacked_message_comes_at_its_time_and_not_before() -> None:
     dispatcher.next_batch(1, 2, 0)
     assert dispatcher.nack(1, at(0), 50, 0) == 1
     assert dispatcher.next_redelivery_ms() == 50
-    assert not dispatcher.has_ready(49)
+    assert not has_ready(dispatcher, 49)
     assert entries(dispatcher.next_batch(2, 1, 49)) == [2]
-    assert dispatcher.has_ready(50)
+    assert has_ready(dispatcher, 50)
     batch = dispatcher.next_batch(2, 2, 50)
     assert [(message.position.entry_id, message.redelivery_count) for message in batch] == [(0, 1), (3, 0)]
     assert dispatcher.next_redelivery_ms() is None
@@ -55,9 +56,9 @@ def test_a_message_acknowledged_after_its_nack_does_not_come_again() -> None:
     dispatcher.next_batch(1, 2, 0)
     dispatcher.nack(1, at(0, 1), 50, 0)
     assert dispatcher.ack(1, at(0)) == 1
-    assert dispatcher.has_ready(50)
+    assert has_ready(dispatcher, 50)
     assert dispatcher.ack(None, at(1)) == 1
-    assert not dispatcher.has_ready(50)
+    assert not has_ready(dispatcher, 50)
     assert dispatcher.next_redelivery_ms() is None
     assert dispatcher.next_batch(2, 5, 60) == []
 
@@ -232,7 +233,7 @@ def test_failover_serves_the_consumer_that_came_first() -> None:
     dispatcher.remove_consumer(5, 0)
     dispatcher.add_consumer(5)
     assert dispatcher.next_batch(5, 9, 0) == []
-    assert not dispatcher.has_ready(0, 5)
+    assert not has_ready(dispatcher, 0, 5)
     assert entries(dispatcher.next_batch(3, 9, 0)) == [1, 2, 3]
 
 

@@ -8,6 +8,7 @@ from duelog.delivery.acks import AckSet
 from duelog.delivery.key_slots import KeySlots
 from duelog.store.message import ReceivedMessage
 from duelog.store.position import Position
+from tests.duelog.twins import has_ready
 
 from ..twins import Log, at, dispatcher_on, entries, log_of
 
@@ -25,8 +26,8 @@ def test_a_key_goes_to_one_consumer() -> None:
     dispatcher = dispatcher_on(log_of(mine, theirs, None, mine, theirs), "key_shared")
     assert entries(dispatcher.next_batch(1, 9, 0)) == [0, 2, 3]
     assert dispatcher.kept_back_count == 2
-    assert dispatcher.has_ready(0, 2)
-    assert not dispatcher.has_ready(0, 1)
+    assert has_ready(dispatcher, 0, 2)
+    assert not has_ready(dispatcher, 0, 1)
     batch = dispatcher.next_batch(2, 9, 0)
     assert [(message.position.entry_id, message.redelivery_count) for message in batch] == [(1, 0), (4, 0)]
 
@@ -59,9 +60,9 @@ def test_a_key_changes_hands_only_when_its_holder_is_done() -> None:
     assert entries(dispatcher.next_batch(1, 1, 0)) == [0]
     dispatcher.add_consumer(2)
     assert entries(dispatcher.next_batch(2, 9, 0)) == [2]
-    assert not dispatcher.has_ready(0, 2)
+    assert not has_ready(dispatcher, 0, 2)
     dispatcher.ack(1, at(0))
-    assert dispatcher.has_ready(0, 2)
+    assert has_ready(dispatcher, 0, 2)
     assert entries(dispatcher.next_batch(2, 9, 0)) == [1]
 
 
@@ -117,7 +118,7 @@ def test_messages_kept_back_survive_that_nobody_is_there() -> None:
     dispatcher.remove_consumer(2, 0)
     dispatcher.remove_consumer(1, 0)
     dispatcher._check()
-    assert not dispatcher.has_ready(0)
+    assert not has_ready(dispatcher, 0)
     dispatcher.add_consumer(3)
     assert [message.redelivery_count for message in dispatcher.next_batch(3, 9, 0)] == [0, 0]
 

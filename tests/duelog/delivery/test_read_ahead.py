@@ -178,9 +178,16 @@ def test_a_read_that_fails_loses_nothing() -> None:
     assert positions(messages) == [Position(1, entry_id) for entry_id in (5, 6, 8, 9, 10)]
 
 
+def with_left(left: int) -> ReadAheadBudget:
+    """A budget of which so much is left."""
+    budget = ReadAheadBudget()
+    budget.take(budget.left - left)
+    return budget
+
+
 def test_what_is_held_counts_against_a_budget_and_is_given_back() -> None:
     """Where nothing is left, reading ahead stops, and what is read is what is asked for."""
-    budget = ReadAheadBudget(100_000)
+    budget = with_left(100_000)
     payload = b"x" * 2_000
     log = Log(payload=payload)
     one, other = ReadAhead(log, budget), ReadAhead(log, budget)
@@ -192,7 +199,7 @@ def test_what_is_held_counts_against_a_budget_and_is_given_back() -> None:
     one.clear()
     other.clear()
     assert budget.left == 100_000
-    empty = ReadAhead(log, ReadAheadBudget(0))
+    empty = ReadAhead(log, with_left(0))
     log.reads.clear()
     start = Position(1, 0)
     for _ in range(5):

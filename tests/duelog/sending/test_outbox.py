@@ -69,7 +69,7 @@ def test_a_sender_waits_while_the_bound_is_reached_and_not_longer(small: Delayed
     futures: list[Future[MessageId]] = []
     while (future := topic.put(topic.outgoing(_message()), wait=False)) is not None:
         futures.append(future)
-    assert 0 < small._engine.outbox.in_flight_bytes <= 4_000
+    assert 0 < small._engine.outbox._bytes <= 4_000
     sent = threading.Event()
 
     def send() -> None:
@@ -85,7 +85,7 @@ def test_a_sender_waits_while_the_bound_is_reached_and_not_longer(small: Delayed
     thread.join()
     wait(futures, LIMIT_S)
     assert all(future.exception() is None for future in futures)
-    assert small._engine.outbox.in_flight_bytes == 0
+    assert small._engine.outbox._bytes == 0
 
 
 def _message() -> Any:

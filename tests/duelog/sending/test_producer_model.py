@@ -20,10 +20,10 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from duelog import DelayedStore, ManualClock, Message, StoreConfig, Subscription
 from duelog.cleanup.compaction import hand_over, stage_generation
-from duelog.cleanup.compaction_plan import plan_compaction
 from duelog.errors import StoreFailed
 from duelog.store.codec.format import PartitionState
 from duelog.store.files.failpoints import arm, disarm
+from tests.cleanup.compacting import plan_compaction
 from tests.conftest import START_MS
 
 SPAN_MS = 1_000
@@ -157,7 +157,7 @@ class ProducerMachine(RuleBasedStateMachine):
     def compact(self) -> None:
         """Closed partitions lose the bodies that were acknowledged, and are adopted."""
         for partition in self.store._engine.partitions.held(lambda each: each.state is PartitionState.CLOSED):
-            plan = plan_compaction(self.store._engine.main, partition.environment)
+            plan = plan_compaction(self.store._engine.main, partition)
             if plan.dead_entries:
                 hand_over(self.store.path, stage_generation(self.store.path, partition.environment, plan))
         self.store.tick()

@@ -14,6 +14,7 @@ from duelog.store.codec.format import LedgerRecord
 from duelog.store.env.transaction import Transaction
 from duelog.store.names import TopicName
 from tests.conftest import START_MS, LeadingClock, OpenStore
+from tests.duelog.twins import acked_after_mark
 from tests.tools.command_line import json_of, ok
 
 HOUR_MS = 3_600_000
@@ -360,7 +361,7 @@ def test_at_the_latest_with_nothing_waiting_the_cursor_is_one_position(open_stor
     topic.send_batch([Message(b"x") for _ in range(10)])
     subscription = begin_at_the_latest(store, how)
     acks = subscription._state.acks
-    assert (acks.acked_count_after_mark_delete, acks.backlog(subscription._topic.log)) == (0, 0)
+    assert (acked_after_mark(acks), acks.backlog(subscription._topic.log)) == (0, 0)
 
 
 def test_who_begins_at_the_latest_holds_what_waits_until_it_has_it(open_store: OpenStore, clock: ManualClock) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from duelog.store.errors import CorruptRecord, DelayTooLong, InvalidArgument
 from duelog.store.message import MAX_DUE_MS
 from duelog.store.names import TopicName
-from duelog.store.policy.policies import DELAY_FIELDS, DelayedDeliveryPolicies, resolve
+from duelog.store.policy.policies import DELAY_FIELDS, DelayedDeliveryPolicies, EffectivePolicies, merge, scopes_of
 
 TOPIC = TopicName.parse("shop/mail/reminders")
 NOW_MS = 1_790_000_000_123
@@ -22,6 +22,16 @@ optional_ms = st.none() | st.integers(0, 10_000)
 policies = st.none() | st.builds(
     DelayedDeliveryPolicies, st.none() | st.booleans(), optional_ms, optional_ms, optional_ms
 )
+
+
+def resolve(
+    topic: TopicName,
+    of_store: DelayedDeliveryPolicies | None,
+    of_namespace: DelayedDeliveryPolicies | None,
+    of_topic: DelayedDeliveryPolicies | None,
+) -> EffectivePolicies:
+    """What is in force for a topic."""
+    return merge(scopes_of(topic, of_store, of_namespace, of_topic))
 
 
 @pytest.mark.parametrize(
