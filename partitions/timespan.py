@@ -18,12 +18,14 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
+from ..store.codec.run import MAX_DUE_SPAN_MS
 from ..store.errors import InvalidArgument
+from ..store.message import MAX_DUE_MS
 
-DUE_LIMIT_MS = 253_402_300_800_000
+DUE_LIMIT_MS = MAX_DUE_MS + 1
 """First millisecond of the year 10000: due times are below it."""
 
-SPAN_LIMIT_MS = 1 << 32
+SPAN_LIMIT_MS = MAX_DUE_SPAN_MS + 1
 """Partition spans are below it, so that an offset from a partition's start fits 32 bits."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

@@ -19,7 +19,10 @@ MAX_ID = 2**63 - 1
 """Largest ledger id and entry id: both go through int64 columns."""
 
 ENTRY_MASK = 2**32 - 1
-"""Largest entry id of a ledger (store/codec/format.py)."""
+"""The 32 bits of an entry id; the last value is kept for limits (store/codec/format.py)."""
+
+BEFORE_FIRST = -1
+"""Entry id of a mark-delete position before the first entry of its ledger."""
 
 _TEXT = re.compile(r"(0|[1-9][0-9]{0,18}):(0|[1-9][0-9]{0,18})")
 

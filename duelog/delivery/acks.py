@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pyroaring import BitMap
 
 from ..store.errors import BrokenInvariant, InvalidArgument
-from ..store.position import Position
+from ..store.position import BEFORE_FIRST, Position
 from .ledger_list import LedgerList
 
 
@@ -42,7 +42,7 @@ class AckChanges:
 class AckSet:
     """Mark-delete position and the acknowledged entries after it. Not thread-safe.
 
-    An entry id of -1 in a mark-delete position stands for "before the first entry of that ledger".
+    A mark-delete position with the entry id BEFORE_FIRST acknowledges nothing of its ledger.
     """
 
     def __init__(self, mark_delete: Position, acked: Mapping[int, BitMap] | None = None) -> None:
@@ -263,7 +263,7 @@ class AckSet:
             del self._acked[ledger_id]
             self._dirty.add(ledger_id)
         if self._mark_delete[0] < first_ledger_id:
-            self._move_mark(Position(first_ledger_id, -1))
+            self._move_mark(Position(first_ledger_id, BEFORE_FIRST))
         self._advance(ledgers)
 
     def reset(self, mark_delete: Position) -> None:
@@ -339,7 +339,7 @@ class AckSet:
             following = ledgers.following(ledger_id)
             if following is None or 0 not in self._acked.get(following, ()):
                 return
-            ledger_id, entry_id = following, -1
+            ledger_id, entry_id = following, BEFORE_FIRST
 
     def _check(self, ledgers: LedgerList) -> None:
         """Raise BrokenInvariant unless the normal form holds and every acknowledged entry exists."""
@@ -359,14 +359,14 @@ class AckSet:
             following = ledgers.following(ledger_id)
             if following is None:
                 return
-            ledger_id, entry_id = following, -1
+            ledger_id, entry_id = following, BEFORE_FIRST
         if entry_id + 1 in self._acked.get(ledger_id, ()):
             raise BrokenInvariant(f"the entry after mark-delete {self._mark_delete} is acknowledged")
 
 
 def _valid(position: Position) -> Position:
-    if position.entry_id < -1:
-        raise InvalidArgument("position", position, "an entry id starts at -1")
+    if position.entry_id < BEFORE_FIRST:
+        raise InvalidArgument("position", position, f"an entry id starts at {BEFORE_FIRST}")
     return position
 
 

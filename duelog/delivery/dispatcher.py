@@ -25,7 +25,7 @@ from duelog.delivery.acks import AckSet
 from duelog.delivery.ledger_list import LedgerList
 from duelog.store.errors import BrokenInvariant, DuelogError, InvalidArgument
 from duelog.store.message import ReceivedMessage
-from duelog.store.position import Position
+from duelog.store.position import BEFORE_FIRST, Position
 
 from .delivery_order import DeliveryOrder
 from .key_order import KeyOrder
@@ -330,7 +330,7 @@ class Dispatcher:
     def trimmed(self, first_ledger_id: int) -> None:
         """The ledgers before ``first_ledger_id`` are gone: forget their messages, and trim ``acks`` likewise."""
         self.acks.trim_to(first_ledger_id, self._ledgers)
-        self._forget_through(Position(first_ledger_id, -1))
+        self._forget_through(Position(first_ledger_id, BEFORE_FIRST))
 
     # -- inside --------------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ from duelog.store.log import catalog
 from duelog.store.log.ledger import RunLimits
 from duelog.store.log.managed_ledger import LedgerLimits, ManagedLedger
 from duelog.store.names import TopicName
-from duelog.store.position import Position
+from duelog.store.position import BEFORE_FIRST, Position
 
 from .subscription_state import KEEPER, SubscriptionState
 from .topic_state import TopicState
@@ -134,7 +134,7 @@ class Topics:
             """The first ledger, and acknowledgements that begin with what is not due, or not appended yet."""
             first = log.first_ledger
             start = Position(first, 0) if earliest else log.latest(now_ms)
-            acks = AckSet(Position(first, -1))
+            acks = AckSet(Position(first, BEFORE_FIRST))
             acks.begin(Position(start.ledger_id, start.entry_id - 1), {} if earliest else waiting(), log)
             return first, acks.take_changes()
 

@@ -16,13 +16,13 @@ from enum import IntEnum
 from typing import Any, NamedTuple
 
 from ..errors import CorruptRecord
-from ..position import Position
+from ..position import ENTRY_MASK, Position
 from .checksum import crc32
 
 FORMAT_VERSION = 1
 """Version of everything below; stands in the STORE file and in each partition's info record."""
 
-MAX_ENTRY_ID = 2**32 - 2
+MAX_ENTRY_ID = ENTRY_MASK - 1
 """Entry ids are 32 bits wide, so that roaring bitmaps hold them; the last value is kept for limits."""
 
 

@@ -20,7 +20,7 @@ from pyroaring import BitMap
 from ...cleanup.claims import acknowledged_by_all
 from ...partitions.timespan import parse_directory_name
 from ...store.codec.format import CursorRecord, LedgerRecord, LedgerState, PartitionRecord, PartitionState
-from ...store.codec.frontier import FrontierRecord
+from ...store.codec.frontier import UNREADABLE_DUE, FrontierRecord
 from ..transfer.export_layout import Export, ExportedFile, open_export
 from .catalog_findings import marker_findings, reference_findings
 from .facts import KeptLedger, StoreFacts, TopicFacts
@@ -213,7 +213,7 @@ def _batches(rows: pa.Table) -> Iterator[Batch | Issue]:
     ids = rows.column("entry_id").to_numpy()
     unreadable = rows.column("due_ms").is_null().to_numpy()
     damaged = rows.column("reason").is_valid().to_numpy()
-    dues = rows.column("due_ms").fill_null(-1).to_numpy()
+    dues = rows.column("due_ms").fill_null(UNREADABLE_DUE).to_numpy()
     sizes = rows.column("body_bytes").fill_null(0).to_numpy()
     dropped = rows.column("dropped").fill_null(False).to_numpy()
     sizes = np.where(dropped, 0, np.maximum(sizes, 1))

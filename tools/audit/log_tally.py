@@ -18,6 +18,8 @@ from ...store.codec.run import Int64s
 from .marks import bitmap_of, ids_of, ranges_text
 from .tables import DAY_MS, HOUR_MS
 
+NO_ENTRY = -1
+
 Mask = npt.NDArray[np.bool_]
 
 
@@ -66,7 +68,7 @@ class Batch(NamedTuple):
 
 
 class Issue(NamedTuple):
-    """Something wrong with entries of the log; `entry_id` -1: not one in particular."""
+    """Something wrong with entries of the log; `entry_id` NO_ENTRY: not one in particular."""
 
     code: str
     entry_id: int
@@ -281,4 +283,4 @@ def _judge(task: LogTask, tally: _Tally, holes: BitMap) -> Iterable[Issue]:
             f"{tally.live_fired:,} messages lie before the frontier, {task.fired:,} have fired; markers were trimmed, "
             f"so which ones is not known, but they are among entries {ranges_text(tally.maybe_lost)}"
         )
-        yield Issue("lost", -1, message, never)
+        yield Issue("lost", NO_ENTRY, message, never)

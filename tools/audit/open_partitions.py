@@ -19,7 +19,7 @@ from ...store.env.environment import Environment
 from ...store.errors import CorruptRecord, DamagedStore
 from ..scan.sealed import Sealed
 from ..store_check import check_file
-from .log_tally import Issue
+from .log_tally import NO_ENTRY, Issue
 from .partition_audit import PartitionResult, PartitionTask, audit_environment
 
 PATIENCE_S = 1.0
@@ -63,7 +63,7 @@ def _snapshots(environment: Environment, patience_s: float) -> list[Issue]:
         again = _incomplete(environment)
         found = {key: info for key, info in found.items() if again.get(key) == info}
     return [
-        Issue("incomplete-snapshot", -1, f"snapshot {snapshot_id} of ledger {ledger_id}: {info.reason}", 0)
+        Issue("incomplete-snapshot", NO_ENTRY, f"snapshot {snapshot_id} of ledger {ledger_id}: {info.reason}", 0)
         for (ledger_id, snapshot_id), info in sorted(found.items())
     ]
 

@@ -23,7 +23,7 @@ from ...store.errors import CorruptEntry, CorruptRecord, DamagedStore
 from ...store.log.scan import runs
 from ..scan.sealed import Sealed, open_sealed
 from ..store_check import check_file
-from .log_tally import Batch, Day, Issue, LogResult, LogTask, Mask, tally_log
+from .log_tally import NO_ENTRY, Batch, Day, Issue, LogResult, LogTask, Mask, tally_log
 
 _BATCH_ENTRIES = 1 << 20
 _BATCH_RUNS = 1 << 14
@@ -106,7 +106,7 @@ def audit_partition(task: PartitionTask) -> PartitionResult:
             return PartitionResult(sealed.start_ms, "; ".join(problems[:5]), sealed.file_bytes, [], [])
         with open_sealed(sealed, task.store_id) as environment:
             logs, issues = audit_environment(environment, task)
-            issues += [Issue("incomplete-snapshot", -1, "snapshots were left when the partition closed", 0)
+            issues += [Issue("incomplete-snapshot", NO_ENTRY, "snapshots were left when the partition closed", 0)
                        for _ in inspect_snapshots(environment)][:1]  # fmt: skip
         return PartitionResult(sealed.start_ms, "", sealed.file_bytes, logs, issues)
     except (DamagedStore, CorruptRecord, lmdb.Error) as error:
@@ -124,7 +124,7 @@ def audit_environment(environment: Environment, task: PartitionTask) -> tuple[li
                 if key[0] == Table.LOG:
                     found[fmt.trailing_u32(key)] = fmt.unpack_u64(fields)
             except ValueError as error:
-                issues.append(Issue("corrupt-record", -1, f"{_table(key)} {key.hex()}: {error}", 0))
+                issues.append(Issue("corrupt-record", NO_ENTRY, f"{_table(key)} {key.hex()}: {error}", 0))
     known = {log.topic_id: log for log in task.logs}
     withdrawn = {ledger_id: (cancelled, admitted) for ledger_id, cancelled, admitted in task.withdrawn}
     none = BitMap().serialize()
@@ -133,7 +133,7 @@ def audit_environment(environment: Environment, task: PartitionTask) -> tuple[li
         log = known.pop(topic_id, None)
         if log is not None and log.ledger_id != ledger_id:
             message = f"its log is ledger {ledger_id}, the frontier is of ledger {log.ledger_id}"
-            issues.append(Issue("missing-entries", -1, message, 0))
+            issues.append(Issue("missing-entries", NO_ENTRY, message, 0))
             log = None
         if log is None:
             log = LogTask.unknown(topic_id, ledger_id, *withdrawn.get(ledger_id, (none, none)))

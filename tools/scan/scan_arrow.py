@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import pyarrow as pa
 
+from ...store.codec.frontier import UNREADABLE_DUE
 from ...store.errors import InvalidArgument
 from .scan_bodies import Bodies, read_bodies
 from .scan_plan import Slice, Wanted
-from .scan_rows import UNREADABLE, Batch, batches
+from .scan_rows import Batch, batches
 from .sealed import open_sealed
 
 MESSAGES = pa.schema(
@@ -112,7 +113,7 @@ class _Columns:
 
     def due_ms(self) -> pa.Array:
         dues = self._batch.dues
-        unreadable = dues == UNREADABLE
+        unreadable = dues == UNREADABLE_DUE
         return pa.array(dues, mask=unreadable if unreadable.any() else None)
 
     def body_bytes(self) -> pa.Array:

@@ -2,7 +2,7 @@
 
 No object is made per entry: runs give their columns as they lie, a batch joins them. Payloads are not touched, nor
 verified; scan_bodies.py reads those. A run that cannot be read comes as one row with the run's first entry id,
-UNREADABLE for its due time, and its reason in `Batch.damage`; what is in it otherwise says nothing.
+UNREADABLE_DUE for its due time, and its reason in `Batch.damage`; what is in it otherwise says nothing.
 """
 
 from __future__ import annotations
@@ -15,14 +15,12 @@ import numpy as np
 import numpy.typing as npt
 from pyroaring import BitMap
 
+from ...store.codec.frontier import UNREADABLE_DUE
 from ...store.codec.run import Int64s, Run
 from ...store.errors import CorruptEntry
 from ...store.log.scan import runs
 from .scan_plan import LogRange, Slice, Wanted
 from .sealed import open_sealed
-
-UNREADABLE = -1
-"""Due time given for a run that cannot be read."""
 
 BATCH_ROWS = 1 << 17
 BATCH_BYTES = 16 << 20
@@ -73,7 +71,9 @@ class Batch:
         self._ends = np.cumsum(self._counts)
         offsets = [_ZERO if run is None else run.due_offsets()[low:high] for _, run, _, _, low, high, _ in found]
         bases = np.fromiter(
-            (UNREADABLE if each.run is None else each.run.base_ms for each in found), dtype=np.int64, count=len(found)
+            (UNREADABLE_DUE if each.run is None else each.run.base_ms for each in found),
+            dtype=np.int64,
+            count=len(found),
         )
         self.dues: Int64s = np.concatenate(offsets).astype(np.int64)
         self.dues += bases[0] if (bases == bases[0]).all() else np.repeat(bases, self._counts)
@@ -128,7 +128,7 @@ class Batch:
 
     def dropped(self, sizes: Int64s) -> Bools:
         """Whether compaction dropped the body, from the sizes that `body_spans` gives."""
-        gone: Bools = (sizes == 0) & (self.dues != UNREADABLE)
+        gone: Bools = (sizes == 0) & (self.dues != UNREADABLE_DUE)
         return gone
 
     def replaced(self) -> tuple[Int64s, Int64s]:
