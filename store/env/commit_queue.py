@@ -2,6 +2,8 @@
 
 There is no thread of its own. Committed requests return one after the other, each woken by the one before, and the
 last wakes the next leader: woken all at once their threads would only wait for the interpreter, each of them twice.
+Sixteen threads that send one by one then send 30 % less on two processors and 23 % less on one, and take 20 to 50 %
+more processor time a message.
 
 An interrupt (KeyboardInterrupt) of one caller concerns no other: its request leaves the queue, or the chain of those
 that return; an interrupted leader puts the other requests back, and another one leads. A call that raises has been
