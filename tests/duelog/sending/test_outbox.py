@@ -194,7 +194,7 @@ def test_a_message_whose_thread_cannot_be_started_is_refused_and_not_written_lat
         patched.setattr(threading.Thread, "start", refuse)
         with pytest.raises(ResourceShortage, match="thread"):
             topic.send_async(b"refused")
-    assert small._engine.outbox.in_flight_bytes == 0
+    assert small._engine.outbox._bytes == 0
     for number in range(3):
         topic.send_async(b"%d" % number).result(LIMIT_S)
     with topic.subscribe("s") as consumer:
