@@ -18,12 +18,13 @@ from duelog.store.names import SCHEME, TopicName, validate_namespace_name
 from duelog.store.policy.policies import DelayedDeliveryPolicies, EffectivePolicies, Policies, PolicyValue
 from duelog.store.policy.policy_records import Scope
 
+from .assembly import open_engine
 from .background.maintenance import TickResult
 from .backup import BackupResult, back_up
 from .check.check_store import check
 from .check.finding import Finding
 from .engine import Engine
-from .stats import PartitionStats, StoreStats, partition_stats, store_stats
+from .stats import PartitionStats, StoreStats
 from .topic import Topic
 from .topics.dead_letters import DeadLetter
 
@@ -64,7 +65,7 @@ class DelayedStore:
         if "\0" in str(where):
             raise InvalidArgument("path", path, "has a NUL character")
         with explained(where):
-            return cls(Engine(where, config or StoreConfig(), clock or SystemClock(), read_only=read_only))
+            return cls(open_engine(where, config or StoreConfig(), clock or SystemClock(), read_only=read_only))
 
     @property
     def path(self) -> Path:
@@ -110,7 +111,7 @@ class DelayedStore:
     def delete_topic(self, name: str) -> None:
         """Delete a topic with its messages and subscriptions, and release all it holds. Raises UnknownTopic."""
         self._engine.check_writable()
-        self._engine.delete_topic(self._engine.topics.get(TopicName.parse(name)))
+        self._engine.removal.remove_topic(self._engine.topics.get(TopicName.parse(name)))
 
     def set_policies(
         self,
@@ -136,7 +137,7 @@ class DelayedStore:
             raise InvalidArgument("policies", policies, "expected Policies or DelayedDeliveryPolicies")
         if not isinstance(expected, (DelayedDeliveryPolicies, EllipsisType)) and expected is not None:
             raise InvalidArgument("expected", expected, "expected Policies, DelayedDeliveryPolicies or None")
-        self._engine.policies.set(Scope.of(namespace, topic, subscription), policies, expected)
+        self._engine.policy_changes.set(Scope.of(namespace, topic, subscription), policies, expected)
 
     def update_policies(
         self,
@@ -152,7 +153,7 @@ class DelayedStore:
         live as long as its namespace says. Returns what is set there then. Raises as `set_policies`.
         """
         self._engine.check_writable()
-        return self._engine.policies.update(Scope.of(namespace, topic, subscription), values)
+        return self._engine.policy_changes.update(Scope.of(namespace, topic, subscription), values)
 
     def policies(
         self, *, namespace: str | None = None, topic: str | None = None, subscription: str | None = None
@@ -174,7 +175,7 @@ class DelayedStore:
     ) -> bool:
         """Remove the policies set at a scope, durably; False: none were. Raises as `set_policies`."""
         self._engine.check_writable()
-        return self._engine.policies.remove(Scope.of(namespace, topic, subscription))
+        return self._engine.policy_changes.remove(Scope.of(namespace, topic, subscription))
 
     def effective_policies(self, topic: str, subscription: str | None = None) -> EffectivePolicies:
         """The policies in force for a topic or a subscription, and by field at which scope each was set.
@@ -223,7 +224,7 @@ class DelayedStore:
         """Go on firing by the clock as it is now, after ClockJumped."""
         self._engine.check_writable()
         self._engine.maintenance.accept_clock()
-        self._engine.wake()
+        self._engine.wakeups.wake()
 
     def flush(self) -> None:
         """Persist every acknowledgement taken so far. Raises StoreFull, StoreFailed."""
@@ -269,7 +270,7 @@ class DelayedStore:
         """Figures of the store; O(partition logs)."""
         self._engine.check_open()
         with explained(self.path):
-            return store_stats(self._engine)
+            return self._engine.figures.of_store()
 
     def suspended(self) -> list[Suspension]:
         """What of the store's upkeep has failed and is tried again later, the longest first; reads nothing. O(them)."""
@@ -280,7 +281,7 @@ class DelayedStore:
         """Every time partition, by start; O(partition logs)."""
         self._engine.check_open()
         with explained(self.path):
-            return partition_stats(self._engine)
+            return self._engine.figures.of_partitions()
 
     def close(self) -> None:
         """Persist acknowledgements and close. Waiting receivers get ClosedError. A second call does nothing."""

@@ -13,27 +13,25 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, NamedTuple
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from opentelemetry import metrics
 from opentelemetry.metrics import CallbackOptions, Counter, Histogram, Meter, Observation
 
-from duelog.markers.firing.log_state import Taken
-from duelog.markers.tracker import FellDue
-from duelog.partitions.partition import Partition
+from duelog.markers.firing.firing import Firing
 from duelog.partitions.timespan import directory_name
-from duelog.snapshot.writer import SnapshotWritten
+from duelog.store.clock import StoreClock
 from duelog.store.codec.run import Int64s
-from duelog.store.env.environment import Environment
 from duelog.store.errors import DuelogError
+from duelog.store.listener import StoreListener
 from duelog.store.names import TopicName
 
-from .stats import partition_stats, pending_by_topic, subscription_stats
-from .topics.inline import unacknowledged, waiting
-
-if TYPE_CHECKING:
-    from .engine import Engine
+from .shutdown import OpenState
+from .stats import Figures
+from .topics.inline import InlineMessages, unacknowledged
+from .topics.topic_list import Topics
 
 _TOPIC = ("pulsar.cluster", "pulsar.namespace", "pulsar.topic")
 _STORE = ("duelog.store",)
@@ -161,47 +159,93 @@ def instruments() -> Instruments:
         return _Shared.instruments
 
 
-class StoreMetrics:
-    """What one store reports. Made by the engine, whose hooks it fills; `close` ends it."""
+class StoreMetrics(StoreListener):
+    """What one store reports: counters and histograms as events come, gauges when they are collected. `close` ends it.
 
-    def __init__(self, engine: Engine, shared: Instruments) -> None:
-        self._engine = engine
+    Appended to the listeners of the store when all its parts are there.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        cluster: str,
+        state: OpenState,
+        topics: Topics,
+        inline: InlineMessages,
+        firing: Firing,
+        clock: StoreClock,
+        figures: Figures,
+        shared: Instruments,
+    ) -> None:
+        """`cluster`: `StoreConfig.cluster`. Gauges report nothing once `state` is closed, and in a child process."""
+        self._cluster = cluster
+        self._state = state
+        self._topics = topics
+        self._inline = inline
+        self._firing = firing
+        self._clock = clock
+        self._figures = figures
         self._shared = shared
         self._lock = threading.Lock()
         self._survey: dict[str, list[Observation]] = {}
-        self._store: Attributes = {"duelog.store": str(engine.path)}
-        self._topics: dict[TopicName, Attributes] = {}
-        engine.policies.on_rejected = lambda topic, count: self._add(REJECTED, topic, count)
-        engine.policies.on_overridden = lambda topic, count: self._add(OVERRIDDEN, topic, count)
-        engine.firing.observe = self._fired
-        engine.firing.loaded.saving.observe = self._snapshot_written
-        engine.maintenance.trimming.on_trim = self._trimmed
-        engine.maintenance.on_delete = self._deleted
-        engine.partitions.opened = self._partition_opened
-        self._observe_commits(engine.main, "main")
-        for partition in engine.partitions:
-            if partition.is_open:
-                self._observe_commits(partition.environment, "partition")
-        if engine.wal_writer is not None:
-            engine.wal_writer.observe = self._wal_written()
+        self._store: Attributes = {"duelog.store": str(path)}
+        self._environments = {
+            kind: {**self._store, "duelog.environment": kind} for kind in ("main", "partition", "journal")
+        }
+        self._labels: dict[TopicName, Attributes] = {}
         shared.stores.add(self)
 
     def close(self) -> None:
         """Report nothing any more."""
         self._shared.stores.discard(self)
 
-    # -- fed by hooks --------------------------------------------------------------------------------
+    # -- events --------------------------------------------------------------------------------------
+
+    def committed(self, environment: str, elapsed_ns: int, requests: int, entries: int) -> None:
+        """Every partition counts as one kind of environment."""
+        attributes = self._environments.get(environment) or self._environments["partition"]
+        histograms = self._shared.histograms
+        histograms[COMMIT_DURATION].record(elapsed_ns / 1e9, attributes)
+        histograms[COMMIT_REQUESTS].record(requests, attributes)
+        if entries:
+            histograms[COMMIT_ENTRIES].record(entries, attributes)
+
+    def fired(self, topic_id: int, dues: Int64s, now_ms: int) -> None:
+        """Lateness is a figure of each message, so it is left out where no SDK is in force."""
+        topic = self._topics.by_id(topic_id) if self._shared.listening else None
+        if topic is None:
+            return
+        attributes = self._of(topic.name)
+        self._shared.counters[FIRED].add(len(dues), attributes)
+        record = self._shared.histograms[LATENESS].record
+        for late_ms in np.maximum(now_ms - dues, 0).tolist():  # some are written ahead of their time
+            record(late_ms / 1000, attributes)
 
     def cancelled(self, topic: TopicName, count: int) -> None:
-        """Messages were cancelled."""
         self._add(CANCELLED, topic, count)
 
     def rescheduled(self, topic: TopicName, count: int) -> None:
-        """Messages were given another due time."""
         self._add(RESCHEDULED, topic, count)
 
-    def corrupt(self) -> None:
-        """An entry was set aside that had not been before."""
+    def rejected(self, topic: TopicName, count: int) -> None:
+        self._add(REJECTED, topic, count)
+
+    def overridden(self, topic: TopicName, count: int) -> None:
+        self._add(OVERRIDDEN, topic, count)
+
+    def snapshot_written(self, stored_bytes: int, elapsed_ns: int) -> None:
+        self._shared.counters[SNAPSHOTS].add(1, self._store)
+        self._shared.histograms[SNAPSHOT_SIZE].record(stored_bytes, self._store)
+        self._shared.histograms[SNAPSHOT_DURATION].record(elapsed_ns / 1e9, self._store)
+
+    def ledger_trimmed(self, entries: int) -> None:
+        self._shared.counters[LEDGERS_TRIMMED].add(1, self._store)
+        self._shared.counters[ENTRIES_TRIMMED].add(entries, self._store)
+
+    def partition_deleted(self, start_ms: int) -> None:
+        self._shared.counters[PARTITIONS_DELETED].add(1, self._store)
+
+    def quarantined(self) -> None:
         self._shared.counters[CORRUPT].add(1, self._store)
 
     def _add(self, name: str, topic: TopicName, count: int) -> None:
@@ -209,84 +253,14 @@ class StoreMetrics:
             self._shared.counters[name].add(count, self._of(topic))
 
     def _of(self, topic: TopicName) -> Attributes:
-        found = self._topics.get(topic)
+        found = self._labels.get(topic)
         if found is None:
-            found = self._topics[topic] = {
-                "pulsar.cluster": self._engine.config.cluster,
+            found = self._labels[topic] = {
+                "pulsar.cluster": self._cluster,
                 "pulsar.namespace": topic.namespace_name,
                 "pulsar.topic": str(topic),
             }
         return found
-
-    def _fired(self, topic_id: int, taken: Taken, now_ms: int) -> None:
-        if not self._shared.listening:
-            return
-        topic = self._engine.topics.by_id(topic_id)
-        if topic is None:
-            return
-        self._record_fired(topic.name, taken.dues, now_ms)
-
-    def of_inline(self, topic: TopicName) -> FellDue:
-        """What is to be told of messages that waited in the topic's main log, and have fallen due."""
-
-        def fell_due(dues: Int64s, now_ms: int) -> None:
-            if self._shared.listening:
-                self._record_fired(topic, dues, now_ms)
-
-        return fell_due
-
-    def _record_fired(self, topic: TopicName, dues: Int64s, now_ms: int) -> None:
-        attributes = self._of(topic)
-        self._shared.counters[FIRED].add(len(dues), attributes)
-        record = self._shared.histograms[LATENESS].record
-        for late_ms in np.maximum(now_ms - dues, 0).tolist():  # some are written ahead of their time
-            record(late_ms / 1000, attributes)
-
-    def _trimmed(self, entries: int) -> None:
-        self._shared.counters[LEDGERS_TRIMMED].add(1, self._store)
-        self._shared.counters[ENTRIES_TRIMMED].add(entries, self._store)
-
-    def _deleted(self, _: int) -> None:
-        self._shared.counters[PARTITIONS_DELETED].add(1, self._store)
-
-    def _snapshot_written(self, written: SnapshotWritten, spent_ns: int) -> None:
-        self._shared.counters[SNAPSHOTS].add(1, self._store)
-        self._shared.histograms[SNAPSHOT_SIZE].record(written.stored_bytes, self._store)
-        self._shared.histograms[SNAPSHOT_DURATION].record(spent_ns / 1e9, self._store)
-
-    def _partition_opened(self, _: Partition, environment: Environment) -> None:
-        self._observe_commits(environment, "partition")
-
-    def _wal_written(self) -> Callable[[int, int], None]:
-        attributes = {**self._store, "duelog.environment": "journal"}
-        durations, sharing, sizes = (
-            self._shared.histograms[name] for name in (COMMIT_DURATION, COMMIT_REQUESTS, COMMIT_ENTRIES)
-        )
-
-        def observe(elapsed_ns: int, messages: int) -> None:
-            durations.record(elapsed_ns / 1e9, attributes)
-            sharing.record(messages, attributes)
-            sizes.record(messages, attributes)
-
-        return observe
-
-    def _observe_commits(self, environment: Environment, kind: str) -> None:
-        attributes = {**self._store, "duelog.environment": kind}
-        durations = self._shared.histograms[COMMIT_DURATION]
-        sharing = self._shared.histograms[COMMIT_REQUESTS]
-        sizes = self._shared.histograms[COMMIT_ENTRIES]
-        counts = environment.counts
-        known = counts.entries
-
-        def observe(elapsed_ns: int, requests: int) -> None:  # by the leader of the commits: one at a time
-            nonlocal known
-            entries, known = counts.entries - known, counts.entries
-            durations.record(elapsed_ns / 1e9, attributes)
-            sharing.record(requests, attributes)
-            if entries:
-                sizes.record(entries, attributes)
-
-        environment.observe_commit = observe
 
     # -- read by gauges ------------------------------------------------------------------------------
 
@@ -297,16 +271,16 @@ class StoreMetrics:
         with self._lock:
             if name not in self._survey:
                 try:
-                    self._engine.check_open()
+                    self._state.check()
                     self._survey = self._look()
                 except DuelogError:  # closed meanwhile, or in a child process: there is nothing to report
                     return []
             return self._survey.pop(name)
 
     def _suspended(self, name: str) -> list[Observation]:
-        now_ms = self._engine.clock.now_ms()
+        now_ms = self._clock.now_ms()
         times: dict[str, list[float]] = {}
-        for found in self._engine.firing.suspensions.all():
+        for found in self._firing.suspensions.all():
             times.setdefault(found.task, []).append(max(now_ms - found.since_ms, 0) / 1000)
         return [
             Observation(len(values) if name == SUSPENDED else max(values), {**self._store, "duelog.task": task})
@@ -314,20 +288,19 @@ class StoreMetrics:
         ]
 
     def _look(self) -> dict[str, list[Observation]]:
-        engine = self._engine
-        pending = pending_by_topic(engine)
+        pending = self._figures.pending_by_topic()
         found: dict[str, list[Observation]] = {name: [] for name in (DELAYED, BACKLOG, PENDING, INDEX)}
-        for topic in engine.topics.loaded():
+        for topic in self._topics.loaded():
             attributes = self._of(topic.name)
-            index = engine.firing.loaded.memory_bytes(topic.topic_id)
+            index = self._firing.loaded.memory_bytes(topic.topic_id)
             if topic.tracker is not None:
                 index += topic.tracker.memory_bytes()
             found[INDEX].append(Observation(index, attributes))
-            not_due = waiting(engine, topic, engine.clock.now_ms())
+            not_due = self._inline.waiting(topic, self._clock.now_ms())
             in_partitions = pending.get(topic.topic_id, 0)
             found[PENDING].append(Observation(in_partitions + sum(map(len, not_due.values())), attributes))
             for name, state in topic.subscriptions.items():
-                stats = subscription_stats(engine, topic, state, not_due)
+                stats = self._figures.of_subscription(topic, state, not_due)
                 with state.lock:
                     delayed = in_partitions + unacknowledged(state.acks, not_due)
                 named = {**attributes, "pulsar.subscription": name}
@@ -335,7 +308,7 @@ class StoreMetrics:
                 found[BACKLOG].append(Observation(stats.backlog, named))
         states = dict.fromkeys(("future", "current", "closed"), 0)
         found[PARTITION_SIZE] = []
-        for partition in partition_stats(engine):
+        for partition in self._figures.of_partitions():
             states[partition.state] = states.get(partition.state, 0) + 1
             labels = {**self._store, "duelog.partition": directory_name(partition.start_ms)}
             found[PARTITION_SIZE].append(Observation(partition.disk_bytes, labels))

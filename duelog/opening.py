@@ -10,6 +10,7 @@ import fcntl
 import json
 import os
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 from zlib import crc32
@@ -25,6 +26,7 @@ from duelog.store.files import datafile
 from duelog.store.files.directory import make_directory, move, remove_tree, write_file
 from duelog.store.files.page_scan import refuse_broken
 from duelog.store.files.system_errors import explained
+from duelog.store.listener import StoreListener
 from duelog.store.log import catalog
 from duelog.store.log.ledger import find_tail
 from duelog.store.policy import policy_records
@@ -142,11 +144,18 @@ def stored_span_ms(path: Path) -> int | None:
         return None
 
 
-def open_main(path: Path, config: StoreConfig, identity: Identity, *, read_only: bool) -> Environment:
+def open_main(
+    path: Path, config: StoreConfig, identity: Identity, listeners: Sequence[StoreListener] = (), *, read_only: bool
+) -> Environment:
     """Open the main environment and see that it is whole and belongs to this store. Raises DamagedStore."""
     refuse_broken(path / "main")
     environment = Environment(
-        path / "main", name="main", durability=config.durability, map_bytes=config.map_bytes, read_only=read_only
+        path / "main",
+        name="main",
+        durability=config.durability,
+        map_bytes=config.map_bytes,
+        read_only=read_only,
+        listeners=listeners,
     )
     try:
         fields = environment.get(fmt.PARTITION_INFO_KEY)

@@ -61,7 +61,6 @@ class PointInTime:
         """What there is to be copied; None: not known yet."""
         self._unheld: DuelogError | None = None
         """Why a partition that was opened is not held."""
-        self._observer = self._partitions.opened
         self.taken_ms = 0
         """The store's time at the instant."""
         self.wal: list[WalRecord] = []
@@ -137,8 +136,6 @@ class PointInTime:
 
     def _opened(self, partition: Partition, environment: Environment) -> None:
         """A partition was opened, by any thread, and nobody has used it yet. Under the lock of the partitions."""
-        if self._observer is not None:
-            self._observer(partition, environment)
         generation = partition.start_ms, environment.path.name
         if self._left is None or generation in self._left:
             try:
@@ -199,7 +196,7 @@ class PointInTime:
 
     def close(self) -> None:
         """Let everything go that is held. A second call does nothing."""
-        for partition in self._partitions.watch(self._observer):
+        for partition in self._partitions.watch(None):
             self._partitions.release(partition)
         self.main.release()
         for generation in list(self._held):

@@ -1,15 +1,12 @@
-"""The steps by which a store closes: each is taken, whatever became of the others."""
+"""Whether a store is open in this process, and the steps by which it closes, each taken whatever became of others."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from pathlib import Path
 
+from duelog.store.errors import ClosedError
 from duelog.store.files.process import here
-
-if TYPE_CHECKING:
-    from .engine import Engine
-    from .opening import StoreLock
 
 _ATTEMPTS = 3
 """How often a step is begun that does not come to its end."""
@@ -43,31 +40,22 @@ class Shutdown:
             raise first
 
 
-def steps(engine: Engine, lock: StoreLock | None) -> list[Callable[[], None]]:
-    """How an engine closes; `lock`: what it holds while it writes."""
-    process = here.pid
+class OpenState:
+    """Of one store: open from the beginning, in the process that opened it, until `closed` is set."""
 
-    def stop() -> None:
-        engine.maintenance.stopping = True
-        if engine.metrics is not None:
-            engine.metrics.close()
-        if engine.scheduler is not None:
-            engine.scheduler.stop()
+    def __init__(self, path: Path) -> None:
+        self.closed = False
+        self._path = path
+        self._process = here.pid
 
-    def persist() -> None:
-        if not engine.read_only and engine.main.failed is None and here.pid == process:
-            with engine.maintenance.lock:
-                engine.flusher.flush()
-                engine.quarantine.flush()
-                engine.firing.loaded.save_all(engine.clock.now_ms())
+    @property
+    def forked(self) -> bool:
+        """Whether this process is a child, after fork, of the one that opened the store."""
+        return here.pid != self._process
 
-    def end() -> None:
-        engine.closed = True
-        engine._wake_receivers()
-
-    def unlock() -> None:
-        if lock is not None:
-            lock.release()
-
-    parts = (engine.sender.close, engine.partitions.close, engine.main.close)
-    return [engine.outbox.close, stop, persist, end, *parts, unlock]
+    def check(self) -> None:
+        """Raise ClosedError after close, and in a child process after fork."""
+        if self.closed:
+            raise ClosedError(f"store {self._path}")
+        if self.forked:
+            raise ClosedError(f"store {self._path} (opened by process {self._process}, used by child {here.pid})")

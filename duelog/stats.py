@@ -4,26 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from pyroaring import BitMap
 
+from duelog.markers.firing.firing import Firing
 from duelog.markers.firing.suspensions import Suspension
 from duelog.partitions.cancellations import members
 from duelog.partitions.partition import Partition, PartitionLog
+from duelog.partitions.partition_set import PartitionSet
+from duelog.store.clock import StoreClock
 from duelog.store.codec import format as fmt
 from duelog.store.codec.format import PartitionState
+from duelog.store.env.environment import Environment
 from duelog.store.files.directory import size_bytes
 from duelog.store.log import catalog
 from duelog.store.names import TopicName
 from duelog.store.position import Position
 
-from .topics.inline import count, unacknowledged, waiting
+from .background.quarantine import Quarantine
+from .topics.inline import InlineMessages, unacknowledged
 from .topics.subscription_state import SubscriptionState
+from .topics.topic_list import Topics
 from .topics.topic_state import TopicState
-
-if TYPE_CHECKING:
-    from .engine import Engine
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,154 +108,168 @@ class StoreStats:
     suspended: tuple[Suspension, ...] = ()
 
 
-def subscription_stats(
-    engine: Engine, topic: TopicState, state: SubscriptionState, not_due: Mapping[int, BitMap] | None = None
-) -> SubscriptionStats:
-    """O(ledgers after mark-delete), and the messages that wait inline.
+class Figures:
+    """What the figures of one open store are taken from. Thread-safe."""
 
-    not_due: those, where they are known (`waiting`).
-    """
-    if not_due is None:
-        not_due = waiting(engine, topic, engine.clock.now_ms())
-    with state.lock:
-        dispatcher = state.dispatcher
-        return SubscriptionStats(
-            state.name,
-            state.type,
-            state.consumers,
-            state.acks.mark_delete,
-            max(0, state.acks.backlog(topic.log) - unacknowledged(state.acks, not_due)),
-            0 if dispatcher is None else dispatcher.outstanding_count(),
-            0 if dispatcher is None else dispatcher.awaiting_redelivery_count,
+    def __init__(
+        self,
+        path: Path,
+        main: Environment,
+        partitions: PartitionSet,
+        topics: Topics,
+        firing: Firing,
+        inline: InlineMessages,
+        quarantined: Quarantine,
+        clock: StoreClock,
+    ) -> None:
+        self._path = path
+        self._main = main
+        self._partitions = partitions
+        self._topics = topics
+        self._firing = firing
+        self._inline = inline
+        self._quarantined = quarantined
+        self._clock = clock
+
+    def of_subscription(
+        self, topic: TopicState, state: SubscriptionState, not_due: Mapping[int, BitMap] | None = None
+    ) -> SubscriptionStats:
+        """O(ledgers after mark-delete), and the messages that wait inline.
+
+        not_due: those, where they are known (`waiting`).
+        """
+        if not_due is None:
+            not_due = self._inline.waiting(topic, self._clock.now_ms())
+        with state.lock:
+            dispatcher = state.dispatcher
+            return SubscriptionStats(
+                state.name,
+                state.type,
+                state.consumers,
+                state.acks.mark_delete,
+                max(0, state.acks.backlog(topic.log) - unacknowledged(state.acks, not_due)),
+                0 if dispatcher is None else dispatcher.outstanding_count(),
+                0 if dispatcher is None else dispatcher.awaiting_redelivery_count,
+            )
+
+    def pending_of(self, topic_id: int) -> int:
+        """Messages of a topic in partitions that have not fired; O(partitions), each opened if it is not."""
+        pending = 0
+        for partition in self._partitions.held(_is_open):
+            log = partition.log(topic_id)
+            if log is not None:
+                pending += self._pending_in(partition, log)
+        return pending
+
+    def pending_by_topic(self) -> dict[int, int]:
+        """`pending_of` by topic id; O(partition logs), each partition opened if it is not."""
+        pending: dict[int, int] = {}
+        for partition in self._partitions.held(_is_open):
+            for log in partition.logs():
+                pending[log.topic_id] = pending.get(log.topic_id, 0) + self._pending_in(partition, log)
+        return pending
+
+    def _pending_in(self, partition: Partition, log: PartitionLog) -> int:
+        # What has fired is asked for first: entries that come meanwhile then count as pending, not below zero.
+        done = self._done(log.topic_id, partition.start_ms, log.ledger_id)
+        newest = partition.log(log.topic_id) or log
+        return newest.ledger.entries - done
+
+    def _done(self, topic_id: int, start_ms: int, ledger_id: int) -> int:
+        """Entries of a log that have fired or were cancelled."""
+        with self._main.read() as raw:
+            record = catalog.frontier(raw, topic_id, start_ms)
+            cancelled = len(members(raw, fmt.Table.CANCELLED, ledger_id))
+        return cancelled + (0 if record is None else record.fired)
+
+    def _exists(self, topic_id: int) -> bool:
+        with self._main.read() as raw:
+            return catalog.topic_name(raw, topic_id) is not None
+
+    def of_topic(self, topic: TopicState) -> TopicStats:
+        """O(partitions + ledgers), and the messages that wait inline."""
+        ledgers = topic.log.ledgers()
+        not_due = self._inline.waiting(topic, self._clock.now_ms())
+        with self._main.read() as raw:
+            fired = sum(record.fired for _, _, record in catalog.frontiers(raw, topic.topic_id))
+        return TopicStats(
+            str(topic.name),
+            self.pending_of(topic.topic_id) + sum(map(len, not_due.values())),
+            fired,
+            sum(ledger.entries for ledger in ledgers),
+            len(ledgers),
+            sum(ledger.stored_bytes for ledger in ledgers),
+            self._firing.loaded.memory_bytes(topic.topic_id) + (topic.tracker.memory_bytes() if topic.tracker else 0),
+            tuple(self.of_subscription(topic, state, not_due) for _, state in sorted(topic.subscriptions.items())),
         )
 
+    def of_partitions(self) -> list[PartitionStats]:
+        """Every partition, by start; O(logs), each partition opened if it is not."""
+        now_ms = self._clock.now_ms()
+        found = []
+        with self._main.read() as raw:
+            records = dict(catalog.partitions(raw))
+        for partition in self._partitions.held():
+            record = records.get(partition.start_ms)
+            if record is None or record.state is PartitionState.DELETING:
+                continue
+            messages = pending = topics = 0
+            for log in partition.logs():
+                topics += 1
+                messages += log.ledger.entries
+                if record.state is PartitionState.OPEN and self._exists(log.topic_id):
+                    pending += self._pending_in(partition, log)
+            state = "closed" if record.state is PartitionState.CLOSED else _open_state(partition.start_ms, now_ms)
+            found.append(
+                PartitionStats(
+                    partition.start_ms,
+                    partition.end_ms,
+                    state,
+                    record.generation,
+                    topics,
+                    messages,
+                    pending,
+                    record.references,
+                    size_bytes(partition.path),
+                )
+            )
+        return found
 
-def pending_of(engine: Engine, topic_id: int) -> int:
-    """Messages of a topic in partitions that have not fired; O(partitions), each opened if it is not."""
-    pending = 0
-    for partition in engine.partitions.held(_is_open):
-        log = partition.log(topic_id)
-        if log is not None:
-            pending += _pending_in(engine, partition, log)
-    return pending
+    def _count_quarantined(self) -> int:
+        """Entries set aside: those recorded, and those met since and not recorded yet."""
+        found = {(ledger_id, entry_id) for ledger_id, entry_id, _ in self._quarantined.items()}
+        for page in catalog.pages(self._main, fmt.prefix(fmt.Table.SET_ASIDE)):
+            found |= {(fmt.leading_u64(key), fmt.trailing_u32(key)) for key, _ in page}
+        return len(found)
 
-
-def pending_by_topic(engine: Engine) -> dict[int, int]:
-    """`pending_of` by topic id; O(partition logs), each partition opened if it is not."""
-    pending: dict[int, int] = {}
-    for partition in engine.partitions.held(_is_open):
-        for log in partition.logs():
-            pending[log.topic_id] = pending.get(log.topic_id, 0) + _pending_in(engine, partition, log)
-    return pending
+    def of_store(self) -> StoreStats:
+        """O(partition logs + topics), and the messages that wait inline. Loads every topic."""
+        partitions = self.of_partitions()
+        topics = inline = 0
+        for name in self._topics.names():
+            topic = self._topics.find(TopicName.parse(name))
+            topics += 1
+            inline += 0 if topic is None else self._inline.count(topic, self._clock.now_ms())
+        counts = self._main.counts
+        return StoreStats(
+            topics,
+            len(partitions),
+            self._partitions.open_count(),
+            len(self._firing.loaded.loaded_starts()),
+            sum(partition.pending for partition in partitions) + inline,
+            self._firing.fired,
+            self._count_quarantined(),
+            size_bytes(self._path),
+            self._firing.loaded.memory_bytes(),
+            counts.commits,
+            counts.requests,
+            tuple(self._firing.suspensions.all()),
+        )
 
 
 def _is_open(partition: Partition) -> bool:
     return partition.state is PartitionState.OPEN
 
 
-def _pending_in(engine: Engine, partition: Partition, log: PartitionLog) -> int:
-    # What has fired is asked for first: entries that come meanwhile then count as pending, not below zero.
-    done = _done(engine, log.topic_id, partition.start_ms, log.ledger_id)
-    newest = partition.log(log.topic_id) or log
-    return newest.ledger.entries - done
-
-
-def _done(engine: Engine, topic_id: int, start_ms: int, ledger_id: int) -> int:
-    """Entries of a log that have fired or were cancelled."""
-    with engine.main.read() as raw:
-        record = catalog.frontier(raw, topic_id, start_ms)
-        cancelled = len(members(raw, fmt.Table.CANCELLED, ledger_id))
-    return cancelled + (0 if record is None else record.fired)
-
-
-def _exists(engine: Engine, topic_id: int) -> bool:
-    with engine.main.read() as raw:
-        return catalog.topic_name(raw, topic_id) is not None
-
-
-def topic_stats(engine: Engine, topic: TopicState) -> TopicStats:
-    """O(partitions + ledgers), and the messages that wait inline."""
-    ledgers = topic.log.ledgers()
-    not_due = waiting(engine, topic, engine.clock.now_ms())
-    with engine.main.read() as raw:
-        fired = sum(record.fired for _, _, record in catalog.frontiers(raw, topic.topic_id))
-    return TopicStats(
-        str(topic.name),
-        pending_of(engine, topic.topic_id) + sum(map(len, not_due.values())),
-        fired,
-        sum(ledger.entries for ledger in ledgers),
-        len(ledgers),
-        sum(ledger.stored_bytes for ledger in ledgers),
-        engine.firing.loaded.memory_bytes(topic.topic_id) + (topic.tracker.memory_bytes() if topic.tracker else 0),
-        tuple(subscription_stats(engine, topic, state, not_due) for _, state in sorted(topic.subscriptions.items())),
-    )
-
-
-def partition_stats(engine: Engine) -> list[PartitionStats]:
-    """Every partition, by start; O(logs), each partition opened if it is not."""
-    now_ms = engine.clock.now_ms()
-    found = []
-    with engine.main.read() as raw:
-        records = dict(catalog.partitions(raw))
-    for partition in engine.partitions.held():
-        record = records.get(partition.start_ms)
-        if record is None or record.state is PartitionState.DELETING:
-            continue
-        messages = pending = topics = 0
-        for log in partition.logs():
-            topics += 1
-            messages += log.ledger.entries
-            if record.state is PartitionState.OPEN and _exists(engine, log.topic_id):
-                pending += _pending_in(engine, partition, log)
-        state = "closed" if record.state is PartitionState.CLOSED else _open_state(partition.start_ms, now_ms)
-        found.append(
-            PartitionStats(
-                partition.start_ms,
-                partition.end_ms,
-                state,
-                record.generation,
-                topics,
-                messages,
-                pending,
-                record.references,
-                size_bytes(partition.path),
-            )
-        )
-    return found
-
-
 def _open_state(start_ms: int, now_ms: int) -> str:
     return "current" if start_ms <= now_ms else "future"
-
-
-def _quarantined(engine: Engine) -> int:
-    """Entries set aside: those recorded, and those met since and not recorded yet."""
-    found = {(ledger_id, entry_id) for ledger_id, entry_id, _ in engine.quarantine.items()}
-    for page in catalog.pages(engine.main, fmt.prefix(fmt.Table.SET_ASIDE)):
-        found |= {(fmt.leading_u64(key), fmt.trailing_u32(key)) for key, _ in page}
-    return len(found)
-
-
-def store_stats(engine: Engine) -> StoreStats:
-    """O(partition logs + topics), and the messages that wait inline. Loads every topic."""
-    partitions = partition_stats(engine)
-    topics = inline = 0
-    for name in engine.topics.names():
-        topic = engine.topics.find(TopicName.parse(name))
-        topics += 1
-        inline += 0 if topic is None else count(engine, topic, engine.clock.now_ms())
-    counts = engine.main.counts
-    return StoreStats(
-        topics,
-        len(partitions),
-        engine.partitions.open_count(),
-        len(engine.firing.loaded.loaded_starts()),
-        sum(partition.pending for partition in partitions) + inline,
-        engine.firing.fired,
-        _quarantined(engine),
-        size_bytes(engine.path),
-        engine.firing.loaded.memory_bytes(),
-        counts.commits,
-        counts.requests,
-        tuple(engine.firing.suspensions.all()),
-    )

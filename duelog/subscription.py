@@ -9,16 +9,14 @@ from typing import Self
 from duelog.store.clock import ManualClock, StoreClock
 from duelog.store.errors import ClockJumped, ClosedError, DuelogError, InvalidArgument, StoreFull, UnknownSubscription
 from duelog.store.message import ReceivedMessage, at_ms
-from duelog.store.policy.policies import EffectivePolicies
 from duelog.store.position import MessageId, Position
 
 from .delivery.consumer_arguments import Acknowledgeable, checked, deadline_of, delay_ms_of, entries_of, positions_of
-from .delivery.dispatcher import Dispatcher, SubscriptionType
-from .delivery.due_reader import DueReader
+from .delivery.dispatcher import SubscriptionType
 from .engine import Engine
-from .failed_delivery import dead_letter_name, postpone
-from .stats import SubscriptionStats, subscription_stats
-from .topics.inline import waiting
+from .sending.failed_delivery import postpone
+from .stats import SubscriptionStats
+from .topics.consumer import Consumer
 from .topics.seeking import existing_position, position_at
 from .topics.subscription_state import SubscriptionState
 from .topics.topic_state import TopicState
@@ -35,23 +33,19 @@ class Subscription:
         self._engine = engine
         self._topic = topic
         self._state = state
-        self._closed = False
         self._left = False
         self.type: SubscriptionType = type_
 
-        def make(reader: DueReader) -> Dispatcher:
-            return Dispatcher(
-                state.acks,
-                reader,
-                topic.log,
-                type=type_,
-                ack_timeout_ms=state.policies.ack_timeout_ms or None,
-            )
-
-        def policies() -> EffectivePolicies:
-            return engine.policies.effective(topic.name, state.name)
-
-        self._consumer = state.attach(type_, lambda: engine.reader(topic, state), make, policies)
+        self._consumer = Consumer(
+            topic,
+            state,
+            type_,
+            lambda: engine.policies.effective(topic.name, state.name),
+            engine.inline,
+            engine.flusher,
+            engine.dead_letters,
+            engine.clock,
+        )
 
     @property
     def name(self) -> str:
@@ -95,7 +89,7 @@ class Subscription:
 
     @property
     def closed(self) -> bool:
-        return self._closed or self._engine.closed
+        return self._consumer.closed or self._engine.closed
 
     def add_waker(self, wake: Callable[[], object]) -> None:
         """Have `wake` called, by any thread, whenever a receiver should look again; it takes no lock."""
@@ -128,7 +122,7 @@ class Subscription:
         """
         if isinstance(max_messages, bool) or not isinstance(max_messages, int) or max_messages < 1:
             raise InvalidArgument("max_messages", max_messages, "expected an int of at least 1")
-        engine, topic = self._engine, self._topic
+        engine = self._engine
         while True:
             self._check_usable()
             due_ms, more = None, False
@@ -141,75 +135,18 @@ class Subscription:
                     due_ms = done.next_due_ms
                 except (StoreFull, ClockJumped) as error:
                     stopped = error
-            now_ms = engine.clock.now_ms()
-            with self._state.lock:
-                dispatcher = self._dispatcher()
-                kept_back = dispatcher.kept_back_count
-                batch = [] if self._state.paused else dispatcher.next_batch(self._consumer, max_messages, now_ms)
-                passed_gone = self._pass_gone(dispatcher)
-                kept_more = dispatcher.kept_back_count > kept_back
-                passed_over = None if self._state.reader is None else self._state.reader.next_due_ms()
-                again = (dispatcher.next_redelivery_ms(), passed_over)
-            if passed_gone is not None:
-                engine.acknowledged(topic, self._state, passed_gone)
-            if kept_more or (batch and self._state.policies.ack_timeout_ms):
-                topic.changed()  # others have something to wait for that they did not know of
+            batch, again_ms = self._consumer.hand_out(max_messages)
             if batch:
-                wanted = self._route(batch)
-                if wanted:
-                    return wanted, None
-                continue
-            if more:  # fired for another topic, or still loading
+                return batch, None
+            if batch is not None or more:  # what was due went elsewhere; fired for another topic, or still loading
                 continue
             if stopped is not None:
                 raise stopped
-            return [], min((ms for ms in (*again, due_ms) if ms is not None), default=None)
-
-    def _pass_gone(self, dispatcher: Dispatcher) -> bool | None:
-        """Acknowledge what the reader found to be gone; None: nothing, else whether there may be something to trim.
-
-        REQUIRES: the subscription's lock.
-        """
-        gone = self._state.take_gone()
-        if not gone:
-            return None
-        before = dispatcher.acks.mark_delete
-        dispatcher.ack(None, gone)
-        return self._moved_ledger(before)
-
-    def _route(self, batch: list[ReceivedMessage]) -> list[ReceivedMessage]:
-        """What of a batch the handler is to get; the rest is for others, or dead, and is acknowledged here."""
-        limit = -1 if self._topic.keeps_dead_letters else self._state.policies.max_redeliveries
-        wanted, dead, foreign = [], [], []
-        for message in batch:
-            if message.addressee is not None and message.addressee != self.name:
-                foreign.append(message)
-            elif limit >= 0 and message.redelivery_count + message.retries > limit:
-                dead.append(message)
-            else:
-                wanted.append(message)
-        if dead:
-            try:
-                target = dead_letter_name(self._engine, self._topic, self.name)
-                self._engine.dead_letters.bury(target, self._topic, self._state, dead)
-            except BaseException:
-                with self._state.lock:
-                    positions, now_ms = [message.position for message in batch], self._engine.clock.now_ms()
-                    self._dispatcher().nack(self._consumer, positions, now_ms, now_ms)
-                raise
-        if foreign:
-            self.ack(foreign)
-        return wanted
-
-    def _dispatcher(self) -> Dispatcher:
-        dispatcher = self._state.dispatcher
-        if dispatcher is None or self._closed:
-            raise ClosedError(f"subscription {self.name!r}")
-        return dispatcher
+            return [], min((ms for ms in (again_ms, due_ms) if ms is not None), default=None)
 
     def _check_usable(self) -> None:
         self._engine.check_writable()
-        if self._closed:
+        if self._consumer.closed:
             raise ClosedError(f"subscription {self.name!r}")
         if self._state.deleted or self._topic.deleted:
             raise UnknownSubscription(self.topic, self.name)
@@ -225,15 +162,7 @@ class Subscription:
         """
         entries = entries_of(messages)
         self._check_usable()
-        with self._state.lock:
-            dispatcher = self._dispatcher()
-            before = dispatcher.acks.mark_delete
-            count = dispatcher.ack_entries(self._consumer, entries)
-            moved = self._moved_ledger(before)
-            waiting = bool(dispatcher.kept_back_count)
-        if waiting:
-            self._topic.changed()  # a key may be free for another consumer
-        return self._acknowledged(count, moved, durable)
+        return self._consumer.ack(entries, durable=durable)
 
     def ack_cumulative(self, message: Acknowledgeable, *, durable: bool = False) -> int:
         """Acknowledge a message and every one before it in the log; as `ack`.
@@ -245,28 +174,8 @@ class Subscription:
         positions = positions_of(message)
         if len(positions) != 1:
             raise InvalidArgument("message", message, "expected one message or its position")
-        position = positions[0]
         self._check_usable()
-        with self._state.lock:
-            dispatcher = self._dispatcher()
-            before = dispatcher.acks.mark_delete
-            count = dispatcher.ack_cumulative(position)
-            moved = self._moved_ledger(before)
-        return self._acknowledged(count, moved, durable)
-
-    def _moved_ledger(self, before: Position) -> bool:
-        """Whether mark-delete has come to the end of a ledger, so that there may be something to trim."""
-        after = self._state.acks.mark_delete
-        return after.ledger_id != before.ledger_id or (
-            after != before and self._topic.log.entries_of(after.ledger_id) == after.entry_id + 1
-        )
-
-    def _acknowledged(self, count: int, moved: bool, durable: bool) -> int:
-        if count:
-            self._engine.acknowledged(self._topic, self._state, moved)
-        if durable:
-            self._engine.flusher.flush()
-        return count
+        return self._consumer.ack_cumulative(positions[0], durable=durable)
 
     def nack(self, messages: Acknowledgeable | Iterable[Acknowledgeable], *, delay: float | None = None) -> int:
         """Give messages back, to be handed out again `delay` seconds from now (to any consumer, if shared).
@@ -277,18 +186,11 @@ class Subscription:
         items = [messages] if isinstance(messages, (ReceivedMessage, MessageId)) else list(checked(messages))
         delay_ms = None if delay is None else delay_ms_of(delay)
         self._check_usable()
-        now_ms = self._engine.clock.now_ms()
         by_delay: dict[int, list[Position]] = {}
         for item in items:
             wait_ms = self._backoff_ms(item) if delay_ms is None else delay_ms
             by_delay.setdefault(wait_ms, []).extend(positions_of(item))
-        count = 0
-        with self._state.lock:
-            for wait_ms, positions in by_delay.items():
-                count += self._dispatcher().nack(self._consumer, positions, now_ms + wait_ms, now_ms)
-        if count:
-            self._topic.changed()
-        return count
+        return self._consumer.nack(by_delay)
 
     def _backoff_ms(self, item: Acknowledgeable) -> int:
         policies = self._state.policies
@@ -309,9 +211,8 @@ class Subscription:
         self._check_usable()
         now_ms = self._engine.clock.now_ms()
         due_ms = self._engine.policies.retry_due_ms(self._topic.name, now_ms + delay_ms, now_ms)
-        with self._state.lock:
-            failed = self._dispatcher().failed_at(message.position)
-        new_id = postpone(self._engine, self._topic, self.name, message, due_ms, failed and failed[0])
+        failed_ms = self._consumer.first_failed_ms(message.position)
+        new_id = postpone(self._engine.sender, self._topic, self.name, message, due_ms, now_ms, failed_ms)
         self.ack(message, durable=True)
         return new_id
 
@@ -338,17 +239,8 @@ class Subscription:
             raise InvalidArgument("to", to, 'expected "earliest", "latest", a position or a time')
         else:
             position = position_at(self._engine.main, log, at_ms("to", to))
-        now_ms = self._engine.clock.now_ms()
-        with self._state.lock:
-            dispatcher = self._dispatcher()
-            position = max(min(position, log.latest(now_ms)), Position(log.first_ledger, 0))
-            not_due = waiting(self._engine, self._topic, now_ms)
-            dispatcher.seek(Position(position.ledger_id, position.entry_id - 1), not_due)
-            if self._state.reader is not None:
-                self._state.reader.rewind(dispatcher.read_position)
-        self._engine.flusher.mark(self._state, self._engine.clock.now_ms())
-        self._engine.flusher.flush()
-        self._engine.maintenance.look_at(self._topic.topic_id, 0)
+        position = self._consumer.seek(position)
+        self._engine.agenda.look_at(self._topic.topic_id, 0)
         self._topic.changed()
         return position
 
@@ -375,18 +267,18 @@ class Subscription:
     def stats(self) -> SubscriptionStats:
         """Figures of the subscription, all its consumers together."""
         self._engine.check_open()
-        return subscription_stats(self._engine, self._topic, self._state)
+        return self._engine.figures.of_subscription(self._topic, self._state)
 
     def close(self) -> None:
         """Leave: what was received and not acknowledged is handed out again. A second call does what is left."""
         if self._left:
             return
-        self._closed = True
+        self._consumer.closed = True
         if not self._engine.closed:
             now_ms = self._engine.clock.now_ms()
-            self._state.detach(self._consumer, now_ms)
+            self._consumer.leave(now_ms)
             if self._topic.tracker is not None:
-                self._engine.maintenance.look_at(self._topic.topic_id, now_ms + self._engine.config.tracker_idle_ms)
+                self._engine.agenda.look_at(self._topic.topic_id, now_ms + self._engine.config.tracker_idle_ms)
             self._topic.changed()
         self._left = True
 
@@ -397,4 +289,6 @@ class Subscription:
         self.close()
 
     def __repr__(self) -> str:
-        return f"<Subscription {self.name!r} of {self.topic!r}, {self.type}{', closed' if self._closed else ''}>"
+        return (
+            f"<Subscription {self.name!r} of {self.topic!r}, {self.type}{', closed' if self._consumer.closed else ''}>"
+        )

@@ -24,10 +24,11 @@ from ..store.codec.format import PartitionRecord, PartitionState
 from ..store.config import StoreConfig
 from ..store.env.environment import Environment
 from ..store.env.transaction import Transaction
-from ..store.errors import ClosedError, DamagedStore, StoreFailed
+from ..store.errors import ClosedError, DamagedStore
 from ..store.files.directory import discard_tree
 from ..store.files.failpoints import reach
 from ..store.files.system_errors import explained
+from ..store.listener import StoreListener
 from ..store.log import catalog
 from .creation import build_partition
 from .partition import Partition, partition_path
@@ -35,13 +36,24 @@ from .partition import Partition, partition_path
 _LEDGER_BLOCK = 64
 """Ledger ids reserved at once for partition logs; what a crash leaves of a block is never given out."""
 
+Watcher = Callable[[Partition, Environment], None]
+"""Told of an environment that was opened."""
+
 
 class PartitionSet:
     """The partitions of one open store. Thread-safe."""
 
     def __init__(
-        self, path: Path, main: Environment, config: StoreConfig, store_id: bytes, *, read_only: bool = False
+        self,
+        path: Path,
+        main: Environment,
+        config: StoreConfig,
+        store_id: bytes,
+        *,
+        read_only: bool = False,
+        listeners: Sequence[StoreListener] = (),
     ) -> None:
+        """`listeners` hear of partitions that come into being, and of the commits and failures of each."""
         self._path = path
         self._main = main
         self._config = config
@@ -53,10 +65,8 @@ class PartitionSet:
         self._open: OrderedDict[int, Partition] = OrderedDict()
         self._ledger_ids = iter(range(0))
         self._closed = False
-        self.opened: Callable[[Partition, Environment], None] | None = None
-        """Called when an environment is opened, under the lock and before it is used: for metrics, and backups."""
-        self.created: Callable[[Partition], None] | None = None
-        """Called, by any thread, when a partition has come into being: it may have begun."""
+        self._listeners = listeners
+        self._watcher: Watcher | None = None
 
     def load(self) -> None:
         """Read the catalog. Raises DamagedStore naming a registered partition whose directory is missing.
@@ -120,10 +130,13 @@ class PartitionSet:
             partition.leases += 1
             self._open.move_to_end(partition.start_ms)
 
-    def watch(self, opened: Callable[[Partition, Environment], None] | None) -> list[Partition]:
-        """Set `opened`; the partitions that are open already, each with a lease that the caller gives back."""
+    def watch(self, watcher: Watcher | None) -> list[Partition]:
+        """Have a backup told of each environment that is opened from now on, under the lock and before it is used.
+
+        Returns the partitions that are open already, each with a lease that the caller gives back. None: tell nobody.
+        """
         with self._lock:
-            self.opened = opened
+            self._watcher = watcher
             for partition in self._open.values():
                 partition.leases += 1
             return list(self._open.values())
@@ -249,9 +262,9 @@ class PartitionSet:
             map_bytes=self._config.map_bytes,
             read_only=self._read_only,
             evicts=partition.state is PartitionState.OPEN,
+            listeners=self._listeners,
         )
         try:
-            environment.on_failure = self._environment_failed
             partition.verify_identity(self._store_id, environment)
             self._open[partition.start_ms] = partition
             partition.attach(environment)
@@ -259,16 +272,9 @@ class PartitionSet:
             if environment not in partition.environments():
                 environment.close()
             raise
-        if self.opened is not None:
-            self.opened(partition, environment)
+        if self._watcher is not None:
+            self._watcher(partition, environment)
         self._close_surplus(keep=partition)
-
-    def _environment_failed(self, _: StoreFailed) -> None:
-        """One that was removed was, as a rule, removed with the whole store, which then has stopped."""
-        try:
-            self._main.in_place.verify()
-        except FileNotFoundError as error:
-            self._main.fail(error)
 
     def _close_surplus(self, keep: Partition | None = None) -> None:
         surplus = len(self._open) - self._config.max_open_partitions
@@ -334,8 +340,8 @@ class PartitionSet:
                     self._partitions.update((start_ms, each) for each in registered)
                 if not registered and self._main.failed is None:  # else it may be in the catalog
                     discard_tree(path.parent)
-            if self.created is not None:
-                self.created(partition)
+            for listener in self._listeners:
+                listener.partition_created(start_ms)
             return partition
 
     def retire(self, partition: Partition) -> bool:

@@ -12,7 +12,7 @@ from decimal import Decimal
 from pathlib import Path
 
 from .. import DelayedStore, StoreConfig
-from ..engine import Engine
+from ..assembly import open_engine
 from ..opening import stored_span_ms
 from ..store.clock import SystemClock
 from ..store.errors import InvalidArgument
@@ -113,7 +113,7 @@ def open_to_write(path: Path, *, background: bool, create: bool, span_ms: int | 
     if not create:
         require_store(path)
     return DelayedStore(
-        Engine(
+        open_engine(
             path.absolute(),
             _config(path, background=background, span_ms=span_ms),
             SystemClock(),

@@ -15,9 +15,7 @@ import duelog
 from duelog.background.recurring import Schedule
 from duelog.delivery.dispatcher import SubscriptionType
 from duelog.sending import producer
-from duelog.sending.outbox import Outgoing
 from duelog.stats import TopicStats
-from duelog.store.errors import BrokenInvariant
 
 from .subscription import Subscription
 from .threads import Threads
@@ -48,17 +46,12 @@ class Topic:
         message = duelog.Message(
             payload, deliver_at=deliver_at, deliver_after=deliver_after, key=key, properties=properties
         )
-        item = self._topic.outgoing(message, allow_past=allow_past)
-        future = self._topic.put(item, wait=False)
+        sender = self._topic.sender
+        item = sender.outgoing(message, allow_past=allow_past)
+        future = sender.put(item, wait=False)
         if future is None:  # no capacity: a thread waits for it
-            future = await self._threads.run(self._put, item)
+            future = await self._threads.run(sender.put_waiting, item)
         return await asyncio.wrap_future(future)
-
-    def _put(self, item: Outgoing) -> Future[duelog.MessageId]:
-        future = self._topic.put(item, wait=True)
-        if future is None:
-            raise BrokenInvariant("the outbox refuses a message that waits for capacity")
-        return future
 
     async def send_batch(
         self, messages: Iterable[duelog.Message], *, allow_past: bool = False

@@ -6,7 +6,6 @@ Dead letters are exempt: their keeper holds them until they are requeued or purg
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 
 from duelog.markers.firing.suspensions import Part, Suspensions
 from duelog.store.env.environment import Environment
@@ -18,6 +17,7 @@ from ..topics.seeking import expired
 from ..topics.subscription_state import SubscriptionState
 from ..topics.topic_list import Topics
 from ..topics.topic_state import TopicState
+from ..topics.trim_agenda import TrimAgenda
 
 _PARTS = 16
 _LEAST_MS = 1_000
@@ -29,7 +29,10 @@ class Expiry:
     So a message lives for its time to live, and at most a sixteenth of it (or a second) longer.
     """
 
-    def __init__(self, main: Environment, topics: Topics, flusher: AckFlusher, policies: DelayPolicies) -> None:
+    def __init__(
+        self, main: Environment, topics: Topics, agenda: TrimAgenda, flusher: AckFlusher, policies: DelayPolicies
+    ) -> None:
+        self._agenda = agenda
         self._main = main
         self._topics = topics
         self._flusher = flusher
@@ -46,22 +49,22 @@ class Expiry:
         """Have the next run look through the topics whenever it comes."""
         self._due_ms = 0
 
-    def run(self, now_ms: int, look_at: Callable[[int, int], None], suspensions: Suspensions) -> None:
+    def run(self, now_ms: int, suspensions: Suspensions) -> None:
         """Acknowledge what has expired, if it is time to look; a topic that cannot be read is suspended."""
         shortest_ms = self._policies.shortest_ttl_ms
         if shortest_ms is None or now_ms < self._due_ms:
             return
         self._due_ms = now_ms + max(shortest_ms // _PARTS, _LEAST_MS)
         for topic in self._topics.loaded():
-            look_through = functools.partial(self._look_through, topic, now_ms, look_at)
+            look_through = functools.partial(self._look_through, topic, now_ms)
             suspensions.run(Part("expire", topic.topic_id), now_ms, look_through, None)
 
-    def _look_through(self, topic: TopicState, now_ms: int, look_at: Callable[[int, int], None]) -> None:
+    def _look_through(self, topic: TopicState, now_ms: int) -> None:
         for subscription in list(topic.subscriptions.values()):
             ttl_ms = self._policies.effective(topic.name, subscription.name).ttl_ms
             if ttl_ms and not subscription.keeper and self._expire(topic, subscription, now_ms - ttl_ms):
                 self._flusher.mark(subscription, now_ms)
-                look_at(topic.topic_id, now_ms)
+                self._agenda.look_at(topic.topic_id, now_ms)
 
     def _expire(self, topic: TopicState, subscription: SubscriptionState, before_ms: int) -> int:
         count = 0

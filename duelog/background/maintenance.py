@@ -35,11 +35,10 @@ from duelog.store.config import StoreConfig
 from duelog.store.env.environment import Environment
 from duelog.store.errors import ClockJumped, DuelogError, StoreFull
 from duelog.store.files.system_errors import explain
+from duelog.store.listener import StoreListener
 
-from ..sending.delay_policies import DelayPolicies
 from ..sending.wal_writer import WalWriter
 from ..topics.ack_flusher import AckFlusher
-from ..topics.topic_list import Topics
 from .adopting import Adopting
 from .expiry import Expiry
 from .recurring import Recurring
@@ -74,10 +73,6 @@ class TickResult:
     suspended: tuple[Suspension, ...] = ()
 
 
-def _nobody_sleeps() -> None:
-    """Stands in for the scheduler's wake where there is no thread."""
-
-
 class Maintenance:
     """The upkeep of one open store."""
 
@@ -86,28 +81,37 @@ class Maintenance:
         path: Path,
         main: Environment,
         partitions: PartitionSet,
-        topics: Topics,
         firing: Firing,
         flusher: AckFlusher,
         quarantine: Quarantine,
         clock: StoreClock,
         config: StoreConfig,
-        policies: DelayPolicies,
+        trimming: Trimming,
+        expiry: Expiry,
+        listeners: Sequence[StoreListener],
+        wake: Callable[[], None],
+        *,
+        recurring: Recurring | None = None,
+        wal_writer: WalWriter | None = None,
+        adopting: Adopting | None = None,
     ) -> None:
+        """`wake` wakes the scheduler, where there is one. `recurring`, `adopting`: None where the store is read-only.
+
+        `wal_writer`: None where sends use no write-ahead log.
+        """
         self._path = path
         self._main = main
         self._partitions = partitions
-        self._topics = topics
         self._firing = firing
         self._flusher = flusher
         self._quarantine = quarantine
         self._clock = clock
         self._config = config
-        self._expiry = Expiry(main, topics, flusher, policies)
+        self._expiry = expiry
         self.lock = threading.Lock()
         """Held during a tick, and by whoever must not run beside one."""
         self.stopping = False
-        self.trimming = Trimming(main, topics, flusher, config, policies)
+        self.trimming = trimming
         self._surveyed = False
         self._undeleted: list[int] = []
         self._gives_way = False
@@ -118,23 +122,13 @@ class Maintenance:
         """The first of the slice: what follows may make room, so it is raised at the end."""
         self._references = 0
         """Who hold deletions back."""
-        self.wake: Callable[[], None] = _nobody_sleeps
-        self.recurring: Recurring | None = None
-        self.adopting: Adopting | None = None
-        self.wal_writer: WalWriter | None = None
-        self.on_delete: Callable[[int], None] | None = None
+        self._listeners = listeners
+        self._wake = wake
+        self._recurring = recurring
+        self._wal_writer = wal_writer
+        self.adopting = adopting
 
     # -- what others tell ------------------------------------------------------------------------
-
-    def look_at(self, topic_id: int, due_ms: int) -> None:
-        """Have the topic's main log looked at for trimming at `due_ms` or earlier. Takes leaf locks only."""
-        if self.trimming.look_at(topic_id, due_ms):
-            self.wake()
-
-    def look_for_expired(self) -> None:
-        """Have what has outlived its time to live looked for at the next tick: that time may be another now."""
-        self._expiry.look_again()
-        self.wake()
 
     def accept_clock(self) -> None:
         """Believe the clock as it is now (after ClockJumped)."""
@@ -186,13 +180,13 @@ class Maintenance:
         if self._gives_way:
             self._full = None  # the next slice will say so
             return TickResult(fired, 0, 0, 0, 0, self._after_giving_way()), True
-        if self.recurring is not None:
-            self._step("recur", now_ms, functools.partial(self.recurring.run, now_ms, self.suspensions), None)
-        self._step("expire", now_ms, functools.partial(self._expiry.run, now_ms, self.look_at, self.suspensions), None)
+        if self._recurring is not None:
+            self._step("recur", now_ms, functools.partial(self._recurring.run, now_ms, self.suspensions), None)
+        self._step("expire", now_ms, functools.partial(self._expiry.run, now_ms, self.suspensions), None)
         self._step("flush", now_ms, functools.partial(self._flush, now_ms), None)
-        if self.wal_writer is not None:
+        if self._wal_writer is not None:
             more = (
-                self._step("apply", now_ms, functools.partial(self.wal_writer.checkpoint, now_ms), otherwise=False)
+                self._step("apply", now_ms, functools.partial(self._wal_writer.checkpoint, now_ms), otherwise=False)
                 or more
             )
         trimmed = self._step("trim", now_ms, functools.partial(self._trim, now_ms), 0)
@@ -321,8 +315,8 @@ class Maintenance:
             if gone:
                 deleted += 1
                 self.suspensions.forget(start_ms=start_ms)
-                if self.on_delete is not None:
-                    self.on_delete(start_ms)
+                for listener in self._listeners:
+                    listener.partition_deleted(start_ms)
             elif gone is None or partition.state is PartitionState.DELETING:
                 self._undeleted.append(start_ms)
         return deleted
@@ -348,7 +342,7 @@ class Maintenance:
         finally:
             with self.lock:
                 self._references -= 1
-            self.wake()
+            self._wake()
 
     def delete_released(self, starts: Sequence[int]) -> None:
         """Delete the partitions at `starts`, which nobody holds any more. REQUIRES: the lock."""
@@ -357,14 +351,15 @@ class Maintenance:
 
     def _next_due_ms(self, now_ms: int) -> int | None:
         not_before = self.suspensions.not_before
+        recur_ms = None if self._recurring is None else self._recurring.next_due_ms(self.suspensions)
         candidates = (
             not_before(Part("fire"), self._next_firing_ms()),
             not_before(Part("load"), self._firing.loaded.next_load_ms(now_ms)),
             not_before(Part("close"), self._firing.next_close_ms()),
             not_before(Part("flush"), self._flusher.due_ms()),
             not_before(Part("expire"), self._expiry.due_ms()),
-            None if self.recurring is None else not_before(Part("recur"), self.recurring.next_due_ms(self.suspensions)),
-            None if self.wal_writer is None else not_before(Part("apply"), self.wal_writer.due_ms()),
+            not_before(Part("recur"), recur_ms),
+            None if self._wal_writer is None else not_before(Part("apply"), self._wal_writer.due_ms()),
             not_before(Part("trim"), self.trimming.next_due_ms()),
             self.suspensions.next_ms(now_ms) if self.suspensions else None,
         )

@@ -7,18 +7,21 @@ looked: `duelog check` lists them, `duelog repair` gives them up.
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 
 from ..store.codec import format as fmt
 from ..store.env.environment import Environment
 from ..store.env.transaction import Transaction
 from ..store.errors import CorruptEntry
+from ..store.listener import StoreListener
 
 
 class Quarantine:
     """The set-aside entries met while a store is open; written to the main environment by `flush`."""
 
-    def __init__(self, main: Environment) -> None:
+    def __init__(self, main: Environment, listeners: Sequence[StoreListener] = ()) -> None:
         self._main = main
+        self._listeners = listeners
         self._lock = threading.Lock()
         self._known: dict[tuple[int, int], str] = {}
         self._unwritten: dict[tuple[int, int], str] = {}
@@ -30,7 +33,9 @@ class Quarantine:
             if address in self._known:
                 return False
             self._known[address] = self._unwritten[address] = f"{error.environment}: {error.reason}"
-            return True
+        for listener in self._listeners:
+            listener.quarantined()
+        return True
 
     def __len__(self) -> int:
         return len(self._known)

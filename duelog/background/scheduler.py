@@ -25,32 +25,31 @@ _log = logging.getLogger("duelog.scheduler")
 
 
 class Scheduler:
-    """Runs `tick`, which returns when to run next, in a thread of its own."""
+    """Runs ticks in a thread of its own."""
 
-    def __init__(
-        self,
-        tick: Callable[[], int | None],
-        clock: Clock,
-        main: Environment,
-        failed: Callable[[], None],
-    ) -> None:
-        """`failed` is called when a tick has begun to fail, so that waiting receivers look at `error`.
+    def __init__(self, clock: Clock, main: Environment) -> None:
+        """Make the thread, which `start` starts; `wake` may be called before.
 
         `main`: the environment that has failed where nothing can go on, and that is failed where the thread cannot.
         """
-        self._tick = tick
         self._clock = clock
-        self._failed = failed
         self._main = main
         self._condition = Monitor()
         self._woken = False
         self._stopping = False
         self.error: DuelogError | None = None
         """Why the last tick failed; None when it did not."""
+        self._tick: Callable[[], int | None]
+        self._failed: Callable[[], None]
         self._thread = threading.Thread(target=self._run, name="duelog-scheduler", daemon=True)
 
-    def start(self) -> None:
-        """Start the thread. Raises ResourceShortage."""
+    def start(self, tick: Callable[[], int | None], failed: Callable[[], None]) -> None:
+        """Start the thread; `tick` returns when to run next.
+
+        `failed` is called when a tick has begun to fail, so that waiting receivers look at `error`. Raises
+        ResourceShortage.
+        """
+        self._tick, self._failed = tick, failed
         try:
             self._thread.start()
         except RuntimeError as error:  # "can't start new thread"
@@ -67,7 +66,7 @@ class Scheduler:
         with self._condition.lock:
             self._stopping = True
             self._condition.notify_all()
-        if threading.current_thread() is not self._thread:
+        if self._thread.ident is not None and threading.current_thread() is not self._thread:
             self._thread.join()
 
     def _run(self) -> None:

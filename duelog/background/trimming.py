@@ -1,15 +1,14 @@
-"""Which main logs may have something to roll or to trim, and doing it: many topics in one commit.
+"""Rolling and trimming main logs: many topics in one commit.
 
-A topic says when it should be looked at; what is due is looked at in slices. Ledgers whose age is up are rolled in one
+The agenda says which are to be looked at; what is due is looked at in slices. Ledgers whose age is up are rolled in one
 commit, ledgers that all subscriptions have passed are given up in another, their runs are removed in bounded parts.
 """
 
 from __future__ import annotations
 
 import functools
-import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from duelog.cleanup.trim import first_kept, remove_part, roll_ledgers, trim_ledgers
 from duelog.markers.firing.suspensions import Part, Suspensions
@@ -17,13 +16,14 @@ from duelog.store.codec import format as fmt
 from duelog.store.config import StoreConfig
 from duelog.store.env.environment import Environment
 from duelog.store.errors import StoreFull
+from duelog.store.listener import StoreListener
 from duelog.store.log import catalog
-from duelog.store.timer_queue import TimerQueue
 
 from ..sending.delay_policies import DelayPolicies
 from ..topics.ack_flusher import AckFlusher
 from ..topics.topic_list import Topics
 from ..topics.topic_state import TopicState
+from ..topics.trim_agenda import TrimAgenda
 
 _TOPICS_AT_ONCE = 500
 """Topics of one commit: some 20 ms."""
@@ -33,43 +33,38 @@ _SLICE_S = 0.01
 
 
 class Trimming:
-    """The trimming of one store's main logs. `look_at` is thread-safe; the rest belongs to the tick."""
+    """The trimming of one store's main logs. For the tick alone."""
 
     def __init__(
-        self, main: Environment, topics: Topics, flusher: AckFlusher, config: StoreConfig, policies: DelayPolicies
+        self,
+        main: Environment,
+        topics: Topics,
+        agenda: TrimAgenda,
+        flusher: AckFlusher,
+        config: StoreConfig,
+        policies: DelayPolicies,
+        listeners: Sequence[StoreListener],
     ) -> None:
         self._main = main
         self._topics = topics
         self._flusher = flusher
         self._config = config
         self._policies = policies
-        self._due: TimerQueue[int] = TimerQueue()  # topic ids: when a main log may have something to trim or roll
-        self._lock = threading.Lock()
+        self._agenda = agenda
+        self._listeners = listeners
         self._given_up: Sequence[tuple[int, int]] = []  # (topic id, ledger id) whose runs are to be removed
         self.freed: list[int] = []
         """Starts of partitions that no topic holds any more, for whoever deletes them."""
-        self.on_trim: Callable[[int], None] | None = None
-
-    def look_at(self, topic_id: int, due_ms: int) -> bool:
-        """Have a main log looked at at `due_ms` or earlier; False if it will be anyway. Takes leaf locks only.
-
-        One time is kept for each topic, the earliest. A look at a topic therefore plans the next one from the topic's
-        state, for every reason there is (`_trim`): what was asked for a later time is not lost.
-        """
-        with self._lock:
-            return self._due.push(topic_id, due_ms)
 
     def look_at_all(self) -> None:
         """Have every main log looked at: after opening, nobody knows."""
         for page in catalog.pages(self._main, fmt.prefix(fmt.Table.LEDGER)):
             for key, _ in page:
-                self.look_at(fmt.leading_u32(key), 0)
+                self._agenda.plan(fmt.leading_u32(key), 0)
 
     def next_due_ms(self) -> int | None:
         """When the next main log is to be looked at."""
-        with self._lock:
-            following = self._due.next()
-            return None if following is None else following[0]
+        return self._agenda.next_due_ms()
 
     def is_due(self, now_ms: int) -> bool:
         """Whether there is more to do now."""
@@ -81,12 +76,12 @@ class Trimming:
 
         A topic that cannot be trimmed, as its records cannot be read, is suspended.
         """
-        topic_ids = self._take(now_ms)
+        topic_ids = self._agenda.take(now_ms, _TOPICS_AT_ONCE)
         try:
             trimmed = self._trim_all(topic_ids, now_ms, suspensions) if topic_ids else 0
         except BaseException:
             for topic_id in topic_ids:
-                self.look_at(topic_id, now_ms)
+                self._agenda.plan(topic_id, now_ms)
             raise
         until = time.perf_counter() + _SLICE_S
         while self._given_up:
@@ -111,7 +106,7 @@ class Trimming:
             trimmed += suspensions.run(part, now_ms, trim, 0)
             retry_ms = suspensions.retry_ms(part)
             if retry_ms is not None:
-                self.look_at(topic_id, retry_ms)
+                self._agenda.plan(topic_id, retry_ms)
         return trimmed
 
     def _trim_one(self, topic_id: int, now_ms: int) -> int:
@@ -120,13 +115,6 @@ class Trimming:
     def _existing(self, topic_ids: Sequence[int]) -> list[TopicState]:
         return [topic for topic in map(self._topics.by_id, topic_ids) if topic is not None]
 
-    def _take(self, now_ms: int) -> list[int]:
-        due: list[int] = []
-        with self._lock:
-            while len(due) < _TOPICS_AT_ONCE and (topic_id := self._due.pop_due(now_ms)) is not None:
-                due.append(topic_id)
-        return due
-
     def _trim(self, topics: Sequence[TopicState], now_ms: int) -> int:
         if not topics:
             return 0
@@ -134,7 +122,7 @@ class Trimming:
         for topic in topics:
             idle_ms = topic.free_tracker(now_ms, self._config.tracker_idle_ms)
             if idle_ms is not None:
-                self.look_at(topic.topic_id, idle_ms)
+                self._agenda.plan(topic.topic_id, idle_ms)
             due_ms = topic.log.age_due_ms()
             if due_ms is not None and due_ms <= now_ms:
                 old.append(topic.log)
@@ -143,7 +131,7 @@ class Trimming:
         for topic in topics:
             due_ms = topic.log.age_due_ms()
             if due_ms is not None:
-                self.look_at(topic.topic_id, due_ms)
+                self._agenda.plan(topic.topic_id, due_ms)
             first = self._first_kept(topic, now_ms)
             if first is not None:
                 firsts.append((topic, first))
@@ -162,9 +150,9 @@ class Trimming:
         for topic, first in firsts:
             self._tell_subscriptions(topic, first, now_ms)
         self._given_up = [*self._given_up, *((topic_id, ledger_id) for topic_id, ledger_id, _ in gone)]
-        if self.on_trim is not None:
+        for listener in self._listeners:
             for _, _, entries in gone:
-                self.on_trim(entries)
+                listener.ledger_trimmed(entries)
         return len(gone)
 
     def _first_kept(self, topic: TopicState, now_ms: int) -> int | None:
@@ -176,7 +164,7 @@ class Trimming:
         ledgers, kept = topic.log.ledgers(), self._policies.effective(topic.name)
         first, again_ms = first_kept(ledgers, mark_deletes, kept.retention_ms, kept.retention_bytes, now_ms)
         if again_ms is not None:
-            self.look_at(topic.topic_id, again_ms)
+            self._agenda.plan(topic.topic_id, again_ms)
         return None if first == ledgers[0].ledger_id else first
 
     def _tell_subscriptions(self, topic: TopicState, first: int, now_ms: int) -> None:

@@ -10,6 +10,7 @@ from pyroaring import BitMap
 
 from duelog.store.errors import InvalidArgument
 from duelog.store.message import ReceivedMessage
+from duelog.store.names import validate_subscription_name
 from duelog.store.position import MessageId, Position
 
 from .position_set import group_by_ledger, group_messages
@@ -18,6 +19,9 @@ Acknowledgeable: TypeAlias = ReceivedMessage | MessageId
 """What can be acknowledged: a received message, or the position of one."""
 
 _RECEIVED = {ReceivedMessage}
+
+_TYPES = ("exclusive", "failover", "shared", "key_shared")
+_POSITIONS = ("earliest", "latest")
 
 
 def positions_of(messages: Acknowledgeable | Iterable[Acknowledgeable]) -> Sequence[Position]:
@@ -66,3 +70,12 @@ def _seconds(field: str, value: float) -> int:
     if not 0 <= value <= 1e10 or math.isnan(value):
         raise InvalidArgument(field, value, "expected 0 to 1e10 seconds")
     return math.ceil(value * 1000)
+
+
+def check_subscribing(name: str, type_: str, initial_position: str) -> None:
+    """Raise InvalidArgument for arguments that `Topic.subscribe` does not take."""
+    validate_subscription_name(name)
+    if type_ not in _TYPES:
+        raise InvalidArgument("type", type_, f"expected one of {', '.join(_TYPES)}")
+    if initial_position not in _POSITIONS:
+        raise InvalidArgument("initial_position", initial_position, f"expected one of {', '.join(_POSITIONS)}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from types import EllipsisType
@@ -20,6 +20,7 @@ from duelog.store.codec.body import EncodedBatch
 from duelog.store.config import StoreConfig
 from duelog.store.env.environment import Environment
 from duelog.store.errors import DelayTooLong, PoliciesChanged, StoreFull
+from duelog.store.listener import StoreListener
 from duelog.store.names import TopicName
 from duelog.store.policy import policy_records as rows
 from duelog.store.policy.policies import (
@@ -36,20 +37,14 @@ from duelog.store.policy.policies import (
 )
 from duelog.store.policy.policy_records import STORE_SCOPE, Scope
 
-Note = Callable[[TopicName, int], None]
-"""Told (topic, how many messages)."""
-
 _log = logging.getLogger("duelog.config")
-
-
-def _ignore(scope: Scope) -> None:
-    """Nothing follows the policies of a read-only store."""
 
 
 class DelayPolicies:
     """Policies by scope. Thread-safe."""
 
-    def __init__(self, main: Environment, *, read_only: bool) -> None:
+    def __init__(self, main: Environment, listeners: Sequence[StoreListener], *, read_only: bool) -> None:
+        """`listeners` hear of messages that are rejected or overridden."""
         self._main = main
         self._keeps = not read_only  # another process may set what a read-only store reads
         self._lock = threading.Lock()
@@ -58,10 +53,7 @@ class DelayPolicies:
         self._any = True
         self.shortest_ttl_ms: int | None = None
         """The shortest time to live that is set anywhere; None: none is."""
-        self.on_changed: Callable[[Scope], None] = _ignore
-        """Told, after the commit, at which scope something was set or removed."""
-        self.on_rejected: Note | None = None
-        self.on_overridden: Note | None = None
+        self._listeners = listeners
         self._look()
 
     def _look(self) -> None:
@@ -82,7 +74,7 @@ class DelayPolicies:
                 return
         with suppress(StoreFull):
             self._main.write(lambda transaction: rows.record_defaults(transaction, of_config(config)))
-            self.changed(STORE_SCOPE)
+            self.changed()
 
     def warn_of(self, config: StoreConfig) -> None:
         """Log which of the settings that a program asks for the store has otherwise: it goes by its own."""
@@ -141,16 +133,15 @@ class DelayPolicies:
 
     def _change(self, scope: Scope, work: Callable[[Policies], DelayedDeliveryPolicies]) -> tuple[Policies, Policies]:
         changed = self._main.write(lambda transaction: rows.change(transaction, scope, work))
-        self.changed(scope)
+        self.changed()
         return changed
 
-    def changed(self, scope: Scope) -> None:
+    def changed(self) -> None:
         """Forget what was worked out: rows were written."""
         with self._lock:
             self._known.clear()
             self._shared.clear()
             self._look()
-        self.on_changed(scope)
 
     def effective(self, topic: TopicName, subscription: str | None = None) -> EffectivePolicies:
         """What is in force for a topic or a subscription, and where each field comes from. O(1) once worked out."""
@@ -192,8 +183,8 @@ class DelayPolicies:
         try:
             dues = effective.apply(batch.dues, now_ms)
         except DelayTooLong:
-            if self.on_rejected is not None:
-                self.on_rejected(topic, effective.over_limit(batch.dues, now_ms))
+            for listener in self._listeners:
+                listener.rejected(topic, effective.over_limit(batch.dues, now_ms))
             raise
         batch.overridden = effective.overridden(batch.dues, now_ms)
         batch.dues = dues
@@ -210,12 +201,13 @@ class DelayPolicies:
         try:
             return int(effective.apply(np.array([due_ms], dtype=np.int64), now_ms)[0])
         except DelayTooLong:
-            if self.on_rejected is not None:
-                self.on_rejected(topic, 1)
+            for listener in self._listeners:
+                listener.rejected(topic, 1)
             raise
 
     def stored(self, topic: TopicName, overridden: npt.NDArray[np.bool_] | bool | None) -> None:
         """Messages that `apply` marked so are on disk: count those that did not get the delay they asked for."""
         count = 0 if overridden is None else int(np.count_nonzero(overridden))
-        if count and self.on_overridden is not None:
-            self.on_overridden(topic, count)
+        if count:
+            for listener in self._listeners:
+                listener.overridden(topic, count)

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 from pyroaring import BitMap64
 
 from duelog.partitions import producer_numbers as producers
+from duelog.partitions.partition_set import PartitionSet
 from duelog.partitions.producer_numbers import ProducerRecord
 from duelog.store.env.environment import Environment
 from duelog.store.env.transaction import Transaction
@@ -24,11 +24,8 @@ from duelog.store.errors import BrokenInvariant, DuelogError, InvalidArgument
 from duelog.store.message import Message
 from duelog.store.position import MessageId
 
-from ..engine import Engine
 from ..topics.topic_state import TopicState
-
-if TYPE_CHECKING:
-    from .topic_sending import SendingTopic
+from .topic_sender import TopicSender
 
 _MAX_SEQUENCE = 2**62
 
@@ -50,9 +47,10 @@ class Claim:
 class ProducerState:
     """What a producer has stored and is storing. Thread-safe; leaf lock, except that `claim` reads and waits."""
 
-    def __init__(self, engine: Engine, topic_id: int, name: str) -> None:
+    def __init__(self, main: Environment, partitions: PartitionSet, topic_id: int, name: str) -> None:
         """Ask every environment what it has recorded. O(partitions)."""
-        self._engine = engine
+        self._main = main
+        self._partitions = partitions
         self._topic_id = topic_id
         self._name = name
         self._lock = threading.Lock()
@@ -154,9 +152,9 @@ class ProducerState:
                 return producers.read(raw, topic_id, name)
 
         record = producers.nothing()
-        for partition in self._engine.partitions.held():
+        for partition in self._partitions.held():
             record = record.merged(read(partition.environment))
-        return record.merged(read(self._engine.main))
+        return record.merged(read(self._main))
 
 
 class Producer:
@@ -168,12 +166,20 @@ class Producer:
     again. Numbers may be left out and sent later; each that is left out costs some bytes for good.
     """
 
-    def __init__(
-        self, engine: Engine, topic: SendingTopic, state: TopicState, producer: ProducerState, name: str
-    ) -> None:
-        self._engine = engine
+    @classmethod
+    def of(
+        cls, sender: TopicSender, topic: TopicState, main: Environment, partitions: PartitionSet, name: str
+    ) -> Producer:
+        """The producer of a name; all of one name share what is known of their numbers. O(partitions)."""
+        with topic.producers_lock:
+            known = topic.producers.get(name)
+            if known is None:
+                known = topic.producers[name] = ProducerState(main, partitions, topic.topic_id, name)
+        return cls(sender, topic, known, name)
+
+    def __init__(self, sender: TopicSender, topic: TopicState, producer: ProducerState, name: str) -> None:
+        self._sender = sender
         self._topic = topic
-        self._state = state
         self._producer = producer
         self.name = name
 
@@ -204,7 +210,9 @@ class Producer:
         first = first_sequence_id
         if first is not None and (isinstance(first, bool) or not isinstance(first, int) or first < 0):
             raise InvalidArgument("sequence_id", first, f"expected an int from 0 to {_MAX_SEQUENCE}")
-        encoded, now_ms = self._topic.encode(batch, allow_past=allow_past)  # all are checked before a number is claimed
+        encoded, now_ms = self._sender.encode(
+            batch, allow_past=allow_past
+        )  # all are checked before a number is claimed
         claim = Claim()
         with claim.calling:
             self._producer.claim(claim, first, len(batch))
@@ -215,7 +223,7 @@ class Producer:
             rows = [number - claim.first for number in numbers]
             part = encoded if len(rows) == len(batch) else encoded.rows(np.array(rows))
             try:
-                self._topic.apply_policies(part, now_ms)  # not to what is stored already, by other policies perhaps
+                self._sender.apply_policies(part, now_ms)  # not to what is stored already, by other policies perhaps
             except Exception:
                 self._producer.drop(claim)
                 raise
@@ -223,6 +231,6 @@ class Producer:
             def also(transaction: Transaction, places: Sequence[int]) -> None:
                 self._producer.write(transaction, claim, [numbers[place] for place in places])
 
-            for row, message_id in zip(rows, self._engine.sender.send(self._state, part, now_ms, also), strict=True):
+            for row, message_id in zip(rows, self._sender.append(self._topic, part, now_ms, also), strict=True):
                 ids[row] = message_id
             return ids

@@ -28,21 +28,24 @@ def replay_wal(
     limits: RunLimits,
     store_id: bytes,
     open_wal: Callable[[], WalFile],
-) -> None:
+) -> int:
     """Have the partitions of the store in `path` get what a crash left in its journal, which is begun anew.
+
+    Returns how many messages they did not have.
 
     Raises as `replay`.
     """
     remove_unmade(path)
     records = read_wal(path, store_id)
     if not records:
-        return
-    replay(path, records, partitions, limits)
+        return 0
+    replayed = replay(path, records, partitions, limits)
     with closing(open_wal()) as wal:
         try:
             wal.restart()
         except OSError as error:
             raise main.fail(error) from error
+    return replayed
 
 
 def replay(path: Path, records: Iterable[WalRecord], partitions: PartitionSet, limits: RunLimits) -> int:

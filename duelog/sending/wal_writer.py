@@ -15,7 +15,7 @@ has enough to share, and would write every byte twice.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from duelog.partitions.partition import Partition, Wanted
@@ -26,6 +26,7 @@ from duelog.store.env.environment import Environment
 from duelog.store.errors import DuelogError, ResourceShortage, StoreFailed, StoreFull, StoreUnavailable
 from duelog.store.files.failpoints import reach
 from duelog.store.files.process import here
+from duelog.store.listener import StoreListener
 from duelog.store.log.ledger import RunLimits
 from duelog.store.wal.wal_file import RECORD_BYTES, Fields, WalFile
 
@@ -55,6 +56,7 @@ class WalWriter:
         clock: Clock,
         open_wal: Callable[[], WalFile],
         wake: Callable[[], None],
+        listeners: Sequence[StoreListener],
     ) -> None:
         """`together`: from so many sends under way at once on they share flushes.
 
@@ -80,8 +82,7 @@ class WalWriter:
         self._reserving = False
         self._due_ms: int | None = None
         self._process = here.pid
-        self.observe: Callable[[int, int], None] | None = None
-        """Called with (duration ns, messages) when a group is on disk; for metrics."""
+        self._listeners = listeners
 
     def append(self, partition: Partition, topic_id: int, due_ms: int, body: bytes) -> tuple[int, int]:
         """Append a message; (ledger id, entry id) once it is durable. REQUIRES: an append lease.
@@ -150,8 +151,9 @@ class WalWriter:
         started = time.perf_counter_ns()
         reach("wal.before")
         self._wal.append(self._unwritten)
-        if self.observe is not None:
-            self.observe(time.perf_counter_ns() - started, len(self._unwritten))
+        elapsed_ns, messages = time.perf_counter_ns() - started, len(self._unwritten)
+        for listener in self._listeners:
+            listener.committed("journal", elapsed_ns, messages, messages)
         self._unwritten = []
         reach("wal.after")
         if self._due_ms is None:

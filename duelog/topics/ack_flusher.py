@@ -8,12 +8,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pyroaring import BitMap
 
 from duelog.delivery.acks import AckChanges
+from duelog.store.clock import Clock
 from duelog.store.env.environment import Environment
 from duelog.store.env.transaction import Transaction
 from duelog.store.files.failpoints import reach
 
 from .subscription_state import SubscriptionState
 from .topic_state import TopicState
+from .trim_agenda import TrimAgenda
 
 Acknowledged = tuple[TopicState, SubscriptionState, Mapping[int, BitMap]]
 """What is acknowledged for a subscription of a topic: entries by ledger id."""
@@ -25,8 +27,14 @@ Moves = Callable[[Transaction, Sequence[Mapping[int, BitMap]]], None]
 class AckFlusher:
     """The subscriptions whose acknowledgements are not on disk yet. Thread-safe."""
 
-    def __init__(self, main: Environment, flush_ms: int) -> None:
+    def __init__(
+        self, main: Environment, flush_ms: int, clock: Clock, agenda: TrimAgenda, wake: Callable[[], None]
+    ) -> None:
+        """`wake` has the tick come `flush_ms` from now; with 0 every acknowledgement is flushed at once."""
         self._main = main
+        self._clock = clock
+        self._agenda = agenda
+        self._wake = wake
         self._flush_ms = flush_ms
         self._lock = threading.Lock()
         self._flushing = threading.Lock()
@@ -41,6 +49,17 @@ class AckFlusher:
                 self._due_ms = now_ms + self._flush_ms
                 return True
             return False
+
+    def acknowledged(self, topic: TopicState, subscription: SubscriptionState, moved_ledger: bool) -> None:
+        """Acknowledgements were taken in memory: see that they reach the disk, and that ledgers are trimmed."""
+        now_ms = self._clock.now_ms()
+        began = self.mark(subscription, now_ms)
+        if not self._flush_ms:
+            self.flush()
+        elif began:
+            self._wake()
+        if moved_ledger:
+            self._agenda.look_at(topic.topic_id, now_ms + self._flush_ms)
 
     def due_ms(self) -> int | None:
         """When what is waiting must be written, None when nothing waits."""

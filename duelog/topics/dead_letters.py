@@ -15,7 +15,8 @@ Source: Pulsar's DeadLetterPolicy and `initialSubscriptionName`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,7 +30,7 @@ from duelog.store.env.transaction import Transaction
 from duelog.store.errors import CorruptEntry, UnknownSubscription, UnknownTopic
 from duelog.store.log.scan import find_run
 from duelog.store.message import Message, ReceivedMessage
-from duelog.store.names import TopicName
+from duelog.store.names import MAX_TOPIC_BYTES, TopicName
 from duelog.store.position import MessageId, Position
 
 from ..delivery.position_set import group_by_ledger
@@ -83,25 +84,21 @@ class DeadLetters:
         topics: Topics,
         flusher: AckFlusher,
         clock: Clock,
-        acknowledged: Callable[[TopicState, SubscriptionState, bool], None],
     ) -> None:
-        """`acknowledged` hears of each subscription for which something was acknowledged (Engine.acknowledged)."""
         self._main = main
         self._topics = topics
         self._flusher = flusher
         self._clock = clock
-        self._acknowledged = acknowledged
 
     # -- in ----------------------------------------------------------------------------------------
 
-    def bury(
-        self, target: TopicName, topic: TopicState, subscription: SubscriptionState, messages: list[ReceivedMessage]
-    ) -> None:
-        """Move messages that a consumer of the subscription holds to topic `target`, in one transaction.
+    def bury(self, topic: TopicState, subscription: SubscriptionState, messages: list[ReceivedMessage]) -> None:
+        """Move messages that a consumer of the subscription holds to its dead-letter topic, in one transaction.
 
         Raises StoreFull, StoreFailed; then nothing was moved.
         """
         now_ms = self._clock.now_ms()
+        target = dead_letter_name(topic.name, subscription.name, subscription.policies.dead_letter_topic)
         grave = self._topics.get_or_create(target, now_ms)
         self._topics.add_subscription(grave, KEEPER, True, now_ms, keeper=True)
         entries = group_by_ledger([message.position for message in messages])
@@ -225,7 +222,7 @@ class DeadLetters:
         if entries:
             self._flusher.acknowledge_with(entries, counted)
         for topic, subscription, _ in entries:
-            self._acknowledged(topic, subscription, True)
+            self._flusher.acknowledged(topic, subscription, True)
         return count
 
     def _entries_of(self, letters: Iterable[DeadLetter]) -> list[Acknowledged]:
@@ -243,6 +240,23 @@ class DeadLetters:
         if keeper is None:
             raise UnknownSubscription(name, KEEPER)
         return grave, keeper
+
+
+def dead_letter_name(topic: TopicName, subscription: str, chosen: str | None) -> TopicName:
+    """The policy `dead_letter_topic` where it is set, or `<topic>-<subscription>-DLQ` beside the topic.
+
+    A name that would be too long ends in a digest of it instead, cut before that.
+    """
+    if chosen:
+        return TopicName.parse(chosen)
+    local = f"{topic.local_name}-{subscription}-DLQ"
+    name = topic._replace(local_name=local)
+    over = len(str(name).encode()) - MAX_TOPIC_BYTES
+    if over <= 0:
+        return name
+    end = f"-{hashlib.sha256(local.encode()).hexdigest()[:32]}-DLQ"
+    kept = local.encode()[: -over - len(end)].decode(errors="ignore")
+    return topic._replace(local_name=kept + end)
 
 
 def _still_held(

@@ -1,47 +1,190 @@
-"""What waits inline in a topic's main log: for subscriptions that begin behind it, for figures and for lists.
+"""Main logs as their readers see them: what is due comes, and what waits inline is counted, listed and cleared.
 
-A topic whose consumers have passed something over has a tracker, which is asked. For another one the ledgers that have
+A topic whose consumers have passed something over has a tracker, which answers. For another one the ledgers that have
 something to wait for are read, and nothing is kept in memory. Where nothing waits, nothing is read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from heapq import merge
 from operator import attrgetter
-from typing import TYPE_CHECKING
 
 from pyroaring import BitMap
 
 from duelog.delivery.acks import AckSet
-from duelog.markers.lookup import read_entry, scheduled
-from duelog.store.errors import CorruptEntry
+from duelog.delivery.due_reader import DueReader
+from duelog.delivery.read_ahead import ReadAheadBudget
+from duelog.markers.lookup import find_partition, read_entry, scheduled
+from duelog.markers.reader import MainLogReader
+from duelog.markers.tracker import SubscriptionView, TopicDelayTracker
+from duelog.partitions.partition_set import PartitionSet
+from duelog.store.clock import StoreClock
+from duelog.store.codec.run import Int64s
+from duelog.store.config import StoreConfig
+from duelog.store.env.environment import Environment
+from duelog.store.errors import CorruptEntry, DamagedStore, UnknownSubscription
+from duelog.store.listener import StoreListener
 from duelog.store.log.scan import find_run
 from duelog.store.message import ScheduledMessage
 from duelog.store.position import MessageId, Position
 
+from .ack_flusher import AckFlusher
 from .subscription_state import SubscriptionState
 from .topic_state import TopicState
-
-if TYPE_CHECKING:
-    from ..engine import Engine
 
 _DUE = attrgetter("due_ms")
 
 
-def waiting(engine: Engine, topic: TopicState, now_ms: int) -> dict[int, BitMap]:
-    """Entries of the topic's main log that are not due at `now_ms`, by ledger id; no bitmap is empty."""
-    start = topic.log.first_undue(now_ms)
-    if start is None:
-        return {}
-    return (topic.tracker or engine.tracker(topic)).waiting(start, now_ms)
+class InlineMessages:
+    """Reads the main logs of one open store. Thread-safe."""
 
+    def __init__(
+        self,
+        main: Environment,
+        partitions: PartitionSet,
+        clock: StoreClock,
+        config: StoreConfig,
+        flusher: AckFlusher,
+        unreadable: Callable[[CorruptEntry], object],
+        listeners: Sequence[StoreListener],
+    ) -> None:
+        """`unreadable` quarantines an entry; `listeners` hear of what waited inline and has fallen due."""
+        self._main = main
+        self._partitions = partitions
+        self._clock = clock
+        self._config = config
+        self._flusher = flusher
+        self._unreadable = unreadable
+        self._listeners = listeners
+        self.read_ahead = ReadAheadBudget()
 
-def count(engine: Engine, topic: TopicState, now_ms: int) -> int:
-    """How many those are."""
-    start = topic.log.first_undue(now_ms)
-    return 0 if start is None else (topic.tracker or engine.tracker(topic)).count(start, now_ms)
+    # -- reading -----------------------------------------------------------------------------------
+
+    def reader(self, topic: TopicState, subscription: SubscriptionState) -> DueReader:
+        """What a subscription of the topic reads its main log with."""
+        plain = MainLogReader(
+            self._main,
+            self._partitions,
+            topic.log,
+            topic=str(topic.name),
+            subscription=subscription.name,
+            span_ms=self._config.partition_ms,
+            quarantine=self._unreadable,
+            gone=subscription.gone.extend,
+        )
+
+        def open_view(position: Position, done_ms: int) -> tuple[TopicDelayTracker, SubscriptionView]:
+            return topic.track(
+                lambda: self._new_tracker(topic),
+                lambda tracker: (tracker, tracker.open_view(position, done_ms)),
+            )
+
+        return DueReader(plain, open_view, self._clock, self.read_ahead)
+
+    def _new_tracker(self, topic: TopicState) -> TopicDelayTracker:
+        """A tracker of what waits in the topic's main log, empty as yet."""
+        fell_due = partial(self._fell_due, topic.topic_id) if self._listeners else None
+        prune = self._config.tracker_prune_interval_ms, self._config.tracker_prune_ratio
+        return TopicDelayTracker(self._main, topic.log, self._unreadable, fell_due, *prune)
+
+    def _fell_due(self, topic_id: int, dues: Int64s, now_ms: int) -> None:
+        for listener in self._listeners:
+            listener.fired(topic_id, dues, now_ms)
+
+    # -- what waits --------------------------------------------------------------------------------
+
+    def _tracker(self, topic: TopicState) -> TopicDelayTracker:
+        return topic.tracker or self._new_tracker(topic)
+
+    def waiting(self, topic: TopicState, now_ms: int) -> dict[int, BitMap]:
+        """Entries of the topic's main log that are not due at `now_ms`, by ledger id; no bitmap is empty."""
+        start = topic.log.first_undue(now_ms)
+        return {} if start is None else self._tracker(topic).waiting(start, now_ms)
+
+    def count(self, topic: TopicState, now_ms: int) -> int:
+        """How many those are."""
+        start = topic.log.first_undue(now_ms)
+        return 0 if start is None else self._tracker(topic).count(start, now_ms)
+
+    def clear(self, topic: TopicState, name: str) -> int:
+        """Acknowledge, for one subscription, what waits inline by now, durably; how many it had not acknowledged.
+
+        Raises UnknownSubscription.
+        """
+        subscription = topic.subscriptions.get(name)
+        if subscription is None:
+            raise UnknownSubscription(str(topic.name), name)
+        not_due = self.waiting(topic, self._clock.now_ms())
+        count = 0
+        with subscription.lock:
+            for ledger_id, entries in not_due.items():
+                if subscription.dispatcher is not None:
+                    count += subscription.dispatcher.ack(None, [Position(ledger_id, entry_id) for entry_id in entries])
+                else:
+                    count += subscription.acks.ack(ledger_id, entries, topic.log)
+        if count:
+            self._flusher.acknowledged(topic, subscription, moved_ledger=True)
+            self._flusher.flush()
+        return count
+
+    def get(self, topic: TopicState, message_id: MessageId) -> ScheduledMessage | None:
+        """A stored message, wherever it is; None: it is gone. Raises CorruptEntry, DamagedStore."""
+        if topic.log.entries_of(message_id.ledger_id) is not None:
+            return read_entry(self._main, message_id, str(topic.name))
+        partition = find_partition(self._partitions, topic.topic_id, message_id.ledger_id)
+        if partition is None:
+            return None
+        try:
+            with self._partitions.lease(partition):
+                return read_entry(partition.environment, message_id, str(topic.name))
+        except DamagedStore:
+            if self._partitions.registered(partition):
+                raise
+            return None  # deleted since it was found
+
+    def is_hidden(self, topic: TopicState, message_id: MessageId) -> bool:
+        """Whether the message is in the topic's main log and not visible yet. O(log n)."""
+        now_ms = self._clock.now_ms()
+        if topic.log.first_undue(now_ms) is None or topic.log.entries_of(message_id.ledger_id) is None:
+            return False
+        with self._main.read() as raw, suppress(CorruptEntry):
+            run = find_run(raw.cursor(), self._main.name, message_id.ledger_id, message_id.entry_id)
+            return run is not None and run.early and run.due(message_id.entry_id - run.first_entry) > now_ms
+        return False
+
+    def scheduled(self, topic: TopicState, start_ms: int, limit_ms: int) -> Iterator[ScheduledMessage]:
+        """Messages of the topic that are not due yet, or have not fired, due in [start_ms, limit_ms), by due time.
+
+        Of those due at one instant the ones in a partition come first. Bodies are read as they are asked for.
+        """
+        in_partitions = scheduled(
+            self._main,
+            self._partitions,
+            topic.topic_id,
+            str(topic.name),
+            start_ms=start_ms,
+            limit_ms=limit_ms,
+            quarantine=self._unreadable,
+        )
+        now_ms = self._clock.now_ms()
+        start = topic.log.first_undue(now_ms)
+        if start is None:
+            return in_partitions
+        positions = self._tracker(topic).listed(start, now_ms, start_ms, limit_ms)
+        return merge(in_partitions, self._messages(topic, positions), key=_DUE)
+
+    def _messages(self, topic: TopicState, positions: Sequence[Position]) -> Iterator[ScheduledMessage]:
+        for position in positions:
+            try:
+                found = read_entry(self._main, position, str(topic.name))
+            except CorruptEntry as error:
+                self._unreadable(CorruptEntry(error.environment, *position, error.reason))
+                continue
+            if found is not None:
+                yield found
 
 
 def unacknowledged(acks: AckSet, not_due: Mapping[int, BitMap]) -> int:
@@ -50,63 +193,3 @@ def unacknowledged(acks: AckSet, not_due: Mapping[int, BitMap]) -> int:
     for ledger_id, entries in not_due.items():
         found += len(acks.unacked(ledger_id, entries.min(), entries.max() + 1) & entries)
     return found
-
-
-def clear(engine: Engine, topic: TopicState, subscription: SubscriptionState) -> int:
-    """Acknowledge, for one subscription, what waits inline by now, durably; how many it had not acknowledged."""
-    not_due = waiting(engine, topic, engine.clock.now_ms())
-    count = 0
-    with subscription.lock:
-        for ledger_id, entries in not_due.items():
-            if subscription.dispatcher is not None:
-                count += subscription.dispatcher.ack(None, [Position(ledger_id, entry_id) for entry_id in entries])
-            else:
-                count += subscription.acks.ack(ledger_id, entries, topic.log)
-    if count:
-        engine.acknowledged(topic, subscription, moved_ledger=True)
-        engine.flusher.flush()
-    return count
-
-
-def is_hidden(engine: Engine, topic: TopicState, message_id: MessageId) -> bool:
-    """Whether the message is in the topic's main log and not visible yet. O(log n)."""
-    now_ms = engine.clock.now_ms()
-    if topic.log.first_undue(now_ms) is None or topic.log.entries_of(message_id.ledger_id) is None:
-        return False
-    with engine.main.read() as raw, suppress(CorruptEntry):
-        run = find_run(raw.cursor(), engine.main.name, message_id.ledger_id, message_id.entry_id)
-        return run is not None and run.early and run.due(message_id.entry_id - run.first_entry) > now_ms
-    return False
-
-
-def scheduled_messages(engine: Engine, topic: TopicState, start_ms: int, limit_ms: int) -> Iterator[ScheduledMessage]:
-    """Messages of the topic that are not due yet, or have not fired, due in [start_ms, limit_ms), by due time.
-
-    Of those due at one instant the ones in a partition come first. Bodies are read as they are asked for.
-    """
-    in_partitions = scheduled(
-        engine.main,
-        engine.partitions,
-        topic.topic_id,
-        str(topic.name),
-        start_ms=start_ms,
-        limit_ms=limit_ms,
-        quarantine=engine.note_unreadable,
-    )
-    now_ms = engine.clock.now_ms()
-    start = topic.log.first_undue(now_ms)
-    if start is None:
-        return in_partitions
-    positions = (topic.tracker or engine.tracker(topic)).listed(start, now_ms, start_ms, limit_ms)
-    return merge(in_partitions, _messages(engine, topic, positions), key=_DUE)
-
-
-def _messages(engine: Engine, topic: TopicState, positions: Sequence[Position]) -> Iterator[ScheduledMessage]:
-    for position in positions:
-        try:
-            found = read_entry(engine.main, position, str(topic.name))
-        except CorruptEntry as error:
-            engine.note_unreadable(CorruptEntry(error.environment, *position, error.reason))
-            continue
-        if found is not None:
-            yield found

@@ -23,16 +23,14 @@ from duelog.store.position import BEFORE_FIRST, Position
 
 from .subscription_state import KEEPER, SubscriptionState
 from .topic_state import TopicState
-
-
-def _ignore(topic_id: int, due_ms: int) -> None:
-    """Nobody maintains a read-only store."""
+from .trim_agenda import TrimAgenda
 
 
 class Topics:
     """Topic states by name and by id. Thread-safe."""
 
-    def __init__(self, main: Environment, config: StoreConfig, *, read_only: bool = False) -> None:
+    def __init__(self, main: Environment, config: StoreConfig, agenda: TrimAgenda, *, read_only: bool = False) -> None:
+        """`agenda` is told when main logs are to be looked at."""
         self._main = main
         self._read_only = read_only
         self.run_limits = RunLimits(config.run_entries, config.run_bytes)
@@ -41,8 +39,7 @@ class Topics:
         self._lock = threading.Lock()
         self._by_name: dict[TopicName, TopicState] = {}
         self._by_id: dict[int, TopicState | None] = {}
-        self.look_at: Callable[[int, int], None] = _ignore
-        """Told (topic id, when) as main logs change; see Maintenance.look_at."""
+        self._agenda = agenda
 
     def find(self, name: TopicName) -> TopicState | None:
         """The topic, loaded if need be; None when there is none. O(1) once loaded."""
@@ -97,8 +94,10 @@ class Topics:
         return None if state is None else state.log
 
     def _load(self, raw: lmdb.Transaction, topic_id: int, name: TopicName) -> TopicState:
-        log = ManagedLedger.load(raw, self._main.name, topic_id, self.run_limits, self._ledger_limits, self._inline_ms)
-        state = TopicState(topic_id, name, log, self.look_at)
+        log = ManagedLedger.load(
+            raw, self._main.name, topic_id, self.run_limits, self._ledger_limits, self._inline_ms, self._log_changed
+        )
+        state = TopicState(topic_id, name, log)
         for _, subscription, record in catalog.cursors(raw, topic_id):
             rows = dict(catalog.acked(raw, record.subscription_id))
             acks = AckSet.load(record.mark_delete, rows)
@@ -108,6 +107,21 @@ class Topics:
             self._by_name[name] = state
             self._by_id[topic_id] = state
         return state
+
+    def _log_changed(self, topic_id: int, look: bool) -> None:
+        """A commit has touched a main log: wake its receivers, and with `look` have the log looked at for trimming."""
+        state = self._by_id.get(topic_id)
+        if state is None:
+            return
+        if look:
+            age_due_ms = state.log.age_due_ms()
+            self._agenda.look_at(topic_id, 0 if age_due_ms is None or state.log.ledgers()[0].closed else age_due_ms)
+        state.changed()
+
+    def wake_receivers(self) -> None:
+        """Have every receiver that waits look again."""
+        for topic in self.loaded():
+            topic.changed()
 
     def add_subscription(
         self,

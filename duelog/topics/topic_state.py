@@ -19,8 +19,7 @@ T = TypeVar("T")
 class TopicState:
     """One topic of an open store. `version` changes whenever a receiver should look again."""
 
-    def __init__(self, topic_id: int, name: TopicName, log: ManagedLedger, look_at: Callable[[int, int], None]) -> None:
-        """`look_at` (topic id, when) has the main log looked at for rolling and trimming."""
+    def __init__(self, topic_id: int, name: TopicName, log: ManagedLedger) -> None:
         self.topic_id = topic_id
         self.name = name
         self.log = log
@@ -32,17 +31,9 @@ class TopicState:
         """Called at every change, by any thread; replaced, never changed in place, with `condition` held."""
         self.producers: dict[str, Any] = {}
         self.producers_lock = threading.Lock()
-        self._look_at = look_at
         self._tracker: TopicDelayTracker | None = None
         self._told_ms = 0
         self._tracker_lock = threading.Lock()
-        log.changed = self._log_changed
-
-    def _log_changed(self, look: bool) -> None:
-        if look:
-            age_due_ms = self.log.age_due_ms()
-            self._look_at(self.topic_id, 0 if age_due_ms is None or self.log.ledgers()[0].closed else age_due_ms)
-        self.changed()
 
     @property
     def keeps_dead_letters(self) -> bool:

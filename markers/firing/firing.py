@@ -15,11 +15,12 @@ cannot be closed, is suspended, and the others go on.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from ...partitions.partition import Partition
 from ...partitions.partition_set import PartitionSet
 from ...snapshot.writer import remove_snapshots
+from ...store.clock import StoreClock
 from ...store.codec import format as fmt
 from ...store.codec.frontier import FrontierRecord
 from ...store.codec.run import Int64s, UInt32s
@@ -30,6 +31,7 @@ from ...store.env.transaction import Transaction
 from ...store.errors import CorruptEntry, StoreFull
 from ...store.files.failpoints import reach
 from ...store.files.page_scan import refuse_broken
+from ...store.listener import StoreListener
 from ...store.log import catalog
 from ...store.log.managed_ledger import ManagedLedger
 from .closing import record_closed
@@ -53,36 +55,36 @@ class Firing:
         main: Environment,
         partitions: PartitionSet,
         config: StoreConfig,
+        loaded: LoadedPartitions,
+        clock: StoreClock,
+        listeners: Sequence[StoreListener],
         *,
         main_log: Callable[[int], ManagedLedger | None],
         quarantine: Callable[[CorruptEntry], object],
         wake: Callable[[], None],
     ) -> None:
-        """The arguments are those of LoadedPartitions."""
+        """`clock` never goes back behind the time of a firing; `listeners` hear of it; the rest as LoadedPartitions."""
         self._main = main
         self._partitions = partitions
         self._config = config
         self._main_log = main_log
         self._quarantine = quarantine
         self._wake = wake
-        self.loaded = LoadedPartitions(main, partitions, config, main_log=main_log, quarantine=quarantine, wake=wake)
+        self._clock = clock
+        self._listeners = listeners
+        self.loaded = loaded
         """What is in memory; belongs to the thread that fires, but for what says otherwise."""
-        self.suspensions = self.loaded.suspensions
+        self.suspensions = loaded.suspensions
         self._apart = False
         """Whether each log is fired by a commit of its own: a commit for several has failed."""
         self._found_torn = False
         self.gate = ReaderGate()
         """Firing is alone in it; cancelling and rescheduling are inside for reading, so that nothing is on its way
         into the main log meanwhile and the recorded frontiers tell what has fired."""
-        self.reached: Callable[[int], object] = lambda now_ms: None
-        """Told, inside the gate, the time that has been recorded with a firing: the store's clock never goes back
-        behind it, so that the next cancellation does not find it earlier."""
         self.recorded_ms = 0
         """The clock mark on the disk, which may be a moment early; it never goes back. 0: nothing was recorded yet."""
         self.fired = 0
         """Messages fired since the store was opened."""
-        self.observe: Callable[[int, Taken, int], None] | None = None
-        """Called with topic id, each batch and the time, for metrics."""
 
     # -- cancelling and rescheduling ---------------------------------------------------------------
 
@@ -143,7 +145,7 @@ class Firing:
             self.loaded.unsure, self._found_torn = self._found_torn, False
             self.loaded.recover()
             if fired:
-                self.reached(now_ms)
+                self._clock.raise_to(now_ms)  # inside the gate: the next cancellation finds it no earlier
             return fired
 
     def _fire(self, now_ms: int, until_ms: int) -> int:
@@ -257,9 +259,9 @@ class Firing:
         reach("fire.before")
         self._main.write(work)
         reach("fire.after")
-        if self.observe is not None:
+        for listener in self._listeners:
             for log, taken, _ in batch:
-                self.observe(log.topic_id, taken, now_ms)
+                listener.fired(log.topic_id, taken.dues, now_ms)
 
     def _confirm(self, batch: _Batch, records: list[FrontierRecord], mark_ms: int) -> None:
         """Markers and frontiers are on disk: have memory say so, as the commit ends, whatever becomes of its caller."""
@@ -285,7 +287,7 @@ class Firing:
         with self.gate.alone():
             closed = self._close(partition, now_ms)
             if closed:
-                self.reached(now_ms)
+                self._clock.raise_to(now_ms)  # inside the gate: the next cancellation finds it no earlier
             return closed
 
     def next_close_ms(self) -> int | None:

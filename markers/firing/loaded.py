@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from ...partitions.partition import Partition, PartitionLog
 from ...partitions.partition_set import PartitionSet
@@ -21,6 +21,7 @@ from ...store.codec.run import Int64s
 from ...store.config import StoreConfig
 from ...store.env.environment import Environment
 from ...store.errors import BrokenInvariant, CorruptEntry
+from ...store.listener import StoreListener
 from ...store.log.managed_ledger import ManagedLedger
 from .loading import Loading, LoadStep, new_log
 from .pending_log import HAND_OVER_S, PendingLog
@@ -46,6 +47,8 @@ class LoadedPartitions:
         main: Environment,
         partitions: PartitionSet,
         config: StoreConfig,
+        suspensions: Suspensions,
+        listeners: Sequence[StoreListener],
         *,
         main_log: Callable[[int], ManagedLedger | None],
         quarantine: Callable[[CorruptEntry], object],
@@ -54,7 +57,7 @@ class LoadedPartitions:
         """Hold the begun partitions of `partitions`; nothing is loaded yet.
 
         `main_log` gives a topic's main log by id, None when the topic was deleted; `wake` is called, by any
-        thread, when something has become the first to be due.
+        thread, when something has become the first to be due. `listeners` hear of snapshots.
         """
         self._main = main
         self._partitions = partitions
@@ -70,9 +73,9 @@ class LoadedPartitions:
         self._leased: set[int] = set()
         self.unsure = False
         """Whether something that fires, or looks for what is next, did not come to its end: see `recover`."""
-        self.suspensions = Suspensions(main)
+        self.suspensions = suspensions
         """What of all this, and of the store's upkeep, has failed and is tried again later."""
-        self.saving = Saving(config, self.suspensions)
+        self.saving = Saving(config, suspensions, listeners)
         self._to_pack: dict[PendingLog, None] = {}
         """Logs with so much in them that it is worth it to `pack`; added to by appends, by single operations."""
 

@@ -18,12 +18,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from ...partitions.partition import Partition
 from ...snapshot.writer import Cut, SnapshotWritten, WriteStep, write_snapshots
 from ...store.config import StoreConfig
 from ...store.errors import DuelogError, StoreFailed, StoreFull
+from ...store.listener import StoreListener
 from .pending_log import PendingLog
 from .suspensions import Part, Suspensions
 
@@ -45,7 +46,8 @@ class _Account:
 class Saving:
     """Keeps account of what a start would replay, and writes snapshots. One thread but for `heard`."""
 
-    def __init__(self, config: StoreConfig, suspensions: Suspensions) -> None:
+    def __init__(self, config: StoreConfig, suspensions: Suspensions, listeners: Sequence[StoreListener]) -> None:
+        self._listeners = listeners
         self._suspensions = suspensions
         self._every = config.snapshot_every_entries
         self._little = max(config.snapshot_every_entries // 10, 1)
@@ -54,8 +56,6 @@ class Saving:
         self._job: tuple[int, Iterator[WriteStep | SnapshotWritten]] | None = None
         self.error: DuelogError | None = None
         """Why the last snapshot was not written; None when it was."""
-        self.observe: Callable[[SnapshotWritten, int], None] | None = None
-        """Called with each snapshot and the ns of work since the one before it, for metrics."""
 
     # -- account -----------------------------------------------------------------------------------
 
@@ -154,8 +154,8 @@ class Saving:
             spent_ns += time.perf_counter_ns() - started_ns
             if isinstance(step, SnapshotWritten):
                 by_ledger[step.ledger_id].saved_tail = step.tail
-                if self.observe is not None:
-                    self.observe(step, spent_ns)
+                for listener in self._listeners:
+                    listener.snapshot_written(step.stored_bytes, spent_ns)
                 spent_ns = 0
             yield step
             started_ns = time.perf_counter_ns()

@@ -81,11 +81,11 @@ class Suspension:
 class Suspensions:
     """The suspended parts of one open store. For the thread that ticks; `all` is for any."""
 
-    def __init__(self, main: Environment) -> None:
+    def __init__(self, main: Environment, topic_name: Callable[[int], str]) -> None:
+        """`topic_name` gives the name of a topic id, for messages; it does not raise."""
         self._main = main
+        self._topic_name = topic_name
         self._suspended: dict[Part, Suspension] = {}
-        self.topic_name: Callable[[int], str] = str
-        """The name of a topic id, for messages; does not raise."""
 
     def __len__(self) -> int:
         return len(self._suspended)
@@ -130,7 +130,7 @@ class Suspensions:
         pause_ms = min(FIRST_PAUSE_MS << min(failures - 1, 16), LONGEST_PAUSE_MS) if pauses else 0
         found = self._suspended[part] = Suspension(
             part.task,
-            None if part.topic_id is None else self.topic_name(part.topic_id),
+            None if part.topic_id is None else self._topic_name(part.topic_id),
             part.start_ms,
             part.name,
             str(error) if isinstance(error, DuelogError) else repr(error),

@@ -15,7 +15,7 @@ after fork is refused; a commit that raised is in doubt and closes the environme
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
@@ -30,6 +30,7 @@ from ..files.datafile import InPlace
 from ..files.directory import occupied_bytes
 from ..files.process import here
 from ..files.system_errors import explain
+from ..listener import StoreListener
 from . import page_cache
 from .commit_counts import CommitCounts
 from .commit_queue import CommitQueue, Request
@@ -59,6 +60,7 @@ class Environment(GroupCommit):
         create: bool = False,
         lock: bool = True,
         evicts: bool = False,
+        listeners: Sequence[StoreListener] = (),
     ) -> None:
         """Open `path`, a directory; `name` is what errors and findings call it.
 
@@ -66,17 +68,16 @@ class Environment(GroupCommit):
         write can be read, by as many readers as there are. Only of a file that is not written any more: beside a
         writer it reads wrong rows silently.
         `evicts`: what is written does not stay in the page cache, until `stop_evicting` is called (eviction.py).
+        `listeners` hear of its commits and of its failure.
         Raises DamagedStore when the data file is missing, empty, no LMDB file, or truncated so that
         reading it would kill the process.
         """
-        super().__init__()
+        super().__init__(listeners)
         if not lock and not read_only:
             raise BrokenInvariant(f"{name}: a writer without locks")
         self.path = path
         self.name = name
         self.counts = CommitCounts()
-        self.observe_commit: Callable[[int, int], None] | None = None
-        """Called after each commit with (duration ns, requests committed); for metrics."""
         self._process = here.pid
         self._durability = durability
         self._read_only = read_only

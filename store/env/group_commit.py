@@ -8,7 +8,7 @@ have come to its end, on disk or in memory, closes the environment for writing.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from ..files.datafile import InPlace
 from ..files.failpoints import reach
 from ..files.free_space import in_doubt, out_of_space
 from ..files.system_errors import explain
+from ..listener import StoreListener
 from .commit_counts import CommitCounts
 from .commit_queue import Request
 from .map_size import MapSize
@@ -31,20 +32,19 @@ class GroupCommit:
     """What of an environment commits. REQUIRES: one thread at a time."""
 
     path: Path
+    name: str
     counts: CommitCounts
-    observe_commit: Callable[[int, int], None] | None
     in_place: InPlace
     _env: lmdb.Environment
     _map: MapSize
     _upkeep: Upkeep | None
     _last_run: bytes
 
-    def __init__(self) -> None:
+    def __init__(self, listeners: Sequence[StoreListener]) -> None:
+        self._listeners = listeners
         self._publishing = False
         """Between a commit and the end of what follows from it in memory."""
         self._failed: StoreFailed | None = None
-        self.on_failure: Callable[[StoreFailed], None] = lambda failed: None
-        """Told, by any thread, that nothing more is written; takes leaf locks only."""
         self._deferred: list[Callable[[Transaction], Any]] = []
         self._unsynced = False
 
@@ -141,13 +141,14 @@ class GroupCommit:
         self.counts.add(requests, entries, elapsed_ns)
         if self._upkeep is not None:
             self._upkeep.committed()
-        if self.observe_commit is not None:
-            self.observe_commit(elapsed_ns, requests)
+        for listener in self._listeners:
+            listener.committed(self.name, elapsed_ns, requests, entries)
 
     def fail(self, error: BaseException) -> StoreFailed:
         """Close the environment for writing, for good: what is on disk, or in memory, is not known any more."""
         failed = StoreFailed(self.path, str(error) or type(error).__name__)
         failed.__cause__ = error
         self._failed = failed
-        self.on_failure(failed)
+        for listener in self._listeners:
+            listener.failed(self.name, failed)
         return failed

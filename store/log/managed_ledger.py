@@ -93,14 +93,23 @@ class LedgerSnapshot(NamedTuple):
 class ManagedLedger:
     """The main log of one topic. Reading its list is thread-safe; it is changed in transactions only."""
 
-    def __init__(self, topic_id: int, view: _View, runs_: RunLimits, limits: LedgerLimits) -> None:
+    def __init__(
+        self,
+        topic_id: int,
+        view: _View,
+        runs_: RunLimits,
+        limits: LedgerLimits,
+        changed: Callable[[int, bool], None] | None = None,
+    ) -> None:
+        """`changed` is called in the leader's thread after each commit that touched the log; takes leaf locks only.
+
+        Its arguments: the topic id, and whether a ledger was closed or trimmed, or the open one got its first entry.
+        """
         self.topic_id = topic_id
         self._view = view
         self._runs = runs_
         self._limits = limits
-        self.changed: Callable[[bool], None] | None = None
-        """Called in the leader's thread after each commit that touched the log; takes leaf locks only. True:
-        a ledger was closed or trimmed, or the open one got its first entry."""
+        self._changed = changed
         self._hidden: tuple[Hidden, ...] = ()
         """Entries that are not yet visible: nothing from `first` on is read before `due_ms`. Both ascend."""
 
@@ -113,6 +122,7 @@ class ManagedLedger:
         runs_: RunLimits,
         limits: LedgerLimits,
         inline_ms: int = 0,
+        changed: Callable[[int, bool], None] | None = None,
     ) -> ManagedLedger:
         """The main log as the catalog has it; reads the headers of the open ledger's runs.
 
@@ -136,7 +146,7 @@ class ManagedLedger:
             if info.closed_ms <= created_ms < info.closed_ms + inline_ms:
                 _, due_by_ms = _measured(raw, environment, info.ledger_id)
                 closed[at] = info._replace(closed_ms=max(info.closed_ms, due_by_ms))
-        return cls(topic_id, _view(tuple(closed), tail, created_ms), runs_, limits)
+        return cls(topic_id, _view(tuple(closed), tail, created_ms), runs_, limits, changed)
 
     # -- the list --------------------------------------------------------------------------------
 
@@ -293,8 +303,8 @@ class ManagedLedger:
     def _publish(self, view: _View | None, look: bool) -> None:
         if view is not None:
             self._view = view
-        if self.changed is not None:
-            self.changed(look)
+        if self._changed is not None:
+            self._changed(self.topic_id, look)
 
 
 def _id_of(info: LedgerInfo) -> int:

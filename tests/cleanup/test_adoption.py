@@ -172,10 +172,9 @@ def test_what_retention_keeps_for_seeking_back_is_not_given_up(
 def test_a_topic_that_nobody_listens_to_any_more_waits_for_somebody(store: DelayedStore, clock: ManualClock) -> None:
     """What its last subscription had acknowledged is not dropped once that has gone."""
     finish(store)
-    log = store._engine.topics.loaded()[0].log
-    log.changed = None  # nobody looks at the log for what may be trimmed
-    store._engine.maintenance.trimming._due.clear()
-    store._engine.maintenance.look_at = lambda topic_id, due_ms: None  # type: ignore[method-assign]
+    agenda = store._engine.agenda  # nothing looks at the log for what may be trimmed
+    agenda._due.clear()
+    agenda.plan = lambda topic_id, due_ms: False  # type: ignore[method-assign]
     store.topic("a").unsubscribe("one")
     assert not adopts(store)
 

@@ -26,7 +26,7 @@ from duelog.sending import wal_replay, wal_writer
 from duelog.store.codec.format import PartitionState, Table
 from duelog.store.files.directory import move
 from duelog.store.files.failpoints import reach
-from duelog.subscription import Subscription
+from duelog.topics.consumer import Consumer
 
 
 def _patch(owner: object, name: str, wrap: Callable[[Any], Any]) -> None:
@@ -175,7 +175,7 @@ def ack_before_disk() -> None:
 
         return hasty
 
-    _patch(Subscription, "_acknowledged", wrap)
+    _patch(Consumer, "_acknowledged", wrap)
 
 
 def no_sweep() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from duelog import DelayedDeliveryPolicies, DelayedStore, ManualClock, Message, Policies, StoreConfig, Subscription
-from duelog.engine import Engine
+from duelog.assembly import open_engine
 from duelog.store.policy.policy_records import STORE_SCOPE, PolicyRecord
 from tests.conftest import START_MS, OpenStore
 from tests.fixtures.freeze import CONFIG as FROZEN_CONFIG
@@ -94,7 +94,7 @@ def test_commands_record_no_settings_over_a_store_of_an_earlier_version(tmp_path
     ok("policies", "set", path, "--max-delay", "7d")
     config = StoreConfig(partition_ms=FROZEN_CONFIG.partition_ms, background=False, retention_ms=WEEK_MS)
     clock = ManualClock(START_MS * 2)
-    engine = Engine(path, config, clock, read_only=False, records_defaults=False)
+    engine = open_engine(path, config, clock, read_only=False, records_defaults=False)
     with DelayedStore(engine) as store:
         effective = store.effective_policies("frozen")
         assert (effective.retention_ms, effective.set_at["retention_ms"]) == (2**63 - 1, "nothing recorded yet")

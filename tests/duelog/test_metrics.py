@@ -336,7 +336,7 @@ def test_an_unreadable_entry_counts_once(collector: Collector, open_store: OpenS
     """However often it is met."""
     store = open_store()
     for _ in range(2):
-        store._engine.note_unreadable(CorruptEntry("main", 1, 2, "made up"))
+        store._engine.quarantine.add(CorruptEntry("main", 1, 2, "made up"))
     assert collector.value("duelog.entries.corrupt") == 1
     store.close()
 

@@ -395,7 +395,7 @@ def test_an_error_after_which_nothing_can_go_on_is_raised_by_every_waiting_and_l
     consumer = topic.subscribe("s")
     with waiting(consumer, clock) as received:
         in_next_tick(store, error)
-        store._engine.wake()
+        store._engine.wakeups.wake()
         with pytest.raises(StoreFailed) as caught:
             received.result(LIMIT_S)
     assert caught.value.__cause__ is error

@@ -272,7 +272,7 @@ def test_a_poison_record_does_not_stop_the_rest(open_store: OpenStore, clock: Ma
     topic.send_batch([Message(b"%d" % number, deliver_after=1) for number in range(3)])
     poison = encode_one(Message(b"poison"), START_MS, 1_000)[1][:1] + b"\xff" * 9
 
-    state = topic._state(START_MS)
+    state = topic.sender.topic(START_MS)
     store._engine.sender.send(state, EncodedBatch(np.array([START_MS + 1_000]), np.array([True]), [poison]), START_MS)
     topic.send_batch([Message(b"%d" % number, deliver_after=1) for number in range(3, 6)])
     clock.advance(1_000)

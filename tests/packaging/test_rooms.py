@@ -26,8 +26,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "store.wal": {"store", "store.files", "store.codec"},
     "store.policy": {"store", "store.codec", "store.env", "store.log"},
     "markers": {"markers.firing"},
-    "topics": {"", "delivery"},
-    "sending": {"", "topics"},
+    "topics": {"delivery"},
+    "sending": {"topics"},
     "background": {"sending", "topics"},
     "": {"delivery", "topics", "sending", "background", "check"},
     "check": {"background", "sending"},
@@ -48,17 +48,34 @@ Floors are held by test_layers.py.
 
 MODULES = [module for floor in FLOORS for module in modules(ROOT / floor)]
 BY_NAME = {dotted(module): module for module in MODULES}
+IMPORTS = {
+    name: {
+        imported
+        for _, imported in imported_names(
+            ast.parse(module.read_text(encoding="utf-8")),
+            name if module.name == "__init__.py" else name.rpartition(".")[0],
+        )
+    }
+    for name, module in BY_NAME.items()
+}
+"""By module, the dotted names of all that it imports, inside functions and under TYPE_CHECKING too."""
+
 ROOMS = {".".join(module.parent.relative_to(ROOT).parts).removeprefix(FACE).removeprefix(".") for module in MODULES}
+
+
+def module_of(name: str) -> str | None:
+    """The module that a dotted name is, or is in; None: it is none of the project's."""
+    while name and name not in BY_NAME:
+        name = name.rpartition(".")[0]
+    return name or None
 
 
 def room_of(name: str) -> str | None:
     """The room of the module that a dotted name is, or is in; None: it is no module of the project's."""
-    while name and name not in BY_NAME:
-        name = name.rpartition(".")[0]
-    if not name:
+    module = module_of(name)
+    if module is None:
         return None
-    module = BY_NAME[name]
-    return ".".join(module.parent.relative_to(ROOT).parts).removeprefix(FACE).removeprefix(".")
+    return ".".join(BY_NAME[module].parent.relative_to(ROOT).parts).removeprefix(FACE).removeprefix(".")
 
 
 def floor_of(room: str) -> str:
@@ -71,14 +88,10 @@ def floor_of(room: str) -> str:
 def test_a_room_imports_the_rooms_that_it_may_and_no_others(room: str) -> None:
     """Every import counts, also one inside a function or under TYPE_CHECKING."""
     found = set()
-    for name, module in BY_NAME.items():
-        if room_of(name) != room:
-            continue
-        package = name if module.name == "__init__.py" else name.rpartition(".")[0]
-        for _, imported in imported_names(ast.parse(module.read_text(encoding="utf-8")), package):
-            other = room_of(imported)
-            if other is not None and other != room and floor_of(other) == floor_of(room):
-                found.add(other)
+    for name in BY_NAME:
+        if room_of(name) == room:
+            others = map(room_of, IMPORTS[name])
+            found |= {each for each in others if each not in (None, room) and floor_of(str(each)) == floor_of(room)}
     assert found == MAY_IMPORT.get(room, set())
 
 
@@ -95,3 +108,12 @@ def test_no_two_modules_have_one_name() -> None:
     """A name says which module is meant, wherever it is read."""
     names = Counter(module.stem for module in MODULES)
     assert {name for name, count in names.items() if count > 1} == TWICE
+
+
+def test_no_module_imports_itself_by_way_of_others() -> None:
+    """Modules can be read one after the other, each after all that it imports, also for its annotations."""
+    left = {name: {module_of(each) for each in names} - {None, name} for name, names in IMPORTS.items()}
+    while free := [name for name, others in left.items() if not others & left.keys()]:
+        for name in free:
+            del left[name]
+    assert left == {}

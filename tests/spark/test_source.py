@@ -18,7 +18,8 @@ from duelog.tools.scan.scan_arrow import HEADER_COLUMNS, MESSAGES, scan_messages
 from duelog.tools.scan.scan_plan import Wanted, plan_scan
 from duelog.tools.scan.sealed import open_main_to_read, sealed_generations
 from duelog.tools.spark import register
-from duelog.tools.spark.session import PUSHDOWN, SparkFailed, spark_errors
+from duelog.tools.spark.filters import PUSHDOWN
+from duelog.tools.spark.session import SparkFailed, spark_errors
 from duelog.tools.spark.source import TABLES, PushingDuelogReader, spark_schema
 from tests.duelog.writing_process import HOUR_MS, WritingProcess
 from tests.tools.closed_days import DAY_MS, FIRST_MS, TOPICS, Built

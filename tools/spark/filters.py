@@ -20,6 +20,9 @@ from pyspark.sql.datasource import (
 
 from ..scan.scan_plan import Wanted
 
+PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
+"""The setting of Spark with which it hands filters to data sources."""
+
 
 def narrow(wanted: Wanted, condition: Filter) -> tuple[Wanted, bool]:
     """What is wanted of `wanted` under a condition too, and whether every row of that meets it.

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 LEAST_JAVA = 17
 DEFAULT_MASTER = "local[*]"
-PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 _INSTALL = "pip install 'duelog[spark]'"
@@ -153,18 +152,17 @@ def make_session(
     from pyspark.sql import SparkSession
 
     from . import register
+    from .filters import PUSHDOWN
 
     submitted = "PYSPARK_GATEWAY_PORT" in os.environ  # by spark-submit, which has started the JVM and set the master
     builder = SparkSession.builder
+    settings = {PUSHDOWN: "true"}
     if master is not None and master.startswith("sc://"):
         builder = builder.remote(master)
-        settings = {PUSHDOWN: "true"}
-    elif submitted or SparkSession.getActiveSession() is not None:
-        settings = {PUSHDOWN: "true"}
-    else:
+    elif not submitted and SparkSession.getActiveSession() is None:
         chosen = master or DEFAULT_MASTER
         builder = builder.master(chosen).appName(name)
-        settings = _settings(chosen, _scratch())
+        settings |= _settings(chosen, _scratch())
     more = dict(config or {})
     if _JAVA_OPTIONS in settings and _JAVA_OPTIONS in more:
         more[_JAVA_OPTIONS] = f"{settings[_JAVA_OPTIONS]} {more[_JAVA_OPTIONS]}"
@@ -186,7 +184,6 @@ def _scratch() -> Path:
 
 def _settings(master: str, scratch: Path) -> dict[str, str]:
     settings = {
-        PUSHDOWN: "true",
         _JAVA_OPTIONS: f"-Dlog4j2.configurationFile=file:{scratch / 'log4j2.properties'}",
         "spark.sql.session.timeZone": "UTC",
         "spark.ui.enabled": "false",

@@ -38,8 +38,7 @@ from ..scan.main_tables import MARKERS, MarkerLedger, marker_ledgers, read_small
 from ..scan.scan_arrow import MESSAGES, needs_claims, scan_messages
 from ..scan.scan_plan import SLICE_BYTES, SLICE_ENTRIES, Slice, Wanted, plan_scan
 from ..scan.sealed import open_main_to_read
-from .filters import narrow
-from .session import PUSHDOWN
+from .filters import PUSHDOWN, narrow
 
 TABLES: dict[str, pa.Schema] = {"messages": MESSAGES, "markers": MARKERS} | {
     name: schema for name, (schema, _) in main_tables.SMALL.items()

@@ -121,7 +121,7 @@ def _wanted(table: pa.Table) -> pa.ChunkedArray:
 
 
 def _send(store: DelayedStore, topic: str, table: pa.Table) -> None:
-    target = store.topic(topic)
+    target = store.topic(topic).sender
     limit = 1 << 30  # it was within the limit of the store that took it
     bodies: list[bytes] = []
     dues: list[int] = []

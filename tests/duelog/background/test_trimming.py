@@ -84,7 +84,7 @@ def test_topics_trimmed_one_by_one_are_not_forgotten_by_a_full_disk(
     with pytest.raises(StoreFull):
         trimming.run(clock.now_ms(), store._engine.firing.suspensions)
     left = [store._engine.topics.get(topic._name).topic_id for topic in topics[1:]]
-    assert None not in map(trimming._due.due_ms, left)
+    assert None not in map(store._engine.agenda._due.due_ms, left)
     monkeypatch.undo()
     store.tick()
     logs = [store._engine.topics.get(topic._name).log for topic in topics]

@@ -218,7 +218,7 @@ def test_a_subscription_that_closes_holds_nothing_read_ahead(open_store: Callabl
         batch = reader.receive(5)
         reader.ack(batch)
         found += [message.payload for message in batch]
-    budget = store._engine.read_ahead
+    budget = store._engine.inline.read_ahead
     whole = ReadAheadBudget().left
     assert budget.left < whole
     reader.close()

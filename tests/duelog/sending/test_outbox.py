@@ -67,7 +67,7 @@ def test_a_sender_waits_while_the_bound_is_reached_and_not_longer(small: Delayed
     held = Held(small)
     topic = small.topic("t")
     futures: list[Future[MessageId]] = []
-    while (future := topic.put(topic.outgoing(_message()), wait=False)) is not None:
+    while (future := topic.sender.put(topic.sender.outgoing(_message()), wait=False)) is not None:
         futures.append(future)
     assert 0 < small._engine.outbox._bytes <= 4_000
     sent = threading.Event()

@@ -70,7 +70,7 @@ class InlineMachine(RuleBasedStateMachine):
     def _open(self) -> None:
         self.store = DelayedStore.open(Path(self.directory.name) / "store", self.config, clock=self.clock)
         self.topic = self.store.topic("t")
-        self.topic._state(self.clock.now_ms())  # it comes into being
+        self.topic.sender.topic(self.clock.now_ms())  # it comes into being
 
     def teardown(self) -> None:
         if hasattr(self, "directory"):

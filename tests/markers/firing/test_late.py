@@ -16,11 +16,13 @@ def overtaken(store: DelayedStore, clock: ManualClock) -> tuple[Topic, list[byte
     """A batch whose sender was held up between looking at the clock and its commit, while others fired."""
     topic = store.topic("t")
     consumer = topic.subscribe("s")
-    held_up, sent_ms = topic.encode([Message(b"late-%d" % number, deliver_after=number + 1) for number in range(7)])
+    held_up, sent_ms = topic.sender.encode(
+        [Message(b"late-%d" % number, deliver_after=number + 1) for number in range(7)]
+    )
     topic.send_batch([Message(b"first", deliver_after=20), Message(b"after", deliver_after=40)])
     clock.set(START_MS + 30_000)
     got = [message.payload for message in consumer.receive(10)]
-    store._engine.sender.send(topic._state(sent_ms), held_up, sent_ms)
+    store._engine.sender.send(topic.sender.topic(sent_ms), held_up, sent_ms)
     clock.set(START_MS + 60_000)
     while messages := consumer.receive(10):
         got += [message.payload for message in messages]

@@ -15,6 +15,7 @@ from duelog.store.env import map_size
 from duelog.store.env.environment import Environment
 from duelog.store.env.transaction import Transaction
 from duelog.store.errors import BrokenInvariant, ClosedError, DuelogError, StoreFull
+from duelog.store.listener import StoreListener
 from tests.store.shared_commits import BULK, KEY, putting, raw_value, share, spy_on, until
 
 # -- group commits ----------------------------------------------------------------------------
@@ -105,9 +106,14 @@ def test_writing_inside_a_read_transaction_is_refused(environment: Environment) 
 
 
 def test_each_commit_is_observed_once(environment: Environment) -> None:
-    """The observer is told how long a commit took and how many it served."""
+    """A listener is told how long a commit took and how many callers shared it."""
     seen: list[tuple[int, int]] = []
-    environment.observe_commit = lambda elapsed_ns, requests: seen.append((elapsed_ns, requests))
+
+    class Watching(StoreListener):
+        def committed(self, environment: str, elapsed_ns: int, requests: int, entries: int) -> None:
+            seen.append((elapsed_ns, requests))
+
+    environment._listeners = [Watching()]
     share(environment, [putting(b"\x01%d" % number, b"v") for number in range(3)])
     assert [requests for _, requests in seen] == [1, 3]
     assert all(elapsed_ns > 0 for elapsed_ns, _ in seen)

@@ -13,6 +13,7 @@ import pytest
 from duelog.store.env.environment import Environment
 from duelog.store.env.transaction import Transaction
 from duelog.store.errors import StoreFailed, StoreFull
+from duelog.store.listener import StoreListener
 from tests.store import shared_commits
 from tests.store.shared_commits import KEY, PATIENCE_S, Interruptible, putting, share, spy_on
 
@@ -45,11 +46,12 @@ def test_an_interrupt_after_the_commit_does_nothing_twice(environment: Environme
     def count(transaction: Transaction) -> None:
         transaction.put(KEY, b"%d" % (int(transaction.get(KEY) or b"0") + 1))
 
-    def observe(elapsed_ns: int, requests: int) -> None:
-        if requests > 1:
-            raise KeyboardInterrupt
+    class Interrupting(StoreListener):
+        def committed(self, environment: str, elapsed_ns: int, requests: int, entries: int) -> None:
+            if requests > 1:
+                raise KeyboardInterrupt
 
-    environment.observe_commit = observe
+    environment._listeners = [Interrupting()]
     outcomes = share(environment, [count, count, count])
     assert isinstance(outcomes[0], KeyboardInterrupt)
     assert outcomes[1:] == [None, None]

@@ -1,0 +1,210 @@
+"""The parts of an open store put together, bottom up: each gets what it uses when it is made."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, suppress
+from functools import partial
+from pathlib import Path
+
+from duelog.markers.firing.firing import Firing
+from duelog.markers.firing.loaded import LoadedPartitions
+from duelog.markers.firing.suspensions import Suspensions
+from duelog.markers.succession import Succession
+from duelog.markers.withdrawal import Withdrawals
+from duelog.store.clock import Clock, ManualClock
+from duelog.store.config import StoreConfig
+from duelog.store.errors import CorruptRecord, DamagedStore, StoreFull
+from duelog.store.wal.wal_file import WalFile
+
+from .background.adopting import Adopting
+from .background.expiry import Expiry
+from .background.maintenance import Maintenance
+from .background.policy_changes import PolicyChanges
+from .background.quarantine import Quarantine
+from .background.recurring import Recurring
+from .background.removal import Removal
+from .background.scheduler import Scheduler
+from .background.trimming import Trimming
+from .background.wakeups import Wakeups
+from .engine import Engine
+from .metrics import StoreMetrics, instruments
+from .recovery import Recovered, recover
+from .sending.delay_policies import DelayPolicies
+from .sending.outbox import Outbox
+from .sending.sender import Sender
+from .sending.topic_withdrawals import TopicWithdrawals
+from .sending.wal_writer import WalWriter
+from .sending.worker_pool import WorkerPool
+from .shutdown import OpenState
+from .stats import Figures
+from .topics.ack_flusher import AckFlusher
+from .topics.dead_letters import DeadLetters
+from .topics.inline import InlineMessages
+from .topics.topic_list import Topics
+from .topics.trim_agenda import TrimAgenda
+
+_THREADS = 8
+"""That write to several partitions side by side; started when they are first needed."""
+
+
+def open_engine(
+    path: Path, config: StoreConfig, clock: Clock, *, read_only: bool, records_defaults: bool = True
+) -> Engine:
+    """Open or make the store in `path`. Raises the errors of DelayedStore.open.
+
+    records_defaults: a store of an earlier version, which has none recorded, takes over those of `config`; without
+    that it keeps everything.
+    """
+    with ExitStack() as undo:
+        try:
+            found = recover(path, config, clock, undo, read_only=read_only)
+            engine = assemble(found, config, undo, records_defaults=records_defaults)
+        except CorruptRecord as error:
+            raise DamagedStore(path / "main", str(error)) from error
+        undo.pop_all()
+    return engine
+
+
+def assemble(found: Recovered, config: StoreConfig, undo: ExitStack, *, records_defaults: bool) -> Engine:
+    """The parts of a store that was recovered, and the scheduler's thread where it is to have one.
+
+    `undo` ends what was begun. Raises StoreFull, ResourceShortage.
+    """
+    main, partitions, clock, listeners, limits = (
+        found.main,
+        found.partitions,
+        found.clock,
+        found.listeners,
+        found.run_limits,
+    )
+    state = OpenState(found.path)
+
+    # What waits, and what wakes it.
+    background = config.background if config.background is not None else not isinstance(clock.wrapped, ManualClock)
+    scheduler: Scheduler | None = None
+    if background and not found.read_only:
+        scheduler = Scheduler(clock, main)
+    wake_scheduler = _nothing if scheduler is None else scheduler.wake
+    agenda = TrimAgenda(wake_scheduler)
+    topics = Topics(main, config, agenda, read_only=found.read_only)
+    suspensions = Suspensions(main, topics.name_of)
+    wakeups = Wakeups(main, topics, suspensions, clock, scheduler)
+
+    # From messages to durable entries.
+    policies = DelayPolicies(main, listeners, read_only=found.read_only)
+    if records_defaults and not found.read_only:
+        policies.record(config)
+    policies.warn_of(config)
+    pool = WorkerPool(_THREADS, "duelog-send")
+    wal_writer: WalWriter | None = None
+    if not found.read_only and config.journal_from and config.durability == "commit":
+        open_wal = partial(WalFile, found.path, found.identity.store_id, config.journal_bytes)
+        wal_writer = WalWriter(
+            main, partitions, limits, pool, config.journal_from, clock, open_wal, wakeups.wake, listeners
+        )
+    sender = Sender(main, partitions, config, limits, pool, wal_writer, policies)
+    outbox = Outbox(config.max_in_flight_bytes, found.path)
+
+    # From due messages to consumers.
+    quarantine = Quarantine(main, listeners)
+    loaded = LoadedPartitions(
+        main,
+        partitions,
+        config,
+        suspensions,
+        listeners,
+        main_log=topics.main_log,
+        quarantine=quarantine.add,
+        wake=wakeups.wake,
+    )
+    firing = Firing(
+        main,
+        partitions,
+        config,
+        loaded,
+        clock,
+        listeners,
+        main_log=topics.main_log,
+        quarantine=quarantine.add,
+        wake=wakeups.wake,
+    )
+    withdrawals = Withdrawals(main, partitions, firing, clock, config, limits)
+    flusher = AckFlusher(main, config.ack_flush_ms, clock, agenda, wakeups.wake)
+    inline = InlineMessages(main, partitions, clock, config, flusher, quarantine.add, listeners)
+    dead_letters = DeadLetters(main, topics, flusher, clock)
+
+    # When time passes.
+    expiry = Expiry(main, topics, agenda, flusher, policies)
+    succession = Succession(main, partitions, firing, clock, config, limits)
+    recurring = Recurring(main, topics, succession, clock, config.max_message_bytes, wakeups.wake)
+    adopting = Adopting(found.path, main, partitions, topics, found.identity.store_id, clock)
+    maintenance = Maintenance(
+        found.path,
+        main,
+        partitions,
+        firing,
+        flusher,
+        quarantine,
+        clock,
+        config,
+        Trimming(main, topics, agenda, flusher, config, policies, listeners),
+        expiry,
+        listeners,
+        wake_scheduler,
+        recurring=None if found.read_only else recurring,
+        wal_writer=wal_writer,
+        adopting=None if found.read_only else adopting,
+    )
+    policy_changes = PolicyChanges(policies, topics, agenda, expiry, clock, wake_scheduler)
+    if not found.read_only:
+        with suppress(StoreFull):  # what could not be adopted for want of room waits
+            adopting.run()
+
+    # What is seen from outside.
+    figures = Figures(found.path, main, partitions, topics, firing, inline, quarantine, clock)
+    metrics: StoreMetrics | None = None
+    listeners.append(wakeups)
+    if not found.read_only:
+        metrics = StoreMetrics(found.path, config.cluster, state, topics, inline, firing, clock, figures, instruments())
+        undo.callback(metrics.close)
+        listeners.append(metrics)
+    engine = Engine(
+        path=found.path,
+        config=config,
+        read_only=found.read_only,
+        store_id=found.identity.store_id,
+        swept=found.swept,
+        lock=found.lock,
+        state=state,
+        main=main,
+        partitions=partitions,
+        clock=clock,
+        listeners=listeners,
+        scheduler=scheduler,
+        wakeups=wakeups,
+        agenda=agenda,
+        topics=topics,
+        policies=policies,
+        policy_changes=policy_changes,
+        wal_writer=wal_writer,
+        sender=sender,
+        outbox=outbox,
+        quarantine=quarantine,
+        firing=firing,
+        topic_withdrawals=TopicWithdrawals(withdrawals, policies, inline, listeners),
+        flusher=flusher,
+        inline=inline,
+        dead_letters=dead_letters,
+        recurring=recurring,
+        maintenance=maintenance,
+        removal=Removal(main, topics, agenda, firing, maintenance, policy_changes),
+        figures=figures,
+        metrics=metrics,
+    )
+    if scheduler is not None:
+        scheduler.start(lambda: maintenance.slice()[0].next_due_ms, topics.wake_receivers)
+    return engine
+
+
+def _nothing() -> None:
+    """There is no scheduler to be woken."""

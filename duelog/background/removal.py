@@ -1,0 +1,119 @@
+"""Removing topics and subscriptions, with all that they hold; no tick runs beside it."""
+
+from __future__ import annotations
+
+from duelog.cleanup.trim import release_before, remove_ledgers
+from duelog.markers.firing.firing import Firing
+from duelog.partitions import producer_numbers as producers
+from duelog.store.codec import format as fmt
+from duelog.store.codec.format import LedgerState
+from duelog.store.env.environment import Environment
+from duelog.store.env.transaction import Transaction
+from duelog.store.errors import ConsumerBusy, UnknownSubscription
+from duelog.store.log import catalog
+from duelog.store.policy import policy_records
+from duelog.store.policy.policy_records import Scope
+
+from ..topics.topic_list import Topics
+from ..topics.topic_state import TopicState
+from ..topics.trim_agenda import TrimAgenda
+from .maintenance import Maintenance
+from .policy_changes import PolicyChanges
+
+
+class Removal:
+    """Removes topics and subscriptions of one open store. Thread-safe."""
+
+    def __init__(
+        self,
+        main: Environment,
+        topics: Topics,
+        agenda: TrimAgenda,
+        firing: Firing,
+        maintenance: Maintenance,
+        policy_changes: PolicyChanges,
+    ) -> None:
+        self._main = main
+        self._topics = topics
+        self._agenda = agenda
+        self._firing = firing
+        self._maintenance = maintenance
+        self._policy_changes = policy_changes
+
+    def remove_topic(self, topic: TopicState) -> None:
+        """Remove a topic and all it holds: subscriptions, main log, its claims on partitions."""
+        with self._maintenance.lock:
+            given_up: list[int] = []
+            had_policies = False
+
+            def work(transaction: Transaction) -> list[int]:
+                nonlocal had_policies
+                given_up.clear()
+                freed, had_policies = _delete_records(transaction, topic)
+                for ledger_id, ledger in catalog.ledgers(transaction.raw, topic.topic_id):
+                    trimming = ledger._replace(state=LedgerState.TRIMMING)
+                    transaction.put(fmt.ledger_key(topic.topic_id, ledger_id), trimming.pack())
+                    given_up.append(ledger_id)
+                return freed
+
+            freed = self._main.write(work)
+            for subscription in topic.subscriptions.values():
+                subscription.deleted = True
+            self._topics.forget(topic)
+            if had_policies:
+                self._policy_changes.forget(Scope(str(topic.name)))
+            self._firing.loaded.forget_topic(topic.topic_id)
+            remove_ledgers(self._main, [(topic.topic_id, ledger_id) for ledger_id in given_up])
+            self._maintenance.delete_released(freed)
+
+    def remove_subscription(self, topic: TopicState, name: str) -> None:
+        """Remove a subscription durably; what only it held becomes free. Raises ConsumerBusy, UnknownSubscription."""
+        with self._maintenance.lock:
+            subscription = topic.subscriptions.get(name)
+            if subscription is None:
+                raise UnknownSubscription(str(topic.name), name)
+            with subscription.lock:
+                if subscription.consumers:
+                    raise ConsumerBusy(str(topic.name), name, f"it has {subscription.consumers} consumers")
+                subscription.deleted = True
+            had_policies = False
+
+            def work(transaction: Transaction) -> None:
+                nonlocal had_policies
+                number = subscription.record.subscription_id
+                for ledger_id, _ in list(catalog.acked(transaction.raw, number)):
+                    transaction.delete(fmt.acked_key(number, ledger_id))
+                transaction.delete(fmt.cursor_key(topic.topic_id, name))
+                had_policies = policy_records.forget_subscription(transaction, topic.name, name)
+
+            try:
+                self._main.write(work)
+            except BaseException:
+                subscription.deleted = False
+                raise
+            topic.subscriptions = {key: value for key, value in topic.subscriptions.items() if key != name}
+            if had_policies:
+                self._policy_changes.forget(Scope(str(topic.name), name))
+        self._agenda.look_at(topic.topic_id, 0)
+
+
+def _delete_records(transaction: Transaction, topic: TopicState) -> tuple[list[int], bool]:
+    """Delete the records of a topic but for its ledgers'.
+
+    Returns the starts of partitions that no topic holds any more, and whether the topic had policies of its own.
+    """
+    topic_id = topic.topic_id
+    freed = release_before(transaction, topic_id, None)
+    transaction.delete(fmt.topic_key(str(topic.name)))
+    transaction.delete(fmt.topic_name_key(topic_id))
+    had_policies = transaction.delete(fmt.policy_key(str(topic.name)))
+    for _, name, record in list(catalog.cursors(transaction.raw, topic_id)):
+        for ledger_id, _ in list(catalog.acked(transaction.raw, record.subscription_id)):
+            transaction.delete(fmt.acked_key(record.subscription_id, ledger_id))
+        transaction.delete(fmt.cursor_key(topic_id, name))
+    for key, _ in list(catalog.rows(transaction.raw, fmt.prefix(fmt.Table.SCHEDULE, topic_id))):
+        transaction.delete(key)
+    producers.remove(transaction, topic_id)
+    for _, start_ms, _ in list(catalog.frontiers(transaction.raw, topic_id)):
+        transaction.delete(fmt.frontier_key(topic_id, start_ms))
+    return freed, had_policies

@@ -1,0 +1,85 @@
+"""What opening does before a store is put to use: the lock, the identity, and what a crash left behind.
+
+Afterwards the disk is as after a clean close: half-done deletions and half-made partitions are gone, and every message
+that was in the write-ahead log is in its partition.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from duelog.cleanup.sweep import Swept, sweep
+from duelog.partitions.followed_set import FollowedPartitionSet
+from duelog.partitions.partition_set import PartitionSet
+from duelog.store.clock import Clock, StoreClock
+from duelog.store.codec import format as fmt
+from duelog.store.config import StoreConfig
+from duelog.store.env.environment import Environment
+from duelog.store.files.directory import make_directory
+from duelog.store.listener import Listeners
+from duelog.store.log import catalog
+from duelog.store.log.ledger import RunLimits
+from duelog.store.wal.wal_file import WalFile
+
+from .opening import Identity, StoreLock, create, open_main, read_identity, refuse_foreign, refuse_lost_entries
+from .sending.wal_replay import replay_wal
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """What was found in a store's directory, and is open.
+
+    lock: held while this process writes; None: read-only. clock: never behind what has fired. swept: what a crash had
+    left. replayed: messages that only the write-ahead log had. listeners: those of `main` and `partitions`.
+    """
+
+    path: Path
+    identity: Identity
+    lock: StoreLock | None
+    main: Environment
+    partitions: PartitionSet
+    clock: StoreClock
+    run_limits: RunLimits
+    swept: Swept
+    replayed: int
+    listeners: Listeners
+
+    @property
+    def read_only(self) -> bool:
+        return self.lock is None
+
+
+def recover(path: Path, config: StoreConfig, clock: Clock, undo: ExitStack, *, read_only: bool) -> Recovered:
+    """Open the store in `path`, or make one, and bring it to where a crash cannot be told; `undo` closes it again.
+
+    Read-only, nothing is changed: another process may be writing. Raises the errors of DelayedStore.open, and
+    CorruptRecord.
+    """
+    refuse_foreign(path)
+    lock = None
+    if not read_only:
+        make_directory(path)
+        lock = StoreLock(path)
+        undo.callback(lock.release)
+    is_new = not read_only and not (path / "STORE").exists()
+    identity = create(path, config) if is_new else read_identity(path, config)
+    listeners: Listeners = []
+    main = open_main(path, config, identity, listeners, read_only=read_only)
+    undo.callback(main.close)
+    mark = main.get(fmt.counter_key(catalog.CLOCK))
+    kind = FollowedPartitionSet if read_only else PartitionSet
+    partitions = kind(path, main, config, identity.store_id, read_only=read_only, listeners=listeners)
+    undo.callback(partitions.close)
+    partitions.load()  # before anything is swept: what it refuses is left as it is
+    limits = RunLimits(config.run_entries, config.run_bytes)
+    swept, replayed = Swept(0, 0, 0), 0
+    if not read_only:
+        swept = sweep(path, main)
+        open_wal = partial(WalFile, path, identity.store_id, config.journal_bytes)
+        replayed = replay_wal(path, main, partitions, limits, identity.store_id, open_wal)
+        refuse_lost_entries(main, partitions)
+    store_clock = StoreClock(clock, 0 if mark is None else fmt.unpack_u64(mark))
+    return Recovered(path, identity, lock, main, partitions, store_clock, limits, swept, replayed, listeners)

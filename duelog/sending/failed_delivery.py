@@ -1,0 +1,40 @@
+"""A message whose delivery failed goes back into its topic, for a later time and for one subscription."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from duelog.store.codec.body import EncodedBatch, encode_one
+from duelog.store.message import Message, ReceivedMessage
+from duelog.store.position import MessageId
+
+from ..topics.topic_state import TopicState
+from .sender import Sender
+
+
+def postpone(
+    sender: Sender,
+    topic: TopicState,
+    subscription: str,
+    message: ReceivedMessage,
+    due_ms: int,
+    now_ms: int,
+    failed_ms: int | None,
+) -> MessageId:
+    """Send a message anew as a delayed message that only this subscription gets; its id, once it is durable.
+
+    failed_ms: when its first delivery failed; None: now.
+    """
+    first_id, first_ms = message.first_try or (message.message_id, now_ms if failed_ms is None else failed_ms)
+    extra = {
+        "addressee": subscription,
+        "retries": message.retries + message.redelivery_count + 1,
+        "first": [*first_id, first_ms],
+    }
+    anew = Message(message.payload, key=message.key, properties=message.properties)
+    body = encode_one(anew, now_ms, 2**30, extra)[1]
+    return sender.send(topic, _batch(np.array([due_ms], dtype=np.int64), [body], now_ms), now_ms)[0]
+
+
+def _batch(dues: np.ndarray[tuple[int], np.dtype[np.int64]], bodies: list[bytes], now_ms: int) -> EncodedBatch:
+    return EncodedBatch(dues, dues > now_ms, bodies)

@@ -1,0 +1,142 @@
+"""What sending to one topic is made of: messages are checked, encoded, given their due times by policies, and appended.
+
+Nothing is written before all of a call is checked. The public face is `Topic` (topic.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from datetime import datetime, timedelta
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from duelog.store.codec.body import EncodedBatch, encode_batch, encode_one, encode_payloads, encode_send
+from duelog.store.errors import BrokenInvariant
+from duelog.store.message import Message
+from duelog.store.names import TopicName
+from duelog.store.position import MessageId, MessageIds
+
+from ..topics.topic_list import Topics
+from ..topics.topic_state import TopicState
+from .delay_policies import DelayPolicies
+from .outbox import Outbox, Outgoing
+from .sender import Also, Sender
+
+DeliverAt = Sequence[int] | npt.NDArray[np.integer[Any]] | datetime | int | None
+"""Due times of payloads: for each (ints, or an integer array), or one for all."""
+
+
+class TopicSender:
+    """Sends to one topic, which comes into being with the first message. Thread-safe."""
+
+    def __init__(
+        self,
+        name: TopicName,
+        topics: Topics,
+        policies: DelayPolicies,
+        sender: Sender,
+        outbox: Outbox,
+        writing_at: Callable[[], int],
+        max_message_bytes: int,
+    ) -> None:
+        """`writing_at` gives the time of a store that can be written to; it raises ClosedError, StoreFailed."""
+        self._name = name
+        self._topics = topics
+        self._policies = policies
+        self._sender = sender
+        self._outbox = outbox
+        self._writing_at = writing_at
+        self._max_bytes = max_message_bytes
+        self._loaded: TopicState | None = None
+
+    def topic(self, now_ms: int) -> TopicState:
+        """The topic, created where there is none."""
+        state = self._loaded
+        if state is None or state.deleted:
+            state = self._loaded = self._topics.get_or_create(self._name, now_ms)
+        return state
+
+    def send(
+        self,
+        payload: bytes | bytearray | memoryview,
+        deliver_at: int | datetime | None,
+        deliver_after: float | timedelta | None,
+        key: str | None,
+        properties: Mapping[str, str] | None,
+        allow_past: bool,
+    ) -> MessageId:
+        """As `Topic.send`."""
+        now_ms = self._writing_at()
+        due_ms, body = encode_send(
+            payload, deliver_at, deliver_after, key, properties, now_ms, self._max_bytes, allow_past
+        )
+        due_ms, overridden = self._policies.apply_one(self._name, due_ms, now_ms)
+        message_id = self._sender.send_one(self.topic(now_ms), due_ms, body, now_ms)
+        if overridden:
+            self._policies.stored(self._name, overridden)
+        return message_id
+
+    def send_async(self, message: Message, *, allow_past: bool) -> Future[MessageId]:
+        """As `Topic.send_async`."""
+        return self.put_waiting(self.outgoing(message, allow_past=allow_past))
+
+    def outgoing(self, message: Message, *, allow_past: bool = False) -> Outgoing:
+        """Check one message, delay policies applied, for `put`. Raises as `Topic.send_async`."""
+        now_ms = self._writing_at()
+        due_ms, body = encode_one(message, now_ms, self._max_bytes, allow_past=allow_past)
+        due_ms, overridden = self._policies.apply_one(self._name, due_ms, now_ms)
+        return Outgoing(Future(), due_ms, now_ms, body, overridden)
+
+    def put(self, item: Outgoing, *, wait: bool) -> Future[MessageId] | None:
+        """The second half of `Topic.send_async`; with `wait` False None where there is no room now."""
+        return self._outbox.put(str(self._name), self.write, item, wait=wait)
+
+    def put_waiting(self, item: Outgoing) -> Future[MessageId]:
+        """As `put`; waits for room."""
+        future = self.put(item, wait=True)
+        if future is None:
+            raise BrokenInvariant("the outbox refuses a message that waits for room")
+        return future
+
+    def send_batch(self, messages: Iterable[Message], *, allow_past: bool) -> MessageIds:
+        """As `Topic.send_batch`."""
+        return self._send_all(*self.encode(messages, allow_past=allow_past))
+
+    def send_payloads(
+        self,
+        payloads: Sequence[bytes],
+        deliver_at: DeliverAt,
+        deliver_after: float | timedelta | None,
+        *,
+        allow_past: bool,
+    ) -> MessageIds:
+        """As `Topic.send_payloads`."""
+        now_ms = self._writing_at()
+        batch = encode_payloads(payloads, deliver_at, deliver_after, now_ms, self._max_bytes, allow_past=allow_past)
+        return self._send_all(batch, now_ms)
+
+    def _send_all(self, batch: EncodedBatch, now_ms: int) -> MessageIds:
+        if not len(batch):
+            return MessageIds.run(0, 0, 0)
+        self.apply_policies(batch, now_ms)
+        return self.write(batch, now_ms)
+
+    def encode(self, messages: Iterable[Message], *, allow_past: bool = False) -> tuple[EncodedBatch, int]:
+        """Check and encode messages as `Topic.send_batch` does, before delay policies; and the time it was done at."""
+        now_ms = self._writing_at()
+        return encode_batch(messages, now_ms, self._max_bytes, allow_past=allow_past), now_ms
+
+    def apply_policies(self, batch: EncodedBatch, now_ms: int) -> None:
+        """Give a batch the due times that the delay policies in force ask for. Raises DelayTooLong."""
+        self._policies.apply(self._name, batch, now_ms)
+
+    def write(self, batch: EncodedBatch, now_ms: int) -> MessageIds:
+        """Append what `encode` gave."""
+        return self._sender.send(self.topic(now_ms), batch, now_ms)
+
+    def append(self, topic: TopicState, batch: EncodedBatch, now_ms: int, also: Also) -> MessageIds:
+        """As `Sender.send`: to the topic as a producer knows it, with what `also` writes."""
+        return self._sender.send(topic, batch, now_ms, also)

@@ -1,0 +1,198 @@
+"""One consumer of a subscription: what is handed out to it, and what becomes of that.
+
+Deliveries of all consumers of a subscription are in its dispatcher, under its lock; commits are waited for without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from pyroaring import BitMap
+
+from duelog.store.clock import Clock
+from duelog.store.errors import ClosedError
+from duelog.store.message import ReceivedMessage
+from duelog.store.policy.policies import EffectivePolicies
+from duelog.store.position import Position
+
+from ..delivery.consumer_arguments import entries_of
+from ..delivery.dispatcher import Dispatcher, SubscriptionType
+from ..delivery.due_reader import DueReader
+from .ack_flusher import AckFlusher
+from .dead_letters import DeadLetters
+from .inline import InlineMessages
+from .subscription_state import SubscriptionState
+from .topic_state import TopicState
+
+
+class Consumer:
+    """Attached to a subscription until `close`. Thread-safe."""
+
+    def __init__(
+        self,
+        topic: TopicState,
+        subscription: SubscriptionState,
+        type_: SubscriptionType,
+        policies: Callable[[], EffectivePolicies],
+        inline: InlineMessages,
+        flusher: AckFlusher,
+        dead_letters: DeadLetters,
+        clock: Clock,
+    ) -> None:
+        """Attach it; `policies` gives what is in force for the subscription. Raises ConsumerBusy."""
+        self._topic = topic
+        self._subscription = subscription
+        self._inline = inline
+        self._flusher = flusher
+        self._dead_letters = dead_letters
+        self._clock = clock
+        self.closed = False
+
+        def make(reader: DueReader) -> Dispatcher:
+            ack_timeout_ms = subscription.policies.ack_timeout_ms or None
+            return Dispatcher(subscription.acks, reader, topic.log, type=type_, ack_timeout_ms=ack_timeout_ms)
+
+        self._id = subscription.attach(type_, lambda: inline.reader(topic, subscription), make, policies)
+
+    def _dispatcher(self) -> Dispatcher:
+        """The subscription's deliveries. REQUIRES: its lock. Raises ClosedError."""
+        dispatcher = self._subscription.dispatcher
+        if dispatcher is None or self.closed:
+            raise ClosedError(f"subscription {self._subscription.name!r}")
+        return dispatcher
+
+    # -- out ---------------------------------------------------------------------------------------
+
+    def hand_out(self, max_messages: int) -> tuple[list[ReceivedMessage] | None, int | None]:
+        """Messages that are due now, at most `max_messages`; and if there are none, when to look again.
+
+        An empty list: what was due went elsewhere, and more may be. None: nothing is due. When: epoch ms, or None.
+        """
+        subscription, topic = self._subscription, self._topic
+        now_ms = self._clock.now_ms()
+        with subscription.lock:
+            dispatcher = self._dispatcher()
+            kept_back = dispatcher.kept_back_count
+            batch = [] if subscription.paused else dispatcher.next_batch(self._id, max_messages, now_ms)
+            passed_gone = self._pass_gone(dispatcher)
+            kept_more = dispatcher.kept_back_count > kept_back
+            passed_over = None if subscription.reader is None else subscription.reader.next_due_ms()
+            again = (dispatcher.next_redelivery_ms(), passed_over)
+        if passed_gone is not None:
+            self._flusher.acknowledged(topic, subscription, passed_gone)
+        if kept_more or (batch and subscription.policies.ack_timeout_ms):
+            topic.changed()  # others have something to wait for that they did not know of
+        if batch:
+            return self._route(batch), None
+        return None, min((ms for ms in again if ms is not None), default=None)
+
+    def _pass_gone(self, dispatcher: Dispatcher) -> bool | None:
+        """Acknowledge what the reader found to be gone; None: nothing, else whether there may be something to trim.
+
+        REQUIRES: the subscription's lock.
+        """
+        gone = self._subscription.take_gone()
+        if not gone:
+            return None
+        before = dispatcher.acks.mark_delete
+        dispatcher.ack(None, gone)
+        return self._moved_ledger(before)
+
+    def _route(self, batch: list[ReceivedMessage]) -> list[ReceivedMessage]:
+        """What of a batch the handler is to get; the rest is for others, or dead, and is acknowledged here."""
+        subscription = self._subscription
+        limit = -1 if self._topic.keeps_dead_letters else subscription.policies.max_redeliveries
+        wanted, dead, foreign = [], [], []
+        for message in batch:
+            if message.addressee is not None and message.addressee != subscription.name:
+                foreign.append(message)
+            elif limit >= 0 and message.redelivery_count + message.retries > limit:
+                dead.append(message)
+            else:
+                wanted.append(message)
+        if dead:
+            try:
+                self._dead_letters.bury(self._topic, subscription, dead)
+            except BaseException:
+                now_ms = self._clock.now_ms()
+                with subscription.lock:
+                    self._dispatcher().nack(self._id, [message.position for message in batch], now_ms, now_ms)
+                raise
+        if foreign:
+            self.ack(entries_of(foreign))
+        return wanted
+
+    # -- in ----------------------------------------------------------------------------------------
+
+    def ack(self, entries: Mapping[int, BitMap], *, durable: bool = False) -> int:
+        """Acknowledge entries by ledger id; how many were not acknowledged before. Raises InvalidArgument."""
+        with self._subscription.lock:
+            dispatcher = self._dispatcher()
+            before = dispatcher.acks.mark_delete
+            count = dispatcher.ack_entries(self._id, entries)
+            moved = self._moved_ledger(before)
+            keys_wait = bool(dispatcher.kept_back_count)
+        if keys_wait:
+            self._topic.changed()  # a key may be free for another consumer
+        return self._acknowledged(count, moved, durable)
+
+    def ack_cumulative(self, position: Position, *, durable: bool = False) -> int:
+        """Acknowledge a position and every one before it; as `ack`."""
+        with self._subscription.lock:
+            dispatcher = self._dispatcher()
+            before = dispatcher.acks.mark_delete
+            count = dispatcher.ack_cumulative(position)
+            moved = self._moved_ledger(before)
+        return self._acknowledged(count, moved, durable)
+
+    def _moved_ledger(self, before: Position) -> bool:
+        """Whether mark-delete has come to the end of a ledger, so that there may be something to trim."""
+        after = self._subscription.acks.mark_delete
+        return after.ledger_id != before.ledger_id or (
+            after != before and self._topic.log.entries_of(after.ledger_id) == after.entry_id + 1
+        )
+
+    def _acknowledged(self, count: int, moved: bool, durable: bool) -> int:
+        if count:
+            self._flusher.acknowledged(self._topic, self._subscription, moved)
+        if durable:
+            self._flusher.flush()
+        return count
+
+    def nack(self, by_delay: Mapping[int, Sequence[Position]]) -> int:
+        """Give back positions by the ms after which they come again; how many the consumer still held."""
+        now_ms = self._clock.now_ms()
+        count = 0
+        with self._subscription.lock:
+            for wait_ms, positions in by_delay.items():
+                count += self._dispatcher().nack(self._id, positions, now_ms + wait_ms, now_ms)
+        if count:
+            self._topic.changed()
+        return count
+
+    def first_failed_ms(self, position: Position) -> int | None:
+        """When the first delivery of a message failed; None: none did."""
+        with self._subscription.lock:
+            failed = self._dispatcher().failed_at(position)
+        return None if failed is None else failed[0]
+
+    # -- elsewhere ---------------------------------------------------------------------------------
+
+    def seek(self, position: Position) -> Position:
+        """Go to a position, or to the nearest that the log has; where that is. Durable when it returns."""
+        subscription, log = self._subscription, self._topic.log
+        now_ms = self._clock.now_ms()
+        with subscription.lock:
+            dispatcher = self._dispatcher()
+            position = max(min(position, log.latest(now_ms)), Position(log.first_ledger, 0))
+            not_due = self._inline.waiting(self._topic, now_ms)
+            dispatcher.seek(Position(position.ledger_id, position.entry_id - 1), not_due)
+            if subscription.reader is not None:
+                subscription.reader.rewind(dispatcher.read_position)
+        self._flusher.mark(subscription, self._clock.now_ms())
+        self._flusher.flush()
+        return position
+
+    def leave(self, now_ms: int) -> None:
+        """Detach: what was handed out and not acknowledged is handed out again."""
+        self._subscription.detach(self._id, now_ms)

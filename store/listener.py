@@ -1,0 +1,64 @@
+"""What happens in an open store, as its parts tell it: metrics count it, and threads that wait for it are woken.
+
+One protocol in place of a callback for each thing; RocksDB's EventListener is the example. Parts get the listeners of
+their store when they are made. The list is filled once all parts are there: what recovery does nothing hears of.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from .errors import StoreFailed
+from .names import TopicName
+
+
+class StoreListener:
+    """Hears of events in the thread in which they happen, before the call that caused them returns.
+
+    Each method does nothing here; a listener overrides those that it wants. They take leaf locks only, and raise
+    nothing.
+    """
+
+    def committed(self, environment: str, elapsed_ns: int, requests: int, entries: int) -> None:
+        """A group commit for `requests` callers is on disk, and memory knows it.
+
+        Of the environment so named, or of the write-ahead log: "journal".
+        """
+
+    def failed(self, environment: str, error: StoreFailed) -> None:
+        """Nothing more is written to the environment so named."""
+
+    def partition_created(self, start_ms: int) -> None:
+        """A partition has come into being; it may have begun."""
+
+    def partition_deleted(self, start_ms: int) -> None:
+        """A partition was removed from disk."""
+
+    def fired(self, topic_id: int, dues: npt.NDArray[np.int64], now_ms: int) -> None:
+        """Messages with these due times were fired, or seen due in the main log, at `now_ms`."""
+
+    def cancelled(self, topic: TopicName, count: int) -> None:
+        """Messages were cancelled."""
+
+    def rescheduled(self, topic: TopicName, count: int) -> None:
+        """Messages were given another due time."""
+
+    def rejected(self, topic: TopicName, count: int) -> None:
+        """Messages were refused for a delay over the maximum."""
+
+    def overridden(self, topic: TopicName, count: int) -> None:
+        """Messages are on disk whose own delay a policy replaced."""
+
+    def snapshot_written(self, stored_bytes: int, elapsed_ns: int) -> None:
+        """A snapshot is on disk; `elapsed_ns`: the work on it since the one before."""
+
+    def ledger_trimmed(self, entries: int) -> None:
+        """A ledger of a main log with so many entries was trimmed."""
+
+    def quarantined(self) -> None:
+        """An entry that cannot be read was met for the first time since the store was opened."""
+
+
+Listeners = list[StoreListener]
+"""Of one store, shared by its parts."""
