@@ -1,4 +1,4 @@
-"""A packed bucket of a delay index: the bytes of its bitmap, and the entries added since.
+"""A packed bucket of a delay index: the bytes of its bitmap, and the entries added since. buckets.py packs.
 
 Of the buckets that a start restores, or that a day of appends has filled, only the first is needed soon. To make a
 bitmap of bytes costs about 25 us a bucket at ten million entries over a day, and half as much memory again as the
