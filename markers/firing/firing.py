@@ -225,7 +225,9 @@ class Firing:
         retry_ms = self.suspensions.retry_ms(_fire_part(log)) if self.suspensions else None
         if retry_ms is not None:
             self.loaded.ready.arm(log, retry_ms)
-        elif log.whole and self._main_log(log.topic_id) is not None:
+        elif not log.whole:
+            self._found_torn = True
+        elif self._main_log(log.topic_id) is not None:
             self.loaded.ready.arm(log, log.next_due_ms())
 
     def _report_unreadable(self, log: PendingLog) -> None:

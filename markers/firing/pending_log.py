@@ -143,6 +143,8 @@ class PendingLog:
         """
         while True:
             with self._lock:
+                if self._state is LogState.CLOSED:
+                    return
                 heard, self._heard = self._heard, []
                 if sum(len(batch.dues) for batch in heard) <= _ABSORBED_AT_ONCE:
                     self._finish_loading(heard)
@@ -168,7 +170,7 @@ class PendingLog:
             before, self._state = self._state, LogState.TORN
             if before is LogState.LOADING:
                 self._heard.append(DueBatch(first_entry, dues))
-            else:
+            elif before is not LogState.CLOSED:
                 self._absorb(first_entry, dues)
             self._state = before
 
@@ -181,7 +183,7 @@ class PendingLog:
             before, self._state = self._state, LogState.TORN
             if before is LogState.LOADING:
                 self._admitted.append((entries, dues))
-            else:
+            elif before is not LogState.CLOSED:
                 self._admit(entries, dues)
             self._state = before
 
@@ -191,19 +193,23 @@ class PendingLog:
             before, self._state = self._state, LogState.TORN
             if before is LogState.LOADING:
                 self._cancelled |= entries
-            else:
+            elif before is not LogState.CLOSED:
                 self._discard(entries)
             self._state = before
 
     def withdraw(self, entries: UInt32s, dues: Int64s) -> None:
         """As `discard`, for entries whose due times are known: quick for a few."""
-        if len(entries) > _BULK or len(self._late) or self._state is LogState.LOADING:
-            self.discard(BitMap(entries.tolist()))
-            return
         with self._lock:
             before, self._state = self._state, LogState.TORN
-            for entry_id, due_ms in zip(entries.tolist(), dues.tolist(), strict=True):
-                self._index.discard_one(entry_id, due_ms)
+            if before is LogState.LOADING:
+                self._cancelled |= BitMap(entries.tolist())
+            elif before is LogState.CLOSED:
+                pass
+            elif len(entries) > _BULK or len(self._late):
+                self._discard(BitMap(entries.tolist()))
+            else:
+                for entry_id, due_ms in zip(entries.tolist(), dues.tolist(), strict=True):
+                    self._index.discard_one(entry_id, due_ms)
             self._state = before
 
     def _absorb(self, first_entry: int, dues: Int64s) -> None:

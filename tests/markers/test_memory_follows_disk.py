@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+import numpy as np
 import pytest
 
 from duelog import DelayedStore, ManualClock, StoreConfig
@@ -117,6 +118,29 @@ def test_an_interrupt_anywhere_in_a_firing_neither_loses_nor_doubles(
         store = open_store(config=CONFIG)
     store.tick()
     assert delivered(store) == EACH_ONCE
+
+
+def test_a_log_that_an_append_tears_while_it_fires_is_loaded_anew(
+    store: DelayedStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing arms it any more: what is left of it fires because the firing finds it torn."""
+    store.topic("a").send(b"later", deliver_at=START_MS + 2_000)
+    commit = Firing._commit
+
+    def torn(firing: Firing, *arguments: Any) -> None:
+        commit(firing, *arguments)
+        (log,) = (log for log in firing.loaded.logs_of(store.topic("a")._existing().log.topic_id))
+        with monkeypatch.context() as patch:
+            patch.setattr(DelayIndex, "add", raising(KeyboardInterrupt)(DelayIndex.add))
+            with pytest.raises(KeyboardInterrupt):
+                log.hear(log.tail, np.array([START_MS + 3_000]))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Firing, "_commit", torn)
+        store.tick()
+    clock.advance(60_000)
+    store.tick()
+    assert delivered(store) == {"a": [b"a", b"later"], "b": [b"b"]}
 
 
 def test_an_interrupt_after_the_commit_of_a_firing_doubles_nothing(
