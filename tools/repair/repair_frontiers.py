@@ -75,6 +75,12 @@ def passed_in(dues: Int64s, place: tuple[int, int]) -> BitMap:
     return BitMap(entries[at_or_before(entries, dues, *place) & (dues != HELD)])
 
 
+def fired_in(dues: Int64s, frontier: FrontierRecord) -> BitMap:
+    """The entries of a due column that have fired."""
+    entries = np.arange(len(dues), dtype=np.uint32)
+    return BitMap(entries[frontier.has_fired(entries, dues) & (dues != HELD)])
+
+
 def mend_frontiers(
     main: Environment,
     environment: Environment,

@@ -26,7 +26,7 @@ from ...store.log import catalog
 from ...store.log.ledger import MAX_RUN_ENTRIES
 from ...store.log.scan import runs
 from ...store.position import Position
-from .repair_frontiers import append_markers, due_column, passed_in
+from .repair_frontiers import append_markers, due_column, fired_in
 from .repair_report import Account
 from .repair_withdrawals import OpenLog
 
@@ -114,7 +114,7 @@ def _logs(main: Environment, topic_id: int, hole: Position, open_log: OpenLog) -
                 continue
             cancelled, admitted = withdrawn[row.ledger_id]
             dues = due_column(log[0], row.ledger_id, admitted)
-        passed = passed_in(dues[: row.absorbed_end], (row.due_ms, row.entry_id))
+        passed = fired_in(dues, row)
         unmarked = passed - cancelled - marked.get(row.ledger_id, BitMap())
         if unmarked:
             found.append(_Log(row.ledger_id, start_ms, dues, unmarked, before.get(row.ledger_id, NOTHING_FIRED)))

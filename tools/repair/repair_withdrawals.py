@@ -32,7 +32,7 @@ from ...store.codec.frontier import FrontierRecord
 from ...store.codec.run import Int64s, RunKind, UInt32s
 from ...store.env.environment import Environment
 from ...store.log import catalog
-from .repair_frontiers import due_column, marked, passed_in
+from .repair_frontiers import due_column, fired_in, marked, passed_in
 from .repair_partition import runs_of_main
 from .repair_report import Account
 
@@ -93,7 +93,7 @@ def _cancel(
         inside.add_range(block << BLOCK_BITS, min(block + 1 << BLOCK_BITS, len(dues)))
     found = (named | _missing_in_snapshot(environment, ledger_id, dues, admitted)) & inside
     fresh = main.write(lambda transaction: cancellations.add(transaction, Table.CANCELLED, ledger_id, found))
-    passed = passed_in(dues[: frontier.absorbed_end], (frontier.due_ms, frontier.entry_id))
+    passed = fired_in(dues, frontier)
     held = BitMap(np.flatnonzero(dues < 0).astype(np.uint32))
     most = len(inside - found - passed - held)
     account.uncancelled += most
