@@ -13,7 +13,7 @@ START_MS = 1_790_000_000_000 // HOUR_MS * HOUR_MS
 CLOSED = 16
 """Partitions that are closed and held at the end; three more are open."""
 COMPACTED = 0.52
-"""Partitions of which so much is needed by nobody are compacted: some of them."""
+"""Partitions of which so much is needed no more are compacted: some of them."""
 CONFIG = StoreConfig(
     partition_ms=HOUR_MS, ledger_max_entries=50, snapshot_every_entries=60, run_entries=8, background=False
 )

@@ -165,7 +165,7 @@ def lost_where_markers_were_trimmed(victim: Victim) -> list[Expected]:
 
 def closed_over_what_had_not_fired(victim: Victim) -> list[Expected]:
     """The frontier of a closed partition lies before some of its entries; their markers are gone with it."""
-    topic, hour = "trimmed-1", 3  # not compacted: what everybody acknowledged would have been dropped
+    topic, hour = "trimmed-1", 3  # not compacted: acknowledged bodies would have been dropped
     record = victim.frontier(topic, hour)
     dues, _ = victim.log(hour, record.ledger_id)
     cancelled = victim.cancelled(record.ledger_id)
@@ -336,7 +336,7 @@ def quarantine(victim: Victim) -> list[Expected]:
 
 
 def wrong_holders(victim: Victim) -> list[Expected]:
-    """The catalog counts a holder more than there is."""
+    """The catalog counts a reference more than there is."""
     victim.change_partition(14, references=victim.references(14) + 1)
     return [Expected("wrong-holders", f"partition {name(14)}", 0)]
 

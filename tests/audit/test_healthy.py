@@ -161,7 +161,7 @@ def test_the_tables_say_what_was_done(tmp_path: Path) -> None:
 
 
 def test_retention_and_as_of_decide_what_should_have_gone(tmp_path: Path) -> None:
-    """A partition that everybody has passed is kept by what the store itself says of retention, by age or bytes."""
+    """A partition that all subscriptions have passed is kept by the store's own retention, by age or bytes."""
     clock = ManualClock(START_MS)
     config = StoreConfig(partition_ms=HOUR_MS, retention_ms=10 * HOUR_MS, ledger_max_entries=2, background=False)
     with DelayedStore.open(tmp_path / "s", config, clock=clock) as store:

@@ -24,7 +24,7 @@ def victim(healthy: tuple[Path, int], tmp_path: Path) -> Victim:
 
 
 def unmatched(findings: list[AuditFinding], expected: list[Expected]) -> tuple[list[AuditFinding], list[Expected]]:
-    """Findings that nobody planted, and what was planted and not found."""
+    """Findings that were not planted, and what was planted and not found."""
     left = list(findings)
     missed = []
     for want in expected:

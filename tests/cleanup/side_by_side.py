@@ -239,7 +239,7 @@ class SideBySide:
         self.reopen()
 
     def _look(self) -> None:
-        """See what adopted generations lack, and that nobody waits for it."""
+        """See what adopted generations lack, and that no subscription needs it."""
         partitions = self.compacted.store._engine.partitions
         for partition in partitions:
             if partition.generation > 1 and (partition.start_ms, partition.generation) not in self._seen:
@@ -264,7 +264,7 @@ class SideBySide:
                 log = self.plain.store._engine.topics.get(self.plain.store.topic(topic)._name)
                 if log.log.entries_of(position.ledger_id) is None:
                     continue
-                assert log.subscriptions, f"{payload!r} was dropped, and nobody listens to {topic}"
+                assert log.subscriptions, f"{payload!r} was dropped, and {topic} has no subscription"
                 for name, state in log.subscriptions.items():
                     assert state.acks.is_acked(position), f"{payload!r} was dropped, {name} has not acknowledged it"
         self.dropped |= dropped

@@ -140,9 +140,7 @@ def test_a_seek_forward_forgets_single_acknowledgements_after_it(store: DelayedS
 
 
 @pytest.mark.parametrize(("position", "adopted"), [("earliest", False), ("latest", True)])
-def test_a_subscription_that_came_since_gets_what_it_was_promised(
-    store: DelayedStore, position: str, adopted: bool
-) -> None:
+def test_a_subscription_that_came_since_gets_what_it_is_for(store: DelayedStore, position: str, adopted: bool) -> None:
     """From the earliest: all there is, so the generation is thrown away; from the latest: nothing of it."""
     finish(store)
     with store.topic("a").subscribe("two", initial_position=position) as two:
@@ -151,7 +149,7 @@ def test_a_subscription_that_came_since_gets_what_it_was_promised(
 
 
 @pytest.mark.parametrize("retention", [{"retention_ms": 300 * DAY_MS}, {"retention_bytes": 1 << 30}])
-def test_what_retention_keeps_for_seeking_back_is_not_given_up(
+def test_what_retention_keeps_for_seeking_back_is_not_trimmed(
     store: DelayedStore, open_store: OpenStore, retention: dict[str, Any]
 ) -> None:
     """It may be set after compaction was planned: what adopts asks the store, which has it by then."""
@@ -169,7 +167,9 @@ def test_what_retention_keeps_for_seeking_back_is_not_given_up(
         assert payloads(subscription) == [b"%d" % at for at in range(20)]
 
 
-def test_a_topic_that_nobody_listens_to_any_more_waits_for_somebody(store: DelayedStore, clock: ManualClock) -> None:
+def test_a_topic_without_subscriptions_keeps_what_it_fired_for_the_next_one(
+    store: DelayedStore, clock: ManualClock
+) -> None:
     """What its last subscription had acknowledged is not dropped once that has gone."""
     finish(store)
     agenda = store._engine.agenda  # nothing looks at the log for what may be trimmed
@@ -180,7 +180,7 @@ def test_a_topic_that_nobody_listens_to_any_more_waits_for_somebody(store: Delay
 
 
 def test_a_subscription_that_left_does_not_matter(store: DelayedStore) -> None:
-    """Those that stay have acknowledged what was dropped."""
+    """The subscriptions that stay have acknowledged what was dropped."""
     with store.topic("a").subscribe("two") as two:
         two.ack(two.receive(20), durable=True)
     finish(store)
@@ -220,8 +220,8 @@ def test_of_two_finished_generations_one_is_adopted(store: DelayedStore) -> None
     assert "made from generation 1" in reason
 
 
-def test_who_holds_a_lease_reads_on_and_the_next_one_reads_the_new_generation(store: DelayedStore) -> None:
-    """Nobody waits for anybody; the old environment is closed when the last lease on it is given back."""
+def test_a_lease_reads_on_and_the_next_one_reads_the_new_generation(store: DelayedStore) -> None:
+    """No thread waits for another; the old environment is closed when the last lease on it is given back."""
     finish(store)
     partitions, partition = store._engine.partitions, partition_of(store)
     with partitions.lease(partition):
@@ -303,8 +303,10 @@ def test_a_generation_of_another_store_is_thrown_away(
     assert (generations(store, 1), leftovers(store.path)) == (["g000001"], [])
 
 
-def test_without_room_for_the_record_the_generation_waits(store: DelayedStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is adopted when there is room."""
+def test_without_space_for_the_record_the_generation_waits(
+    store: DelayedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is adopted when there is space."""
     finish(store)
     main = store._engine.main
 
@@ -367,7 +369,9 @@ def test_whatever_step_fails_the_store_opens_with_one_generation(
 # -- what was dropped is gone --------------------------------------------------------------------
 
 
-def test_what_was_dropped_is_acknowledged_for_who_meets_it(store: DelayedStore, clock: ManualClock) -> None:
+def test_what_was_dropped_is_acknowledged_for_a_subscription_that_meets_it(
+    store: DelayedStore, clock: ManualClock
+) -> None:
     """A subscription from the earliest, made after, gets the rest; its mark-delete passes, and the day is deleted."""
     finish(store)
     assert adopts(store)
@@ -404,7 +408,7 @@ def test_everything_gone_is_passed_at_once(store: DelayedStore) -> None:
 
 
 def test_a_backup_does_not_make_ticks_turn_for_ever(store: DelayedStore) -> None:
-    """What waits for the end of the backup is nothing to do now."""
+    """Adoption after the end of the backup is nothing to do now."""
     finish(store)
     finish(store)
     adopting = store._engine.maintenance.adopting

@@ -14,7 +14,7 @@ COUNT = 40
 
 
 def test_readers_never_miss_a_message_while_generations_take_over(open_store: OpenStore, clock: ManualClock) -> None:
-    """Each pass over the log finds all that was not dropped; nothing is set aside, nothing is left open."""
+    """Each pass over the log finds all that was not dropped; nothing is quarantined, nothing is left open."""
     config = StoreConfig(run_entries=4, ledger_max_age_ms=100 * DAY_MS, max_open_partitions=1)
     store = open_store(config=config)
     topic = store.topic("a")
@@ -22,7 +22,7 @@ def test_readers_never_miss_a_message_while_generations_take_over(open_store: Op
         topic.subscribe(f"reader {number}").close()
     ids = send_day(store, "a", COUNT)
     close_day(store, clock)
-    for number in range(READERS):  # everybody has acknowledged the first half
+    for number in range(READERS):  # all have acknowledged the first half
         with topic.subscribe(f"reader {number}") as subscription:
             subscription.ack(subscription.receive(COUNT)[: COUNT // 2], durable=True)
     done = threading.Event()

@@ -88,11 +88,11 @@ def test_a_generation_that_was_only_known_is_opened_by_its_new_name(beside: Besi
     partition = beside.partition
     engine.partitions._close_environment(partition)
     beside.adopt()
-    with engine.partitions.lease(partition):  # nobody has read the catalog since
+    with engine.partitions.lease(partition):  # the catalog was not read since
         assert partition.environment.path.name == "g000002"
 
 
-def test_who_holds_a_lease_reads_on(beside: Beside) -> None:
+def test_a_lease_reads_on(beside: Beside) -> None:
     """And others meanwhile read the new one; the old one is closed at the end."""
     beside.finish()
     partition = beside.partition

@@ -53,8 +53,8 @@ def test_an_entry_is_needed_until_every_subscription_has_acknowledged_it(
 
 
 def test_a_topic_without_subscriptions_has_acknowledged_nothing(open_store: OpenStore, clock: ManualClock) -> None:
-    """Its messages wait for somebody to subscribe."""
-    store = open_store(config=StoreConfig(ledger_max_age_ms=10 * DAY_MS))  # else what nobody listens to is trimmed
+    """Its messages stay for a subscription to come."""
+    store = open_store(config=StoreConfig(ledger_max_age_ms=10 * DAY_MS))  # else it is trimmed
     send_day(store, "a", 4)
     close_day(store, clock)
     (claims,) = claims_of(store)
@@ -133,7 +133,7 @@ def test_claims_are_small_to_send(open_store: OpenStore, clock: ManualClock) -> 
 
 
 def test_nothing_is_needed_of_a_released_log_or_a_deleted_topic(open_store: OpenStore, clock: ManualClock) -> None:
-    """What nobody can be handed any more goes, whether or not it was acknowledged."""
+    """What cannot be handed out any more goes, whether or not it was acknowledged."""
     store = open_store(config=StoreConfig(ledger_max_entries=4))
     subscription = store.topic("a").subscribe("one")
     store.topic("b").subscribe("slow")
@@ -152,7 +152,7 @@ def test_nothing_is_needed_of_a_released_log_or_a_deleted_topic(open_store: Open
     assert needed(gone, 4, BitMap()) == BitMap()
 
 
-def test_retention_keeps_what_everybody_has_acknowledged(open_store: OpenStore, clock: ManualClock) -> None:
+def test_retention_keeps_what_all_have_acknowledged(open_store: OpenStore, clock: ManualClock) -> None:
     """While its main-log ledger is open, and for as long after it was closed as is asked for."""
     store = open_store(config=StoreConfig(ledger_max_entries=4, retention_ms=3_600_000))
     subscription = store.topic("a").subscribe("one")

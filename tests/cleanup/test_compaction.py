@@ -45,7 +45,7 @@ def store(open_store: OpenStore, clock: ManualClock) -> DelayedStore:
 
 
 def copied(store: DelayedStore, tmp_path: Path, plan: CompactionPlan) -> Path:
-    """A copy that nobody has verified."""
+    """A copy that was not verified."""
     with source_of(store) as source:
         copy_generation(source, plan, tmp_path / "copy")
     return tmp_path / "copy"
@@ -80,7 +80,7 @@ def test_what_is_dropped_is_counted_before_it_is(store: DelayedStore) -> None:
 
 
 def test_a_plan_is_made_of_the_generation_and_claims_that_were_pickled(store: DelayedStore) -> None:
-    """Whoever has both needs no main environment; where claims on a log are missing, nothing is planned."""
+    """With both, planning needs no main environment; where claims on a log are missing, nothing is planned."""
     with source_of(store) as source:
         with source.read() as raw:
             logs = partition_logs(raw)
@@ -198,7 +198,7 @@ def test_a_wrong_copy_is_found_out(
             verify_generation(source, copy, plan)
 
 
-def test_damage_in_the_source_stays_to_be_seen(store: DelayedStore, tmp_path: Path) -> None:
+def test_damage_in_the_source_is_still_found_in_the_copy(store: DelayedStore, tmp_path: Path) -> None:
     """A run whose header cannot be read is copied as it is; a damaged body that is needed keeps its checksum."""
     plan = plan_of(store)
     ledger_id = plan.logs[1].ledger_id

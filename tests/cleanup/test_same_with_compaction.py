@@ -107,7 +107,7 @@ claims_by_all = claims.acknowledged_by_all
 
 
 def too_little(log: LogClaims, tail: int, conditional: BitMap | None) -> BitMap:
-    """What was acknowledged by nobody is needed; what has a marker and no subscription is not."""
+    """What no subscription acknowledged is needed; what has a marker and no subscription is not."""
     return log.marked - log.acknowledged if log.subscriptions else BitMap()
 
 
@@ -123,7 +123,7 @@ def nothing_needed(log: LogClaims, tail: int, conditional: BitMap | None) -> Bit
 
 MUTANTS: dict[str, tuple[object, str, Callable[..., object]]] = {
     "acknowledged by one is enough": (claims, "acknowledged_by_all", by_anybody),
-    "nobody listens, so nobody needs it": (compaction_plan, "needed", too_little),
+    "no subscription, so it is not needed": (compaction_plan, "needed", too_little),
     "nothing is needed": (compaction_plan, "needed", nothing_needed),
     "seeks are not looked at": (claims, "acknowledged_by_all", by_all),
 }

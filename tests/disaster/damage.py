@@ -47,7 +47,7 @@ class Facts:
 
 
 def build(path: Path) -> Facts:
-    """A store with a closed partition, a begun one with a snapshot, future ones, markers, acknowledgements, a journal.
+    """A store with a closed partition, a begun one with a snapshot, future ones, markers, acknowledgements, a WAL.
 
     It is a copy of one that was open, so that the WAL holds what no partition has.
     """

@@ -21,7 +21,7 @@ that a line that the child wrote is read whatever kills it afterwards:
     ["done"]                                the child was not killed
     ["exit", status]                        from the server: what waitpid(2) said
 
-Time is an argument: a round is given the time at which its clock begins, and how far firing goes ahead of it.
+Time is an argument: a round is given the time at which its clock begins, and how early firing is.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def config(request: dict[str, Any]) -> StoreConfig:
         ledger_max_age_ms=90_000,
         snapshot_every_entries=10,
         snapshot_part_bytes=1024,
-        max_open_partitions=3 + request["round"] % 2 * 5,  # few; or so many that most sends can be promised a place
+        max_open_partitions=3 + request["round"] % 2 * 5,  # few; or so many that most sends can have an id reserved
         map_bytes=1 << 20,
         run_entries=4,
         run_bytes=1024,

@@ -1,6 +1,6 @@
 """Wrong engines, patched into one child of the kill test only, that the test must find out.
 
-Each does a pair of steps in the wrong order, or promises before the disk has it, and reaches the engine's own
+Each does a pair of steps in the wrong order, or acknowledges before the disk has it, and reaches the engine's own
 failpoint between the two. The patches wrap the engine instead of copying it, so that they go on being about the
 engine as it is.
 """
@@ -213,7 +213,7 @@ def drop_what_anybody_has_acknowledged() -> None:
 
 
 def wal_restarted_before_applying() -> None:
-    """The WAL is begun anew before the partitions have written what they owe."""
+    """The WAL is begun anew before the partitions have applied their reserved entries."""
 
     def wrap(_: Any) -> Any:
         def anew_first(self: Any, wal: Any) -> None:

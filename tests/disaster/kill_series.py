@@ -28,7 +28,7 @@ from typing import Any
 
 CHILD = Path(__file__).with_name("kill_child.py")
 LEADS_MS = (0, 4, 3_000)
-"""How far firing goes ahead of the clock, round after round."""
+"""How early firing is, round after round."""
 
 START_MS = 1_790_000_000_000
 KILLED = -signal.SIGKILL

@@ -1,9 +1,9 @@
-"""What a store had promised before a power cut, and whether a store opened after it keeps that.
+"""What a store had acknowledged before a power cut, and whether a store opened after it keeps that.
 
-Promised: every message whose send had returned, once, under an id that is not given out again; that what was
+Acknowledged: every message whose send had returned, once, under an id that is not given out again; that what was
 acknowledged durably or cancelled does not come back; that a message handed out before stands where it stood; that each
 number of a producer is stored once when all are sent again, one by one, whatever had been stored of their batch.
-`durability="relaxed"` may break the promises of the last commit to each environment, and no others.
+`durability="relaxed"` may break the guarantees of the last commit to each environment, and no others.
 """
 
 from __future__ import annotations
@@ -80,13 +80,13 @@ class Acknowledged:
             self._last.clear()
 
     def excused(self, text: str) -> bool:
-        """Whether a promise about a text may be broken."""
+        """Whether a guarantee about a text may be broken."""
         return self.relaxed and any(text in texts for texts in self._last.values())
 
     # -- keeping them --------------------------------------------------------------------------------
 
     def troubles(self, path: Path) -> Iterator[str]:
-        """Open what is left, and say every promise that is broken. The store is changed: its messages are received."""
+        """Open what is left, and say every broken guarantee. The store is changed: its messages are received."""
         clock = ManualClock(self.now_ms)
         # Nothing that happens after the cut has to outlive another one, and it need not be done in small pieces.
         settings = replace(config("none"), max_open_partitions=64, fire_batch=5_000, map_bytes=1 << 24)
@@ -139,7 +139,7 @@ class Acknowledged:
                     yield f"{id_} was given out for {text} before the cut, and again"
 
     def _send_again(self, store: DelayedStore) -> None:
-        """Every number is sent again, one by one: from now on each is promised."""
+        """Every number is sent again, one by one: from now on each is acknowledged."""
         for name, numbers in self.numbers.items():
             producer = store.topic(name).producer(PRODUCER)
             for number, (due_ms, text) in sorted(numbers.items()):

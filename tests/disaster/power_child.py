@@ -1,8 +1,8 @@
-"""The program whose writes are recorded: it works on a store and says what it was promised.
+"""The program whose writes are recorded: it works on a store and says what was acknowledged.
 
 Facts go to standard output as one JSON array a line, each with one write(2), which stands in the recording between
-the writes and syncs of the store: so for every cut it is known what had been promised before it. Payloads are unique
-texts; a message is named by its text.
+the writes and syncs of the store: so for every cut it is known what had been acknowledged before it. Payloads are
+unique texts; a message is named by its text.
 
     ["listen", topic, subscription]          subscribe has returned
     ["sent", topic, environment, [[ledger, entry, text], ...]]    send or send_batch has returned; per environment
@@ -70,7 +70,7 @@ def config(durability: Durability, open_partitions: int = 3) -> StoreConfig:
 
 
 LEAD_MS = 3_000
-"""How far firing goes ahead of the clock in the second session."""
+"""How early firing is in the second session."""
 
 PRODUCER = "numbered"
 

@@ -46,7 +46,7 @@ class Outcome:
     """Files that are not on the disk what the recording, done to its end, says: it was not followed."""
     states: int = 0
     bad: int = 0
-    """States that broke a promise, did not open, or killed the process."""
+    """States that broke a guarantee, did not open, or killed the process."""
     deaths: int = 0
     seconds: float = 0.0
     kinds: dict[str, int] = field(default_factory=dict)
@@ -59,7 +59,7 @@ def module(name: str, *arguments: str) -> list[str]:
 
 
 def memory() -> str | None:
-    """Where states are rebuilt: in memory if there is room."""
+    """Where states are rebuilt: in memory if there is space."""
     shm = "/dev/shm"
     return shm if os.access(shm, os.W_OK) and shutil.disk_usage(shm).free > 256 << 20 else None
 
@@ -98,7 +98,7 @@ def _kind(operation: Operation) -> str:
 def _cuts(operations: list[Operation], states: int, before: str | None) -> list[int]:
     """How many states are to be rebuilt after each operation, spread evenly.
 
-    A cut comes right before an operation on the disk, so that all that was said before it has been promised.
+    A cut comes right before an operation on the disk, so that all that was said before it has been acknowledged.
     `before` is a failpoint: cuts then come between its hits and what was said last before each.
     """
     choice: list[int] = []

@@ -90,7 +90,7 @@ def wal_not_flushed() -> None:
 
 
 def wal_restarted_before_applying() -> None:
-    """The WAL is begun anew before the partitions have written what they owe."""
+    """The WAL is begun anew before the partitions have applied their reserved entries."""
     kill_mutants.wal_restarted_before_applying()
 
 

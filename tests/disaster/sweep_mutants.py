@@ -1,4 +1,4 @@
-"""Wrong engines for the exception sweep to find out: what memory does not follow, who dies, and what stays locked.
+"""Wrong engines for the exception sweep to find out: memory does not follow, a thread dies, a lock stays locked.
 
 Each undoes one rule of the engine as it is, and brings back a fault that it had.
 """
@@ -23,7 +23,7 @@ from duelog.topics.subscription_state import SubscriptionState
 
 
 def scheduler_dies() -> None:
-    """An exception that is not duelog's ends the store's thread, and nobody is told."""
+    """An exception that is not duelog's ends the store's thread, and no waiting thread is told."""
 
     def run(self: Any) -> None:
         with contextlib.suppress(Exception):

@@ -39,7 +39,7 @@ class Twin:
     from_ms: dict[bytes, int] = field(default_factory=dict)
     """When each message may come, at the earliest."""
     must: set[bytes] = field(default_factory=set)
-    """Those that have to come."""
+    """Messages that have to come."""
     ids: dict[bytes, MessageId] = field(default_factory=dict)
 
     def never(self, payload: bytes) -> None:
@@ -242,7 +242,7 @@ def loaded(run: Run) -> None:
 
 
 def gone_ahead(run: Run) -> None:
-    """Firing is some ms ahead of the clock."""
+    """Firing is some ms early."""
     loaded(run)
     run.clock.set(START_MS + 998)
     run.store.tick()
@@ -275,7 +275,7 @@ def fire(run: Run) -> None:
 
 
 def fire_beside_sends(run: Run) -> None:
-    """What was fired ahead of comes late."""
+    """What comes before an early firing's time comes late."""
     run.clock.set(START_MS + 998)
     run.store.tick()
     run.send("a", b"late", 2)
@@ -343,7 +343,7 @@ def close(run: Run) -> None:
 
 
 def cancel(run: Run) -> None:
-    """What waits, what has fired, what is in a partition that is not loaded."""
+    """What is pending, what has fired, what is in a partition that is not loaded."""
     for payload in (b"a1", b"a0", b"a4", b"a1"):
         if payload in run.twin.from_ms:
             run.cancel("a", payload)

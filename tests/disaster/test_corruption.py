@@ -1,7 +1,7 @@
 """Files of a store damaged in every way: no wrong payload is ever delivered, and whatever is lost is a finding.
 
-Each trial damages one file of a copy, checks the copy, and uses it until nothing more comes. What is owed and does not
-come must be a finding of `duelog check`; a process that dies must have been warned of by one.
+Each trial damages one file of a copy, checks the copy, and uses it until nothing more comes. What is expected and does
+not come must be a finding of `duelog check`; a process that dies must have been warned of by one.
 """
 
 from __future__ import annotations
@@ -211,7 +211,7 @@ def test_missing_files_are_found(trials: Trials) -> None:
 
 
 def test_a_missing_wal_loses_what_it_alone_had_and_nothing_else(trials: Trials, facts: Facts) -> None:
-    """It cannot be found out: a store in which nobody has sent side by side has none, and nothing else names it."""
+    """It cannot be found out: a store without sends side by side has none, and nothing else names it."""
     outcome = trials.run("JOURNAL missing", lambda store: (store / JOURNAL).unlink(), excused=facts.in_wal)
     assert outcome.codes == []
     assert outcome.missing(facts) == set(facts.in_wal)
@@ -220,8 +220,8 @@ def test_a_missing_wal_loses_what_it_alone_had_and_nothing_else(trials: Trials, 
 def test_flipped_bits_of_the_wal_are_found_or_harmless(trials: Trials, facts: Facts) -> None:
     """Of every group, of both slots, of what is older and between.
 
-    The last group alone can go unseen: broken, it looks as if the power had gone while it was written, and nobody had
-    been promised it.
+    The last group alone can go unseen: broken, it looks as if the power had gone while it was written, and no send
+    of it had returned.
     """
     random_ = random.Random(SEED)
     places = groups(trials.content(JOURNAL))
@@ -243,7 +243,7 @@ def test_flipped_bits_of_the_wal_are_found_or_harmless(trials: Trials, facts: Fa
 
 
 def test_a_group_of_the_wal_that_was_never_written_is_found(trials: Trials, facts: Facts) -> None:
-    """Each reads as zeros, as after a lost write; the last is as one that nobody has been promised."""
+    """Each reads as zeros, as after a lost write; the last is as one of which no send has returned."""
     places = groups(trials.content(JOURNAL))
     for number, (at, limit) in enumerate(places):
         zeros = bytes(limit - at + -(limit - at) % SECTOR)

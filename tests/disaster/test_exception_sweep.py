@@ -67,7 +67,7 @@ def swept(
 
 @pytest.mark.parametrize("scenario", sorted(SCENARIOS))
 def test_an_exception_at_any_line_loses_and_doubles_nothing(scenario: str) -> None:
-    """The program goes on, or closes and opens the store: what was promised comes once, and nothing hangs."""
+    """The program goes on, or closes and opens the store: what was acknowledged comes once, and nothing hangs."""
     assert swept(scenario, _WANTED) == []
 
 

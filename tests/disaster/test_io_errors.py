@@ -76,7 +76,7 @@ def run(base: Path, call: str, error: str) -> list[Round]:
 
 
 def look_at(path: Path, said: Round) -> None:
-    """Reopen a store as the next process would, and hold it against what was promised."""
+    """Reopen a store as the next process would, and hold it against what was acknowledged."""
     clock = ManualClock(io_child.START_MS + 100_000)
     with DelayedStore.open(path, io_child.CONFIG, clock=clock) as store:
         assert list(store.check(deep=True)) == []
@@ -96,7 +96,7 @@ def look_at(path: Path, said: Round) -> None:
 @pytest.mark.parametrize("call", ["pwrite64", "writev", "fdatasync"])
 @pytest.mark.parametrize("error", ["EIO", "ENOSPC"])
 def test_whichever_call_fails_what_was_acknowledged_stands(call: str, error: str) -> None:
-    """EIO is StoreFailed, no room is StoreFull and passes; a root page that is not written is in doubt. All reopen."""
+    """EIO is StoreFailed, no space is StoreFull and passes; a root page that is not written is in doubt. All reopen."""
     with tempfile.TemporaryDirectory(prefix="duelog-io-", dir=power_cut.memory()) as folder:
         rounds = run(Path(folder), call, error)
         failed = [said for said in rounds if said.failures]
@@ -121,7 +121,7 @@ CONFIG = StoreConfig(partition_ms=3_600_000, map_bytes=1 << 20, ledger_max_entri
 
 
 def live_through_full(store: DelayedStore, clock: ManualClock, make_room: Callable[[], None]) -> None:
-    """Fill a store until there is no room, read and acknowledge what is there, and go on when there is."""
+    """Fill a store until there is no space, read and acknowledge what is there, and go on when there is."""
     topic = store.topic("a")
     reader = topic.subscribe("reader")
     sent = [b"%d" % number for number in range(5)]
@@ -142,7 +142,7 @@ def live_through_full(store: DelayedStore, clock: ManualClock, make_room: Callab
     got = [message.payload for message in reader.receive(20, timeout=0)]
     assert got == sent[5:25], "what is there is handed out"
     assert list(store.check()) == []
-    clock.advance(100_000)  # now the delayed ones are to fire, for which there is no room
+    clock.advance(100_000)  # now the delayed ones are to fire, for which there is no space
     messages = reader.receive(20, timeout=0)
     assert [message.payload for message in messages] == sent[25:45]
     make_room()
@@ -159,7 +159,7 @@ def live_through_full(store: DelayedStore, clock: ManualClock, make_room: Callab
     assert sorted(left) == sorted([*sent[45:], *sent[:5], b"after"])
 
 
-def test_a_full_map_passes_when_there_is_room(
+def test_a_full_map_passes_when_there_is_space(
     open_store: OpenStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A map that may not grow gives StoreFull; what is there is handed out, and sending goes on once it may."""
@@ -171,7 +171,7 @@ def test_a_full_map_passes_when_there_is_room(
 def test_a_full_map_is_freed_by_acknowledging(
     open_store: OpenStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a map that may not grow, acknowledging and deleting make room for sending again."""
+    """In a map that may not grow, acknowledging and deleting make space for sending again."""
     monkeypatch.setattr(map_size, "MAX_MAP_BYTES", 1 << 20)
     store = open_store(config=replace(CONFIG, ack_flush_ms=100))
     topic = store.topic("a")
@@ -223,8 +223,8 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(path)], check=True)
 
 
-def test_a_full_disk_passes_when_there_is_room(small_disk: Path, clock: ManualClock) -> None:
-    """A disk without room gives StoreFull, and going on takes no more than removing another file."""
+def test_a_full_disk_passes_when_there_is_space(small_disk: Path, clock: ManualClock) -> None:
+    """A disk without space gives StoreFull, and going on takes no more than removing another file."""
     ballast = small_disk / "ballast"
     ballast.write_bytes(bytes(2 << 20))
     with DelayedStore.open(small_disk / "store", CONFIG, clock=clock) as store:
@@ -232,7 +232,7 @@ def test_a_full_disk_passes_when_there_is_room(small_disk: Path, clock: ManualCl
         assert list(store.check(deep=True)) == []
 
 
-def test_a_partition_for_which_there_is_no_room_is_made_when_there_is(small_disk: Path, clock: ManualClock) -> None:
+def test_a_partition_for_which_there_is_no_space_is_made_when_there_is(small_disk: Path, clock: ManualClock) -> None:
     """A send that would make a partition on a full disk is StoreFull, leaves nothing behind, and passes."""
     ballast = small_disk / "ballast"
     with DelayedStore.open(small_disk / "store", CONFIG, clock=clock) as store:
@@ -255,7 +255,7 @@ def test_a_partition_for_which_there_is_no_room_is_made_when_there_is(small_disk
 def test_a_full_disk_at_opening_changes_nothing(
     open_store: OpenStore, tmp_path: Path, file_limit: Callable[[int], None]
 ) -> None:
-    """A store that cannot be made for want of room is made at the next try."""
+    """A store that cannot be made for want of space is made at the next try."""
     file_limit(4096)
     with pytest.raises(StoreFull):
         open_store()

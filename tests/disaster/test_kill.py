@@ -70,7 +70,7 @@ def report(series: Series) -> str:
 
 @pytest.mark.parametrize("point", failpoints.POINTS)
 def test_nothing_is_lost_or_doubled_when_killed_at(server: Server, memory: Path, point: str) -> None:
-    """Killed at the first, second, ... time it reaches a point, the store recovers and keeps every promise."""
+    """Killed at the first, second, ... time it reaches a point, the store recovers and keeps every guarantee."""
     series = Series(server, memory / "store", f"point {point}", steps=40)
     killed = [series.round(point, count) for count in COUNTS]
     series.drain()
@@ -97,7 +97,7 @@ def test_a_recovery_that_is_killed_is_recovered(server: Server, memory: Path, ch
 def test_nothing_is_lost_or_doubled_when_killed_at_random(
     server: Server, memory: Path, durability: str, threads: int
 ) -> None:
-    """Killed at any instant, with producers beside the consumer or without, the store keeps every promise."""
+    """Killed at any instant, with producers beside the consumer or without, the store keeps every guarantee."""
     seed = f"random {durability} {threads}"
     kill_random(Series(server, memory / "store", seed, durability=durability, threads=threads), seed)
 
@@ -138,7 +138,7 @@ def kill_random(series: Series, seed: str) -> None:
 
 
 def test_every_point_is_reached(server: Server, memory: Path) -> None:
-    """A point that the engine reaches and that this test does not kill at would be seen here."""
+    """A point that the engine reaches and that this test does not kill at would be found here."""
     series = Series(server, memory / "store", "census", steps=40)
     series.round()
     assert set(series.hits) == set(failpoints.POINTS), report(series)

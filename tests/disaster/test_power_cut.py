@@ -1,8 +1,8 @@
-"""Disks that a power cut could have left at any moment of a run are opened: nothing that was promised is lost.
+"""Disks that a power cut could have left at any moment of a run are opened: nothing that was acknowledged is lost.
 
-The run is recorded by strace (power_trace), the disks are rebuilt by power_disk, the promises are in
+The run is recorded by strace (power_trace), the disks are rebuilt by power_disk, the guarantees are in
 power_acks, and the wrong engines that this must find out in power_mutants. `DUELOG_POWER_CUTS=1000` in the
-environment makes more states (150 are the default, shared by the two durabilities that promise something);
+environment makes more states (150 are the default, shared by the two durabilities that guarantee something);
 `python -m tests.disaster.power_cut` is for looking at one case.
 """
 
@@ -49,7 +49,7 @@ def cut(states: int, durability: str, *more: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("durability", "share"), [("commit", 0.7), ("relaxed", 0.3)])
-def test_a_power_cut_breaks_no_promise_with_durability(durability: str, share: float) -> None:
+def test_a_power_cut_breaks_no_guarantee_with_durability(durability: str, share: float) -> None:
     """Each state opens, checks clean, has what was acknowledged, doubles nothing; "relaxed" may lose a last commit."""
     outcome = cut(round(STATES * share), durability)
     assert not outcome["bad"], json.dumps(outcome, indent=1)

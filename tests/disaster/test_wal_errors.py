@@ -1,4 +1,4 @@
-"""The WAL cannot be written, or there is no room for it or for what it holds: what was acknowledged stands."""
+"""The WAL cannot be written, or there is no space for it or for what it holds: what was acknowledged stands."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ CALLS = [("pwrite", errno.EIO), ("pwrite", errno.ENOSPC), ("pwrite", None), ("fd
 def test_a_wal_that_cannot_be_written_closes_the_store_for_writing(
     sent: Sent, open_store: OpenStore, failing: Failing, call: str, error: int | None
 ) -> None:
-    """The sender gets StoreFailed, and so does who sends later, if the disk is well again or not; reopening helps."""
+    """The sender gets StoreFailed, and so does a later sender, if the disk is well again or not; reopening helps."""
     calls = failing(call, error)
     calls.armed = True
     with pytest.raises(StoreFailed):
@@ -85,7 +85,7 @@ def test_a_wal_that_cannot_be_written_closes_the_store_for_writing(
 def test_a_wal_that_cannot_be_begun_anew_closes_the_store_for_writing(
     sent: Sent, open_store: OpenStore, failing: Failing, armed: Armed, call: str, error: int | None
 ) -> None:
-    """When it is full the partitions have what they were promised, and the sender for whom it is emptied fails."""
+    """When it is full the reserved entries are applied, and the sender for which it is emptied fails."""
     settled: list[bool] = []
     calls = failing(call, error)
 
@@ -107,7 +107,7 @@ def test_a_wal_that_cannot_be_begun_anew_closes_the_store_for_writing(
 def test_each_of_several_senders_is_told_when_the_wal_fails(
     sent: Sent, open_store: OpenStore, failing: Failing, after: int
 ) -> None:
-    """Of those that share the flush that failed nobody is acknowledged; of those before, everybody is."""
+    """No send that shares the flush that failed is acknowledged; all before it are."""
     calls = failing("fdatasync", errno.EIO, after=after)
     calls.armed = True
     outcomes: dict[str, BaseException | None] = {}
@@ -138,7 +138,7 @@ def test_each_of_several_senders_is_told_when_the_wal_fails(
 
 
 @pytest.mark.parametrize(("call", "error"), [("write", errno.ENOSPC), ("write", None), ("fsync", errno.EIO)])
-def test_without_room_for_a_wal_messages_go_the_ordinary_way(
+def test_without_space_for_a_wal_messages_go_the_ordinary_way(
     open_store: OpenStore, failing: Failing, call: str, error: int | None
 ) -> None:
     """No send fails for it; there is none as long as the store is open, nothing lies about, the next one makes one."""
@@ -162,10 +162,10 @@ def test_without_room_for_a_wal_messages_go_the_ordinary_way(
     sent.expect(sent.store)
 
 
-def test_without_room_for_what_a_partition_owes_others_are_sent_to(
+def test_without_space_for_the_unapplied_entries_of_a_partition_others_are_sent_to(
     sent: Sent, tmp_path: Path, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The WAL is full and cannot be begun anew: who sends to a full partition is told, who does not goes on."""
+    """The WAL is full and cannot be begun anew: a send to a full partition fails, others go on."""
     room = no_room(sent.environment(2), monkeypatch)
     told = 0
     for number in range(40):
@@ -183,10 +183,10 @@ def test_without_room_for_what_a_partition_owes_others_are_sent_to(
     sent.expect(sent.store)
 
 
-def test_a_tick_without_room_for_what_is_owed_goes_on_with_the_rest(
+def test_a_tick_without_space_for_unapplied_entries_goes_on_with_the_rest(
     sent: Sent, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is due is handed out, the tick says StoreFull, and the next one settles when there is room."""
+    """What is due is handed out, the tick says StoreFull, and the next one applies the entries when there is space."""
     reader = sent.topic.subscribe("reader")
     sent.topic.send(b"soon", deliver_after=1)
     room = no_room(sent.environment(3), monkeypatch)
@@ -226,7 +226,7 @@ def test_full_maps_lose_nothing_of_the_wal(
     sent.expect(sent.store)
 
 
-def test_a_store_that_cannot_take_in_its_wal_is_opened_when_there_is_room(
+def test_a_store_that_cannot_take_in_its_wal_is_opened_when_there_is_space(
     sent: Sent, tmp_path: Path, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Opening says StoreFull and leaves the WAL as it is, as often as it is tried."""
@@ -262,8 +262,8 @@ def test_a_wal_that_cannot_be_begun_anew_at_opening_is_taken_in_once(
     sent.expect(open_store(crashed, CONFIG))
 
 
-def test_a_partition_that_failed_has_what_it_owes_after_reopening(sent: Sent, open_store: OpenStore) -> None:
-    """The WAL is not begun anew; others are sent to, and what it was promised comes home at the next open."""
+def test_a_partition_that_failed_has_its_unapplied_entries_after_reopening(sent: Sent, open_store: OpenStore) -> None:
+    """The WAL is not begun anew; others are sent to, and its entries are replayed at the next open."""
     sent.environment(3).fail(OSError(errno.EIO, "says the test"))
     for number in range(40):
         try:
@@ -275,8 +275,8 @@ def test_a_partition_that_failed_has_what_it_owes_after_reopening(sent: Sent, op
     sent.expect(open_store(config=CONFIG))
 
 
-def test_a_partition_that_failed_does_not_keep_others_from_settling(sent: Sent, clock: ManualClock) -> None:
-    """What it owes stays in the WAL; a tick goes on with all else, and looks again a while later."""
+def test_a_partition_that_failed_does_not_keep_others_from_applying(sent: Sent, clock: ManualClock) -> None:
+    """Its entries stay in the WAL; a tick goes on with all else, and looks again a while later."""
     sent.environment(2).fail(OSError(errno.EIO, "says the test"))
     clock.advance(CHECKPOINT_MS)
     assert sent.store.tick().next_due_ms == clock.now_ms() + CHECKPOINT_MS
@@ -289,7 +289,7 @@ def test_a_partition_that_failed_does_not_keep_others_from_settling(sent: Sent, 
 def test_what_an_interrupted_sender_left_is_written_by_the_next(
     sent: Sent, tmp_path: Path, open_store: OpenStore, armed: Armed, point: str
 ) -> None:
-    """KeyboardInterrupt between a promise and the flush, or right after that, concerns nobody else."""
+    """KeyboardInterrupt between reserving and the flush, or right after that, concerns no other thread."""
 
     def interrupt() -> None:
         failpoints.disarm()
@@ -306,7 +306,7 @@ def test_what_an_interrupted_sender_left_is_written_by_the_next(
 def test_an_interrupt_while_a_group_is_counted_leaves_a_wal_that_can_be_read(
     sent: Sent, tmp_path: Path, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The group is on disk; whoever writes next takes its number with its place, or neither."""
+    """The group is on disk; the next write takes its number with its place, or neither."""
 
     def interrupt(at: int) -> int:
         raise KeyboardInterrupt
@@ -319,7 +319,7 @@ def test_an_interrupt_while_a_group_is_counted_leaves_a_wal_that_can_be_read(
     sent.expect(open_store(sent.crash(tmp_path / "crashed"), CONFIG), ("interrupted",))
 
 
-def test_a_partition_without_room_for_what_it_owes_does_not_hold_back_what_is_due(
+def test_a_partition_without_space_for_unapplied_entries_does_not_hold_back_what_is_due(
     open_store: OpenStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It begins soon and cannot be loaded; messages of one that has begun fire all the same, and are handed out."""
@@ -348,7 +348,7 @@ def test_a_partition_without_room_for_what_it_owes_does_not_hold_back_what_is_du
 
 
 def test_a_wal_that_a_crash_left_half_made_is_removed_at_opening(open_store: OpenStore) -> None:
-    """It is of the size of a WAL, and nobody may ever need one again."""
+    """It is of the size of a WAL, and may never be needed again."""
     store = open_store(config=CONFIG)
     store.close()
     unmade = store.path / "JOURNAL.tmp"

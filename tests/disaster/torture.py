@@ -1,6 +1,6 @@
 """A store on the system clock under everything at once, for as long as one likes: `make torture ARGS="--minutes 60"`.
 
-A child process sends (one by one, in batches, numbered), reschedules to 1 to 5 ms ahead, cancels, receives,
+A child process sends (one by one, in batches, numbered), reschedules to 1 to 5 ms from now, cancels, receives,
 acknowledges and gives back, in several threads; beside that descriptors run short, SIGINT strikes its main thread in
 whatever it is doing, stores are closed and opened again, and the parent kills the child. What was asked and what was
 answered goes into a log, which outlives the child. At the end a child drains the store, and the log is judged:

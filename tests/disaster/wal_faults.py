@@ -18,7 +18,7 @@ HOUR_MS = 3_600_000
 CONFIG = StoreConfig(partition_ms=HOUR_MS, map_bytes=1 << 20, ack_flush_ms=0, journal_from=1, journal_bytes=16 << 10)
 """Every send goes through a WAL, which is begun anew after some dozen messages."""
 HOURS = (2, 3, 4)
-"""How far ahead messages are sent: to three partitions, none of which has begun."""
+"""How long before their time messages are sent: to three partitions, none of which has begun."""
 
 
 class FailingCalls:
@@ -75,7 +75,7 @@ class Sent:
             self.send(f"{tag} {number}", HOURS[number % len(HOURS)])
 
     def environment(self, hours: int) -> Environment:
-        """The environment of the partition that lies so many hours ahead."""
+        """The environment of the partition that begins in so many hours."""
         now_ms = self.store.clock.now_ms() + hours * HOUR_MS
         partition = self.store._engine.partitions.get(now_ms - now_ms % HOUR_MS)
         assert partition is not None
@@ -106,7 +106,7 @@ def text_of(payload: bytes | bytearray | memoryview) -> str:
 
 
 def no_room(environment: Environment, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """Let no write to an environment find room, until what this gives is called."""
+    """Let no write to an environment find space, until what this gives is called."""
     write = environment.write
 
     def fail(work: Callable[[Any], Any]) -> Any:

@@ -15,7 +15,7 @@ from duelog.partitions.partition import Partition
 from duelog.store.files import failpoints
 from duelog.store.wal.wal_file import WalRecord, read_wal
 from tests.conftest import START_MS
-from tests.store.shared_commits import until
+from tests.store.group_commits import until
 
 HOUR_MS = 3_600_000
 CONFIG = StoreConfig(partition_ms=HOUR_MS, preload_ms=0, journal_from=1, journal_bytes=24 << 10)

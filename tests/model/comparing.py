@@ -104,7 +104,7 @@ class Comparing(Machine):
         return str(TopicName.parse(topic.name))
 
     def _delayed(self, topic: TwinTopic, sub: TwinSubscription) -> int:
-        """What waits in partitions, and of what waits in the main log all that it has not acknowledged."""
+        """What is pending in partitions, and what is hidden in the main log and not acknowledged by it."""
         return sum(log.unfired for log in self.twin.logs(topic)) + sub.not_due(self.twin.now_ms)
 
     def _backlog(self, topic: TwinTopic, sub: TwinSubscription) -> int:
@@ -134,4 +134,4 @@ class Comparing(Machine):
         with self.store._engine.main.read() as raw:
             for topic in self.twin.topics.values():
                 kept = catalog.ledgers(raw, self._state(topic).topic_id)
-                assert len(kept) == len(topic.ledgers), "a ledger was given up, and is still there"
+                assert len(kept) == len(topic.ledgers), "a ledger was trimmed, and is still there"

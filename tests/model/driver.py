@@ -194,7 +194,7 @@ def armed(point: str, action: Callable[[], None]) -> Iterator[None]:
 
 @contextmanager
 def full_disk(environment: Environment, count: int) -> Iterator[None]:
-    """Let the `count`-th write to `environment` within the block find no room."""
+    """Let the `count`-th write to `environment` within the block find no space."""
     write = environment.write
     left = count
 
@@ -255,5 +255,5 @@ def stalled_sender(engine: Engine, meanwhile: Callable[[Callable[[], list[Messag
 
 
 def copy_store(path: Path, target: Path) -> None:
-    """The files as a crash of the process would leave them now. LMDB's lock files are made anew by whoever opens it."""
+    """The files as a crash of the process would leave them now. LMDB makes its lock files anew at opening."""
     shutil.copytree(path, target, ignore=shutil.ignore_patterns("lock.mdb"))

@@ -155,7 +155,7 @@ class Machine(RuleBasedStateMachine):
                 shutil.rmtree(self.directory)
 
     def _drain(self) -> None:
-        """What is to be seen at the end."""
+        """What is compared at the end."""
 
     def _open(self, path: Path) -> None:
         self.store = DelayedStore.open(path, self.config, clock=self.clock)
@@ -205,7 +205,7 @@ class Machine(RuleBasedStateMachine):
                 due_ms = now_ms + ms
             case ("partition", ahead, offset_ms):
                 due_ms = (now_ms // span_ms + ahead) * span_ms + offset_ms
-            case ("near", ms):  # within the time that firing goes ahead; -1: the last of it
+            case ("near", ms):  # within the time that firing is early; -1: the last of it
                 due_ms = now_ms + 1 + ms % max(self.twin.lead_ms, 1)
             case ("before", ms):
                 due_ms = max(now_ms - ms, 0)
@@ -418,7 +418,7 @@ class Machine(RuleBasedStateMachine):
             self._adopt_left_over()
 
     def _occurrence(self, topic: TwinTopic, name: str, due_ms: int | None, message_id: MessageId | None) -> None:
-        """The next occurrence of a schedule waits; with `due_ms` None there is none."""
+        """The next occurrence of a schedule is pending; with `due_ms` None there is none."""
         schedule = topic.schedules[name]
         schedule.next_due_ms, schedule.next_id = due_ms, message_id
         if due_ms is not None:
@@ -427,7 +427,7 @@ class Machine(RuleBasedStateMachine):
             self.ids.append((topic.name, message_id))
 
     def _adopt_left_over(self) -> None:
-        """A request failed half way: its entries are there, known to nobody, and so may be their partition."""
+        """A request failed half way: its entries are there, their ids are not known; their partition may be there."""
         engine = self.store._engine
         ids = {self._state(topic).topic_id: topic for topic in self.twin.topics.values()}
         for partition in engine.partitions.held():

@@ -146,7 +146,7 @@ def recurs_once(patch: Patch) -> None:
 
 
 def delivers_early_inline(patch: Patch) -> None:
-    """What waits in the main log comes a millisecond before it is due."""
+    """What is in the main log is visible a millisecond before it is due."""
     due_entries = reader._due_entries
     patch.setattr(reader, "_due_entries", lambda run, now_ms: due_entries(run, now_ms + 1))
 
@@ -201,7 +201,7 @@ def trims_what_waits(patch: Patch) -> None:
 
 
 def goes_by_what_its_opener_says(patch: Patch) -> None:
-    """Whoever opens a store has what it keeps replaced by its own settings."""
+    """Opening a store replaces what it keeps by the program's settings."""
 
     patch.setattr(DelayPolicies, "record", lambda self, config: self.set(STORE_SCOPE, of_config(config)))
 
@@ -228,7 +228,7 @@ def forgets_what_waits_at_the_latest(patch: Patch) -> None:
 
 
 def counts_what_waits_as_backlog(patch: Patch) -> None:
-    """What waits in the main log is not pending, and is backlog."""
+    """What is not yet visible in the main log is not pending, and is backlog."""
     patch.setattr(stats, "waiting", lambda *_: {})
     patch.setattr(metrics, "waiting", lambda *_: {})
 

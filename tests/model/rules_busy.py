@@ -170,7 +170,7 @@ class BusyRules(SendingRules, DeliveryRules, WithdrawalRules, RecurringRules, Pr
         self._write_ahead(topic, picks, ms)
 
     def _write_ahead(self, topic: str, picks: list[int], ms: int) -> None:
-        """Something is written ahead of its time, and messages are sent, moved and taken back within that time."""
+        """Something is written early, and messages are sent, moved and taken back within that time."""
         self.send_batch(topic, [("near", -1), ("after", 300), ("after", 301)], False)
         self._tick()
         for number in picks:

@@ -1,4 +1,4 @@
-"""Rules: policies are set and removed at every scope: those of delays, and those that say what is kept."""
+"""Rules: policies are set and removed at every scope: those of delays, and those of what is kept."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ class ProducerRules(RestartRules):
     def break_a_numbered_batch(
         self, topic: str, name: str, specs: list[Spec], first: int | None, part: int, crashes: bool, again: list[int]
     ) -> None:
-        """A part of a batch finds no room, or the process dies before it; the numbers are sent again in other groups.
+        """A part of a batch finds no space, or the process dies before it; the numbers are sent again in other groups.
 
         again: of how many messages each batch is that is sent afterwards; single ones go on until all are sent.
         """

@@ -28,7 +28,7 @@ class RestartRules(Machine):
     @precondition(lambda self: self.messages)
     @rule(other=st.none() | CONFIGS)
     def reopen(self, other: dict[str, Any] | None) -> None:
-        """Closed and opened; now and then with other settings, of which those that say what is kept change nothing."""
+        """Closed and opened; now and then with other settings, of which those of what is kept change nothing."""
         path = self.store.path
         self.store.close()
         self.twin.flush()
@@ -76,7 +76,7 @@ class RestartRules(Machine):
         return self.directory / str(self.copies)
 
     def _adopt_acks(self) -> None:
-        """After a crash: what was surely on disk is acknowledged, and of the rest nothing that nobody acknowledged."""
+        """After a crash: what was surely on disk is acknowledged, and of the rest nothing that was not acknowledged."""
         for topic in self.twin.topics.values():
             state = self._state(topic)
             for name, sub in topic.subscriptions.items():
@@ -85,7 +85,7 @@ class RestartRules(Machine):
                 for place in range(topic.first, len(topic.main)):
                     there = state.subscriptions[name].acks.is_acked(topic.position(place))
                     assert there or not (place < mark or place in acked), "an acknowledgement was lost"
-                    assert sub.is_acked(place) or not there, "acknowledged by nobody"
+                    assert sub.is_acked(place) or not there, "acknowledged by no call"
                     if there:
                         found.add(place)
                 sub.restore(topic.first, found)

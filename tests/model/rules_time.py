@@ -1,4 +1,4 @@
-"""Rules: the clock goes on, back and far ahead, and ticks do what is due, on full disks too."""
+"""Rules: the clock goes on, back and far forward, and ticks do what is due, on full disks too."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class TimeRules(Machine):
     @precondition(lambda self: not self.ever_timed and not self.ever_inline and not self.twin.lead_ms)
     @rule(ms=st.integers(1, 30) | st.integers(1, 1_000))
     def set_the_clock_back(self, ms: int) -> None:
-        """Not where deadlines are kept, which are lengthened then, nor where some of a main log waits."""
+        """Not where deadlines are kept, which are lengthened then, nor where some of a main log is not yet visible."""
         self.clock.set(self.twin.wall_ms - ms)
         self.twin.wall_ms -= ms
 

@@ -68,7 +68,7 @@ class TwinMessage:
     addressee: str | None = None
     retries: int = 0
     readable_ms: int = 0
-    """Nobody reads it in the main log before, for it was written ahead of its time, or lies behind such a one."""
+    """It is not visible in the main log before, for it was written early, or lies after such a one."""
     waits: bool = False
     """It went into the main log before it was due."""
     first_id: MessageId | None = None
@@ -201,7 +201,7 @@ class TwinLog:
     """The partition is closed and the ledger of the last marker is kept."""
     fired: int = 0
     left_over: int = 0
-    """Entries of a request that failed: nobody knows them, and they are counted until the partition closes."""
+    """Entries of a request that failed: they are counted until the partition closes."""
 
     def add(self, message: TwinMessage) -> None:
         assert message.message_id.entry_id == len(self.messages), "entry ids are dense"
@@ -258,12 +258,12 @@ class TwinSlice:
 
 @dataclass(frozen=True)
 class Seen:
-    """What was seen of the engine during a slice of a tick.
+    """What was observed of the engine during a slice of a tick.
 
     appended: what was written into main logs, in order. closed: starts of the partitions that are closed or gone;
     there: of those that are there. kept: a topic's ledgers. complete: nothing due was left, says the engine.
     rolled: topics whose open ledger was closed for its age. failed: it was broken off by an error, so that cleaning up
-    may have been left out. written_to: another thread wrote to this topic, so that trimming may have seen that or not;
+    may have been left out. written_to: another thread wrote to this topic, so that trimming may have met that or not;
     after: what it wrote into the main log when the firing was over; after_roll: and after its ledger was rolled.
     expired: what was found too old, by subscription, where that was looked for. fired_ms: the times of the markers.
     """
@@ -456,11 +456,11 @@ class Twin:
             young += 1
         gone = len(topic.ledgers) - len(kept)
         loose |= now_ms < topic.unflushed_until_ms
-        assert 0 <= gone <= young, "a ledger was given up that somebody or retention still wants"
+        assert 0 <= gone <= young, "a ledger was trimmed that a subscription or retention still wants"
         sizes = [info.stored_bytes for info in kept[: passed - gone]]
         kept_bytes = topic.setting("retention_bytes")
         if not kept_bytes:
-            assert loose or gone == young, "a ledger that nobody wants was kept"
+            assert loose or gone == young, "a ledger that is not wanted was kept"
         else:
             assert loose or gone == young or sum(sizes[1:]) < kept_bytes, "more bytes are kept"
             assert not gone or sum(sizes) >= kept_bytes, "fewer bytes are kept than retention asks for"
@@ -472,7 +472,7 @@ class Twin:
         return gone
 
     def release(self, there: Collection[int] = ()) -> int:
-        """Delete the partitions that nobody holds any more, but for those that are still `there`; how many."""
+        """Delete the partitions without references, but for those that are still `there`; how many."""
         deleted = 0
         for part in [part for part in self.partitions.values() if part.closed]:
             for log in part.logs.values():

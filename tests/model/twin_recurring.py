@@ -1,4 +1,4 @@
-"""A kept schedule said plainly: an interval, and the occurrence that waits."""
+"""A kept schedule said plainly: an interval, and the pending occurrence."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from duelog import MessageId
 
 @dataclass
 class TwinSchedule:
-    """next_due_ms, next_id: the occurrence that waits, or has fallen due and not been followed yet; None: paused."""
+    """next_due_ms, next_id: the pending occurrence, or one that is due and not followed yet; None: paused."""
 
     number: int
     interval_ms: int

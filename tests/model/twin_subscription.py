@@ -53,7 +53,7 @@ class TwinSubscription:
         self.passed_over: set[int] = set()
         """Read before they were due; they come when they are."""
         self.tracks = False
-        """It has passed something over: the store's time does not go back behind what it is served by."""
+        """It has passed something over: the store's time does not go back before what it was handed out by."""
         self.read = start
         self._log = log
 
@@ -85,7 +85,7 @@ class TwinSubscription:
 
     @property
     def kept_back(self) -> int:
-        """Read, and handed to nobody yet for the sake of their keys."""
+        """Read, and not handed out yet for the sake of their keys."""
         return sum(place not in self.times for place in self.ready)
 
     # -- consumers ---------------------------------------------------------------------------------
@@ -138,7 +138,7 @@ class TwinSubscription:
                 return batch
 
     def _fresh(self, room: int, now_ms: int) -> list[int]:
-        """What has become due behind the read position, then what is read from there on."""
+        """What has become due after the read position, then what is read from there on."""
         due = sorted(
             (self._log[place].due_ms, place) for place in self.passed_over if self._log[place].due_ms <= now_ms
         )
@@ -158,7 +158,7 @@ class TwinSubscription:
         return self._log[place].key if self.kind == "key_shared" else None
 
     def _may_have(self, place: int, consumer: int) -> bool:
-        """One consumer at a time holds messages of a key, and none comes before an earlier one that waits."""
+        """One consumer at a time holds messages of a key, and none comes before an earlier one that is kept back."""
         key = self._key(place)
         if key is None:
             return True
@@ -209,7 +209,7 @@ class TwinSubscription:
         return len(new)
 
     def ack_cumulative(self, last: int, now_ms: int) -> int:
-        """Everything up to `last`, but for what nobody can have been given: it was passed over, or would be now."""
+        """Everything up to `last`, but for what cannot have been handed out: it was passed over, or would be now."""
         places = range(self.mark, last + 1)
         unseen = {place for place in places if place in self.passed_over or self._is_ahead(place, now_ms)}
         count = self.ack([place for place in places if place not in unseen])
@@ -218,7 +218,7 @@ class TwinSubscription:
         return count
 
     def _is_ahead(self, place: int, now_ms: int) -> bool:
-        """Whether it has not been read, and would not be given to anybody now."""
+        """Whether it has not been read, and would not be handed out now."""
         return place >= self.read and (self._hidden(place, now_ms) or self._log[place].readable_ms > now_ms)
 
     def begin_at(self, place: int, first: int, now_ms: int) -> None:

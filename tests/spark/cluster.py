@@ -133,7 +133,7 @@ def cluster(url: str, place: Path, environment: dict[str, str]) -> Iterator[None
 
 
 def wait_for(host: str, port: int) -> None:
-    """Until somebody listens there."""
+    """Until a process listens there."""
     deadline = time.monotonic() + WAIT_S
     while time.monotonic() < deadline:
         with socket.socket() as probe:
@@ -144,7 +144,7 @@ def wait_for(host: str, port: int) -> None:
 
 
 def free_port() -> int:
-    """A port that nobody listens on."""
+    """A port that no process listens on."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

@@ -166,7 +166,7 @@ def test_a_job_that_fails_publishes_nothing(spark: SparkSession, store: Built, m
 
 
 def spoil(path: Path) -> None:
-    """Somebody else compacts the first partition, and the second is damaged."""
+    """Another process compacts the first partition, and the second is damaged."""
     compact_store(path, run=lambda tasks, progress: run_here(tasks[:1], progress))
     with (sealed_generations(path)[1].path / "data.mdb").open("r+b") as file:
         file.truncate(8192)
@@ -202,7 +202,7 @@ def test_of_two_attempts_of_one_partition_one_is_published(store: Built) -> None
 
 
 def test_a_driver_that_dies_leaves_nothing_after_the_next_open(store: Built) -> None:
-    """All tasks have staged, nobody has published: the store is as it was, and its staging/ empty."""
+    """All tasks have staged, none has published: the store is as it was, and its staging/ empty."""
     for task in tasks_of(store.path):
         compact_packed(pickle.dumps(task))
     assert len(staging(store.path)) == 3
@@ -235,7 +235,7 @@ def test_the_largest_partition_is_begun_first(store: Built, monkeypatch: pytest.
 
 
 def test_what_another_attempt_might_mend_is_no_answer(store: Built, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An OSError fails a Spark task, so that it is begun again; one core has nobody to do that."""
+    """An OSError fails a Spark task, so that it is begun again; one core has no other to do that."""
 
     def no_disk(*arguments: object, **named: object) -> Staged:
         raise OSError(5, "Input/output error")

@@ -79,7 +79,7 @@ def test_setting_a_manual_clock_wakes_all_waiters() -> None:
     waiters = [Waiter(clock, until_ms) for until_ms in (1, 50, 100)]
     clock.set(100)
     assert all(waiter.ended() for waiter in waiters)
-    assert not clock._waiting, "the clock kept a condition that nobody waits on"
+    assert not clock._waiting, "the clock kept a condition that no thread waits on"
 
 
 def test_waiters_that_share_a_condition_all_wake() -> None:
@@ -261,7 +261,7 @@ def test_the_store_clock_never_shows_less_than_it_was_raised_to(steps: list[tupl
 
 
 def test_reading_the_store_clock_does_not_raise_its_mark() -> None:
-    """A wall clock that ran ahead for a moment leaves nothing behind until the store has acted on it."""
+    """A wall clock that jumped forward for a moment changes nothing until the store has acted on it."""
     wrapped = ManualClock(100)
     clock = StoreClock(wrapped)
     wrapped.set(10**12)
@@ -308,7 +308,7 @@ def test_a_time_the_mark_has_reached_is_not_waited_for() -> None:
 
 
 def test_only_a_clock_that_goes_by_itself_leads() -> None:
-    """Nobody knows when one that is moved by hand will show what; the store's is as the one behind it."""
+    """A clock that is moved by hand has none; the store's is as the one it wraps."""
     assert SystemClock.lead_ms > 0
     assert ManualClock(0).lead_ms == 0
     assert StoreClock(SystemClock()).lead_ms == SystemClock.lead_ms

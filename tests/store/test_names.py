@@ -121,7 +121,7 @@ def test_other_namespaces_are_refused(text: object) -> None:
     assert (caught.value.field, caught.value.value) == ("namespace", text)
 
 
-def test_the_longest_namespace_leaves_room_for_a_topic() -> None:
+def test_the_longest_namespace_leaves_space_for_a_topic() -> None:
     """The longest namespace that is taken can hold a topic of one byte, and no longer one is taken."""
     longest = "t/" + "n" * (MAX_TOPIC_BYTES - len("persistent://t//x"))
     assert len(str(TopicName.parse(f"{validate_namespace_name(longest)}/x"))) == MAX_TOPIC_BYTES

@@ -58,7 +58,7 @@ def test_each_key_comes_up_once_at_the_last_time_it_was_given(steps: list[tuple[
             assert found is None
 
 
-def test_a_key_that_is_moved_without_end_takes_no_room() -> None:
+def test_a_key_that_is_moved_without_end_takes_no_space() -> None:
     """Entries that were replaced go, also those that never come to the top of the heap."""
     queue: TimerQueue[str] = TimerQueue()
     queue.replace("first", 0)

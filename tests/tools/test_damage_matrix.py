@@ -1,8 +1,8 @@
 """Every kind of record, each alone, flipped and missing: what is lost is what cannot be read, and the report says so.
 
-Payloads name their topic and are unique, so what each subscription is owed is known without the engine: what was sent,
-less what it acknowledged, less what was cancelled. Stores as an earlier version wrote them have no copies: there the
-rest has to tell, and what it cannot tell may come again, within the numbers of the report.
+Payloads name their topic and are unique, so what each subscription is to get is known without the engine: what was
+sent, less what it acknowledged, less what was cancelled. Stores as an earlier version wrote them have no copies: there
+the rest has to tell, and what it cannot tell may come again, within the numbers of the report.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ Owed = dict[tuple[str, str], set[bytes]]
 
 @dataclass
 class Twin:
-    """What was done to the store: what each subscription is owed, what was cancelled."""
+    """What was done to the store: what each subscription is to get, what was cancelled."""
 
     owed: Owed = field(default_factory=dict)
     cancelled: set[bytes] = field(default_factory=set)
@@ -152,7 +152,7 @@ def delivered(path: Path) -> dict[tuple[str, str], Counter[bytes]]:
 
 def judge(twin: Twin, report: RepairReport, found: dict[tuple[str, str], Counter[bytes]], gone: set[bytes],
           *, cut: bool) -> None:  # fmt: skip
-    """Nothing but what could not be read is lost; what comes beside what is owed is within the report's numbers.
+    """Nothing but what could not be read is lost; what comes beside what is expected is within the report's numbers.
 
     cut: the end of a log may be gone, of which nothing may tell how long it was.
     """

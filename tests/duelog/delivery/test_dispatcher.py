@@ -1,4 +1,4 @@
-"""What a dispatcher promises, each promise by name; the twin is in test_dispatcher_model.py."""
+"""What a dispatcher guarantees, each guarantee by name; the twin is in test_dispatcher_model.py."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_what_is_acknowledged_before_a_restart_is_not_read_again() -> None:
 
 
 def test_a_nacked_message_comes_at_its_time_and_not_before() -> None:
-    """Redelivery waits for the delay, then goes ahead of new messages, with its count."""
+    """Redelivery waits for the delay, then goes before new messages, with its count."""
     dispatcher = dispatcher_on(log_of(*[None] * 4))
     dispatcher.next_batch(1, 2, 0)
     assert dispatcher.nack(1, at(0), 50, 0) == 1
@@ -160,7 +160,7 @@ def test_a_trim_forgets_what_is_gone() -> None:
     assert [message.position for message in dispatcher.next_batch(2, 9, 50)] == log.positions()
 
 
-def test_a_cumulative_acknowledgement_ends_redeliveries_and_skips_ahead() -> None:
+def test_a_cumulative_acknowledgement_ends_redeliveries_and_skips_forward() -> None:
     """Everything up to the position is done with: held, waiting, ready and not yet read."""
     dispatcher = dispatcher_on(log_of(*[None] * 6), "exclusive", consumers=[1])
     dispatcher.next_batch(1, 3, 0)
@@ -213,7 +213,7 @@ def test_a_failing_read_loses_nothing() -> None:
 
 
 def test_what_cannot_be_read_holds_nothing_else_up() -> None:
-    """A redelivery that cannot be read is given up, stays unacknowledged, and the rest goes on."""
+    """A redelivery that cannot be read is skipped, stays unacknowledged, and the rest goes on."""
     log = log_of(*[None] * 4)
     dispatcher = dispatcher_on(log)
     dispatcher.next_batch(1, 3, 0)

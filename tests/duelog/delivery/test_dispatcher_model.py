@@ -193,14 +193,14 @@ class DispatcherMachine(RuleBasedStateMachine):
             assert self.acks.is_acked(position) == (position in twin.acked)
 
     def teardown(self) -> None:
-        """Nothing is lost: whoever goes on receiving gets everything readable that is left, and can finish."""
+        """Nothing is lost: a consumer that goes on receiving gets everything left that can be read, and can finish."""
         if not hasattr(self, "twin"):
             return
         self.now_ms += 1_000
         if not self.twin.consumers:
             self.add_consumer()
         left = {p for p in self.log.positions() if p not in self.twin.acked and self.log.readable(p)}
-        left -= {p for p in left if p < self.twin.read_position and p not in self._placed()}  # given up while damaged
+        left -= {p for p in left if p < self.twin.read_position and p not in self._placed()}  # skipped while damaged
         for consumer_id in list(self.twin.consumers):
             held = [position for position, (who, _) in self.twin.held.items() if who == consumer_id]
             self.dispatcher.nack(consumer_id, held, 0, self.now_ms)
@@ -223,7 +223,7 @@ class DispatcherMachine(RuleBasedStateMachine):
 
 
 class ExclusiveMachine(DispatcherMachine):
-    """Exclusive, with the rest of the consumers let in by nobody but this test."""
+    """Exclusive, with the rest of the consumers let in by this test alone."""
 
     kind = "exclusive"
 

@@ -1,4 +1,4 @@
-"""What key-shared subscriptions promise, each promise by name; the twin is in test_dispatcher_model.py."""
+"""What key-shared subscriptions guarantee, each guarantee by name; the twin is in test_dispatcher_model.py."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def key_of(consumer_id: int, consumers: Sequence[int], number: int = 0) -> str:
 
 
 def test_a_key_goes_to_one_consumer() -> None:
-    """Messages of one key come to one consumer; messages without a key to whoever asks."""
+    """Messages of one key come to one consumer; messages without a key to any consumer."""
     mine, theirs = key_of(1, [1, 2]), key_of(2, [1, 2])
     dispatcher = dispatcher_on(log_of(mine, theirs, None, mine, theirs), "key_shared")
     assert entries(dispatcher.next_batch(1, 9, 0)) == [0, 2, 3]
@@ -45,7 +45,7 @@ def test_a_nacked_message_holds_up_the_later_ones_of_its_key_only() -> None:
 
 
 def test_a_message_without_a_key_comes_again_to_anyone() -> None:
-    """Redelivery of a message without a key is nobody's in particular, and it takes its turn in log order."""
+    """Redelivery of a message without a key is for any consumer, and it takes its turn in log order."""
     mine = key_of(2, [1, 2])
     dispatcher = dispatcher_on(log_of(mine, None, mine), "key_shared")
     assert entries(dispatcher.next_batch(1, 9, 0)) == [1]
@@ -110,7 +110,7 @@ def test_no_more_than_the_bound_is_kept_back() -> None:
     assert entries(dispatcher.next_batch(1, 9, 0)) == [5]
 
 
-def test_messages_kept_back_survive_that_nobody_is_there() -> None:
+def test_messages_kept_back_survive_that_no_consumer_is_there() -> None:
     """With all consumers gone the messages wait for the next one."""
     theirs = key_of(2, [1, 2])
     dispatcher = dispatcher_on(log_of(theirs, theirs), "key_shared")
@@ -124,7 +124,7 @@ def test_messages_kept_back_survive_that_nobody_is_there() -> None:
 
 
 def test_nothing_is_remembered_of_a_key_that_is_done_with() -> None:
-    """Keys that are acknowledged leave no trace: memory does not grow with the number of keys seen."""
+    """Keys that are acknowledged leave no trace: memory does not grow with the number of keys met."""
     dispatcher = dispatcher_on(log_of(*[f"key-{i}" for i in range(300)]), "key_shared", max_kept_back=300)
     for consumer_id in (1, 2, 1, 2):
         dispatcher.ack(consumer_id, [m.position for m in dispatcher.next_batch(consumer_id, 300, 0)])

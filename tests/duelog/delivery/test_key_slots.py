@@ -39,6 +39,6 @@ def test_owners_are_the_same_everywhere() -> None:
     assert [slots.owner_of(key) for key in ("a", "b", "order-17", "")] == [3, 1, 2, 3]
 
 
-def test_without_consumers_nobody_owns_a_key() -> None:
-    """None stands for nobody."""
+def test_without_consumers_no_key_is_owned() -> None:
+    """None stands for no owner."""
     assert KeySlots().owner_of("a") is None

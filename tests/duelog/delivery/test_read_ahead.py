@@ -1,4 +1,4 @@
-"""Reading ahead gives what reading would give, and holds no more than its budget."""
+"""Read-ahead gives what reading would give, and holds no more than its budget."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_what_is_read_ahead_is_what_a_plain_reader_gives(steps: list[tuple[str, 
             assert not over
 
 
-def test_who_asks_for_more_than_was_read_ahead_gets_all_of_it() -> None:
+def test_asking_for_more_than_was_read_ahead_gives_all_of_it() -> None:
     """A batch is as large as it can be, whatever the ones before it asked for."""
     log = Log()
     ahead = ReadAhead(log, ReadAheadBudget())
@@ -129,7 +129,7 @@ def test_a_read_that_fails_after_some_was_read_ahead_loses_none_of_it() -> None:
     assert positions(messages) == [Position(1, entry_id) for entry_id in (2, 3, 4)]
 
 
-def test_who_reads_on_has_more_read_at_once_each_time() -> None:
+def test_a_consumer_that_reads_on_has_more_read_at_once_each_time() -> None:
     """One piece, then two, then four: most reads find what they ask for read already."""
     log = Log()
     ahead = ReadAhead(log, ReadAheadBudget())
@@ -142,7 +142,7 @@ def test_who_reads_on_has_more_read_at_once_each_time() -> None:
 
 
 def test_a_log_that_is_read_to_its_end_is_not_read_ahead() -> None:
-    """A consumer that waits for what comes gets it by a read of its own size."""
+    """A consumer that has caught up gets what comes by a read of its own size."""
     log = Log()
     ahead = ReadAhead(log, ReadAheadBudget())
     messages, start, _ = ahead.read(Position(4, 30), 20, nothing_acknowledged(), 0)
@@ -151,7 +151,7 @@ def test_a_log_that_is_read_to_its_end_is_not_read_ahead() -> None:
     assert log.reads == [20, 20]
 
 
-def test_what_is_passed_over_ends_reading_ahead() -> None:
+def test_what_is_passed_over_ends_read_ahead() -> None:
     """Whether it is due is asked of the clock anew, from where the messages given end."""
     log = Log(waiting_from=Position(1, 25))
     ahead = ReadAhead(log, ReadAheadBudget())
@@ -186,7 +186,7 @@ def with_left(left: int) -> ReadAheadBudget:
 
 
 def test_what_is_held_counts_against_a_budget_and_is_given_back() -> None:
-    """Where nothing is left, reading ahead stops, and what is read is what is asked for."""
+    """Where nothing is left, read-ahead stops, and what is read is what is asked for."""
     budget = with_left(100_000)
     payload = b"x" * 2_000
     log = Log(payload=payload)
@@ -208,7 +208,7 @@ def test_what_is_held_counts_against_a_budget_and_is_given_back() -> None:
 
 
 def test_a_subscription_that_closes_holds_nothing_read_ahead(open_store: Callable[..., DelayedStore]) -> None:
-    """And whoever comes after gets what was not handed out."""
+    """And the next one gets what was not handed out."""
     store = open_store()
     topic = store.topic("t")
     reader = topic.subscribe("r")

@@ -14,6 +14,7 @@ from duelog.snapshot.restore import PartRead, RestoreStep
 from duelog.store.env import eviction as behind
 from duelog.store.env import page_cache, upkeep
 from tests.conftest import START_MS, OpenStore
+from tests.store.group_commits import until
 from tests.store.page_cache_calls import (
     DROP,
     FETCH,
@@ -23,7 +24,6 @@ from tests.store.page_cache_calls import (
     record,
     skip_unless_dropped_pages_go,
 )
-from tests.store.shared_commits import until
 
 PIECE = 64 << 10
 HOUR_MS = 3_600_000

@@ -219,14 +219,14 @@ def test_a_batch_is_what_msgpack_writes_and_reads_back(batch: list[Message]) -> 
 )
 @settings(max_examples=60)
 def test_extra_facts_read_back(message: Message, extra: dict[str, Any]) -> None:
-    """A map of msgpack values goes behind the message's own fields."""
+    """A map of msgpack values goes after the message's own fields."""
     _, body = encode_one(message, NOW, LIMIT, extra, allow_past=True)
     assert body == expected_body(message, extra)
     assert decode_body(body) == (NOW, message.payload, message.key, message.properties or None, extra)
 
 
 def test_no_extra_and_an_empty_one_are_the_same() -> None:
-    """An empty map takes no room."""
+    """An empty map takes no space."""
     assert encode_one(Message(b"x"), NOW, LIMIT, {}) == encode_one(Message(b"x"), NOW, LIMIT)
 
 
@@ -338,7 +338,7 @@ def test_a_body_of_another_form_is_refused(fields: Any) -> None:
 
 @pytest.mark.parametrize("message", [Message(b"payload"), Message(b"p", key="kü", properties={"a": "b"})])
 def test_a_cut_or_lengthened_body_is_refused(message: Message) -> None:
-    """No prefix of a body is a body, nor is one with bytes behind it."""
+    """No prefix of a body is a body, nor is one with bytes after it."""
     body = encode_one(message, NOW, LIMIT)[1]
     for size in range(len(body)):
         with pytest.raises(ValueError, match=r"body"):

@@ -1,4 +1,4 @@
-"""Keys and small records: byte order is key order, every record comes back as it was, every flipped bit is seen."""
+"""Keys and small records: byte order is key order, every record comes back as it was, every flipped bit is found."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_every_record_comes_back_as_it_was(record: FrontierRecord) -> None:
 
 @given(RECORDS, st.integers(-8, 8).filter(bool))
 def test_a_record_of_another_length_is_refused(record: FrontierRecord, more: int) -> None:
-    """A record cut short or with something behind it is corrupt, whatever it says."""
+    """A record cut short or with something after it is corrupt, whatever it says."""
     packed = record.pack()
     with pytest.raises(CorruptRecord):
         type(record).unpack(packed + bytes(more) if more > 0 else packed[:more])

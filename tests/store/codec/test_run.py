@@ -152,7 +152,7 @@ def test_a_flipped_bit_of_a_body_costs_one_entry(bodies: list[bytes], data: st.D
 
 @given(BODIES, st.data())
 def test_a_run_cut_short_never_gives_a_wrong_body(bodies: list[bytes], data: st.DataObject) -> None:
-    """Bodies that are whole are handed out, those that are not are reported."""
+    """Whole bodies are handed out, others are reported."""
     key, value = messages(0, [0] * len(bodies), bodies)
     kept = data.draw(st.integers(0, len(value) - 1))
     try:

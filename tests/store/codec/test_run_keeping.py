@@ -53,7 +53,7 @@ def test_a_damaged_body_stays_damaged() -> None:
         thin.body(1)
 
 
-def test_a_body_outside_its_run_is_seen_before() -> None:
+def test_a_body_outside_its_run_is_found_before() -> None:
     """Such a run cannot be thinned."""
     value = packed([b"one", b"two"])
     assert Run("a", KEY, value).bodies_fit

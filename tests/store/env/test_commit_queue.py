@@ -1,4 +1,4 @@
-"""The queue before a commit: who leads, who goes on after whom, and that nobody waits for somebody who has gone."""
+"""The queue of a group commit: which request leads, which returns after it, none waits for one that left."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import Any
 import pytest
 
 from duelog.store.env.commit_queue import CommitQueue, Request
-from tests.store.shared_commits import PATIENCE_S, until
+from tests.store.group_commits import PATIENCE_S, until
 
 
 class Committed:
-    """A queue whose work is numbers; what is served, batch by batch, and what each caller got, in order."""
+    """A queue whose work is numbers; what is committed, batch by batch, and what each caller got, in order."""
 
     def __init__(self) -> None:
         self.queue = CommitQueue(lambda: None, self._commit_group, lambda error, done: None)
         self.batches: list[list[int]] = []
         self.got: list[tuple[int, Any]] = []
         self.before: dict[int, Callable[[], None]] = {}
-        """What the leader does before it serves a batch, by its place."""
+        """What the leader does before it commits a batch, by its place."""
         self._threads: list[threading.Thread] = []
 
     def _commit_group(self, batch: list[Request]) -> None:
@@ -50,14 +50,14 @@ class Committed:
             self.send(number)
 
     def join(self) -> None:
-        """Everybody has gone on."""
+        """Every caller has returned."""
         for thread in self._threads:
             thread.join(PATIENCE_S)
-            assert not thread.is_alive(), "somebody waits for ever"
-        assert self.queue.unless_led(lambda: True), "somebody leads for ever"
+            assert not thread.is_alive(), "a thread waits for ever"
+        assert self.queue.unless_led(lambda: True), "a request leads for ever"
 
 
-def test_those_served_together_go_on_one_after_the_other() -> None:
+def test_callers_of_one_group_return_one_after_the_other() -> None:
     """Each wakes the next when it has been woken, and the last the next leader: no two are woken at once."""
     served = Committed()
     woken: list[Request] = []
@@ -95,8 +95,8 @@ def interrupt_main() -> None:
 
 
 @pytest.mark.parametrize("place", [0, 2, 4])
-def test_who_is_interrupted_while_it_is_served_keeps_nobody_from_going_on(place: int) -> None:
-    """First, in the middle and last of those that wait; it raises when its own work has been served."""
+def test_a_caller_interrupted_during_its_commit_keeps_no_other_from_returning(place: int) -> None:
+    """First, in the middle and last of the group; it raises when its own work has been committed."""
     served = Committed()
     leading, queued, leaving = threading.Event(), threading.Event(), threading.Event()
     leave = served.queue._leave
@@ -120,7 +120,7 @@ def test_who_is_interrupted_while_it_is_served_keeps_nobody_from_going_on(place:
     leader = threading.Thread(target=served.queue.run, args=(99,))
     leader.start()
     assert leading.wait(PATIENCE_S)
-    served.send(100)  # it leads those that the main thread waits among
+    served.send(100)  # it leads the group in which the main thread waits
     served.send_all(range(place))
 
     def others() -> None:
@@ -139,8 +139,8 @@ def test_who_is_interrupted_while_it_is_served_keeps_nobody_from_going_on(place:
     assert sorted(served.got) == [(number, number * 10) for number in (*range(5), 100) if number != place]
 
 
-def test_who_is_interrupted_when_it_is_woken_wakes_the_next() -> None:
-    """Its turn is not lost with it, whether somebody goes on after it or leads."""
+def test_a_caller_interrupted_when_it_is_woken_wakes_the_next() -> None:
+    """Its turn is not lost with it, whether the next one returns or leads."""
     for others in (2, 0):
         served = Committed()
         request = Request(0)
@@ -157,7 +157,7 @@ def test_who_is_interrupted_when_it_is_woken_wakes_the_next() -> None:
         assert served.queue._led == (others > 0)
 
 
-def test_those_put_back_by_an_interrupted_leader_are_served_by_the_next() -> None:
+def test_requests_put_back_by_an_interrupted_leader_are_committed_by_the_next() -> None:
     """Their turns are those of the batch in which they are done."""
     served = Committed()
 
@@ -183,7 +183,7 @@ def test_those_put_back_by_an_interrupted_leader_are_served_by_the_next() -> Non
     assert len(leaders) == 1
 
 
-def test_a_leader_interrupted_before_it_serves_anybody_lets_others_lead() -> None:
+def test_a_leader_interrupted_before_it_commits_lets_others_lead() -> None:
     """It is still in the queue then, and is taken out of it."""
     served = Committed()
     lock, entered = served.queue._mutex, 0

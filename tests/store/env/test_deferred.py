@@ -1,4 +1,4 @@
-"""Work that waits for the next commit: it runs first, once, before anything is read, and nothing drops it."""
+"""Work deferred to the next commit: it runs first, once, before anything is read, and nothing drops it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from duelog.store.codec.format import Table
 from duelog.store.env import map_size
 from duelog.store.env.environment import Environment
 from duelog.store.env.transaction import Transaction
-from tests.store.shared_commits import BULK, KEY, putting, share, spy_on
+from tests.store.group_commits import BULK, KEY, putting, share, spy_on
 
 
 def defer(environment: Environment, key: bytes, fields: bytes = b"deferred") -> bool:
@@ -41,7 +41,7 @@ def test_deferred_work_runs_before_that_of_the_commit(environment: Environment) 
     assert environment.get(b"\x01a") == b"written"
 
 
-def test_whoever_reads_finds_what_was_deferred(environment: Environment) -> None:
+def test_a_reader_finds_what_was_deferred(environment: Environment) -> None:
     """It is committed first."""
     defer(environment, KEY)
     assert environment.get(KEY) == b"deferred"
@@ -62,7 +62,7 @@ def test_a_read_inside_a_read_leaves_it_deferred(environment: Environment) -> No
 
 
 def test_what_is_held_lacks_what_was_deferred(environment: Environment) -> None:
-    """Who holds a commit for long has it from where it is durable: holding commits nothing."""
+    """A commit that is held for long is read from where it is durable: holding commits nothing."""
     defer(environment, KEY)
     held = environment.hold()
     assert held.raw.get(KEY) is None
@@ -75,7 +75,7 @@ def test_what_is_held_lacks_what_was_deferred(environment: Environment) -> None:
     held.release()
 
 
-def test_settling_commits_only_where_something_was_deferred(environment: Environment) -> None:
+def test_applying_commits_only_where_something_was_deferred(environment: Environment) -> None:
     """Else it costs nothing."""
     environment.apply_deferred()
     assert environment.counts.commits == 0
@@ -85,8 +85,8 @@ def test_settling_commits_only_where_something_was_deferred(environment: Environ
     assert environment.counts.commits == 1
 
 
-def test_nothing_is_deferred_while_somebody_commits(environment: Environment) -> None:
-    """Whoever asks is told, in the work of a commit and in what follows from it."""
+def test_nothing_is_deferred_during_a_commit(environment: Environment) -> None:
+    """The caller is told, in the work of a commit and in what follows from it."""
     told: list[bool] = []
 
     def work(transaction: Transaction) -> None:
@@ -119,8 +119,8 @@ def test_a_full_map_grows_for_deferred_work(environment: Environment) -> None:
     assert all(environment.get(b"\x01%03d" % number) == BULK for number in range(64))
 
 
-def test_what_finds_no_room_stays_deferred(environment: Environment, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever reads is told so, until there is room."""
+def test_what_finds_no_space_stays_deferred(environment: Environment, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader is told so, until there is space."""
     with monkeypatch.context() as patch:
         patch.setattr(map_size, "MAX_MAP_BYTES", 1 << 20)
         for number in range(64):
@@ -146,7 +146,7 @@ def test_nothing_is_deferred_where_nothing_may_be_written(environment: Environme
 
 
 def test_the_order_of_deferred_work_is_an_invariant(environment: Environment) -> None:
-    """An error of deferred work, which cannot be, is that of whoever commits: nothing is stored."""
+    """An error of deferred work, which cannot be, is that of the commit: nothing is stored."""
 
     def action() -> bool:
         def broken(_: Transaction) -> None:

@@ -16,7 +16,7 @@ from duelog.store.env.environment import Environment
 from duelog.store.env.transaction import Transaction
 from duelog.store.errors import BrokenInvariant, ClosedError, DuelogError, StoreFull
 from duelog.store.listener import StoreListener
-from tests.store.shared_commits import BULK, KEY, putting, raw_value, share, spy_on, until
+from tests.store.group_commits import BULK, KEY, putting, raw_value, share, spy_on, until
 
 # -- group commits ----------------------------------------------------------------------------
 
@@ -187,10 +187,10 @@ def test_work_runs_again_after_growth_and_is_stored_once(environment: Environmen
     assert environment.get(KEY) == b"1"
 
 
-def test_a_map_at_its_bound_is_full_and_goes_on_when_there_is_room(
+def test_a_map_at_its_bound_is_full_and_goes_on_when_there_is_space(
     environment: Environment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """StoreFull names the size; what was there stays, smaller things still go in, and room cures it."""
+    """StoreFull names the size; what was there stays, smaller things still go in, and space cures it."""
     monkeypatch.setattr(map_size, "MAX_MAP_BYTES", 1 << 20)
     environment.write(putting(b"\x01old", b"v"))
     with pytest.raises(StoreFull, match="1048576"):
@@ -226,7 +226,7 @@ def test_a_reader_follows_a_map_that_another_process_has_grown(tmp_path: Path) -
 
 
 def test_close_waits_for_readers(environment: Environment) -> None:
-    """A reader finishes in peace; whoever comes afterwards is refused."""
+    """A reader finishes in peace; a later one is refused."""
     environment.write(putting(KEY, b"v"))
     closer = threading.Thread(target=environment.close)
     with environment.read() as raw:
@@ -243,7 +243,7 @@ def test_close_waits_for_readers(environment: Environment) -> None:
 
 
 def test_close_waits_for_the_commit_under_way(environment: Environment) -> None:
-    """Its caller has its answer; those who queued up behind it are told that it is closed, or served."""
+    """Its caller has its answer; requests queued after it are told that it is closed, or committed."""
     closer = threading.Thread(target=environment.close)
 
     def work(transaction: Transaction) -> None:

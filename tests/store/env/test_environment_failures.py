@@ -1,4 +1,4 @@
-"""Commits that are interrupted or fail: who is told what, and what may go on."""
+"""Commits that are interrupted or fail: what each caller is told, and what may go on."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from duelog.store.env.environment import Environment
 from duelog.store.env.transaction import Transaction
 from duelog.store.errors import StoreFailed, StoreFull
 from duelog.store.listener import StoreListener
-from tests.store import shared_commits
-from tests.store.shared_commits import KEY, PATIENCE_S, Interruptible, putting, share, spy_on
+from tests.store import group_commits
+from tests.store.group_commits import KEY, PATIENCE_S, Interruptible, putting, share, spy_on
 
 # -- interrupts --------------------------------------------------------------------------------
 
@@ -25,7 +25,7 @@ def interrupting(transaction: Transaction) -> None:
     raise KeyboardInterrupt
 
 
-def test_an_interrupted_leader_interrupts_nobody_else(environment: Environment) -> None:
+def test_an_interrupted_leader_interrupts_no_other(environment: Environment) -> None:
     """The others of its commit are stored by the next leader; nothing of its own is."""
 
     def interrupted(transaction: Transaction) -> None:
@@ -41,7 +41,7 @@ def test_an_interrupted_leader_interrupts_nobody_else(environment: Environment) 
 
 
 def test_an_interrupt_after_the_commit_does_nothing_twice(environment: Environment) -> None:
-    """What is stored, and known to be in memory, is not done again for those who shared the commit."""
+    """What is stored, and known to be in memory, is not done again for the others of the group."""
 
     def count(transaction: Transaction) -> None:
         transaction.put(KEY, b"%d" % (int(transaction.get(KEY) or b"0") + 1))
@@ -76,7 +76,7 @@ def test_an_interrupt_between_commit_and_memory_closes_for_writing(environment: 
 
 
 def test_an_interrupted_follower_leaves_the_queue_alone(environment: Environment) -> None:
-    """A waiting main thread that gets SIGINT gives up its request; the leader and the others go on."""
+    """A waiting main thread that gets SIGINT withdraws its request; the leader and the others go on."""
     if threading.current_thread() is not threading.main_thread():
         pytest.skip("signals are delivered to the main thread only")
     with Interruptible(environment, others=3) as waiting, pytest.raises(KeyboardInterrupt):
@@ -91,7 +91,7 @@ def test_an_interrupted_follower_leaves_the_queue_alone(environment: Environment
 
 
 def test_a_commit_in_doubt_closes_for_writing_and_reading_goes_on(environment: Environment) -> None:
-    """Everybody in that commit gets StoreFailed, and so does every later writer, until it is opened again."""
+    """Every request in that commit gets StoreFailed, and so does every later writer, until it is opened again."""
     environment.write(putting(b"\x01old", b"v"))
     spy = spy_on(environment)
     spy.fail_commit = lmdb.Error("mdb_txn_commit: Input/output error")
@@ -117,7 +117,7 @@ def test_a_commit_that_breaks_off_leaves_no_transaction_open(
     def break_off(transaction: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(shared_commits._SpiedTransaction, "commit", break_off)
+    monkeypatch.setattr(group_commits._SpiedTransaction, "commit", break_off)
     spy_on(environment)
     with pytest.raises(MemoryError) as kept:
         environment.write(putting(KEY, b"v"))
@@ -140,7 +140,7 @@ def test_a_transaction_that_cannot_begin_closes_for_writing(environment: Environ
 
 
 def test_a_full_disk_is_store_full_and_writing_goes_on(environment: Environment) -> None:
-    """Nothing of the commit is stored, everybody in it is told, and the next one is tried as usual."""
+    """Nothing of the commit is stored, every request in it is told, and the next one is tried as usual."""
     environment.write(putting(b"\x01old", b"v"))
     spy = spy_on(environment)
     spy.fail_commit = lmdb.DiskError("mdb_txn_commit: No space left on device")
@@ -156,7 +156,7 @@ def test_a_full_disk_is_store_full_and_writing_goes_on(environment: Environment)
     assert environment.get(b"\x01old") == b"v"
 
 
-def test_a_real_file_size_limit_is_store_full_and_room_cures_it(tmp_path: Path) -> None:
+def test_a_real_file_size_limit_is_store_full_and_space_cures_it(tmp_path: Path) -> None:
     """With a limit on the file's size LMDB's own write fails; with the limit lifted the same process goes on."""
     program = """
 import resource, signal, sys

@@ -13,7 +13,7 @@ from duelog.store.codec.format import run_key
 from duelog.store.env.environment import Environment
 from duelog.store.env.transaction import Transaction
 from duelog.store.errors import BrokenInvariant, ClosedError, CorruptRecord, DamagedStore
-from tests.store.shared_commits import BULK, KEY, putting, raw_value
+from tests.store.group_commits import BULK, KEY, putting, raw_value
 
 # -- guards ------------------------------------------------------------------------------------
 
@@ -39,7 +39,7 @@ def in_child(action: Callable[[], object]) -> str:
 
 @pytest.mark.parametrize("use", ["read", "write"])
 def test_a_forked_child_is_refused(environment: Environment, use: str) -> None:
-    """The child is told who opened it, and the parent goes on as if nothing had been."""
+    """The child is told which process opened it, and the parent goes on as if nothing had been."""
     environment.write(putting(KEY, b"v"))
     use_it = {"read": lambda: environment.get(KEY), "write": lambda: environment.write(putting(KEY, b"child"))}[use]
     said = in_child(use_it)
@@ -50,7 +50,7 @@ def test_a_forked_child_is_refused(environment: Environment, use: str) -> None:
 
 
 def test_a_forked_child_may_close_even_while_the_parent_reads(environment: Environment) -> None:
-    """Closing in the child waits for nobody and takes nothing from the parent."""
+    """Closing in the child does not wait and takes nothing from the parent."""
     environment.write(putting(KEY, b"v"))
     with environment.read() as raw:
         assert in_child(environment.close) == ""
@@ -182,7 +182,7 @@ def test_a_truncated_data_file_is_refused_without_reading_it_here(
     assert data.stat().st_size == size
 
 
-def test_pages_given_up_past_the_end_of_the_file_are_no_damage(tmp_path: Path) -> None:
+def test_pages_freed_past_the_end_of_the_file_are_no_damage(tmp_path: Path) -> None:
     """A commit may allocate pages and give them up again; the file is then short and whole."""
     environment = Environment(tmp_path / "main", name="main", create=True)
 

@@ -1,4 +1,4 @@
-"""What is written to an environment that drops behind leaves the page cache: how far, when, and when not."""
+"""Eviction: what is written to an environment leaves the page cache: how far, when, and when not."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
 
 @pytest.fixture
 def opened(tmp_path: Path) -> Iterator[Open]:
-    """Make an environment that drops behind, by default; it is closed at the end."""
+    """Make an environment, by default with eviction; it is closed at the end."""
     made: list[Environment] = []
 
     def make(name: str = "e", *, create: bool = True, evicts: bool = True, **settings: Any) -> Environment:
@@ -89,7 +89,7 @@ def data_file(environment: Environment) -> Path:
 
 
 @pytest.mark.parametrize("durability", ["commit", "relaxed"])
-def test_what_is_far_behind_the_end_is_dropped_once_and_in_order(
+def test_what_is_far_before_the_end_is_evicted_once_and_in_order(
     opened: Open, monkeypatch: pytest.MonkeyPatch, durability: Durability
 ) -> None:
     """All of it but the root pages, in whole pieces, never nearer to the end than what is kept."""
@@ -205,8 +205,8 @@ def test_where_there_is_no_such_call_nothing_is_done(opened: Open, monkeypatch: 
         assert raw.stat()["entries"] == 200
 
 
-def test_dropping_waits_for_readers_and_loses_nothing_by_it(opened: Open, calls: Calls) -> None:
-    """Pages that are mapped are not dropped, and the map cannot move while somebody reads."""
+def test_eviction_waits_for_readers_and_loses_nothing_by_it(opened: Open, calls: Calls) -> None:
+    """Pages that are mapped are not dropped, and the map cannot move while a thread reads."""
     environment = opened()
     with environment.read() as raw:
         writer = Thread(target=fill, args=(environment, 100))
@@ -237,7 +237,7 @@ def test_one_that_is_told_to_keep_just_before_it_drops_does_not(tmp_path: Path, 
     """The last word is asked for with the lock in hand."""
 
     class Told:
-        """A lock that somebody else had just before, who said to keep."""
+        """A lock that another thread had just before, which said to keep."""
 
         def __enter__(self) -> None:
             dropping._stopped = True
@@ -279,7 +279,7 @@ def test_the_kernel_no_longer_has_what_was_dropped(opened: Open, tmp_path: Path)
 
 
 @pytest.mark.parametrize("physical", [1 << 30, 400_000])
-def test_who_copies_a_file_has_the_kernel_read_it_first_as_far_as_a_quarter_of_memory(
+def test_copying_a_file_has_the_kernel_read_it_first_as_far_as_a_quarter_of_memory(
     opened: Open, tmp_path: Path, calls: Calls, monkeypatch: pytest.MonkeyPatch, physical: int
 ) -> None:
     """Else each page of what was dropped would be waited for by itself."""

@@ -1,4 +1,4 @@
-"""Room ahead of a file that grows little by little: there, bounded, and never in the way."""
+"""Preallocated space of a file that grows little by little: there, bounded, and never in the way."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def fill(environment: Environment, commits: int, size: int, first: int = 0) -> l
 
 @pytest.mark.parametrize("durability", ["commit", "relaxed"])
 def test_small_commits_find_the_file_longer_than_they_need(opened: Open, durability: Durability) -> None:
-    """After the first few, nearly every commit overwrites; the room is bounded, and the data is the data."""
+    """After the first few, nearly every commit overwrites; the space is bounded, and the data is the data."""
     environment = opened(durability)
     early = fill(environment, 400, 1_000)
     assert sum(room > 0 for room in early[32:]) > 350
@@ -62,8 +62,8 @@ def test_small_commits_find_the_file_longer_than_they_need(opened: Open, durabil
 
 
 @pytest.mark.parametrize(("durability", "size"), [("commit", 100_000), ("none", 1_000)])
-def test_room_is_not_made_where_it_saves_nothing(opened: Open, durability: Durability, size: int) -> None:
-    """Large commits would write everything twice; without syncing nobody waits."""
+def test_nothing_is_preallocated_where_it_saves_nothing(opened: Open, durability: Durability, size: int) -> None:
+    """Large commits would write everything twice; without syncing no writer waits."""
     assert max(fill(opened(durability), 100, size)) == 0
 
 
@@ -88,7 +88,7 @@ def test_a_disk_that_is_nearly_full_is_left_to_the_data(opened: Open, monkeypatc
 
 
 def test_an_idle_environment_is_not_made_longer(opened: Open) -> None:
-    """Commits that reuse pages need no room ahead."""
+    """Commits that reuse pages need no preallocated space."""
     environment = opened("commit")
     fill(environment, 10, 100)
     size = (environment.path / "data.mdb").stat().st_size

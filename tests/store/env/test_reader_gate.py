@@ -1,4 +1,4 @@
-"""Readers inside, or somebody alone: who waits for whom, and who does not."""
+"""Readers inside, or one thread alone: which waits for which, and which does not."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from duelog.store.env.reader_gate import ReaderGate
 
 
 def test_alone_at_once_does_not_wait_for_readers() -> None:
-    """With a reader inside it says no, and keeps nobody out; without, it is alone until it leaves."""
+    """With a reader inside it says no, and keeps no reader out; without, it is alone until it leaves."""
     gate = ReaderGate()
     with gate.reading():
         with gate.alone_at_once() as alone:

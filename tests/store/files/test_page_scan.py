@@ -23,7 +23,7 @@ SEED = 20261122
 
 @pytest.fixture(scope="module")
 def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A file of three levels, with short and long keys and values, and pages that were given up."""
+    """A file of three levels, with short and long keys and values, and pages that were freed."""
     path = tmp_path_factory.mktemp("scan") / "wide"
     source = random.Random(SEED)
     with closing(Environment(path, name="wide", durability="none", create=True)) as environment:
@@ -131,7 +131,7 @@ def test_every_flipped_bit_in_what_a_leaf_page_says_is_refused_where_all_are_rea
 
 
 def test_a_page_of_another_time_is_refused(wide: Path, tmp_path: Path) -> None:
-    """A branch page that leads to a page that was given up: whole in itself, with keys of the right kind."""
+    """A branch page that leads to a page that was freed: whole in itself, with keys of the right kind."""
     content = bytearray((wide / "data.mdb").read_bytes())
     in_use = {*tree_pages(wide, 1), *tree_pages(wide, 2)}
     given_up = [

@@ -31,7 +31,7 @@ from duelog.store.log.ledger import (
     find_tail,
 )
 from duelog.store.log.scan import find_run, find_run_after, runs
-from tests.store.shared_commits import share
+from tests.store.group_commits import share
 
 LIMITS = RunLimits(entries=4, bytes=1024)
 
@@ -96,7 +96,7 @@ def test_sends_of_one_commit_become_one_run(environment: Environment) -> None:
 
 
 def test_a_unit_that_fails_leaves_no_gap(environment: Environment) -> None:
-    """The ids it had taken are given to those who are stored."""
+    """The ids it had taken go to the entries that are stored."""
     ledger = Ledger(7)
 
     def failing(transaction: Transaction) -> None:
@@ -246,7 +246,7 @@ def test_a_ledger_ends_at_the_last_entry_id_there_can_be(environment: Environmen
 
 
 def test_a_ledger_without_entries_ends_at_zero(environment: Environment) -> None:
-    """Whatever lies before and behind it."""
+    """Whatever lies before and after it."""
     assert tail(environment, 7) == 0
     environment.write(appending(Ledger(6), [b"a"] * 9))
     assert tail(environment, 7) == 0
@@ -275,7 +275,7 @@ def test_the_end_of_every_ledger_is_found(
 
 
 def test_no_id_is_given_out_twice_after_a_damaged_last_run(environment: Environment) -> None:
-    """How many entries it held is unknown: the next id is further ahead than any run is long."""
+    """How many entries it held is unknown: the next id is more than the longest run higher."""
     environment.write(appending(Ledger(7), [b"x"] * 6))
     damage(environment, 7, 4, at=20)
     assert tail(environment, 7) == 4 + MAX_RUN_ENTRIES

@@ -1,4 +1,4 @@
-"""Main logs: where appends go, when ledgers roll over, what is given up, and that the catalog says the same."""
+"""Main logs: where appends go, when ledgers roll over, what is trimmed, and that the catalog says the same."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from duelog.store.log.ledger import RunLimits
 from duelog.store.log.managed_ledger import LedgerInfo, LedgerLimits, ManagedLedger, Segment
 from duelog.store.log.scan import runs
 from duelog.store.position import Position
-from tests.store.shared_commits import share
+from tests.store.group_commits import share
 
 RUNS = RunLimits(entries=4, bytes=1024)
 LIMITS = LedgerLimits(entries=10, bytes=1000, age_ms=60_000)
@@ -80,7 +80,7 @@ def content(environment: Environment, segments: list[Segment]) -> list[bytes | i
 
 
 def test_a_ledger_that_is_full_is_closed_in_the_commit_that_fills_it(environment: Environment) -> None:
-    """So that it can be trimmed as soon as everybody has passed it: it does not wait for another append."""
+    """So that it can be trimmed as soon as all have passed it, without another append."""
     log = load(environment)
     first = log.end.ledger_id
     assert environment.write(appending(log, [b"x"] * 9)) == [Segment(first, 0, 9)]
@@ -142,7 +142,7 @@ def test_appends_of_one_commit_follow_each_other_over_a_roll(environment: Enviro
 
 
 def test_a_failed_commit_leaves_the_list_as_it_was(environment: Environment) -> None:
-    """Rolls, appends and ledgers given up in it are forgotten."""
+    """Rolls, appends and ledgers trimmed in it are forgotten."""
     log = load(environment)
     environment.write(appending(log, [b"x"] * 25))
     before = log.ledgers()
@@ -182,7 +182,7 @@ def test_the_open_ledger_is_due_by_its_age_once_it_holds_something(environment: 
     assert log.age_due_ms() == NOW_MS + 7 + LIMITS.age_ms
 
 
-def test_what_was_given_up_is_not_in_the_list_and_still_in_the_catalog(environment: Environment) -> None:
+def test_what_was_trimmed_is_not_in_the_list_and_still_in_the_catalog(environment: Environment) -> None:
     """Its record says that it is being removed, until its runs are."""
     log = load(environment)
     environment.write(appending(log, [b"x"] * 35))
@@ -198,7 +198,7 @@ def test_what_was_given_up_is_not_in_the_list_and_still_in_the_catalog(environme
     assert load(environment).ledgers() == log.ledgers()
 
 
-def test_the_open_ledger_is_never_given_up(environment: Environment) -> None:
+def test_the_open_ledger_is_never_trimmed(environment: Environment) -> None:
     """Not even when everything before any later ledger may go."""
     log = load(environment)
     environment.write(appending(log, [b"x"] * 15))
@@ -206,7 +206,7 @@ def test_the_open_ledger_is_never_given_up(environment: Environment) -> None:
     assert [info.entries for info in log.ledgers()] == [5]
 
 
-def test_what_a_transaction_appends_and_gives_up_is_seen_when_it_is_committed(environment: Environment) -> None:
+def test_what_a_transaction_appends_and_trims_is_visible_when_it_is_committed(environment: Environment) -> None:
     """Where the log ends and begins, while a transaction is under way and after it."""
     log = load(environment)
     environment.write(appending(log, [b"x"] * 15))
@@ -223,7 +223,7 @@ def test_what_a_transaction_appends_and_gives_up_is_seen_when_it_is_committed(en
 
 
 def test_a_snapshot_does_not_change(environment: Environment) -> None:
-    """Who reads by it sees one instant of the list."""
+    """A reader of it has one instant of the list."""
     log = load(environment)
     environment.write(appending(log, [b"x"] * 12))
     snapshot = log.snapshot()
@@ -241,7 +241,7 @@ def test_a_topic_without_an_open_ledger_is_not_loaded(environment: Environment) 
 
 
 class MainLogMachine(RuleBasedStateMachine):
-    """A main log against a plain list of (ledger id, entries): appended, rolled, given up, loaded again."""
+    """A main log against a plain list of (ledger id, entries): appended, rolled, trimmed, loaded again."""
 
     @initialize()
     def start(self) -> None:
@@ -354,12 +354,12 @@ class AheadMachine(RuleBasedStateMachine):
 
     @rule()
     def roll(self) -> None:
-        """The open ledger is closed, with all that waits in it."""
+        """The open ledger is closed, with all that is not yet visible in it."""
         self.environment.write(lambda transaction: self.log.roll(transaction, NOW_MS))
 
     @invariant()
     def what_may_be_read_is_the_twins(self) -> None:
-        """Now, and at any time to come; and whoever wants the latest gets what is not due yet."""
+        """Now, and at any time to come; and the latest is where what is not due yet begins."""
         for ahead_ms in range(6):
             then_ms = self.now_ms + ahead_ms
             count = sum(from_ms <= then_ms for from_ms in self.from_ms)
@@ -380,7 +380,7 @@ class AheadMachine(RuleBasedStateMachine):
     paths: pytest.TempPathFactory
 
 
-def test_the_latest_is_never_in_a_ledger_that_was_given_up(environment: Environment) -> None:
+def test_the_latest_is_never_in_a_ledger_that_was_trimmed(environment: Environment) -> None:
     """A topic without subscriptions may lose a ledger with entries that are not due yet."""
     log = load(environment)
     environment.write(marking_ahead(log, [5] * LIMITS.entries + [6], 1))

@@ -58,7 +58,7 @@ def test_a_wal_is_as_long_as_it_was_made(wal_file: WalFile, tmp_path: Path) -> N
 
 
 def test_a_new_epoch_holds_nothing_of_the_last(wal_file: WalFile, tmp_path: Path) -> None:
-    """What lies behind the groups of the new one is not read, though it is whole."""
+    """What lies after the groups of the new one is not read, though it is whole."""
     for number in range(6):
         wal_file.append([record(number, bytes(600))])
     wal_file.restart()
@@ -68,7 +68,7 @@ def test_a_new_epoch_holds_nothing_of_the_last(wal_file: WalFile, tmp_path: Path
 
 
 def test_a_wal_that_was_closed_is_read_and_begun_anew(wal_file: WalFile, tmp_path: Path) -> None:
-    """It has no room before `restart`: what it holds is to be brought home first."""
+    """It has no space before `restart`: what it holds is to be applied first."""
     wal_file.append([record(1)])
     wal_file.close()
     with closing(WalFile(tmp_path, STORE_ID, 2 * SIZE)) as again:
@@ -82,7 +82,7 @@ def test_a_wal_that_was_closed_is_read_and_begun_anew(wal_file: WalFile, tmp_pat
     assert (tmp_path / FILE_NAME).stat().st_size == SIZE
 
 
-def test_a_group_goes_in_as_long_as_there_is_room(wal_file: WalFile, tmp_path: Path) -> None:
+def test_a_group_goes_in_as_long_as_there_is_space(wal_file: WalFile, tmp_path: Path) -> None:
     """`fits` says so to the byte."""
     most = SIZE - 2 * 4096 - journal_module._CRC.size - journal_module._GROUP.size
     assert wal_file.fits(most)
@@ -140,7 +140,7 @@ def test_a_write_that_is_cut_short_is_an_error(wal_file: WalFile, monkeypatch: p
         wal_file.append([record(1)])
 
 
-def test_without_room_for_a_wal_none_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_space_for_a_wal_none_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """StoreFull, and no half of one."""
     monkeypatch.setattr(os, "write", lambda descriptor, content: len(content) // 2)
     with pytest.raises(StoreFull):
@@ -210,7 +210,7 @@ def test_a_reader_beside_the_writer_takes_a_group_that_is_being_written_for_no_d
 
 
 def test_a_payload_that_holds_a_group_is_none(wal_file: WalFile, tmp_path: Path) -> None:
-    """Groups know their place: where the message that holds one is torn, it is not taken for a group behind it."""
+    """Groups know their place: where the message that holds one is torn, it is not taken for a group after it."""
     wal_file.append([record(1)])
     file = tmp_path / FILE_NAME
     pad = SECTOR - journal_module._CRC.size - journal_module._GROUP.size - journal_module.RECORD_BYTES
@@ -288,7 +288,7 @@ def test_a_power_cut_leaves_every_group_that_was_flushed(
 ) -> None:
     """Steps: 0 begins anew, a number appends so many records. Cut before and after every flush, sectors torn."""
     rng = random.Random(seed)
-    path = tmp_path_factory.mktemp("journal")
+    path = tmp_path_factory.mktemp("wal")
     cut = tmp_path_factory.mktemp("cut")
     with closing(WalFile(path, STORE_ID, SIZE)) as wal_file, pytest.MonkeyPatch.context() as patch:
         wal_file.restart()
@@ -329,7 +329,7 @@ def test_a_flipped_bit_changes_no_message(
     tmp_path_factory: pytest.TempPathFactory, groups: list[int], at: int, bit: int
 ) -> None:
     """It is damage, or harms nothing, or takes the last group for torn."""
-    path = tmp_path_factory.mktemp("journal")
+    path = tmp_path_factory.mktemp("wal")
     with closing(WalFile(path, STORE_ID, SIZE)) as wal_file:
         wal_file.restart()
         wal_file.append([record(77, bytes(2_000))])
@@ -383,7 +383,7 @@ def test_a_follower_of_no_wal_finds_the_one_that_is_made(tmp_path: Path) -> None
 
 
 def test_a_follower_does_not_read_a_group_that_is_written_in_part(wal_file: WalFile, tmp_path: Path) -> None:
-    """Nobody was told of it."""
+    """No sender was told of it."""
     follower = WalFollower(tmp_path, STORE_ID)
     follower.follow()
     wal_file.append([record(1, b"x" * 2000)])

@@ -52,7 +52,7 @@ def test_what_is_not_written_over_is_salvaged_in_order(written: Path) -> None:
     assert record(9) in salvage(written, STORE)
 
 
-def test_groups_behind_a_hole_are_salvaged(written: Path) -> None:
+def test_groups_after_a_hole_are_salvaged(written: Path) -> None:
     """All but the one that is gone."""
     zero(written, 8192 + 2 * 512, 512)
     with pytest.raises(DamagedStore):

@@ -50,7 +50,7 @@ def left(path: Path) -> int:
             return len(subscription.receive(1_000))
 
 
-def test_a_store_that_nobody_has_open_is_compacted_at_once(path: Path) -> None:
+def test_a_store_that_no_process_has_open_is_compacted_at_once(path: Path) -> None:
     """What is worth it is rewritten and adopted; the figures are those of the files."""
     answer = json_of("compact", path)
     rows = {row["partition"]: row for row in answer["partitions"]}
@@ -194,7 +194,7 @@ def test_a_partition_that_is_deleted_meanwhile_is_left_out(path: Path, dry_run: 
 
 
 def test_a_partition_that_is_compacted_meanwhile_is_left_out(path: Path) -> None:
-    """Somebody else has done it; what was skipped is still told."""
+    """Another process has done it; what was skipped is still told."""
     others: list[CompactionReport] = []
     report = compact_after(path, lambda: others.append(compact_store(path)))
     assert [each.outcome for each in others[0].partitions] == ["adopted", "adopted", "skipped"]

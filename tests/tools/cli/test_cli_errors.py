@@ -132,7 +132,7 @@ def not_permitted_to_look(patch: pytest.MonkeyPatch) -> None:
 def test_a_store_that_one_may_not_read_is_not_called_damaged(
     path: Path, command: str, refuse: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It says that there is no permission, and nothing of repair; nothing is given up."""
+    """It says that there is no permission, and nothing of repair; nothing is discarded."""
     before = sorted(found.name for found in path.parent.iterdir())
     with monkeypatch.context() as patch:
         refuse(patch)

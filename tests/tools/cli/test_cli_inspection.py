@@ -154,7 +154,7 @@ def test_check_of_a_sound_store_says_so_and_exits_with_0(store: Path) -> None:
 
 
 def flip(path: Path, wanted: bytes) -> None:
-    """Change one bit of some bytes wherever they are in a file that nobody has open: pages have earlier copies."""
+    """Change one bit of some bytes wherever they are in a file that is not open: pages have earlier copies."""
     content = path.read_bytes()
     assert wanted in content
     path.write_bytes(content.replace(wanted, bytes([wanted[0] ^ 1]) + wanted[1:]))

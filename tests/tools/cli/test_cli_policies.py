@@ -60,7 +60,7 @@ def test_a_message_over_the_maximum_is_refused_on_the_command_line(path: Path) -
 
 
 def test_set_without_a_policy_is_refused(path: Path) -> None:
-    """Nothing to do is a mistake of whoever typed it."""
+    """A command without anything to do is refused."""
     assert "--max-delay" in refused("policies", "set", path)
 
 

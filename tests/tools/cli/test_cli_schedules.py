@@ -24,7 +24,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_schedules_are_listed_of_the_store_and_of_a_topic(path: Path) -> None:
-    """With what recurs when, and the occurrence that waits."""
+    """With what recurs when, and the pending occurrence."""
     rows = json_of("schedules", "list", path)
     assert {row["name"] for row in rows} == {"beat", "daily"}
     (beat,) = json_of("schedules", "list", path, "--topic", "t")
@@ -36,7 +36,7 @@ def test_schedules_are_listed_of_the_store_and_of_a_topic(path: Path) -> None:
 
 
 def test_a_schedule_is_paused_resumed_and_removed(path: Path) -> None:
-    """Each is seen by the next command; what is not there is refused, or said not to be there."""
+    """Each is known to the next command; what is not there is refused, or said not to be there."""
     assert json_of("schedules", "pause", path, "t", "beat")["paused"]
     assert "paused" in ok("schedules", "list", path, "--topic", "t")
     assert "next at" in ok("schedules", "resume", path, "t", "beat")
@@ -47,7 +47,7 @@ def test_a_schedule_is_paused_resumed_and_removed(path: Path) -> None:
 
 
 @pytest.mark.parametrize("fields", [b"junk", b"\x80", b"\x83\xa6paused\xc2"])
-def test_a_schedule_that_cannot_be_read_is_a_finding_and_is_given_up(path: Path, fields: bytes) -> None:
+def test_a_schedule_that_cannot_be_read_is_a_finding_and_is_discarded(path: Path, fields: bytes) -> None:
     """It recurs no more, so check says so; repair removes it, and the topic's other schedules go on."""
     with make_store(path) as store:
         store.topic("t").every("good", interval=60)

@@ -108,7 +108,7 @@ def test_a_backup_does_not_overwrite(path: Path, tmp_path: Path) -> None:
     assert "empty directory" in refused("backup", path, tmp_path / "copy")
 
 
-def test_repair_writes_what_it_gives_up_to_a_file(path: Path, tmp_path: Path) -> None:
+def test_repair_writes_what_it_discards_to_a_file(path: Path, tmp_path: Path) -> None:
     """The bytes of a damaged payload, its address and the reason; then check finds nothing."""
     damage(path, b"payload 42")
     figures = [json.loads(line) for line in ok("repair", path, "--json").splitlines()][-1]
@@ -126,7 +126,7 @@ def test_repair_writes_what_it_gives_up_to_a_file(path: Path, tmp_path: Path) ->
     )
 
 
-def test_what_repair_gives_up_is_not_written_into_the_store(path: Path) -> None:
+def test_what_repair_discards_is_not_written_into_the_store(path: Path) -> None:
     """Opening the store would remove the file; nothing is repaired, either."""
     damage(path, b"payload 7")
     before = {file: file.read_bytes() for file in path.rglob("data.mdb")}

@@ -1,4 +1,4 @@
-"""The demo: what it counts is what the trace says, and it notices every kind of broken promise."""
+"""The demo: what it counts is what the trace says, and it notices every kind of broken guarantee."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def audited(trace: Trace, receptions: Iterable[tuple[int, int]]) -> dict[str, in
     return {name: count for name, count in found.items() if count}
 
 
-def test_an_audit_tells_each_broken_promise_by_name() -> None:
+def test_an_audit_tells_each_broken_guarantee_by_name() -> None:
     """Early by a millisecond, late, lost, double and out of order are each counted under their own name."""
     trace = made([(0, 5), (0, 5), (1, 9), (2, 2)])
     assert audited(trace, [(2, 3), (5, 0), (5, 1), (9, 2)]) == {"late": 1}, "row 1 was there to be had with row 0"
@@ -125,7 +125,7 @@ def test_an_audit_tells_each_broken_promise_by_name() -> None:
 
 
 def test_an_audit_counts_what_is_not_of_the_trace() -> None:
-    """A payload that nobody sent, and one under another's key, are foreign and received by nobody."""
+    """A payload that was not sent, and one under another's key, are foreign and not received."""
     trace = made([(0, 5)])
     audit = Audit(trace)
     audit.received(9_000, [(b"nothing", "nothing"), (trace.ids[0].encode(), "another"), (trace.ids[0].encode(), None)])
@@ -165,7 +165,7 @@ def change_sending(monkeypatch: pytest.MonkeyPatch, change: Change) -> None:
 
 
 def first_due(trace: Trace) -> str:
-    """The delayed message that is due first: nobody may have it a millisecond before."""
+    """The delayed message that is due first: it may not come a millisecond before."""
     rows = np.flatnonzero(trace.delayed)
     return trace.ids[int(rows[np.argmin(trace.due_ms[rows])])]
 
@@ -197,7 +197,7 @@ def moved(name: str, by_ms: int) -> Change:
         ("late", last_due, lambda name: moved(name, 1)),
     ],
 )
-def test_a_store_that_breaks_one_promise_for_one_message_is_found_out(
+def test_a_store_that_breaks_one_guarantee_for_one_message_is_found_out(
     promise: str,
     which: Callable[[Trace], str],
     plant: Callable[[str], Change],
@@ -258,7 +258,7 @@ def test_the_demo_as_json_is_one_value(short: Trace, tmp_path: Path, capsys: pyt
     assert (tmp_path / "store" / "STORE").exists()
 
 
-def test_the_demo_fails_when_a_promise_is_broken(
+def test_the_demo_fails_when_a_guarantee_is_broken(
     short: Trace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A lost message makes the exit status 1 and is in the figures."""

@@ -1,4 +1,4 @@
-"""`duelog repair`: what cannot be read is given up and reported, the rest is delivered, and nothing is made up."""
+"""`duelog repair`: what cannot be read is discarded and reported, the rest is delivered, and nothing is made up."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def after(store: Path, report: Path) -> Outcome:
 
 
 def once_in(file: Path, facts: Facts) -> list[str]:
-    """Ids of what is owed and whose payload is in the file once, in a record: a free page may hold anything."""
+    """Ids of what is expected and whose payload is in the file once, in a record: a free page may hold anything."""
     content = file.read_bytes()
     with lmdb.open(str(file.parent), readonly=True, lock=False, max_dbs=0) as environment, environment.begin() as raw:
         records = b"".join(value for _, value in raw.cursor())
@@ -74,7 +74,7 @@ def test_a_store_in_use_is_refused(open_store: object, tmp_path: Path) -> None:
         repair_store(tmp_path / "store", tmp_path / "given-up")
 
 
-def test_a_damaged_payload_is_given_up_and_the_others_are_delivered(place: Path, facts: Facts, tmp_path: Path) -> None:
+def test_a_damaged_payload_is_discarded_and_the_others_are_delivered(place: Path, facts: Facts, tmp_path: Path) -> None:
     """One body of a pending message: its bytes are in the file, all the others come out, and check finds nothing."""
     store = copy(place / "whole", tmp_path / "copy")
     file = sorted(store.glob("partitions/*/*/data.mdb"))[-2]
@@ -95,8 +95,8 @@ def test_a_damaged_payload_is_given_up_and_the_others_are_delivered(place: Path,
     assert check_store(store, deep=True) == []
 
 
-def test_what_was_set_aside_is_released(place: Path, facts: Facts, tmp_path: Path) -> None:
-    """A message that met damage after it had fired holds its ledger and partition until it is given up."""
+def test_what_was_quarantined_is_released(place: Path, facts: Facts, tmp_path: Path) -> None:
+    """A message that met damage after it had fired holds its ledger and partition until it is discarded."""
     store = copy(place / "whole", tmp_path / "copy")
     file = sorted(store.glob("partitions/*/*/data.mdb"))[-1]
     content = file.read_bytes()
@@ -113,7 +113,7 @@ def test_what_was_set_aside_is_released(place: Path, facts: Facts, tmp_path: Pat
         assert opened.partitions() == []
 
 
-def test_a_missing_partition_is_given_up(place: Path, facts: Facts, tmp_path: Path) -> None:
+def test_a_missing_partition_is_discarded(place: Path, facts: Facts, tmp_path: Path) -> None:
     """The store opens again, delivers what the other partitions hold, and gives no id out twice."""
     store = copy(place / "whole", tmp_path / "copy")
     file = sorted(store.glob("partitions/*/*/data.mdb"))[1]

@@ -21,7 +21,7 @@ SENT = [b"%d" % number for number in range(3_000)]
 
 @pytest.fixture
 def fired(tmp_path: Path) -> tuple[Path, list[bytes]]:
-    """A store in which three thousand messages have fired in three runs, and what its subscription is owed."""
+    """A store in which three thousand messages have fired in three runs, and what its subscription is to get."""
     path = tmp_path / "store"
     clock = ManualClock(START_MS)
     with DelayedStore.open(path, CONFIG, clock=clock) as store:
@@ -79,8 +79,8 @@ def test_a_lost_frontier_is_told_by_the_markers(fired: tuple[Path, list[bytes]],
     assert delivered(path) == owed + [b"to come"] * 50
 
 
-def test_what_was_set_aside_and_can_be_read_is_delivered(fired: tuple[Path, list[bytes]]) -> None:
-    """Set aside by a process that had no descriptors left: nothing of it is damaged, so nothing is given up."""
+def test_what_was_quarantined_and_can_be_read_is_delivered(fired: tuple[Path, list[bytes]]) -> None:
+    """Quarantined by a process that had no descriptors left: nothing of it is damaged, so nothing is discarded."""
     path, owed = fired
     (log,) = keys(next(path.glob("partitions/*/g*")), Table.LOG)
     assert len(log) == 5

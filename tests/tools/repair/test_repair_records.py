@@ -67,7 +67,7 @@ def test_a_lost_record_of_a_main_log_ledger_costs_no_message(tmp_path: Path, cop
         assert report.lost == 0
         found = delivered(path) + delivered(path, "other")
         assert [payload[:2] for payload in found] == sorted((payload[:2] for payload in found), reverse=True), key
-        if any("recovered" in action for action in report.actions):  # nothing tells whose it was: not given up either
+        if any("recovered" in action for action in report.actions):  # nothing tells whose it was: not discarded either
             found += delivered(path, f"recovered-ledger-{int.from_bytes(key[5:], 'big')}", "recovered")
         assert sorted(found) == sorted(f"{name} {number}".encode() for name in ("t", "other") for number in range(100))
         shutil.rmtree(path)
@@ -76,7 +76,7 @@ def test_a_lost_record_of_a_main_log_ledger_costs_no_message(tmp_path: Path, cop
 @COPIES
 @DAMAGE
 def test_a_lost_ledger_id_of_a_topic_in_a_partition_costs_no_message(tmp_path: Path, copies: bool, damage: str) -> None:
-    """The only runs that nobody has are the topic's."""
+    """The only runs without an owner are the topic's."""
     path = tmp_path / "store"
     with DelayedStore.open(path, CONFIG, clock=ManualClock(START_MS)) as store:
         for name in ("other", "t"):
@@ -91,7 +91,7 @@ def test_a_lost_ledger_id_of_a_topic_in_a_partition_costs_no_message(tmp_path: P
 
 
 def test_a_log_that_may_have_been_of_a_deleted_topic_gets_a_topic_of_its_own(tmp_path: Path) -> None:
-    """Nothing tells whose messages they are: they are neither given up nor given to another."""
+    """Nothing tells whose messages they are: they are neither discarded nor given to another."""
     path = tmp_path / "store"
     with DelayedStore.open(path, CONFIG, clock=ManualClock(START_MS)) as store:
         for name in ("gone", "t"):
@@ -142,7 +142,7 @@ def test_a_cursor_record_that_cannot_be_read_begins_as_early_as_the_rest_allows(
     assert delivered(half_acked) == OWED
 
 
-def test_a_cursor_record_that_is_gone_is_found_and_what_it_was_owed_is_delivered(half_acked: Path) -> None:
+def test_a_cursor_record_that_is_gone_is_found_and_what_it_was_to_get_is_delivered(half_acked: Path) -> None:
     """In a store without copies nothing tells the name: the subscription goes on under one that says so."""
     without_copies(half_acked)
     remove(half_acked / "main", keys(half_acked / "main", Table.CURSOR)[0])

@@ -1,4 +1,4 @@
-"""`duelog repair` and the WAL: given up where it is damaged, kept where a partition is, no id given out twice."""
+"""`duelog repair` and the WAL: discarded where it is damaged, kept where a partition is, no id given out twice."""
 
 from __future__ import annotations
 
@@ -109,8 +109,8 @@ def break_group(crashed: Crashed, number: int) -> None:
     crashed.wal.write_bytes(content)
 
 
-def test_a_damaged_wal_is_given_up_with_what_no_partition_has(crashed: Crashed) -> None:
-    """What can be read, before the hole and behind it, is in the output; partitions keep what they have."""
+def test_a_damaged_wal_is_discarded_with_what_no_partition_has(crashed: Crashed) -> None:
+    """What can be read, before the hole and after it, is in the output; partitions keep what they have."""
     alone = crashed.in_wal[-8:]
     break_group(crashed, len(crashed.in_wal) - 5)
     readable = [each for each in alone if each != alone[3]]
@@ -125,7 +125,7 @@ def test_a_damaged_wal_is_given_up_with_what_no_partition_has(crashed: Crashed) 
 
 
 @pytest.mark.parametrize("left", [0, 8192, 8192 + 512 * 4])
-def test_a_wal_cut_short_is_given_up(crashed: Crashed, left: int) -> None:
+def test_a_wal_cut_short_is_discarded(crashed: Crashed, left: int) -> None:
     """What is before the cut is in the output; with nothing readable the store opens with what partitions have."""
     os.truncate(crashed.wal, left)
     crashed.repair()
@@ -149,7 +149,7 @@ def test_an_intact_wal_is_left_alone(crashed: Crashed) -> None:
     assert delivered.items() <= crashed.sent.items()
 
 
-def test_entries_that_a_partition_lost_before_those_of_the_wal_are_given_up_and_the_wal_is_kept(
+def test_entries_that_a_partition_lost_before_those_of_the_wal_are_discarded_and_the_wal_is_kept(
     crashed: Crashed, tmp_path: Path
 ) -> None:
     """An older file of a partition: the messages between are lost, those that the WAL has are delivered."""
@@ -189,7 +189,7 @@ def test_a_partition_that_is_gone_has_what_the_wal_holds_of_it_reported(crashed:
 
 
 def test_a_wal_and_a_partition_damaged_together_are_repaired(crashed: Crashed, tmp_path: Path) -> None:
-    """Three bits of a data file and one of the WAL, again and again: what is readable comes or is reported."""
+    """Three bits of a data file and one of the WAL, again and again: what can be read comes or is reported."""
     random_ = random.Random(11)
     whole = crashed.path
     broken = crashed.in_wal[-4]

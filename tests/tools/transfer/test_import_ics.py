@@ -85,11 +85,11 @@ def ms(*moment: int) -> int:
 
 
 def scheduled(store: DelayedStore) -> list[tuple[str, int]]:
-    """Key and due time of what waits."""
+    """Key and due time of what is pending."""
     return [(message.key or "", message.due_ms) for message in store.topic("reminders").scheduled()]
 
 
-def test_every_reminder_ahead_is_scheduled_when_it_triggers(open_store: OpenStore) -> None:
+def test_every_future_reminder_is_scheduled_when_it_triggers(open_store: OpenStore) -> None:
     """Before the start, after the end, at an absolute time; recurring with exceptions; days and times without zone."""
     store = open_store()
     done = import_ics(store, io.BytesIO(CALENDAR), "reminders", timezone="Europe/Rome")
