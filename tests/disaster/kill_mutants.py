@@ -14,7 +14,7 @@ from typing import Any
 
 from pyroaring import BitMap
 
-from duelog import engine
+from duelog import recovery
 from duelog.background import adopting, maintenance
 from duelog.cleanup import adoption, claims
 from duelog.cleanup.deletion import deletable
@@ -180,7 +180,7 @@ def ack_before_disk() -> None:
 
 def no_sweep() -> None:
     """Opening does not finish what a crash left."""
-    _patch(engine, "sweep", lambda _: lambda path, main: Swept(0, 0, 0))
+    _patch(recovery, "sweep", lambda _: lambda path, main: Swept(0, 0, 0))
 
 
 def remove_before_record() -> None:

@@ -369,6 +369,7 @@ def test_the_scheduler_outlives_an_error_of_any_kind(
         while not receiving.done():
             clock.advance(1_000)
         assert receiving.result() == [b"a"]
+    store.tick()  # the tick that fired it has ended then
     assert store.suspended() == []
 
 
