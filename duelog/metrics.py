@@ -3,7 +3,7 @@
 `SPECS` is the list of them, and docs/metrics.md says the same to people. The instruments are made once a process, for
 all stores that it opens, on the meter provider in force; without an SDK they do nothing, and what would cost anything
 for each message is left out. Counters and histograms are fed by the batch, from hooks of the engine. Gauges are read
-when somebody collects: one survey of a store for all of them.
+at collection: one survey of a store for all of them.
 
 Stores open read-only report nothing: the process that writes does.
 """
@@ -38,7 +38,7 @@ _STORE = ("duelog.store",)
 
 
 class Spec(NamedTuple):
-    """An instrument: kind is "counter", "histogram" or "gauge" (observed when somebody collects)."""
+    """An instrument: kind is "counter", "histogram" or "gauge" (observed at collection)."""
 
     name: str
     kind: str

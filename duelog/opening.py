@@ -1,7 +1,7 @@
 """Making a store, opening one, and the lock that keeps a second writer out.
 
 A new store is complete once its STORE file is there, which is written last: a directory without it holds
-nothing that anybody was promised, and is made anew if it holds nothing else either.
+nothing that was acknowledged, and is made anew if it holds nothing else either.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Every environment of an open store as of one instant, for a backup.
 
-A store is many LMDB environments and a journal, each with commits of its own. A read transaction is held in every one
+A store is many LMDB environments and a WAL, each with commits of its own. A read transaction is held in every one
 of them; the instant is when the one of the main environment begins, and it counts if no partition has had a commit,
-and the journal no group, between the beginning of its own transaction and a look after that instant. Else it is tried
+and the WAL no group, between the beginning of its own transaction and a look after that instant. Else it is tried
 again: a look at a hundred partitions takes some tenths of a ms. So nothing is stopped, and it is the same whether this
-process writes the store or another does. What is seen is what a crash at that instant would have left to whoever opens
-the store next, and needs no other repair than that.
+process writes the store or another does. What is seen is what a crash at that instant would have left for the next
+opening, and needs no other repair than that.
 
 Where this process writes, a partition that is not open cannot change: it is held when it is opened, be it by a sender
 or in order to be copied, so that a backup does not need a descriptor for every day there is. Where another process
@@ -135,7 +135,7 @@ class PointInTime:
         self._partitions.release(partition)
 
     def _opened(self, partition: Partition, environment: Environment) -> None:
-        """A partition was opened, by any thread, and nobody has used it yet. Under the lock of the partitions."""
+        """A partition was opened, by any thread, and is not used yet. Under the lock of the partitions."""
         generation = partition.start_ms, environment.path.name
         if self._left is None or generation in self._left:
             try:
@@ -165,7 +165,7 @@ class PointInTime:
             self._let_go(generation)
 
     def _open(self, generation: _Generation) -> None:
-        """Have a partition held that nobody has opened since the instant."""
+        """Have a partition held that was not opened since the instant."""
         start_ms, name = generation
         partition = self._partitions.get(start_ms)
         if partition is None:

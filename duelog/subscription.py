@@ -80,7 +80,7 @@ class Subscription:
                 if topic.version == version:
                     engine.clock.wait(topic.condition, until_ms)
 
-    # -- for whoever waits in another way (duelog.aio) -----------------------------------------------
+    # -- for duelog.aio, which waits in another way -------------------------------------------------
 
     @property
     def clock(self) -> StoreClock:

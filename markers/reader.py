@@ -3,7 +3,8 @@
 Markers are resolved in batches, in order of address in their partition log, each run opened once. An entry that cannot
 be read is reported, left out, and holds nothing up: its bytes were read and found wrong, or its partition is missing.
 What cannot be read for now (no descriptor is left) raises, and is there the next time. An entry whose body was dropped,
-by compaction once everybody had acknowledged it, or by repair, is gone: its position is told, to be acknowledged.
+by compaction once every subscription had acknowledged it, or by repair, is gone: its position is told, to be
+acknowledged.
 """
 
 from __future__ import annotations

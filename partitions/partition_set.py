@@ -133,7 +133,7 @@ class PartitionSet:
     def watch(self, watcher: Watcher | None) -> list[Partition]:
         """Have a backup told of each environment that is opened from now on, under the lock and before it is used.
 
-        Returns the partitions that are open already, each with a lease that the caller gives back. None: tell nobody.
+        Returns the partitions that are open already, each with a lease that the caller gives back. None: none is told.
         """
         with self._lock:
             self._watcher = watcher

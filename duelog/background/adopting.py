@@ -47,7 +47,7 @@ class Adopting:
 
         at_most: of how many the fate is decided; each costs a commit, some syncs and the removal of a file.
 
-        REQUIRES: Maintenance.lock, and nobody holds deletions back. Raises StoreFull, StoreFailed.
+        REQUIRES: Maintenance.lock, and deletions are not held back. Raises StoreFull, StoreFailed.
         """
         if not self._ready.exists():
             self.more = False
@@ -71,7 +71,7 @@ class Adopting:
         for topic_id, ledger_id, serialised in relied_on:
             topic = loaded.get(topic_id)
             if topic is None or topic.log.entries_of(ledger_id) is None:
-                continue  # not loaded: the disk has it all; trimmed: nobody can go back to it
+                continue  # not loaded: the disk has it all; trimmed: no seek can go back to it
             positions = BitMap.deserialize(serialised)
             for subscription in list(topic.subscriptions.values()):
                 with subscription.lock:

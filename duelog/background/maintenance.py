@@ -50,7 +50,7 @@ _SLICE_S = 0.05
 """How long a slice goes on firing."""
 
 _GIVE_WAY_MS = 3
-"""After what was fired ahead is due: whoever waits for that gets the interpreter before the rest of a slice does."""
+"""After what was fired early is due: a thread that waits for that gets the interpreter before the rest of a slice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ class Maintenance:
         self._config = config
         self._expiry = expiry
         self.lock = threading.Lock()
-        """Held during a tick, and by whoever must not run beside one."""
+        """Held during a tick, and by what must not run beside one."""
         self.stopping = False
         self.trimming = trimming
         self._surveyed = False
@@ -322,7 +322,7 @@ class Maintenance:
         return deleted
 
     def _delete_one(self, partition: Partition) -> bool:
-        if partition.state is PartitionState.DELETING:  # recorded before, and somebody was reading from it
+        if partition.state is PartitionState.DELETING:  # recorded before, and it was being read
             return finish_deletion(self._path, self._main, self._partitions, partition)
         return delete_partition(self._path, self._main, self._partitions, partition)
 
@@ -345,7 +345,7 @@ class Maintenance:
             self._wake()
 
     def delete_released(self, starts: Sequence[int]) -> None:
-        """Delete the partitions at `starts`, which nobody holds any more. REQUIRES: the lock."""
+        """Delete the partitions at `starts`, which have no references. REQUIRES: the lock."""
         self._undeleted.extend(starts)
         self._delete(self._clock.now_ms())
 

@@ -1,7 +1,7 @@
 """Entries that could not be read: counted, kept with their reasons, never delivered and never acknowledged.
 
-A set-aside entry holds its ledger and its partition, so that nothing is removed before somebody has
-looked: `duelog check` lists them, `duelog repair` gives them up.
+A quarantined entry holds its ledger and its partition, so that nothing is removed before an operator
+has looked: `duelog check` lists them, `duelog repair` discards them.
 """
 
 from __future__ import annotations

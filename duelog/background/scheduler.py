@@ -1,7 +1,7 @@
 """The background thread: sleeps until the next thing is due, ticks, and sleeps again. It never polls.
 
 It does not die silently. A tick that raises is tried again after a pause; when the store has stopped, or the thread
-cannot go on, that is logged, and whoever waits is woken and raises StoreFailed.
+cannot go on, that is logged, and waiting threads are woken and raise StoreFailed.
 """
 
 from __future__ import annotations

@@ -54,10 +54,10 @@ class Trimming:
         self._listeners = listeners
         self._given_up: Sequence[tuple[int, int]] = []  # (topic id, ledger id) whose runs are to be removed
         self.freed: list[int] = []
-        """Starts of partitions that no topic holds any more, for whoever deletes them."""
+        """Starts of partitions that no topic holds any more, to be deleted."""
 
     def look_at_all(self) -> None:
-        """Have every main log looked at: after opening, nobody knows."""
+        """Have every main log looked at: after opening, what may be trimmed is not known."""
         for page in catalog.pages(self._main, fmt.prefix(fmt.Table.LEDGER)):
             for key, _ in page:
                 self._agenda.plan(fmt.leading_u32(key), 0)

@@ -1,7 +1,7 @@
 """Every invariant of a store, looked at from outside: problems come as values, nothing is changed.
 
 Here: the catalog, the main logs with their markers, and the subscriptions. Partitions are in check_partitions.py,
-the journal is in check_wal.py, what every environment has in check_records.py. Damage that kills whoever reads it
+the WAL is in check_wal.py, what every environment has in check_records.py. Damage that kills a process that reads it
 through LMDB is the business of `duelog check` (tools/store_check.py), which looks at the pages before anything is
 opened.
 """

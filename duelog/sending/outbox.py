@@ -1,8 +1,8 @@
 """Sending without waiting: messages in flight, bounded in bytes, written in batches by a few threads.
 
 Messages of one topic are written in the order in which they were put in. What a topic has waiting when a thread takes
-it up is one batch, so that many small sends share commits. Memory is bounded by back-pressure: whoever would put in
-more than `max_in_flight_bytes` waits until something has been written.
+it up is one batch, so that many small sends share commits. Memory is bounded by back-pressure: a thread that would put
+in more than `max_in_flight_bytes` waits until something has been written.
 """
 
 from __future__ import annotations
@@ -73,12 +73,12 @@ class Outbox:
         self._own = threading.local()
 
     def put(self, topic: str, write: Write, item: Outgoing, *, wait: bool = True) -> Future[MessageId] | None:
-        """Take one message for a topic, which `write` appends to; None: there is no room, and `wait` is False.
+        """Take one message for a topic, which `write` appends to; None: there is no capacity, and `wait` is False.
 
         Raises ClosedError, ResourceShortage.
 
         A message larger than the bound is taken when nothing else is in flight. The outbox's own threads (a
-        callback of a future) never wait, as nobody else would make room.
+        callback of a future) never wait, as no other thread would make space.
         """
         with self._condition.lock:
             while not self._closed and self._bytes and self._bytes + item.size > self._max_bytes:
@@ -148,7 +148,7 @@ class Outbox:
         return queue.write(batch, now_ms).to_list()
 
     def close(self) -> None:
-        """Take nothing more, and write what is in flight. Whoever waits for room gets ClosedError.
+        """Take nothing more, and write what is in flight. A thread that waits for capacity gets ClosedError.
 
         Raises DuelogError, with nothing done, in the callback of a future, whose end it would wait for for ever.
         """

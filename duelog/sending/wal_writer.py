@@ -212,13 +212,13 @@ class WalWriter:
     def close(self) -> None:
         """Take nothing more together, and have the partitions write what they owe.
 
-        Where they cannot (no room, a failed disk) it stays in the journal, and they get it when the store is opened.
+        Where they cannot (no space, a failed disk) it stays in the WAL, and they get it when the store is opened.
         """
         self._closed = True
         if here.pid != self._process:
-            return  # the journal, and whoever leads, is the parent's
+            return  # the WAL, and the leader, is the parent's
         try:
-            self._queue.run(None)  # whoever leads has ended then
+            self._queue.run(None)  # the leader has ended then
             if self._wal is not None:
                 self._checkpoint_all(self._wal)
         except (DuelogError, OSError):

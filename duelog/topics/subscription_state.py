@@ -1,6 +1,6 @@
 """A subscription in memory: acknowledgements, what is handed out, its consumers.
 
-Everything is guarded by `lock`, which nobody holds while waiting for a commit.
+Everything is guarded by `lock`, which no thread holds while waiting for a commit.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The sources speak the field's words, and no name goes back to a private one.
+"""The sources speak the field's words: no name goes back to a private one, no sentence is about an unknown person.
 
 docs/design.md has the terms of this domain; all others are those of LevelDB, RocksDB, Kafka and PostgreSQL.
 """
@@ -6,7 +6,9 @@ docs/design.md has the terms of this domain; all others are those of LevelDB, Ro
 from __future__ import annotations
 
 import ast
+import io
 import re
+import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -45,6 +47,8 @@ ALLOWED = {
 }
 """Names that have such a word in the field's own sense."""
 
+PERSONS = re.compile(r"\b(whoever|somebody|nobody|anybody|everybody)\b", re.IGNORECASE)
+
 
 def relative_path(module: Path) -> str:
     """A module's path as a test id."""
@@ -66,6 +70,17 @@ def in_snake_case(name: str) -> str:
     return "_".join(part.lower() for part in re.findall(r"[A-Z]?[a-z0-9]+|[A-Z]+(?![a-z])", name))
 
 
+def prose(module: Path) -> Iterator[tuple[int, str]]:
+    """Line and text of each comment and docstring."""
+    source = module.read_text(encoding="utf-8")
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.start[0], token.string
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            yield node.lineno, node.value.value
+
+
 @pytest.mark.parametrize("module", SOURCES, ids=relative_path)
 def test_a_name_has_no_word_that_the_field_has_another_for(module: Path) -> None:
     """Of modules, classes, functions and parameters, as the whole name or a part of it."""
@@ -76,6 +91,12 @@ def test_a_name_has_no_word_that_the_field_has_another_for(module: Path) -> None
 def test_every_name_that_is_allowed_is_there() -> None:
     """An exception goes with its name."""
     assert ALLOWED.keys() - {name for module in SOURCES for name in names(module)} == set()
+
+
+@pytest.mark.parametrize("module", SOURCES, ids=relative_path)
+def test_sentences_are_about_components_and_threads(module: Path) -> None:
+    """No docstring and no comment has an unknown person in it."""
+    assert [f"{line}: {found[0]}" for line, text in prose(module) if (found := PERSONS.search(text))] == []
 
 
 @pytest.mark.parametrize("name", ["settle_ids", "AsleepBucket", "keep_pages", "_keeps_back", "set_aside", "RoomAhead"])
