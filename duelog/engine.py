@@ -48,7 +48,7 @@ from .topics.trim_agenda import TrimAgenda
 class Engine:
     """The parts of an open store, made by `assemble` (assembly.py). `close` ends them.
 
-    None where the store has none of it: scheduler (no thread), intake (no write-ahead log), lock and metrics
+    None where the store has none of it: scheduler (no thread), wal_writer (no write-ahead log), lock and metrics
     (read-only).
     """
 

@@ -265,7 +265,7 @@ class StoreMetrics(StoreListener):
     # -- read by gauges ------------------------------------------------------------------------------
 
     def observe(self, name: str) -> list[Observation]:
-        """What a gauge shows now. Each gauge is asked once a collection: who asks again has the store surveyed anew."""
+        """What a gauge shows now. Each gauge is read once a collection: a second reading surveys the store anew."""
         if name in (SUSPENDED, SUSPENDED_TIME):  # also where the store cannot be surveyed
             return self._suspended(name)
         with self._lock:

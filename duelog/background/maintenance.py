@@ -120,15 +120,13 @@ class Maintenance:
         self.suspensions = firing.suspensions
         self._full: StoreFull | None = None
         """The first of the slice: what follows may make room, so it is raised at the end."""
-        self._references = 0
-        """Who hold deletions back."""
+        self._deletion_holds = 0
+        """How many `deletions_held` blocks are under way."""
         self._listeners = listeners
         self._wake = wake
         self._recurring = recurring
         self._wal_writer = wal_writer
         self.adopting = adopting
-
-    # -- what others tell ------------------------------------------------------------------------
 
     def accept_clock(self) -> None:
         """Believe the clock as it is now (after ClockJumped)."""
@@ -297,7 +295,7 @@ class Maintenance:
             self.trimming.freed = []
 
     def _delete(self, now_ms: int) -> int:
-        if self._references:
+        if self._deletion_holds:
             return 0
         starts, self._undeleted = sorted(set(self._undeleted)), []
         self.suspensions.keep("delete", lambda start_ms: self._partitions.get(start_ms) is not None)
@@ -328,7 +326,7 @@ class Maintenance:
 
     def _adopt(self) -> tuple[int, bool]:
         """Adopt one generation, so that what is due is fired between two: how many, and whether there is more."""
-        if self._references or self.adopting is None:
+        if self._deletion_holds or self.adopting is None:
             return 0, False
         return self.adopting.run(at_most=1), self.adopting.more
 
@@ -336,12 +334,12 @@ class Maintenance:
     def deletions_held(self) -> Iterator[None]:
         """No directory of a partition is removed or replaced inside the block; what was released waits for its end."""
         with self.lock:
-            self._references += 1
+            self._deletion_holds += 1
         try:
             yield
         finally:
             with self.lock:
-                self._references -= 1
+                self._deletion_holds -= 1
             self._wake()
 
     def delete_released(self, starts: Sequence[int]) -> None:

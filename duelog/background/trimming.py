@@ -1,7 +1,7 @@
 """Rolling and trimming main logs: many topics in one commit.
 
 The agenda says which are to be looked at; what is due is looked at in slices. Ledgers whose age is up are rolled in one
-commit, ledgers that all subscriptions have passed are given up in another, their runs are removed in bounded parts.
+commit, ledgers that all subscriptions have passed are trimmed in another, their runs are removed in bounded parts.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Trimming:
         return bool(self._given_up) or (due_ms is not None and due_ms <= now_ms)
 
     def run(self, now_ms: int, suspensions: Suspensions) -> int:
-        """Roll and trim a slice of what is due, and remove some runs; returns how many ledgers were given up.
+        """Roll and trim a slice of what is due, and remove some runs; returns how many ledgers were trimmed.
 
         A topic that cannot be trimmed, as its records cannot be read, is suspended.
         """
@@ -156,7 +156,7 @@ class Trimming:
         return len(gone)
 
     def _first_kept(self, topic: TopicState, now_ms: int) -> int | None:
-        """The first ledger of a main log that is kept, None where nothing is to be given up."""
+        """The first ledger of a main log that is kept, None where nothing is to be trimmed."""
         mark_deletes = []
         for subscription in list(topic.subscriptions.values()):
             with subscription.lock:
