@@ -157,7 +157,7 @@ def assemble(found: Recovered, config: StoreConfig, undo: ExitStack, *, records_
     )
     policy_changes = PolicyChanges(policies, topics, agenda, expiry, clock, wake_scheduler)
     if not found.read_only:
-        with suppress(StoreFull):  # what could not be adopted for want of room waits
+        with suppress(StoreFull):  # what could not be adopted for want of space is tried again later
             adopting.run()
 
     # What is seen from outside.

@@ -64,7 +64,7 @@ class PointInTime:
         self.taken_ms = 0
         """The store's time at the instant."""
         self.wal: list[WalRecord] = []
-        """What the journal held at the instant, if some partition that was given lacks some of it."""
+        """What the WAL held at the instant, if some partition that was given lacks some of it."""
         read_wal(engine.path, engine.store_id)  # one that is damaged would end where the damage is
         self.main = engine.main.hold()
         try:

@@ -51,7 +51,8 @@ class SubscriptionStats:
 class TopicStats:
     """A topic.
 
-    pending: messages that are not due yet: those in time partitions that have not fired, and those that wait inline.
+    pending: messages that are not due yet: those in time partitions that have not fired, and inline ones that are not
+    yet visible.
     fired: markers written so far into partitions not yet deleted. entries, ledgers, stored_bytes: of the main log.
     index_bytes: delay indexes in memory.
     """
@@ -236,7 +237,7 @@ class Figures:
         return found
 
     def _count_quarantined(self) -> int:
-        """Entries set aside: those recorded, and those met since and not recorded yet."""
+        """Quarantined entries: recorded ones, and those met since and not recorded yet."""
         found = {(ledger_id, entry_id) for ledger_id, entry_id, _ in self._quarantined.items()}
         for page in catalog.pages(self._main, fmt.prefix(fmt.Table.SET_ASIDE)):
             found |= {(fmt.leading_u64(key), fmt.trailing_u32(key)) for key, _ in page}

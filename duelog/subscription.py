@@ -167,8 +167,8 @@ class Subscription:
     def ack_cumulative(self, message: Acknowledgeable, *, durable: bool = False) -> int:
         """Acknowledge a message and every one before it in the log; as `ack`.
 
-        What no consumer can have received stays owed: messages before it, or itself, that were not due when the log
-        was read (`inline_delay_ms`) and have not been handed out since. `ack` takes each by its id.
+        What no consumer can have received stays unacknowledged: messages before it, or itself, that were not due when
+        the log was read (`inline_delay_ms`) and have not been handed out since. `ack` takes each by its id.
         Raises InvalidArgument for shared and key-shared subscriptions, where others hold some of those.
         """
         positions = positions_of(message)

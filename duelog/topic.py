@@ -127,7 +127,7 @@ class Topic:
     ) -> Subscription:
         """Attach a consumer to the subscription `name`, creating it durably where there is none.
 
-        type: "exclusive" (one consumer), "failover" (the first of several is served, the next takes over), "shared"
+        type: "exclusive" (one consumer), "failover" (the first of several gets all, the next takes over), "shared"
         (each message to one of many) or "key_shared" (as shared, and the messages of a key in order, one consumer at a
         time). initial_position, of a new subscription: "earliest", with what the main log still holds, or "latest",
         with what comes into the main log from now on; delayed messages sent before and not due yet come either way,

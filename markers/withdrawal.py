@@ -27,7 +27,7 @@ from .pending_entries import Outcome, PendingEntries
 
 
 class Withdrawals:
-    """Takes messages back from the partition logs of a store. Thread-safe; requests share commits."""
+    """Takes messages back from the partition logs of a store. Thread-safe; requests are committed in groups."""
 
     def __init__(
         self,

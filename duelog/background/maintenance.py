@@ -198,7 +198,7 @@ class Maintenance:
         return TickResult(fired, closed, trimmed, deleted, saved, next_due_ms, adopted, suspended), more
 
     def _step(self, task: str, now_ms: int, action: Callable[[], T], otherwise: T) -> T:
-        """Run a task; where it fails it is suspended, where there is no room it is tried again with the next slice."""
+        """Run a task; where it fails it is suspended, where there is no space it is tried again with the next slice."""
         try:
             return self.suspensions.run(Part(task), now_ms, action, otherwise)
         except StoreFull as error:
@@ -239,14 +239,14 @@ class Maintenance:
         return max(now_ms, self._clock.mark_ms)
 
     def _advance(self, now_ms: int) -> tuple[int, int, int, bool]:
-        """Load, fire, close, save, settle: how many fired, closed, were saved, and whether there is more."""
+        """Load, fire, close, save, apply: how many fired, closed, were saved, and whether there is more."""
         gave_way, self._gives_way = self._gives_way, False
         if self.stopping:
             return 0, 0, 0, False
         until = time.perf_counter() + _SLICE_S
         firing, is_suspended = self._firing, self.suspensions.is_suspended
         fired = 0
-        # A partition without room for what it owes does not hold back what is loaded.
+        # A partition without space for its unapplied entries does not hold back what is loaded.
         loading = self._step("load", now_ms, functools.partial(firing.loaded.load, now_ms), otherwise=False)
         fire = functools.partial(firing.fire, now_ms, now_ms + self._clock.lead_ms)
         while batch := self._step("fire", now_ms, fire, 0):

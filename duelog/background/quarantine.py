@@ -17,7 +17,7 @@ from ..store.listener import StoreListener
 
 
 class Quarantine:
-    """The set-aside entries met while a store is open; written to the main environment by `flush`."""
+    """The quarantined entries met while a store is open; written to the main environment by `flush`."""
 
     def __init__(self, main: Environment, listeners: Sequence[StoreListener] = ()) -> None:
         self._main = main

@@ -171,7 +171,7 @@ class _Partition:
         passed, damaged = fired_entries(self._partition.environment, frontier, tail, admitted)
         if damaged:
             return  # the damage itself is a finding, and what it hides cannot be counted
-        # Set aside does not mean that it did not fire: a body is found unreadable when its marker is resolved.
+        # Quarantined does not mean that it did not fire: a body is found unreadable when its marker is resolved.
         passed -= members(survey.raw, Table.CANCELLED, ledger_id)
         if len(passed) != frontier.fired:
             message = f"{frontier.fired} entries have fired, {len(passed)} lie before the frontier"

@@ -223,7 +223,7 @@ def _cursors(survey: Survey) -> Iterator[Finding]:
     for key in _keys(survey.raw, fmt.prefix(Table.ACKED)):
         number = fmt.leading_u32(key)
         if number not in subscriptions:
-            message = "has acknowledged entries, and no record: what it is owed is not delivered"
+            message = "has acknowledged entries, and no record: what it is to get is not delivered"
             yield error("acked-without-subscription", f"subscription {number}", message)
 
 

@@ -21,9 +21,9 @@ _LATER = "open the store with the version of duelog that wrote it"
 def check_wal(path: Path, store_id: bytes, partitions: PartitionSet) -> Iterator[Finding]:
     """What keeps a store that another process may write from being opened for writing.
 
-    That partitions lack what the journal holds is no finding: opening brings it home. Nothing false is found beside a
-    writer, because the journal is read before any partition. A group is on disk before the next, and an epoch ends once
-    its messages are in their partitions: where an entry of a log was read, so was every one promised before it that its
+    That partitions lack what the WAL holds is no finding: opening brings it home. Nothing false is found beside a
+    writer, because the WAL is read before any partition. A group is on disk before the next, and an epoch ends once
+    its messages are in their partitions: where an entry of a log was read, so was every one reserved before it that its
     partition did not have then. What it had then it has when it is looked at, since no log becomes shorter. So entries
     past the end of a log begin there and leave no hole.
     """
@@ -44,7 +44,7 @@ def check_wal(path: Path, store_id: bytes, partitions: PartitionSet) -> Iterator
 
 
 def _gap(path: Path, partitions: PartitionSet, held: list[WalRecord]) -> Iterator[Finding]:
-    """The first log of a partition that ends before what the journal holds of it; other damage is found elsewhere."""
+    """The first log of a partition that ends before what the WAL holds of it; other damage is found elsewhere."""
     try:
         for _ in missing_entries(path, held, partitions):
             pass

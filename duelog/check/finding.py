@@ -29,7 +29,7 @@ def error(code: str, address: str, message: str, advice: str = REPAIR) -> Findin
 
 
 def warning(code: str, address: str, message: str, advice: str) -> Finding:
-    """Something is left over, and costs nothing but room or time."""
+    """Something is left over, and costs nothing but space or time."""
     return Finding("warning", code, address, message, advice)
 
 

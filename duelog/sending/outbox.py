@@ -1,7 +1,7 @@
 """Sending without waiting: messages in flight, bounded in bytes, written in batches by a few threads.
 
 Messages of one topic are written in the order in which they were put in. What a topic has waiting when a thread takes
-it up is one batch, so that many small sends share commits. Memory is bounded by back-pressure: a thread that would put
+it up is one batch, so that many small sends are one commit. Memory is bounded by back-pressure: a thread that would put
 in more than `max_in_flight_bytes` waits until something has been written.
 """
 

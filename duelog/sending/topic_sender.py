@@ -91,14 +91,14 @@ class TopicSender:
         return Outgoing(Future(), due_ms, now_ms, body, overridden)
 
     def put(self, item: Outgoing, *, wait: bool) -> Future[MessageId] | None:
-        """The second half of `Topic.send_async`; with `wait` False None where there is no room now."""
+        """The second half of `Topic.send_async`; with `wait` False None where there is no capacity now."""
         return self._outbox.put(str(self._name), self.write, item, wait=wait)
 
     def put_waiting(self, item: Outgoing) -> Future[MessageId]:
-        """As `put`; waits for room."""
+        """As `put`; waits for capacity."""
         future = self.put(item, wait=True)
         if future is None:
-            raise BrokenInvariant("the outbox refuses a message that waits for room")
+            raise BrokenInvariant("the outbox refuses a message that waits for capacity")
         return future
 
     def send_batch(self, messages: Iterable[Message], *, allow_past: bool) -> MessageIds:

@@ -29,7 +29,7 @@ def replay_wal(
     store_id: bytes,
     open_wal: Callable[[], WalFile],
 ) -> int:
-    """Have the partitions of the store in `path` get what a crash left in its journal, which is begun anew.
+    """Have the partitions of the store in `path` get what a crash left in its WAL, which is begun anew.
 
     Returns how many messages they did not have.
 
@@ -49,9 +49,9 @@ def replay_wal(
 
 
 def replay(path: Path, records: Iterable[WalRecord], partitions: PartitionSet, limits: RunLimits) -> int:
-    """Append what the journal of the store in `path` holds and its partitions do not; how many messages, durable.
+    """Append what the WAL of the store in `path` holds and its partitions do not; how many messages, durable.
 
-    Raises DamagedStore where entries before those of the journal are missing, StoreFull, StoreFailed.
+    Raises DamagedStore where entries before those of the WAL are missing, StoreFull, StoreFailed.
     """
     appended = 0
     for partition, log, missing in missing_entries(path, records, partitions):
@@ -62,7 +62,7 @@ def replay(path: Path, records: Iterable[WalRecord], partitions: PartitionSet, l
             place = partition.append(log.topic_id, dues, bodies, limits, _no_new_ledger)
             reserved = part[0].ledger_id, part[0].entry_id
             if place != reserved:
-                raise BrokenInvariant(f"{partition.name}: {reserved} was promised, {place} given")
+                raise BrokenInvariant(f"{partition.name}: {reserved} was reserved, {place} given")
             appended += len(part)
         partition.environment.sync()
     return appended
@@ -71,9 +71,9 @@ def replay(path: Path, records: Iterable[WalRecord], partitions: PartitionSet, l
 def missing_entries(
     path: Path, records: Iterable[WalRecord], partitions: PartitionSet
 ) -> Iterator[tuple[Partition, PartitionLog, list[WalRecord]]]:
-    """What the journal holds and the partitions do not, log by log, each under a lease.
+    """What the WAL holds and the partitions do not, log by log, each under a lease.
 
-    What was promised by a partition that has closed since, or is gone, it has had. Raises DamagedStore as `replay`.
+    What was reserved in a partition that has closed since, or is gone, was applied. Raises DamagedStore as `replay`.
     """
     by_log: dict[int, dict[int, list[WalRecord]]] = defaultdict(lambda: defaultdict(list))
     for record in records:
@@ -101,7 +101,7 @@ def missing_entries(
 
 
 def _refuse_damaged_tail(path: Path, held: Sequence[WalRecord], partition: Partition, log: PartitionLog) -> None:
-    """Where the last run of a log cannot be read it is not known which of the journal's entries the log has."""
+    """Where the last run of a log cannot be read it is not known which of the WAL's entries the log has."""
     if not held:
         return
     with partition.environment.read() as raw:

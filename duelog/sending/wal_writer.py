@@ -6,7 +6,7 @@ log as one group, and flushes once. The reserved entries are applied later, toge
 partition, before a reader begins, when the log is full, or `CHECKPOINT_MS` after. So ids keep the order of the sends,
 and readers know nothing of the log.
 
-Where no id can be reserved (a log that is not registered, or has a listener; no room) the message is appended to its
+Where no id can be reserved (a log that is not registered, or has a listener; no space) the message is appended to its
 partition: the log makes sends quicker, and no send depends on it. By default a lone send bypasses it: it is written
 once, seen by other processes at once, and needs no replay (`journal_from=1` makes it about twice as fast). A batch
 has enough to share, and would write every byte twice.
@@ -33,7 +33,7 @@ from duelog.store.wal.wal_file import RECORD_BYTES, Fields, WalFile
 from .worker_pool import WorkerPool
 
 CHECKPOINT_MS = 1_000
-"""After so long the partitions have what they were promised, where a thread looks after the store."""
+"""After so long reserved entries are applied, where a thread looks after the store."""
 
 _MOST_BYTES = 64 << 10
 """A larger body goes to its partition at once: written once, not twice."""
@@ -72,13 +72,13 @@ class WalWriter:
         self._wake = wake
         self._wal: WalFile | None = None
         self._unavailable = False
-        """Whether there was no room for a journal: there is none as long as the store is open."""
+        """Whether there was no space for a WAL: there is none as long as the store is open."""
         self._closed = False
         self._under_way: list[None] = []
         """As long as sends are under way: appending and popping need no lock."""
         self._queue = CommitQueue(self._admit, self._commit_group, self._broke_off)
         self._unwritten: list[Fields] = []
-        """Promised, and not known to be in the journal: the next leader writes them first."""
+        """Reserved, and not known to be in the WAL: the next leader writes them first."""
         self._reserving = False
         self._due_ms: int | None = None
         self._process = here.pid
@@ -106,14 +106,14 @@ class WalWriter:
             raise self._main.failed
 
     def _broke_off(self, error: BaseException, _: bool) -> None:
-        """Where memory may not know what was promised, nothing more is written."""
+        """Where memory may not know what was reserved, nothing more is written."""
         if self._reserving or isinstance(error, Exception):
             self._main.fail(error)
 
     def _commit_group(self, batch: list[Request]) -> None:
         """Give every request its id, or None: it is to be appended."""
         try:
-            self._write()  # what a leader promised who was interrupted; there is room for it
+            self._write()  # what an interrupted leader reserved; there is capacity for it
             arrivals = [request for request in batch if request.value is None and request.work is not None]
             if self._closed or not arrivals or not self._fits(arrivals):
                 return
@@ -145,7 +145,7 @@ class WalWriter:
                 request.value = place
 
     def _write(self) -> None:
-        """Have what was promised in the journal, on disk. Raises OSError."""
+        """Write the reserved entries to the WAL, on disk. Raises OSError."""
         if not self._unwritten or self._wal is None:
             return
         started = time.perf_counter_ns()
@@ -161,7 +161,7 @@ class WalWriter:
             self._wake()
 
     def _fits(self, arrivals: list[Request]) -> bool:
-        """Whether the journal has room for them, begun anew if it has to be. Raises OSError."""
+        """Whether the WAL has capacity for them, begun anew if it has to be. Raises OSError."""
         if self._wal is None and not self._unavailable:
             try:
                 self._wal = self._open_wal()
@@ -173,12 +173,12 @@ class WalWriter:
         if not self._wal.fits(size):
             try:
                 self._checkpoint_all(self._wal)
-            except (StoreFull, StoreFailed, StoreUnavailable):  # who appends is told
+            except (StoreFull, StoreFailed, StoreUnavailable):  # an append is told
                 return False
         return self._wal.fits(size)
 
     def _checkpoint_all(self, wal: WalFile) -> None:
-        """Have the partitions write what they owe, and begin the journal anew. Raises as `apply_all`; OSError."""
+        """Have the partitions apply reserved entries, and begin the WAL anew. Raises as `apply_all`; OSError."""
         self._partitions.apply_all(self._pool.run)
         reach("wal.applied")
         wal.restart()
@@ -191,9 +191,11 @@ class WalWriter:
         return None if due_ms is None else min(due_ms, self._clock.now_ms() + CHECKPOINT_MS)
 
     def checkpoint(self, now_ms: int) -> bool:
-        """Have one partition write what it owes, if it is time; whether there may be more to do now. Raises StoreFull.
+        """Have one partition apply its reserved entries, if it is time; whether there may be more to do now.
 
-        What a partition owes that has failed stays in the journal, until the store is opened again.
+        Raises StoreFull.
+
+        What is unapplied of a partition that has failed stays in the WAL, until the store is opened again.
         """
         due_ms = self._due_ms
         if due_ms is None:
@@ -201,16 +203,16 @@ class WalWriter:
         if due_ms > now_ms:
             self._due_ms = min(due_ms, now_ms + CHECKPOINT_MS)  # the clock may have been set back
             return False
-        with suppress(StoreFailed):  # those that failed come last
+        with suppress(StoreFailed):  # failed ones come last
             if self._partitions.apply_one_partition():
                 return True
         self._due_ms = None
-        if self._partitions.has_unapplied():  # promised since it was looked
+        if self._partitions.has_unapplied():  # reserved since it was looked
             self._due_ms = now_ms + CHECKPOINT_MS
         return False
 
     def close(self) -> None:
-        """Take nothing more together, and have the partitions write what they owe.
+        """Take nothing more together, and have the partitions apply reserved entries.
 
         Where they cannot (no space, a failed disk) it stays in the WAL, and they get it when the store is opened.
         """

@@ -22,7 +22,7 @@ def config(journal_from: int = 0) -> StoreConfig:
     """Snapshots, ledgers, partitions and firings come often; ten partitions and two open at a time."""
     return StoreConfig(
         partition_ms=HOUR_MS,
-        durability="commit" if journal_from else "none",  # the journal is for the former only
+        durability="commit" if journal_from else "none",  # the WAL is for the former only
         journal_from=journal_from,
         ledger_max_entries=10,
         snapshot_every_entries=10,

@@ -1,4 +1,4 @@
-"""A store whose single messages go by the journal, groups of them, and what other processes see of it."""
+"""A store whose single messages go by the WAL, groups of them, and what other processes see of it."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from tests.store.group_commits import until
 
 HOUR_MS = 3_600_000
 CONFIG = StoreConfig(partition_ms=HOUR_MS, preload_ms=0, journal_from=1, journal_bytes=24 << 10)
-"""Every single message goes through a journal that is soon full."""
+"""Every single message goes through a WAL that is soon full."""
 FIRST_MS = START_MS // HOUR_MS * HOUR_MS + 2 * HOUR_MS
 """Start of a partition that has not begun, nor the two after it."""
 
 
 def in_wal(store: DelayedStore) -> list[WalRecord]:
-    """What the journal of an open store holds."""
+    """What the WAL of an open store holds."""
     return read_wal(store.path, store._engine.store_id)
 
 

@@ -76,7 +76,7 @@ def test_opening_and_closing_changes_no_record(path: Path, open_store: OpenStore
 
 @pytest.mark.parametrize("left", ["staging/main", "main", "main and STORE.tmp"])
 def test_a_creation_that_a_crash_cut_short_is_done_again(tmp_path: Path, path: Path, left: str) -> None:
-    """A directory without STORE holds nothing that anybody was promised."""
+    """A directory without STORE holds nothing that was acknowledged."""
     DelayedStore.open(tmp_path / "other", CONFIG).close()
     (path / "staging").mkdir(parents=True)
     (path / "LOCK").touch()

@@ -1,4 +1,4 @@
-"""`check` and the journal: what keeps a store from opening is a finding, and what is as it should be is none."""
+"""`check` and the WAL: what keeps a store from opening is a finding, and what is as it should be is none."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def send(store: DelayedStore, count: int) -> None:
 
 @pytest.fixture
 def crashed(open_store: OpenStore, tmp_path: Path) -> Path:
-    """A copy of an open store whose journal has eight messages that no partition has."""
+    """A copy of an open store whose WAL has eight messages that no partition has."""
     send(open_store(config=CONFIG), 10)
     copy_store(tmp_path / "store", tmp_path / "crashed")
     assert len(in_wal(tmp_path / "crashed")) == 8
@@ -59,7 +59,7 @@ def put_back(crashed: Path, before: Path) -> str:
     return file.parts[-3]
 
 
-def test_what_a_crash_left_in_the_journal_is_no_finding_and_comes_home(crashed: Path) -> None:
+def test_what_a_crash_left_in_the_wal_is_no_finding_and_comes_home(crashed: Path) -> None:
     """Looked at twice: nothing is changed, and opening brings every message home."""
     assert opened(crashed) == check_store(crashed, deep=True) == check_store(crashed) == []
     assert len(in_wal(crashed)) == 8
@@ -68,14 +68,14 @@ def test_what_a_crash_left_in_the_journal_is_no_finding_and_comes_home(crashed: 
         assert list(store.check(deep=True)) == []
 
 
-def test_a_store_without_a_journal_has_no_finding(crashed: Path) -> None:
+def test_a_store_without_a_wal_has_no_finding(crashed: Path) -> None:
     """Nobody may ever have sent side by side."""
     (crashed / "JOURNAL").unlink()
     assert opened(crashed) == check_store(crashed) == []
 
 
 @pytest.mark.parametrize("damage", ["group", "slots", "cut", "empty"])
-def test_a_damaged_journal_is_an_error_with_its_path(crashed: Path, damage: str) -> None:
+def test_a_damaged_wal_is_an_error_with_its_path(crashed: Path, damage: str) -> None:
     """A group before the last, both slots, the end of the file, the whole file: told before a writer is refused."""
     file = crashed / "JOURNAL"
     if damage == "group":
@@ -91,10 +91,10 @@ def test_a_damaged_journal_is_an_error_with_its_path(crashed: Path, damage: str)
         DelayedStore.open(crashed, CONFIG, clock=ManualClock(START_MS))
 
 
-def test_a_log_that_ends_before_the_journal_goes_on_is_an_error(
+def test_a_log_that_ends_before_the_wal_goes_on_is_an_error(
     open_store: OpenStore, clock: ManualClock, tmp_path: Path
 ) -> None:
-    """The file of a partition of before: its last commits are gone, and the journal does not begin where it ends."""
+    """The file of a partition of before: its last commits are gone, and the WAL does not begin where it ends."""
     store = open_store(config=CONFIG)
     send(store, 2)
     copy_store(store.path, tmp_path / "before")
@@ -113,7 +113,7 @@ def test_a_log_that_ends_before_the_journal_goes_on_is_an_error(
         DelayedStore.open(tmp_path / "crashed", CONFIG, clock=clock)
 
 
-def test_a_journal_of_a_later_version_is_not_taken_for_damage(crashed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wal_of_a_later_version_is_not_taken_for_damage(crashed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Repairing it would throw away what the version that wrote it can read."""
     monkeypatch.setattr(wal_file, "JOURNAL_VERSION", 0)
     (found,) = check_store(crashed)
@@ -123,7 +123,7 @@ def test_a_journal_of_a_later_version_is_not_taken_for_damage(crashed: Path, mon
 
 
 def test_nothing_is_found_beside_a_writer_whenever_it_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Right after the journal was read, and before each partition is: promised, settled, begun anew, fired, deleted."""
+    """Right after the WAL was read, and before each partition is: promised, settled, begun anew, fired, deleted."""
     listed = Partition.logs
     steps = 0
     with WritingProcess(tmp_path / "store", journal_from=1, journal_bytes=24 << 10) as writer:
@@ -157,7 +157,7 @@ def test_nothing_is_found_beside_a_writer_whenever_it_writes(tmp_path: Path, mon
     assert steps >= 40
 
 
-def test_the_process_that_writes_the_store_does_not_look_at_its_own_journal(open_store: OpenStore) -> None:
+def test_the_process_that_writes_the_store_does_not_look_at_its_own_wal(open_store: OpenStore) -> None:
     """It has what it promised in memory; looking at a partition writes that first."""
     store = open_store(config=CONFIG)
     send(store, 6)

@@ -1,4 +1,4 @@
-"""What is in the journal when a store is opened: each message gets its place, once, or opening says what is missing."""
+"""What is in the WAL when a store is opened: each message gets its place, once, or opening says what is missing."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def made(tmp_path: Path) -> tuple[Path, bytes, list[int]]:
 
 
 def record(made: tuple[Path, bytes, list[int]], entry_id: int, hour: int = 0) -> WalRecord:
-    """A message of a journal, told by its entry."""
+    """A message of a WAL, told by its entry."""
     due_ms, body = encode_one(Message(b"%d" % entry_id, deliver_at=FIRST_MS + hour * HOUR_MS + 9), START_MS, 1 << 20)
     return WalRecord(FIRST_MS + hour * HOUR_MS, made[2][hour], due_ms, entry_id, body)
 
@@ -78,7 +78,7 @@ def test_a_replay_appends_what_is_missing_once(
 def test_a_message_whose_partition_or_log_is_gone_is_passed_over(
     made: tuple[Path, bytes, list[int]], open_store: OpenStore
 ) -> None:
-    """The partition was deleted since, or a later one stands in its place: it has had what it was promised."""
+    """The partition was deleted since, or a later one stands in its place: its reserved entries were applied."""
     other = record(made, 5)._replace(ledger_id=99)
     gone = record(made, 5)._replace(start_ms=FIRST_MS + 9 * HOUR_MS)
     write_wal(made[0], made[1], [other, gone, record(made, 1)])
@@ -88,7 +88,7 @@ def test_a_message_whose_partition_or_log_is_gone_is_passed_over(
 def test_a_message_of_a_partition_that_has_closed_is_passed_over(
     made: tuple[Path, bytes, list[int]], open_store: OpenStore, clock: ManualClock
 ) -> None:
-    """It was read, and all it was promised with it."""
+    """It was read, and all its reserved entries with it."""
     store = open_store(config=CONFIG)
     store.topic("a").subscribe("s")
     clock.set(FIRST_MS + HOUR_MS)
@@ -102,7 +102,7 @@ def test_a_message_of_a_partition_that_has_closed_is_passed_over(
 
 
 @pytest.mark.parametrize("entries", [(2,), (1, 3), (0, 2, 3)])
-def test_a_store_that_has_lost_what_lies_before_the_journal_is_refused(
+def test_a_store_that_has_lost_what_lies_before_the_wal_is_refused(
     made: tuple[Path, bytes, list[int]], entries: tuple[int, ...]
 ) -> None:
     """Else an id would be given out twice; nothing is changed."""
@@ -114,10 +114,10 @@ def test_a_store_that_has_lost_what_lies_before_the_journal_is_refused(
     assert len(read_wal(made[0], made[1])) == len(entries)
 
 
-def test_a_damaged_last_run_does_not_make_the_store_forget_what_the_journal_holds(
+def test_a_damaged_last_run_does_not_make_the_store_forget_what_the_wal_holds(
     made: tuple[Path, bytes, list[int]],
 ) -> None:
-    """The log seems to go on far behind it; where the journal's entries lie before, or in other logs, it opens."""
+    """The log seems to go on far behind it; where the WAL's entries lie before, or in other logs, it opens."""
     path, store_id, ledgers = made
     (directory, _) = sorted((path / "partitions").glob("*/g*"))
     environment = Environment(directory, name="partition")
@@ -141,7 +141,7 @@ def test_a_damaged_last_run_does_not_make_the_store_forget_what_the_journal_hold
         assert payloads(store) == [(0, b"0"), (1, b"1")]
 
 
-def test_a_store_without_room_for_what_the_journal_holds_is_not_opened(
+def test_a_store_without_room_for_what_the_wal_holds_is_not_opened(
     made: tuple[Path, bytes, list[int]], monkeypatch: pytest.MonkeyPatch, open_store: OpenStore
 ) -> None:
     """It is opened once there is room, and nothing is lost."""
@@ -164,7 +164,7 @@ def test_a_store_without_room_for_what_the_journal_holds_is_not_opened(
 def test_what_is_replayed_is_on_disk_whatever_the_durability_is(
     made: tuple[Path, bytes, list[int]], durability: str, monkeypatch: pytest.MonkeyPatch, open_store: OpenStore
 ) -> None:
-    """The journal is begun anew after that."""
+    """The WAL is begun anew after that."""
     write_wal(made[0], made[1], [record(made, 1)])
     synced: list[str] = []
     monkeypatch.setattr(

@@ -1,4 +1,4 @@
-"""Messages that many threads send one by one: they share flushes by the journal, and nothing else is to be seen."""
+"""Messages that many threads send one by one: they share flushes by the WAL, and nothing else is to be seen."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def store(open_store: OpenStore) -> DelayedStore:
     return store
 
 
-def test_messages_sent_together_are_one_group_of_the_journal(store: DelayedStore) -> None:
+def test_messages_sent_together_are_one_group_of_the_wal(store: DelayedStore) -> None:
     """With the ids that they are told, in as many partitions as there are."""
     sends = [functools.partial(send, store, number, number % 3) for number in range(1, 9)]
     futures = Group(store, sends).run(lambda: send(store, 0))
@@ -58,7 +58,7 @@ def test_messages_sent_together_are_one_group_of_the_journal(store: DelayedStore
 
 
 @pytest.mark.parametrize("journal_from", [0, 2])
-def test_a_message_that_is_sent_alone_makes_no_journal(open_store: OpenStore, journal_from: int) -> None:
+def test_a_message_that_is_sent_alone_makes_no_wal(open_store: OpenStore, journal_from: int) -> None:
     """Where it is not to: it is a commit of its partition."""
     store = open_store(config=replace(CONFIG, journal_from=journal_from))
     for number in range(5):
@@ -68,9 +68,7 @@ def test_a_message_that_is_sent_alone_makes_no_journal(open_store: OpenStore, jo
 
 
 @pytest.mark.parametrize("durability", ["relaxed", "none"])
-def test_there_is_no_journal_where_sends_do_not_wait_for_the_disk(
-    open_store: OpenStore, durability: Durability
-) -> None:
+def test_there_is_no_wal_where_sends_do_not_wait_for_the_disk(open_store: OpenStore, durability: Durability) -> None:
     """Nothing of it would be saved."""
     store = open_store(config=replace(CONFIG, durability=durability))
     for number in range(5):
@@ -113,7 +111,7 @@ def test_ids_go_on_from_one_way_of_sending_to_the_other(store: DelayedStore) -> 
 
 
 def test_the_first_message_of_a_log_is_appended(open_store: OpenStore) -> None:
-    """The journal is for logs that are there."""
+    """The WAL is for logs that are there."""
     store = open_store(config=CONFIG)
     send(store, 0)
     assert in_wal(store) == []
@@ -122,7 +120,7 @@ def test_the_first_message_of_a_log_is_appended(open_store: OpenStore) -> None:
 
 
 def test_a_log_that_no_commit_has_promises_nothing(store: DelayedStore) -> None:
-    """Its first message is on its way; a crash would leave a journal that names a log nobody has heard of."""
+    """Its first message is on its way; a crash would leave a WAL that names a log nobody has heard of."""
     partition = next(iter(store._engine.partitions))
     limits = store._engine.topics.run_limits
     with store._engine.partitions.lease(partition):
@@ -201,7 +199,7 @@ def test_what_was_promised_while_it_was_looked_for_is_written_a_while_later(
     assert not owing(store)
 
 
-def test_a_full_journal_is_begun_anew(store: DelayedStore) -> None:
+def test_a_full_wal_is_begun_anew(store: DelayedStore) -> None:
     """The partitions have what it held by then, and it stays as long as it was."""
     sent = {send(store, number, number % 3): b"%d" % number for number in range(120)}
     assert 0 < len(in_wal(store)) < 40
@@ -209,7 +207,7 @@ def test_a_full_journal_is_begun_anew(store: DelayedStore) -> None:
     assert sent.items() <= held(store).items()
 
 
-def test_closing_leaves_nothing_in_the_journal(store: DelayedStore, open_store: OpenStore) -> None:
+def test_closing_leaves_nothing_in_the_wal(store: DelayedStore, open_store: OpenStore) -> None:
     """The partitions have it."""
     sent = {send(store, number, number % 3): b"%d" % number for number in range(5)}
     store.close()
@@ -219,8 +217,8 @@ def test_closing_leaves_nothing_in_the_journal(store: DelayedStore, open_store: 
     assert sent.items() <= held(again).items()
 
 
-def test_what_a_crash_left_in_the_journal_gets_home(store: DelayedStore, tmp_path: Path, open_store: OpenStore) -> None:
-    """Each message once, with its id; then the journal is empty, and ids go on behind."""
+def test_what_a_crash_left_in_the_wal_gets_home(store: DelayedStore, tmp_path: Path, open_store: OpenStore) -> None:
+    """Each message once, with its id; then the WAL is empty, and ids go on behind."""
     sent = {send(store, number, number % 3): b"%d" % number for number in range(9)}
     held(store)
     sent |= {send(store, number, number % 2): b"%d" % number for number in range(9, 15)}
@@ -319,7 +317,7 @@ def test_an_interrupted_leader_leaves_the_others_their_places(
 def test_an_interrupt_while_places_are_promised_closes_the_store_for_writing(
     store: DelayedStore, monkeypatch: pytest.MonkeyPatch, open_store: OpenStore
 ) -> None:
-    """Memory may not know what was promised; what is on disk is whole."""
+    """Memory may not know what was reserved; what is on disk is whole."""
     id_ = send(store, 0)
 
     def interrupt(*_: object) -> None:
@@ -335,7 +333,7 @@ def test_an_interrupt_while_places_are_promised_closes_the_store_for_writing(
     assert held(open_store(config=CONFIG))[id_] == b"0"
 
 
-def test_without_room_for_a_journal_messages_are_appended(store: DelayedStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_room_for_a_wal_messages_are_appended(store: DelayedStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is not tried again as long as the store is open."""
     tried: list[int] = []
 
@@ -360,7 +358,7 @@ def test_a_reader_in_another_process_sees_a_message_when_its_partition_has_it(
     assert str(id_) in reader()
 
 
-def test_a_backup_made_by_another_process_has_what_the_journal_holds(
+def test_a_backup_made_by_another_process_has_what_the_wal_holds(
     store: DelayedStore, tmp_path: Path, open_store: OpenStore
 ) -> None:
     """It was acknowledged before the backup began."""
@@ -372,7 +370,7 @@ def test_a_backup_made_by_another_process_has_what_the_journal_holds(
     assert sent.items() <= held(again).items()
 
 
-def test_a_backup_made_by_the_writing_process_has_what_only_the_journal_has(
+def test_a_backup_made_by_the_writing_process_has_what_only_the_wal_has(
     store: DelayedStore, tmp_path: Path, open_store: OpenStore
 ) -> None:
     """The copy is what a crash at its instant would leave."""
@@ -381,7 +379,7 @@ def test_a_backup_made_by_the_writing_process_has_what_only_the_journal_has(
     assert sent.items() <= held(open_store(tmp_path / "backup", CONFIG)).items()
 
 
-def test_a_child_leaves_the_journal_alone(store: DelayedStore) -> None:
+def test_a_child_leaves_the_wal_alone(store: DelayedStore) -> None:
     """Closing what it has inherited waits for nobody, whoever led when it was made."""
     send(store, 0)
     store._engine.wal_writer._queue._led = True  # type: ignore[union-attr]

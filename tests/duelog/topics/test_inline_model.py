@@ -2,7 +2,7 @@
 
 Subscriptions are made, sought, left and come back to at any time; ledgers hold three messages, so that trimming is
 never far; the store is closed and opened, the index of what waits is freed. After every step the figures and the list
-of what waits are compared; at the end everybody gets what it is owed, and nothing else.
+of what waits are compared; at the end every subscription gets what it is to get, and nothing else.
 """
 
 from __future__ import annotations
