@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from duelog import metrics, stats, subscription, topic
+from duelog import subscription
 from duelog.background import recurring
 from duelog.background.recurring import Recurring
 from duelog.background.timetable import Timetable
@@ -25,15 +25,19 @@ from duelog.markers import pending_entries, reader
 from duelog.markers.firing.firing import Firing
 from duelog.markers.firing.pending_log import PendingLog
 from duelog.markers.received import MessageMaker
+from duelog.metrics import StoreMetrics
 from duelog.partitions import producer_numbers as producers
 from duelog.partitions.producer_numbers import nothing
 from duelog.sending.delay_policies import DelayPolicies
+from duelog.stats import Figures
 from duelog.store.log.ledger import StagedLedger
 from duelog.store.log.managed_ledger import ManagedLedger
 from duelog.store.policy.policies import EffectivePolicies, of_config
 from duelog.store.policy.policy_records import STORE_SCOPE
 from duelog.topics import seeking
+from duelog.topics.consumer import Consumer
 from duelog.topics.dead_letters import DeadLetters
+from duelog.topics.inline import InlineMessages
 from duelog.topics.topic_list import Topics
 from duelog.topics.topic_state import TopicState
 
@@ -113,7 +117,7 @@ def seeks_past_the_first(patch: Patch) -> None:
 
 def keeps_old_policies(patch: Patch) -> None:
     """What was worked out for a topic stays when policies change."""
-    patch.setattr(DelayPolicies, "changed", lambda self, scope: self._look())
+    patch.setattr(DelayPolicies, "changed", lambda self: self._look())
 
 
 def rounds_down(patch: Patch) -> None:
@@ -221,16 +225,28 @@ def buries_the_dead_again(patch: Patch) -> None:
     patch.setattr(TopicState, "keeps_dead_letters", property(lambda self: False))
 
 
+def _blind_to_what_waits(patch: Patch, owner: type, name: str) -> None:
+    """Within a method, nothing in the main log is seen to wait."""
+    method = getattr(owner, name)
+
+    def blind(*arguments: Any, **more: Any) -> Any:
+        with pytest.MonkeyPatch.context() as within:
+            within.setattr(InlineMessages, "waiting", lambda *_: {})
+            return method(*arguments, **more)
+
+    patch.setattr(owner, name, blind)
+
+
 def forgets_what_waits_at_the_latest(patch: Patch) -> None:
     """A subscription that begins, or is sought, at the latest has acknowledged what is not due."""
-    patch.setattr(topic, "waiting", lambda *_: {})
-    patch.setattr(subscription, "waiting", lambda *_: {})
+    _blind_to_what_waits(patch, Topics, "add_subscription")
+    _blind_to_what_waits(patch, Consumer, "seek")
 
 
 def counts_what_waits_as_backlog(patch: Patch) -> None:
     """What is not yet visible in the main log is not pending, and is backlog."""
-    patch.setattr(stats, "waiting", lambda *_: {})
-    patch.setattr(metrics, "waiting", lambda *_: {})
+    _blind_to_what_waits(patch, Figures, "of_topic")
+    _blind_to_what_waits(patch, StoreMetrics, "_look")
 
 
 MUTANTS: dict[str, tuple[Callable[[Patch], None], str]] = {
