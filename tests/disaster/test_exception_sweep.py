@@ -78,7 +78,7 @@ def test_an_exception_at_any_line_loses_and_doubles_nothing(scenario: str) -> No
         ("taken_is_not_given_back", "fire", "markers/firing/firing.py"),
         ("confirmed_by_the_caller", "fire", "store/env/commit_queue.py"),
         ("torn_logs_go_on", "fire", "markers/firing/pending_log.py"),
-        ("torn_deliveries_go_on", "resolve", "dispatcher.py"),
+        ("torn_deliveries_go_on", "resolve", "delivery/dispatcher.py"),
         ("condition_entered", "send", "threading.py"),
     ],
 )
