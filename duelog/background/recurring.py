@@ -211,6 +211,8 @@ class Recurring:
                     return False
                 done.append(replace(wanted, next_id=new_id))
                 transaction.put(key, _pack(done[0]))
+                # Memory follows the disk, also where the caller is interrupted after the commit.
+                transaction.after_commit(lambda: self._note(topic.topic_id, wanted))
                 return True
 
             body = b""
@@ -224,12 +226,16 @@ class Recurring:
                 return None
             # The time it was to be at has passed meanwhile: the one after it.
             schedule = replace(schedule, next_due_ms=_table(schedule).after(now_ms, schedule.next_due_ms))
-        if schedule.next_due_ms is None:
-            self._due.pop((topic.topic_id, schedule.name), None)
-        else:
-            self._due[topic.topic_id, schedule.name] = schedule.next_due_ms
+        if schedule.next_due_ms is not None:
             self._wake()
         return done[0]
+
+    def _note(self, topic_id: int, schedule: Schedule) -> None:
+        """Have memory know when a schedule comes next."""
+        if schedule.next_due_ms is None:
+            self._due.pop((topic_id, schedule.name), None)
+        else:
+            self._due[topic_id, schedule.name] = schedule.next_due_ms
 
 
 def _part(key: _Key) -> Part:

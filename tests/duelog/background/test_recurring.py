@@ -9,6 +9,7 @@ import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -17,6 +18,7 @@ from duelog import DelayedStore, ManualClock, StoreConfig, Subscription
 from duelog.background.timetable import Timetable
 from duelog.errors import InvalidArgument, StoreFull
 from duelog.markers.pending_entries import PendingEntries
+from duelog.markers.succession import Succession
 from tests.conftest import START_MS, OpenStore
 
 HOUR_MS = 3_600_000
@@ -192,6 +194,29 @@ def test_a_deleted_topic_takes_its_schedules_along(open_store: OpenStore, clock:
     store.tick()
     store.topic("t").send(b"x")
     assert store.topic("t").schedules() == []
+
+
+def test_an_interrupt_after_the_commit_of_an_advance_does_not_double_the_next_occurrence(
+    open_store: OpenStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory knows from the commit itself when the schedule comes next."""
+    store = open_store()
+    store.topic("t").every("beat", interval=3_600, payload=b"x")
+    succeed = Succession.succeed
+
+    def interrupted(*arguments: Any) -> bool:
+        succeed(*arguments)
+        raise KeyboardInterrupt
+
+    clock.advance(HOUR_MS)
+    monkeypatch.setattr(Succession, "succeed", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        store.tick()
+    monkeypatch.undo()
+    with store.topic("t").subscribe("s") as consumer:
+        dues = received(store, consumer)
+        dues += step(store, consumer, clock, START_MS + 4 * HOUR_MS, HOUR_MS)
+    assert dues == [START_MS + count * HOUR_MS for count in range(1, 5)]
 
 
 def test_a_failure_between_entry_and_record_neither_loses_nor_doubles(
