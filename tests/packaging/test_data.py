@@ -1,4 +1,4 @@
-"""The numbers that tools/data/README.md states, counted again."""
+"""The numbers that tools/demo/data/README.md states, counted again."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DAY_S = 86_400
 
 def test_the_delays_are_what_their_description_says() -> None:
     """Every number in the description of the delays is what the file gives."""
-    with gzip.open(ROOT / "tools" / "data" / "git-delays.tsv.gz", "rt", encoding="ascii") as lines:
+    with gzip.open(ROOT / "tools" / "demo" / "data" / "git-delays.tsv.gz", "rt", encoding="ascii") as lines:
         rows = [line.rstrip("\n").split("\t") for line in lines]
     pairs = [(int(written), int(due)) for written, due, _ in rows]
     sharing = [count for count in Counter(due for _, due in pairs).values() if count > 1]
@@ -33,5 +33,5 @@ def test_the_delays_are_what_their_description_says() -> None:
         f"delayed ones on {len({due // DAY_S for written, due in pairs if due > written}):,}",
         f"{sum(sharing):,} share their due second with another, {max(sharing)} at most",
     ]
-    text = " ".join((ROOT / "tools" / "data" / "README.md").read_text(encoding="utf-8").split())
+    text = " ".join((ROOT / "tools" / "demo" / "data" / "README.md").read_text(encoding="utf-8").split())
     assert [phrase for phrase in stated if phrase not in text] == []

@@ -73,7 +73,7 @@ def installed_files(wheel: Path) -> set[str]:
 def test_the_wheel_holds_every_module_and_nothing_else(wheel: Path) -> None:
     """Every module of every floor under duelog/, the type marker and the data are there, and no test or stray file."""
     expected = {installed_name(module) for floor in FLOORS for module in modules(ROOT / floor)}
-    expected |= {installed_name(path) for path in (ROOT / "tools" / "data").glob("*.gz")}
+    expected |= {installed_name(path) for path in (ROOT / "tools" / "demo" / "data").glob("*.gz")}
     expected |= {"duelog/py.typed"}
     assert installed_files(wheel) == expected
 
@@ -81,8 +81,8 @@ def test_the_wheel_holds_every_module_and_nothing_else(wheel: Path) -> None:
 def test_the_wheel_carries_the_data_and_the_type_marker(wheel: Path) -> None:
     """The demo's delays and `py.typed` are in the wheel, byte for byte; the licence stands in its metadata."""
     with ZipFile(wheel) as archive:
-        data = archive.read("duelog/tools/data/git-delays.tsv.gz")
-        assert data == (ROOT / "tools" / "data" / "git-delays.tsv.gz").read_bytes()
+        data = archive.read("duelog/tools/demo/data/git-delays.tsv.gz")
+        assert data == (ROOT / "tools" / "demo" / "data" / "git-delays.tsv.gz").read_bytes()
         assert "duelog/py.typed" in archive.namelist()
         assert any(name.endswith(".dist-info/licenses/LICENSE") for name in archive.namelist())
 
