@@ -13,8 +13,9 @@ import pytest
 
 from duelog import DelayedStore, ManualClock
 from duelog.store.errors import InvalidArgument
-from duelog.tools.audit import audit_store, open_partitions
-from duelog.tools.audit.partition_audit import audit_environment
+from duelog.tools.audit import audit_store
+from duelog.tools.audit.checking import open_partitions
+from duelog.tools.audit.checking.partition_audit import audit_environment
 from duelog.tools.audit.survey import run_here
 from tests.audit.histories import CONFIG, SLOW
 

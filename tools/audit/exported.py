@@ -22,13 +22,13 @@ from ...partitions.timespan import parse_directory_name
 from ...store.codec.format import CursorRecord, LedgerRecord, LedgerState, PartitionRecord, PartitionState
 from ...store.codec.frontier import UNREADABLE_DUE, FrontierRecord
 from ..transfer.export_layout import Export, ExportedFile, open_export
-from .catalog_findings import marker_findings, reference_findings
-from .facts import KeptLedger, StoreFacts, TopicFacts
+from .checking.catalog_findings import marker_findings, reference_findings
+from .checking.holding import judge_holding
+from .checking.log_tally import Batch, Issue, LogResult, LogTask, tally_log
+from .checking.partition_audit import PartitionResult
 from .gathering import Gathering
-from .holding import judge_holding
-from .log_tally import Batch, Issue, LogResult, LogTask, tally_log
-from .marks import UNTIMED, MarkerRun, TopicMarkers, bitmap_of
-from .partition_audit import PartitionResult
+from .reading.facts import KeptLedger, StoreFacts, TopicFacts
+from .reading.marks import UNTIMED, MarkerRun, TopicMarkers, bitmap_of
 from .survey import log_tasks
 from .tables import Audit, LatenessRow, SubscriptionRow, finding
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from ...store.codec.format import PartitionState
-from .facts import StoreFacts, log_address, partition_name
-from .log_tally import Day, Issue, LogResult, merge_days
-from .partition_audit import PartitionResult
+from .checking.log_tally import Day, Issue, LogResult, merge_days
+from .checking.partition_audit import PartitionResult
+from .reading.facts import StoreFacts, log_address, partition_name
 from .tables import NO_TOPIC, Audit, AuditFinding, PartitionRow, RetentionRow, UpcomingRow, finding
 
 

@@ -19,20 +19,20 @@ from ...store.log import catalog
 from ..scan.sealed import Sealed, open_main_to_read
 from ..store_check import check_file
 from ..values import require_store
-from .catalog_findings import (
+from .checking.catalog_findings import (
     directory_findings,
     marker_findings,
     missing_findings,
     quarantine_findings,
     reference_findings,
 )
-from .facts import StoreFacts, read_facts
+from .checking.holding import judge_holding
+from .checking.log_tally import LogTask
+from .checking.open_partitions import PATIENCE_S, audit_open
+from .checking.partition_audit import PartitionResult, PartitionTask, audit_packed
 from .gathering import Gathering
-from .holding import judge_holding
-from .log_tally import LogTask
-from .main_bodies import main_body_findings
-from .open_partitions import PATIENCE_S, audit_open
-from .partition_audit import PartitionResult, PartitionTask, audit_packed
+from .reading.facts import StoreFacts, read_facts
+from .reading.main_bodies import main_body_findings
 from .tables import Audit, AuditFinding, finding
 
 Runner = Callable[[list[bytes]], Iterable[bytes]]

@@ -46,7 +46,7 @@ def audit(
     duelog audit data --as-of 2026-12-24T00:00Z --json
     ```
     """
-    from ..audit.report import PARQUET_MISSING, as_json, write_report
+    from ..audit.report.writing import PARQUET_MISSING, as_json, write_report
     from ..audit.tables import Audit
 
     options: dict[str, Any] = {

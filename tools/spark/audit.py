@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..audit import Audit, audit_store
-from ..audit.partition_audit import audit_packed
+from ..audit.checking.partition_audit import audit_packed
 from ..audit.survey import Runner
 from .session import make_session
 

@@ -14,15 +14,15 @@ import msgpack
 import numpy as np
 from pyroaring import BitMap
 
-from ...snapshot.stored import inspect_snapshots
-from ...store.codec import format as fmt
-from ...store.codec.format import Table
-from ...store.codec.run import Run
-from ...store.env.environment import Environment
-from ...store.errors import CorruptEntry, CorruptRecord, DamagedStore
-from ...store.log.scan import runs
-from ..scan.sealed import Sealed, open_sealed
-from ..store_check import check_file
+from ....snapshot.stored import inspect_snapshots
+from ....store.codec import format as fmt
+from ....store.codec.format import Table
+from ....store.codec.run import Run
+from ....store.env.environment import Environment
+from ....store.errors import CorruptEntry, CorruptRecord, DamagedStore
+from ....store.log.scan import runs
+from ...scan.sealed import Sealed, open_sealed
+from ...store_check import check_file
 from .log_tally import NO_ENTRY, Batch, Day, Issue, LogResult, LogTask, Mask, tally_log
 
 _BATCH_ENTRIES = 1 << 20

@@ -10,11 +10,11 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from html import escape
 
-from ..output import printable, size_text
+from ...output import printable, size_text
+from ..codes import CODES, ERROR
+from ..tables import DAY_MS, HOUR_MS, Audit, AuditFinding
 from .charts import Bar, Series, list_bars, time_bars
-from .codes import CODES, ERROR
 from .style import STYLE
-from .tables import DAY_MS, HOUR_MS, Audit, AuditFinding
 from .words import amount, duration, moment, plural, share, short_topic
 
 MOST_ROWS = 20

@@ -13,10 +13,10 @@ import numpy as np
 import numpy.typing as npt
 from pyroaring import BitMap
 
-from ...store.codec.frontier import NOTHING_FIRED, FrontierRecord
-from ...store.codec.run import Int64s
-from .marks import bitmap_of, ids_of, ranges_text
-from .tables import DAY_MS, HOUR_MS
+from ....store.codec.frontier import NOTHING_FIRED, FrontierRecord
+from ....store.codec.run import Int64s
+from ..reading.marks import bitmap_of, ids_of, ranges_text
+from ..tables import DAY_MS, HOUR_MS
 
 NO_ENTRY = -1
 

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from ...store.files.directory import write_file
+from ....store.files.directory import write_file
+from ..tables import TABLES, Audit
 from .page import page
-from .tables import TABLES, Audit
 
 PARQUET_MISSING = "Parquet was left out: pyarrow is not installed (pip install 'duelog[spark]')"
 

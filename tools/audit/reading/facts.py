@@ -14,20 +14,20 @@ from typing import NamedTuple, TypeVar
 import lmdb
 from pyroaring import BitMap
 
-from ...cleanup.claims import acknowledged_by_all
-from ...partitions.timespan import directory_name
-from ...store.codec import format as fmt
-from ...store.codec.format import CursorRecord, LedgerRecord, LedgerState, PartitionRecord, Table
-from ...store.codec.frontier import FrontierRecord
-from ...store.codec.run import RunKind
-from ...store.env.environment import Environment
-from ...store.errors import CorruptEntry, CorruptRecord, FormatMismatch, InvalidArgument
-from ...store.log.ledger import find_tail
-from ...store.log.scan import runs
-from ...store.names import TopicName
-from ...store.policy.policy_records import effective
+from ....cleanup.claims import acknowledged_by_all
+from ....partitions.timespan import directory_name
+from ....store.codec import format as fmt
+from ....store.codec.format import CursorRecord, LedgerRecord, LedgerState, PartitionRecord, Table
+from ....store.codec.frontier import FrontierRecord
+from ....store.codec.run import RunKind
+from ....store.env.environment import Environment
+from ....store.errors import CorruptEntry, CorruptRecord, FormatMismatch, InvalidArgument
+from ....store.log.ledger import find_tail
+from ....store.log.scan import runs
+from ....store.names import TopicName
+from ....store.policy.policy_records import effective
+from ..tables import AuditFinding, LatenessRow, SubscriptionRow, TopicRow, finding
 from .marks import MarkerRun, Marks, TopicMarkers, copy_markers
-from .tables import AuditFinding, LatenessRow, SubscriptionRow, TopicRow, finding
 
 NEVER_KEPT = 1 << 62
 """`kept_since_ms` of a topic whose main log cannot be read whole: no missing marker proves a loss."""

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from pyroaring import BitMap
 
-from ...store.codec.run import Int64s, Run, UInt32s
+from ....store.codec.run import Int64s, Run, UInt32s
 
 _MOST_SHOWN = 10
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ...store.codec.run import Run, RunKind
-from ...store.env.environment import Environment
-from ...store.log.scan import runs
+from ....store.codec.run import Run, RunKind
+from ....store.env.environment import Environment
+from ....store.log.scan import runs
+from ..tables import AuditFinding, finding
 from .facts import StoreFacts
-from .tables import AuditFinding, finding
 
 _RUNS_A_TRANSACTION = 512
 

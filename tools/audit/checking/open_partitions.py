@@ -13,12 +13,12 @@ from typing import NamedTuple
 
 import lmdb
 
-from ...partitions.partition import partition_path
-from ...snapshot.stored import SnapshotInfo, SnapshotState, inspect_snapshots
-from ...store.env.environment import Environment
-from ...store.errors import CorruptRecord, DamagedStore
-from ..scan.sealed import Sealed
-from ..store_check import check_file
+from ....partitions.partition import partition_path
+from ....snapshot.stored import SnapshotInfo, SnapshotState, inspect_snapshots
+from ....store.env.environment import Environment
+from ....store.errors import CorruptRecord, DamagedStore
+from ...scan.sealed import Sealed
+from ...store_check import check_file
 from .log_tally import NO_ENTRY, Issue
 from .partition_audit import PartitionResult, PartitionTask, audit_environment
 

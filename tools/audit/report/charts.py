@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import NamedTuple
 
-from .tables import DAY_MS, HOUR_MS
+from ..tables import DAY_MS, HOUR_MS
 from .words import amount, moment
 
 MOST_BINS = 60
