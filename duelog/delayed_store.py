@@ -141,6 +141,7 @@ class DelayedStore:
 
     def update_policies(
         self,
+        /,
         *,
         namespace: str | None = None,
         topic: str | None = None,

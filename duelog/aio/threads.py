@@ -1,15 +1,19 @@
-"""The threads in which the calls of one store run: some for commits, some for looking."""
+"""The threads in which the calls of one store run, and methods that run in them: some for commits, some for looking."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+import functools
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
-from typing import ParamSpec, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
+
+import duelog
 
 P = ParamSpec("P")
 T = TypeVar("T")
+Inner = TypeVar("Inner")
 
 _COMMIT_THREADS = 16
 _LOOK_THREADS = 4
@@ -24,15 +28,15 @@ class Threads:
         self._commits = ThreadPoolExecutor(_COMMIT_THREADS, thread_name_prefix="duelog-aio")
         self._looks = ThreadPoolExecutor(_LOOK_THREADS, thread_name_prefix="duelog-aio-look")
 
-    async def run(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    async def run(self, call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """The result of a call that may wait for the disk."""
         return await asyncio.wrap_future(self.start(call, *args, **kwargs))
 
-    def start(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+    def start(self, call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Have such a call begun."""
         return self._commits.submit(call, *args, **kwargs)
 
-    def look(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+    def look(self, call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """A call that reads."""
         return self._looks.submit(call, *args, **kwargs)
 
@@ -47,3 +51,33 @@ class Threads:
         """Let the threads end once their calls have."""
         self._commits.shutdown(wait=False)
         self._looks.shutdown(wait=False)
+
+
+def close_result(made: Future[duelog.DelayedStore] | Future[duelog.Subscription]) -> None:
+    """Close what a cancelled call has opened."""
+    if not made.cancelled() and made.exception() is None:
+        made.result().close()
+
+
+class InThreads(Generic[Inner]):
+    """An object of `duelog`, with the threads in which its methods run."""
+
+    def __init__(self, inner: Inner, threads: Threads) -> None:
+        self._inner = inner
+        self._threads = threads
+
+    def __repr__(self) -> str:
+        return f"<aio {self._inner!r}>"
+
+
+def in_thread(
+    method: Callable[Concatenate[Inner, P], T],
+) -> Callable[Concatenate[InThreads[Inner], P], Coroutine[Any, Any, T]]:
+    """A method of `duelog` as one to be awaited: it runs in a thread, with the same arguments."""
+
+    @functools.wraps(method)
+    async def call(self: InThreads[Inner], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self._threads.run(method, self._inner, *args, **kwargs)
+
+    call.__doc__ = f"As `duelog.{method.__qualname__}`."
+    return call

@@ -124,8 +124,8 @@ def test_what_a_cancelled_receive_was_handed_is_received_by_the_next(tmp_path: P
             topic = store.topic("t")
             await topic.send_batch([Message(b"a"), Message(b"b")])
             first, other = [await topic.subscribe("sub", type="shared") for _ in range(2)]
-            gate = Gate(first._subscription.poll)
-            first._subscription.poll = gate  # type: ignore[method-assign]
+            gate = Gate(first._inner.poll)
+            first._inner.poll = gate  # type: ignore[method-assign]
             receiving = asyncio.create_task(first.receive(2))
             await gate.wait_until_reached()
             receiving.cancel()
@@ -178,7 +178,7 @@ def test_a_cancelled_waiter_leaves_no_waker_behind(tmp_path: Path) -> None:
             subscription = await store.topic("t").subscribe("sub")
             waiting = [asyncio.create_task(subscription.receive(timeout=None)) for _ in range(5)]
             await asyncio.sleep(0)
-            state = subscription._subscription._topic
+            state = subscription._inner._topic
             assert len(state.wakers) == 5
             for task in waiting:
                 task.cancel()
