@@ -9,6 +9,7 @@ from pathlib import Path
 from duelog.markers.firing.firing import Firing
 from duelog.markers.firing.loaded import LoadedPartitions
 from duelog.markers.firing.suspensions import Suspensions
+from duelog.markers.pending_entries import PendingEntries
 from duelog.markers.succession import Succession
 from duelog.markers.withdrawal import Withdrawals
 from duelog.store.clock import Clock, ManualClock
@@ -70,13 +71,8 @@ def assemble(found: Recovered, config: StoreConfig, undo: ExitStack, *, records_
 
     `undo` ends what was begun. Raises StoreFull, ResourceShortage.
     """
-    main, partitions, clock, listeners, limits = (
-        found.main,
-        found.partitions,
-        found.clock,
-        found.listeners,
-        found.run_limits,
-    )
+    main, partitions, clock, listeners = found.main, found.partitions, found.clock, found.listeners
+    limits = found.run_limits
     state = OpenState(found.path)
 
     # What waits, and what wakes it.
@@ -128,14 +124,15 @@ def assemble(found: Recovered, config: StoreConfig, undo: ExitStack, *, records_
         quarantine=quarantine.add,
         wake=wakeups.wake,
     )
-    withdrawals = Withdrawals(main, partitions, firing, clock, config, limits)
+    pending = PendingEntries(main, partitions, firing, config, limits)
+    withdrawals = Withdrawals(main, firing.gate, clock, pending)
     flusher = AckFlusher(main, config.ack_flush_ms, clock, agenda, wakeups.wake)
     inline = InlineMessages(main, partitions, clock, config, flusher, quarantine.add, listeners)
     dead_letters = DeadLetters(main, topics, flusher, clock)
 
     # When time passes.
     expiry = Expiry(main, topics, agenda, flusher, policies)
-    succession = Succession(main, partitions, firing, clock, config, limits)
+    succession = Succession(main, firing.gate, clock, pending)
     recurring = Recurring(main, topics, succession, clock, config.max_message_bytes, wakeups.wake)
     adopting = Adopting(found.path, main, partitions, topics, found.identity.store_id, clock)
     maintenance = Maintenance(

@@ -33,7 +33,7 @@ class Recovered:
     """What was found in a store's directory, and is open.
 
     lock: held while this process writes; None: read-only. clock: never behind what has fired. swept: what a crash had
-    left. replayed: messages that only the write-ahead log had. listeners: those of `main` and `partitions`.
+    left. listeners: those of `main` and `partitions`.
     """
 
     path: Path
@@ -44,7 +44,6 @@ class Recovered:
     clock: StoreClock
     run_limits: RunLimits
     swept: Swept
-    replayed: int
     listeners: Listeners
 
     @property
@@ -75,11 +74,11 @@ def recover(path: Path, config: StoreConfig, clock: Clock, undo: ExitStack, *, r
     undo.callback(partitions.close)
     partitions.load()  # before anything is swept: what it refuses is left as it is
     limits = RunLimits(config.run_entries, config.run_bytes)
-    swept, replayed = Swept(0, 0, 0), 0
+    swept = Swept(0, 0, 0)
     if not read_only:
         swept = sweep(path, main)
         open_wal = partial(WalFile, path, identity.store_id, config.journal_bytes)
-        replayed = replay_wal(path, main, partitions, limits, identity.store_id, open_wal)
+        replay_wal(path, main, partitions, limits, identity.store_id, open_wal)
         refuse_lost_entries(main, partitions)
     store_clock = StoreClock(clock, 0 if mark is None else fmt.unpack_u64(mark))
-    return Recovered(path, identity, lock, main, partitions, store_clock, limits, swept, replayed, listeners)
+    return Recovered(path, identity, lock, main, partitions, store_clock, limits, swept, listeners)

@@ -9,15 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..partitions.partition_set import PartitionSet
 from ..store.clock import Clock
-from ..store.config import StoreConfig
 from ..store.env.environment import Environment
+from ..store.env.reader_gate import ReaderGate
 from ..store.env.transaction import Transaction
-from ..store.log.ledger import RunLimits
 from ..store.log.managed_ledger import ManagedLedger
 from ..store.position import MessageId
-from .firing.firing import Firing
 from .pending_entries import PendingEntries
 
 NOTHING = MessageId(0, 0)
@@ -30,19 +27,12 @@ Record = Callable[[Transaction, MessageId | None], bool]
 class Succession:
     """Lets messages follow one another. Thread-safe."""
 
-    def __init__(
-        self,
-        main: Environment,
-        partitions: PartitionSet,
-        firing: Firing,
-        clock: Clock,
-        config: StoreConfig,
-        limits: RunLimits,
-    ) -> None:
+    def __init__(self, main: Environment, gate: ReaderGate, clock: Clock, entries: PendingEntries) -> None:
+        """`gate`: the one that firing is alone in."""
         self._main = main
-        self._gate = firing.gate
+        self._gate = gate
         self._clock = clock
-        self._entries = PendingEntries(main, partitions, firing, config, limits)
+        self._entries = entries
 
     def succeed(
         self, log: ManagedLedger, old: MessageId | None, due_ms: int | None, body: bytes, record: Record

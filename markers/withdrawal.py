@@ -14,34 +14,24 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..partitions.partition_set import PartitionSet
 from ..store.clock import Clock
-from ..store.config import StoreConfig
 from ..store.env.environment import Environment
+from ..store.env.reader_gate import ReaderGate
 from ..store.env.transaction import Transaction
-from ..store.log.ledger import RunLimits
 from ..store.log.managed_ledger import ManagedLedger
 from ..store.position import MessageId
-from .firing.firing import Firing
 from .pending_entries import Outcome, PendingEntries
 
 
 class Withdrawals:
     """Takes messages back from the partition logs of a store. Thread-safe; requests are committed in groups."""
 
-    def __init__(
-        self,
-        main: Environment,
-        partitions: PartitionSet,
-        firing: Firing,
-        clock: Clock,
-        config: StoreConfig,
-        limits: RunLimits,
-    ) -> None:
+    def __init__(self, main: Environment, gate: ReaderGate, clock: Clock, entries: PendingEntries) -> None:
+        """`gate`: the one that firing is alone in."""
         self._main = main
-        self._gate = firing.gate
+        self._gate = gate
         self._clock = clock
-        self._entries = PendingEntries(main, partitions, firing, config, limits)
+        self._entries = entries
 
     def cancel(self, log: ManagedLedger, ids: Sequence[MessageId]) -> list[Outcome]:
         """Cancel messages of a topic; the outcome of each, in order, once it is durable.
