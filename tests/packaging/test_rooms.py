@@ -31,7 +31,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "background": {"sending", "topics"},
     "": {"delivery", "topics", "sending", "background", "check"},
     "check": {"background", "sending"},
-    "aio": {"", "delivery", "sending", "background"},
+    "aio": {"", "delivery", "sending"},
     "tools": {"tools.cli", "tools.scan", "tools.transfer"},
     "tools.scan": {"tools"},
     "tools.transfer": {"tools", "tools.scan"},
