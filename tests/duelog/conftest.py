@@ -1,4 +1,4 @@
-"""A store that a test of bad input must leave as it was."""
+"""Fixtures that most tests of the engine begin with: a store, its topic `t`, and a consumer of subscription `s`."""
 
 from __future__ import annotations
 
@@ -10,36 +10,37 @@ from duelog import DelayedStore, StoreConfig, Subscription, Topic
 from tests.conftest import OpenStore
 from tests.duelog.store_state import records
 
-CONFIG = StoreConfig(partition_ms=3_600_000, max_message_bytes=1000)
+
+@pytest.fixture
+def config(request: pytest.FixtureRequest) -> StoreConfig:
+    """The configuration of `store`: CONFIG of the test's module where it has one, or a parameter of the test."""
+    return getattr(request.module, "CONFIG", StoreConfig())
 
 
 @pytest.fixture
-def store(open_store: OpenStore) -> DelayedStore:
-    """A store with a topic, a subscription, a fired message and a delayed one."""
-    store = open_store(config=CONFIG)
-    topic = store.topic("known")
-    topic.subscribe("reader").close()
-    topic.send(b"now")
-    topic.send(b"later", deliver_after=60)
-    return store
+def store(open_store: OpenStore, config: StoreConfig) -> DelayedStore:
+    """An empty store on the manual clock."""
+    return open_store(config=config)
 
 
 @pytest.fixture
 def topic(store: DelayedStore) -> Topic:
-    """The topic that exists."""
-    return store.topic("known")
+    """A topic, which the first message or subscription creates."""
+    return store.topic("t")
 
 
 @pytest.fixture
-def reader(topic: Topic) -> Iterator[Subscription]:
-    """A consumer of the subscription that exists."""
-    with topic.subscribe("reader") as subscription:
-        yield subscription
+def reader(topic: Topic) -> Subscription:
+    """A consumer of an exclusive subscription."""
+    return topic.subscribe("s")
 
 
 @pytest.fixture
-def unchanged(store: DelayedStore) -> Iterator[None]:
-    """Nothing that a test with this fixture does changes a record, or makes or removes a file."""
+def unchanged(store: DelayedStore, topic: Topic) -> Iterator[None]:
+    """With a fired message, a delayed one and a subscription: the test changes no record, directory or file."""
+    topic.subscribe("s").close()
+    topic.send(b"now")
+    topic.send(b"later", deliver_after=60)
     before = records(store)
     yield
     if not store.closed:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from threading import Thread
 
 import pytest
 
-from duelog import ManualClock, Message, MessageId, StoreConfig, Subscription
+from duelog import DelayedStore, ManualClock, Message, MessageId, StoreConfig, Subscription, Topic
 from duelog.cleanup.trim import unfinished
 from duelog.errors import StoreFull
 from duelog.partitions.partition import Partition, PartitionLog
 from tests.conftest import OpenStore
+from tests.duelog.consuming import payloads
 from tests.model.driver import Once, armed, full_disk, stalled_sender
 
 CONFIG = StoreConfig(partition_ms=1_000, preload_ms=0, ledger_max_entries=1, ack_flush_ms=0)
@@ -33,9 +33,8 @@ def test_four_partitions_loaded_ahead_of_their_time_hold_up_no_earlier_one(
     assert store.tick().fired == 1
 
 
-def test_messages_of_a_deleted_topic_are_not_pending(open_store: OpenStore) -> None:
+def test_messages_of_a_deleted_topic_are_not_pending(store: DelayedStore) -> None:
     """They lie in their partition until it ends and are never delivered: no figure counts them as to come."""
-    store = open_store(config=CONFIG)
     store.topic("gone").send(b"", deliver_at=store.clock.now_ms() + 60_000)
     store.topic("kept").send(b"", deliver_at=store.clock.now_ms() + 60_000)
     store.delete_topic("gone")
@@ -45,10 +44,9 @@ def test_messages_of_a_deleted_topic_are_not_pending(open_store: OpenStore) -> N
 
 @pytest.mark.parametrize("number", range(1, 10))
 def test_what_a_full_disk_kept_a_tick_from_doing_the_next_one_does(
-    open_store: OpenStore, clock: ManualClock, number: int
+    store: DelayedStore, clock: ManualClock, number: int
 ) -> None:
     """Whichever write finds no room, the next tick fires, closes, trims, removes and deletes the rest."""
-    store = open_store(config=CONFIG)
     for name in ("a", "b"):
         store.topic(name).send_batch([Message(b"", deliver_after=1), Message(b"", deliver_after=2)])
     clock.advance(10_000)
@@ -61,14 +59,13 @@ def test_what_a_full_disk_kept_a_tick_from_doing_the_next_one_does(
     assert [store.topic(name).stats().entries for name in ("a", "b")] == [0, 0]
 
 
-def test_a_clock_set_back_after_a_failed_tick_is_not_believed(open_store: OpenStore, clock: ManualClock) -> None:
+def test_a_clock_set_back_after_a_failed_tick_is_not_believed(
+    store: DelayedStore, topic: Topic, reader: Subscription, clock: ManualClock
+) -> None:
     """One partition closes, closing the next finds no room, the clock goes back: what is closed stays past.
 
     Else a message for the closed partition would go into the main log as one that is due, before it is.
     """
-    store = open_store(config=CONFIG)
-    topic = store.topic("t")
-    reader = topic.subscribe("s")
     store.topic("gone").send_batch([Message(b"", deliver_after=1), Message(b"", deliver_after=2)])
     store.delete_topic("gone")  # so that two partitions are to be closed, and nothing is to be fired
     later_ms = clock.advance(10_000)
@@ -88,14 +85,12 @@ def _no_room(path: object) -> None:
 
 @pytest.mark.parametrize("point", ["delete.recorded", "delete.moved", "delete.removed"])
 def test_a_partition_is_not_made_anew_while_its_directory_is_removed(
-    open_store: OpenStore, clock: ManualClock, point: str
+    store: DelayedStore, topic: Topic, clock: ManualClock, point: str
 ) -> None:
     """A sender looks at the clock, and writes when the partition of its message is being deleted: it is delivered.
 
     The partition made anew in between lost its directory or its place in the catalog, and the message with it.
     """
-    store = open_store(config=CONFIG)
-    topic = store.topic("t")
     store.topic("other").send(b"", deliver_after=0.5)  # nobody reads it: its partition goes as soon as it has ended
     reader = topic.subscribe("s")
 
@@ -131,12 +126,9 @@ def test_a_partition_that_somebody_reads_when_its_topic_is_deleted_goes_later(
 
 
 def test_without_delay_between_flushes_every_acknowledgement_is_on_disk(
-    open_store: OpenStore, clock: ManualClock
+    store: DelayedStore, topic: Topic, reader: Subscription
 ) -> None:
     """`ack_flush_ms` 0: also the one right after a trim, which has left a cursor to be written by the next tick."""
-    store = open_store(config=CONFIG)
-    topic = store.topic("t")
-    reader = topic.subscribe("s")
     topic.send_batch([Message(b"1"), Message(b"2")])
     first, second = reader.receive(2)
     reader.ack(first)
@@ -146,10 +138,9 @@ def test_without_delay_between_flushes_every_acknowledgement_is_on_disk(
 
 
 def test_a_log_made_while_check_reads_its_partition_is_no_finding(
-    open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+    store: DelayedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whenever another thread or process makes a topic's log, its runs are not taken for those of no log."""
-    store = open_store(config=CONFIG)
     due_ms = store.clock.now_ms() + 60_000
     store.topic("first").send(b"", deliver_at=due_ms)
     listed = Partition.logs
@@ -171,86 +162,11 @@ def test_a_log_made_while_check_reads_its_partition_is_no_finding(
     assert made
 
 
-INLINE = StoreConfig(
-    partition_ms=1_000, ledger_max_entries=2, ack_flush_ms=0, inline_delay_ms=5_000, retention_ms=10**9
-)
-
-
-def _payloads(subscription: Subscription, most: int) -> list[bytes]:
-    messages = subscription.receive(most)
-    subscription.ack(messages)
-    return [message.payload for message in messages]
-
-
-def test_what_waits_inline_and_is_acknowledged_already_is_not_taken_off_the_backlog(
-    open_store: OpenStore, clock: ManualClock
-) -> None:
-    """A subscription that has sought past messages that wait owes nothing for them, and what comes then counts."""
-    store = open_store(config=INLINE)
-    topic = store.topic("t")
-    reader = topic.subscribe("s")
-    topic.send_batch([Message(b"", deliver_after=4) for _ in range(3)])
-    assert reader.receive(10) == []
-    assert reader.stats().backlog == 0
-    reader.seek("latest")
-    topic.send_batch([Message(b"1"), Message(b"2")])
-    assert reader.stats().backlog == 2
-
-
-def test_equal_due_times_that_wait_inline_survive_the_consumer_that_had_some_of_them(
-    open_store: OpenStore, clock: ManualClock
-) -> None:
-    """It leaves between two batches of one instant; who comes next gets the rest."""
-    store = open_store(config=INLINE)
-    topic = store.topic("t")
-    reader = topic.subscribe("s")
-    topic.send_batch([Message(b"%d" % number, deliver_after=1) for number in range(5)])
-    assert reader.receive(10) == []
-    clock.advance(1_000)
-    assert _payloads(reader, 2) == [b"0", b"1"]
-    reader.close()
-    assert _payloads(topic.subscribe("s"), 10) == [b"2", b"3", b"4"]
-
-
-def test_a_subscription_that_is_ahead_prunes_nothing_that_another_is_in_the_middle_of(
-    open_store: OpenStore, clock: ManualClock
-) -> None:
-    """One has had two of five that are due at one instant when the other goes past it."""
-    store = open_store(config=INLINE)
-    topic = store.topic("t")
-    slow, quick = topic.subscribe("slow"), topic.subscribe("quick")
-    topic.send_batch([Message(b"%d" % number, deliver_after=1) for number in range(5)])
-    assert slow.receive(10) == quick.receive(10) == []
-    clock.advance(1_000)
-    assert _payloads(slow, 2) == [b"0", b"1"]
-    clock.advance(2_000)
-    assert len(_payloads(quick, 10)) == 5
-    assert quick.receive(10) == []
-    assert _payloads(slow, 10) == [b"2", b"3", b"4"]
-
-
-def test_a_seek_by_time_finds_what_waits_inline_by_settings_of_before(
-    open_store: OpenStore, clock: ManualClock
-) -> None:
-    """A ledger closed long before the time may hold what is due after it, also when short delays are off by now."""
-    store = open_store(config=INLINE)
-    topic = store.topic("t")
-    topic.subscribe("s").close()
-    topic.send_batch([Message(b"%d" % number, deliver_after=4) for number in range(4)])
-    store.close()
-    store = open_store(config=dataclasses.replace(INLINE, inline_delay_ms=0))
-    topic = store.topic("t")
-    reader = topic.subscribe("s")
-    reader.seek(clock.now_ms() + 3_000)
-    clock.advance(4_000)
-    assert len(_payloads(reader, 10)) == 4
-
-
 def test_a_seek_by_time_finds_what_a_stalled_sender_closed_a_ledger_behind(
     open_store: OpenStore, clock: ManualClock
 ) -> None:
     """A sender that looked at the clock long ago fills a ledger in which later messages lie: they are found."""
-    store = open_store(config=dataclasses.replace(INLINE, inline_delay_ms=0))
+    store = open_store(config=StoreConfig(partition_ms=1_000, ledger_max_entries=2, ack_flush_ms=0, retention_ms=10**9))
     topic = store.topic("t")
     reader = topic.subscribe("s")
 
@@ -264,25 +180,4 @@ def test_a_seek_by_time_finds_what_a_stalled_sender_closed_a_ledger_behind(
     with stalled_sender(store._engine, meanwhile):
         topic.send(b"stalled")
     reader.seek(began_ms + 300)
-    assert b"later" in _payloads(reader, 10)
-
-
-@pytest.mark.parametrize("acked", [False, True])
-def test_what_waits_inline_keeps_nothing_that_is_too_old(
-    open_store: OpenStore, clock: ManualClock, acked: bool
-) -> None:
-    """One due later lies before one due at once, acknowledged already or not: the other expires."""
-    config = dataclasses.replace(INLINE, inline_delay_ms=60_000, ttl_ms=2_000, ledger_max_entries=10)
-    store = open_store(config=config)
-    topic = store.topic("t")
-    reader = topic.subscribe("s")
-    waiting = topic.send(b"waits", deliver_after=50)
-    topic.send(b"old")
-    assert [message.payload for message in reader.receive(10)] == [b"old"]
-    if acked:
-        reader.ack(waiting)
-    clock.advance(5_000)
-    store.tick()
-    assert reader.stats().backlog == 0
-    clock.advance(45_000)
-    assert _payloads(reader, 10) == ([] if acked else [b"waits"])
+    assert b"later" in payloads(reader, 10)

@@ -101,7 +101,7 @@ def test_a_backup_to_a_place_that_cannot_be_used_says_so(open_store: OpenStore, 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.EACCES, errno.EIO, errno.ENOSPC])
 def test_a_send_for_a_new_partition_that_cannot_be_made_raises_an_error_of_duelog(
-    open_store: OpenStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, number: int
+    open_store: OpenStore, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     """Nothing of it is stored, nothing is left, and the next one is."""
     store = open_store(config=CONFIG)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -68,57 +67,6 @@ def test_a_rescheduled_message_comes_once_at_its_new_time(open_store: OpenStore,
     assert [message.message_id for message in subscription.receive(10)] == [soon]
     clock.advance(4_000_000)
     assert subscription.receive(10) == []
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_random_histories_deliver_what_was_not_cancelled_once(
-    open_store: OpenStore, clock: ManualClock, seed: int
-) -> None:
-    """Send, cancel, reschedule, fire, reopen in random order against a dict of what is to come."""
-    chance = random.Random(seed)
-    store = open_store(config=TINY)
-    topic = store.topic("t")
-    subscription = topic.subscribe("s", type="shared")
-    due_of: dict[MessageId, tuple[bytes, int]] = {}
-    got: dict[MessageId, bytes] = {}
-
-    def receive() -> None:
-        for message in subscription.receive(1_000):
-            assert message.message_id not in got
-            assert message.due_ms <= clock.now_ms()
-            got[message.message_id] = message.payload
-            subscription.ack(message)
-
-    for step in range(120):
-        kind = chance.random()
-        due_ms = clock.now_ms() + chance.randrange(-100, 3_000)
-        if kind < 0.5:
-            payload = b"%d" % step
-            due_of[topic.send(payload, deliver_at=due_ms)] = (payload, due_ms)
-        elif kind < 0.65 and due_of:
-            victim = chance.choice(list(due_of))
-            scheduled = topic.state(victim) == "scheduled"
-            assert topic.cancel(victim) == scheduled
-            if scheduled:
-                del due_of[victim]
-        elif kind < 0.8 and due_of:
-            old = chance.choice(list(due_of))
-            new = topic.reschedule(old, deliver_at=due_ms)
-            if new is not None:
-                due_of[new] = (due_of.pop(old)[0], due_ms)
-        elif kind < 0.93:
-            clock.advance(chance.randrange(300))
-            receive()
-        else:
-            store.close()
-            store = open_store(config=TINY)
-            topic = store.topic("t")
-            subscription = topic.subscribe("s", type="shared")
-    assert topic.stats().pending == len(list(topic.scheduled()))
-    for _ in range(6):
-        clock.advance(1_000)
-        receive()
-    assert got == {message_id: payload for message_id, (payload, _) in due_of.items()}
 
 
 @pytest.mark.parametrize("point", ["commit.before", "commit.after"])

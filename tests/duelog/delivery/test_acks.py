@@ -13,7 +13,7 @@ from pyroaring import BitMap
 from duelog.delivery.acks import AckSet
 from duelog.store.errors import BrokenInvariant, InvalidArgument
 from duelog.store.position import Position
-from tests.duelog.twins import acked_after_mark
+from tests.duelog.delivery.twins import acked_after_mark
 
 
 class Ledgers:

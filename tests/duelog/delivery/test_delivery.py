@@ -28,9 +28,7 @@ def test_a_message_given_back_waits_longer_each_time(open_store: OpenStore, cloc
         clock.advance(1)
 
 
-def test_a_message_that_no_consumer_can_take_goes_to_the_dead_letter_topic(
-    open_store: OpenStore, clock: ManualClock
-) -> None:
+def test_a_message_that_no_consumer_can_take_goes_to_the_dead_letter_topic(open_store: OpenStore) -> None:
     """After `max_redeliveries` it is buried with where it came from, and never comes again."""
     store = open_store(config=StoreConfig(max_redeliveries=2))
     topic = store.topic("t")

@@ -8,9 +8,7 @@ from duelog.delivery.acks import AckSet
 from duelog.delivery.dispatcher import Dispatcher, SubscriptionType
 from duelog.store.errors import InvalidArgument
 from duelog.store.position import Position
-from tests.duelog.twins import has_ready
-
-from ..twins import Log, at, dispatcher_on, entries, log_of
+from tests.duelog.delivery.twins import Log, at, dispatcher_on, entries, has_ready, log_of
 
 
 def test_first_deliveries_come_in_log_order_across_ledgers() -> None:

@@ -13,9 +13,7 @@ from duelog.delivery.acks import AckSet
 from duelog.delivery.dispatcher import Dispatcher, SubscriptionType
 from duelog.store.errors import InvalidArgument
 from duelog.store.position import Position
-from tests.duelog.twins import has_ready
-
-from ..twins import Log, Twin
+from tests.duelog.delivery.twins import Log, Twin, has_ready
 
 KEYS = st.sampled_from([None, "a", "b", "c", "d"])
 MAX_KEPT_BACK = 4

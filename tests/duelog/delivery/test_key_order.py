@@ -8,9 +8,7 @@ from duelog.delivery.acks import AckSet
 from duelog.delivery.key_slots import KeySlots
 from duelog.store.message import ReceivedMessage
 from duelog.store.position import Position
-from tests.duelog.twins import has_ready
-
-from ..twins import Log, at, dispatcher_on, entries, log_of
+from tests.duelog.delivery.twins import Log, at, dispatcher_on, entries, has_ready, log_of
 
 
 def key_of(consumer_id: int, consumers: Sequence[int], number: int = 0) -> str:

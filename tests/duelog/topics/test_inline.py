@@ -5,23 +5,29 @@ The findings named here are those of the code under review for PIP-448, and none
 
 from __future__ import annotations
 
-import random
+import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from duelog import DelayedStore, ManualClock, Message, MessageId, StoreConfig, Subscription
+from duelog import DelayedStore, ManualClock, Message, StoreConfig, Subscription, Topic
 from duelog.errors import UnknownSubscription
 from duelog.markers import tracker as tracking
 from duelog.markers.reader import MainLogReader
 from duelog.markers.tracker import TopicDelayTracker
 from duelog.store.log.scan import runs
 from duelog.store.names import TopicName
-from tests.conftest import START_MS, OpenStore
+from tests.conftest import OpenStore
+from tests.duelog.consuming import payloads
 
-INLINE = StoreConfig(
-    partition_ms=1_000, ledger_max_entries=7, ack_flush_ms=10, inline_delay_ms=5_000, tracker_idle_ms=200
+CONFIG = StoreConfig(
+    partition_ms=1_000,
+    ledger_max_entries=2,
+    ack_flush_ms=0,
+    inline_delay_ms=5_000,
+    tracker_idle_ms=200,
+    retention_ms=10**9,
 )
 
 
@@ -30,90 +36,26 @@ def tracker_of(store: DelayedStore, name: str = "t") -> TopicDelayTracker | None
     return store._engine.topics.get(TopicName.parse(name)).tracker
 
 
-def payloads(subscription: Subscription, most: int = 1_000) -> list[bytes]:
-    """Receive and acknowledge."""
-    messages = subscription.receive(most)
-    subscription.ack(messages)
-    return [message.payload for message in messages]
-
-
-def test_a_short_delay_creates_no_partition_and_is_exact(open_store: OpenStore, clock: ManualClock) -> None:
+def test_a_short_delay_creates_no_partition_and_is_exact(
+    store: DelayedStore, topic: Topic, reader: Subscription, clock: ManualClock
+) -> None:
     """Not a tick early, on the very tick, in order of due time."""
-    store = open_store(config=INLINE)
-    topic = store.topic("t")
-    subscription = topic.subscribe("s")
     topic.send_batch([Message(b"b", deliver_after=0.2), Message(b"a", deliver_after=0.1), Message(b"now")])
     assert store.partitions() == []
-    assert payloads(subscription) == [b"now"]
+    assert payloads(reader) == [b"now"]
     clock.advance(99)
-    assert payloads(subscription) == []
+    assert payloads(reader) == []
     clock.advance(1)
-    assert payloads(subscription) == [b"a"]
+    assert payloads(reader) == [b"a"]
     clock.advance(100)
-    assert payloads(subscription) == [b"b"]
-    assert subscription.stats().backlog == 0
+    assert payloads(reader) == [b"b"]
+    assert reader.stats().backlog == 0
 
 
-@pytest.mark.parametrize("inline_ms", [0, 1, 100, 1_000])
-def test_strictness_holds_for_every_inline_delay(open_store: OpenStore, clock: ManualClock, inline_ms: int) -> None:
-    """A message due in 100 ms comes at 100 ms, wherever it waits."""
-    store = open_store(config=StoreConfig(inline_delay_ms=inline_ms))
-    topic = store.topic("t")
-    subscription = topic.subscribe("s")
-    topic.send(b"x", deliver_after=0.1)
-    clock.advance(99)
-    assert payloads(subscription) == []
-    clock.advance(1)
-    assert payloads(subscription) == [b"x"]
-
-
-def test_equal_due_times_keep_send_order_across_limits(open_store: OpenStore, clock: ManualClock) -> None:
-    """500 at one instant, received by sevens, come in the order they were sent, none twice."""
-    store = open_store(config=INLINE)
-    topic = store.topic("t")
-    subscription = topic.subscribe("s", type="shared")
-    due_ms = START_MS + 300
-    topic.send_batch([Message(b"%d" % number, deliver_at=due_ms) for number in range(500)])
-    assert payloads(subscription) == []
-    clock.advance(300)
-    got: list[bytes] = []
-    while batch := payloads(subscription, 7):
-        got += batch
-    assert got == [b"%d" % number for number in range(500)]
-
-
-def test_an_earlier_message_re_arms_the_wait(open_store: OpenStore, clock: ManualClock) -> None:
-    """What the next wait ends at is asked anew, so a nearer message that came later is not slept through."""
-    store = open_store(config=INLINE)
-    topic = store.topic("t")
-    subscription = topic.subscribe("s")
-    topic.send(b"far", deliver_after=4)
-    assert payloads(subscription) == []
-    reader = subscription._state.reader
-    assert reader is not None
-    assert reader.next_due_ms() == START_MS + 4_000
-    topic.send(b"near", deliver_after=1)
-    assert reader.next_due_ms() == START_MS + 1_000
-    clock.advance(1_000)
-    assert payloads(subscription) == [b"near"]
-
-
-def test_unacknowledged_messages_do_not_starve_later_ones(open_store: OpenStore, clock: ManualClock) -> None:
-    """Reads go on although mark-delete stands still."""
-    store = open_store(config=INLINE)
-    topic = store.topic("t")
-    subscription = topic.subscribe("s", type="shared")
-    topic.send_batch([Message(b"%d" % number, deliver_after=0.1) for number in range(30)])
-    assert subscription.receive(10) == []
-    clock.advance(100)
-    got = [message.payload for _ in range(3) for message in subscription.receive(10)]
-    assert got == [b"%d" % number for number in range(30)]
-
-
-def test_views_with_different_mark_deletes_are_served_each_once(open_store: OpenStore, clock: ManualClock) -> None:
+def test_views_with_different_mark_deletes_are_served_each_once(
+    store: DelayedStore, topic: Topic, clock: ManualClock
+) -> None:
     """One view that never acknowledges neither stops pruning nor disturbs the other."""
-    store = open_store(config=INLINE)
-    topic = store.topic("t")
     quick, idle = topic.subscribe("quick"), topic.subscribe("idle")
     for round_ in range(5):
         topic.send_batch([Message(b"%d-%d" % (round_, number), deliver_after=0.5) for number in range(10)])
@@ -127,10 +69,10 @@ def test_views_with_different_mark_deletes_are_served_each_once(open_store: Open
     assert len(tracker) <= 20
 
 
-def test_each_position_is_tracked_once_whatever_the_subscriptions(open_store: OpenStore, clock: ManualClock) -> None:
+def test_each_position_is_tracked_once_whatever_the_subscriptions(
+    store: DelayedStore, topic: Topic, clock: ManualClock
+) -> None:
     """Ten subscriptions on fifty waiting messages: fifty entries."""
-    store = open_store(config=INLINE)
-    topic = store.topic("t")
     subscriptions = [topic.subscribe(f"s{number}") for number in range(10)]
     topic.send_batch([Message(b"x", deliver_after=1 + number / 100) for number in range(50)])
     for subscription in subscriptions:
@@ -143,35 +85,30 @@ def test_each_position_is_tracked_once_whatever_the_subscriptions(open_store: Op
 
 
 def test_the_tracker_is_freed_after_its_last_view_and_not_under_a_new_one(
-    open_store: OpenStore, clock: ManualClock
+    store: DelayedStore, topic: Topic, reader: Subscription, clock: ManualClock
 ) -> None:
     """Idle for `tracker_idle_ms` it goes; a consumer that comes later finds everything that it passed over."""
-    store = open_store(config=INLINE)
-    topic = store.topic("t")
-    subscription = topic.subscribe("s")
     topic.send(b"x", deliver_after=4)
-    assert subscription.receive(1) == []
-    subscription.close()
+    assert reader.receive(1) == []
+    reader.close()
     clock.advance(100)
-    subscription = topic.subscribe("s")
+    reader = topic.subscribe("s")
     clock.advance(1_000)
     store.tick()
     assert tracker_of(store) is not None
-    subscription.close()
+    reader.close()
     clock.advance(1_000)
     store.tick()
     assert tracker_of(store) is None
-    subscription = topic.subscribe("s")
+    reader = topic.subscribe("s")
     clock.advance(2_000)
-    assert payloads(subscription) == [b"x"]
+    assert payloads(reader) == [b"x"]
 
 
 def test_what_others_were_served_meanwhile_is_tracked_again_for_a_consumer_that_returns(
-    open_store: OpenStore, clock: ManualClock
+    store: DelayedStore, topic: Topic, clock: ManualClock
 ) -> None:
     """Forgotten since everybody there had it, and behind where the tracker began: who passed it over still gets it."""
-    store = open_store(config=INLINE)
-    topic = store.topic("t")
     gone = topic.subscribe("gone")
     early = topic.send(b"early", deliver_after=2)
     stays = topic.subscribe("stays")
@@ -192,28 +129,23 @@ def test_what_others_were_served_meanwhile_is_tracked_again_for_a_consumer_that_
 
 
 def test_what_could_not_be_read_when_it_was_due_is_not_forgotten(
-    open_store: OpenStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+    topic: Topic, reader: Subscription, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The tracker takes a view for served once it has given the positions; reading them may fail after that."""
-    store = open_store(config=INLINE)
-    topic = store.topic("t")
-    subscription = topic.subscribe("s")
     topic.send_batch([Message(b"a", deliver_after=1), Message(b"b", deliver_after=1.2)])
-    assert subscription.receive(10) == []
+    assert reader.receive(10) == []
     clock.advance(3_000)
     with monkeypatch.context() as patched:
         patched.setattr(MainLogReader, "read_at", _interrupted)
         with pytest.raises(KeyboardInterrupt):
-            subscription.receive(10)
-    assert payloads(subscription) == [b"a", b"b"]
+            reader.receive(10)
+    assert payloads(reader) == [b"a", b"b"]
 
 
 def test_an_index_that_was_broken_off_halfway_is_read_anew(
-    open_store: OpenStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+    store: DelayedStore, topic: Topic, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An interrupt between two runs: none of them is indexed twice, none is missing."""
-    store = open_store(config=INLINE)
-    topic = store.topic("t")
     subscription = topic.subscribe("s", type="shared")
     for name in (b"a", b"b", b"c"):
         topic.send(name, deliver_after=1)
@@ -236,79 +168,6 @@ def test_an_index_that_was_broken_off_halfway_is_read_anew(
 
 def _interrupted(*_: object) -> None:
     raise KeyboardInterrupt
-
-
-def test_seeking_back_restores_what_was_pruned(open_store: OpenStore, clock: ManualClock) -> None:
-    """After a seek to the beginning every message still kept is delivered again, those not due when they are."""
-    config = StoreConfig(inline_delay_ms=5_000, retention_ms=10**9)
-    store = open_store(config=config)
-    topic = store.topic("t")
-    subscription = topic.subscribe("s")
-    topic.send_batch([Message(b"a", deliver_after=1), Message(b"b", deliver_after=2), Message(b"c", deliver_after=4)])
-    assert payloads(subscription) == []
-    clock.advance(2_500)
-    assert payloads(subscription) == [b"a", b"b"]
-    subscription.seek("earliest")
-    assert payloads(subscription) == [b"a", b"b"]
-    clock.advance(1_500)
-    assert payloads(subscription) == [b"c"]
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_random_histories_serve_every_subscription_once(open_store: OpenStore, clock: ManualClock, seed: int) -> None:
-    """Inline on and off over reopens, trims, consumers that come and go: everybody gets everything, never early."""
-    chance = random.Random(seed)
-
-    def config() -> StoreConfig:
-        return StoreConfig(
-            partition_ms=1_000,
-            ledger_max_entries=7,
-            bucket_ms=50,
-            fire_batch=3,
-            inline_delay_ms=chance.choice([0, 100, 500, 5_000]),
-            tracker_idle_ms=200,
-        )
-
-    names = ("x", "y")
-    store = open_store(config=config())
-    topic = store.topic("t")
-    consumers = {name: topic.subscribe(name, type="shared") for name in names}
-    sent: dict[MessageId, int] = {}
-    got: dict[str, set[MessageId]] = {name: set() for name in names}
-
-    def receive(name: str) -> int:
-        messages = consumers[name].receive(chance.choice([1, 3, 1_000]))
-        for message in messages:
-            assert message.message_id not in got[name]
-            assert sent[message.message_id] <= clock.now_ms()
-            got[name].add(message.message_id)
-        consumers[name].ack(messages)
-        return len(messages)
-
-    for _ in range(100):
-        kind = chance.random()
-        if kind < 0.5:
-            due_ms = clock.now_ms() + chance.randrange(-100, 1_500)
-            sent[topic.send(b"x", deliver_at=due_ms)] = due_ms
-        elif kind < 0.85:
-            clock.advance(chance.randrange(200))
-            receive(chance.choice(names))
-        elif kind < 0.9:
-            store.close()
-            store = open_store(config=config())
-            topic = store.topic("t")
-            consumers = {name: topic.subscribe(name, type="shared") for name in names}
-        elif kind < 0.97:
-            name = chance.choice(names)
-            consumers[name].close()
-            clock.advance(chance.randrange(400))
-            store.tick()
-            consumers[name] = topic.subscribe(name, type="shared")
-    clock.advance(3_000)
-    for name in names:
-        while receive(name):
-            pass
-        assert got[name] == set(sent)
 
 
 @pytest.mark.parametrize("attached", [True, False])
@@ -338,3 +197,78 @@ def test_clearing_what_waits_inline_for_one_subscription_leaves_it_to_the_others
         assert {message.payload for message in other.receive(10)} == {b"0", b"10", b"20", b"30", b"after", b"3600"}
     with pytest.raises(UnknownSubscription):
         topic.clear_inline("nobody")
+
+
+def test_what_waits_inline_and_is_acknowledged_already_is_not_taken_off_the_backlog(
+    topic: Topic, reader: Subscription
+) -> None:
+    """A subscription that has sought past messages that wait owes nothing for them, and what comes then counts."""
+    topic.send_batch([Message(b"", deliver_after=4) for _ in range(3)])
+    assert reader.receive(10) == []
+    assert reader.stats().backlog == 0
+    reader.seek("latest")
+    topic.send_batch([Message(b"1"), Message(b"2")])
+    assert reader.stats().backlog == 2
+
+
+def test_equal_due_times_that_wait_inline_survive_the_consumer_that_had_some_of_them(
+    topic: Topic, reader: Subscription, clock: ManualClock
+) -> None:
+    """It leaves between two batches of one instant; who comes next gets the rest."""
+    topic.send_batch([Message(b"%d" % number, deliver_after=1) for number in range(5)])
+    assert reader.receive(10) == []
+    clock.advance(1_000)
+    assert payloads(reader, 2) == [b"0", b"1"]
+    reader.close()
+    assert payloads(topic.subscribe("s"), 10) == [b"2", b"3", b"4"]
+
+
+def test_a_subscription_that_is_ahead_prunes_nothing_that_another_is_in_the_middle_of(
+    topic: Topic, clock: ManualClock
+) -> None:
+    """One has had two of five that are due at one instant when the other goes past it."""
+    slow, quick = topic.subscribe("slow"), topic.subscribe("quick")
+    topic.send_batch([Message(b"%d" % number, deliver_after=1) for number in range(5)])
+    assert slow.receive(10) == quick.receive(10) == []
+    clock.advance(1_000)
+    assert payloads(slow, 2) == [b"0", b"1"]
+    clock.advance(2_000)
+    assert len(payloads(quick, 10)) == 5
+    assert quick.receive(10) == []
+    assert payloads(slow, 10) == [b"2", b"3", b"4"]
+
+
+def test_a_seek_by_time_finds_what_waits_inline_by_settings_of_before(
+    open_store: OpenStore, store: DelayedStore, topic: Topic, clock: ManualClock
+) -> None:
+    """A ledger closed long before the time may hold what is due after it, also when short delays are off by now."""
+    topic.subscribe("s").close()
+    topic.send_batch([Message(b"%d" % number, deliver_after=4) for number in range(4)])
+    store.close()
+    store = open_store(config=dataclasses.replace(CONFIG, inline_delay_ms=0))
+    topic = store.topic("t")
+    reader = topic.subscribe("s")
+    reader.seek(clock.now_ms() + 3_000)
+    clock.advance(4_000)
+    assert len(payloads(reader, 10)) == 4
+
+
+@pytest.mark.parametrize("acked", [False, True])
+def test_what_waits_inline_keeps_nothing_that_is_too_old(
+    open_store: OpenStore, clock: ManualClock, acked: bool
+) -> None:
+    """One due later lies before one due at once, acknowledged already or not: the other expires."""
+    config = dataclasses.replace(CONFIG, inline_delay_ms=60_000, ttl_ms=2_000, ledger_max_entries=10)
+    store = open_store(config=config)
+    topic = store.topic("t")
+    reader = topic.subscribe("s")
+    waiting = topic.send(b"waits", deliver_after=50)
+    topic.send(b"old")
+    assert [message.payload for message in reader.receive(10)] == [b"old"]
+    if acked:
+        reader.ack(waiting)
+    clock.advance(5_000)
+    store.tick()
+    assert reader.stats().backlog == 0
+    clock.advance(45_000)
+    assert payloads(reader, 10) == ([] if acked else [b"waits"])

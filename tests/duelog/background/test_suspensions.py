@@ -23,7 +23,7 @@ from duelog.store.env.transaction import Transaction
 from duelog.store.files import datafile
 from duelog.store.log.managed_ledger import ManagedLedger
 from tests.conftest import START_MS, OpenStore
-from tests.duelog.test_threads import LIMIT_S, WatchedManualClock, waiting
+from tests.duelog.background.test_threads import LIMIT_S, WatchedManualClock, waiting
 
 HOUR_MS = 3_600_000
 CONFIG = StoreConfig(partition_ms=HOUR_MS, preload_ms=0, max_open_partitions=1)

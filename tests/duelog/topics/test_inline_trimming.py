@@ -1,0 +1,172 @@
+"""Trimming and hidden messages: a ledger is kept until each of its messages is due, and the idle tracker is freed."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from duelog import DelayedStore, ManualClock, Message, StoreConfig, Topic
+from duelog.store.codec import format as fmt
+from duelog.store.codec.format import LedgerRecord
+from duelog.store.env.transaction import Transaction
+from duelog.store.names import TopicName
+from tests.conftest import OpenStore
+from tests.duelog.consuming import payloads
+
+HOUR_MS = 3_600_000
+CONFIG = StoreConfig(inline_delay_ms=HOUR_MS, ledger_max_entries=2, ack_flush_ms=0)
+
+
+def ledgers(store: DelayedStore, name: str = "t") -> int:
+    """Number of ledgers that the topic's main log has."""
+    return len(store._engine.topics.get(TopicName.parse(name)).log.ledgers())
+
+
+def test_what_waits_inline_with_no_subscription_yet_is_not_trimmed_before_it_is_due(
+    store: DelayedStore, topic: Topic, clock: ManualClock
+) -> None:
+    """Five messages due in half an hour, ledgers of two: who subscribes before then gets all five."""
+    for number in range(5):
+        topic.send(b"%d" % number, deliver_after=1_800)
+    assert store.tick().trimmed == 0
+    subscription = topic.subscribe("s")
+    clock.advance(HOUR_MS // 2)
+    assert payloads(subscription) == [b"%d" % number for number in range(5)]
+    assert store.tick().trimmed == 2
+
+
+def test_after_a_restart_what_waits_inline_is_still_not_trimmed(open_store: OpenStore, clock: ManualClock) -> None:
+    """When a ledger is due as a whole is on disk, whatever `inline_delay_ms` the store is opened with next."""
+    store = open_store(config=CONFIG)
+    for number in range(5):
+        store.topic("t").send(b"%d" % number, deliver_after=1_800)
+    store.close()
+    store = open_store(config=StoreConfig(ledger_max_entries=2, ack_flush_ms=0))
+    clock.advance(60_000)
+    assert store.tick().trimmed == 0
+    subscription = store.topic("t").subscribe("s")
+    clock.advance(HOUR_MS // 2)
+    assert len(payloads(subscription)) == 5
+
+
+def test_a_ledger_closed_by_an_earlier_version_is_read_for_what_waits_in_it(
+    open_store: OpenStore, clock: ManualClock
+) -> None:
+    """Its record says when it was closed only; the runs say the rest."""
+    store = open_store(config=CONFIG)
+    store.topic("t").send_batch([Message(b"%d" % number, deliver_after=1_800) for number in range(5)])
+    engine = store._engine
+    topic_id = engine.topics.get(TopicName.parse("t")).topic_id
+
+    def as_before(transaction: Transaction) -> None:
+        for info in engine.topics.get(TopicName.parse("t")).log.ledgers()[:-1]:
+            key = fmt.ledger_key(topic_id, info.ledger_id)
+            record = LedgerRecord.unpack(transaction.get(key) or b"")
+            transaction.put(key, record._replace(closed_ms=clock.now_ms()).pack())
+
+    engine.main.write(as_before)
+    store.close()
+    store = open_store(config=CONFIG)
+    assert store.tick().trimmed == 0
+    clock.advance(HOUR_MS // 2)
+    assert len(payloads(store.topic("t").subscribe("s"))) == 5
+
+
+def test_a_ledger_that_waits_holds_those_behind_it_and_goes_when_it_is_due(
+    store: DelayedStore, topic: Topic, clock: ManualClock
+) -> None:
+    """Ledgers go from the front: what is behind one that waits goes with it, at the due time and by itself."""
+    topic.send(b"waits", deliver_after=1_800)
+    for number in range(5):
+        topic.send(b"%d" % number)
+    assert (store.tick().trimmed, ledgers(store)) == (0, 4)
+    planned_ms = store.tick().next_due_ms
+    assert planned_ms == clock.now_ms() + HOUR_MS // 2
+    clock.set(planned_ms - 1)
+    assert store.tick().trimmed == 0
+    clock.set(planned_ms)
+    assert (store.tick().trimmed, ledgers(store)) == (3, 1)
+
+
+@pytest.mark.parametrize("retention", ["none", "bytes", "ms"])
+def test_what_all_acknowledged_before_it_was_due_keeps_its_ledger_until_then(
+    open_store: OpenStore, clock: ManualClock, retention: str
+) -> None:
+    """Acknowledged by id by every subscription there is: one that comes before it is due gets it all the same."""
+    config = StoreConfig(
+        inline_delay_ms=HOUR_MS,
+        ledger_max_entries=2,
+        ack_flush_ms=0,
+        retention_ms=1 if retention == "ms" else 0,
+        retention_bytes=1 if retention == "bytes" else 0,
+    )
+    store = open_store(config=config)
+    topic = store.topic("t")
+    eager = topic.subscribe("eager")
+    ids = topic.send_batch([Message(b"%d" % number, deliver_after=1_800) for number in range(4)])
+    assert eager.ack(ids, durable=True) == 4
+    clock.advance(1_000)
+    assert store.tick().trimmed == 0
+    other = topic.subscribe("other")
+    clock.advance(HOUR_MS // 2)
+    assert len(payloads(other)) == 4
+    assert payloads(eager) == []
+
+
+def test_who_begins_at_the_latest_holds_what_waits_until_it_has_it(
+    store: DelayedStore, topic: Topic, clock: ManualClock
+) -> None:
+    """Its ledgers are kept from the first that has something to come to it on, and go after that."""
+    topic.send_batch([Message(b"%d" % number) for number in range(4)])
+    topic.send(b"waits", deliver_after=60)
+    topic.send_batch([Message(b"%d" % number) for number in range(5, 9)])
+    subscription = topic.subscribe("s", initial_position="latest")
+    assert (store.tick().trimmed, ledgers(store)) == (2, 3)
+    clock.advance(60_000)
+    assert (store.tick().trimmed, ledgers(store)) == (0, 3)
+    assert payloads(subscription) == [b"waits"]
+    clock.advance(1_000)
+    assert (store.tick().trimmed, ledgers(store)) == (2, 1)
+
+
+def leave_a_tracker(store: DelayedStore) -> int:
+    """Have a consumer acknowledge something, pass over a thousand waiting messages, and leave; bytes of the index."""
+    topic = store.topic("t")
+    subscription = topic.subscribe("s")
+    topic.send(b"now")
+    assert payloads(subscription) == [b"now"]  # the end of the log so far: a look at it is planned
+    chance = random.Random(3)
+    topic.send_batch([Message(b"x", deliver_after=chance.randrange(600, 1_800)) for _ in range(1_000)])
+    assert subscription.receive(10) == []
+    held = topic.stats().index_bytes
+    assert held == 16_000
+    subscription.close()
+    return held
+
+
+def test_a_look_planned_behind_an_earlier_one_is_not_lost_and_the_idle_tracker_goes(
+    open_store: OpenStore, clock: ManualClock
+) -> None:
+    """At `close` a look at the topic is pending for its acknowledgements: the tracker goes in its own time."""
+    store = open_store(config=StoreConfig(inline_delay_ms=HOUR_MS))
+    held = leave_a_tracker(store)
+    idle_ms = store._engine.config.tracker_idle_ms
+    for after_ms, left in ((150, held), (idle_ms - 151, held), (1, 0)):
+        clock.advance(after_ms)
+        store.tick()
+        assert store.topic("t").stats().index_bytes == left
+
+
+def test_the_tracker_goes_at_a_time_that_the_tick_names(open_store: OpenStore, clock: ManualClock) -> None:
+    """A store that is ticked only when it says so frees the tracker as soon as it has been idle for long enough."""
+    store = open_store(config=StoreConfig(inline_delay_ms=HOUR_MS))
+    leave_a_tracker(store)
+    gone_ms = clock.now_ms() + store._engine.config.tracker_idle_ms
+    while store.topic("t").stats().index_bytes:
+        planned_ms = store.tick().next_due_ms
+        assert planned_ms is not None
+        assert planned_ms <= gone_ms
+        clock.set(planned_ms)
+        store.tick()
+    assert clock.now_ms() == gone_ms
