@@ -12,9 +12,6 @@ from tests.packaging.tree import FACE, FLOORS, ROOT, dotted, imported_names, mod
 MOST_MODULES = 14
 """Modules in one folder, `__init__` counted: `ls` is to tell what is there."""
 
-LARGE = {"duelog.tools.repair"}
-"""Rooms that are still to be divided."""
-
 TWICE = {"errors", "subscription", "topic", "__init__"}
 """Names that the public face shares with what stands behind it: duelog.errors, and duelog.aio's classes."""
 
@@ -113,7 +110,7 @@ def test_a_room_has_a_subject_and_is_small_enough_to_be_seen(room: str) -> None:
     here = [module for name, module in BY_NAME.items() if room_of(name) == room]
     (init,) = [module for module in here if module.name == "__init__.py"]
     assert ast.get_docstring(ast.parse(init.read_text(encoding="utf-8")))
-    assert len(here) <= MOST_MODULES or f"{FACE}.{room}" in LARGE
+    assert len(here) <= MOST_MODULES
 
 
 def test_no_two_modules_have_one_name() -> None:

@@ -12,7 +12,16 @@ from ...check.check_partitions import was_used
 from ...cleanup.mend import Discarded
 from ...partitions.timespan import parse_directory_name
 from ...store.codec import format as fmt
-from ...store.codec.format import CursorRecord, PartitionInfo, PartitionRecord, PartitionState, Table, TopicRecord
+from ...store.codec.format import (
+    CursorRecord,
+    LedgerRecord,
+    LedgerState,
+    PartitionInfo,
+    PartitionRecord,
+    PartitionState,
+    Table,
+    TopicRecord,
+)
 from ...store.env.environment import Environment
 from ...store.env.transaction import Transaction
 from ...store.errors import DuelogError
@@ -22,6 +31,21 @@ from .repair_report import Account
 
 RECOVERED = "recovered"
 """Begin of the names of topics, and name of their subscriptions, of messages whose topic nothing tells."""
+
+
+def topic_ids(raw: lmdb.Transaction) -> set[int]:
+    """The topics that have a name."""
+    return {fmt.trailing_u32(key) for key, _ in catalog.rows(raw, fmt.prefix(Table.TOPIC_NAME))}
+
+
+def main_ledgers(raw: lmdb.Transaction) -> dict[int, int]:
+    """Ledger id -> topic id of the main logs."""
+    return {fmt.trailing_u64(key): fmt.leading_u32(key) for key, _ in catalog.rows(raw, fmt.prefix(Table.LEDGER))}
+
+
+def kept_ledgers(raw: lmdb.Transaction, topic_id: int) -> dict[int, LedgerRecord]:
+    """The ledgers of a main log that are not being trimmed, by id."""
+    return {number: row for number, row in catalog.ledgers(raw, topic_id) if row.state is not LedgerState.TRIMMING}
 
 
 def mend_topics(main: Environment, logs: Iterable[int], account: Account) -> None:
@@ -146,13 +170,10 @@ def mend_counters(main: Environment, logs: Mapping[int, int], account: Account) 
         frontiers = list(catalog.frontiers(raw))
         cursors = list(catalog.cursors(raw))
         acked = [key for key, _ in catalog.rows(raw, fmt.prefix(Table.ACKED))]
-        topics = [fmt.trailing_u32(key) for key, _ in catalog.rows(raw, fmt.prefix(Table.TOPIC_NAME))]
-        topics += [*logs.values(), *(row[0] for row in frontiers), *(row[0] for row in cursors)]
-        ledgers = [fmt.trailing_u64(key) for key, _ in catalog.rows(raw, fmt.prefix(Table.LEDGER))]
-        ledgers += [*logs, *(fmt.trailing_u64(key) for key in acked)]
-        ledgers += [row.ledger_id for _, _, row in frontiers] + [row.ledger_id for _, _, row in cursors]
-        ledgers += [row.marker_ledger for _, _, row in frontiers]
-        ledgers += run_ledgers(raw)
+        topics = [*topic_ids(raw), *logs.values(), *(row[0] for row in frontiers), *(row[0] for row in cursors)]
+        ledgers = [*main_ledgers(raw), *logs, *run_ledgers(raw), *(fmt.trailing_u64(key) for key in acked)]
+        ledgers += [row.ledger_id for _, _, row in cursors]
+        ledgers += [number for _, _, row in frontiers for number in (row.ledger_id, row.marker_ledger)]
         subscriptions = [row.subscription_id for _, _, row in cursors] + [fmt.leading_u32(key) for key in acked]
         used = {catalog.LEDGERS: ledgers, catalog.TOPICS: topics, catalog.SUBSCRIPTIONS: subscriptions}
         for name, numbers in used.items():
@@ -170,10 +191,10 @@ def mend_counters(main: Environment, logs: Mapping[int, int], account: Account) 
 def drop_strangers(main: Environment, account: Account) -> None:
     """Remove ledgers, cursors and runs that belong to no topic."""
     with main.read() as raw:
-        topics = {fmt.trailing_u32(key) for key, _ in catalog.rows(raw, fmt.prefix(Table.TOPIC_NAME))}
+        topics = topic_ids(raw)
         rows = [*catalog.rows(raw, fmt.prefix(Table.LEDGER)), *catalog.rows(raw, fmt.prefix(Table.CURSOR))]
         bad = [key for key, _ in rows if fmt.leading_u32(key) not in topics]
-        ledgers = {fmt.trailing_u64(key) for key, _ in rows if key[0] == Table.LEDGER and key not in bad}
+        ledgers = {ledger_id for ledger_id, topic_id in main_ledgers(raw).items() if topic_id in topics}
         runs = []
         cursor = raw.cursor()
         more = cursor.set_range(fmt.RUN_PREFIX)

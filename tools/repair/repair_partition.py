@@ -1,48 +1,31 @@
-"""One partition under repair, once its logs are known: what cannot be read of them is discarded, snapshots follow."""
+"""One partition under repair, once its logs are known: what cannot be read of them is discarded, snapshots follow.
+
+Last, what has fired and the topics that hold the partition are counted again.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
-import lmdb
 import numpy as np
 from pyroaring import BitMap
 
 from ...cleanup.mend import Mended, mend_ledger
 from ...partitions import cancellations
-from ...partitions.due_column import dues_of
+from ...partitions.due_column import dues_of, fired_entries
 from ...snapshot.stored import SnapshotState, inspect_snapshots
 from ...snapshot.writer import remove_snapshots
 from ...store.codec import format as fmt
-from ...store.codec.format import PartitionState, Table
+from ...store.codec.format import PartitionRecord, PartitionState, Table
 from ...store.codec.frontier import FrontierRecord
-from ...store.codec.run import Run, RunKind
 from ...store.env.environment import Environment
-from ...store.errors import CorruptEntry
+from ...store.env.transaction import Transaction
 from ...store.log import catalog
-from ...store.log.scan import runs
+from ...store.log.ledger import find_tail
+from .repair_catalog import main_ledgers, topic_ids
+from .repair_fired import marker_runs
 from .repair_report import Account
 from .repair_wal import WalRepair
-
-
-class Markers:
-    """What the markers of the main logs point at: due times by entry, by ledger of a partition log."""
-
-    def __init__(self, main: Environment) -> None:
-        self.dues: dict[int, dict[int, int]] = {}
-        with main.read() as raw:
-            for run in runs_of_main(raw):
-                if run.kind == RunKind.MARKERS:
-                    pairs = zip(run.targets().tolist(), run.dues().tolist(), strict=True)
-                    self.dues.setdefault(run.target, {}).update(pairs)
-
-
-def runs_of_main(raw: lmdb.Transaction) -> Iterator[Run]:
-    """Every run of the main logs that can be read."""
-    for key, _ in catalog.rows(raw, fmt.prefix(Table.LEDGER)):
-        for run in runs(raw, "main", fmt.trailing_u64(key)):
-            if not isinstance(run, CorruptEntry):
-                yield run
 
 
 class PartitionRepair:
@@ -52,7 +35,12 @@ class PartitionRepair:
         self._main = main
         self._wal = wal
         self._account = account
-        self._markers = Markers(main)
+        self._markers: dict[int, dict[int, int]] = {}
+        """What the markers of the main logs point at: due times by entry, by ledger of a partition log."""
+        with main.read() as raw:
+            for run in marker_runs(raw, main_ledgers(raw)):
+                pairs = zip(run.targets().tolist(), run.dues().tolist(), strict=True)
+                self._markers.setdefault(run.target, {}).update(pairs)
 
     def mend(
         self, environment: Environment, start_ms: int, state: PartitionState, logs: dict[int, int]
@@ -72,7 +60,7 @@ class PartitionRepair:
         return lost
 
     def _mend_log(self, environment: Environment, start_ms: int, topic_id: int, ledger_id: int) -> Mended:
-        known = self._markers.dues.get(ledger_id, {})
+        known = self._markers.get(ledger_id, {})
         with self._main.read() as raw:
             frontier = catalog.frontier(raw, topic_id, start_ms)
             named = cancellations.members(raw, Table.CANCELLED, ledger_id)
@@ -101,7 +89,7 @@ class PartitionRepair:
             fresh = self._main.write(
                 lambda transaction: cancellations.add(transaction, Table.CANCELLED, ledger_id, unfired)
             )
-            self._account.lost += len(fresh)
+            self._account.report.lost += len(fresh)
         return mended
 
 
@@ -109,3 +97,42 @@ def _passed(environment: Environment, frontier: FrontierRecord, entries: Iterabl
     """Those of `entries`, whose due times can be read, that the frontier says have fired."""
     ids = np.array(list(entries), dtype=np.uint32)
     return BitMap(ids[frontier.has_fired(ids, dues_of(environment, frontier.ledger_id, ids))])
+
+
+def recount(main: Environment, environment: Environment, start_ms: int, account: Account) -> None:
+    """Count again what a partition's logs have fired and its references."""
+
+    def work(transaction: Transaction) -> None:
+        raw = transaction.raw
+        topics = topic_ids(raw)
+        references = 0
+        for topic_id, start, frontier in list(catalog.frontiers(raw)):
+            if start != start_ms or topic_id not in topics:
+                continue
+            ledger_id = frontier.ledger_id
+            fired = _fired(transaction, environment, frontier)
+            changed = frontier._replace(fired=fired)
+            ledgers = dict(catalog.ledgers(raw, topic_id))
+            if frontier.fired and all(run.target != ledger_id for run in marker_runs(raw, ledgers)):
+                changed = changed._replace(marker_ledger=0, marker_entry=0)
+            if changed != frontier and (fired != frontier.fired or not changed.marker_ledger):
+                transaction.put(fmt.frontier_key(topic_id, start_ms), changed.pack())
+                account.say(f"{environment.name}, ledger {ledger_id}: {fired} have fired, not {frontier.fired}")
+            references += not frontier.released
+        key = fmt.partition_key(start_ms)
+        fields = transaction.get(key)
+        record = None if fields is None else PartitionRecord.unpack(fields)
+        if record is not None and record.state is PartitionState.CLOSED and record.references != references:
+            transaction.put(key, record._replace(references=references).pack())
+            account.say(f"{environment.name}: {references} topics hold it, not {record.references}")
+
+    account.write(main, work)
+
+
+def _fired(transaction: Transaction, environment: Environment, frontier: FrontierRecord) -> int:
+    ledger_id = frontier.ledger_id
+    admitted = cancellations.members(transaction.raw, Table.ADMITTED, ledger_id)
+    with environment.read() as raw:
+        tail = find_tail(raw, environment.name, ledger_id)
+    passed, _ = fired_entries(environment, frontier, tail, admitted)
+    return len(passed - cancellations.members(transaction.raw, Table.CANCELLED, ledger_id))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -17,7 +18,7 @@ from ...store.env.transaction import Transaction
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RepairReport:
     """What a repair did.
 
@@ -27,9 +28,9 @@ class RepairReport:
     may be delivered though they were cancelled. subscriptions: those whose place was lost, with what became of them.
     """
 
-    actions: list[str]
-    given_up: int
-    left: list[Finding]
+    actions: list[str] = field(default_factory=list)
+    given_up: int = 0
+    left: list[Finding] = field(default_factory=list)
     lost: int = 0
     again: int = 0
     uncancelled: int = 0
@@ -41,31 +42,25 @@ class Account:
 
     def __init__(self, output: Path) -> None:
         self._output = output
-        self.actions: list[str] = []
-        self.given_up = 0
-        self.lost = 0
-        self.again = 0
-        self.uncancelled = 0
-        self.subscriptions: list[str] = []
+        self.report = RepairReport()
 
     def write(self, environment: Environment, work: Callable[[Transaction], T]) -> T:
         """Have work done that notes what it does: once, though it may run more than once."""
-        before = len(self.actions), len(self.subscriptions), self.lost, self.again, self.uncancelled
+        before = self.report
 
         def noted(transaction: Transaction) -> T:
-            actions, subscriptions, self.lost, self.again, self.uncancelled = before
-            del self.actions[actions:], self.subscriptions[subscriptions:]
+            self.report = deepcopy(before)
             return work(transaction)
 
         return environment.write(noted)
 
     def say(self, action: str) -> None:
         """Note a step."""
-        self.actions.append(action)
+        self.report.actions.append(action)
 
     def discard(self, lost: Discarded) -> None:
         """Add a line to the file."""
-        self.given_up += 1
+        self.report.given_up += 1
         fields = {"environment": lost.environment, "ledger": lost.ledger_id, "entry": lost.entry_id}
         line = {**fields, "reason": lost.reason, "raw": base64.b64encode(lost.raw).decode()}
         with self._output.open("a") as file:
@@ -73,11 +68,5 @@ class Account:
 
     def subscription(self, topic: str, name: str, fate: str) -> None:
         """Note what became of a subscription whose place was lost."""
-        self.subscriptions.append(f"{topic}, subscription {name}: {fate}")
-        self.say(self.subscriptions[-1])
-
-    def report(self, left: list[Finding]) -> RepairReport:
-        """The report, given what a check finds afterwards."""
-        return RepairReport(
-            self.actions, self.given_up, left, self.lost, self.again, self.uncancelled, self.subscriptions
-        )
+        self.report.subscriptions.append(f"{topic}, subscription {name}: {fate}")
+        self.say(self.report.subscriptions[-1])

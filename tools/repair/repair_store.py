@@ -2,12 +2,12 @@
 
 In this order. Directories that lie elsewhere are put back (repair_places.py), and files whose pages are broken are
 written anew from what can be reached. Small records are made anew from their copies (repair_records.py), or from what
-else tells of them: topics, partitions and counters (repair_catalog.py), logs of partitions (repair_logs.py), ledgers
-of main logs (repair_ledgers.py), frontiers (repair_frontiers.py), cancellations (repair_withdrawals.py), subscriptions
-(repair_cursors.py). Then holes and damaged bodies of every ledger are
-discarded (cleanup/mend.py); what points at them is acknowledged for every subscription, or cancelled where it has not
-fired; counts are counted again; snapshots of a partition that was changed are removed; a damaged WAL is discarded
-(repair_wal.py). At last the store is checked: what is left is reported, and needs a backup.
+else tells of them: topics, partitions and counters (repair_catalog.py), ledgers of partitions and of main logs
+(repair_ledgers.py), frontiers (repair_fired.py), cancellations (repair_withdrawals.py), subscriptions
+(repair_subscriptions.py). Then holes and damaged bodies of every ledger are discarded (cleanup/mend.py); what points at
+them is acknowledged for every subscription, or cancelled where it has not fired; counts are counted again; snapshots of
+a partition that was changed are removed; a damaged WAL is discarded (repair_wal.py). At last the store is checked: what
+is left is reported, and needs a backup.
 
 Deliberately not here: guessing. Without the main environment nothing tells what has fired and what each subscription
 has read, so nothing is changed then.
@@ -37,17 +37,15 @@ from ...store.files.pages import read_values
 from ...store.log import catalog
 from ..store_check import check_file, check_store
 from .repair_catalog import drop_strangers, mend_counters, mend_partitions, mend_topics, partition_directories
-from .repair_claims import reconcile, recount
-from .repair_cursors import mend_cursors
-from .repair_frontiers import mend_frontiers
-from .repair_ledgers import mend_ledgers
-from .repair_logs import mend_logs, read_logs
-from .repair_partition import PartitionRepair
+from .repair_fired import OpenLog, mend_frontiers
+from .repair_ledgers import mend_ledgers, mend_logs, read_logs
+from .repair_partition import PartitionRepair, recount
 from .repair_places import put_back
 from .repair_records import mend_records
 from .repair_report import Account, RepairReport
+from .repair_subscriptions import mend_cursors, reconcile
 from .repair_wal import WalRepair
-from .repair_withdrawals import OpenLog, mend_withdrawals
+from .repair_withdrawals import mend_withdrawals
 
 __all__ = ["RepairReport", "repair_store"]
 
@@ -66,14 +64,15 @@ def repair_store(path: Path, output: Path) -> RepairReport:
         config = StoreConfig(partition_ms=stored_span_ms(path) or StoreConfig().partition_ms)
         identity = read_identity(path, config)
         if not check_store(path, deep=True):
-            return account.report([])
+            return account.report
         try:
             _Repair(path, identity.store_id, config, account).run()
         except (DamagedStore, CorruptRecord) as error:
             account.say(f"stopped: {error}")
     finally:
         lock.release()
-    return account.report(check_store(path, deep=True))
+    account.report.left = check_store(path, deep=True)
+    return account.report
 
 
 class _Repair:

@@ -7,14 +7,12 @@ by no rescheduling, cannot be told: they may be delivered, and how many those ar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
+from collections.abc import Iterable
 
 import numpy as np
 from pyroaring import BitMap
 
 from ...check.check_withdrawals import (
-    ByLedger,
     Conditionals,
     Withdrawn,
     lost_admissions,
@@ -29,15 +27,12 @@ from ...snapshot.stored import SnapshotState, inspect_snapshots
 from ...store.codec import format as fmt
 from ...store.codec.format import Table
 from ...store.codec.frontier import FrontierRecord
-from ...store.codec.run import Int64s, RunKind, UInt32s
+from ...store.codec.run import Int64s, UInt32s
 from ...store.env.environment import Environment
 from ...store.log import catalog
-from .repair_frontiers import due_column, fired_in, marked, passed_in
-from .repair_partition import runs_of_main
+from .repair_catalog import main_ledgers
+from .repair_fired import OpenLog, due_column, fired_in, marked, marker_runs, passed_in
 from .repair_report import Account
-
-OpenLog = Callable[[int], AbstractContextManager[tuple[Environment, int, int] | None]]
-"""(environment, topic id, start of the partition) of the partition log with a ledger id, open inside the block."""
 
 
 def mend_withdrawals(
@@ -52,8 +47,7 @@ def mend_withdrawals(
                 return None
             environment, topic_id, start_ms = log
             passed = passed_of(environment, catalog.frontier(raw, topic_id, start_ms), ledger_id, entries)
-            found = marked(raw, topic_id, ledger_id)
-        return passed if found is None else passed | found.entries
+            return passed | marked(raw, topic_id, ledger_id).entries
 
     with main.read() as raw:
         cancelled = lost_cancellations(Withdrawn(raw), conditionals, fired)
@@ -65,14 +59,9 @@ def mend_withdrawals(
                 _cancel(main, log, ledger_id, here, cancelled.get(ledger_id, BitMap()), account)
     with main.read() as raw:
         certain = waited_for(raw)
-        for run in runs_of_main(raw):
-            if run.kind == RunKind.MARKERS:
-                certain.setdefault(run.target, BitMap()).update(run.targets().tolist())
+        for run in marker_runs(raw, main_ledgers(raw)):
+            certain.setdefault(run.target, BitMap()).update(run.targets().tolist())
         admitted = lost_admissions(Withdrawn(raw), conditionals, certain)
-    _admit(main, admitted, account)
-
-
-def _admit(main: Environment, admitted: ByLedger, account: Account) -> None:
     for ledger_id, entries in admitted.items():
         main.write(lambda transaction: cancellations.add(transaction, Table.ADMITTED, ledger_id, entries))  # noqa: B023
         account.say(f"ADMITTED, ledger {ledger_id}: {len(entries)} rescheduled messages admitted again")
@@ -96,7 +85,7 @@ def _cancel(
     passed = fired_in(dues, frontier)
     held = BitMap(np.flatnonzero(dues < 0).astype(np.uint32))
     most = len(inside - found - passed - held)
-    account.uncancelled += most
+    account.report.uncancelled += most
     account.say(
         f"CANCELLED, ledger {ledger_id}: {len(fresh)} entries cancelled again; of {most} that are still to fire it is "
         "not known whether they were cancelled"

@@ -1,26 +1,109 @@
-"""What a repair does about references to what it discarded: subscriptions go on, topics release, counts are right."""
+"""Subscriptions under repair: records that are lost, and entries that were discarded.
+
+One whose record is lost begins as early as the rest allows, rather twice than never: that is the first ledger that its
+topic keeps; what its acknowledgements say stays acknowledged. The key of a damaged record names the subscription; where
+the record is gone its acknowledgements tell its topic, and it gets a name that says so. A topic whose subscriptions
+have acknowledged nothing singly and lose their records without a copy has lost them unseen: that is why there are
+copies.
+
+What points at a discarded entry is acknowledged for every subscription, so that they go on.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+import lmdb
 from pyroaring import BitMap
 
 from ...cleanup.mend import mend_ledger
 from ...delivery.acks import AckSet
-from ...partitions import cancellations
-from ...partitions.due_column import fired_entries
 from ...store.codec import format as fmt
-from ...store.codec.format import LedgerRecord, LedgerState, PartitionRecord, PartitionState, Table
-from ...store.codec.frontier import FrontierRecord
-from ...store.codec.run import Run, RunKind
+from ...store.codec.format import CursorRecord, LedgerRecord, LedgerState, Table
 from ...store.env.environment import Environment
 from ...store.env.transaction import Transaction
 from ...store.log import catalog
 from ...store.log.ledger import RunLimits, find_tail
 from ...store.log.managed_ledger import LedgerLimits, ManagedLedger
-from ...store.log.scan import runs
-from .repair_markers import restore_markers
+from .repair_catalog import RECOVERED, kept_ledgers, main_ledgers, topic_ids
+from .repair_fired import OpenLog, marker_runs, restore_markers
 from .repair_report import Account
-from .repair_withdrawals import OpenLog
+
+
+def mend_cursors(main: Environment, lost: Iterable[bytes], account: Account) -> None:
+    """Make subscriptions anew whose records are lost. lost: keys of records that cannot be read."""
+    lost = list(lost)
+    named = [key for key in lost if key[0] == Table.CURSOR]
+
+    def work(transaction: Transaction) -> None:
+        raw = transaction.raw
+        known = {row.subscription_id for _, _, row in catalog.cursors(raw)}
+        orphans: dict[int, set[int]] = {}
+        for key, _ in catalog.rows(raw, fmt.prefix(Table.ACKED)):
+            if fmt.leading_u32(key) not in known:
+                orphans.setdefault(fmt.leading_u32(key), set()).add(fmt.trailing_u64(key))
+        owners = main_ledgers(raw)
+        topics = {number: {owners[each] for each in of if each in owners} for number, of in orphans.items()}
+        for key in named:
+            topic_id = fmt.leading_u32(key)
+            if catalog.topic_name(raw, topic_id) is None:
+                continue
+            numbers = [number for number, of in topics.items() if of == {topic_id}]
+            alone = len(numbers) == 1 and sum(fmt.leading_u32(other) == topic_id for other in named) == 1
+            if alone:
+                topics.pop(numbers[0])
+            _begin(transaction, topic_id, key, numbers[0] if alone else None, account)
+        for number, of in topics.items():
+            for topic_id in sorted(of)[:1]:
+                _begin(transaction, topic_id, fmt.cursor_key(topic_id, f"{RECOVERED}-{number}"), number, account)
+        _drop_acked(transaction, account)
+
+    account.write(main, work)
+    with main.read() as raw:
+        for key in lost:
+            if key[0] == Table.ACKED:
+                _report_acked(raw, key, account)
+
+
+def _begin(transaction: Transaction, topic_id: int, key: bytes, number: int | None, account: Account) -> None:
+    """Write a cursor before the first ledger that is kept."""
+    raw = transaction.raw
+    kept = kept_ledgers(raw, topic_id)
+    entries = sum(find_tail(raw, "main", ledger_id) for ledger_id in kept)
+    acked = 0
+    if number is not None:
+        acked = sum(len(BitMap.deserialize(fields)) for _, fields in catalog.acked(raw, number))
+    else:
+        number = catalog.take_numbers(transaction, catalog.SUBSCRIPTIONS)
+    transaction.put(key, CursorRecord(number, 0, min(kept, default=0), 0, 0).pack())
+    account.report.again += entries - acked
+    fate = f"begins at the start again, {acked} of {entries} entries stay acknowledged"
+    name = fmt.split_named_key(key, "replace")[1]
+    account.subscription(catalog.topic_name(raw, topic_id) or str(topic_id), name, fate)
+
+
+def _drop_acked(transaction: Transaction, account: Account) -> None:
+    """Remove what was acknowledged by subscriptions of which nothing else is left, not even a topic."""
+    known = {row.subscription_id for _, _, row in catalog.cursors(transaction.raw)}
+    bad = [
+        key for key, _ in catalog.rows(transaction.raw, fmt.prefix(Table.ACKED)) if fmt.leading_u32(key) not in known
+    ]
+    for key in bad:
+        transaction.delete(key)
+    if bad:
+        account.say(f"main: removed the acknowledgements of {len(bad)} ledgers that are gone")
+
+
+def _report_acked(raw: lmdb.Transaction, key: bytes, account: Account) -> None:
+    """Say what the loss of acknowledged entries means: they are delivered again."""
+    number, ledger_id = fmt.leading_u32(key), fmt.trailing_u64(key)
+    for topic_id, name, row in catalog.cursors(raw):
+        if row.subscription_id == number and row.ledger_id <= ledger_id:
+            start = row.next_entry if row.ledger_id == ledger_id else 0
+            most = max(find_tail(raw, "main", ledger_id) - start, 0)
+            account.report.again += most
+            fate = f"up to {most} entries of ledger {ledger_id} that it had acknowledged may come again"
+            account.subscription(catalog.topic_name(raw, topic_id) or str(topic_id), name, fate)
 
 
 def reconcile(main: Environment, lost: dict[int, BitMap], open_log: OpenLog, account: Account) -> None:
@@ -29,8 +112,8 @@ def reconcile(main: Environment, lost: dict[int, BitMap], open_log: OpenLog, acc
     What was quarantined and can be read now is delivered; what cannot is in `lost`, or is found here.
     """
     with main.read() as raw:
-        topics = [fmt.trailing_u32(key) for key, _ in catalog.rows(raw, fmt.prefix(Table.TOPIC_NAME))]
-    for topic_id in topics:
+        topics = topic_ids(raw)
+    for topic_id in sorted(topics):
         _reconcile_topic(main, topic_id, lost, open_log, account)
 
     def clear(transaction: Transaction) -> int:
@@ -45,7 +128,7 @@ def _reconcile_topic(
     main: Environment, topic_id: int, lost: dict[int, BitMap], open_log: OpenLog, account: Account
 ) -> None:
     with main.read() as raw:
-        ledgers = [row for row in catalog.ledgers(raw, topic_id) if row[1].state is not LedgerState.TRIMMING]
+        ledgers = kept_ledgers(raw, topic_id)
         cursors = [row for _, _, row in catalog.cursors(raw, topic_id)]
         singly = [
             {ledger_id: BitMap.deserialize(row) for ledger_id, row in catalog.acked(raw, cursor.subscription_id)}
@@ -55,7 +138,7 @@ def _reconcile_topic(
     acks = [AckSet(row.mark_delete, rows) for row, rows in zip(cursors, singly, strict=True)]
     holes: dict[int, BitMap] = {}
     discarded: dict[int, BitMap] = {}
-    for ledger_id, record in ledgers:
+    for ledger_id, record in ledgers.items():
         least = [record.entries if record.state is LedgerState.CLOSED else 0]
         least += [row.marker_entry + 1 for row in frontiers if row.marker_ledger == ledger_id]
         least += [row.next_entry for row in cursors if row.ledger_id == ledger_id]
@@ -70,11 +153,11 @@ def _reconcile_topic(
     for ledger_id, entries in holes.items():
         discarded[ledger_id] |= entries - whole.get(ledger_id, BitMap())
     again = max((sum(len(of - _unacknowledged(one, at, of)) for at, of in holes.items()) for one in acks), default=0)
-    account.again += min(appended, again)
+    account.report.again += min(appended, again)
     for ledger_id in discarded:
         discarded[ledger_id] |= _pointing_at(main, ledger_id, lost)
     owed = sum(len(_unacknowledged_by_any(acks, ledger_id, entries)) for ledger_id, entries in discarded.items())
-    account.lost += max(owed - appended, 0)
+    account.report.lost += max(owed - appended, 0)
     for ledger_id, entries in discarded.items():
         if entries:
             account.say(f"main, ledger {ledger_id}: {len(entries)} entries are acknowledged for every subscription")
@@ -97,13 +180,10 @@ def _unacknowledged_by_any(acks: list[AckSet], ledger_id: int, entries: BitMap) 
 def _pointing_at(main: Environment, ledger_id: int, lost: dict[int, BitMap]) -> BitMap:
     """Entries of a main-log ledger whose markers point at what was discarded."""
     found = BitMap()
-    if not lost:
-        return found
     with main.read() as raw:
-        for run in runs(raw, main.name, ledger_id):
-            if isinstance(run, Run) and run.kind == RunKind.MARKERS and run.target in lost:
-                targets = run.targets().tolist()
-                found.update(run.first_entry + at for at, entry in enumerate(targets) if entry in lost[run.target])
+        for run in marker_runs(raw, [ledger_id] if lost else []):
+            targets = enumerate(run.targets().tolist())
+            found.update(run.first_entry + at for at, entry in targets if entry in lost.get(run.target, ()))
     return found
 
 
@@ -137,53 +217,3 @@ def _acknowledge(main: Environment, topic_id: int, discarded: dict[int, BitMap],
                     transaction.put(key, row)
 
         main.write(write)
-
-
-def recount(main: Environment, environment: Environment, start_ms: int, account: Account) -> None:
-    """Count again what a partition's logs have fired and its references."""
-    actions: list[str] = []
-
-    def work(transaction: Transaction) -> None:
-        actions.clear()
-        raw = transaction.raw
-        topics = {fmt.trailing_u32(key) for key, _ in catalog.rows(raw, fmt.prefix(Table.TOPIC_NAME))}
-        references = 0
-        for topic_id, start, frontier in list(catalog.frontiers(raw)):
-            if start != start_ms or topic_id not in topics:
-                continue
-            ledger_id = frontier.ledger_id
-            fired = _fired(transaction, environment, frontier)
-            changed = frontier._replace(fired=fired)
-            if frontier.fired and not _has_markers(transaction, topic_id, ledger_id):
-                changed = changed._replace(marker_ledger=0, marker_entry=0)
-            if changed != frontier and (fired != frontier.fired or not changed.marker_ledger):
-                transaction.put(fmt.frontier_key(topic_id, start_ms), changed.pack())
-                actions.append(f"{environment.name}, ledger {ledger_id}: {fired} have fired, not {frontier.fired}")
-            references += not frontier.released
-        key = fmt.partition_key(start_ms)
-        fields = transaction.get(key)
-        record = None if fields is None else PartitionRecord.unpack(fields)
-        if record is not None and record.state is PartitionState.CLOSED and record.references != references:
-            transaction.put(key, record._replace(references=references).pack())
-            actions.append(f"{environment.name}: {references} topics hold it, not {record.references}")
-
-    main.write(work)
-    for action in actions:
-        account.say(action)
-
-
-def _fired(transaction: Transaction, environment: Environment, frontier: FrontierRecord) -> int:
-    ledger_id = frontier.ledger_id
-    admitted = cancellations.members(transaction.raw, Table.ADMITTED, ledger_id)
-    with environment.read() as raw:
-        tail = find_tail(raw, environment.name, ledger_id)
-    passed, _ = fired_entries(environment, frontier, tail, admitted)
-    return len(passed - cancellations.members(transaction.raw, Table.CANCELLED, ledger_id))
-
-
-def _has_markers(transaction: Transaction, topic_id: int, ledger_id: int) -> bool:
-    for main_ledger, _ in catalog.ledgers(transaction.raw, topic_id):
-        for run in runs(transaction.raw, "main", main_ledger):
-            if isinstance(run, Run) and run.kind == RunKind.MARKERS and run.target == ledger_id:
-                return True
-    return False
