@@ -10,14 +10,12 @@ from __future__ import annotations
 
 import errno
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import NamedTuple
 
 from ..errors import DamagedStore
 from .lmdb_layout import meta_in_force, open_file
-from .system_errors import shortage_in
+from .pages import find_problems
 
 
 class DataFile(NamedTuple):
@@ -53,45 +51,17 @@ def inspect(directory: Path) -> DataFile:
     return DataFile(page_bytes, newest.map_bytes, newest.last_page, newest.transaction, file_bytes)
 
 
-_WALK = """
-import sys, lmdb, zlib
-env = lmdb.open(sys.argv[1], readonly=True, lock=False, max_dbs=0, map_size=int(sys.argv[2]))
-with env.begin(buffers=True) as txn:
-    for key, value in txn.cursor():
-        zlib.crc32(value, zlib.crc32(key))
-with open("/dev/null", "wb") as null:
-    try:
-        env.copyfd(null.fileno(), compact=True)  # reads the list of free pages, which nothing else shows
-    except lmdb.Error:
-        pass  # whatever else it finds wrong
-env.close()
-"""
-
-
-def walk_in_subprocess(directory: Path, data: DataFile) -> str | None:
-    """Read every page in a child process; None when it lived, else how it died. Raises OSError for a shortage.
-
-    For files of which this process cannot be sure; O(file). The file must not be open for writing.
-    """
-    command = [sys.executable, "-c", _WALK, str(directory), str(max(data.map_bytes, data.file_bytes))]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode == 0:
-        return None
-    if done.returncode < 0:
-        return f"reading it kills a process (signal {-done.returncode})"
-    lines = done.stderr.strip().splitlines()
-    if lines and (number := shortage_in(lines[-1])):
-        raise OSError(number, os.strerror(number), str(directory))
-    return lines[-1] if lines else f"reading it exits with {done.returncode}"
-
-
 def verify(directory: Path) -> DataFile:
-    """Refuse what would be opened as empty or kill the process. Raises DamagedStore."""
+    """Refuse what would be opened as empty or kill the process. Raises DamagedStore.
+
+    Of a short file every page that is in use is looked for, O(file); beside a writing process what is missing counts
+    only if nothing was committed meanwhile.
+    """
     data = inspect(directory)
-    if data.short:
-        death = walk_in_subprocess(directory, data)
-        if death is not None:
-            raise DamagedStore(directory / "data.mdb", f"is {data.file_bytes} bytes, truncated: {death}")
+    while data.short and (problems := find_problems(directory)):
+        before, data = data, inspect(directory)
+        if data == before:
+            raise DamagedStore(directory / "data.mdb", f"is {data.file_bytes} bytes, truncated: {problems[0]}")
     return data
 
 

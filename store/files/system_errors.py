@@ -53,18 +53,8 @@ def errno_of(error: BaseException) -> int | None:
     if isinstance(error, lmdb.ReadersFullError):
         return errno.EAGAIN
     if isinstance(error, lmdb.Error):
-        return _number_in(str(error))
+        return _NUMBERS.get(str(error).rpartition(": ")[2])
     return None
-
-
-def _number_in(text: str) -> int | None:
-    return _NUMBERS.get(text.rpartition(": ")[2])
-
-
-def shortage_in(text: str) -> int | None:
-    """The number of the shortage that the last line of a failed process tells of, None where it is none."""
-    number = errno.ENOMEM if text.startswith("MemoryError") else _number_in(text)
-    return number if number in _SHORTAGE else None
 
 
 def explain(path: Path, error: BaseException) -> DuelogError:

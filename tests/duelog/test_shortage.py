@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import subprocess
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -167,29 +166,6 @@ def test_a_damaged_page_sets_aside_what_lies_on_it_and_nothing_else(
         assert store.stats().set_aside == 1
     store._engine.quarantine._known.clear()
     store._engine.quarantine._unwritten.clear()
-
-
-def test_a_shortage_of_the_process_that_walks_a_short_file_is_not_taken_for_its_truncation(
-    fired: DelayedStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The child's last line says which it was."""
-    partition = next(iter(fired._engine.partitions))
-    known = datafile.inspect(partition.path)
-
-    for line, error in (
-        ("lmdb.Error: /x: Too many open files", OSError),
-        ("MemoryError", OSError),
-        ("lmdb.CorruptedError: mdb_cursor_get: MDB_CORRUPTED: Located page was wrong type", DamagedStore),
-    ):
-
-        class Done:
-            returncode = 1
-            stderr = f"Traceback (most recent call last):\n{line}\n"
-
-        monkeypatch.setattr(subprocess, "run", lambda *_, **__: Done)
-        monkeypatch.setattr(datafile, "inspect", lambda _: known._replace(file_bytes=4096))
-        with pytest.raises(error):
-            datafile.verify(partition.path)
 
 
 @pytest.mark.parametrize(("number", "expected"), [(errno.EMFILE, ResourceShortage), (errno.EIO, DamagedStore)])

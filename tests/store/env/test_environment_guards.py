@@ -174,7 +174,7 @@ def test_a_foreign_data_file_is_refused_and_kept(
 def test_a_truncated_data_file_is_refused_without_reading_it_here(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: float
 ) -> None:
-    """The page that is not there would kill the process with SIGBUS: a child finds that out."""
+    """The page that is not there would kill the process with SIGBUS: it is looked for in the file."""
     data = filled(tmp_path / "main")
     size = int(data.stat().st_size * kept) // 4096 * 4096
     os.truncate(data, size)
