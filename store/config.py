@@ -7,8 +7,8 @@ what is kept lives in the store: its policies (policies.py), of which the second
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
-from typing import Literal, get_args
+from dataclasses import dataclass, field, fields
+from typing import Literal, TypeVar, get_args
 
 from .errors import InvalidArgument
 from .names import TopicName
@@ -22,6 +22,59 @@ GIB = 1024 * MIB
 
 _INT64_MAX = 2**63 - 1
 _UINT32_MAX = 2**32 - 1
+
+T = TypeVar("T")
+_Check = Callable[[str, object], None]
+
+
+def _setting(default: T, check: _Check) -> T:
+    """A field with what raises InvalidArgument for a value that is none of it."""
+    return field(default=default, metadata={"check": check})
+
+
+def _integer(default: T, lowest: int, highest: int, *, none: bool = False) -> T:
+    def check(name: str, value: object) -> None:
+        if none and value is None:
+            return
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise InvalidArgument(name, value, "expected an int or None" if none else "expected an int")
+        if not lowest <= value <= highest:
+            raise InvalidArgument(name, value, f"expected {lowest} to {highest}")
+
+    return _setting(default, check)
+
+
+def _ratio(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise InvalidArgument(name, value, "expected a number")
+    if not 0 <= value <= 1:
+        raise InvalidArgument(name, value, "expected 0 to 1")
+
+
+def _durability(name: str, value: object) -> None:
+    if not isinstance(value, str) or value not in get_args(Durability):
+        raise InvalidArgument(name, value, f"expected one of {', '.join(get_args(Durability))}")
+
+
+def _optional_bool(name: str, value: object) -> None:
+    if value is not None and not isinstance(value, bool):
+        raise InvalidArgument(name, value, "expected True, False or None")
+
+
+def _label(name: str, value: object) -> None:
+    if not isinstance(value, str):
+        raise InvalidArgument(name, value, "expected a str")
+    if not value or not value.isprintable():
+        raise InvalidArgument(name, value, "expected one or more printable characters")
+
+
+def _optional_topic(name: str, value: object) -> None:
+    if value is None:
+        return
+    try:
+        TopicName.parse(value)  # type: ignore[arg-type]  # parse refuses what is no str
+    except InvalidArgument as error:
+        raise InvalidArgument(name, value, error.reason) from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,133 +169,45 @@ class StoreConfig:
     """
 
     # -- behaviour
-    partition_ms: int = 86_400_000
-    durability: Durability = "commit"
-    inline_delay_ms: int = 0
-    max_message_bytes: int = 5 * MIB
-    cluster: str = "standalone"
-    background: bool | None = None
-    max_clock_jump_ms: int | None = 2_592_000_000
+    partition_ms: int = _integer(86_400_000, 1, _UINT32_MAX)
+    durability: Durability = _setting("commit", _durability)  # noqa: RUF009 - a field, not a value
+    inline_delay_ms: int = _integer(0, 0, _INT64_MAX)
+    max_message_bytes: int = _integer(5 * MIB, 1, GIB)
+    cluster: str = _setting("standalone", _label)
+    background: bool | None = _setting(None, _optional_bool)
+    max_clock_jump_ms: int | None = _integer(2_592_000_000, 1, _INT64_MAX, none=True)
 
     # -- defaults of a store that is made
-    retention_ms: int = 0
-    retention_bytes: int = 0
-    ttl_ms: int | None = None
-    ack_timeout_ms: int | None = None
-    nack_backoff_ms: int = 1_000
-    nack_backoff_max_ms: int = 60_000
-    max_redeliveries: int | None = None
-    dead_letter_topic: str | None = None
+    retention_ms: int = _integer(0, 0, _INT64_MAX)
+    retention_bytes: int = _integer(0, 0, _INT64_MAX)
+    ttl_ms: int | None = _integer(None, 1, _INT64_MAX, none=True)
+    ack_timeout_ms: int | None = _integer(None, 1, _INT64_MAX, none=True)
+    nack_backoff_ms: int = _integer(1_000, 0, 86_400_000)
+    nack_backoff_max_ms: int = _integer(60_000, 0, 86_400_000)
+    max_redeliveries: int | None = _integer(None, 0, _UINT32_MAX, none=True)
+    dead_letter_topic: str | None = _setting(None, _optional_topic)
 
     # -- speed
-    max_in_flight_bytes: int = 64 * MIB
-    journal_from: int = 2
-    journal_bytes: int = 8 * MIB
-    bucket_ms: int = 60_000
-    preload_ms: int = 60_000
-    fire_batch: int = 5_000
-    ack_flush_ms: int = 100
-    tracker_idle_ms: int = 60_000
-    tracker_prune_interval_ms: int = 1_000
-    tracker_prune_ratio: float = 0.5
-    ledger_max_entries: int = 50_000
-    ledger_max_bytes: int = 64 * MIB
-    ledger_max_age_ms: int = 14_400_000
-    snapshot_every_entries: int = 1_000_000
-    snapshot_part_bytes: int = MIB
-    max_open_partitions: int = 64
-    map_bytes: int = 16 * GIB
-    run_entries: int = 192
-    run_bytes: int = 256 * KIB
+    max_in_flight_bytes: int = _integer(64 * MIB, 1, _INT64_MAX)
+    journal_from: int = _integer(2, 0, _UINT32_MAX)
+    journal_bytes: int = _integer(8 * MIB, 16 * KIB, GIB)
+    bucket_ms: int = _integer(60_000, 1, _UINT32_MAX)
+    preload_ms: int = _integer(60_000, 0, _INT64_MAX)
+    fire_batch: int = _integer(5_000, 1, 1_000_000)
+    ack_flush_ms: int = _integer(100, 0, 3_600_000)
+    tracker_idle_ms: int = _integer(60_000, 0, 86_400_000_000)
+    tracker_prune_interval_ms: int = _integer(1_000, 0, 86_400_000)
+    tracker_prune_ratio: float = _setting(0.5, _ratio)
+    ledger_max_entries: int = _integer(50_000, 1, _UINT32_MAX)
+    ledger_max_bytes: int = _integer(64 * MIB, 1, _INT64_MAX)
+    ledger_max_age_ms: int = _integer(14_400_000, 1, _INT64_MAX)
+    snapshot_every_entries: int = _integer(1_000_000, 1, _UINT32_MAX)
+    snapshot_part_bytes: int = _integer(MIB, KIB, GIB)
+    max_open_partitions: int = _integer(64, 1, 65_536)
+    map_bytes: int = _integer(16 * GIB, MIB, 64 * 1024 * GIB)
+    run_entries: int = _integer(192, 1, 65_535)
+    run_bytes: int = _integer(256 * KIB, KIB, GIB)
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            _CHECKS[field.name](field.name, getattr(self, field.name))
-
-
-_Check = Callable[[str, object], None]
-
-
-def _integer(lowest: int, highest: int, *, none: bool = False) -> _Check:
-    kind = "an int or None" if none else "an int"
-
-    def check(name: str, value: object) -> None:
-        if none and value is None:
-            return
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise InvalidArgument(name, value, f"expected {kind}")
-        if not lowest <= value <= highest:
-            raise InvalidArgument(name, value, f"expected {lowest} to {highest}")
-
-    return check
-
-
-def _ratio(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise InvalidArgument(name, value, "expected a number")
-    if not 0 <= value <= 1:
-        raise InvalidArgument(name, value, "expected 0 to 1")
-
-
-def _durability(name: str, value: object) -> None:
-    if not isinstance(value, str) or value not in get_args(Durability):
-        raise InvalidArgument(name, value, f"expected one of {', '.join(get_args(Durability))}")
-
-
-def _optional_bool(name: str, value: object) -> None:
-    if value is not None and not isinstance(value, bool):
-        raise InvalidArgument(name, value, "expected True, False or None")
-
-
-def _label(name: str, value: object) -> None:
-    if not isinstance(value, str):
-        raise InvalidArgument(name, value, "expected a str")
-    if not value or not value.isprintable():
-        raise InvalidArgument(name, value, "expected one or more printable characters")
-
-
-def _optional_topic(name: str, value: object) -> None:
-    if value is None:
-        return
-    try:
-        TopicName.parse(value)  # type: ignore[arg-type]  # parse refuses what is no str
-    except InvalidArgument as error:
-        raise InvalidArgument(name, value, error.reason) from None
-
-
-_CHECKS: dict[str, _Check] = {
-    "partition_ms": _integer(1, _UINT32_MAX),
-    "durability": _durability,
-    "inline_delay_ms": _integer(0, _INT64_MAX),
-    "max_message_bytes": _integer(1, GIB),
-    "cluster": _label,
-    "background": _optional_bool,
-    "max_clock_jump_ms": _integer(1, _INT64_MAX, none=True),
-    "retention_ms": _integer(0, _INT64_MAX),
-    "retention_bytes": _integer(0, _INT64_MAX),
-    "ttl_ms": _integer(1, _INT64_MAX, none=True),
-    "nack_backoff_ms": _integer(0, 86_400_000),
-    "nack_backoff_max_ms": _integer(0, 86_400_000),
-    "ack_timeout_ms": _integer(1, _INT64_MAX, none=True),
-    "max_redeliveries": _integer(0, _UINT32_MAX, none=True),
-    "dead_letter_topic": _optional_topic,
-    "max_in_flight_bytes": _integer(1, _INT64_MAX),
-    "journal_from": _integer(0, _UINT32_MAX),
-    "journal_bytes": _integer(16 * KIB, GIB),
-    "bucket_ms": _integer(1, _UINT32_MAX),
-    "preload_ms": _integer(0, _INT64_MAX),
-    "fire_batch": _integer(1, 1_000_000),
-    "ack_flush_ms": _integer(0, 3_600_000),
-    "tracker_idle_ms": _integer(0, 86_400_000_000),
-    "tracker_prune_interval_ms": _integer(0, 86_400_000),
-    "tracker_prune_ratio": _ratio,
-    "ledger_max_entries": _integer(1, _UINT32_MAX),
-    "ledger_max_bytes": _integer(1, _INT64_MAX),
-    "ledger_max_age_ms": _integer(1, _INT64_MAX),
-    "snapshot_every_entries": _integer(1, _UINT32_MAX),
-    "snapshot_part_bytes": _integer(KIB, GIB),
-    "max_open_partitions": _integer(1, 65_536),
-    "map_bytes": _integer(MIB, 64 * 1024 * GIB),
-    "run_entries": _integer(1, 65_535),
-    "run_bytes": _integer(KIB, GIB),
-}
+        for setting in fields(self):
+            setting.metadata["check"](setting.name, getattr(self, setting.name))
