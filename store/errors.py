@@ -12,6 +12,15 @@ class DuelogError(Exception):
     """Base of every error that duelog raises on purpose."""
 
 
+class _AtPath(DuelogError):
+    """An error of one file or directory of a store: `path`, and the `reason`."""
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(f"{path}: {reason}")
+        self.path = path
+        self.reason = reason
+
+
 # -- opening a store ---------------------------------------------------------------------------
 
 
@@ -34,13 +43,8 @@ class FormatMismatch(DuelogError):
         self.expected = expected
 
 
-class DamagedStore(DuelogError):
+class DamagedStore(_AtPath):
     """Something the store needs is missing, short or not what its catalog says."""
-
-    def __init__(self, path: Path, reason: str) -> None:
-        super().__init__(f"{path}: {reason}")
-        self.path = path
-        self.reason = reason
 
 
 # -- handing something in ----------------------------------------------------------------------
@@ -140,32 +144,23 @@ class StoreFailed(DuelogError):
         self.reason = reason
 
 
-class StoreFull(DuelogError):
+class StoreFull(_AtPath):
     """The disk or the map is full; what is committed is kept, and writing goes on when there is free space."""
 
     def __init__(self, path: Path, reason: str, free_bytes: int | None = None) -> None:
-        super().__init__(f"{path}: {reason}")
-        self.path = path
-        self.reason = reason
+        super().__init__(path, reason)
         self.free_bytes = free_bytes
 
 
-class StoreBusy(DuelogError):
+class StoreBusy(_AtPath):
     """A store was written to without a pause for so long that no instant of it could be copied; nothing was done."""
 
-    def __init__(self, path: Path, reason: str) -> None:
-        super().__init__(f"{path}: {reason}")
-        self.path = path
-        self.reason = reason
 
-
-class StoreUnavailable(DuelogError):
+class StoreUnavailable(_AtPath):
     """The operating system refused a file of the store, for no fault in what is stored; `errno` is its number."""
 
     def __init__(self, path: Path, reason: str, errno: int | None = None) -> None:
-        super().__init__(f"{path}: {reason}")
-        self.path = path
-        self.reason = reason
+        super().__init__(path, reason)
         self.errno = errno
 
 
