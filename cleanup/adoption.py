@@ -81,82 +81,73 @@ def adopt_ready(
         if len(done) == at_most:
             break
         with suppress(OSError):
-            done.append(_Adoption(path, main, store_id, partitions, reason_in_memory, directory).run())
+            done.append(_adopt(path, main, store_id, partitions, reason_in_memory, directory))
     with suppress(OSError):  # none there, or one has just come
         (path / "staging" / READY).rmdir()
     return done
 
 
-class _Adoption:
-    def __init__(
-        self,
-        path: Path,
-        main: Environment,
-        store_id: bytes,
-        partitions: PartitionSet | None,
-        reason_in_memory: ReasonInMemory,
-        directory: Path,
-    ) -> None:
-        self._path = path
-        self._main = main
-        self._store_id = store_id
-        self._partitions = partitions
-        self._reason_in_memory = reason_in_memory
-        self._directory = directory
+def _adopt(
+    path: Path,
+    main: Environment,
+    store_id: bytes,
+    partitions: PartitionSet | None,
+    reason_in_memory: ReasonInMemory,
+    directory: Path,
+) -> Adopted | Refused:
+    """Adopt or throw away one generation. Raises OSError with nothing done, StoreFull likewise, StoreFailed."""
 
-    def run(self) -> Adopted | Refused:
-        """Raises OSError with nothing done, StoreFull likewise, StoreFailed."""
-        path, directory = self._path, self._directory
-        try:
-            info, origin = self._read()
-        except DuelogError as error:
-            return self._refuse(directory, str(error))
-        with self._main.read() as raw:
-            reason = reason_against(raw, info, origin, self._store_id)
-        if reason is None:
-            reason = self._reason_in_memory(origin.relied_on)
-        if reason is not None:
-            return self._refuse(directory, reason)
-        before = partition_path(path, info.start_ms, origin.generation)
-        target = partition_path(path, info.start_ms, info.generation)
-        sizes = [(each / "data.mdb").stat().st_size for each in (before, directory)]
-        throw_away(path, target)  # what an adoption whose transaction failed has left: nothing refers to it
-        move(directory, target)
-        reach("compact.published")
-        try:
-            reason = self._main.write(lambda transaction: self._record(transaction, info, origin))
-        except StoreFull:
-            move(target, directory)
-            raise
-        if reason is not None:
-            return self._refuse(target, reason)
-        self._main.sync()  # what is not on disk for sure is not to be relied on by removing the old one
-        reach("compact.adopted")
-        partition = None if self._partitions is None else self._partitions.get(info.start_ms)
-        if self._partitions is not None and partition is not None:
-            self._partitions.replace(partition, info.generation)
-        throw_away(path, before)
-        return Adopted(info.start_ms, info.generation, *sizes)
+    def refuse(where: Path, reason: str) -> Refused:
+        throw_away(path, where)
+        return Refused(directory.name, reason)
 
-    def _read(self) -> tuple[PartitionInfo, OriginRecord]:
-        name = f"finished generation {self._directory.name}"
-        with closing(Environment(self._directory, name=name, read_only=True, lock=False)) as environment:
-            fields, origin = environment.get(fmt.PARTITION_INFO_KEY), environment.get(fmt.ORIGIN_KEY)
-        if fields is None or origin is None:
-            raise CorruptRecord(f"{name} does not say what it is")
-        return PartitionInfo.unpack(fields), OriginRecord.unpack(origin)
-
-    def _record(self, transaction: Transaction, info: PartitionInfo, origin: OriginRecord) -> str | None:
-        reason = reason_against(transaction.raw, info, origin, self._store_id)
-        if reason is None:
+    def record(transaction: Transaction) -> str | None:
+        against = reason_against(transaction.raw, info, origin, store_id)
+        if against is None:
             key = fmt.partition_key(info.start_ms)
-            record = PartitionRecord.unpack(transaction.get(key) or b"")
-            transaction.put(key, record._replace(generation=info.generation).pack())
-        return reason
+            known = PartitionRecord.unpack(transaction.get(key) or b"")
+            transaction.put(key, known._replace(generation=info.generation).pack())
+        return against
 
-    def _refuse(self, directory: Path, reason: str) -> Refused:
-        throw_away(self._path, directory)
-        return Refused(self._directory.name, reason)
+    try:
+        info, origin = _read(directory)
+    except DuelogError as error:
+        return refuse(directory, str(error))
+    with main.read() as raw:
+        reason = reason_against(raw, info, origin, store_id)
+    if reason is None:
+        reason = reason_in_memory(origin.relied_on)
+    if reason is not None:
+        return refuse(directory, reason)
+    before = partition_path(path, info.start_ms, origin.generation)
+    target = partition_path(path, info.start_ms, info.generation)
+    sizes = [(each / "data.mdb").stat().st_size for each in (before, directory)]
+    throw_away(path, target)  # what an adoption whose transaction failed has left: nothing refers to it
+    move(directory, target)
+    reach("compact.published")
+    try:
+        reason = main.write(record)
+    except StoreFull:
+        move(target, directory)
+        raise
+    if reason is not None:
+        return refuse(target, reason)
+    main.sync()  # what is not on disk for sure is not to be relied on by removing the old one
+    reach("compact.adopted")
+    partition = None if partitions is None else partitions.get(info.start_ms)
+    if partitions is not None and partition is not None:
+        partitions.replace(partition, info.generation)
+    throw_away(path, before)
+    return Adopted(info.start_ms, info.generation, *sizes)
+
+
+def _read(directory: Path) -> tuple[PartitionInfo, OriginRecord]:
+    name = f"finished generation {directory.name}"
+    with closing(Environment(directory, name=name, read_only=True, lock=False)) as environment:
+        fields, origin = environment.get(fmt.PARTITION_INFO_KEY), environment.get(fmt.ORIGIN_KEY)
+    if fields is None or origin is None:
+        raise CorruptRecord(f"{name} does not say what it is")
+    return PartitionInfo.unpack(fields), OriginRecord.unpack(origin)
 
 
 def reason_against(raw: lmdb.Transaction, info: PartitionInfo, origin: OriginRecord, store_id: bytes) -> str | None:
