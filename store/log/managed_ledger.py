@@ -12,6 +12,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import NamedTuple
 
 import lmdb
@@ -86,7 +87,7 @@ class LedgerSnapshot(NamedTuple):
         view = self.view
         if ledger_id >= self.end.ledger_id:
             return None
-        at = bisect_right(view.closed, ledger_id, key=_id_of)
+        at = bisect_right(view.closed, ledger_id, key=attrgetter("ledger_id"))
         return view.closed[at].ledger_id if at < len(view.closed) else view.tail.ledger_id
 
 
@@ -246,7 +247,7 @@ class ManagedLedger:
     ) -> list[Segment]:
         """Append markers of entries of one partition log, fired at `now_ms`; returns where they went.
 
-        ahead_of_ms: the time now, where `now_ms` is yet to come: an entry due later is not read before it is due, nor
+        early_from_ms: the time now, where `now_ms` is yet to come: an entry due later is not read before it is due, nor
         is what comes after it (`visible`).
         """
         staged = self._staged(transaction)
@@ -305,10 +306,6 @@ class ManagedLedger:
             self._view = view
         if self._changed is not None:
             self._changed(self.topic_id, look)
-
-
-def _id_of(info: LedgerInfo) -> int:
-    return info.ledger_id
 
 
 def _info(ledger_id: int, record: LedgerRecord) -> LedgerInfo:
