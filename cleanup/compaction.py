@@ -25,6 +25,7 @@ import numpy as np
 from pyroaring import BitMap
 
 from ..partitions.timespan import directory_name
+from ..store.batches import batches
 from ..store.codec import format as fmt
 from ..store.codec.format import Table
 from ..store.codec.run import Run
@@ -127,15 +128,9 @@ def copy_generation(
     environment = Environment(dest, name=f"staging {plan.partition}", durability="none", create=True)
     with closing(environment), source.read() as raw:
         plan.require_source(source, raw)
-        batch: list[tuple[bytes, Buffer]] = []
-        size = 0
-        for key, value in _compacted(source.name, raw, plan, progress):
-            batch.append((key, value))
-            size += len(value)
-            if size >= _BATCH_BYTES or len(batch) >= _BATCH_ROWS:
-                _append(environment, batch)
-                batch, size = [], 0
-        _append(environment, batch)
+        rows = _compacted(source.name, raw, plan, progress)
+        for batch in batches(rows, lambda row: len(row[1]), _BATCH_BYTES, _BATCH_ROWS):
+            _append(environment, batch)
         environment.sync()
     descriptor = os.open(dest / "data.mdb", os.O_RDWR)
     try:

@@ -34,6 +34,7 @@ from pyroaring import BitMap
 from ..partitions.index.index_cut import Piece
 from ..partitions.index.packed_buckets import PackedBucket, Slab
 from ..partitions.index.window import MAX_ID
+from ..store.batches import batches
 from ..store.codec.checksum import crc32
 from ..store.codec.format import CRC_BYTES, Table, seal, snapshot_meta_key, snapshot_part_key, unseal
 from ..store.env.environment import Environment
@@ -157,18 +158,8 @@ def pack_parts(pieces: Sequence[Piece], part_bytes: int) -> Iterator[PackedPart]
     O(bytes); a piece too large for a part is split, which costs about as much as making it did.
     """
     capacity = part_bytes - _PART.size - CRC_BYTES
-    gathered: list[Piece] = []
-    size = 0
-    for piece in pieces:
-        for fitting in _split(piece, capacity - _PIECE_BYTES):
-            needed = _PIECE_BYTES + len(fitting.bitmap)
-            if size + needed > capacity:
-                yield _pack_part(gathered)
-                gathered, size = [], 0
-            gathered.append(fitting)
-            size += needed
-    if gathered:
-        yield _pack_part(gathered)
+    fitting = (half for piece in pieces for half in _split(piece, capacity - _PIECE_BYTES))
+    return map(_pack_part, batches(fitting, lambda piece: _PIECE_BYTES + len(piece.bitmap), capacity))
 
 
 def _split(piece: Piece, capacity: int) -> Iterator[Piece]:

@@ -19,6 +19,7 @@ from typing import NamedTuple
 import lmdb
 
 from ..partitions.index.index_cut import Piece
+from ..store.batches import batches
 from ..store.codec.format import Table, snapshot_meta_key, snapshot_part_key, split_snapshot_key
 from ..store.codec.frontier import FrontierRecord
 from ..store.env.environment import Environment
@@ -87,21 +88,8 @@ def write_snapshots(
 
     The caller may do other things between steps, or drop the iterator: then what is begun is as after a crash.
     """
-    for group in _groups(cuts, part_bytes):
+    for group in batches(cuts, lambda cut: cut.stored_bytes, part_bytes):
         yield from _write_group(environment, group, part_bytes, created_ms)
-
-
-def _groups(cuts: Iterable[Cut], part_bytes: int) -> Iterator[list[Cut]]:
-    group: list[Cut] = []
-    size = 0
-    for cut in cuts:
-        if group and size + cut.stored_bytes > part_bytes:
-            yield group
-            group, size = [], 0
-        group.append(cut)
-        size += cut.stored_bytes
-    if group:
-        yield group
 
 
 class _Writing:
@@ -149,17 +137,8 @@ def _write_group(
         torn = [key for writing in writings for key in _keys(raw, writing.cut.ledger_id) if writing.torn(key)]
     for _ in _remove(environment, torn, part_bytes):
         yield WriteStep.REMOVAL
-    batch: list[tuple[_Writing, PackedPart]] = []
-    size = 0
-    for writing in writings:
-        for part in writing.parts:
-            if size + part.stored_bytes > part_bytes and batch:
-                _put_parts(environment, batch)
-                yield WriteStep.PARTS
-                batch, size = [], 0
-            batch.append((writing, part))
-            size += part.stored_bytes
-    if batch:
+    parts = ((writing, part) for writing in writings for part in writing.parts)
+    for batch in batches(parts, lambda each: each[1].stored_bytes, part_bytes):
         _put_parts(environment, batch)
         yield WriteStep.PARTS
 
@@ -217,16 +196,8 @@ def _keys(raw: lmdb.Transaction, ledger_id: int | None) -> Iterator[tuple[bytes,
 def _remove(environment: Environment, found: list[tuple[bytes, int]], part_bytes: int) -> Iterator[int]:
     """Remove keys with values of so many bytes, all metadata before any part; yields the count of each transaction."""
     found.sort(key=lambda pair: pair[0][0] != Table.SNAPSHOT_META)
-    keys: list[bytes] = []
-    size = 0
-    for key, stored_bytes in found:
-        keys.append(key)
-        size += stored_bytes
-        if size >= _REMOVED_PARTS * part_bytes or len(keys) == _REMOVED_KEYS:
-            yield _delete(environment, keys)
-            keys, size = [], 0
-    if keys:
-        yield _delete(environment, keys)
+    for batch in batches(found, lambda pair: pair[1], _REMOVED_PARTS * part_bytes, _REMOVED_KEYS):
+        yield _delete(environment, [key for key, _ in batch])
 
 
 def _delete(environment: Environment, keys: list[bytes]) -> int:
