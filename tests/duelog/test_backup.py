@@ -10,18 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from duelog import DelayedStore, ManualClock, StoreConfig
+from duelog import DelayedStore, ManualClock, StoreConfig, Subscription, Topic
 from duelog.store.env.environment import Environment
 from duelog.store.env.held_read import HeldRead
 from duelog.store.errors import ClosedError, InvalidArgument, StoreFull
 from tests.conftest import START_MS, OpenStore
 
 HOUR_MS = 3_600_000
-
-
-def config() -> StoreConfig:
-    """Many partitions and ledgers in little time."""
-    return StoreConfig(partition_ms=HOUR_MS, ledger_max_entries=50, snapshot_every_entries=40)
+CONFIG = StoreConfig(partition_ms=HOUR_MS, ledger_max_entries=50, snapshot_every_entries=40)
+"""Many partitions and ledgers in little time."""
 
 
 def drain(store: DelayedStore, topic: str, subscription: str) -> set[bytes]:
@@ -36,33 +33,29 @@ def drain(store: DelayedStore, topic: str, subscription: str) -> set[bytes]:
 
 
 def test_a_copy_has_what_was_pending_fired_and_acknowledged(
-    open_store: OpenStore, clock: ManualClock, tmp_path: Path
+    open_store: OpenStore, store: DelayedStore, topic: Topic, reader: Subscription, clock: ManualClock, tmp_path: Path
 ) -> None:
     """Messages that wait, that have fired, that are acknowledged and cancelled are in the copy as they were."""
-    store = open_store(config=config())
-    topic = store.topic("t")
-    subscription = topic.subscribe("s")
     for number in range(30):
         topic.send(b"%d" % number, deliver_after=1 + number * 600)
     gone = topic.send(b"gone", deliver_after=60)
     topic.cancel(gone)
     clock.advance(HOUR_MS)
     store.tick()
-    for message in subscription.receive(4, timeout=0):
-        subscription.ack(message)
+    for message in reader.receive(4, timeout=0):
+        reader.ack(message)
     store.flush()
     result = store.backup(tmp_path / "copy")
     assert result.partitions == len(store.partitions())
-    copy = open_store(tmp_path / "copy", config())
+    copy = open_store(tmp_path / "copy", CONFIG)
     assert list(copy.check(deep=True)) == []
     clock.advance(10 * HOUR_MS)
     copy.tick()
     assert drain(copy, "t", "s") == {b"%d" % number for number in range(4, 30)}
 
 
-def test_the_manifest_lists_every_file_with_its_checksum(open_store: OpenStore, tmp_path: Path) -> None:
+def test_the_manifest_lists_every_file_with_its_checksum(store: DelayedStore, tmp_path: Path) -> None:
     """BACKUP names the files as they were written."""
-    store = open_store(config=config())
     store.topic("t").send(b"a", deliver_after=5)
     store.backup(tmp_path / "copy")
     manifest = json.loads((tmp_path / "copy" / "BACKUP").read_bytes())
@@ -72,9 +65,8 @@ def test_the_manifest_lists_every_file_with_its_checksum(open_store: OpenStore, 
         assert (len(content), zlib.crc32(content)) == (size, crc)
 
 
-def test_a_backup_into_a_used_directory_is_refused(open_store: OpenStore, tmp_path: Path) -> None:
+def test_a_backup_into_a_used_directory_is_refused(store: DelayedStore, tmp_path: Path) -> None:
     """Nothing is overwritten, and a store is not copied into itself."""
-    store = open_store(config=config())
     (tmp_path / "used").mkdir()
     (tmp_path / "used" / "file").write_text("mine")
     with pytest.raises(InvalidArgument, match="empty directory"):
@@ -87,9 +79,8 @@ def test_a_backup_into_a_used_directory_is_refused(open_store: OpenStore, tmp_pa
     assert (tmp_path / "used" / "file").read_text() == "mine"
 
 
-def test_a_deleted_partition_waits_for_the_backup(open_store: OpenStore, clock: ManualClock) -> None:
+def test_a_deleted_partition_waits_for_the_backup(store: DelayedStore, clock: ManualClock) -> None:
     """While a backup is under way nothing is removed; afterwards it is."""
-    store = open_store(config=config())
     store.topic("t").send(b"a", deliver_after=5)
     clock.advance(3 * HOUR_MS)
     with store._engine.maintenance.deletions_held():
@@ -106,7 +97,7 @@ def test_ids_given_out_during_a_backup_are_not_given_out_by_the_copy(
     open_store: OpenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A topic that comes into being between the copies of main and of a partition does not lend its log to another."""
-    store = open_store(config=config())
+    store = open_store(config=CONFIG)
     store.topic("old").send(b"old", deliver_after=5)
     engine = store._engine
     copy_environment = type(engine.main).copy
@@ -118,7 +109,7 @@ def test_ids_given_out_during_a_backup_are_not_given_out_by_the_copy(
 
     monkeypatch.setattr(type(engine.main), "copy", copy)
     store.backup(tmp_path / "copy")
-    copied = open_store(tmp_path / "copy", config(), clock_=ManualClock(START_MS))
+    copied = open_store(tmp_path / "copy", CONFIG, clock_=ManualClock(START_MS))
     assert [topic.name for topic in copied.topics()] == ["persistent://public/default/old"]
     new = copied.topic("new")
     consumer = new.subscribe("s")
@@ -132,7 +123,7 @@ def test_a_backup_opens_no_more_partitions_at_once_than_the_store_does(
     open_store: OpenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A store of thousands of days is copied with the descriptors that it has."""
-    store = open_store(config=replace(config(), max_open_partitions=2))
+    store = open_store(config=replace(CONFIG, max_open_partitions=2))
     for hour in range(12):
         store.topic("t").send(b"%d" % hour, deliver_after=hour * 3_600 + 5)
     partitions = store._engine.partitions
@@ -150,10 +141,9 @@ def test_a_backup_opens_no_more_partitions_at_once_than_the_store_does(
 
 
 def test_a_backup_that_fails_lets_go_of_all_that_it_held(
-    open_store: OpenStore, clock: ManualClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: DelayedStore, clock: ManualClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Partitions are deleted afterwards, environments close, and the next backup is made."""
-    store = open_store(config=config())
     for hour in range(3):
         store.topic("t").send(b"%d" % hour, deliver_after=hour * 3_600 + 5)
     copy = Environment.copy
@@ -180,7 +170,7 @@ def test_a_store_that_closes_while_it_is_copied_waits_for_what_is_held(
     open_store: OpenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither waits for the other for ever: what is open is copied, what is not is refused."""
-    store = open_store(config=replace(config(), max_open_partitions=2))
+    store = open_store(config=replace(CONFIG, max_open_partitions=2))
     for hour in range(6):
         store.topic("t").send(b"%d" % hour, deliver_after=hour * 3_600 + 5)
     copy = Environment.copy
@@ -208,7 +198,7 @@ def test_backups_while_threads_send_and_receive_lose_nothing(tmp_path: Path) -> 
     Of what a thread sent one after the other it holds a beginning, without a gap.
     """
     clock = ManualClock(START_MS)
-    store = DelayedStore.open(tmp_path / "store", config(), clock=clock)
+    store = DelayedStore.open(tmp_path / "store", CONFIG, clock=clock)
     stored: list[bytes] = []
     acknowledged: set[bytes] = set()
     stop = threading.Event()
@@ -261,7 +251,7 @@ def test_backups_while_threads_send_and_receive_lose_nothing(tmp_path: Path) -> 
     store.close()
     for number, owed in enumerate(required):
         later = ManualClock(clock.now_ms() + 10 * HOUR_MS)
-        with DelayedStore.open(tmp_path / f"copy{number}", config(), clock=later) as copy:
+        with DelayedStore.open(tmp_path / f"copy{number}", CONFIG, clock=later) as copy:
             assert list(copy.check(deep=True)) == []
             copy.tick()
             found = drain(copy, "t", "s")

@@ -24,7 +24,7 @@ LIMIT_S = 60.0
 GONE = "unknown"
 """What is said of a message whose partition has been deleted."""
 
-TINY = StoreConfig(partition_ms=50, preload_ms=20, ledger_max_entries=9, ack_flush_ms=1, bucket_ms=3, fire_batch=3)
+CONFIG = StoreConfig(partition_ms=50, preload_ms=20, ledger_max_entries=9, ack_flush_ms=1, bucket_ms=3, fire_batch=3)
 
 
 def _cancel(topic: Topic, message_id: MessageId) -> bool:
@@ -58,11 +58,9 @@ def _payloads(store: DelayedStore, clock: ManualClock) -> Counter[bytes]:
 @ACTIONS
 @pytest.mark.parametrize("point", ["fire.before", "fire.after"])
 def test_what_is_on_its_way_into_the_main_log_cannot_be_taken_back(
-    open_store: OpenStore, clock: ManualClock, act: Callable[[Topic, MessageId], bool], point: str
+    store: DelayedStore, topic: Topic, clock: ManualClock, act: Callable[[Topic, MessageId], bool], point: str
 ) -> None:
     """A request that begins in the middle of a firing is answered after it: too late, and delivered once."""
-    store = open_store(config=TINY)
-    topic = store.topic("t")
     topic.subscribe("s").close()
     message_id = topic.send(b"x", deliver_after=1)
     clock.advance(1_000)
@@ -91,11 +89,9 @@ def test_what_is_on_its_way_into_the_main_log_cannot_be_taken_back(
 
 @ACTIONS
 def test_what_is_being_taken_back_does_not_fire(
-    open_store: OpenStore, clock: ManualClock, act: Callable[[Topic, MessageId], bool]
+    store: DelayedStore, topic: Topic, clock: ManualClock, act: Callable[[Topic, MessageId], bool]
 ) -> None:
     """A firing that begins when the request is in its transaction finds nothing to fire under the old id."""
-    store = open_store(config=TINY)
-    topic = store.topic("t")
     topic.subscribe("s").close()
     message_id = topic.send(b"x", deliver_after=1)
     store.tick()
@@ -131,7 +127,7 @@ def test_answers_and_deliveries_agree_when_all_run_at_once(
     """Two threads cancel, one reschedules, one fires, one receives: each message comes once or is cancelled once."""
     seed = random.randrange(1 << 30)
     print(f"seed {seed}")
-    store = open_store(config=replace(TINY, durability=durability))
+    store = open_store(config=replace(CONFIG, durability=durability))
     topic = store.topic("t")
     topic.subscribe("s", type="shared").close()
     rounds, messages = 6, 30

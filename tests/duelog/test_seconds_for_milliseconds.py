@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from duelog import DelayedStore, ManualClock, Message, aio
+from duelog import DelayedStore, ManualClock, Message, Topic, aio
 from duelog.errors import InvalidMessage
 from tests.conftest import START_MS, OpenStore
 
@@ -46,9 +46,8 @@ def ways(store: DelayedStore) -> dict[str, tuple[str, Send]]:
 
 @pytest.mark.parametrize("way", ["send", "send with a key", "send_async", "send_batch", "send_payloads", "producer",
                                  "reschedule"])  # fmt: skip
-def test_a_due_time_in_seconds_is_refused_with_what_it_was_meant_to_be(open_store: OpenStore, way: str) -> None:
+def test_a_due_time_in_seconds_is_refused_with_what_it_was_meant_to_be(store: DelayedStore, way: str) -> None:
     """By each call, which stores nothing; with `allow_past` it is due at once. Whatever the store's clock says."""
-    store = open_store()
     field, send = ways(store)[way]
     before = store.topic("t").stats()
     with pytest.raises(InvalidMessage) as caught:
@@ -69,10 +68,8 @@ def test_a_due_time_in_seconds_is_refused_with_what_it_was_meant_to_be(open_stor
         send(-1, allow_past=True)
 
 
-def test_rescheduling_to_a_time_before_2001_is_done_where_it_is_allowed(open_store: OpenStore) -> None:
+def test_rescheduling_to_a_time_before_2001_is_done_where_it_is_allowed(topic: Topic) -> None:
     """The message is due at once, as with any time that has passed."""
-    store = open_store()
-    topic = store.topic("t")
     with topic.subscribe("s") as consumer:
         assert topic.reschedule(topic.send(b"x", deliver_after=60), deliver_at=SECONDS, allow_past=True) is not None
         assert [message.payload for message in consumer.receive()] == [b"x"]
@@ -80,10 +77,9 @@ def test_rescheduling_to_a_time_before_2001_is_done_where_it_is_allowed(open_sto
 
 @pytest.mark.parametrize("column", [list, np.array, lambda times: np.array(times, dtype=np.uint64)])
 def test_a_column_of_due_times_is_refused_for_its_first_in_seconds(
-    open_store: OpenStore, column: Callable[[list[int]], Any]
+    topic: Topic, column: Callable[[list[int]], Any]
 ) -> None:
     """Its place is named; lists and arrays alike."""
-    topic = open_store().topic("t")
     times = column([FIRST_MS, START_MS + 1, SECONDS, 7])
     with pytest.raises(InvalidMessage, match="seconds for milliseconds") as caught:
         topic.send_payloads([b"x"] * 4, deliver_at=times)

@@ -12,7 +12,7 @@ from typing import Any
 import lmdb
 import pytest
 
-from duelog import DelayedStore, DuelogError, ManualClock, Message, StoreConfig
+from duelog import DelayedStore, DuelogError, ManualClock, Message, StoreConfig, Topic
 from duelog.errors import (
     DamagedStore,
     InvalidArgument,
@@ -26,7 +26,7 @@ from duelog.partitions.timespan import directory_name, partition_start
 from duelog.store.files import datafile
 from duelog.store.files.datafile import LOOK_NS, InPlace
 from duelog.store.files.system_errors import explain, explained
-from tests.conftest import START_MS, OpenStore
+from tests.conftest import START_MS
 
 HOUR_MS = 3_600_000
 CONFIG = StoreConfig(partition_ms=HOUR_MS, preload_ms=0)
@@ -90,9 +90,8 @@ def test_a_path_with_a_nul_character_is_refused() -> None:
         DelayedStore.open("a\0b")
 
 
-def test_a_backup_to_a_place_that_cannot_be_used_says_so(open_store: OpenStore, tmp_path: Path) -> None:
+def test_a_backup_to_a_place_that_cannot_be_used_says_so(store: DelayedStore, tmp_path: Path) -> None:
     """And the store goes on."""
-    store = open_store(config=CONFIG)
     (tmp_path / "a-file").write_bytes(b"")
     with pytest.raises(StoreUnavailable) as caught:
         store.backup(tmp_path / "a-file" / "copy")
@@ -101,11 +100,9 @@ def test_a_backup_to_a_place_that_cannot_be_used_says_so(open_store: OpenStore, 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.EACCES, errno.EIO, errno.ENOSPC])
 def test_a_send_for_a_new_partition_that_cannot_be_made_raises_an_error_of_duelog(
-    open_store: OpenStore, monkeypatch: pytest.MonkeyPatch, number: int
+    store: DelayedStore, topic: Topic, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     """Nothing of it is stored, nothing is left, and the next one is."""
-    store = open_store(config=CONFIG)
-    topic = store.topic("t")
     topic.send(b"now")
     mkdir = Path.mkdir
 
@@ -125,11 +122,9 @@ def test_a_send_for_a_new_partition_that_cannot_be_made_raises_an_error_of_duelo
 
 
 def test_a_partition_whose_remains_cannot_be_removed_either_says_why_it_could_not_be_made(
-    open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+    store: DelayedStore, topic: Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The shortage that stopped its creation stops the removal of what is there, too: it is raised as a shortage."""
-    store = open_store(config=CONFIG)
-    topic = store.topic("t")
     due_ms = START_MS + 10 * HOUR_MS
     start_ms = partition_start(due_ms, store._engine.config.partition_ms)
     (store.path / "partitions" / directory_name(start_ms)).mkdir()  # left by a creation whose registration failed

@@ -8,23 +8,20 @@ from typing import Any
 
 import pytest
 
-from duelog import ManualClock, Message, MessageId, Outcome, StoreConfig
+from duelog import DelayedStore, ManualClock, Message, MessageId, Outcome, StoreConfig, Subscription, Topic
 from duelog.errors import InvalidArgument, InvalidMessage, StoreFull, UnknownTopic
 from duelog.markers.pending_entries import PendingEntries
 from duelog.store.errors import DuelogError
 from duelog.store.files.failpoints import arm, disarm
 from tests.conftest import OpenStore
 
-TINY = StoreConfig(partition_ms=1_000, ledger_max_entries=7, ack_flush_ms=10, bucket_ms=50, fire_batch=3)
+CONFIG = StoreConfig(partition_ms=1_000, ledger_max_entries=7, ack_flush_ms=10, bucket_ms=50, fire_batch=3)
 
 
 def test_a_cancelled_message_is_never_delivered_and_the_answer_says_so(
-    open_store: OpenStore, clock: ManualClock
+    topic: Topic, reader: Subscription, clock: ManualClock
 ) -> None:
     """Cancelled, already cancelled, fired and unknown are told apart."""
-    store = open_store(config=TINY)
-    topic = store.topic("t")
-    subscription = topic.subscribe("s")
     kept, dropped = topic.send_batch([Message(b"kept", deliver_after=1), Message(b"dropped", deliver_after=1)])
     assert topic.cancel(dropped)
     assert topic.state(dropped) == "cancelled"
@@ -38,17 +35,16 @@ def test_a_cancelled_message_is_never_delivered_and_the_answer_says_so(
     direct = topic.send(b"direct")
     late = topic.send(b"late", deliver_after=2)
     clock.advance(5_000)
-    assert [message.payload for message in subscription.receive(10)] == [b"direct", b"late"]
+    assert [message.payload for message in reader.receive(10)] == [b"direct", b"late"]
     assert topic.cancel_batch([late, direct]) == [Outcome.FIRED, Outcome.FIRED]
     assert not topic.cancel(late)
     assert topic.state(late) == "fired"
 
 
-def test_a_rescheduled_message_comes_once_at_its_new_time(open_store: OpenStore, clock: ManualClock) -> None:
+def test_a_rescheduled_message_comes_once_at_its_new_time(
+    topic: Topic, reader: Subscription, clock: ManualClock
+) -> None:
     """Earlier, later, at once, and again: one delivery under the last id, and the old ids are cancelled."""
-    store = open_store(config=TINY)
-    topic = store.topic("t")
-    subscription = topic.subscribe("s")
     first = topic.send(b"x", deliver_after=2, key="k", properties={"a": "b"})
     second = topic.reschedule(first, deliver_after=9)
     assert second is not None
@@ -56,17 +52,17 @@ def test_a_rescheduled_message_comes_once_at_its_new_time(open_store: OpenStore,
     assert third is not None
     assert topic.reschedule(first, deliver_after=1) is None
     clock.advance(3_999)
-    assert subscription.receive(10) == []
+    assert reader.receive(10) == []
     clock.advance(1)
-    (message,) = subscription.receive(10)
+    (message,) = reader.receive(10)
     assert (message.payload, message.key, message.properties) == (b"x", "k", {"a": "b"})
     assert message.message_id == third
     assert topic.reschedule(third, deliver_after=1) is None
     soon = topic.fire_now(topic.send(b"y", deliver_after=3600))
     assert soon is not None
-    assert [message.message_id for message in subscription.receive(10)] == [soon]
+    assert [message.message_id for message in reader.receive(10)] == [soon]
     clock.advance(4_000_000)
-    assert subscription.receive(10) == []
+    assert reader.receive(10) == []
 
 
 @pytest.mark.parametrize("point", ["commit.before", "commit.after"])
@@ -79,7 +75,7 @@ def test_a_reschedule_that_breaks_off_leaves_one_of_the_two(
     class BreakOff(Exception):
         pass
 
-    store = open_store(config=TINY)
+    store = open_store(config=CONFIG)
     topic = store.topic("t")
     topic.subscribe("s").close()
     first = topic.send(b"x", deliver_after=2)
@@ -99,17 +95,16 @@ def test_a_reschedule_that_breaks_off_leaves_one_of_the_two(
     finally:
         disarm()
     store.close()
-    store = open_store(config=TINY)
+    store = open_store(config=CONFIG)
     subscription = store.topic("t").subscribe("s")
     clock.advance(10_000)
     assert [message.payload for message in subscription.receive(10)] == [b"x"]
 
 
-def test_a_cancel_that_finds_no_room_cancels_nothing(open_store: OpenStore, clock: ManualClock) -> None:
+def test_a_cancel_that_finds_no_room_cancels_nothing(
+    store: DelayedStore, topic: Topic, reader: Subscription, clock: ManualClock
+) -> None:
     """The answer is an error, and the message still comes."""
-    store = open_store(config=TINY)
-    topic = store.topic("t")
-    subscription = topic.subscribe("s")
     message_id = topic.send(b"x", deliver_after=1)
 
     def full() -> None:
@@ -122,13 +117,11 @@ def test_a_cancel_that_finds_no_room_cancels_nothing(open_store: OpenStore, cloc
     finally:
         disarm()
     clock.advance(1_000)
-    assert [message.payload for message in subscription.receive(10)] == [b"x"]
+    assert [message.payload for message in reader.receive(10)] == [b"x"]
 
 
-def test_bad_input_to_cancel_and_reschedule_is_refused(open_store: OpenStore) -> None:
+def test_bad_input_to_cancel_and_reschedule_is_refused(topic: Topic) -> None:
     """Ids that are none, an unknown topic, a malformed time: each has its own error, and nothing happens."""
-    store = open_store(config=TINY)
-    topic = store.topic("t")
     with pytest.raises(UnknownTopic):
         topic.cancel(MessageId(1, 1))
     message_id = topic.send(b"x", deliver_after=1)

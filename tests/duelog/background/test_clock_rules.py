@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import lmdb
@@ -15,6 +16,7 @@ from tests.conftest import START_MS, OpenStore
 
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
+CONFIG = StoreConfig(partition_ms=HOUR_MS, max_clock_jump_ms=DAY_MS, background=False)
 
 
 class WallClock(Clock):
@@ -33,11 +35,6 @@ class WallClock(Clock):
             condition.wait(0.01)
 
 
-def config(background: bool = False) -> StoreConfig:
-    """A bound of one day."""
-    return StoreConfig(partition_ms=HOUR_MS, max_clock_jump_ms=DAY_MS, background=background)
-
-
 def payloads(store: DelayedStore, timeout: float = 0) -> list[bytes]:
     """Receive what is due in topic a, and acknowledge it."""
     with store.topic("a").subscribe("reader") as reader:
@@ -46,9 +43,8 @@ def payloads(store: DelayedStore, timeout: float = 0) -> list[bytes]:
         return [message.payload for message in messages]
 
 
-def test_a_clock_set_back_neither_fires_twice_nor_blocks(open_store: OpenStore, clock: ManualClock) -> None:
+def test_a_clock_set_back_neither_fires_twice_nor_blocks(store: DelayedStore, clock: ManualClock) -> None:
     """After a step back what fired stays fired, sending goes on, and what was due before the step still comes."""
-    store = open_store(config=config())
     topic = store.topic("a")
     topic.subscribe("reader").close()
     topic.send(b"one", deliver_after=60)
@@ -68,14 +64,14 @@ def test_a_clock_set_back_while_the_store_is_closed_changes_nothing_that_fired(
     open_store: OpenStore, clock: ManualClock
 ) -> None:
     """The high-water mark is on disk with the frontier: the next process goes on from there."""
-    store = open_store(config=config())
+    store = open_store(config=CONFIG)
     store.topic("a").subscribe("reader").close()
     store.topic("a").send(b"one", deliver_after=60)
     clock.advance(61_000)
     assert store.tick().fired == 1
     store.close()
     clock.set(START_MS - DAY_MS)
-    store = open_store(config=config())
+    store = open_store(config=CONFIG)
     assert store.clock.now_ms() == START_MS + 61_000
     assert payloads(store) == [b"one"]
     assert store.tick().fired == 0
@@ -86,7 +82,7 @@ def test_a_clock_set_back_while_the_store_is_closed_changes_nothing_that_fired(
 def test_a_clock_far_ahead_stops_firing_until_it_comes_back(open_store: OpenStore) -> None:
     """Nothing fires on a jump over the bound; what had fired is handed out; the clock's return is enough."""
     wall = WallClock(START_MS)
-    store = open_store(config=config(), clock_=wall)
+    store = open_store(config=CONFIG, clock_=wall)
     topic = store.topic("a")
     topic.subscribe("reader").close()
     topic.send(b"in a year", deliver_after=365 * 86_400)
@@ -109,7 +105,7 @@ def test_a_clock_far_ahead_stops_firing_until_it_comes_back(open_store: OpenStor
 def test_a_clock_far_ahead_is_believed_when_told_to(open_store: OpenStore) -> None:
     """accept_clock() goes on by the clock as it is."""
     wall = WallClock(START_MS)
-    store = open_store(config=config(), clock_=wall)
+    store = open_store(config=CONFIG, clock_=wall)
     store.topic("a").subscribe("reader").close()
     store.topic("a").send(b"in two days", deliver_after=2 * 86_400)
     store.tick()
@@ -124,7 +120,7 @@ def test_a_clock_far_ahead_is_believed_when_told_to(open_store: OpenStore) -> No
 def test_a_jump_within_the_bound_is_believed(open_store: OpenStore) -> None:
     """A day is within a bound of a day: a machine that slept fires what became due."""
     wall = WallClock(START_MS)
-    store = open_store(config=config(), clock_=wall)
+    store = open_store(config=CONFIG, clock_=wall)
     store.topic("a").subscribe("reader").close()
     store.topic("a").send(b"tomorrow", deliver_after=86_000)
     store.tick()
@@ -132,9 +128,8 @@ def test_a_jump_within_the_bound_is_believed(open_store: OpenStore) -> None:
     assert payloads(store) == [b"tomorrow"]
 
 
-def test_a_manual_clock_may_jump_as_far_as_it_likes(open_store: OpenStore, clock: ManualClock) -> None:
+def test_a_manual_clock_may_jump_as_far_as_it_likes(store: DelayedStore, clock: ManualClock) -> None:
     """Who moves a clock by hand means it."""
-    store = open_store(config=config())
     store.topic("a").subscribe("reader").close()
     store.topic("a").send(b"in a year", deliver_after=365 * 86_400)
     store.tick()
@@ -145,7 +140,7 @@ def test_a_manual_clock_may_jump_as_far_as_it_likes(open_store: OpenStore, clock
 def test_a_receiver_beside_the_background_thread_hears_of_a_clock_far_ahead(open_store: OpenStore) -> None:
     """A waiting receiver gets ClockJumped instead of waiting for ever, and messages once the clock is back."""
     wall = WallClock(START_MS)
-    store = open_store(config=config(background=True), clock_=wall)
+    store = open_store(config=replace(CONFIG, background=True), clock_=wall)
     topic = store.topic("a")
     reader = topic.subscribe("reader")
     topic.send(b"now")
@@ -180,16 +175,15 @@ def flip_body(store: Path, marker: bytes) -> None:
 
 
 def test_a_body_that_cannot_be_read_is_set_aside_and_the_others_are_delivered(
-    open_store: OpenStore, clock: ManualClock, tmp_path: Path
+    store: DelayedStore, clock: ManualClock, tmp_path: Path
 ) -> None:
     """It is counted, reported by check at every open, never delivered, and holds its partition, which stays."""
-    store = open_store(config=config())
     store.topic("a").subscribe("reader").close()
     for payload in (b"alpha", b"damaged", b"omega"):
         store.topic("a").send(payload, deliver_after=60)
     store.close()
     flip_body(tmp_path / "store", b"damaged")
-    store = DelayedStore.open(tmp_path / "store", config(), clock=clock)
+    store = DelayedStore.open(tmp_path / "store", CONFIG, clock=clock)
     clock.advance(61_000)
     assert payloads(store) == [b"alpha", b"omega"]
     clock.advance(2 * HOUR_MS)
@@ -199,7 +193,7 @@ def test_a_body_that_cannot_be_read_is_set_aside_and_the_others_are_delivered(
     assert [finding.code for finding in store.check()] == ["set-aside"]
     assert [partition.state for partition in store.partitions()] == ["closed"]
     store.close()
-    store = DelayedStore.open(tmp_path / "store", config(), clock=clock)
+    store = DelayedStore.open(tmp_path / "store", CONFIG, clock=clock)
     assert payloads(store) == []
     assert store.stats().set_aside == 1
     assert "set-aside" in [finding.code for finding in store.check()]

@@ -9,6 +9,7 @@ import pytest
 from duelog import DelayedDeliveryPolicies, DelayedStore, ManualClock, Message, Policies, StoreConfig, Subscription
 from duelog.errors import InvalidArgument, PoliciesChanged
 from tests.conftest import OpenStore
+from tests.duelog.consuming import received
 
 HOUR_MS = 3_600_000
 
@@ -20,17 +21,11 @@ def sent(store: DelayedStore, topic: str, subscription: str, count: int = 1) -> 
     return consumer
 
 
-def payloads(consumer: Subscription) -> list[bytes]:
-    """What it is handed out now."""
-    return [message.payload for message in consumer.receive(100, timeout=0)]
-
-
 # -- compare and set ---------------------------------------------------------------------------------
 
 
-def test_a_lost_race_for_policies_raises_an_error_that_names_both(open_store: OpenStore) -> None:
+def test_a_lost_race_for_policies_raises_an_error_that_names_both(store: DelayedStore) -> None:
     """What was expected and what is there, and nothing is set."""
-    store = open_store()
     mine = Policies(retention_ms=5)
     store.set_policies(mine, topic="t", expected=None)
     store.set_policies(Policies(retention_ms=7), topic="t", expected=mine)
@@ -49,9 +44,8 @@ def test_a_lost_race_for_policies_raises_an_error_that_names_both(open_store: Op
         store.set_policies(mine, expected=5)  # type: ignore[arg-type]
 
 
-def test_delay_policies_are_compared_with_the_delay_policies(open_store: OpenStore) -> None:
+def test_delay_policies_are_compared_with_the_delay_policies(store: DelayedStore) -> None:
     """They replace no more than these, so a change of the rest is no lost race."""
-    store = open_store()
     store.set_policies(Policies(tick_time_ms=1, retention_ms=5), topic="t")
     store.set_policies(
         DelayedDeliveryPolicies(tick_time_ms=2), topic="t", expected=DelayedDeliveryPolicies(tick_time_ms=1)
@@ -81,9 +75,8 @@ def test_one_field_is_set_and_unset_without_the_others(open_store: OpenStore) ->
 # -- scopes ------------------------------------------------------------------------------------------
 
 
-def test_a_subscription_has_policies_of_its_own(open_store: OpenStore, clock: ManualClock) -> None:
+def test_a_subscription_has_policies_of_its_own(store: DelayedStore, clock: ManualClock) -> None:
     """Redeliveries, dead-letter topic, backoff and time to live by subscription; the other goes by its topic."""
-    store = open_store()
     store.set_policies(Policies(max_redeliveries=0, nack_backoff_ms=0), topic="t")
     store.set_policies(Policies(max_redeliveries=-1, nack_backoff_ms=50), topic="t", subscription="patient")
     store.set_policies(Policies(dead_letter_topic="graves"), topic="t", subscription="hasty")
@@ -91,21 +84,20 @@ def test_a_subscription_has_policies_of_its_own(open_store: OpenStore, clock: Ma
     hasty, patient = sent(store, "t", "hasty"), sent(store, "t", "patient", 0)
     for consumer in (hasty, patient):
         consumer.nack(consumer.receive(1))
-    assert payloads(hasty) == []
+    assert received(hasty) == []
     with store.topic("graves").subscribe("digger") as digger:
-        assert payloads(digger) == [b"0"]
-    assert payloads(patient) == []
+        assert received(digger) == [b"0"]
+    assert received(patient) == []
     clock.advance(50)
-    assert payloads(patient) == [b"0"]
+    assert received(patient) == [b"0"]
     effective = store.effective_policies("t", "patient")
     assert effective.set_at["nack_backoff_ms"] == "subscription patient of topic persistent://public/default/t"
     own = store.all_policies()[effective.set_at["nack_backoff_ms"]]
     assert own == Policies(max_redeliveries=-1, nack_backoff_ms=50)
 
 
-def test_what_is_of_a_topic_cannot_be_set_for_a_subscription(open_store: OpenStore) -> None:
+def test_what_is_of_a_topic_cannot_be_set_for_a_subscription(store: DelayedStore) -> None:
     """Retention and delay policies; the error names the field, and what was set there stays."""
-    store = open_store()
     for name in ("retention_ms", "retention_bytes", "tick_time_ms", "fixed_delivery_delay_ms"):
         with pytest.raises(InvalidArgument) as caught:
             store.update_policies(topic="t", subscription="s", **cast(dict[str, Any], {name: 5}))
@@ -113,9 +105,8 @@ def test_what_is_of_a_topic_cannot_be_set_for_a_subscription(open_store: OpenSto
     assert store.all_policies() == {}
 
 
-def test_policies_of_a_subscription_go_with_it_and_with_its_topic(open_store: OpenStore) -> None:
+def test_policies_of_a_subscription_go_with_it_and_with_its_topic(store: DelayedStore) -> None:
     """One that is made later under the same name begins without them."""
-    store = open_store()
     for _ in range(2):
         sent(store, "t", "s").close()
         store.set_policies(Policies(ttl_ms=5), topic="t", subscription="s")
@@ -139,44 +130,42 @@ def test_retention_and_time_to_live_are_each_topics_own(open_store: OpenStore, c
         consumer.ack(consumer.receive(4), durable=True)
     clock.advance(HOUR_MS * 3 // 5)
     store.tick()
-    assert payloads(sleeper) == []
+    assert received(sleeper) == []
     for name, kept in (("a/b/kept", 4), ("a/b/brief", 0), ("other", 0)):
         consumers[name].seek("earliest")
-        assert len(payloads(consumers[name])) == kept
+        assert len(received(consumers[name])) == kept
 
 
 # -- following ---------------------------------------------------------------------------------------
 
 
-def test_a_running_subscription_follows_an_acknowledgement_timeout(open_store: OpenStore, clock: ManualClock) -> None:
+def test_a_running_subscription_follows_an_acknowledgement_timeout(store: DelayedStore, clock: ManualClock) -> None:
     """Switched on for what is held already, made shorter for what was handed out before, switched off again."""
-    store = open_store()
     consumer = sent(store, "t", "s", 2)
-    assert payloads(consumer) == [b"0", b"1"]
+    assert received(consumer) == [b"0", b"1"]
     clock.advance(HOUR_MS)
     store.update_policies(topic="t", ack_timeout_ms=HOUR_MS)
     clock.advance(HOUR_MS - 1)
-    assert payloads(consumer) == []
+    assert received(consumer) == []
     clock.advance(1)
-    assert payloads(consumer) == [b"0", b"1"]
+    assert received(consumer) == [b"0", b"1"]
     clock.advance(1_000)
     store.update_policies(namespace="public/default", ack_timeout_ms=5)
-    assert payloads(consumer) == []
+    assert received(consumer) == []
     store.update_policies(topic="t", ack_timeout_ms=1_000)
-    assert payloads(consumer) == [b"0", b"1"]
+    assert received(consumer) == [b"0", b"1"]
     store.update_policies(topic="t", ack_timeout_ms=0)
     clock.advance(100 * HOUR_MS)
-    assert payloads(consumer) == []
+    assert received(consumer) == []
 
 
 def test_a_running_subscription_follows_the_redelivery_limit_and_the_backoff(
-    open_store: OpenStore, clock: ManualClock
+    store: DelayedStore, clock: ManualClock
 ) -> None:
     """Without being opened again."""
-    store = open_store()
     consumer = sent(store, "t", "s")
     consumer.nack(consumer.receive(1))
-    assert payloads(consumer) == []
+    assert received(consumer) == []
     clock.advance(1_000)
     (message,) = consumer.receive(1)
     store.set_policies(Policies(nack_backoff_ms=7, nack_backoff_max_ms=7))
@@ -185,7 +174,7 @@ def test_a_running_subscription_follows_the_redelivery_limit_and_the_backoff(
     (message,) = consumer.receive(1)
     store.set_policies(Policies(max_redeliveries=2, nack_backoff_ms=0))
     consumer.nack(message)
-    assert payloads(consumer) == []
+    assert received(consumer) == []
     assert store.topic("t-s-DLQ").exists()
 
 
@@ -202,7 +191,7 @@ def test_less_retention_gives_back_at_the_next_tick(open_store: OpenStore, clock
     assert store.topic("u").stats().subscriptions[0].backlog == 1
     store.update_policies(topic="u", ttl_ms=2 * HOUR_MS)
     store.tick()
-    assert payloads(late) == [b"0"]
+    assert received(late) == [b"0"]
     store.update_policies(topic="u", ttl_ms=HOUR_MS)
     store.tick()
     assert store.topic("u").stats().subscriptions[0].backlog == 0

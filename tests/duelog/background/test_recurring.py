@@ -14,7 +14,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from duelog import DelayedStore, ManualClock, StoreConfig, Subscription
+from duelog import DelayedStore, ManualClock, StoreConfig, Subscription, Topic
 from duelog.background.timetable import Timetable
 from duelog.errors import InvalidArgument, StoreFull
 from duelog.markers.pending_entries import PendingEntries
@@ -50,10 +50,8 @@ def step(store: DelayedStore, consumer: Subscription, clock: ManualClock, until_
     return dues
 
 
-def test_an_interval_recurs_from_when_it_was_made(open_store: OpenStore, clock: ManualClock) -> None:
+def test_an_interval_recurs_from_when_it_was_made(store: DelayedStore, topic: Topic, clock: ManualClock) -> None:
     """Each occurrence is received once, when it is due, with payload, key and properties."""
-    store = open_store()
-    topic = store.topic("t")
     topic.every("beat", interval=timedelta(hours=6), payload=b"beat", key="k", properties={"a": "b"})
     with topic.subscribe("s") as consumer:
         dues = step(store, consumer, clock, START_MS + 3 * DAY_MS, HOUR_MS)
@@ -123,10 +121,10 @@ def test_after_a_long_stop_the_waiting_occurrence_comes_once_and_no_burst(
         assert [message.due_ms for message in store.topic("t").scheduled()] == [START_MS + 30 * DAY_MS + HOUR_MS]
 
 
-def test_a_paused_schedule_sends_nothing_until_it_is_resumed(open_store: OpenStore, clock: ManualClock) -> None:
+def test_a_paused_schedule_sends_nothing_until_it_is_resumed(
+    open_store: OpenStore, store: DelayedStore, topic: Topic, clock: ManualClock
+) -> None:
     """Its waiting occurrence is taken back, over a restart too; it goes on with the first after now."""
-    store = open_store()
-    topic = store.topic("t")
     made = topic.every("beat", interval=3_600)
     paused = topic.pause_schedule("beat")
     assert paused is not None
@@ -146,10 +144,8 @@ def test_a_paused_schedule_sends_nothing_until_it_is_resumed(open_store: OpenSto
         ]
 
 
-def test_a_removed_schedule_is_gone_with_its_occurrence(open_store: OpenStore, clock: ManualClock) -> None:
+def test_a_removed_schedule_is_gone_with_its_occurrence(store: DelayedStore, topic: Topic, clock: ManualClock) -> None:
     """And what was never there cannot be paused, resumed or removed."""
-    store = open_store()
-    topic = store.topic("t")
     topic.every("beat", interval=3_600)
     assert topic.remove_schedule("beat")
     assert not topic.remove_schedule("beat")
@@ -160,10 +156,10 @@ def test_a_removed_schedule_is_gone_with_its_occurrence(open_store: OpenStore, c
         assert step(store, consumer, clock, START_MS + DAY_MS, HOUR_MS) == []
 
 
-def test_another_timetable_under_the_same_name_replaces_the_first(open_store: OpenStore, clock: ManualClock) -> None:
+def test_another_timetable_under_the_same_name_replaces_the_first(
+    store: DelayedStore, topic: Topic, clock: ManualClock
+) -> None:
     """At no time do both have an occurrence."""
-    store = open_store()
-    topic = store.topic("t")
     topic.every("beat", interval=3_600, payload=b"old")
     topic.every("beat", cron="0 0 * * *", payload=b"new")
     assert [message.payload for message in topic.scheduled()] == [b"new"]
@@ -174,10 +170,8 @@ def test_another_timetable_under_the_same_name_replaces_the_first(open_store: Op
     assert [due_ms % DAY_MS for due_ms in dues] == [0, 0]
 
 
-def test_an_occurrence_cancelled_by_hand_is_skipped(open_store: OpenStore, clock: ManualClock) -> None:
+def test_an_occurrence_cancelled_by_hand_is_skipped(store: DelayedStore, topic: Topic, clock: ManualClock) -> None:
     """The schedule goes on with the one after it."""
-    store = open_store()
-    topic = store.topic("t")
     made = topic.every("beat", interval=3_600)
     assert made.next_id is not None
     assert topic.cancel(made.next_id)
@@ -185,9 +179,8 @@ def test_an_occurrence_cancelled_by_hand_is_skipped(open_store: OpenStore, clock
         assert step(store, consumer, clock, START_MS + 2 * HOUR_MS, HOUR_MS) == [START_MS + 2 * HOUR_MS]
 
 
-def test_a_deleted_topic_takes_its_schedules_along(open_store: OpenStore, clock: ManualClock) -> None:
+def test_a_deleted_topic_takes_its_schedules_along(store: DelayedStore, clock: ManualClock) -> None:
     """One made later under the same name has none."""
-    store = open_store()
     store.topic("t").every("beat", interval=3_600)
     store.delete_topic("t")
     clock.advance(2 * HOUR_MS)
@@ -197,10 +190,9 @@ def test_a_deleted_topic_takes_its_schedules_along(open_store: OpenStore, clock:
 
 
 def test_an_interrupt_after_the_commit_of_an_advance_does_not_double_the_next_occurrence(
-    open_store: OpenStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+    store: DelayedStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Memory knows from the commit itself when the schedule comes next."""
-    store = open_store()
     store.topic("t").every("beat", interval=3_600, payload=b"x")
     succeed = Succession.succeed
 
@@ -289,9 +281,8 @@ def test_killed_at_each_commit_of_an_advance_every_occurrence_comes_once(open_st
         ({"interval": -60}, "interval"),
     ],
 )
-def test_what_never_recurs_is_refused_by_name(open_store: OpenStore, arguments: dict[str, object], field: str) -> None:
+def test_what_never_recurs_is_refused_by_name(topic: Topic, arguments: dict[str, object], field: str) -> None:
     """Nothing is kept of it."""
-    topic = open_store().topic("t")
     with pytest.raises(InvalidArgument) as caught:
         topic.every("beat", **arguments)  # type: ignore[arg-type]
     assert caught.value.field == field

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from duelog import DelayedStore, DuelogError, ManualClock, Message, StoreConfig, Subscription
+from duelog import DelayedStore, DuelogError, ManualClock, Message, StoreConfig, Subscription, Topic
 from duelog.errors import BrokenInvariant, DamagedStore, ResourceShortage, StoreFailed
 from duelog.markers.firing import saving
 from duelog.markers.firing.log_state import Taken
@@ -24,21 +24,11 @@ from duelog.store.files import datafile
 from duelog.store.log.managed_ledger import ManagedLedger
 from tests.conftest import START_MS, OpenStore
 from tests.duelog.background.test_threads import LIMIT_S, WatchedManualClock, waiting
+from tests.duelog.consuming import payloads_of
 
 HOUR_MS = 3_600_000
 CONFIG = StoreConfig(partition_ms=HOUR_MS, preload_ms=0, max_open_partitions=1)
 FULL_NAME = "persistent://public/default/"
-
-
-def payloads(store: DelayedStore, *names: str) -> list[bytes]:
-    """All that the topics have to give, acknowledged durably."""
-    found = []
-    for name in names:
-        with store.topic(name).subscribe("s") as consumer:
-            messages = consumer.receive(100)
-            consumer.ack(messages, durable=True)
-            found += [message.payload for message in messages]
-    return found
 
 
 def shortage() -> OSError:
@@ -66,11 +56,9 @@ def topic_id_of(store: DelayedStore, name: str) -> int:
 
 
 def test_a_partition_that_cannot_be_opened_for_want_of_descriptors_is_suspended_and_others_are_fired(
-    open_store: OpenStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+    store: DelayedStore, topic: Topic, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The hours after it are fired meanwhile; a second later it is opened again, and nothing is lost."""
-    store = open_store(config=CONFIG)
-    topic = store.topic("t")
     topic.subscribe("s").close()
     first_ms = START_MS - START_MS % HOUR_MS + HOUR_MS
     for hour in range(3):
@@ -96,7 +84,7 @@ def test_a_partition_that_cannot_be_opened_for_want_of_descriptors_is_suspended_
     clock.advance(1_000)
     result = store.tick()
     assert (result.fired, result.suspended) == (1, ())
-    assert sorted(payloads(store, "t")) == [b"0", b"1", b"2"]
+    assert sorted(payloads_of(store, "t")) == [b"0", b"1", b"2"]
 
 
 @pytest.mark.parametrize("error", [shortage, MemoryError, lambda: RuntimeError("unforeseen")])
@@ -113,7 +101,7 @@ def test_a_log_that_cannot_be_fired_holds_up_no_other_topic_and_is_tried_again_w
     clock.advance(1_000)
     began_ms, pauses = clock.now_ms(), []
     assert store.tick().fired == 2
-    assert payloads(store, "a", "c") == [b"a", b"c"]
+    assert payloads_of(store, "a", "c") == [b"a", b"c"]
     for failures in range(1, 8):
         (found,) = store.suspended()
         assert (found.task, found.topic, found.since_ms, found.failures) == (
@@ -128,7 +116,7 @@ def test_a_log_that_cannot_be_fired_holds_up_no_other_topic_and_is_tried_again_w
     failing[0] = False
     clock.advance(30_000)
     assert (store.tick().fired, store.suspended()) == (1, [])
-    assert payloads(store, "b") == [b"b"]
+    assert payloads_of(store, "b") == [b"b"]
 
 
 def test_a_main_log_that_cannot_be_written_holds_up_none_that_is_fired_with_it(
@@ -151,17 +139,16 @@ def test_a_main_log_that_cannot_be_written_holds_up_none_that_is_fired_with_it(
         clock.advance(1_000)
         result = store.tick()
         assert (result.fired, [found.topic for found in result.suspended]) == (4, [FULL_NAME + "c"])
-        assert payloads(store, *"abcde") == [b"a", b"b", b"d", b"e"]
+        assert payloads_of(store, *"abcde") == [b"a", b"b", b"d", b"e"]
     clock.advance(1_000)
     assert store.tick().fired == 1
-    assert payloads(store, *"abcde") == [b"c"]
+    assert payloads_of(store, *"abcde") == [b"c"]
 
 
 def test_a_partition_with_a_suspended_log_is_not_closed_and_is_once_that_has_fired(
-    open_store: OpenStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+    store: DelayedStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its end has passed and nobody is fired any more but that log: the tick ends, and says when to go on."""
-    store = open_store(config=CONFIG)
     for name in "ab":
         store.topic(name).subscribe("s").close()
         store.topic(name).send(name.encode(), deliver_after=1)
@@ -174,14 +161,13 @@ def test_a_partition_with_a_suspended_log_is_not_closed_and_is_once_that_has_fir
     clock.advance(1_000)
     result = store.tick()
     assert (result.fired, result.closed) == (1, 1)
-    assert payloads(store, *"ab") == [b"a", b"b"]
+    assert payloads_of(store, *"ab") == [b"a", b"b"]
 
 
 def test_a_deleted_topic_is_not_suspended_any_more(
-    open_store: OpenStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+    store: DelayedStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing of it is tried again, and its partition closes."""
-    store = open_store(config=CONFIG)
     store.topic("a").send(b"a", deliver_after=1)
     fail_for(monkeypatch, topic_id_of(store, "a"), shortage, [True])
     clock.advance(1_000)
@@ -217,13 +203,13 @@ def test_one_schedule_that_fails_holds_up_no_other(
         assert result.next_due_ms == clock.now_ms() + 1_000
         clock.advance(60_000)
         store.tick()
-    assert sorted(payloads(store, "t")) == [b"a", b"a", b"b", b"c", b"c"]
+    assert sorted(payloads_of(store, "t")) == [b"a", b"a", b"b", b"c", b"c"]
     clock.advance(60_000)
     store.tick()
-    assert sorted(payloads(store, "t")) == [b"a", b"c"]  # the one that was missed does not come
+    assert sorted(payloads_of(store, "t")) == [b"a", b"c"]  # the one that was missed does not come
     clock.advance(60_000)
     store.tick()
-    assert sorted(payloads(store, "t")) == [b"a", b"b", b"c"]
+    assert sorted(payloads_of(store, "t")) == [b"a", b"b", b"c"]
 
 
 def test_a_partition_that_cannot_be_removed_holds_up_no_other(
@@ -246,7 +232,7 @@ def test_a_partition_that_cannot_be_removed_holds_up_no_other(
     clock.advance(4 * HOUR_MS)
     with monkeypatch.context() as patch:
         patch.setattr(maintenance, "_delete_one", deleting)
-        payloads(store, "t")
+        payloads_of(store, "t")
         clock.advance(500)
         store.tick()
         assert [(found.task, found.partition_ms) for found in store.suspended()] == [("delete", first_ms)]

@@ -4,27 +4,21 @@ from __future__ import annotations
 
 import pytest
 
-from duelog import ManualClock, Message, MessageId, StoreConfig, Subscription
+from duelog import DelayedStore, ManualClock, Message, MessageId, StoreConfig, Subscription, Topic
 from duelog.errors import ConsumerBusy, InvalidArgument
 from tests.conftest import START_MS, OpenStore
+from tests.duelog.consuming import received
 
 
-def payloads(subscription: Subscription, most: int = 100) -> list[bytes]:
-    """Receive without acknowledging."""
-    return [message.payload for message in subscription.receive(most)]
-
-
-def test_a_message_given_back_waits_longer_each_time(open_store: OpenStore, clock: ManualClock) -> None:
+def test_a_message_given_back_waits_longer_each_time(topic: Topic, reader: Subscription, clock: ManualClock) -> None:
     """Without a delay of its own: one second, then two, then four."""
-    topic = open_store().topic("t")
-    subscription = topic.subscribe("s")
     topic.send(b"x")
     for times, wait_ms in enumerate((1_000, 2_000, 4_000)):
-        (message,) = subscription.receive()
+        (message,) = reader.receive()
         assert message.redelivery_count == times
-        subscription.nack(message)
+        reader.nack(message)
         clock.advance(wait_ms - 1)
-        assert subscription.receive() == []
+        assert reader.receive() == []
         clock.advance(1)
 
 
@@ -46,20 +40,20 @@ def test_a_message_that_no_consumer_can_take_goes_to_the_dead_letter_topic(open_
     assert subscription.stats().backlog == 0
 
 
-def test_retry_later_is_a_delayed_message_for_one_subscription(open_store: OpenStore, clock: ManualClock) -> None:
+def test_retry_later_is_a_delayed_message_for_one_subscription(
+    open_store: OpenStore, store: DelayedStore, topic: Topic, clock: ManualClock
+) -> None:
     """It survives a reopen, comes at its time to the subscription that asked, and to no other."""
-    store = open_store()
-    topic = store.topic("t")
     asking, other = topic.subscribe("asking"), topic.subscribe("other")
     topic.send(b"x", key="k")
     (message,) = asking.receive()
     asking.retry_later(message, 60)
-    assert payloads(other) == [b"x"]
+    assert received(other) == [b"x"]
     store.close()
     store = open_store()
     topic = store.topic("t")
     asking, other = topic.subscribe("asking"), topic.subscribe("other")
-    assert payloads(other) == [b"x"]
+    assert received(other) == [b"x"]
     clock.advance(59_999)
     assert asking.receive() == []
     clock.advance(1)
@@ -75,7 +69,7 @@ def test_a_message_not_acknowledged_in_time_goes_to_another_consumer(open_store:
     topic = open_store(config=StoreConfig(ack_timeout_ms=30_000)).topic("t")
     first, second = topic.subscribe("s", type="shared"), topic.subscribe("s", type="shared")
     topic.send(b"x")
-    assert payloads(first) == [b"x"]
+    assert received(first) == [b"x"]
     clock.advance(29_999)
     assert second.receive() == []
     clock.advance(1)
@@ -83,21 +77,19 @@ def test_a_message_not_acknowledged_in_time_goes_to_another_consumer(open_store:
     assert message.redelivery_count == 1
 
 
-def test_failover_serves_the_first_and_then_the_next(open_store: OpenStore) -> None:
+def test_failover_serves_the_first_and_then_the_next(topic: Topic) -> None:
     """The second consumer gets nothing until the first has left, then what it had not acknowledged too."""
-    topic = open_store().topic("t")
     first, second = topic.subscribe("s", type="failover"), topic.subscribe("s", type="failover")
     topic.send_batch([Message(b"a"), Message(b"b")])
     assert second.receive() == []
     (message,) = first.receive()
     first.ack(message)
     first.close()
-    assert payloads(second) == [b"b"]
+    assert received(second) == [b"b"]
 
 
-def test_key_shared_keeps_a_keys_order_while_others_go_on(open_store: OpenStore, clock: ManualClock) -> None:
+def test_key_shared_keeps_a_keys_order_while_others_go_on(topic: Topic, clock: ManualClock) -> None:
     """While a key's message waits for its redelivery, later ones of that key wait, and other keys do not."""
-    topic = open_store().topic("t")
     consumer = topic.subscribe("s", type="key_shared")
     topic.send_batch([Message(b"k1", key="k"), Message(b"o1", key="o"), Message(b"k2", key="k", deliver_after=1)])
     messages = consumer.receive(10)
@@ -106,20 +98,18 @@ def test_key_shared_keeps_a_keys_order_while_others_go_on(open_store: OpenStore,
     consumer.ack(messages[1])
     topic.send(b"o2", key="o")
     clock.advance(1_000)
-    assert payloads(consumer) == [b"o2"]
+    assert received(consumer) == [b"o2"]
     clock.advance(9_000)
-    assert payloads(consumer) == [b"k1", b"k2"]
+    assert received(consumer) == [b"k1", b"k2"]
 
 
-def test_types_do_not_mix_and_exclusive_takes_one(open_store: OpenStore) -> None:
+def test_types_do_not_mix_and_exclusive_takes_one(topic: Topic, reader: Subscription) -> None:
     """The second consumer is refused by name, and the first is undisturbed."""
-    topic = open_store().topic("t")
-    consumer = topic.subscribe("s")
     with pytest.raises(ConsumerBusy, match="exclusive"):
         topic.subscribe("s")
     with pytest.raises(ConsumerBusy, match="shared"):
         topic.subscribe("s", type="shared")
-    consumer.close()
+    reader.close()
     topic.subscribe("s", type="shared")
 
 
@@ -131,11 +121,11 @@ def test_seek_by_time_finds_the_first_message_due_then(open_store: OpenStore, cl
     clock.advance(10_000)
     consumer.ack(consumer.receive(10))
     consumer.seek(START_MS + 2_001)
-    assert payloads(consumer) == [b"3", b"4"]
+    assert received(consumer) == [b"3", b"4"]
     consumer.seek(0)
-    assert len(payloads(consumer)) == 5
+    assert len(received(consumer)) == 5
     consumer.seek(START_MS + 50_000)
-    assert payloads(consumer) == []
+    assert received(consumer) == []
 
 
 def test_seek_past_what_was_trimmed_begins_with_what_is_kept(open_store: OpenStore, clock: ManualClock) -> None:
@@ -154,7 +144,7 @@ def test_seek_past_what_was_trimmed_begins_with_what_is_kept(open_store: OpenSto
     assert store.partitions() == []
     assert topic.get(first) is None
     consumer.seek(message)
-    assert payloads(consumer) == [b"2"]
+    assert received(consumer) == [b"2"]
     with pytest.raises(InvalidArgument, match="to="):
         consumer.seek("yesterday")
 
@@ -168,25 +158,25 @@ def test_a_seek_is_kept_over_a_reopen(open_store: OpenStore) -> None:
     consumer.seek("earliest")
     store.close()
     store = open_store(config=StoreConfig(retention_ms=10**9))
-    assert payloads(store.topic("t").subscribe("s")) == [b"a", b"b"]
+    assert received(store.topic("t").subscribe("s")) == [b"a", b"b"]
 
 
-def test_a_paused_subscription_gets_nothing_until_it_is_resumed(open_store: OpenStore) -> None:
+def test_a_paused_subscription_gets_nothing_until_it_is_resumed(
+    open_store: OpenStore, store: DelayedStore, topic: Topic
+) -> None:
     """Also after a reopen; others are not concerned."""
-    store = open_store()
-    topic = store.topic("t")
     paused, other = topic.subscribe("paused"), topic.subscribe("other")
     paused.pause()
     topic.send(b"x")
     assert paused.receive() == []
-    assert payloads(other) == [b"x"]
+    assert received(other) == [b"x"]
     store.close()
     store = open_store()
     paused = store.topic("t").subscribe("paused")
     assert paused.paused
     assert paused.receive() == []
     paused.resume()
-    assert payloads(paused) == [b"x"]
+    assert received(paused) == [b"x"]
 
 
 def test_time_to_live_counts_from_the_due_time(open_store: OpenStore, clock: ManualClock) -> None:
@@ -199,7 +189,7 @@ def test_time_to_live_counts_from_the_due_time(open_store: OpenStore, clock: Man
     store.tick()
     assert consumer.stats().backlog == 1
     clock.advance(59_000)
-    assert payloads(consumer) == [b"x"]
+    assert received(consumer) == [b"x"]
     consumer.nack(MessageId(1, 0), delay=0)
     clock.advance(10_000)
     store.tick()

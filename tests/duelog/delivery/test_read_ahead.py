@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pyroaring import BitMap
 
-from duelog import DelayedStore, Message
+from duelog import DelayedStore, Message, Topic
 from duelog.delivery.acks import AckSet
 from duelog.delivery.ledger_list import LedgerList
 from duelog.delivery.read_ahead import ReadAhead, ReadAheadBudget
@@ -209,10 +207,8 @@ def test_what_is_held_counts_against_a_budget_and_is_given_back() -> None:
     assert log.reads == [10] * 5
 
 
-def test_a_subscription_that_closes_holds_nothing_read_ahead(open_store: Callable[..., DelayedStore]) -> None:
+def test_a_subscription_that_closes_holds_nothing_read_ahead(store: DelayedStore, topic: Topic) -> None:
     """And the next one gets what was not handed out."""
-    store = open_store()
-    topic = store.topic("t")
     reader = topic.subscribe("r")
     topic.send_batch([Message(b"%d" % number) for number in range(100)])
     found = []
@@ -230,12 +226,8 @@ def test_a_subscription_that_closes_holds_nothing_read_ahead(open_store: Callabl
     assert found == [b"%d" % number for number in range(100)]
 
 
-def test_what_is_acknowledged_while_it_is_read_ahead_is_not_handed_out(
-    open_store: Callable[..., DelayedStore],
-) -> None:
+def test_what_is_acknowledged_while_it_is_read_ahead_is_not_handed_out(topic: Topic) -> None:
     """An acknowledgement by position of what was never received, and a cumulative one over it."""
-    store = open_store()
-    topic = store.topic("t")
     reader = topic.subscribe("r")
     ids = topic.send_batch([Message(b"%d" % number) for number in range(100)])
     for _ in range(4):
@@ -246,10 +238,8 @@ def test_what_is_acknowledged_while_it_is_read_ahead_is_not_handed_out(
     assert [message.payload for message in reader.receive(5)] == [b"32", b"33", b"34", b"35", b"36"]
 
 
-def test_a_seek_forgets_what_was_read_ahead(open_store: Callable[..., DelayedStore]) -> None:
+def test_a_seek_forgets_what_was_read_ahead(topic: Topic) -> None:
     """Everything from there on comes, once."""
-    store = open_store()
-    topic = store.topic("t")
     reader = topic.subscribe("r")
     ids = topic.send_batch([Message(b"%d" % number) for number in range(100)])
     for _ in range(3):
@@ -258,12 +248,8 @@ def test_a_seek_forgets_what_was_read_ahead(open_store: Callable[..., DelayedSto
     assert [message.payload for message in reader.receive(200)] == [b"%d" % number for number in range(3, 100)]
 
 
-def test_however_much_is_acknowledged_of_what_was_read_ahead_is_passed_over_at_once(
-    open_store: Callable[..., DelayedStore],
-) -> None:
+def test_however_much_is_acknowledged_of_what_was_read_ahead_is_passed_over_at_once(topic: Topic) -> None:
     """One by one, thousands of them: no limit of the interpreter is met."""
-    store = open_store()
-    topic = store.topic("t")
     reader = topic.subscribe("r")
     ids = topic.send_batch([Message(b"%d" % number) for number in range(9_000)])
     for number in range(4_096):

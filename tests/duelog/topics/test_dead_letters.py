@@ -8,21 +8,15 @@ from typing import Any
 
 import pytest
 
-from duelog import DeadLetter, DelayedStore, ManualClock, MessageId, StoreConfig, Subscription, Topic
+from duelog import DeadLetter, DelayedStore, ManualClock, MessageId, StoreConfig, Topic
 from duelog.errors import InvalidArgument, StoreFull, UnknownSubscription, UnknownTopic
 from duelog.store.log.managed_ledger import ManagedLedger
 from duelog.topics.ack_flusher import AckFlusher
 from tests.conftest import START_MS, OpenStore
+from tests.duelog.consuming import payloads
 
 CONFIG = StoreConfig(max_redeliveries=1, nack_backoff_ms=1_000, max_clock_jump_ms=None)
 GRAVE = "t-s-DLQ"
-
-
-def payloads(subscription: Subscription) -> list[bytes]:
-    """What a consumer gets now, acknowledged."""
-    messages = subscription.receive(1_000)
-    subscription.ack(messages)
-    return [bytes(message.payload) for message in messages]
 
 
 def let_die(store: DelayedStore, *bodies: bytes, topic: str = "t", name: str = "s") -> list[MessageId]:
@@ -53,9 +47,8 @@ def test_dead_letters_are_kept_though_nobody_subscribed_to_them(open_store: Open
     assert by_payload(open_store(config=CONFIG)) == bodies
 
 
-def test_a_dead_letter_is_never_dead_lettered_again(open_store: OpenStore) -> None:
+def test_a_dead_letter_is_never_dead_lettered_again(store: DelayedStore) -> None:
     """A consumer of the dead-letter topic that comes and goes gets it each time, from that topic."""
-    store = open_store(config=CONFIG)
     let_die(store, b"x")
     for times in range(5):
         with store.topic(GRAVE).subscribe("reader") as reader:
@@ -64,10 +57,8 @@ def test_a_dead_letter_is_never_dead_lettered_again(open_store: OpenStore) -> No
     assert [topic.name for topic in store.topics()] == [store.topic("t").name, store.topic(GRAVE).name]
 
 
-def test_a_letter_says_what_became_of_the_message(open_store: OpenStore, clock: ManualClock) -> None:
+def test_a_letter_says_what_became_of_the_message(store: DelayedStore, topic: Topic, clock: ManualClock) -> None:
     """Reason, attempts, when the first and the last of them failed, and all that the message was."""
-    store = open_store(config=CONFIG)
-    topic = store.topic("t")
     with topic.subscribe("s") as consumer:
         sent = topic.send(b"x", key="k", properties={"shop": "7"}, deliver_after=60)
         clock.advance(60_000)
@@ -96,10 +87,10 @@ def test_a_letter_says_what_became_of_the_message(open_store: OpenStore, clock: 
     )
 
 
-def test_a_postponed_message_keeps_its_origin_and_its_first_failure(open_store: OpenStore, clock: ManualClock) -> None:
+def test_a_postponed_message_keeps_its_origin_and_its_first_failure(
+    store: DelayedStore, topic: Topic, clock: ManualClock
+) -> None:
     """`retry_later` sends it anew under other ids; the letter names the first."""
-    store = open_store(config=CONFIG)
-    topic = store.topic("t")
     sent = topic.send(b"x")
     with topic.subscribe("s") as consumer:
         for _ in range(2):
@@ -111,9 +102,8 @@ def test_a_postponed_message_keeps_its_origin_and_its_first_failure(open_store: 
     assert (letter.message_id, letter.attempts, letter.first_ms) == (sent, 2, START_MS)
 
 
-def test_a_requeued_letter_comes_to_its_subscription_alone(open_store: OpenStore) -> None:
+def test_a_requeued_letter_comes_to_its_subscription_alone(store: DelayedStore) -> None:
     """As it was sent, due at once, with its attempts counted anew; and it is a letter no more."""
-    store = open_store(config=CONFIG)
     other = store.topic("t").subscribe("other")
     let_die(store, b"x", b"y")
     assert payloads(other) == [b"x", b"y"]
@@ -133,9 +123,8 @@ def test_a_requeued_letter_comes_to_its_subscription_alone(open_store: OpenStore
     assert by_payload(store) == [b"x"]
 
 
-def test_all_letters_are_requeued_or_none(open_store: OpenStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_letters_are_requeued_or_none(store: DelayedStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the origin of one is gone, or the disk is full, nothing has moved."""
-    store = open_store(config=CONFIG)
     let_die(store, b"a")
     let_die(store, b"b", topic="u")
     letters = list(store.dead_letters())
@@ -220,9 +209,8 @@ def test_a_subscription_that_was_there_before_becomes_the_keeper(open_store: Ope
     assert by_payload(store) == [b"y"]
 
 
-def test_what_is_no_dead_letter_is_refused(open_store: OpenStore) -> None:
+def test_what_is_no_dead_letter_is_refused(store: DelayedStore) -> None:
     """The error names which, and nothing is moved."""
-    store = open_store(config=CONFIG)
     let_die(store, b"x")
     letters: list[object] = [*store.dead_letters(), "x"]
     for method in (store.requeue_dead_letters, store.purge_dead_letters):
@@ -232,9 +220,8 @@ def test_what_is_no_dead_letter_is_refused(open_store: OpenStore) -> None:
     assert by_payload(store) == [b"x"]
 
 
-def test_what_was_sent_to_a_dead_letter_topic_directly_is_no_letter(open_store: OpenStore) -> None:
+def test_what_was_sent_to_a_dead_letter_topic_directly_is_no_letter(store: DelayedStore) -> None:
     """It is read there as on any topic, and not listed."""
-    store = open_store(config=CONFIG)
     let_die(store, b"x")
     grave: Topic = store.topic(GRAVE)
     grave.send(b"by hand")
@@ -243,9 +230,8 @@ def test_what_was_sent_to_a_dead_letter_topic_directly_is_no_letter(open_store: 
         assert payloads(reader) == [b"x", b"by hand"]
 
 
-def test_a_dead_letter_topic_has_a_name_however_long_topic_and_subscription_are(open_store: OpenStore) -> None:
+def test_a_dead_letter_topic_has_a_name_however_long_topic_and_subscription_are(store: DelayedStore) -> None:
     """It ends in a digest where it would be too long: one for each subscription."""
-    store = open_store(config=CONFIG)
     long = "\u00e4" * 180
     names = ["s" * 200, "s" * 199 + "t"]
     for name in names:
@@ -259,10 +245,9 @@ def test_a_dead_letter_topic_has_a_name_however_long_topic_and_subscription_are(
 
 @pytest.mark.parametrize("method", ["requeue_dead_letters", "purge_dead_letters"])
 def test_a_letter_that_two_calls_move_at_once_is_moved_once(
-    open_store: OpenStore, monkeypatch: pytest.MonkeyPatch, method: str
+    store: DelayedStore, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
     """The other call comes between a call's look at the letter and its transaction."""
-    store = open_store(config=CONFIG)
     let_die(store, b"x")
     letters = list(store.dead_letters())
     flush, others = AckFlusher.acknowledge_with, [letters]
@@ -279,11 +264,9 @@ def test_a_letter_that_two_calls_move_at_once_is_moved_once(
 
 
 def test_a_message_that_was_acknowledged_while_it_was_buried_is_no_letter(
-    open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+    store: DelayedStore, topic: Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another consumer had it, after its acknowledgement timeout, and was done with it."""
-    store = open_store(config=CONFIG)
-    topic = store.topic("t")
     flush = AckFlusher.acknowledge_with
     with topic.subscribe("s") as consumer:
         topic.send(b"x")

@@ -9,12 +9,22 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from duelog import DelayedDeliveryPolicies, DelayedStore, ManualClock, Message, StoreConfig, Subscription, SystemClock
+from duelog import (
+    DelayedDeliveryPolicies,
+    DelayedStore,
+    ManualClock,
+    Message,
+    StoreConfig,
+    Subscription,
+    SystemClock,
+    Topic,
+)
 from duelog.background import maintenance
 from duelog.markers.firing import loaded
 from duelog.store.codec.body import EncodedBatch, encode_one
 from duelog.store.files.failpoints import arm, disarm
 from tests.conftest import START_MS, OpenStore
+from tests.duelog.consuming import payloads
 
 LIMIT_S = 60.0
 PARTITIONS = StoreConfig(partition_ms=1_000, ledger_max_entries=50, ack_flush_ms=10, bucket_ms=50, fire_batch=30)
@@ -22,18 +32,9 @@ INLINE = StoreConfig(partition_ms=1_000, ledger_max_entries=50, ack_flush_ms=10,
 BOTH = pytest.mark.parametrize("config", [PARTITIONS, INLINE], ids=["partitions", "inline"])
 
 
-def payloads(subscription: Subscription, most: int = 1_000) -> list[bytes]:
-    """Receive and acknowledge."""
-    messages = subscription.receive(most)
-    subscription.ack(messages)
-    return [message.payload for message in messages]
-
-
 @BOTH
-def test_not_before_on_the_very_tick_and_after(open_store: OpenStore, clock: ManualClock, config: StoreConfig) -> None:
+def test_not_before_on_the_very_tick_and_after(topic: Topic, reader: Subscription, clock: ManualClock) -> None:
     """A millisecond early there is nothing; on the due time there is; what was due long ago comes too."""
-    topic = open_store(config=config).topic("t")
-    reader = topic.subscribe("s")
     topic.send(b"x", deliver_at=START_MS + 700)
     topic.send(b"past", deliver_at=START_MS - 700)
     assert payloads(reader) == [b"past"]
@@ -49,10 +50,9 @@ def test_not_before_on_the_very_tick_and_after(open_store: OpenStore, clock: Man
 @BOTH
 @pytest.mark.parametrize("tick_ms", [0, 1, 100, 1_000])
 def test_with_any_tick_nothing_is_early_and_late_by_less_than_the_tick(
-    open_store: OpenStore, clock: ManualClock, config: StoreConfig, tick_ms: int
+    store: DelayedStore, clock: ManualClock, tick_ms: int
 ) -> None:
     """Looked at each millisecond, a message comes in [due, due + tick)."""
-    store = open_store(config=config)
     store.set_policies(DelayedDeliveryPolicies(tick_time_ms=tick_ms))
     topic = store.topic("t")
     reader = topic.subscribe("s")
@@ -68,12 +68,8 @@ def test_with_any_tick_nothing_is_early_and_late_by_less_than_the_tick(
 
 
 @BOTH
-def test_an_earlier_message_re_arms_what_is_next(
-    open_store: OpenStore, clock: ManualClock, config: StoreConfig
-) -> None:
+def test_an_earlier_message_re_arms_what_is_next(topic: Topic, reader: Subscription, clock: ManualClock) -> None:
     """The time to ask again moves forward with each nearer message, and back when it has been had."""
-    topic = open_store(config=config).topic("t")
-    reader = topic.subscribe("s")
     for after_ms in (9_000, 5_000, 700):
         topic.send(b"%d" % after_ms, deliver_after=after_ms / 1_000)
         assert reader.poll() == ([], START_MS + after_ms)
@@ -183,9 +179,8 @@ def test_what_is_restored_and_heard_of_is_tracked_once(
 
 
 @BOTH
-def test_limits_on_reads_starve_nobody(open_store: OpenStore, clock: ManualClock, config: StoreConfig) -> None:
+def test_limits_on_reads_starve_nobody(topic: Topic, clock: ManualClock) -> None:
     """One by one, with everything unacknowledged and more falling due all the time, each comes in its turn."""
-    topic = open_store(config=config).topic("t")
     reader, other = topic.subscribe("s", type="shared"), topic.subscribe("other", type="shared")
     topic.send_batch([Message(b"%d" % number, deliver_after=(number + 1) / 100) for number in range(100)])
     assert reader.receive(1) == other.receive(1) == []
@@ -264,10 +259,8 @@ def _tick_unless_closed(store: DelayedStore) -> None:
 
 
 @BOTH
-def test_a_poison_record_does_not_stop_the_rest(open_store: OpenStore, clock: ManualClock, config: StoreConfig) -> None:
+def test_a_poison_record_does_not_stop_the_rest(store: DelayedStore, topic: Topic, clock: ManualClock) -> None:
     """A body in the middle that is not one is set aside; everything before and after it comes."""
-    store = open_store(config=config)
-    topic = store.topic("t")
     reader = topic.subscribe("s", type="shared")
     topic.send_batch([Message(b"%d" % number, deliver_after=1) for number in range(3)])
     poison = encode_one(Message(b"poison"), START_MS, 1_000)[1][:1] + b"\xff" * 9
