@@ -32,10 +32,9 @@ from ..files.process import here
 from ..files.system_errors import explain
 from ..listener import StoreListener
 from . import page_cache
-from .commit_counts import CommitCounts
 from .commit_queue import CommitQueue, Request
 from .file_opening import open_lmdb
-from .group_commit import GroupCommit
+from .group_commit import CommitCounts, GroupCommit
 from .held_read import HeldRead
 from .map_size import MapSize
 from .reader_gate import ReaderGate

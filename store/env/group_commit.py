@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,30 @@ from ..files.failpoints import reach
 from ..files.free_space import in_doubt, out_of_space
 from ..files.system_errors import explain
 from ..listener import StoreListener
-from .commit_counts import CommitCounts
 from .commit_queue import Request
 from .map_size import MapSize
 from .transaction import Transaction
 from .upkeep import Upkeep
+
+
+@dataclass(slots=True)
+class CommitCounts:
+    """Figures of an environment's commits since its opening: `requests` / `commits` says how many writers shared one."""
+
+    commits: int = 0
+    requests: int = 0
+    entries: int = 0
+    """Entries appended to ledgers."""
+    total_ns: int = 0
+    longest_ns: int = 0
+
+    def add(self, requests: int, entries: int, elapsed_ns: int) -> None:
+        """Count one commit. REQUIRES: the leader of the commit calls it."""
+        self.commits += 1
+        self.requests += requests
+        self.entries += entries
+        self.total_ns += elapsed_ns
+        self.longest_ns = max(self.longest_ns, elapsed_ns)
 
 
 class GroupCommit:

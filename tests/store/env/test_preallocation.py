@@ -51,7 +51,7 @@ def test_small_commits_find_the_file_longer_than_they_need(opened: Open, durabil
     """After the first few, nearly every commit overwrites; the space is bounded, and the data is the data."""
     environment = opened(durability)
     early = fill(environment, 400, 1_000)
-    assert sum(room > 0 for room in early[32:]) > 350
+    assert sum(space > 0 for space in early[32:]) > 350
     assert max(early) <= max(64 << 10, (environment.path / "data.mdb").stat().st_size // 8)
     assert environment.find_problems() == []
     environment.close()
@@ -73,7 +73,7 @@ def test_a_disk_that_is_nearly_full_is_left_to_the_data(opened: Open, monkeypatc
     space = os.statvfs("/")
     with monkeypatch.context() as patch:
         patch.setattr(
-            "duelog.store.env.preallocation.os.fstatvfs",
+            "duelog.store.env.upkeep.os.fstatvfs",
             lambda descriptor: os.statvfs_result((*space[:4], 100, *space[5:])),
         )
         assert max(fill(environment, 100, 1_000)) == 0
@@ -82,7 +82,7 @@ def test_a_disk_that_is_nearly_full_is_left_to_the_data(opened: Open, monkeypatc
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("duelog.store.env.preallocation.os.pwrite", refuse)
+        patch.setattr("duelog.store.env.upkeep.os.pwrite", refuse)
         assert max(fill(environment, 100, 1_000, 100)) == 0
     assert max(fill(environment, 100, 1_000, 200)) > 0
 
