@@ -348,7 +348,7 @@ class Buckets:
             present.add_range(first, last + 1)
             return
         # BitMap takes an array.array by its buffer, a numpy array item by item; and containers that come by union
-        # have no spare room, while those grown by update() take a sixth more memory.
+        # have no spare capacity, while those grown by update() take a sixth more memory.
         self.add_bitmap(start_ms, BitMap(array("I", ids.tobytes())))
 
     # -- packed and unpacked -------------------------------------------------------------------

@@ -36,13 +36,14 @@ from ...store.errors import BrokenInvariant, InvalidArgument
 from .buckets import Bucket, Buckets, Span
 from .index_cut import IndexCut
 from .packed_buckets import PackedBucket
-from .splitting import cuts_of
 from .window import ID_BITS, MAX_ID, OFFSET_LIMIT_MS, Dues, Ids, Window, pack, unpack
 
 DueOf = Callable[[Ids], Dues]
 """Due times of ascending entry ids, UNREADABLE_DUE where one cannot be read. Its errors pass through the index."""
 
 _READ_ENTRIES = 1 << 18  # due times read at a time while a large bucket is split
+_SAMPLE_ENTRIES = 4_096  # whose due times say where a bucket is divided
+_MAX_PARTS = 256
 _MAX_KEY = (1 << 64) - 1
 _ALL_IDS = MAX_ID
 
@@ -302,7 +303,7 @@ class DelayIndex:
     def _split_bucket(self) -> None:
         """Divide the earliest bucket so that its parts fit the window; reads each due time once."""
         self._reading = True
-        cuts = cuts_of(self._buckets.first(), self.due_of, self._window_entries)
+        cuts = _cuts_of(self._buckets.first(), self.due_of, self._window_entries)
         self._reading = False
         source = self._buckets.split_first(cuts)
         try:
@@ -365,3 +366,23 @@ class DelayIndex:
                 raise BrokenInvariant(f"index: an entry of bucket {bucket.start_ms} is elsewhere too")
         if total != self._count:
             raise BrokenInvariant(f"index: {total} entries, counted {self._count}")
+
+
+def _cuts_of(bucket: Bucket, due_of: DueOf, window_entries: int) -> list[int]:
+    """Where to divide ``bucket``, longer than 1 ms: quantiles of a sample, about half a window apart.
+
+    A due time that takes several quantiles is cut off on both sides, so that one crowded instant among
+    others is alone in its part at once. At least one cut, inside the bucket.
+    """
+    size = len(bucket.ids)
+    sample = np.array([bucket.ids[at] for at in range(0, size, -(-size // _SAMPLE_ENTRIES))], dtype=np.uint32)
+    dues = np.sort(due_of(sample))
+    dues = dues[(dues >= bucket.start_ms) & (dues < bucket.limit_ms)]
+    if not len(dues):  # all misplaced or unreadable
+        return [(bucket.start_ms + bucket.limit_ms) // 2]
+    parts = min(-(-2 * size // window_entries), _MAX_PARTS)
+    marks = dues[np.linspace(0, len(dues) - 1, parts + 1).astype(np.intp)]
+    crowded = marks[1:][marks[1:] == marks[:-1]]
+    cuts = np.unique(np.concatenate((marks, crowded + 1)))
+    inside: list[int] = cuts[(cuts > bucket.start_ms) & (cuts < bucket.limit_ms)].tolist()
+    return inside
