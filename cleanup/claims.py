@@ -39,7 +39,7 @@ class LogClaims(NamedTuple):
 
     topic: full name, None when the topic was deleted. marked: entries that markers in kept ledgers (not being trimmed)
     point at. acknowledged: those of them that every subscription has acknowledged, less what retention keeps; empty
-    without subscriptions. set_aside: entries that could not be read. relied_on: by ledger of the main log, the
+    without subscriptions. quarantined: entries that could not be read. relied_on: by ledger of the main log, the
     positions whose acknowledgement `acknowledged` rests on. complete: every run of the kept ledgers could be read.
     """
 

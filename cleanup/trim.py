@@ -123,14 +123,14 @@ def remove_part(main: Environment, ledgers: Sequence[tuple[int, int]]) -> Sequen
 
     def part(transaction: Transaction) -> int:
         cursor = transaction.raw.cursor()
-        room = _RUNS_A_PART
+        left = _RUNS_A_PART
         done = 0
         for topic_id, ledger_id in ledgers[:_RUNS_A_PART]:
             more = cursor.set_range(fmt.run_prefix(ledger_id))
-            while more and room and fmt.is_run_of(cursor.key(), ledger_id):
+            while more and left and fmt.is_run_of(cursor.key(), ledger_id):
                 more = cursor.delete()
-                room -= 1
-            if not room:
+                left -= 1
+            if not left:
                 break
             transaction.delete(fmt.ledger_key(topic_id, ledger_id))
             done += 1

@@ -150,7 +150,7 @@ def require_usable(metadata: Metadata, now: FrontierRecord, tail: int, start_ms:
 def _after_frontier(ids: BitMap, now: FrontierRecord, due_of: DueOf) -> tuple[BitMap, Dues | None]:
     """Those after C, and their due times; None: they are many.
 
-    One whose due time cannot be read stays: the index sets it aside.
+    One whose due time cannot be read stays: the index quarantines it.
     """
     kept = BitMap()
     known: list[Dues] = [np.empty(0, dtype=np.int64)]

@@ -288,15 +288,15 @@ class ManagedLedger:
     def trim(self, transaction: Transaction, first_kept: int) -> list[int]:
         """Record that the closed ledgers before `first_kept` are to be removed; returns their ids."""
         staged = self._staged(transaction)
-        given_up = [info for info in staged.closed if info.ledger_id < first_kept]
+        trimmed = [info for info in staged.closed if info.ledger_id < first_kept]
         staged.closed = [info for info in staged.closed if info.ledger_id >= first_kept]
         staged.changed = True
-        for info in given_up:
+        for info in trimmed:
             record = LedgerRecord(
                 info.created_ms, info.closed_ms, info.entries, info.stored_bytes, LedgerState.TRIMMING
             )
             transaction.put(ledger_key(self.topic_id, info.ledger_id), record.pack())
-        return [info.ledger_id for info in given_up]
+        return [info.ledger_id for info in trimmed]
 
     def _staged(self, transaction: Transaction) -> _StagedLog:
         return transaction.stage(self, lambda: _StagedLog(self, self._view, self._runs, self._limits))
