@@ -30,7 +30,7 @@ from .upkeep import Upkeep
 
 @dataclass(slots=True)
 class CommitCounts:
-    """Figures of an environment's commits since its opening: `requests` / `commits` says how many writers shared one."""
+    """Figures of an environment's commits so far: `requests` / `commits` says how many writers shared one."""
 
     commits: int = 0
     requests: int = 0
