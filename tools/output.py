@@ -10,9 +10,11 @@ import base64
 import json
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 from rich.console import Console
+from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -33,6 +35,30 @@ def write_json(value: object) -> None:
 def write_line(text: str) -> None:
     """One line of standard output as it is."""
     sys.stdout.write(text + "\n")
+
+
+def answer(value: object, line: str, *, json_: bool) -> None:
+    """What a command comes to: one JSON value for programs, or a line for people."""
+    if json_:
+        write_json(value)
+    else:
+        write_line(line)
+
+
+@contextmanager
+def progress_bar(unit: str, *columns: ProgressColumn) -> Iterator[Callable[[int, int], None]]:
+    """A bar on standard error while the block runs, where that is a terminal; told what is done, and of how much."""
+    shown = Progress(
+        TextColumn(unit),
+        BarColumn(),
+        *columns,
+        console=Console(stderr=True),
+        transient=True,
+        disable=not sys.stderr.isatty(),
+    )
+    with shown:
+        task = shown.add_task(unit, total=None)
+        yield lambda done, total: shown.update(task, completed=done, total=total)
 
 
 def flush_output() -> None:

@@ -29,7 +29,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "": {"delivery", "topics", "sending", "background", "check"},
     "check": {"background", "sending"},
     "aio": {"", "delivery", "sending"},
-    "tools": {"tools.cli", "tools.scan", "tools.transfer"},
+    "tools": {"tools.scan"},
     "tools.scan": {"tools"},
     "tools.transfer": {"tools", "tools.scan"},
     "tools.repair": {"tools"},

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.progress import MofNCompleteColumn, TimeRemainingColumn
 
 from ...store.errors import InvalidArgument
 from ...store.files.directory import refuse_inside
-from ..output import printable, say, size_text, write_json, write_line, write_table
-from ..traffic import Json
+from ..output import printable, progress_bar, say, size_text, write_json, write_line, write_table
 from ..values import time_ms
+from .options import Json
 
 _MOST_HELD = 20
 
@@ -49,9 +49,7 @@ def audit(
     from ..audit.report.writing import PARQUET_MISSING, as_json, write_report
     from ..audit.tables import Audit
 
-    options: dict[str, Any] = {
-        "as_of_ms": None if as_of is None else time_ms("--as-of", as_of),
-    }
+    as_of_ms = None if as_of is None else time_ms("--as-of", as_of)
     result: Audit
     if (store is None) == (from_parquet is None):
         raise InvalidArgument("STORE", str(store), "expected a store, or --from-parquet with an export")
@@ -60,13 +58,16 @@ def audit(
     if from_parquet is not None:
         from ..audit.exported import audit_export
 
-        result = audit_export(from_parquet, **options)
+        result = audit_export(from_parquet, as_of_ms=as_of_ms)
     elif spark and store is not None:
         from ..spark.audit import audit_with_spark
 
-        result = audit_with_spark(store, master=master, verify=not headers, **options)
+        result = audit_with_spark(store, master=master, verify=not headers, as_of_ms=as_of_ms)
     elif store is not None:
-        result = _audit_here(store, verify=not headers, **options)
+        from ..audit import audit_store
+
+        with progress_bar("partitions", MofNCompleteColumn(), TimeRemainingColumn()) as progress:
+            result = audit_store(store, verify=not headers, as_of_ms=as_of_ms, progress=progress)
     if output is not None and not write_report(result, output):
         say(PARQUET_MISSING)
     if json_:
@@ -77,18 +78,6 @@ def audit(
             say(f"the report is in {output / 'audit.html'}")
     if result.findings:
         raise typer.Exit(1)
-
-
-def _audit_here(store: Path, **options: Any) -> Any:
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    from ..audit import audit_store
-
-    columns = (TextColumn("partitions"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(file=sys.stderr), transient=True, disable=not sys.stderr.isatty()) as bar:
-        task = bar.add_task("partitions", total=None)
-        return audit_store(store, progress=lambda done, total: bar.update(task, completed=done, total=total), **options)
 
 
 def _show(result: Any) -> None:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import asdict
 from typing import Annotated
 
 import typer
+from rich.progress import DownloadColumn, TimeRemainingColumn
 
 from ..compact_store import DEFAULT_MIN_DEAD_RATIO, CompactionReport, PartitionCompaction, Runner, compact_store
-from ..output import say, size_text, write_json, write_table
-from ..traffic import Json, Store
+from ..output import progress_bar, say, size_text, write_json, write_table
+from .options import Json, Master, Store
 
 
 def compact(
@@ -21,9 +21,7 @@ def compact(
     ] = DEFAULT_MIN_DEAD_RATIO,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be dropped.")] = False,
     spark: Annotated[bool, typer.Option("--spark", help="Plan and copy by Spark (duelog[spark]).")] = False,
-    master: Annotated[
-        str | None, typer.Option(metavar="URL", help="Spark master, such as local[2]; with --spark.")
-    ] = None,
+    master: Master = None,
     json_: Json = False,
 ) -> None:
     """Rewrite closed partitions without the bodies of messages that no subscription needs any more.
@@ -38,19 +36,9 @@ def compact(
     duelog compact data --min-dead-ratio 0.5
     ```
     """
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("bytes"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(file=sys.stderr), transient=True, disable=not sys.stderr.isatty()) as bar:
-        task = bar.add_task("bytes", total=None)
-        report = compact_store(
-            store,
-            min_dead_ratio=min_dead_ratio,
-            dry_run=dry_run,
-            run=_spark_runner(master) if spark else None,
-            progress=lambda done, total: bar.update(task, completed=done, total=total),
-        )
+    run = _spark_runner(master) if spark else None
+    with progress_bar("bytes", DownloadColumn(), TimeRemainingColumn()) as progress:
+        report = compact_store(store, min_dead_ratio=min_dead_ratio, dry_run=dry_run, run=run, progress=progress)
     _show(report, dry_run, json_)
     if report.failed:
         raise typer.Exit(1)

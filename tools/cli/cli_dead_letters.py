@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Annotated
 
@@ -9,9 +10,9 @@ import typer
 
 from ... import DeadLetter, DelayedStore
 from ...store.errors import InvalidArgument
-from ..output import payload_fields, preview, write_json, write_line, write_table
-from ..traffic import Json, Store
+from ..output import answer, payload_fields, preview, write_json, write_table
 from ..values import iso_time, open_to_read, open_to_write
+from .options import Json, Store
 
 app = typer.Typer(
     name="dead-letters",
@@ -57,44 +58,46 @@ def list_(store: Store, topic: OfTopic = None, subscription: OfSubscription = No
     write_table("dead letters", ["id", "topic", "subscription", "reason", "first", "last", "payload"], rows)
 
 
-@app.command("requeue")
-def requeue_(
-    store: Store,
-    ids: Ids = None,
-    all_: All = False,
-    topic: OfTopic = None,
-    subscription: OfSubscription = None,
-    json_: Json = False,
-) -> None:
+def _add(action: str, done: str, work: Callable[[DelayedStore, list[DeadLetter]], int], help_: str) -> None:
+    """Add a command that takes letters away and says how many."""
+
+    def take(
+        store: Store,
+        ids: Ids = None,
+        all_: All = False,
+        topic: OfTopic = None,
+        subscription: OfSubscription = None,
+        json_: Json = False,
+    ) -> None:
+        with open_to_write(store, background=False, create=False) as opened:
+            count = work(opened, _chosen(opened, ids or [], all_, topic, subscription))
+        answer({done: count}, f"{done}: {count}", json_=json_)
+
+    app.command(action, help=help_)(take)
+
+
+_add(
+    "requeue",
+    "requeued",
+    DelayedStore.requeue_dead_letters,
     """Deliver dead letters again, at once, to the subscriptions that they came from; all of them or none.
 
     ```
     duelog dead-letters requeue data --all --topic reminders
     ```
-    """
-    with open_to_write(store, background=False, create=False) as opened:
-        count = opened.requeue_dead_letters(_chosen(opened, ids or [], all_, topic, subscription))
-    _show("requeued", count, json_)
-
-
-@app.command("purge")
-def purge_(
-    store: Store,
-    ids: Ids = None,
-    all_: All = False,
-    topic: OfTopic = None,
-    subscription: OfSubscription = None,
-    json_: Json = False,
-) -> None:
+    """,
+)
+_add(
+    "purge",
+    "purged",
+    DelayedStore.purge_dead_letters,
     """Drop dead letters for good; all of those named or none.
 
     ```
     duelog dead-letters purge data 17:3
     ```
-    """
-    with open_to_write(store, background=False, create=False) as opened:
-        count = opened.purge_dead_letters(_chosen(opened, ids or [], all_, topic, subscription))
-    _show("purged", count, json_)
+    """,
+)
 
 
 def _chosen(
@@ -111,13 +114,6 @@ def _chosen(
         if wanted not in known:
             raise InvalidArgument("ID", wanted, "no dead letter has this id")
     return [letter for letter in found if str(letter.message_id) in ids]
-
-
-def _show(what: str, count: int, json_: bool) -> None:
-    if json_:
-        write_json({what: count})
-    else:
-        write_line(f"{what}: {count}")
 
 
 def _fields(letter: DeadLetter) -> dict[str, object]:

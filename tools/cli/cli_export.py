@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import MofNCompleteColumn, TimeElapsedColumn
 
 from ...store.errors import DuelogError, InvalidArgument
-from ..output import say, size_text, write_json, write_line
+from ..output import progress_bar, say, size_text, write_json, write_line
 from ..values import open_to_write, time_ms
+from .options import Json, Master, Store
 
 INSTALL = "pip install 'duelog[spark]'"
 
 
 def export(
-    store: Annotated[Path, typer.Argument(metavar="STORE", help="Directory of the store.", show_default=False)],
+    store: Store,
     dest: Annotated[
         Path, typer.Argument(metavar="DEST", help="Where to: an empty directory, or a new one.", show_default=False)
     ],
@@ -34,10 +33,8 @@ def export(
     ] = None,
     until: Annotated[str | None, typer.Option(metavar="TIME", help="Only partitions that begin before it.")] = None,
     spark: Annotated[bool, typer.Option("--spark", help="Write the files by Spark's tasks.")] = False,
-    master: Annotated[
-        str | None, typer.Option(metavar="URL", help="Spark master, such as local[2]; with --spark.")
-    ] = None,
-    json_: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else to standard output.")] = False,
+    master: Master = None,
+    json_: Json = False,
 ) -> None:
     """Write the messages of closed partitions to Parquet files, by topic and day. Needs duelog[spark].
 
@@ -65,12 +62,8 @@ def export(
 
         done = export_with_spark(store, dest, master=master, wanted=wanted)
     else:
-        columns = (TextColumn("slices"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        with Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
-            task = bar.add_task("slices", total=None)
-            done = export_store(
-                store, dest, wanted=wanted, progress=lambda at, total: bar.update(task, completed=at, total=total)
-            )
+        with progress_bar("slices", MofNCompleteColumn(), TimeElapsedColumn()) as progress:
+            done = export_store(store, dest, wanted=wanted, progress=progress)
     if json_:
         write_json(done._asdict())
         return
@@ -90,24 +83,24 @@ def import_parquet(store: Path, directory: Path, subscriptions: list[str] | None
     """`duelog import --parquet`: send the messages of an export to an empty store, which is made if need be."""
     try:
         from ..transfer.export_layout import open_export
-        from ..transfer.parquet_import import Imported, import_export
+        from ..transfer.parquet_import import import_export
     except ImportError as error:
         raise NeedsArrow("duelog import --parquet", error) from None
     export = open_export(directory)
     total = sum(file.rows for file in export.message_files)
-    columns = (TextColumn("messages"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with (
         open_to_write(store, background=False, create=True, span_ms=export.manifest["partition_ms"]) as opened,
-        Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar,
+        progress_bar("messages", MofNCompleteColumn(), TimeElapsedColumn()) as progress,
     ):
-        task = bar.add_task("messages", total=total)
-
-        def show(done: Imported) -> None:
-            bar.update(task, completed=done.messages)
-
+        progress(0, total)
         empty = next(iter(opened.topics()), None) is None
         try:
-            done = import_export(opened, export, subscriptions=subscriptions or None, progress=show)
+            done = import_export(
+                opened,
+                export,
+                subscriptions=subscriptions or None,
+                progress=lambda done: progress(done.messages, total),
+            )
         except BaseException:
             if empty and next(iter(opened.topics()), None) is not None:
                 say("a part of the archive is in the store; remove the store before importing again")

@@ -10,14 +10,14 @@ from ... import DelayedStore, StoreConfig
 from ...opening import stored_span_ms
 from ...store.errors import InvalidArgument
 from ...store.policy.policies import DEFAULTS
-from ..output import write_json, write_line
-from ..traffic import Json, Store
+from ..output import answer
 from ..values import duration_seconds
-from . import policy_options as options
+from . import options
 
 
 def init(
-    store: Store,
+    ctx: typer.Context,
+    store: options.Store,
     partition: Annotated[
         str, typer.Option(metavar="DURATION", help="Span of due time of one partition; it cannot be changed later.")
     ] = "1d",
@@ -29,7 +29,7 @@ def init(
     ack_timeout: options.AckTimeout = None,
     backoff: options.Backoff = None,
     max_backoff: options.MaxBackoff = None,
-    json_: Json = False,
+    json_: options.Json = False,
 ) -> None:
     """Make a store, with what it is to keep unless a namespace, topic or subscription says otherwise.
 
@@ -42,16 +42,12 @@ def init(
     """
     if stored_span_ms(store) is not None:
         raise InvalidArgument("STORE", str(store), "there is a store already")
-    values = options.kept_values(
-        retention, retention_bytes, ttl, max_redeliveries, dead_letter_topic, ack_timeout, backoff, max_backoff
-    )
+    values = options.policy_values(ctx.params)
     chosen: dict[str, Any] = {name: value for name, value in values.items() if value != DEFAULTS[name]}
     span_ms = round(1000 * duration_seconds("--partition", partition))
     config = StoreConfig(partition_ms=span_ms, background=False, **chosen)
     with DelayedStore.open(store, config) as opened:
         kept = opened.policies()
     shown = {} if kept is None else kept.fields_set()
-    if json_:
-        write_json({"partition_ms": span_ms, "policies": shown})
-    else:
-        write_line(", ".join(f"{name}={value}" for name, value in {"partition_ms": span_ms, **shown}.items()))
+    line = ", ".join(f"{name}={value}" for name, value in {"partition_ms": span_ms, **shown}.items())
+    answer({"partition_ms": span_ms, "policies": shown}, line, json_=json_)

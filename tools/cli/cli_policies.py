@@ -14,10 +14,9 @@ import typer
 from ... import DelayedStore, Policies
 from ...store.errors import InvalidArgument
 from ...store.policy.policies import POLICY_FIELDS
-from ..output import write_json, write_line, write_table
-from ..traffic import Json, Store
+from ..output import answer, write_json, write_table
 from ..values import open_to_read, open_to_write
-from . import policy_options as options
+from . import options
 
 app = typer.Typer(
     name="policies",
@@ -36,11 +35,11 @@ Subscription = Annotated[
 
 @app.command("get")
 def get_(
-    store: Store,
+    store: options.Store,
     namespace: Namespace = None,
     topic: Topic = None,
     subscription: Subscription = None,
-    json_: Json = False,
+    json_: options.Json = False,
 ) -> None:
     """Show what is set: at every scope, or at one; for a topic or a subscription what is in force, by which scope.
 
@@ -91,7 +90,8 @@ def _show_topic(store: DelayedStore, scope: Mapping[str, str | None], json_: boo
 
 @app.command("set")
 def set_(
-    store: Store,
+    ctx: typer.Context,
+    store: options.Store,
     namespace: Namespace = None,
     topic: Topic = None,
     subscription: Subscription = None,
@@ -107,7 +107,7 @@ def set_(
     ack_timeout: options.AckTimeout = None,
     backoff: options.Backoff = None,
     max_backoff: options.MaxBackoff = None,
-    json_: Json = False,
+    json_: options.Json = False,
 ) -> None:
     """Set policies of the store, a namespace, a topic or a subscription; what is not named stays as it is.
 
@@ -116,12 +116,7 @@ def set_(
     duelog policies set data --topic reminders --retention 7d --max-redeliveries 5
     ```
     """
-    values: dict[str, Any] = {
-        **options.delay_values(enable, time, max_delay, fixed_delay),
-        **options.kept_values(
-            retention, retention_bytes, ttl, max_redeliveries, dead_letter_topic, ack_timeout, backoff, max_backoff
-        ),
-    }
+    values = options.policy_values(ctx.params)
     if not values:
         raise InvalidArgument("policies", None, "give one of --enable, --max-delay, --retention, ...; see --help")
     _update(store, {"namespace": namespace, "topic": topic, "subscription": subscription}, values, json_)
@@ -129,12 +124,12 @@ def set_(
 
 @app.command("unset")
 def unset_(
-    store: Store,
+    store: options.Store,
     fields: Annotated[list[str], typer.Argument(metavar="POLICY...", help="Such as retention_ms, as `get` shows it.")],
     namespace: Namespace = None,
     topic: Topic = None,
     subscription: Subscription = None,
-    json_: Json = False,
+    json_: options.Json = False,
 ) -> None:
     """Unset single policies at one scope, so that the next wider one counts; the others stay.
 
@@ -149,20 +144,17 @@ def unset_(
 def _update(store: Any, scope: Mapping[str, str | None], values: Mapping[str, Any], json_: bool) -> None:
     with open_to_write(store, background=False, create=False) as opened:
         policies: Policies = opened.update_policies(**scope, **values)
-    if json_:
-        write_json(asdict(policies))
-    else:
-        line = ", ".join(f"{name}={value}" for name, value in policies.fields_set().items())
-        write_line(line or "nothing is set there")
+    line = ", ".join(f"{name}={value}" for name, value in policies.fields_set().items())
+    answer(asdict(policies), line or "nothing is set there", json_=json_)
 
 
 @app.command("remove")
 def remove_(
-    store: Store,
+    store: options.Store,
     namespace: Namespace = None,
     topic: Topic = None,
     subscription: Subscription = None,
-    json_: Json = False,
+    json_: options.Json = False,
 ) -> None:
     """Remove everything that is set at one scope, so that the next wider one counts; of the store: the defaults.
 
@@ -172,7 +164,4 @@ def remove_(
     """
     with open_to_write(store, background=False, create=False) as opened:
         removed = opened.remove_policies(namespace=namespace, topic=topic, subscription=subscription)
-    if json_:
-        write_json({"removed": removed})
-    else:
-        write_line("removed" if removed else "nothing was set there")
+    answer({"removed": removed}, "removed" if removed else "nothing was set there", json_=json_)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Annotated
 
 import typer
 
-from ... import Schedule
+from ... import Schedule, Topic
 from ...store.errors import InvalidArgument
-from ..output import payload_fields, preview, write_json, write_line, write_table
-from ..traffic import Json, Store
+from ..output import answer, payload_fields, preview, write_json, write_table
 from ..values import iso_time, open_to_read, open_to_write
+from .options import Json, Store
 
 app = typer.Typer(
     name="schedules",
@@ -67,28 +68,22 @@ def _fields(schedule: Schedule) -> dict[str, object]:
     return {**fields, **payload_fields(schedule.payload), "next_id": None if next_id is None else str(schedule.next_id)}
 
 
-@app.command("pause")
-def pause_(store: Store, topic: InTopic, name: Name, json_: Json = False) -> None:
-    """Take a schedule's pending occurrence back, until it is resumed.
+def _add(action: str, work: Callable[[Topic, str], Schedule | None], help_: str) -> None:
+    """Add a command that changes a schedule and shows what it is then."""
 
-    ```
-    duelog schedules pause data reminders daily
-    ```
-    """
-    with open_to_write(store, background=False, create=False) as opened:
-        _show(opened.topic(topic).pause_schedule(name), topic, name, json_)
+    def change(store: Store, topic: InTopic, name: Name, json_: Json = False) -> None:
+        with open_to_write(store, background=False, create=False) as opened:
+            schedule = work(opened.topic(topic), name)
+        if schedule is None:
+            raise InvalidArgument("name", name, f"topic {topic} has no such schedule")
+        line = "paused" if schedule.next_due_ms is None else f"next at {iso_time(schedule.next_due_ms)}"
+        answer(_fields(schedule), line, json_=json_)
+
+    app.command(action, help=f"{help_}\n\n```\nduelog schedules {action} data reminders daily\n```")(change)
 
 
-@app.command("resume")
-def resume_(store: Store, topic: InTopic, name: Name, json_: Json = False) -> None:
-    """Go on with the first occurrence after now.
-
-    ```
-    duelog schedules resume data reminders daily
-    ```
-    """
-    with open_to_write(store, background=False, create=False) as opened:
-        _show(opened.topic(topic).resume_schedule(name), topic, name, json_)
+_add("pause", Topic.pause_schedule, "Take a schedule's pending occurrence back, until it is resumed.")
+_add("resume", Topic.resume_schedule, "Go on with the first occurrence after now.")
 
 
 @app.command("remove")
@@ -101,18 +96,4 @@ def remove_(store: Store, topic: InTopic, name: Name, json_: Json = False) -> No
     """
     with open_to_write(store, background=False, create=False) as opened:
         removed = opened.topic(topic).remove_schedule(name)
-    if json_:
-        write_json({"removed": removed})
-    else:
-        write_line("removed" if removed else "there is no such schedule")
-
-
-def _show(schedule: Schedule | None, topic: str, name: str, json_: bool) -> None:
-    if schedule is None:
-        raise InvalidArgument("name", name, f"topic {topic} has no such schedule")
-    if json_:
-        write_json(_fields(schedule))
-    elif schedule.next_due_ms is None:
-        write_line("paused")
-    else:
-        write_line(f"next at {iso_time(schedule.next_due_ms)}")
+    answer({"removed": removed}, "removed" if removed else "there is no such schedule", json_=json_)

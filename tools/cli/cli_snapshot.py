@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import asdict
 from typing import Annotated
 
 import typer
+from rich.progress import MofNCompleteColumn, TimeRemainingColumn
 
-from ..output import printable, say, size_text, write_json, write_line, write_table
+from ..output import printable, progress_bar, say, size_text, write_json, write_line, write_table
 from ..snapshot_tool import FoundSnapshot, RebuildReport, list_snapshots, rebuild_snapshots, verify_snapshots
-from ..traffic import Json, Store
 from ..values import iso_time
+from .options import Json, Store
 
 app = typer.Typer(
     help="List, verify and rebuild the saved delay indexes of a store.",
@@ -72,19 +72,8 @@ def rebuild(
     duelog snapshot rebuild data --partition 20261201T000000Z
     ```
     """
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("entries"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(file=sys.stderr), transient=True, disable=not sys.stderr.isatty()) as bar:
-        task = bar.add_task("entries", total=None)
-        report = rebuild_snapshots(
-            store,
-            partition=partition,
-            topic=topic,
-            bucket_ms=bucket_ms,
-            progress=lambda read, total: bar.update(task, completed=read, total=total),
-        )
+    with progress_bar("entries", MofNCompleteColumn(), TimeRemainingColumn()) as progress:
+        report = rebuild_snapshots(store, partition=partition, topic=topic, bucket_ms=bucket_ms, progress=progress)
     _show_report(report, json_)
     if report.damaged:
         raise typer.Exit(1)

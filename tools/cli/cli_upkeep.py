@@ -11,8 +11,8 @@ import typer
 
 from ..output import printable, say, size_text, write_json, write_line
 from ..repair.repair_store import repair_store
-from ..traffic import Json, Store
 from ..values import open_to_read
+from .options import Json, Store
 
 
 def backup(

@@ -19,7 +19,6 @@ import typer
 from typer.core import TyperGroup
 
 from ...store.errors import DuelogError
-from .. import inspection, traffic
 from ..output import drop_output, flush_output, say
 from . import (
     cli_audit,
@@ -27,9 +26,11 @@ from . import (
     cli_dead_letters,
     cli_export,
     cli_init,
+    cli_inspection,
     cli_policies,
     cli_schedules,
     cli_snapshot,
+    cli_traffic,
     cli_upkeep,
 )
 
@@ -146,15 +147,15 @@ def demo(
 
 for command in (
     cli_init.init,
-    traffic.send,
-    traffic.receive,
-    traffic.import_,
-    inspection.scheduled,
-    inspection.stats,
-    inspection.partitions,
-    inspection.check,
+    cli_traffic.send,
+    cli_traffic.receive,
+    cli_traffic.import_,
+    cli_inspection.scheduled,
+    cli_inspection.stats,
+    cli_inspection.partitions,
+    cli_inspection.check,
     cli_audit.audit,
-    inspection.dump,
+    cli_inspection.dump,
     cli_upkeep.backup,
     cli_upkeep.repair,
     cli_compact.compact,

@@ -10,13 +10,13 @@ from typing import Annotated
 
 import typer
 
-from .. import DelayedStore
-from ..partitions.timespan import directory_name
-from ..stats import SubscriptionStats, TopicStats
-from ..store.codec.format import Table
-from ..store.errors import InvalidArgument
-from .dump import open_environment, partition_directory, rows
-from .output import (
+from ... import DelayedStore
+from ...partitions.timespan import directory_name
+from ...stats import SubscriptionStats, TopicStats
+from ...store.codec.format import Table
+from ...store.errors import InvalidArgument
+from ..dump import open_environment, partition_directory, rows
+from ..output import (
     message_json,
     preview,
     say,
@@ -25,9 +25,9 @@ from .output import (
     write_line,
     write_table,
 )
-from .store_check import check_store
-from .traffic import Json, Store, TopicName
-from .values import iso_time, open_to_read, require_store, time_ms
+from ..store_check import check_store
+from ..values import iso_time, open_to_read, require_store, time_ms
+from .options import Json, Store, TopicName
 
 
 def scheduled(

@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import timedelta
 from enum import StrEnum
@@ -17,27 +17,18 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from .. import DelayedStore, ReceivedMessage
-from ..store.errors import InvalidArgument
-from ..store.message import due_at_ms
-from .cli.cli_export import import_parquet, require_export
-from .output import message_json, message_line, say, write_json, write_line
-from .transfer.import_lines import Import
-from .values import duration_seconds, iso_time, open_to_write, properties_of, time_ms
+from ... import DelayedStore, ReceivedMessage
+from ...store.errors import InvalidArgument
+from ...store.message import due_at_ms
+from ..output import answer, message_json, message_line, say, write_json, write_line
+from ..transfer.import_lines import Import
+from ..values import duration_seconds, iso_time, open_to_write, properties_of, time_ms
+from .cli_export import import_parquet, require_export
+from .options import Json, Store, TopicName
 
-Store = Annotated[Path, typer.Argument(metavar="STORE", help="Directory of the store.", show_default=False)]
-TopicName = Annotated[
-    str,
-    typer.Argument(
-        metavar="TOPIC",
-        help="Topic: a name, tenant/namespace/name, or persistent://tenant/namespace/name.",
-        show_default=False,
-    ),
-]
 AllowPast = Annotated[
     bool, typer.Option("--allow-past", help="Take due times before 2001 too, as 0; without it they may be seconds.")
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else to standard output.")]
 
 
 class ConsumerType(StrEnum):
@@ -89,10 +80,8 @@ def send(
         )
         stored = target.get(sent)
     due_ms = None if stored is None else stored.due_ms
-    if json_:
-        write_json({"message_id": str(sent), "topic": target.name, "due_ms": due_ms})
-    else:
-        write_line(f"{sent}  due {'now' if due_ms is None else iso_time(due_ms)}")
+    line = f"{sent}  due {'now' if due_ms is None else iso_time(due_ms)}"
+    answer({"message_id": str(sent), "topic": target.name, "due_ms": due_ms}, line, json_=json_)
 
 
 def _payload(text: str | None) -> bytes:
@@ -252,17 +241,14 @@ def _refuse_of_others(option: str, once: str | None, allow_past: bool) -> None:
 
 
 def _import_calendar(store: Path, file: str, topic: str, timezone: str, days: int, json_: bool) -> None:
-    from .transfer.import_ics import import_ics
+    from ..transfer.import_ics import import_ics
 
     try:
         with _input(file) as calendar, open_to_write(store, background=False, create=True) as opened:
             done = import_ics(opened, calendar, topic, timezone=timezone, horizon=timedelta(days=days))
     except ImportError as error:
         raise InvalidArgument("--ics", file, f"{error}; pip install 'duelog[calendar]'") from None
-    if json_:
-        write_json(asdict(done))
-    else:
-        write_line(f"{done.messages:,} reminders to {topic}; {done.past:,} are past")
+    answer(asdict(done), f"{done.messages:,} reminders to {topic}; {done.past:,} are past", json_=json_)
 
 
 @contextmanager
@@ -270,11 +256,11 @@ def _input(name: str) -> Iterator[IO[bytes]]:
     if name == "-":
         yield sys.stdin.buffer
         return
-    with ExitStack() as stack:
-        try:
-            file = stack.enter_context(open(name, "rb"))
-        except OSError as error:
-            raise InvalidArgument("FILE", name, error.strerror or str(error)) from None
+    try:
+        file = open(name, "rb")  # noqa: SIM115 - closed below, where its errors are the reader's
+    except OSError as error:
+        raise InvalidArgument("FILE", name, error.strerror or str(error)) from None
+    with file:
         yield file
 
 

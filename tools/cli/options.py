@@ -1,14 +1,28 @@
-"""The options in which the commands `policies set` and `init` take policies, and their values in a store's terms."""
+"""Arguments and options that several commands have, and the policies that options set in a store's terms."""
 
 from __future__ import annotations
 
 import math
-from typing import Annotated
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
 from ...store.policy.policies import PolicyValue
 from ..values import duration_seconds
+
+Store = Annotated[Path, typer.Argument(metavar="STORE", help="Directory of the store.", show_default=False)]
+TopicName = Annotated[
+    str,
+    typer.Argument(
+        metavar="TOPIC",
+        help="Topic: a name, tenant/namespace/name, or persistent://tenant/namespace/name.",
+        show_default=False,
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else to standard output.")]
+Master = Annotated[str | None, typer.Option(metavar="URL", help="Spark master, such as local[2]; with --spark.")]
 
 Enable = Annotated[
     bool | None, typer.Option("--enable/--disable", "-e/-d", help="Delay messages, or deliver all of them at once.")
@@ -61,44 +75,31 @@ Backoff = Annotated[
 MaxBackoff = Annotated[str | None, typer.Option(metavar="DURATION", help="The most that --backoff is doubled to.")]
 
 
-def delay_values(
-    enable: bool | None, time: str | None, max_delay: str | None, fixed_delay: str | None
-) -> dict[str, PolicyValue]:
-    """The delay policies that these options set."""
-    return _given(
-        active=enable,
-        tick_time_ms=_ms("--time", time),
-        max_delivery_delay_ms=_ms("--max-delay", max_delay),
-        fixed_delivery_delay_ms=_ms("--fixed-delay", fixed_delay),
-    )
+_POLICIES = {
+    "enable": "active",
+    "time": "tick_time_ms",
+    "max_delay": "max_delivery_delay_ms",
+    "fixed_delay": "fixed_delivery_delay_ms",
+    "retention": "retention_ms",
+    "retention_bytes": "retention_bytes",
+    "ttl": "ttl_ms",
+    "max_redeliveries": "max_redeliveries",
+    "dead_letter_topic": "dead_letter_topic",
+    "ack_timeout": "ack_timeout_ms",
+    "backoff": "nack_backoff_ms",
+    "max_backoff": "nack_backoff_max_ms",
+}
+"""The policy that each of a command's parameters sets; one in ms is given as a duration."""
 
 
-def kept_values(
-    retention: str | None,
-    retention_bytes: int | None,
-    ttl: str | None,
-    max_redeliveries: int | None,
-    dead_letter_topic: str | None,
-    ack_timeout: str | None,
-    backoff: str | None,
-    max_backoff: str | None,
-) -> dict[str, PolicyValue]:
-    """The other policies that these options set."""
-    return _given(
-        retention_ms=_ms("--retention", retention),
-        retention_bytes=retention_bytes,
-        ttl_ms=_ms("--ttl", ttl),
-        max_redeliveries=max_redeliveries,
-        dead_letter_topic=dead_letter_topic,
-        ack_timeout_ms=_ms("--ack-timeout", ack_timeout),
-        nack_backoff_ms=_ms("--backoff", backoff),
-        nack_backoff_max_ms=_ms("--max-backoff", max_backoff),
-    )
+def policy_values(parameters: Mapping[str, Any]) -> dict[str, PolicyValue]:
+    """The policies that a command's parameters set, by name. Raises InvalidArgument."""
+    given = {name: parameters[name] for name in _POLICIES if parameters.get(name) is not None}
+    return {
+        _POLICIES[name]: _ms(f"--{name.replace('_', '-')}", value) if _POLICIES[name].endswith("_ms") else value
+        for name, value in given.items()
+    }
 
 
-def _given(**values: PolicyValue | None) -> dict[str, PolicyValue]:
-    return {name: value for name, value in values.items() if value is not None}
-
-
-def _ms(field: str, text: str | None) -> int | None:
-    return None if text is None else math.ceil(duration_seconds(field, text) * 1000)
+def _ms(option: str, text: str) -> int:
+    return math.ceil(duration_seconds(option, text) * 1000)
