@@ -137,7 +137,9 @@ class DelayedStore:
             raise InvalidArgument("policies", policies, "expected Policies or DelayedDeliveryPolicies")
         if not isinstance(expected, (DelayedDeliveryPolicies, EllipsisType)) and expected is not None:
             raise InvalidArgument("expected", expected, "expected Policies, DelayedDeliveryPolicies or None")
-        self._engine.policy_changes.set(Scope.of(namespace, topic, subscription), policies, expected)
+        scope = Scope.of(namespace, topic, subscription)
+        self._engine.policies.set(scope, policies, expected)
+        self._engine.policy_changes.follow(scope)
 
     def update_policies(
         self,
@@ -154,7 +156,10 @@ class DelayedStore:
         live as long as its namespace says. Returns what is set there then. Raises as `set_policies`.
         """
         self._engine.check_writable()
-        return self._engine.policy_changes.update(Scope.of(namespace, topic, subscription), values)
+        scope = Scope.of(namespace, topic, subscription)
+        updated = self._engine.policies.update(scope, values)
+        self._engine.policy_changes.follow(scope)
+        return updated
 
     def policies(
         self, *, namespace: str | None = None, topic: str | None = None, subscription: str | None = None
@@ -176,7 +181,10 @@ class DelayedStore:
     ) -> bool:
         """Remove the policies set at a scope, durably; False: none were. Raises as `set_policies`."""
         self._engine.check_writable()
-        return self._engine.policy_changes.remove(Scope.of(namespace, topic, subscription))
+        scope = Scope.of(namespace, topic, subscription)
+        removed = self._engine.policies.remove(scope)
+        self._engine.policy_changes.follow(scope)
+        return removed
 
     def effective_policies(self, topic: str, subscription: str | None = None) -> EffectivePolicies:
         """The policies in force for a topic or a subscription, and by field at which scope each was set.

@@ -1,4 +1,4 @@
-"""Setting and removing policies of an open store: running subscriptions go by them at once.
+"""Policies of an open store that were set or removed: running subscriptions go by them at once.
 
 Subscriptions keep what is in force for them, so that receiving and acknowledging look at an attribute; here it is
 replaced. Retention and time to live are looked up when ledgers are trimmed and messages expire, which happens at the
@@ -7,12 +7,10 @@ next tick after a change.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
-from types import EllipsisType
 
 from duelog.store.clock import StoreClock
-from duelog.store.policy.policies import DelayedDeliveryPolicies, Policies, PolicyValue
 from duelog.store.policy.policy_records import Scope
 
 from ..sending.delay_policies import DelayPolicies
@@ -22,7 +20,7 @@ from .expiry import Expiry
 
 
 class PolicyChanges:
-    """Changes the policies of one open store. Thread-safe."""
+    """Has one open store go by its policies as they are now. Thread-safe."""
 
     def __init__(
         self,
@@ -41,35 +39,13 @@ class PolicyChanges:
         self._clock = clock
         self._wake = wake
 
-    def set(
-        self,
-        scope: Scope,
-        policies: DelayedDeliveryPolicies,
-        expected: DelayedDeliveryPolicies | EllipsisType | None = ...,
-    ) -> None:
-        """As `DelayPolicies.set`."""
-        self._policies.set(scope, policies, expected)
-        self.follow(scope)
-
-    def update(self, scope: Scope, values: Mapping[str, PolicyValue | None]) -> Policies:
-        """As `DelayPolicies.update`."""
-        updated = self._policies.update(scope, values)
-        self.follow(scope)
-        return updated
-
-    def remove(self, scope: Scope) -> bool:
-        """As `DelayPolicies.remove`."""
-        removed = self._policies.remove(scope)
-        self.follow(scope)
-        return removed
-
     def forget(self, scope: Scope) -> None:
         """The policies of a scope were removed in another transaction."""
         self._policies.changed()
         self.follow(scope)
 
     def follow(self, scope: Scope) -> None:
-        """Have subscriptions go by what is in force now. O(subscriptions in memory for which it may count).
+        """The policies of a scope were changed: have subscriptions go by them. O(subscriptions of it in memory).
 
         Topics that are not in memory are looked at for trimming once after opening anyway. Takes the locks of
         subscriptions, one after the other.
