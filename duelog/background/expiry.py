@@ -9,7 +9,6 @@ import functools
 
 from duelog.markers.firing.suspensions import Part, Suspensions
 from duelog.store.env.environment import Environment
-from duelog.store.position import Position
 
 from ..sending.delay_policies import DelayPolicies
 from ..topics.ack_flusher import AckFlusher
@@ -38,8 +37,6 @@ class Expiry:
         self._flusher = flusher
         self._policies = policies
         self._due_ms = 0
-        self.expired = 0
-        """Messages that expired since the store was opened, each subscription counted."""
 
     def due_ms(self) -> int | None:
         """When to look through the topics next; None: there is no time to live."""
@@ -67,13 +64,6 @@ class Expiry:
                 self._agenda.look_at(topic.topic_id, now_ms)
 
     def _expire(self, topic: TopicState, subscription: SubscriptionState, before_ms: int) -> int:
-        count = 0
         with subscription.lock:
-            for ledger_id, entries in list(expired(self._main, topic.log, subscription.acks, before_ms)):
-                if subscription.dispatcher is not None:
-                    positions = [Position(ledger_id, entry_id) for entry_id in entries]
-                    count += subscription.dispatcher.ack(None, positions)
-                else:
-                    count += subscription.acks.ack(ledger_id, entries, topic.log)
-        self.expired += count
-        return count
+            found = list(expired(self._main, topic.log, subscription.acks, before_ms))
+            return sum(subscription.acknowledge({ledger_id: entries}, topic.log) for ledger_id, entries in found)

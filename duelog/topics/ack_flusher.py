@@ -109,7 +109,8 @@ class AckFlusher:
 
             def committed() -> None:
                 for topic, subscription, entries in acknowledged:
-                    subscription.acknowledge(entries, topic.log)
+                    with subscription.lock:
+                        subscription.acknowledge(entries, topic.log)
 
             def unit(transaction: Transaction) -> None:
                 for subscription, changes in staged:

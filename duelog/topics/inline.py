@@ -118,13 +118,8 @@ class InlineMessages:
         if subscription is None:
             raise UnknownSubscription(str(topic.name), name)
         not_due = self.waiting(topic, self._clock.now_ms())
-        count = 0
         with subscription.lock:
-            for ledger_id, entries in not_due.items():
-                if subscription.dispatcher is not None:
-                    count += subscription.dispatcher.ack(None, [Position(ledger_id, entry_id) for entry_id in entries])
-                else:
-                    count += subscription.acks.ack(ledger_id, entries, topic.log)
+            count = subscription.acknowledge(not_due, topic.log)
         if count:
             self._flusher.acknowledged(topic, subscription, moved_ledger=True)
             self._flusher.flush()

@@ -118,14 +118,14 @@ class SubscriptionState:
                 if not self._consumers and self.reader is not None:
                     self.reader.close()
 
-    def acknowledge(self, entries: Mapping[int, BitMap], ledgers: LedgerList) -> None:
-        """Acknowledge entries by ledger id in memory, wherever they are."""
-        with self.lock:
-            if self.dispatcher is not None:
-                self.dispatcher.ack_entries(None, entries)
-            else:
-                for ledger_id, of_ledger in entries.items():
-                    self.acks.ack(ledger_id, of_ledger, ledgers)
+    def acknowledge(self, entries: Mapping[int, BitMap], ledgers: LedgerList) -> int:
+        """Acknowledge entries by ledger id in memory, wherever they are; how many were not before.
+
+        REQUIRES: the lock.
+        """
+        if self.dispatcher is not None:
+            return self.dispatcher.ack_entries(None, entries)
+        return sum(self.acks.ack(ledger_id, of_ledger, ledgers) for ledger_id, of_ledger in entries.items())
 
     def take_gone(self) -> list[Position]:
         """What is in `gone`, once. REQUIRES: the lock."""
