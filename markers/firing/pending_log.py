@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 
 import numpy as np
 from pyroaring import BitMap
@@ -166,50 +167,38 @@ class PendingLog:
 
     def hear(self, first_entry: int, dues: Int64s) -> None:
         """Entries were committed. Called in commit order by the leader of the partition's commits."""
-        with self._lock:
-            before, self._state = self._state, LogState.TORN
-            if before is LogState.LOADING:
-                self._heard.append(DueBatch(first_entry, dues))
-            elif before is not LogState.CLOSED:
-                self._absorb(first_entry, dues)
-            self._state = before
+        self._change(lambda: self._heard.append(DueBatch(first_entry, dues)), lambda: self._absorb(first_entry, dues))
 
     def admit(self, entries: UInt32s, dues: Int64s) -> None:
         """Conditional entries heard before may fire now; those that are in the index already, late, or fired stay so.
 
         REQUIRES: no firing since they were appended, so that T is not above them: then one at or before C is late.
         """
-        with self._lock:
-            before, self._state = self._state, LogState.TORN
-            if before is LogState.LOADING:
-                self._admitted.append((entries, dues))
-            elif before is not LogState.CLOSED:
-                self._admit(entries, dues)
-            self._state = before
+        self._change(lambda: self._admitted.append((entries, dues)), lambda: self._admit(entries, dues))
 
     def discard(self, entries: BitMap) -> None:
         """Entries were cancelled: they are not fired. While loading it is noted, and done at its end."""
-        with self._lock:
-            before, self._state = self._state, LogState.TORN
-            if before is LogState.LOADING:
-                self._cancelled |= entries
-            elif before is not LogState.CLOSED:
-                self._discard(entries)
-            self._state = before
+        self._change(lambda: self._cancelled.update(entries), lambda: self._discard(entries))
 
     def withdraw(self, entries: UInt32s, dues: Int64s) -> None:
         """As `discard`, for entries whose due times are known: quick for a few."""
+        self._change(lambda: self._cancelled.update(entries.tolist()), lambda: self._withdraw(entries, dues))
+
+    def _withdraw(self, entries: UInt32s, dues: Int64s) -> None:
+        if len(entries) > _BULK or len(self._late):
+            self._discard(BitMap(entries.tolist()))
+        else:
+            for entry_id, due_ms in zip(entries.tolist(), dues.tolist(), strict=True):
+                self._index.discard_one(entry_id, due_ms)
+
+    def _change(self, note: Callable[[], object], make: Callable[[], object]) -> None:
+        """Make a change, or note it while the log is loading; one that does not come to its end leaves the log torn."""
         with self._lock:
             before, self._state = self._state, LogState.TORN
             if before is LogState.LOADING:
-                self._cancelled |= BitMap(entries.tolist())
-            elif before is LogState.CLOSED:
-                pass
-            elif len(entries) > _BULK or len(self._late):
-                self._discard(BitMap(entries.tolist()))
-            else:
-                for entry_id, due_ms in zip(entries.tolist(), dues.tolist(), strict=True):
-                    self._index.discard_one(entry_id, due_ms)
+                note()
+            elif before is not LogState.CLOSED:
+                make()
             self._state = before
 
     def _absorb(self, first_entry: int, dues: Int64s) -> None:
