@@ -8,11 +8,11 @@ producers ask for at each send, a timetable was asked for once and is kept by th
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import msgpack
 
@@ -128,7 +128,6 @@ class Recurring:
     def every(self, topic: TopicState, name: str, table: Timetable, message: Message) -> Schedule:
         """Make a schedule, or give the one there is if it says the same; else replace it."""
         with self._lock:
-            _check_message(message)
             found = self._read(topic, name)
             now_ms = self._clock.now_ms()
             wanted = Schedule(
@@ -246,23 +245,10 @@ def _table(schedule: Schedule) -> Timetable:
     return Timetable(schedule.cron, schedule.interval_ms, schedule.timezone)
 
 
-def _check_message(message: Message) -> None:
-    encode_one(message, 0, 2**30)
-
-
 def _pack(schedule: Schedule) -> bytes:
-    fields: dict[str, Any] = {
-        "cron": schedule.cron,
-        "interval_ms": schedule.interval_ms,
-        "timezone": schedule.timezone,
-        "payload": schedule.payload,
-        "key": schedule.key,
-        "properties": schedule.properties,
-        "next_due_ms": schedule.next_due_ms,
-        "next_id": None if schedule.next_id is None else list(schedule.next_id),
-        "paused": schedule.paused,
-    }
-    packed: bytes = msgpack.packb({name: value for name, value in fields.items() if value is not None})
+    """The fields of a schedule's record, but for its name and its topic, which are the key's."""
+    fields = [(field.name, getattr(schedule, field.name)) for field in dataclasses.fields(Schedule)[2:]]
+    packed: bytes = msgpack.packb({name: value for name, value in fields if value is not None})
     return packed
 
 
