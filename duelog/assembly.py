@@ -148,9 +148,9 @@ def assemble(found: Recovered, config: StoreConfig, undo: ExitStack, *, records_
         expiry,
         listeners,
         wake_scheduler,
-        recurring=None if found.read_only else recurring,
-        wal_writer=wal_writer,
-        adopting=None if found.read_only else adopting,
+        recurring,
+        adopting,
+        wal_writer,
     )
     policy_changes = PolicyChanges(policies, topics, agenda, expiry, clock, wake_scheduler)
     if not found.read_only:

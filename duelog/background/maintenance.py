@@ -90,15 +90,11 @@ class Maintenance:
         expiry: Expiry,
         listeners: Sequence[StoreListener],
         wake: Callable[[], None],
-        *,
-        recurring: Recurring | None = None,
-        wal_writer: WalWriter | None = None,
-        adopting: Adopting | None = None,
+        recurring: Recurring,
+        adopting: Adopting,
+        wal_writer: WalWriter | None,
     ) -> None:
-        """`wake` wakes the scheduler, where there is one. `recurring`, `adopting`: None where the store is read-only.
-
-        `wal_writer`: None where sends use no write-ahead log.
-        """
+        """`wake` wakes the scheduler, where there is one. `wal_writer`: None where sends use no write-ahead log."""
         self._path = path
         self._main = main
         self._partitions = partitions
@@ -119,7 +115,7 @@ class Maintenance:
         self._seen: tuple[int, float] | None = None
         self.suspensions = firing.suspensions
         self._full: StoreFull | None = None
-        """The first of the slice: what follows may make room, so it is raised at the end."""
+        """The first of the slice: what follows may free space, so it is raised at the end."""
         self._deletion_holds = 0
         """How many `deletions_held` blocks are under way."""
         self._listeners = listeners
@@ -178,8 +174,7 @@ class Maintenance:
         if self._gives_way:
             self._full = None  # the next slice will say so
             return TickResult(fired, 0, 0, 0, 0, self._after_giving_way()), True
-        if self._recurring is not None:
-            self._step("recur", now_ms, functools.partial(self._recurring.run, now_ms, self.suspensions), None)
+        self._step("recur", now_ms, functools.partial(self._recurring.run, now_ms, self.suspensions), None)
         self._step("expire", now_ms, functools.partial(self._expiry.run, now_ms, self.suspensions), None)
         self._step("flush", now_ms, functools.partial(self._flush, now_ms), None)
         if self._wal_writer is not None:
@@ -326,7 +321,7 @@ class Maintenance:
 
     def _adopt(self) -> tuple[int, bool]:
         """Adopt one generation, so that what is due is fired between two: how many, and whether there is more."""
-        if self._deletion_holds or self.adopting is None:
+        if self._deletion_holds:
             return 0, False
         return self.adopting.run(at_most=1), self.adopting.more
 
@@ -349,14 +344,13 @@ class Maintenance:
 
     def _next_due_ms(self, now_ms: int) -> int | None:
         not_before = self.suspensions.not_before
-        recur_ms = None if self._recurring is None else self._recurring.next_due_ms(self.suspensions)
         candidates = (
             not_before(Part("fire"), self._next_firing_ms()),
             not_before(Part("load"), self._firing.loaded.next_load_ms(now_ms)),
             not_before(Part("close"), self._firing.next_close_ms()),
             not_before(Part("flush"), self._flusher.due_ms()),
             not_before(Part("expire"), self._expiry.due_ms()),
-            not_before(Part("recur"), recur_ms),
+            not_before(Part("recur"), self._recurring.next_due_ms(self.suspensions)),
             None if self._wal_writer is None else not_before(Part("apply"), self._wal_writer.due_ms()),
             not_before(Part("trim"), self.trimming.next_due_ms()),
             self.suspensions.next_ms(now_ms) if self.suspensions else None,

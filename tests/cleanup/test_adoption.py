@@ -126,7 +126,7 @@ def test_a_seek_that_is_not_on_disk_yet_counts(store: DelayedStore) -> None:
     with state.lock:
         state.acks.reset(state.acks.mark_delete)
     assert not adopts(store)
-    assert "gone back" in store._engine.maintenance.adopting.refused[0]  # type: ignore[union-attr]
+    assert "gone back" in store._engine.maintenance.adopting.refused[0]
 
 
 def test_a_seek_forward_forgets_single_acknowledgements_after_it(store: DelayedStore) -> None:
@@ -160,7 +160,6 @@ def test_what_retention_keeps_for_seeking_back_is_not_trimmed(
     assert generations(kept) == ["g000001"]
     assert leftovers(kept.path) == []
     adopting = kept._engine.maintenance.adopting
-    assert adopting is not None
     assert "by the retention of persistent://public/default/a" in adopting.refused[0]
     with kept.topic("a").subscribe("one") as subscription:
         subscription.seek("earliest")
@@ -216,7 +215,7 @@ def test_of_two_finished_generations_one_is_adopted(store: DelayedStore) -> None
     finish(store)
     finish(store)
     assert adopts(store)
-    (reason,) = store._engine.maintenance.adopting.refused  # type: ignore[union-attr]
+    (reason,) = store._engine.maintenance.adopting.refused
     assert "made from generation 1" in reason
 
 
@@ -412,7 +411,6 @@ def test_a_backup_does_not_make_ticks_turn_for_ever(store: DelayedStore) -> None
     finish(store)
     finish(store)
     adopting = store._engine.maintenance.adopting
-    assert adopting is not None
     assert store._engine.maintenance.slice()[1]  # one of the two is left
     assert adopting.more
     with store._engine.maintenance.deletions_held():
