@@ -165,10 +165,10 @@ class MainLogReader:
                             due = wanted & _due_entries(run, now_ms)
                             passed_over |= len(due) < len(wanted)
                             wanted = due
-                        room = max_entries - len(batch)
-                        if len(wanted) > room:
-                            wanted = wanted[:room]
-                            limit = wanted[-1] + 1 if room else first
+                        left = max_entries - len(batch)
+                        if len(wanted) > left:
+                            wanted = wanted[:left]
+                            limit = wanted[-1] + 1 if left else first
                         batch.add(run, wanted)
                         entry_id = limit
                         if len(batch) >= max_entries:
@@ -282,7 +282,7 @@ class MainLogReader:
             self._quarantined_at(place, reason)
 
     def _quarantined_at(self, place: Place, reason: str) -> None:
-        """Set a marker aside."""
+        """Quarantine a marker."""
         self.quarantine(CorruptEntry(self._main.name, *position_at(place), reason))
 
 

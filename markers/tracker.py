@@ -3,7 +3,7 @@
 A delay shorter than `inline_delay_ms` is not worth two writes: such a message goes into the main log at
 once. A subscription that comes by before it is due passes it over, and gets it from here when it is. The
 tracker reads the log with a cursor of its own, once, whatever the number of subscriptions; what each of
-them adds is a SubscriptionView: the time up to which it has been served.
+them adds is a SubscriptionView: the time up to which entries were delivered to it.
 
 Why nothing is lost or doubled: an entry at position P, due at D, is handed to a view when it reads P at a
 time not before D; else, when a later `take` moves its time past D and P lies behind its read position.
@@ -58,7 +58,7 @@ class SubscriptionView:
     def __init__(self, done_ms: int) -> None:
         self.done_ms = done_ms
         self.done_position = _PAST
-        """Within the due time `done_ms`, the last position served; past every position: all of them."""
+        """Within the due time `done_ms`, the last position delivered; past every position: all of them."""
 
 
 class TopicDelayTracker:
@@ -131,7 +131,7 @@ class TopicDelayTracker:
         with self._whole_or_anew():
             self._cover(read_position, view.done_ms)
 
-    # -- serving -----------------------------------------------------------------------------------
+    # -- delivering --------------------------------------------------------------------------------
 
     def take(
         self, view: SubscriptionView, read_position: Position, limit: int, now_ms: int, skip: Unacknowledged
@@ -181,7 +181,7 @@ class TopicDelayTracker:
                 self._fell_due(dues, now_ms)
 
     def next_due_ms(self, view: SubscriptionView) -> int | None:
-        """When the next entry becomes due that the view has not been served; None when none is known."""
+        """When the next entry becomes due that was not delivered to the view; None when none is known."""
         with self._whole_or_anew():
             self._catch_up()
             return self._waiting.next_due_ms(view.done_ms, inclusive=view.done_position < _PAST)
@@ -191,7 +191,7 @@ class TopicDelayTracker:
     ) -> dict[int, BitMap]:
         """Entries before `limit`, by ledger id, that the view's subscription cannot have been given.
 
-        Those before `read_position` that it passed over and was not served since, and those not due at `now_ms`.
+        Those before `read_position` that it passed over and has not got since, and those not due at `now_ms`.
         """
         with self._whole_or_anew():
             self._catch_up()
@@ -313,7 +313,7 @@ class TopicDelayTracker:
         return np.concatenate(entries), np.concatenate(dues)
 
     def _prune(self, now_ms: int) -> None:
-        """Forget what every view has been served, if it is time to look and enough of them have moved on."""
+        """Forget what was delivered to every view, if it is time to look and enough of them have moved on."""
         soon = now_ms < self._looked_ms + self._prune_interval_ms
         if soon and len(self._waiting) < self._kept + _PRUNE_ENTRIES:
             return

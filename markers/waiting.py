@@ -5,7 +5,7 @@ in due order as they stand: a stretch is kept by its ends alone, whatever its le
 the log when the first of it is due. Everything else is in **levels**, sorted columns of 16 bytes an entry, each level
 at most half as long as the one before it: what is added is merged with levels of its own size, O(log n) times in all.
 
-Nothing is removed by being served, since each subscription comes by in its own time; `prune` and `forget_before`
+Nothing is removed by being delivered, since each subscription reads in its own time; `prune` and `forget_before`
 remove. Deliberately without a lock and without the log: the tracker has both.
 """
 
@@ -171,7 +171,7 @@ class WaitingEntries:
     # -- asking ----------------------------------------------------------------------------------
 
     def after(self, due_ms: int, delivered: Position, until_ms: int, least: int) -> Iterator[tuple[Int64s, Places]]:
-        """Entries after (due_ms, served) that are due by `until_ms`, in that order, in batches of about `least`.
+        """Entries after (due_ms, delivered) that are due by `until_ms`, in that order, in batches of about `least`.
 
         Use the iterator up, or drop it, before anything is added or removed.
         """
@@ -241,7 +241,7 @@ class WaitingEntries:
         return self._in_stretches + not_due
 
     def after_by_ledger(self, due_ms: int, delivered: Position, limit: Position | None = None) -> dict[int, BitMap]:
-        """Entries after (due_ms, served), in order of due time, that lie before `limit` in the log, by ledger id.
+        """Entries after (due_ms, delivered), in order of due time, that lie before `limit` in the log, by ledger id.
 
         No bitmap is empty. O(entries of columns + stretches).
         """

@@ -43,17 +43,17 @@ class Removal:
     def remove_topic(self, topic: TopicState) -> None:
         """Remove a topic and all it holds: subscriptions, main log, its claims on partitions."""
         with self._maintenance.lock:
-            given_up: list[int] = []
+            trimmed: list[int] = []
             had_policies = False
 
             def work(transaction: Transaction) -> list[int]:
                 nonlocal had_policies
-                given_up.clear()
+                trimmed.clear()
                 freed, had_policies = _delete_records(transaction, topic)
                 for ledger_id, ledger in catalog.ledgers(transaction.raw, topic.topic_id):
                     trimming = ledger._replace(state=LedgerState.TRIMMING)
                     transaction.put(fmt.ledger_key(topic.topic_id, ledger_id), trimming.pack())
-                    given_up.append(ledger_id)
+                    trimmed.append(ledger_id)
                 return freed
 
             freed = self._main.write(work)
@@ -63,7 +63,7 @@ class Removal:
             if had_policies:
                 self._policy_changes.forget(Scope(str(topic.name)))
             self._firing.loaded.forget_topic(topic.topic_id)
-            remove_ledgers(self._main, [(topic.topic_id, ledger_id) for ledger_id in given_up])
+            remove_ledgers(self._main, [(topic.topic_id, ledger_id) for ledger_id in trimmed])
             self._maintenance.delete_released(freed)
 
     def remove_subscription(self, topic: TopicState, name: str) -> None:

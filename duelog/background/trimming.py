@@ -52,7 +52,7 @@ class Trimming:
         self._policies = policies
         self._agenda = agenda
         self._listeners = listeners
-        self._given_up: Sequence[tuple[int, int]] = []  # (topic id, ledger id) whose runs are to be removed
+        self._to_remove: Sequence[tuple[int, int]] = []  # (topic id, ledger id) whose runs are to be removed
         self.freed: list[int] = []
         """Starts of partitions that no topic holds any more, to be deleted."""
 
@@ -69,7 +69,7 @@ class Trimming:
     def is_due(self, now_ms: int) -> bool:
         """Whether there is more to do now."""
         due_ms = self.next_due_ms()
-        return bool(self._given_up) or (due_ms is not None and due_ms <= now_ms)
+        return bool(self._to_remove) or (due_ms is not None and due_ms <= now_ms)
 
     def run(self, now_ms: int, suspensions: Suspensions) -> int:
         """Roll and trim a slice of what is due, and remove some runs; returns how many ledgers were trimmed.
@@ -84,8 +84,8 @@ class Trimming:
                 self._agenda.plan(topic_id, now_ms)
             raise
         until = time.perf_counter() + _SLICE_S
-        while self._given_up:
-            self._given_up = remove_part(self._main, self._given_up)
+        while self._to_remove:
+            self._to_remove = remove_part(self._main, self._to_remove)
             if time.perf_counter() >= until:  # what is due is fired first, then the rest is removed
                 break
         return trimmed
@@ -149,7 +149,7 @@ class Trimming:
         self.freed += trim_ledgers(self._main, [(topic.log, first) for topic, first in firsts])
         for topic, first in firsts:
             self._tell_subscriptions(topic, first, now_ms)
-        self._given_up = [*self._given_up, *((topic_id, ledger_id) for topic_id, ledger_id, _ in gone)]
+        self._to_remove = [*self._to_remove, *((topic_id, ledger_id) for topic_id, ledger_id, _ in gone)]
         for listener in self._listeners:
             for _, _, entries in gone:
                 listener.ledger_trimmed(entries)

@@ -129,7 +129,7 @@ class Comparing(Machine):
             if not (self.creation_failed and finding.code == "orphan-directory")
         ]
         assert findings == []
-        if self.store._engine.maintenance.trimming._given_up:
+        if self.store._engine.maintenance.trimming._to_remove:
             return  # their removal goes on with the next slice
         with self.store._engine.main.read() as raw:
             for topic in self.twin.topics.values():
