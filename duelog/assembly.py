@@ -176,7 +176,6 @@ def assemble(found: Recovered, config: StoreConfig, undo: ExitStack, *, records_
         main=main,
         partitions=partitions,
         clock=clock,
-        listeners=listeners,
         scheduler=scheduler,
         wakeups=wakeups,
         agenda=agenda,

@@ -55,13 +55,9 @@ def back_up(engine: Engine, destination: Path) -> BackupResult:
         try:
             return _copy_all(engine, point, destination)
         except BaseException:
-            _clear(destination)
+            for child in destination.iterdir():
+                shutil.rmtree(child) if child.is_dir() else child.unlink()
             raise
-
-
-def _clear(destination: Path) -> None:
-    for child in destination.iterdir():
-        shutil.rmtree(child) if child.is_dir() else child.unlink()
 
 
 def _copy_all(engine: Engine, point: PointInTime, destination: Path) -> BackupResult:
@@ -77,7 +73,8 @@ def _copy_all(engine: Engine, point: PointInTime, destination: Path) -> BackupRe
     files = sorted(path for path in destination.rglob("data.mdb"))
     if point.wal:
         files.append(write_wal(destination, engine.store_id, point.wal, engine.config.journal_bytes))
-    _write_copy(engine.path / "STORE", destination / "STORE")
+    write_file(destination / "STORE", (engine.path / "STORE").read_bytes())
+    sync_directory(destination)
     files.append(destination / "STORE")
     listed = {str(path.relative_to(destination)): describe(path) for path in files}
     manifest = {"format": fmt.FORMAT_VERSION, "store_id": engine.store_id.hex(), "taken_ms": point.taken_ms}
@@ -88,11 +85,6 @@ def _copy_all(engine: Engine, point: PointInTime, destination: Path) -> BackupRe
 def _copy(environment: Environment, read: HeldRead, target: Path) -> None:
     make_directory(target)
     environment.copy(target, read)
-
-
-def _write_copy(source: Path, target: Path) -> None:
-    write_file(target, source.read_bytes())
-    sync_directory(target.parent)
 
 
 def describe(path: Path) -> tuple[int, int]:

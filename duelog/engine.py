@@ -17,7 +17,6 @@ from duelog.store.clock import StoreClock
 from duelog.store.config import StoreConfig
 from duelog.store.env.environment import Environment
 from duelog.store.errors import ClosedError
-from duelog.store.listener import Listeners
 from duelog.store.names import TopicName
 
 from .background.maintenance import Maintenance, TickResult
@@ -62,7 +61,6 @@ class Engine:
     main: Environment
     partitions: PartitionSet
     clock: StoreClock
-    listeners: Listeners
     scheduler: Scheduler | None
     wakeups: Wakeups
     agenda: TrimAgenda

@@ -40,10 +40,6 @@ _LOOKED_AT_ONCE = 4_096
 """Entries looked at in one go where all before them are gone."""
 
 
-def _untold(positions: list[Position]) -> None:
-    """Ignores what is gone."""
-
-
 class _Markers(NamedTuple):
     """Markers that point into one partition log, as columns; a slot is a place in the batch being read."""
 
@@ -83,7 +79,7 @@ class MainLogReader:
         subscription: str,
         span_ms: int,
         quarantine: Callable[[CorruptEntry], object],
-        gone: Callable[[list[Position]], object] = _untold,
+        gone: Callable[[list[Position]], object],
     ) -> None:
         """`gone` is told positions whose messages no longer exist, inside the call that met them."""
         self._main = main

@@ -37,9 +37,6 @@ class Quarantine:
             listener.quarantined()
         return True
 
-    def __len__(self) -> int:
-        return len(self._known)
-
     def items(self) -> list[tuple[int, int, str]]:
         """(ledger id, entry id, reason) of each met since the store was opened."""
         with self._lock:

@@ -9,11 +9,12 @@ Normal form, kept after every call:
 - no bitmap is empty or holds an entry at or before the mark-delete position;
 - the entry after the mark-delete position is not acknowledged. After the last entry of a closed ledger that is the
   first entry of the ledger that follows, so the mark-delete position stays at ``(ledger, entries - 1)`` until that
-  one is acknowledged. A ledger and all before it are acknowledged in full if and only if mark-delete ``passed`` it.
+  one is acknowledged. A ledger and all before it are acknowledged in full if and only if it is there or later.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -113,10 +114,6 @@ class AckSet:
         if entries is not None:
             found -= entries
         return found
-
-    def passed(self, ledger_id: int, entries: int) -> bool:
-        """Whether a closed ledger of ``entries`` entries and all before it are done with here: it may go. O(1)."""
-        return self._mark_delete >= (ledger_id, entries - 1)
 
     def backlog(self, ledgers: LedgerList) -> int:
         """Number of unacknowledged entries up to the end of the log. O(ledgers after mark-delete)."""
@@ -382,14 +379,5 @@ def _first_missing(entries: BitMap, start: int) -> int:
     """The least entry id from ``start`` on, itself a member, that is no member. O(log of the run's length)."""
     if start + 1 not in entries:
         return start + 1
-    width = 2
-    while entries.contains_range(start, start + width):
-        width *= 2
-    low, limit = start + width // 2, start + width  # everything below `low` is a member, something below `limit` is not
-    while limit - low > 1:
-        middle = (low + limit) // 2
-        if entries.contains_range(start, middle):
-            low = middle
-        else:
-            limit = middle
-    return low
+    limits = range(start + 2, start + len(entries) + 1)  # the run has no more members than all of them
+    return start + 1 + bisect_left(limits, True, key=lambda limit: not entries.contains_range(start, limit))

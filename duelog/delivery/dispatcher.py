@@ -114,7 +114,8 @@ class Dispatcher:
         self.type: SubscriptionType = type
         self._reader = reader
         self._ledgers = ledgers
-        self._read_position = _after(acks.mark_delete)
+        self.read_position = _after(acks.mark_delete)
+        """The next position of the log to look at; may be one past the end of its ledger."""
         self._outstanding = Outstanding(ack_timeout_ms)
         self._redeliveries = Redeliveries()
         self._max_kept_back = max_kept_back
@@ -129,8 +130,8 @@ class Dispatcher:
         self._outstanding, self._redeliveries = outstanding, Redeliveries()
         self._order = KeyOrder(self._max_kept_back) if self.type == "key_shared" else DeliveryOrder()
         self._order.set_consumers(consumers)
-        self._read_position = _after(self.acks.mark_delete)
-        rewind(self._read_position)
+        self.read_position = _after(self.acks.mark_delete)
+        rewind(self.read_position)
         self.torn = False
 
     @_whole
@@ -139,11 +140,6 @@ class Dispatcher:
         self._outstanding.set_timeout(ack_timeout_ms, now_ms)
 
     # -- asking --------------------------------------------------------------------------------
-
-    @property
-    def read_position(self) -> Position:
-        """The next position of the log to look at; may be one past the end of its ledger."""
-        return self._read_position
 
     @property
     def consumers(self) -> tuple[int, ...]:
@@ -216,7 +212,7 @@ class Dispatcher:
             return []
         self.torn = True
         self._bring_due(now_ms)
-        order, start = self._order, self._read_position
+        order, start = self._order, self.read_position
         while True:
             self.torn = False
             ready = order.peek(consumer_id, max_messages)
@@ -224,15 +220,15 @@ class Dispatcher:
             fresh: list[ReceivedMessage] = []
             room = order.look_ahead(max_messages - len(ready))
             if room > 0:
-                fresh, start = self._reader.read(self._read_position, room, self.acks)
-                if start < self._read_position:
-                    raise BrokenInvariant(f"the reader went back from {self._read_position} to {start}")
+                fresh, start = self._reader.read(self.read_position, room, self.acks)
+                if start < self.read_position:
+                    raise BrokenInvariant(f"the reader went back from {self.read_position} to {start}")
             # Invariant: from here on nothing raises, so that a message recorded as handed out is handed out.
             self.torn = True
             if len(found) < len(ready):
                 self._skip(ready, found)
-            moved = bool(ready or fresh) or start != self._read_position
-            self._read_position = start
+            moved = bool(ready or fresh) or start != self.read_position
+            self.read_position = start
             order_again, order_fresh = order.split(found)
             order.hand_out(consumer_id, found)
             fresh = order.admit(consumer_id, fresh)
@@ -305,9 +301,9 @@ class Dispatcher:
         if self.type in ("shared", "key_shared"):
             raise InvalidArgument("position", position, f"no cumulative acknowledgement under type {self.type!r}")
         self.acks.validate(*position, self._ledgers)
-        unseen = self._reader.unseen(self._read_position, _after(position))
+        unseen = self._reader.unseen(self.read_position, _after(position))
         count = self.acks.ack_cumulative(position, self._ledgers, unseen)
-        still_to_read = any(Position(ledger, each.max()) >= self._read_position for ledger, each in unseen.items())
+        still_to_read = any(Position(ledger, each.max()) >= self.read_position for ledger, each in unseen.items())
         self._forget_through(position, moving=not still_to_read)
         return count
 
@@ -324,7 +320,7 @@ class Dispatcher:
         self._outstanding.clear()
         self._redeliveries.clear()
         self._order.clear()
-        self._read_position = _after(self.acks.mark_delete)
+        self.read_position = _after(self.acks.mark_delete)
 
     @_whole
     def trimmed(self, first_ledger_id: int) -> None:
@@ -359,7 +355,7 @@ class Dispatcher:
         self._redeliveries.forget_through(position)
         self._order.forget_through(position)
         if moving:
-            self._read_position = max(self._read_position, _after(position))
+            self.read_position = max(self.read_position, _after(position))
 
     def _check(self) -> None:
         """Raise BrokenInvariant unless every message has one place, none is acknowledged and all were read."""
@@ -376,7 +372,7 @@ class Dispatcher:
         for position in seen:
             if self.acks.is_acked(position):
                 raise BrokenInvariant(f"{position} is acknowledged and not forgotten")
-            if position >= self._read_position:
+            if position >= self.read_position:
                 raise BrokenInvariant(f"{position} was handed out before it was read")
 
 

@@ -46,8 +46,8 @@ class Outstanding:
     """The messages that consumers hold. A message is held by one consumer at most; the dispatcher sees to that."""
 
     def __init__(self, ack_timeout_ms: int | None) -> None:
-        """ack_timeout_ms: how long a consumer may hold a message unacknowledged; None: as long as it likes."""
-        self._timeout_ms = ack_timeout_ms
+        self.timeout_ms = ack_timeout_ms
+        """How long a consumer may hold a message unacknowledged; None: for ever."""
         self._held: dict[int, PositionSet] = {}
         self._failed: dict[int, dict[int, _Failed]] = {}
         self._batches: deque[_Batch] = deque()
@@ -94,7 +94,7 @@ class Outstanding:
         held = self._held[consumer_id]
         for ledger_id, of_batch in entries.items():
             held.update(ledger_id, of_batch)
-        if self._timeout_ms is not None:
+        if self.timeout_ms is not None:
             if self._batches:  # a clock that went back lengthens a deadline and never disorders the queue
                 now_ms = max(now_ms, self._batches[-1].handed_ms)
             self._batches.append(_Batch(now_ms, self._batch_number, consumer_id, entries))
@@ -106,13 +106,13 @@ class Outstanding:
         """
         if ack_timeout_ms is None:
             self._batches.clear()
-        elif self._timeout_ms is None:
+        elif self.timeout_ms is None:
             self._batch_number += 1
             for consumer_id, held in self._held.items():
                 if held:
                     entries = {ledger_id: BitMap(each) for ledger_id, each in held.by_ledger().items()}
                     self._batches.append(_Batch(now_ms, self._batch_number, consumer_id, entries))
-        self._timeout_ms = ack_timeout_ms
+        self.timeout_ms = ack_timeout_ms
 
     def note_failed(self, ledger_id: int, entries: BitMap, now_ms: int) -> None:
         """A delivery of each of these entries ended at ``now_ms`` without an acknowledgement."""
@@ -178,25 +178,18 @@ class Outstanding:
 
     # -- acknowledgement timeout -----------------------------------------------------------------
 
-    @property
-    def timeout_ms(self) -> int | None:
-        """How long a consumer may hold a message; None: for ever."""
-        return self._timeout_ms
-
     def next_deadline_ms(self) -> int | None:
         """When the next message that is still held must be acknowledged. O(1) amortised over batches."""
-        while self._batches and self._timeout_ms is not None:
+        while self._batches and self.timeout_ms is not None:
             if self._still_held(self._batches[0]):
-                return self._batches[0].handed_ms + self._timeout_ms
+                return self._batches[0].handed_ms + self.timeout_ms
             self._batches.popleft()
         return None
 
     def take_overdue(self, now_ms: int) -> list[tuple[int, BitMap]]:
         """Take back what has been held past its deadline: (ledger id, entries) pairs."""
         overdue: list[tuple[int, BitMap]] = []
-        while (
-            self._batches and self._timeout_ms is not None and self._batches[0].handed_ms + self._timeout_ms <= now_ms
-        ):
+        while self._batches and self.timeout_ms is not None and self._batches[0].handed_ms + self.timeout_ms <= now_ms:
             batch = self._batches.popleft()
             for ledger_id, entries in self._still_held(batch):
                 self._held[batch.consumer_id].remove(ledger_id, entries)

@@ -41,23 +41,18 @@ class ReadAheadBudget:
     """Bytes that may be read ahead in one store. Thread-safe."""
 
     def __init__(self) -> None:
-        self._left = 4 * _MOST_BYTES
+        self.left = 4 * _MOST_BYTES
         self._lock = threading.Lock()
-
-    @property
-    def left(self) -> int:
-        """Bytes that are left."""
-        return self._left
 
     def take(self, amount: int) -> None:
         """Note that so many bytes are held; less than nothing may be left then: the size is known after reading."""
         with self._lock:
-            self._left -= amount
+            self.left -= amount
 
     def give_back(self, amount: int) -> None:
         """The inverse of `take`."""
         with self._lock:
-            self._left += amount
+            self.left += amount
 
 
 class ReadAhead:

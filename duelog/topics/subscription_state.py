@@ -47,18 +47,14 @@ class SubscriptionState:
         self.reader: DueReader | None = None
         self.gone: list[Position] = []
         """Positions that the reader met whose messages do not exist any more: to be acknowledged."""
-        self._type: SubscriptionType | None = None
+        self.type: SubscriptionType | None = None
+        """Of its consumers; None while it has had none since the store was opened."""
         self._consumers: set[int] = set()
         self._ids = itertools.count(1)
 
     @property
     def consumers(self) -> int:
         return len(self._consumers)
-
-    @property
-    def type(self) -> SubscriptionType | None:
-        """The type of its consumers; None while it has never had one since the store was opened."""
-        return self._type
 
     @property
     def dispatcher(self) -> Dispatcher | None:
@@ -77,18 +73,18 @@ class SubscriptionState:
     ) -> int:
         """Add a consumer; returns its id. Raises ConsumerBusy: exclusive and taken, or of another type."""
         with self.lock:
-            if self._consumers and self._type != type_:
-                raise ConsumerBusy(self.topic, self.name, f"its consumers are {self._type}, asked for {type_}")
+            if self._consumers and self.type != type_:
+                raise ConsumerBusy(self.topic, self.name, f"its consumers are {self.type}, asked for {type_}")
             if self._consumers and type_ == "exclusive":
                 raise ConsumerBusy(self.topic, self.name, "it is exclusive and has a consumer")
             self.policies = policies()
             dispatcher = self.dispatcher
-            if dispatcher is None or self.reader is None or self._type != type_:
+            if dispatcher is None or self.reader is None or self.type != type_:
                 if self.reader is not None:
                     self.reader.close()
                 self.reader = reader()
                 dispatcher = self._dispatcher = make(self.reader)
-                self._type = type_
+                self.type = type_
             elif not self._consumers:
                 mark_delete = self.acks.mark_delete
                 self.reader.reopen(Position(mark_delete.ledger_id, mark_delete.entry_id + 1))

@@ -31,7 +31,8 @@ class TopicState:
         """Called at every change, by any thread; replaced, never changed in place, with `condition` held."""
         self.producers: dict[str, Any] = {}
         self.producers_lock = threading.Lock()
-        self._tracker: TopicDelayTracker | None = None
+        self.tracker: TopicDelayTracker | None = None
+        """The tracker of messages that wait in the main log, if there is one now."""
         self._told_ms = 0
         self._tracker_lock = threading.Lock()
 
@@ -40,29 +41,24 @@ class TopicState:
         """Whether it is a dead-letter topic: what lies in it is not dead-lettered again."""
         return any(subscription.keeper for subscription in self.subscriptions.values())
 
-    @property
-    def tracker(self) -> TopicDelayTracker | None:
-        """The tracker of messages that wait in the main log, if there is one now."""
-        return self._tracker
-
     def track(self, make: Callable[[], TopicDelayTracker], view: Callable[[TopicDelayTracker], T]) -> T:
         """Open a view on the topic's tracker, which is made if there is none; not beside `free_tracker`."""
         with self._tracker_lock:
-            if self._tracker is None:
-                self._tracker = make()
-                self._tracker.told_ms = self._told_ms
-            return view(self._tracker)
+            if self.tracker is None:
+                self.tracker = make()
+                self.tracker.told_ms = self._told_ms
+            return view(self.tracker)
 
     def free_tracker(self, now_ms: int, idle_ms: int) -> int | None:
         """Let the tracker go if its last view closed `idle_ms` ago or earlier; when to try again, None: no need to."""
         with self._tracker_lock:
-            since_ms = None if self._tracker is None else self._tracker.idle_since_ms
-            if self._tracker is None or since_ms is None:
+            since_ms = None if self.tracker is None else self.tracker.idle_since_ms
+            if self.tracker is None or since_ms is None:
                 return None
             if since_ms + idle_ms > now_ms:
                 return since_ms + idle_ms
-            self._told_ms = self._tracker.told_ms
-            self._tracker = None
+            self._told_ms = self.tracker.told_ms
+            self.tracker = None
             return None
 
     def changed(self) -> None:

@@ -281,16 +281,9 @@ class Firing:
         for start_ms in sorted(self.loaded.logs):
             partition = self._partitions.get(start_ms)
             if partition is not None and partition.end_ms <= now_ms and self._may_close(partition):
-                part, close = Part("close", start_ms=start_ms), functools.partial(self._close_alone, partition, now_ms)
+                part, close = Part("close", start_ms=start_ms), functools.partial(self._close, partition, now_ms)
                 if self.suspensions.run(part, now_ms, close, otherwise=False):
                     yield start_ms
-
-    def _close_alone(self, partition: Partition, now_ms: int) -> bool:
-        with self.gate.alone():
-            closed = self._close(partition, now_ms)
-            if closed:
-                self._clock.raise_to(now_ms)  # inside the gate: the next cancellation finds it no earlier
-            return closed
 
     def next_close_ms(self) -> int | None:
         """When the next loaded partition ends."""
@@ -309,29 +302,31 @@ class Firing:
         return partition.environment.failed is None
 
     def _close(self, partition: Partition, now_ms: int) -> bool:
-        if self._left(partition):
-            return False
-        recorded: list[bool] = []
-        try:
-            if not self._partitions.stop_appends(partition) or self._left(partition):  # appended before
+        with self.gate.alone():
+            if self._left(partition):
                 return False
-            topic_ids = list(self.loaded.logs[partition.start_ms])
+            recorded: list[bool] = []
+            try:
+                if not self._partitions.stop_appends(partition) or self._left(partition):  # appended before
+                    return False
+                topic_ids = list(self.loaded.logs[partition.start_ms])
 
-            def work(transaction: Transaction) -> None:
-                record_closed(transaction, partition, topic_ids, self._main_log, max(now_ms, self.recorded_ms))
-                transaction.after_commit(lambda: recorded.append(True))
+                def work(transaction: Transaction) -> None:
+                    record_closed(transaction, partition, topic_ids, self._main_log, max(now_ms, self.recorded_ms))
+                    transaction.after_commit(lambda: recorded.append(True))
 
-            refuse_broken(partition.path, every_header=True)  # a log that a page hides has not fired
-            remove_snapshots(partition.environment, self._config.snapshot_part_bytes)
-            reach("close.before")
-            self._main.write(work)
-            reach("close.after")
-        finally:
-            if recorded:
-                self.loaded.unload(partition)
-            else:
-                self._partitions.resume_appends(partition)
-        return True
+                refuse_broken(partition.path, every_header=True)  # a log that a page hides has not fired
+                remove_snapshots(partition.environment, self._config.snapshot_part_bytes)
+                reach("close.before")
+                self._main.write(work)
+                reach("close.after")
+            finally:
+                if recorded:
+                    self.loaded.unload(partition)
+                else:
+                    self._partitions.resume_appends(partition)
+            self._clock.raise_to(now_ms)  # inside the gate: the next cancellation finds it no earlier
+            return True
 
     def _left(self, partition: Partition) -> bool:
         logs = self.loaded.logs[partition.start_ms]

@@ -59,7 +59,7 @@ class PendingLog:
         self._state = LogState.LOADED if loaded else LogState.LOADING
         self._index = index
         self._late = LateEntries()
-        self._tail = 0
+        self.tail = 0
         """Entries below it are in the index, late, or fired."""
         self._takes = 0
         self._packed_tail = 0
@@ -79,10 +79,6 @@ class PendingLog:
     def due_of(self) -> DueOf:
         """Reads due times of the log's entries."""
         return self._index.due_of
-
-    @property
-    def tail(self) -> int:
-        return self._tail
 
     @property
     def state(self) -> LogState:
@@ -123,7 +119,7 @@ class PendingLog:
         """
         with self._lock:
             self._index = index
-            self._tail = self.saved_tail = tail
+            self.tail = self.saved_tail = tail
 
     def restore(self, first_entry: int, dues: Int64s) -> None:
         """Entries read back from the due column, in order; fired ones are left out. REQUIRES: it is loading.
@@ -135,7 +131,7 @@ class PendingLog:
     def skip_unreadable(self, limit: int) -> None:
         """The entries from the tail up to `limit` cannot be read: go on after them."""
         with self._lock:
-            self._tail = max(self._tail, limit)
+            self.tail = max(self.tail, limit)
 
     def finish_loading(self) -> None:
         """The log has been read up to where listening began: take what was heard since, and fire from now on.
@@ -202,18 +198,18 @@ class PendingLog:
             self._state = before
 
     def _absorb(self, first_entry: int, dues: Int64s) -> None:
-        if first_entry < self._tail:
-            raise BrokenInvariant(f"entry {first_entry} of ledger {self.ledger_id} comes twice, tail {self._tail}")
+        if first_entry < self.tail:
+            raise BrokenInvariant(f"entry {first_entry} of ledger {self.ledger_id} comes twice, tail {self.tail}")
         frontier = self.frontier
-        self._tail = first_entry + len(dues)
+        self.tail = first_entry + len(dues)
         held = dues == HELD
         if held.any():
-            self._place(np.arange(first_entry, self._tail, dtype=np.uint32)[~held], dues[~held])
+            self._place(np.arange(first_entry, self.tail, dtype=np.uint32)[~held], dues[~held])
             return
         if frontier.due_ms < 0 or int(dues.min()) > frontier.due_ms:
             self._index.add(first_entry, dues)
             return
-        self._place(np.arange(first_entry, self._tail, dtype=np.uint32), dues)
+        self._place(np.arange(first_entry, self.tail, dtype=np.uint32), dues)
 
     def _place(self, entries: UInt32s, dues: Int64s) -> None:
         """Put entries where they belong by the frontier; what has fired is left out. REQUIRES: none is in the index."""
@@ -288,7 +284,7 @@ class PendingLog:
                 if not late and not len(on_time):
                     self._state = LogState.LOADED
                     return None
-                frontier = before._replace(absorbed_end=self._tail, fired=before.fired + late + len(on_time))
+                frontier = before._replace(absorbed_end=self.tail, fired=before.fired + late + len(on_time))
                 if len(on_time):
                     frontier = frontier._replace(due_ms=int(on_time_dues[-1]), entry_id=int(on_time[-1]))
                     entries = np.concatenate((entries, on_time))
@@ -332,7 +328,7 @@ class PendingLog:
     @property
     def unsaved(self) -> int:
         """How many entries a restart would have to replay after the newest snapshot."""
-        return self._tail - self.saved_tail
+        return self.tail - self.saved_tail
 
     def cut(self) -> Cut | None:
         """A copy of the index as of one instant, for a snapshot; None while it is not LOADED.
@@ -344,7 +340,7 @@ class PendingLog:
             if self._state is not LogState.LOADED:
                 return None
             takes, frontier = self._takes, self.frontier
-            tail = int(self._late.entries[0]) if len(self._late) else self._tail
+            tail = int(self._late.entries[0]) if len(self._late) else self.tail
             gathering = self._index.cut(tail)
         gathering.arrange()
         pieces: list[Piece] = []
@@ -361,7 +357,7 @@ class PendingLog:
     @property
     def is_worth_packing(self) -> bool:
         """Whether so much has come in that `pack` should begin; asked without the lock, it is a guess. O(1)."""
-        return self._state is not LogState.LOADING and self._index.is_worth_packing(self._tail - self._packed_tail)
+        return self._state is not LogState.LOADING and self._index.is_worth_packing(self.tail - self._packed_tail)
 
     def pack(self) -> bool:
         """Pack some buckets of the index, 1 to 2 ms with the lock in hand; True: there are more of them."""
@@ -370,7 +366,7 @@ class PendingLog:
                 return False
             before, self._state = self._state, LogState.TORN
             if self._packed_to_ms is None:
-                self._packed_tail = self._tail
+                self._packed_tail = self.tail
             self._packed_to_ms = self._index.pack(self._packed_to_ms)
             self._state = before
             return self._packed_to_ms is not None
