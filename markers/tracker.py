@@ -53,9 +53,10 @@ class Unacknowledged(Protocol):
 class SubscriptionView:
     """One subscription's share of the tracker: every indexed entry at or before `done` was its business already."""
 
-    __slots__ = ("done_ms", "done_position")
+    __slots__ = ("done_ms", "done_position", "tracker")
 
-    def __init__(self, done_ms: int) -> None:
+    def __init__(self, tracker: TopicDelayTracker, done_ms: int) -> None:
+        self.tracker = tracker
         self.done_ms = done_ms
         self.done_position = _PAST
         """Within the due time `done_ms`, the last position delivered; past every position: all of them."""
@@ -112,7 +113,7 @@ class TopicDelayTracker:
     def open_view(self, read_position: Position, now_ms: int) -> SubscriptionView:
         """A view that has passed over nothing before `read_position` that was due later than `now_ms`."""
         with self._whole_or_anew():
-            view = SubscriptionView(now_ms)
+            view = SubscriptionView(self, now_ms)
             self._views.add(view)
             self.idle_since_ms = None
             self.told_ms = self.told_ms or now_ms

@@ -11,14 +11,14 @@ from pyroaring import BitMap
 
 from duelog.delivery.acks import AckSet
 from duelog.markers.reader import MainLogReader
-from duelog.markers.tracker import SubscriptionView, TopicDelayTracker
+from duelog.markers.tracker import SubscriptionView
 from duelog.store.clock import StoreClock
 from duelog.store.message import ReceivedMessage
 from duelog.store.position import Position
 
 from .read_ahead import ReadAhead, ReadAheadBudget
 
-OpenView = Callable[[Position, int], tuple[TopicDelayTracker, SubscriptionView]]
+OpenView = Callable[[Position, int], SubscriptionView]
 
 
 class DueReader:
@@ -30,7 +30,6 @@ class DueReader:
         self._ahead = ReadAhead(reader, budget)
         self._open = open_view
         self._clock = clock
-        self._tracker: TopicDelayTracker | None = None
         self._view: SubscriptionView | None = None
         self._closed_at: tuple[int, Position] | None = None
         """How far the view had handed out when it was closed: a due time, and the last position of those due then."""
@@ -40,26 +39,20 @@ class DueReader:
         now_ms = self._clock.now_ms()
         if self._view is not None or self._reader.hides_some:
             now_ms = self._clock.raise_to(now_ms)  # what is handed out by it stays so: it must not go back
-        if self._tracker is not None and self._view is not None:
-            return self._read_tracked(self._tracker, self._view, start, max_entries, now_ms, skip)
+        if self._view is not None:
+            return self._read_tracked(self._view, start, max_entries, now_ms, skip)
         fresh, following, passed_over = self._ahead.read(start, max_entries, skip, now_ms)
-        if passed_over and self._view is None:
+        if passed_over:
             self._clock.raise_to(now_ms)
-            self._tracker, self._view = self._open(start, now_ms)
+            self._view = self._open(start, now_ms)
         return fresh, following
 
     def _read_tracked(
-        self,
-        tracker: TopicDelayTracker,
-        view: SubscriptionView,
-        start: Position,
-        limit: int,
-        now_ms: int,
-        skip: AckSet,
+        self, view: SubscriptionView, start: Position, limit: int, now_ms: int, skip: AckSet
     ) -> tuple[list[ReceivedMessage], Position]:
         before = view.done_ms, view.done_position
         try:
-            due = tracker.take(view, start, limit, now_ms, skip)
+            due = view.tracker.take(view, start, limit, now_ms, skip)
             found: list[ReceivedMessage] = []
             if due:
                 by_position = {message.position: message for message in self._reader.read_at(due)}
@@ -69,7 +62,7 @@ class DueReader:
             fresh, following, _ = self._reader.read(start, limit - len(due), skip, now_ms)
             return [*found, *fresh], following
         except BaseException:
-            tracker.untake(view, *before)
+            view.tracker.untake(view, *before)
             raise
 
     def read_at(self, positions: Sequence[Position]) -> list[ReceivedMessage]:
@@ -81,10 +74,10 @@ class DueReader:
         now_ms = self._clock.now_ms()
         if self._view is None and start < limit and self._reader.has_undue(now_ms):
             self._clock.raise_to(now_ms)
-            self._tracker, self._view = self._open(start, now_ms)
+            self._view = self._open(start, now_ms)
         found: dict[int, BitMap] = {}
-        if self._tracker is not None and self._view is not None:
-            found = self._tracker.unseen(self._view, start, limit, self._clock.raise_to(now_ms))
+        if self._view is not None:
+            found = self._view.tracker.unseen(self._view, start, limit, self._clock.raise_to(now_ms))
         if start < limit and self._reader.hides_some:
             for ledger_id, entries in self._reader.hidden_before(limit, now_ms).items():
                 found[ledger_id] = found.get(ledger_id, BitMap()) | entries
@@ -93,27 +86,26 @@ class DueReader:
     def next_due_ms(self) -> int | None:
         """When the next message that was passed over, or not read before its time, becomes due; None: there is none."""
         kept_back_ms = self._reader.next_visible_ms(self._clock.now_ms())
-        if self._tracker is None or self._view is None:
-            return kept_back_ms
-        return min((ms for ms in (kept_back_ms, self._tracker.next_due_ms(self._view)) if ms is not None), default=None)
+        passed_over_ms = None if self._view is None else self._view.tracker.next_due_ms(self._view)
+        return min((ms for ms in (kept_back_ms, passed_over_ms) if ms is not None), default=None)
 
     def rewind(self, position: Position) -> None:
         """The subscription goes back to `position`."""
         self._ahead.clear()
-        if self._tracker is not None and self._view is not None:
-            self._tracker.rewind(self._view, position)
+        if self._view is not None:
+            self._view.tracker.rewind(self._view, position)
 
     def close(self) -> None:
         """The last consumer has left: hold nothing in memory for it."""
         self._ahead.clear()
-        if self._tracker is not None and self._view is not None:
+        if self._view is not None:
             self._closed_at = self._view.done_ms, self._view.done_position
-            self._tracker.close_view(self._view, self._clock.now_ms())
-            self._tracker = self._view = None
+            self._view.tracker.close_view(self._view, self._clock.now_ms())
+            self._view = None
 
     def reopen(self, unacknowledged: Position) -> None:
         """A consumer has come again: track what was passed over from the first unacknowledged position on."""
         if self._view is None and self._closed_at is not None:
             done_ms, done_position = self._closed_at
-            self._tracker, self._view = self._open(unacknowledged, done_ms - 1)  # some that are due then may be left
+            self._view = self._open(unacknowledged, done_ms - 1)  # some that are due then may be left
             self._view.done_ms, self._view.done_position = done_ms, done_position

@@ -76,11 +76,8 @@ class InlineMessages:
             gone=subscription.gone.extend,
         )
 
-        def open_view(position: Position, done_ms: int) -> tuple[TopicDelayTracker, SubscriptionView]:
-            return topic.track(
-                lambda: self._new_tracker(topic),
-                lambda tracker: (tracker, tracker.open_view(position, done_ms)),
-            )
+        def open_view(position: Position, done_ms: int) -> SubscriptionView:
+            return topic.track(lambda: self._new_tracker(topic), position, done_ms)
 
         return DueReader(plain, open_view, self._clock, self.read_ahead)
 

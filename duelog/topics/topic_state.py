@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
-from duelog.markers.tracker import TopicDelayTracker
+from duelog.markers.tracker import SubscriptionView, TopicDelayTracker
 from duelog.store.clock import Monitor
 from duelog.store.log.managed_ledger import ManagedLedger
 from duelog.store.names import TopicName
+from duelog.store.position import Position
 
 from .subscription_state import SubscriptionState
-
-T = TypeVar("T")
 
 
 class TopicState:
@@ -41,13 +40,13 @@ class TopicState:
         """Whether it is a dead-letter topic: what lies in it is not dead-lettered again."""
         return any(subscription.keeper for subscription in self.subscriptions.values())
 
-    def track(self, make: Callable[[], TopicDelayTracker], view: Callable[[TopicDelayTracker], T]) -> T:
+    def track(self, make: Callable[[], TopicDelayTracker], start: Position, done_ms: int) -> SubscriptionView:
         """Open a view on the topic's tracker, which is made if there is none; not beside `free_tracker`."""
         with self._tracker_lock:
             if self.tracker is None:
                 self.tracker = make()
                 self.tracker.told_ms = self._told_ms
-            return view(self.tracker)
+            return self.tracker.open_view(start, done_ms)
 
     def free_tracker(self, now_ms: int, idle_ms: int) -> int | None:
         """Let the tracker go if its last view closed `idle_ms` ago or earlier; when to try again, None: no need to."""
