@@ -12,10 +12,7 @@ from typing import Any
 import pytest
 
 from duelog import DelayedStore, Message, StoreConfig, Topic
-from duelog.errors import (
-    InvalidArgument,
-    InvalidMessage,
-)
+from duelog.errors import InvalidArgument, InvalidMessage
 from duelog.store.message import MAX_DUE_MS
 from tests.conftest import START_MS
 from tests.duelog.store_state import shown

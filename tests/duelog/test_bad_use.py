@@ -9,13 +9,7 @@ from typing import Any
 import pytest
 
 from duelog import DelayedStore, ManualClock, Message, MessageId, Subscription, Topic
-from duelog.errors import (
-    ClosedError,
-    ConsumerBusy,
-    InvalidArgument,
-    UnknownSubscription,
-    UnknownTopic,
-)
+from duelog.errors import ClosedError, ConsumerBusy, InvalidArgument, UnknownSubscription, UnknownTopic
 from duelog.store.position import Position
 
 pytestmark = pytest.mark.usefixtures("unchanged")

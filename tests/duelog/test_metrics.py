@@ -13,7 +13,7 @@ from opentelemetry.metrics import get_meter
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
-from duelog import DelayedDeliveryPolicies, DelayedStore, ManualClock, Message, StoreConfig, metrics
+from duelog import DelayedDeliveryPolicies, DelayedStore, ManualClock, Message, StoreConfig, Topic, metrics
 from duelog.aio.threads import Threads
 from duelog.aio.topic import Topic as AsyncTopic
 from duelog.errors import CorruptEntry, DelayTooLong, StoreFull
@@ -49,13 +49,11 @@ class Collector:
     def value(self, name: str, **attributes: str) -> Any:
         """The value of the one point of an instrument that has these attributes; the count, of a histogram."""
         wanted = {key.replace("_", "."): value for key, value in attributes.items()}
-        (point,) = [
-            point for point in self.points()[name] if wanted.items() <= dict(point.attributes).items()
-        ]  # fmt: skip
+        (point,) = [each for each in self.points()[name] if wanted.items() <= dict(each.attributes).items()]
         return point.count if hasattr(point, "bucket_counts") else point.value
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
     """A reader on instruments of its own, in place of the process's."""
     reader = InMemoryMetricReader()
@@ -175,9 +173,8 @@ def test_a_message_that_waits_for_room_is_counted_once(collector: Collector, ope
     assert overridden(collector) == 40
 
 
-def test_a_message_that_is_refused_is_counted_once(collector: Collector, open_store: OpenStore) -> None:
+def test_a_message_that_is_refused_is_counted_once(store: DelayedStore, collector: Collector) -> None:
     """By each way to send; of a batch those that are over the maximum."""
-    store = open_store()
     store.set_policies(DelayedDeliveryPolicies(max_delivery_delay_ms=1_000), topic="t")
     topic = store.topic("t")
     message_id = topic.send(b"first", deliver_after=1)
@@ -197,10 +194,9 @@ def test_a_message_that_is_refused_is_counted_once(collector: Collector, open_st
 
 
 def test_lateness_is_the_time_of_the_marker_less_the_due_time(
-    collector: Collector, open_store: OpenStore, clock: ManualClock
+    store: DelayedStore, collector: Collector, clock: ManualClock
 ) -> None:
     """Each fired message is in the histogram, in seconds."""
-    store = open_store()
     store.topic("t").send_batch([Message(b"x", deliver_after=delay) for delay in (1, 2, 5)])
     clock.advance(5_000)
     store.tick()
@@ -247,9 +243,8 @@ def test_messages_that_waited_inline_are_fired_once_whatever_the_subscriptions(
     assert collector.value("duelog.messages.fired", pulsar_topic=TOPIC["pulsar.topic"]) == 3
 
 
-def test_cancelled_and_rescheduled_messages_are_counted_once(collector: Collector, open_store: OpenStore) -> None:
+def test_cancelled_and_rescheduled_messages_are_counted_once(topic: Topic, collector: Collector) -> None:
     """A second cancel of the same message does not count."""
-    topic = open_store().topic("t")
     ids = topic.send_batch([Message(b"x", deliver_after=9) for _ in range(4)])
     topic.cancel_batch(ids[:2])
     topic.cancel(ids[0])
@@ -305,9 +300,8 @@ def test_partitions_are_counted_by_state_and_measured(
     assert collector.value("duelog.entries.trimmed") >= 1
 
 
-def test_commits_tell_their_time_their_entries_and_their_callers(collector: Collector, open_store: OpenStore) -> None:
+def test_commits_tell_their_time_their_entries_and_their_callers(topic: Topic, collector: Collector) -> None:
     """By environment: a batch for one partition is one commit there of so many entries."""
-    topic = open_store().topic("t")
     topic.send_batch([Message(b"x", deliver_after=60) for _ in range(7)])
     topic.send_batch([Message(b"x") for _ in range(5)])
     sums = {
@@ -332,9 +326,8 @@ def test_snapshots_are_counted_with_size_and_time(collector: Collector, open_sto
     assert collector.value("duelog.snapshot.duration") == written
 
 
-def test_an_unreadable_entry_counts_once(collector: Collector, open_store: OpenStore) -> None:
+def test_an_unreadable_entry_counts_once(store: DelayedStore, collector: Collector) -> None:
     """However often it is met."""
-    store = open_store()
     for _ in range(2):
         store._engine.quarantine.add(CorruptEntry("main", 1, 2, "made up"))
     assert collector.value("duelog.entries.corrupt") == 1

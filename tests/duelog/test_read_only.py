@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from duelog import DelayedStore, ManualClock, MessageId, StoreConfig
-from duelog.errors import ClosedError, FormatMismatch, InvalidArgument, StoreLocked, UnknownTopic
+from duelog.errors import ClosedError, FormatMismatch, InvalidArgument, UnknownTopic
 from duelog.store.codec import format as fmt
 from duelog.store.env.environment import Environment
 from duelog.store.env.transaction import Transaction
@@ -64,15 +64,6 @@ def test_a_reader_changes_no_file_of_the_store(path: Path) -> None:
         assert store.stats().pending == 2
         assert len(store.partitions()) == 2
     assert files(path) == before
-
-
-def test_a_second_writer_is_refused_and_a_reader_is_not(path: Path) -> None:
-    """While a process writes, opening for writing is StoreLocked and opening read-only works."""
-    with WritingProcess(path):
-        with pytest.raises(StoreLocked):
-            DelayedStore.open(path, StoreConfig(partition_ms=HOUR_MS))
-        with reading(path) as store:
-            assert store.stats().topics == 0
 
 
 def test_a_reader_sees_topics_and_messages_that_came_after_it_opened(path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +24,6 @@ from tests.conftest import START_MS, OpenStore
 SPAN_MS = 20_000
 CONFIG = StoreConfig(partition_ms=SPAN_MS, preload_ms=0, max_open_partitions=1)
 
-Break = Callable[[pytest.MonkeyPatch, Path], object]
-
 
 @pytest.fixture
 def fired(open_store: OpenStore, clock: ManualClock) -> DelayedStore:
@@ -43,94 +40,42 @@ def fired(open_store: OpenStore, clock: ManualClock) -> DelayedStore:
     return store
 
 
-def no_descriptor_to_look(patch: pytest.MonkeyPatch, path: Path) -> None:
-    """For the look at a data file before it is opened."""
-    inspect = datafile.inspect
+def refuse(patch: pytest.MonkeyPatch, owner: object, name: str, path: Path, error: BaseException) -> None:
+    """Have a function raise `error` for an environment at `path`; one that is called with no path raises always."""
+    original = getattr(owner, name)
 
-    def inspecting(directory: Path) -> datafile.DataFile:
-        if directory == path:
-            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), str(directory / "data.mdb"))
-        return inspect(directory)
+    def refusing(what: Any, *arguments: Any, **options: Any) -> Any:
+        about = getattr(what, "path", what)
+        if not isinstance(about, str | Path) or Path(about) in (path, path / "data.mdb"):
+            raise error
+        return original(what, *arguments, **options)
 
-    patch.setattr(datafile, "inspect", inspecting)
-
-
-def no_descriptor_to_open(patch: pytest.MonkeyPatch, path: Path) -> None:
-    """For LMDB, which tells of it by the system's text alone."""
-    open_ = lmdb.open
-
-    def opening_(directory: str, **arguments: Any) -> lmdb.Environment:
-        if directory == str(path):
-            raise lmdb.Error(f"{directory}: {os.strerror(errno.EMFILE)}")
-        return open_(directory, **arguments)
-
-    patch.setattr(lmdb, "open", opening_)
+    patch.setattr(owner, name, refusing)
 
 
-def no_descriptor_to_scan(patch: pytest.MonkeyPatch, path: Path) -> None:
-    """For the look at the pages of a file before it is opened for the first time."""
-    open_ = os.open
-
-    def opening_(file: str | os.PathLike[str], *arguments: Any, **options: Any) -> int:
-        if Path(file) == path / "data.mdb":
-            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), str(file))
-        return open_(file, *arguments, **options)
-
-    patch.setattr(os, "open", opening_)
-
-
-def no_address_space(patch: pytest.MonkeyPatch, path: Path) -> None:
-    """For LMDB's map."""
-    open_ = lmdb.open
-
-    def opening_(directory: str, **arguments: Any) -> lmdb.Environment:
-        if directory == str(path):
-            raise lmdb.MemoryError(f"{directory}: {os.strerror(errno.ENOMEM)}")
-        return open_(directory, **arguments)
-
-    patch.setattr(lmdb, "open", opening_)
-
-
-def no_reader_slot(patch: pytest.MonkeyPatch, path: Path) -> None:
-    """In LMDB's table of readers."""
-    begin = Environment._begin_read
-
-    def beginning(environment: Environment) -> lmdb.Transaction | None:
-        if environment.path == path:
-            raise system_errors.explain(path, lmdb.ReadersFullError("mdb_txn_begin: MDB_READERS_FULL"))
-        return begin(environment)
-
-    patch.setattr(Environment, "_begin_read", beginning)
-
-
-def no_memory_for_a_message(patch: pytest.MonkeyPatch, path: Path) -> None:
-    """When its body is decoded."""
-
-    def making(*_: object) -> None:
-        raise MemoryError
-
-    patch.setattr(MessageMaker, "make", making)
+NO_DESCRIPTOR = OSError(errno.EMFILE, os.strerror(errno.EMFILE), "data.mdb")
+NO_READER_SLOT = system_errors.explain(Path("data.mdb"), lmdb.ReadersFullError("mdb_txn_begin: MDB_READERS_FULL"))
 
 
 @pytest.mark.parametrize(
-    "without",
+    ("owner", "name", "error"),
     [
-        no_descriptor_to_look,
-        no_descriptor_to_open,
-        no_descriptor_to_scan,
-        no_address_space,
-        no_reader_slot,
-        no_memory_for_a_message,
+        (datafile, "inspect", NO_DESCRIPTOR),
+        (os, "open", NO_DESCRIPTOR),  # the look at a file's pages before it is opened for the first time
+        (lmdb, "open", lmdb.Error(f"/store: {os.strerror(errno.EMFILE)}")),
+        (lmdb, "open", lmdb.MemoryError(f"/store: {os.strerror(errno.ENOMEM)}")),
+        (Environment, "_begin_read", NO_READER_SLOT),
+        (MessageMaker, "make", MemoryError()),
     ],
 )
 def test_a_shortage_while_messages_are_read_sets_none_of_them_aside(
-    fired: DelayedStore, clock: ManualClock, without: Break, monkeypatch: pytest.MonkeyPatch
+    fired: DelayedStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, owner: object, name: str, error: Exception
 ) -> None:
     """The receiver is told, hands out nothing, and the next call gives all five; no record holds their partitions."""
     third = list(fired._engine.partitions)[2]
     with fired.topic("t").subscribe("s") as consumer:
         with monkeypatch.context() as patch:
-            without(patch, third.path)
+            refuse(patch, owner, name, third.path, error)
             with pytest.raises((ResourceShortage, MemoryError)):
                 consumer.receive(10)
         assert fired.stats().set_aside == 0

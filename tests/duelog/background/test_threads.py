@@ -142,10 +142,11 @@ def test_nothing_is_lost_or_doubled_between_producers_and_consumers(
         assert commits < PRODUCERS * EACH
 
 
-def test_receive_wakes_when_a_message_is_due(open_store: OpenStore) -> None:
-    """A receiver that waits already gets the first message of a new store when it is due, not before and not late."""
+@pytest.mark.parametrize("background", [True, False])
+def test_receive_wakes_when_a_message_is_due(open_store: OpenStore, background: bool) -> None:
+    """The first message of a new store wakes a waiting receiver in time; without a thread the receiver fires it."""
     clock = WatchedClock()
-    store = open_store(clock_=clock)
+    store = open_store(config=StoreConfig(background=background), clock_=clock)
     topic = store.topic("t")
     with waiting(topic.subscribe("s"), clock) as received:
         topic.send(b"soon", deliver_after=0.15)
@@ -165,17 +166,6 @@ def test_receive_wakes_for_a_message_nearer_than_the_one_it_waits_for(open_store
         topic.send(b"now", deliver_after=0.1)
         (message,), came_ms = received.result(LIMIT_S)
     assert message.payload == b"now"
-    assert message.due_ms <= came_ms < message.due_ms + 5_000
-
-
-def test_receive_without_a_background_thread_wakes_for_what_another_thread_sends(open_store: OpenStore) -> None:
-    """The receiver fires by itself; a delayed message that comes while it waits shortens its wait."""
-    clock = WatchedClock()
-    store = open_store(config=StoreConfig(background=False), clock_=clock)
-    topic = store.topic("t")
-    with waiting(topic.subscribe("s"), clock) as received:
-        topic.send(b"soon", deliver_after=0.15)
-        (message,), came_ms = received.result(LIMIT_S)
     assert message.due_ms <= came_ms < message.due_ms + 5_000
 
 

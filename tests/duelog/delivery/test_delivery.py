@@ -1,11 +1,11 @@
-"""Subscription types, giving back, dead letters, retries, seeking, pausing, time to live."""
+"""Negative acknowledgements, retries, seeks, pauses and the time to live, as a consumer sees them."""
 
 from __future__ import annotations
 
 import pytest
 
 from duelog import DelayedStore, ManualClock, Message, MessageId, StoreConfig, Subscription, Topic
-from duelog.errors import ConsumerBusy, InvalidArgument
+from duelog.errors import InvalidArgument
 from tests.conftest import START_MS, OpenStore
 from tests.duelog.consuming import received
 
@@ -20,24 +20,6 @@ def test_a_message_given_back_waits_longer_each_time(topic: Topic, reader: Subsc
         clock.advance(wait_ms - 1)
         assert reader.receive() == []
         clock.advance(1)
-
-
-def test_a_message_that_no_consumer_can_take_goes_to_the_dead_letter_topic(open_store: OpenStore) -> None:
-    """After `max_redeliveries` it is buried with where it came from, and never comes again."""
-    store = open_store(config=StoreConfig(max_redeliveries=2))
-    topic = store.topic("t")
-    subscription = topic.subscribe("s", type="shared")
-    topic.send_batch([Message(b"bad", key="k", properties={"a": "b"}), Message(b"good")])
-    for _ in range(3):
-        messages = subscription.receive(10)
-        subscription.ack([message for message in messages if message.payload == b"good"])
-        subscription.nack([message for message in messages if message.payload == b"bad"], delay=0)
-    assert subscription.receive(10) == []
-    (letter,) = store.topic("t-s-DLQ").subscribe("reader").receive(10)
-    assert (letter.payload, letter.key, letter.properties["a"]) == (b"bad", "k", "b")
-    assert letter.properties["REAL_TOPIC"] == topic.name
-    assert MessageId.parse(letter.properties["ORIGIN_MESSAGE_ID"])
-    assert subscription.stats().backlog == 0
 
 
 def test_retry_later_is_a_delayed_message_for_one_subscription(
@@ -62,55 +44,6 @@ def test_retry_later_is_a_delayed_message_for_one_subscription(
     asking.ack(message)
     assert other.receive() == []
     assert asking.stats().backlog == 0
-
-
-def test_a_message_not_acknowledged_in_time_goes_to_another_consumer(open_store: OpenStore, clock: ManualClock) -> None:
-    """After `ack_timeout_ms`, and not before."""
-    topic = open_store(config=StoreConfig(ack_timeout_ms=30_000)).topic("t")
-    first, second = topic.subscribe("s", type="shared"), topic.subscribe("s", type="shared")
-    topic.send(b"x")
-    assert received(first) == [b"x"]
-    clock.advance(29_999)
-    assert second.receive() == []
-    clock.advance(1)
-    (message,) = second.receive()
-    assert message.redelivery_count == 1
-
-
-def test_failover_serves_the_first_and_then_the_next(topic: Topic) -> None:
-    """The second consumer gets nothing until the first has left, then what it had not acknowledged too."""
-    first, second = topic.subscribe("s", type="failover"), topic.subscribe("s", type="failover")
-    topic.send_batch([Message(b"a"), Message(b"b")])
-    assert second.receive() == []
-    (message,) = first.receive()
-    first.ack(message)
-    first.close()
-    assert received(second) == [b"b"]
-
-
-def test_key_shared_keeps_a_keys_order_while_others_go_on(topic: Topic, clock: ManualClock) -> None:
-    """While a key's message waits for its redelivery, later ones of that key wait, and other keys do not."""
-    consumer = topic.subscribe("s", type="key_shared")
-    topic.send_batch([Message(b"k1", key="k"), Message(b"o1", key="o"), Message(b"k2", key="k", deliver_after=1)])
-    messages = consumer.receive(10)
-    assert [message.payload for message in messages] == [b"k1", b"o1"]
-    consumer.nack(messages[0], delay=10)
-    consumer.ack(messages[1])
-    topic.send(b"o2", key="o")
-    clock.advance(1_000)
-    assert received(consumer) == [b"o2"]
-    clock.advance(9_000)
-    assert received(consumer) == [b"k1", b"k2"]
-
-
-def test_types_do_not_mix_and_exclusive_takes_one(topic: Topic, reader: Subscription) -> None:
-    """The second consumer is refused by name, and the first is undisturbed."""
-    with pytest.raises(ConsumerBusy, match="exclusive"):
-        topic.subscribe("s")
-    with pytest.raises(ConsumerBusy, match="shared"):
-        topic.subscribe("s", type="shared")
-    reader.close()
-    topic.subscribe("s", type="shared")
 
 
 def test_seek_by_time_finds_the_first_message_due_then(open_store: OpenStore, clock: ManualClock) -> None:
@@ -147,18 +80,6 @@ def test_seek_past_what_was_trimmed_begins_with_what_is_kept(open_store: OpenSto
     assert received(consumer) == [b"2"]
     with pytest.raises(InvalidArgument, match="to="):
         consumer.seek("yesterday")
-
-
-def test_a_seek_is_kept_over_a_reopen(open_store: OpenStore) -> None:
-    """Acknowledged messages come again after a seek back and a reopen."""
-    store = open_store(config=StoreConfig(retention_ms=10**9))
-    consumer = store.topic("t").subscribe("s")
-    store.topic("t").send_batch([Message(b"a"), Message(b"b")])
-    consumer.ack(consumer.receive(10))
-    consumer.seek("earliest")
-    store.close()
-    store = open_store(config=StoreConfig(retention_ms=10**9))
-    assert received(store.topic("t").subscribe("s")) == [b"a", b"b"]
 
 
 def test_a_paused_subscription_gets_nothing_until_it_is_resumed(

@@ -48,12 +48,14 @@ def test_dead_letters_are_kept_though_nobody_subscribed_to_them(open_store: Open
 
 
 def test_a_dead_letter_is_never_dead_lettered_again(store: DelayedStore) -> None:
-    """A consumer of the dead-letter topic that comes and goes gets it each time, from that topic."""
-    let_die(store, b"x")
+    """A consumer of the dead-letter topic that comes and goes gets it each time, with where it came from."""
+    (sent,) = let_die(store, b"x")
     for times in range(5):
         with store.topic(GRAVE).subscribe("reader") as reader:
             (letter,) = reader.receive(10)
             assert (letter.payload, letter.redelivery_count) == (b"x", times)
+            assert letter.properties["REAL_TOPIC"] == store.topic("t").name
+            assert MessageId.parse(letter.properties["ORIGIN_MESSAGE_ID"]) == sent
     assert [topic.name for topic in store.topics()] == [store.topic("t").name, store.topic(GRAVE).name]
 
 
