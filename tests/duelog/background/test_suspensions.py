@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import errno
+import functools
 import logging
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -16,10 +17,8 @@ import pytest
 from duelog import DelayedStore, DuelogError, ManualClock, Message, StoreConfig, Subscription, Topic
 from duelog.errors import BrokenInvariant, DamagedStore, ResourceShortage, StoreFailed
 from duelog.markers.firing import saving
-from duelog.markers.firing.log_state import Taken
 from duelog.markers.firing.pending_log import PendingLog
 from duelog.metrics import SUSPENDED, SUSPENDED_TIME
-from duelog.store.env.transaction import Transaction
 from duelog.store.files import datafile
 from duelog.store.log.managed_ledger import ManagedLedger
 from tests.conftest import START_MS, OpenStore
@@ -36,27 +35,41 @@ def shortage() -> OSError:
     return OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
 
-def fail_for(
-    monkeypatch: pytest.MonkeyPatch, topic_id: int, error: Callable[[], BaseException], failing: list[bool]
-) -> None:
-    """Have the log of a topic raise `error` when it is to fire, as long as `failing[0]`."""
-    take = PendingLog.take
+@contextmanager
+def failing(
+    owner: Any,
+    name: str,
+    applies: Callable[[Any], bool] = lambda _: True,
+    error: Callable[[], BaseException] = shortage,
+) -> Iterator[None]:
+    """Have a function raise within the block, where it is called with a first argument that `applies` takes."""
+    original = getattr(owner, name)
 
-    def raising(log: PendingLog, now_ms: int, limit: int) -> Taken | None:
-        if log.topic_id == topic_id and failing[0]:
+    def raising(*arguments: Any) -> Any:
+        if applies(arguments[0]):
             raise error()
-        return take(log, now_ms, limit)
+        return original(*arguments)
 
-    monkeypatch.setattr(PendingLog, "take", raising)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(owner, name, raising)
+        yield
 
 
-def topic_id_of(store: DelayedStore, name: str) -> int:
-    """The number of a topic."""
-    return store._engine.topics.get(store.topic(name)._name).topic_id
+def of_topic(store: DelayedStore, name: str) -> Callable[[Any], bool]:
+    """Whether a log is the topic's."""
+    topic_id = store._engine.topics.get(store.topic(name)._name).topic_id
+    return lambda log: bool(log.topic_id == topic_id)
+
+
+def send_each(store: DelayedStore, names: str) -> None:
+    """Send a message that is due in a second to each topic, which has a subscription."""
+    for name in names:
+        store.topic(name).subscribe("s").close()
+        store.topic(name).send(name.encode(), deliver_after=1)
 
 
 def test_a_partition_that_cannot_be_opened_for_want_of_descriptors_is_suspended_and_others_are_fired(
-    store: DelayedStore, topic: Topic, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+    store: DelayedStore, topic: Topic, clock: ManualClock
 ) -> None:
     """The hours after it are fired meanwhile; a second later it is opened again, and nothing is lost."""
     topic.subscribe("s").close()
@@ -64,22 +77,15 @@ def test_a_partition_that_cannot_be_opened_for_want_of_descriptors_is_suspended_
     for hour in range(3):
         topic.send(b"%d" % hour, deliver_at=first_ms + hour * HOUR_MS + 1_000)
     clock.set(first_ms + 3 * HOUR_MS)
-    inspect, short, damaged = datafile.inspect, True, next(iter(store._engine.partitions)).path
-
-    def inspecting(directory: Path) -> datafile.DataFile:
-        if short and directory == damaged:
-            raise shortage()
-        return inspect(directory)
-
-    monkeypatch.setattr(datafile, "inspect", inspecting)
-    result = store.tick()
+    damaged = next(iter(store._engine.partitions)).path
+    with failing(datafile, "inspect", lambda directory: bool(directory == damaged)):
+        result = store.tick()
     assert result.fired == 2
     (suspended,) = result.suspended
     assert (suspended.task, suspended.partition_ms, suspended.failures) == ("load", first_ms, 1)
     assert isinstance(suspended.error, ResourceShortage)
     assert suspended.error.errno == errno.EMFILE
     assert result.next_due_ms == suspended.retry_ms == clock.now_ms() + 1_000
-    short = False
     assert store.tick().fired == 0
     clock.advance(1_000)
     result = store.tick()
@@ -89,54 +95,39 @@ def test_a_partition_that_cannot_be_opened_for_want_of_descriptors_is_suspended_
 
 @pytest.mark.parametrize("error", [shortage, MemoryError, lambda: RuntimeError("unforeseen")])
 def test_a_log_that_cannot_be_fired_holds_up_no_other_topic_and_is_tried_again_with_growing_pauses(
-    open_store: OpenStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, error: Callable[[], BaseException]
+    store: DelayedStore, clock: ManualClock, error: Callable[[], BaseException]
 ) -> None:
     """Three topics of one partition, one of which raises: the two others are fired, it is after 1, 2, 4 ... 30 s."""
-    store = open_store(config=StoreConfig(partition_ms=HOUR_MS))
-    for name in "abc":
-        store.topic(name).subscribe("s").close()
-        store.topic(name).send(name.encode(), deliver_after=1)
-    failing = [True]
-    fail_for(monkeypatch, topic_id_of(store, "b"), error, failing)
+    send_each(store, "abc")
     clock.advance(1_000)
     began_ms, pauses = clock.now_ms(), []
-    assert store.tick().fired == 2
-    assert payloads_of(store, "a", "c") == [b"a", b"c"]
-    for failures in range(1, 8):
-        (found,) = store.suspended()
-        assert (found.task, found.topic, found.since_ms, found.failures) == (
-            "fire", FULL_NAME + "b", began_ms, failures)  # fmt: skip
-        pauses.append(found.retry_ms - clock.now_ms())
-        clock.set(found.retry_ms - 1)
-        store.tick()
-        assert store.suspended() == [found]
-        clock.advance(1)
-        assert store.tick().next_due_ms > clock.now_ms()  # type: ignore[operator]
+    with failing(PendingLog, "take", of_topic(store, "b"), error):
+        assert store.tick().fired == 2
+        assert payloads_of(store, "a", "c") == [b"a", b"c"]
+        for failures in range(1, 8):
+            (found,) = store.suspended()
+            facts = (found.task, found.topic, found.since_ms, found.failures)
+            assert facts == ("fire", FULL_NAME + "b", began_ms, failures)
+            pauses.append(found.retry_ms - clock.now_ms())
+            clock.set(found.retry_ms - 1)
+            store.tick()
+            assert store.suspended() == [found]
+            clock.advance(1)
+            assert store.tick().next_due_ms > clock.now_ms()  # type: ignore[operator]
     assert pauses == [1_000, 2_000, 4_000, 8_000, 16_000, 30_000, 30_000]
-    failing[0] = False
     clock.advance(30_000)
     assert (store.tick().fired, store.suspended()) == (1, [])
     assert payloads_of(store, "b") == [b"b"]
 
 
 def test_a_main_log_that_cannot_be_written_holds_up_none_that_is_fired_with_it(
-    open_store: OpenStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+    store: DelayedStore, clock: ManualClock
 ) -> None:
     """One of five logs of a commit makes it fail: each is tried alone, and that one is suspended."""
-    store = open_store(config=StoreConfig(partition_ms=HOUR_MS))
-    for name in "abcde":
-        store.topic(name).subscribe("s").close()
-        store.topic(name).send(name.encode(), deliver_after=1)
-    append, damaged = ManagedLedger.append_markers, topic_id_of(store, "c")
-
-    def appending(log: ManagedLedger, transaction: Transaction, *arguments: Any) -> Any:
-        if log.topic_id == damaged:
-            raise DamagedStore(store.path, "a page of it cannot be read")
-        return append(log, transaction, *arguments)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(ManagedLedger, "append_markers", appending)
-        clock.advance(1_000)
+    send_each(store, "abcde")
+    damaged = functools.partial(DamagedStore, store.path, "a page of it cannot be read")
+    clock.advance(1_000)
+    with failing(ManagedLedger, "append_markers", of_topic(store, "c"), damaged):
         result = store.tick()
         assert (result.fired, [found.topic for found in result.suspended]) == (4, [FULL_NAME + "c"])
         assert payloads_of(store, *"abcde") == [b"a", b"b", b"d", b"e"]
@@ -146,57 +137,38 @@ def test_a_main_log_that_cannot_be_written_holds_up_none_that_is_fired_with_it(
 
 
 def test_a_partition_with_a_suspended_log_is_not_closed_and_is_once_that_has_fired(
-    store: DelayedStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+    store: DelayedStore, clock: ManualClock
 ) -> None:
-    """Its end has passed and nobody is fired any more but that log: the tick ends, and says when to go on."""
-    for name in "ab":
-        store.topic(name).subscribe("s").close()
-        store.topic(name).send(name.encode(), deliver_after=1)
-    failing = [True]
-    fail_for(monkeypatch, topic_id_of(store, "a"), shortage, failing)
+    """Its end has passed and nothing of it is to be fired but that log: the tick ends, and says when to go on."""
+    send_each(store, "ab")
     clock.advance(2 * HOUR_MS)
-    result = store.tick()
+    with failing(PendingLog, "take", of_topic(store, "a")):
+        result = store.tick()
     assert (result.fired, result.closed, result.next_due_ms) == (1, 0, clock.now_ms() + 1_000)
-    failing[0] = False
     clock.advance(1_000)
     result = store.tick()
     assert (result.fired, result.closed) == (1, 1)
     assert payloads_of(store, *"ab") == [b"a", b"b"]
 
 
-def test_a_deleted_topic_is_not_suspended_any_more(
-    store: DelayedStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_deleted_topic_is_not_suspended_any_more(store: DelayedStore, clock: ManualClock) -> None:
     """Nothing of it is tried again, and its partition closes."""
     store.topic("a").send(b"a", deliver_after=1)
-    fail_for(monkeypatch, topic_id_of(store, "a"), shortage, [True])
     clock.advance(1_000)
-    assert len(store.tick().suspended) == 1
-    store.delete_topic("a")
-    assert store.suspended() == []
-    clock.advance(2 * HOUR_MS)
-    assert store.tick().closed == 1
+    with failing(PendingLog, "take", of_topic(store, "a")):
+        assert len(store.tick().suspended) == 1
+        store.delete_topic("a")
+        assert store.suspended() == []
+        clock.advance(2 * HOUR_MS)
+        assert store.tick().closed == 1
 
 
-def test_one_schedule_that_fails_holds_up_no_other(
-    open_store: OpenStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_schedule_that_fails_holds_up_no_other(store: DelayedStore, topic: Topic, clock: ManualClock) -> None:
     """The occurrences of the others go on, its own when it can be written again."""
-    store = open_store(config=StoreConfig(partition_ms=HOUR_MS))
-    topic = store.topic("t")
     topic.subscribe("s").close()
     for name in "abc":
         topic.every(name, interval=60, payload=name.encode())
-    recurring = store._engine.recurring
-    advance = recurring._advance
-
-    def advancing(key: tuple[int, str], now_ms: int) -> None:
-        if key[1] == "b":
-            raise shortage()
-        advance(key, now_ms)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(recurring, "_advance", advancing)
+    with failing(store._engine.recurring, "_advance", lambda key: bool(key[1] == "b")):
         clock.advance(60_000)
         result = store.tick()
         assert [(found.task, found.schedule) for found in result.suspended] == [("recur", "b")]
@@ -204,34 +176,22 @@ def test_one_schedule_that_fails_holds_up_no_other(
         clock.advance(60_000)
         store.tick()
     assert sorted(payloads_of(store, "t")) == [b"a", b"a", b"b", b"c", b"c"]
-    clock.advance(60_000)
-    store.tick()
-    assert sorted(payloads_of(store, "t")) == [b"a", b"c"]  # the one that was missed does not come
-    clock.advance(60_000)
-    store.tick()
-    assert sorted(payloads_of(store, "t")) == [b"a", b"b", b"c"]
+    for expected in ([b"a", b"c"], [b"a", b"b", b"c"]):  # the one that was missed does not come
+        clock.advance(60_000)
+        store.tick()
+        assert sorted(payloads_of(store, "t")) == expected
 
 
-def test_a_partition_that_cannot_be_removed_holds_up_no_other(
-    open_store: OpenStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of two partitions that nobody needs one is removed now and the other a second later."""
+def test_a_partition_that_cannot_be_removed_holds_up_no_other(open_store: OpenStore, clock: ManualClock) -> None:
+    """Of two partitions that nothing refers to one is removed now and the other a second later."""
     store = open_store(config=StoreConfig(partition_ms=HOUR_MS, ledger_max_entries=1))
     topic = store.topic("t")
     topic.subscribe("s").close()
     topic.send_batch([Message(b"%d" % hour, deliver_after=3600 * hour) for hour in (1, 2)])
     first_ms = store.partitions()[0].start_ms
-    maintenance = store._engine.maintenance
-    delete_one = maintenance._delete_one
-
-    def deleting(partition: Any) -> bool:
-        if partition.start_ms == first_ms:
-            raise PermissionError(errno.EACCES, "Permission denied")
-        return delete_one(partition)
-
+    refused = functools.partial(PermissionError, errno.EACCES, "Permission denied")
     clock.advance(4 * HOUR_MS)
-    with monkeypatch.context() as patch:
-        patch.setattr(maintenance, "_delete_one", deleting)
+    with failing(store._engine.maintenance, "_delete_one", lambda each: bool(each.start_ms == first_ms), refused):
         payloads_of(store, "t")
         clock.advance(500)
         store.tick()
@@ -243,7 +203,7 @@ def test_a_partition_that_cannot_be_removed_holds_up_no_other(
 
 
 def test_a_snapshot_that_fails_for_another_reason_than_room_is_tried_again(
-    open_store: OpenStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+    open_store: OpenStore, clock: ManualClock
 ) -> None:
     """Its partition's snapshots are suspended, the tick ends, and the one that is tried a second later is written."""
     store = open_store(config=StoreConfig(partition_ms=HOUR_MS, snapshot_every_entries=10))
@@ -253,12 +213,7 @@ def test_a_snapshot_that_fails_for_another_reason_than_room_is_tried_again(
     clock.advance(1_000)
     store.tick()
     topic.send_batch([Message(b"%d" % number, deliver_after=60) for number in range(20)])
-
-    def raising(*_: object) -> None:
-        raise shortage()
-
-    with monkeypatch.context() as patch:
-        patch.setattr(saving, "write_snapshots", raising)
+    with failing(saving, "write_snapshots"):
         assert [found.task for found in store.tick().suspended] == ["snapshot"]
     assert store.tick().snapshots == 0
     clock.advance(1_000)
@@ -267,16 +222,14 @@ def test_a_snapshot_that_fails_for_another_reason_than_room_is_tried_again(
 
 
 def test_what_is_suspended_is_in_stats_check_metrics_and_the_log(
-    open_store: OpenStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    store: DelayedStore, clock: ManualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Each says what, why and since when; none does once it goes on."""
-    store = open_store(config=StoreConfig(partition_ms=HOUR_MS))
     store.topic("t").send(b"a", deliver_after=1)
-    failing = [True]
-    fail_for(monkeypatch, topic_id_of(store, "t"), shortage, failing)
     clock.advance(1_000)
     since_ms = clock.now_ms()
-    store.tick()
+    with failing(PendingLog, "take"):
+        store.tick()
     clock.advance(500)
     assert store.stats().suspended == tuple(store.suspended()) != ()
     (finding,) = store.check()
@@ -293,7 +246,6 @@ def test_what_is_suspended_is_in_stats_check_metrics_and_the_log(
     (record,) = caplog.records
     assert (record.name, record.levelname, record.exc_info is not None) == ("duelog.maintenance", "ERROR", True)
     assert "Too many open files" in record.getMessage()
-    failing[0] = False
     clock.advance(500)
     store.tick()
     assert (store.stats().suspended, list(store.check()), store._engine.metrics.observe(SUSPENDED)) == ((), [], [])
@@ -301,7 +253,7 @@ def test_what_is_suspended_is_in_stats_check_metrics_and_the_log(
 
 
 def test_nothing_is_printed_where_logging_is_not_configured() -> None:
-    """The logger of the library has a handler that drops what nobody wants."""
+    """The logger of the library has a handler that drops each record."""
     assert any(isinstance(handler, logging.NullHandler) for handler in logging.getLogger("duelog").handlers)
 
 
@@ -309,28 +261,27 @@ def test_nothing_is_printed_where_logging_is_not_configured() -> None:
 
 
 @pytest.fixture
-def threaded(open_store: OpenStore) -> Callable[[], tuple[DelayedStore, WatchedManualClock]]:
-    """A store with a background thread on a clock that tests move, and that tells of those who wait by it."""
-
-    def open_() -> tuple[DelayedStore, WatchedManualClock]:
-        clock = WatchedManualClock(START_MS)
-        return open_store(config=StoreConfig(partition_ms=HOUR_MS, background=True), clock_=clock), clock
-
-    return open_
+def watched() -> WatchedManualClock:
+    """The clock of `threaded`, which counts the threads that wait by it."""
+    return WatchedManualClock(START_MS)
 
 
-def in_next_tick(store: DelayedStore, error: BaseException, times: int = 1) -> threading.Event:
-    """Have the next ticks raise where no part can be told; set once the last of them has."""
+@pytest.fixture
+def threaded(open_store: OpenStore, watched: WatchedManualClock) -> DelayedStore:
+    """A store with a background thread."""
+    return open_store(config=StoreConfig(partition_ms=HOUR_MS, background=True), clock_=watched)
+
+
+def in_next_tick(store: DelayedStore, error: BaseException) -> threading.Event:
+    """Have the next tick raise where no part can be told; set once it has."""
     maintenance, raised = store._engine.maintenance, threading.Event()
-    original, left = maintenance._next_due_ms, [times]
+    original = maintenance._next_due_ms
 
     def raising(now_ms: int) -> int | None:
-        if left[0]:
-            left[0] -= 1
-            if not left[0]:
-                raised.set()
-            raise error
-        return original(now_ms)
+        if raised.is_set():
+            return original(now_ms)
+        raised.set()
+        raise error
 
     maintenance._next_due_ms = raising  # type: ignore[method-assign]
     return raised
@@ -338,25 +289,24 @@ def in_next_tick(store: DelayedStore, error: BaseException, times: int = 1) -> t
 
 @pytest.mark.parametrize("error", [shortage(), MemoryError(), RuntimeError("unforeseen")])
 def test_the_scheduler_outlives_an_error_of_any_kind(
-    threaded: Callable[[], tuple[DelayedStore, WatchedManualClock]], error: Exception
+    threaded: DelayedStore, watched: WatchedManualClock, error: Exception
 ) -> None:
     """A tick that fails as a whole is tried again a second later, and what is due is fired."""
-    store, clock = threaded()
-    topic = store.topic("t")
+    topic = threaded.topic("t")
     topic.subscribe("s").close()
-    raised = in_next_tick(store, error)
+    raised = in_next_tick(threaded, error)
     topic.send(b"a", deliver_after=1)
     assert raised.wait(LIMIT_S)
     with topic.subscribe("s") as consumer, ThreadPoolExecutor(1) as pool:
-        while not store.suspended():  # the thread is about to say so
+        while not threaded.suspended():  # the thread is about to say so
             assert raised.wait(LIMIT_S)
-        assert [found.task for found in store.suspended()] == ["upkeep"]
+        assert [found.task for found in threaded.suspended()] == ["upkeep"]
         receiving = pool.submit(_patiently, consumer)
         while not receiving.done():
-            clock.advance(1_000)
+            watched.advance(1_000)
         assert receiving.result() == [b"a"]
-    store.tick()  # the tick that fired it has ended then
-    assert store.suspended() == []
+    threaded.tick()  # the tick that fired it has ended then
+    assert threaded.suspended() == []
 
 
 def _patiently(consumer: Subscription) -> list[bytes]:
@@ -372,39 +322,35 @@ def _patiently(consumer: Subscription) -> list[bytes]:
     "error", [BrokenInvariant("memory is not what it should be"), AssertionError("what must be is not"), SystemExit(1)]
 )
 def test_an_error_after_which_nothing_can_go_on_is_raised_by_every_waiting_and_later_call(
-    threaded: Callable[[], tuple[DelayedStore, WatchedManualClock]],
-    caplog: pytest.LogCaptureFixture,
-    error: BaseException,
+    threaded: DelayedStore, watched: WatchedManualClock, caplog: pytest.LogCaptureFixture, error: BaseException
 ) -> None:
     """A receiver that waits for ever is woken; it, a later receive, send and tick raise StoreFailed with the cause."""
-    store, clock = threaded()
-    topic = store.topic("t")
+    topic = threaded.topic("t")
     consumer = topic.subscribe("s")
-    with waiting(consumer, clock) as received:
-        in_next_tick(store, error)
-        store._engine.wakeups.wake()
+    with waiting(consumer, watched) as received:
+        in_next_tick(threaded, error)
+        threaded._engine.wakeups.wake()
         with pytest.raises(StoreFailed) as caught:
             received.result(LIMIT_S)
     assert caught.value.__cause__ is error
-    for call in (consumer.receive, lambda: topic.send(b"a", deliver_after=1), store.tick):
+    for call in (consumer.receive, lambda: topic.send(b"a", deliver_after=1), threaded.tick):
         with pytest.raises(StoreFailed):
             call()
-    (found,) = store.suspended()
+    (found,) = threaded.suspended()
     assert (found.task, found.since_ms, found.error) == ("store", START_MS, caught.value)
-    store._engine.scheduler._thread.join(LIMIT_S)  # type: ignore[union-attr]
+    threaded._engine.scheduler._thread.join(LIMIT_S)  # type: ignore[union-attr]
     assert ("duelog.scheduler", "CRITICAL") in {(record.name, record.levelname) for record in caplog.records}
-    store.close()
+    threaded.close()
 
 
 def test_a_receiver_is_woken_when_a_commit_of_another_thread_has_failed(
-    threaded: Callable[[], tuple[DelayedStore, WatchedManualClock]],
+    threaded: DelayedStore, watched: WatchedManualClock
 ) -> None:
     """It waits for ever, and raises what the sender of a message without a delay was told."""
-    store, clock = threaded()
-    topic = store.topic("t")
+    topic = threaded.topic("t")
     topic.send(b"first", deliver_after=HOUR_MS)
-    with waiting(topic.subscribe("s"), clock) as received:
-        store._engine.main.fail(OSError(errno.EIO, "Input/output error"))
+    with waiting(topic.subscribe("s"), watched) as received:
+        threaded._engine.main.fail(OSError(errno.EIO, "Input/output error"))
         with pytest.raises(StoreFailed, match="Input/output error"):
             received.result(LIMIT_S)
-    store.close()
+    threaded.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from duelog import DelayedStore, ManualClock, Message, StoreConfig, Subscription, Topic
+from duelog import DelayedStore, ManualClock, Message, MessageId, StoreConfig, Subscription, Topic
 from duelog.delivery.dispatcher import SubscriptionType
 from tests.conftest import START_MS, LeadingClock, OpenStore
 from tests.duelog.consuming import payloads
@@ -174,6 +174,21 @@ def test_at_the_latest_with_nothing_waiting_the_cursor_is_one_position(
     subscription = begin_at_the_latest(store, how)
     acks = subscription._state.acks
     assert (acked_after_mark(acks), acks.backlog(subscription._topic.log)) == (0, 0)
+
+
+@pytest.mark.parametrize("to", ["message", "time", "far ahead"])
+def test_a_seek_forward_leaves_what_waits_inline_owed(
+    topic: Topic, reader: Subscription, clock: ManualClock, to: str
+) -> None:
+    """To a message, to a time, to one that has not come: what is before it and not due yet comes when it is."""
+    topic.send_batch([Message(b"a"), Message(b"waits", deliver_after=5), Message(b"b")])
+    clock.advance(1_000)
+    last = topic.send(b"c")
+    places: dict[str, MessageId | int] = {"message": last, "time": clock.now_ms(), "far ahead": START_MS + HOUR_MS}
+    reader.seek(places[to])
+    assert payloads(reader) == {"message": [b"c"], "time": [b"b", b"c"], "far ahead": []}[to]
+    clock.advance(4_000)
+    assert payloads(reader) == [b"waits"]
 
 
 def test_a_seek_forward_leaves_what_was_written_ahead_owed(open_store: OpenStore) -> None:
