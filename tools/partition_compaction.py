@@ -9,7 +9,6 @@ caller publishes what it made (`publish`).
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -92,11 +91,6 @@ def _refused_by_system(error: DuelogError | OSError, staging: Path) -> OSError |
     staged = isinstance(error, (DamagedStore, StoreFailed)) and staging in error.path.parents
     refused = error.__cause__ if staged or isinstance(error, StoreUnavailable) else None
     return refused if isinstance(refused, OSError) else None
-
-
-def compact_packed(task: bytes) -> bytes:
-    """The same from a pickle to a pickle, for Spark, which begins a task again that raises."""
-    return pickle.dumps(compact_partition(pickle.loads(task), again=True))
 
 
 def publish(store: Path, answer: PartitionAnswer) -> PartitionAnswer:

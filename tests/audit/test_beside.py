@@ -14,8 +14,8 @@ import pytest
 from duelog import DelayedStore, ManualClock
 from duelog.store.errors import InvalidArgument
 from duelog.tools.audit import audit_store
-from duelog.tools.audit.checking import open_partitions
-from duelog.tools.audit.checking.partition_audit import audit_environment
+from duelog.tools.audit.checking import partition_audit
+from duelog.tools.audit.checking.partition_audit import PartitionResult, PartitionTask, audit_environment
 from duelog.tools.audit.survey import run_here
 from tests.audit.histories import CONFIG, SLOW
 
@@ -51,7 +51,7 @@ class Meanwhile:
     def __init__(self, program: str, *arguments: object) -> None:
         self._command = [sys.executable, "-c", program, *map(str, arguments)]
 
-    def __call__(self, tasks: list[bytes]) -> Iterable[bytes]:
+    def __call__(self, tasks: list[PartitionTask]) -> Iterable[PartitionResult]:
         root = Path(__file__).parents[2]
         subprocess.run(self._command, check=True, cwd=root, env={"PYTHONPATH": str(root), "PATH": ""})
         return run_here(tasks)
@@ -94,7 +94,7 @@ def test_an_open_partition_that_closes_and_goes_while_it_is_read_is_no_finding(
             drain.pop()([])
         return found
 
-    monkeypatch.setattr(open_partitions, "audit_environment", read)
+    monkeypatch.setattr(partition_audit, "audit_environment", read)
     audit = audit_store(store, as_of_ms=healthy[1], patience_s=0)
     assert audit.findings == []
     assert [(row.state, row.file_bytes) for row in audit.partitions] == [("open", 0)]

@@ -1,9 +1,12 @@
-"""The audit over Spark as the command calls it; that it agrees on damage is in test_audit_agrees.py."""
+"""The audit by Spark's tasks against the same audit in a loop: every row of every table."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+import random
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -11,19 +14,38 @@ pytest.importorskip("pyspark")
 
 from duelog.tools.audit import Audit, audit_store
 from duelog.tools.spark.audit import audit_with_spark
-from tests.tools.closed_days import Built
+from tests.audit.histories import build
+from tests.audit.planting import PLANTS, Victim
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def content(audit: Audit) -> dict[str, Any]:
-    """All of an audit but when it was made."""
-    return {name: value for name, value in asdict(audit).items() if name != "taken_ms"}
+@pytest.fixture(scope="module")
+def healthy(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
+    """A healthy store of many partitions, and the time at its end."""
+    path = tmp_path_factory.mktemp("audit") / "store"
+    return path, build(path)
 
 
-def test_a_healthy_store_audited_by_tasks(spark: SparkSession, built: Built) -> None:
+def both(spark: SparkSession, path: Path, as_of_ms: int, verify: bool = True) -> tuple[Audit, Audit]:
+    """The audit with Spark and without, but for when each was made."""
+    there = audit_with_spark(path, spark=spark, as_of_ms=as_of_ms, verify=verify, patience_s=0)
+    return there, replace(audit_store(path, as_of_ms=as_of_ms, verify=verify, patience_s=0), taken_ms=there.taken_ms)
+
+
+@pytest.mark.parametrize("verify", [True, False], ids=["whole", "headers"])
+def test_a_healthy_store_audited_by_tasks(spark: SparkSession, healthy: tuple[Path, int], verify: bool) -> None:
     """No finding, and the same tables as without Spark."""
-    over_spark = audit_with_spark(built.path, spark=spark, as_of_ms=built.now_ms)
-    assert over_spark.findings == []
-    assert content(over_spark) == content(audit_store(built.path, as_of_ms=built.now_ms))
+    there, here = both(spark, *healthy, verify)
+    assert there == here
+    assert there.findings == []
+
+
+def test_a_damaged_store_audited_by_tasks(spark: SparkSession, healthy: tuple[Path, int], tmp_path: Path) -> None:
+    """All kinds of damage at once, in an order from a fixed seed."""
+    victim = Victim(shutil.copytree(healthy[0], tmp_path / "store"), 3)
+    expected = [want for plant in random.Random(3).sample(PLANTS, len(PLANTS)) for want in plant(victim)]
+    there, here = both(spark, victim.path, healthy[1])
+    assert there == here
+    assert sorted(want.code for want in expected) == sorted(found.code for found in there.findings)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 import shutil
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -21,13 +20,12 @@ from duelog.tools.partition_compaction import (
     CompactionTask,
     Failed,
     PartitionAnswer,
-    compact_packed,
     compact_partition,
     publish,
 )
 from duelog.tools.scan.sealed import sealed_generations
 from duelog.tools.spark import compact as module
-from duelog.tools.spark.compact import compact_with_spark
+from duelog.tools.spark.compact import compact_in_task, compact_with_spark
 from duelog.tools.spark.session import SparkFailed
 from duelog.tools.spark.tasks import run_tasks
 from tests.tools.closed_days import Built, Sent, build
@@ -104,7 +102,7 @@ def test_tasks_plan_copy_and_verify_in_one_job_and_the_report_is_that_of_one_cor
     untouched = store._replace(path=shutil.copytree(store.path, tmp_path / "untouched"))
     jobs = []
 
-    def counted(*arguments: Any) -> list[bytes]:
+    def counted(*arguments: Any) -> list[PartitionAnswer]:
         jobs.append(arguments)
         return run_tasks(*arguments)
 
@@ -131,15 +129,15 @@ def test_a_task_whose_first_attempt_dies_publishes_once(
     """It dies when all is copied and verified; what it staged is gone when the job is done."""
     mark = str(tmp_path / "died")
 
-    def dies_once(task: bytes) -> bytes:
-        answer = compact_packed(task)
+    def dies_once(task: CompactionTask) -> PartitionAnswer:
+        answer = compact_in_task(task)
         try:
             open(mark, "x").close()
         except FileExistsError:
             return answer
         os._exit(9)
 
-    monkeypatch.setattr(module, "compact_packed", dies_once)
+    monkeypatch.setattr(module, "compact_in_task", dies_once)
     answers = compact_with_spark(tasks_of(store.path), spark=spark)
     assert Path(mark).exists()
     assert [type(each.result) for each in answers] == [Staged] * 3
@@ -151,13 +149,13 @@ def test_a_job_that_fails_publishes_nothing(spark: SparkSession, store: Built, m
     """One partition cannot be copied: the others, copied and verified, are thrown away."""
     bad = tasks_of(store.path)[1].sealed
 
-    def fails_for_one(task: bytes) -> bytes:
-        if pickle.loads(task).sealed == bad:
+    def fails_for_one(task: CompactionTask) -> PartitionAnswer:
+        if task.sealed == bad:
             raise OSError("the disk says no")
-        return compact_packed(task)
+        return compact_in_task(task)
 
     before = left_to_receive(store)
-    monkeypatch.setattr(module, "compact_packed", fails_for_one)
+    monkeypatch.setattr(module, "compact_in_task", fails_for_one)
     with pytest.raises(SparkFailed, match="the disk says no"):
         compact_store(store.path, run=on(spark))
     assert staging(store.path) == []
@@ -191,8 +189,10 @@ def test_what_is_damaged_or_has_gone_is_told_as_on_one_core(spark: SparkSession,
 
 def test_of_two_attempts_of_one_partition_one_is_published(store: Built) -> None:
     """Speculation: both succeed, in directories of their own; the driver takes one, and opening removes the other."""
-    task = pickle.dumps(tasks_of(store.path)[0])
-    one, other = (pickle.loads(compact_packed(task)) for _ in range(2))
+    task = tasks_of(store.path)[0]
+    one, other = compact_in_task(task), compact_in_task(task)
+    assert isinstance(one.result, Staged)
+    assert isinstance(other.result, Staged)
     assert one.result.directory != other.result.directory
     assert len(staging(store.path)) == 2
     publish(store.path, one)
@@ -204,7 +204,7 @@ def test_of_two_attempts_of_one_partition_one_is_published(store: Built) -> None
 def test_a_driver_that_dies_leaves_nothing_after_the_next_open(store: Built) -> None:
     """All tasks have staged, none has published: the store is as it was, and its staging/ empty."""
     for task in tasks_of(store.path):
-        compact_packed(pickle.dumps(task))
+        compact_in_task(task)
     assert len(staging(store.path)) == 3
     assert not (store.path / "staging" / "ready").exists()
     with DelayedStore.open(store.path, StoreConfig(), clock=ManualClock(store.now_ms)) as opened:
@@ -217,11 +217,13 @@ def test_the_largest_partition_is_begun_first(store: Built, monkeypatch: pytest.
     """So that cores end together; and nothing is sent where there is nothing to do."""
     sent: list[CompactionTask] = []
 
-    def run_tasks(spark: object, function: Callable[[bytes], bytes], values: list[bytes]) -> list[bytes]:
-        sent.extend(pickle.loads(value) for value in values)
-        return [function(value) for value in values]
+    def run_here_instead(
+        spark: object, function: Callable[[CompactionTask], PartitionAnswer], tasks: list[CompactionTask]
+    ) -> list[PartitionAnswer]:
+        sent.extend(tasks)
+        return [function(task) for task in tasks]
 
-    monkeypatch.setattr("duelog.tools.spark.tasks.run_tasks", run_tasks)
+    monkeypatch.setattr("duelog.tools.spark.tasks.run_tasks", run_here_instead)
     tasks = tasks_of(store.path)
     sized = [
         task._replace(sealed=task.sealed._replace(file_bytes=size))
@@ -243,7 +245,7 @@ def test_what_another_attempt_might_mend_is_no_answer(store: Built, monkeypatch:
     monkeypatch.setattr("duelog.tools.partition_compaction.stage_generation", no_disk)
     task = tasks_of(store.path)[0]
     with pytest.raises(OSError, match="Input/output"):
-        compact_packed(pickle.dumps(task))
+        compact_in_task(task)
     answer = compact_partition(task)
     assert answer.result == Failed("[Errno 5] Input/output error")
     assert answer.figures

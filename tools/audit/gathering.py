@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable
+
 from ...store.codec.format import PartitionState
-from .checking.log_tally import Day, Issue, LogResult, merge_days
+from .checking.catalog_findings import marker_findings, quarantine_findings, reference_findings
+from .checking.holding import judge_holding
+from .checking.log_tally import Issue, LogResult
 from .checking.partition_audit import PartitionResult
 from .reading.facts import StoreFacts, log_address, partition_name
 from .tables import NO_TOPIC, Audit, AuditFinding, PartitionRow, RetentionRow, UpcomingRow, finding
@@ -17,8 +22,8 @@ class Gathering:
         self.audit = audit
         self.pending: dict[tuple[int, int], int] = {}
         """(topic id, partition start) -> messages that have not fired."""
-        self._days: dict[tuple[str, int], Day] = {}
-        self._hours: dict[int, int] = {}
+        self._days: dict[tuple[str, int], RetentionRow] = {}
+        self._hours: Counter[int] = Counter()
 
     def take(self, result: PartitionResult, scope: str) -> None:
         """A partition that was looked at, or could not be."""
@@ -55,17 +60,14 @@ class Gathering:
         judged = (log.topic_id, start_ms) not in self._facts.unjudged
         if topic is not None and judged:
             self.pending[log.topic_id, start_ms] = log.unfired
-            for hour_ms, messages in log.hours:
-                self._hours[hour_ms] = self._hours.get(hour_ms, 0) + messages
+            self._hours.update(dict(log.hours))
             if log.unfired and self._facts.partitions[start_ms].state is PartitionState.CLOSED:
                 message = f"{log.unfired:,} had not fired when the partition was closed: entries {log.some_unfired}"
                 self.audit.findings.append(finding("lost", address, message, log.unfired))
-        known_pending = topic is not None and judged
         for found in log.days:
-            day = found if known_pending else found._replace(pending=0, overdue=0)
+            day = found if topic is not None and judged else found._replace(pending=0, overdue=0)
             key = topic or NO_TOPIC, day.day_ms
-            known = self._days.get(key)
-            self._days[key] = day if known is None else merge_days(known, day)
+            self._days[key] = self._days[key].plus(day) if key in self._days else day
 
     def _row(self, start_ms: int, scope: str, result: PartitionResult) -> None:
         record = self._facts.partitions[start_ms]
@@ -85,15 +87,29 @@ class Gathering:
             )
         )
 
-    def finish(self) -> None:
-        """Put the tables in order: results come in any."""
-        audit = self.audit
-        audit.retention = [RetentionRow(topic, *day) for (topic, _), day in sorted(self._days.items())]
+    def finish(self, stands: Callable[[int], bool] = lambda start_ms: True) -> Audit:
+        """Judge what needs no partition, or all of them, and put the tables in order: results come in any.
+
+        stands: whether a partition, by its start, is still as the facts have it.
+        """
+        audit, facts = self.audit, self._facts
+        judged = judge_holding(facts, self.pending, audit.as_of_ms)
+        found = [
+            *audit.findings,
+            *facts.findings,
+            *marker_findings(facts),
+            *reference_findings(facts),
+            *(each for start_ms, each in judged.findings if stands(start_ms)),
+        ]
+        audit.findings = sorted({*found, *quarantine_findings(facts, found)})
+        audit.retention = [row._replace(topic=topic) for (topic, _), row in sorted(self._days.items())]
         audit.ahead = [UpcomingRow(*each) for each in sorted(self._hours.items())]
-        audit.findings = sorted(set(audit.findings))
         audit.partitions.sort(key=lambda row: row.start_ms)
-        audit.held.sort()
-        audit.lateness.sort()
+        audit.held = sorted(judged.rows)
+        audit.lateness = sorted(facts.lateness)
+        audit.subscriptions = facts.subscription_rows()
+        audit.topics = facts.topic_rows()
+        return audit
 
 
 def _of_log(issue: Issue, address: str) -> AuditFinding:

@@ -1,7 +1,7 @@
 """An audit put together: facts, the partitions that are not sealed, the sealed ones by a runner, then what holds what.
 
-The runner is what differs between one machine and many: it gets the packed tasks of the sealed partitions and gives
-their packed results back, in any order.
+The runner is what differs between one machine and many: it gets the tasks of the sealed partitions and gives their
+results back, in any order.
 """
 
 from __future__ import annotations
@@ -19,32 +19,24 @@ from ...store.log import catalog
 from ..scan.sealed import Sealed, open_main_to_read
 from ..store_check import check_file
 from ..values import require_store
-from .checking.catalog_findings import (
-    directory_findings,
-    marker_findings,
-    missing_findings,
-    quarantine_findings,
-    reference_findings,
-)
-from .checking.holding import judge_holding
+from .checking.catalog_findings import directory_findings, missing_findings
 from .checking.log_tally import LogTask
-from .checking.open_partitions import PATIENCE_S, audit_open
-from .checking.partition_audit import PartitionResult, PartitionTask, audit_packed
+from .checking.partition_audit import PATIENCE_S, PartitionResult, PartitionTask, audit_open, audit_partition
 from .gathering import Gathering
 from .reading.facts import StoreFacts, read_facts
 from .reading.main_bodies import main_body_findings
 from .tables import Audit, AuditFinding, finding
 
-Runner = Callable[[list[bytes]], Iterable[bytes]]
-"""From packed PartitionTasks to packed PartitionResults (partition_audit.audit_packed of each), in any order."""
+Runner = Callable[[list[PartitionTask]], Iterable[PartitionResult]]
+"""From tasks to their results (`audit_partition` of each), in any order."""
 
 Progress = Callable[[int, int], object]
 """Told how many partitions are done, of how many."""
 
 
-def run_here(tasks: list[bytes]) -> Iterator[bytes]:
+def run_here(tasks: list[PartitionTask]) -> Iterator[PartitionResult]:
     """The runner of one process: one partition after another."""
-    return map(audit_packed, tasks)
+    return map(audit_partition, tasks)
 
 
 def audit_store(
@@ -71,17 +63,15 @@ def audit_store(
         audit.findings.append(finding("damaged-main", "main", "; ".join(problems[:5])))
         return audit
     with open_main_to_read(path) as (identity, main):
-        facts, subscriptions = read_facts(main)
+        facts = read_facts(main)
         as_of_ms = max(taken_ms, facts.clock_ms) if as_of_ms is None else as_of_ms
-        audit = Audit(str(path), as_of_ms, taken_ms, "store", subscriptions=sorted(subscriptions))
-        audit.findings += facts.findings
+        audit = Audit(str(path), as_of_ms, taken_ms, "store")
         if verify:
             audit.findings += main_body_findings(main, facts)
         gathering = Gathering(facts, audit)
         _partitions(path, main, identity.store_id, facts, gathering, (as_of_ms, verify, run, progress, patience_s))
         audit.findings += _directories(path, main, facts, patience_s)
-        _conclude(main, facts, gathering, as_of_ms)
-    return audit
+        return gathering.finish(lambda start_ms: _now(main, start_ms) == facts.partitions[start_ms])
 
 
 def _partitions(
@@ -93,79 +83,68 @@ def _partitions(
     options: tuple[int, bool, Runner, Progress | None, float],
 ) -> None:
     as_of_ms, verify, run, progress, patience_s = options
-    missing = dict(missing_findings(path, facts))
-    for start_ms, found in list(missing.items()):
-        again = _replaced(main, start_ms, facts)
-        if again is not None:
-            facts.partitions[start_ms] = again
-            del missing[start_ms]
-        elif _as_before(main, start_ms, facts.partitions[start_ms]):
+    records = {
+        start: record for start, record in facts.partitions.items() if record.state is not PartitionState.DELETING
+    }
+    for start_ms, found in list(missing_findings(path, facts)):
+        record = _now(main, start_ms)
+        if record is not None and _is_newer(record, records[start_ms]):
+            facts.partitions[start_ms] = records[start_ms] = record
+        elif record == records.pop(start_ms):
             gathering.not_read(start_ms, found)
         else:
             gathering.gone(start_ms)
-    records = {
-        start_ms: record
-        for start_ms, record in facts.partitions.items()
-        if record.state is not PartitionState.DELETING and start_ms not in missing
-    }
-    left = set(facts.withdrawn) - {frontier.ledger_id for frontier in facts.frontiers.values()}
+    left = dict(facts.withdrawn)
+    for frontier in facts.frontiers.values():
+        left.pop(frontier.ledger_id, None)
     done = 0
 
-    def task_of(start_ms: int, record: PartitionRecord) -> PartitionTask:
-        sealed = _descriptor(path, start_ms, record)
-        withdrawn = tuple((ledger_id, *_packed(*facts.withdrawn[ledger_id])) for ledger_id in sorted(left))
-        return PartitionTask(sealed, store_id, as_of_ms, verify, log_tasks(facts, start_ms), withdrawn)
+    def task_of(start_ms: int) -> PartitionTask:
+        sealed = _descriptor(path, start_ms, facts.partitions[start_ms])
+        return PartitionTask(sealed, store_id, as_of_ms, verify, log_tasks(facts, start_ms), dict(left))
 
-    def take(result: PartitionResult, *, sealed: bool) -> None:
+    def take(result: PartitionResult, scope: str) -> None:
         nonlocal done
-        record = facts.partitions[result.start_ms]
-        if result.unreadable and not _as_before(main, result.start_ms, record):
-            gathering.gone(result.start_ms)
+        start_ms = result.start_ms
+        if result.unreadable and _now(main, start_ms) != facts.partitions[start_ms]:
+            gathering.gone(start_ms)
         else:
-            gathering.take(result, "open" if not sealed else "whole" if verify else "headers")
+            gathering.take(result, scope)
         done += 1
         if progress is not None:
             progress(done, len(records))
 
     for start_ms, record in records.items():
         if record.state is PartitionState.OPEN:
-            result, ledgers = audit_open(task_of(start_ms, record), patience_s)
-            left -= ledgers
-            take(result, sealed=False)
-    closed = [(start_ms, record) for start_ms, record in records.items() if record.state is PartitionState.CLOSED]
-    for packed in run([task_of(*each).pack() for each in closed]):
-        result = PartitionResult.unpack(packed)
-        again = _replaced(main, result.start_ms, facts) if result.unreadable else None
-        if again is not None:  # compaction put a newer generation in its place meanwhile
-            facts.partitions[result.start_ms] = again
-            result = PartitionResult.unpack(audit_packed(task_of(result.start_ms, again).pack()))
-        take(result, sealed=True)
+            result = audit_open(task_of(start_ms), patience_s)
+            for log in result.logs:
+                left.pop(log.ledger_id, None)
+            take(result, "open")
+    scope = "whole" if verify else "headers"
+    closed = [start_ms for start_ms, record in records.items() if record.state is PartitionState.CLOSED]
+    for result in run([task_of(start_ms) for start_ms in closed]):
+        record = _now(main, result.start_ms) if result.unreadable else None
+        if record is not None and _is_newer(record, facts.partitions[result.start_ms]):
+            facts.partitions[result.start_ms] = record
+            take(audit_partition(task_of(result.start_ms)), scope)
+        else:
+            take(result, scope)
 
 
 def log_tasks(facts: StoreFacts, start_ms: int) -> tuple[LogTask, ...]:
     """What the facts say of the logs of one partition of which something has fired."""
     found = []
-    none = BitMap()
-    for (topic_id, start), frontier in facts.frontiers.items():
+    for (topic_id, start), frontier in sorted(facts.frontiers.items()):
         if start != start_ms or topic_id not in facts.topics:
             continue
         topic = facts.topics[topic_id]
         ledger_id = frontier.ledger_id
         marks = [each for each in topic.marks.get(ledger_id, []) if each.start_ms == start_ms]
-        cancelled, admitted = facts.withdrawn.get(ledger_id, (none, none))
-        marked, acknowledged = (marks[0].marked, marks[0].acknowledged) if marks else (none, none)
+        marked, acknowledged = (marks[0].marked, marks[0].acknowledged) if marks else (BitMap(), BitMap())
+        withdrawn = facts.withdrawn.get(ledger_id, (BitMap(), BitMap()))
         judged = ledger_id not in facts.unjudged_ledgers
-        found.append(
-            LogTask(
-                topic_id, ledger_id, frontier.due_ms, frontier.entry_id, frontier.absorbed_end, frontier.fired, judged,
-                topic.kept_since_ms, *_packed(cancelled, admitted), *_packed(marked, acknowledged),
-            )
-        )  # fmt: skip
-    return tuple(sorted(found))
-
-
-def _packed(one: BitMap, other: BitMap) -> tuple[bytes, bytes]:
-    return one.serialize(), other.serialize()
+        found.append(LogTask(topic_id, frontier, judged, topic.kept_since_ms, *withdrawn, marked, acknowledged))
+    return tuple(found)
 
 
 def _descriptor(path: Path, start_ms: int, record: PartitionRecord) -> Sealed:
@@ -176,19 +155,15 @@ def _descriptor(path: Path, start_ms: int, record: PartitionRecord) -> Sealed:
     return Sealed(str(path.absolute()), start_ms, record.end_ms, record.generation, file_bytes)
 
 
-def _as_before(main: Environment, start_ms: int, record: PartitionRecord) -> bool:
-    """Whether the catalog still says of a partition what the facts say."""
+def _now(main: Environment, start_ms: int) -> PartitionRecord | None:
+    """What the catalog says of a partition by now."""
     with main.read() as raw:
-        return dict(catalog.partitions(raw)).get(start_ms) == record
+        return dict(catalog.partitions(raw)).get(start_ms)
 
 
-def _replaced(main: Environment, start_ms: int, facts: StoreFacts) -> PartitionRecord | None:
-    """The catalog's record of a partition that compaction has given a newer generation than in the facts."""
-    with main.read() as raw:
-        record = dict(catalog.partitions(raw)).get(start_ms)
-    known = facts.partitions[start_ms]
-    newer = record is not None and record.state is PartitionState.CLOSED and record.generation != known.generation
-    return record if newer else None
+def _is_newer(record: PartitionRecord, known: PartitionRecord) -> bool:
+    """Whether compaction has given a partition a newer generation than in the facts."""
+    return record.state is PartitionState.CLOSED and record.generation != known.generation
 
 
 def _directories(path: Path, main: Environment, facts: StoreFacts, patience_s: float) -> list[AuditFinding]:
@@ -205,19 +180,3 @@ def _directories(path: Path, main: Environment, facts: StoreFacts, patience_s: f
         again = set(look())
         found = [each for each in found if each in again]
     return found
-
-
-def _conclude(main: Environment, facts: StoreFacts, gathering: Gathering, as_of_ms: int) -> None:
-    """What needs no partition, or all of them."""
-    audit = gathering.audit
-    audit.findings += marker_findings(facts)
-    audit.findings += reference_findings(facts)
-    audit.findings += quarantine_findings(facts, audit.findings)
-    judged = judge_holding(facts, gathering.pending, as_of_ms)
-    audit.held = judged.rows
-    audit.findings += [
-        found for start_ms, found in judged.findings if _as_before(main, start_ms, facts.partitions[start_ms])
-    ]
-    audit.topics = facts.topic_rows()
-    audit.lateness = facts.lateness
-    gathering.finish()

@@ -53,6 +53,18 @@ class RetentionRow(NamedTuple):
     withheld: int
     dropped: int
 
+    def plus(self, other: RetentionRow) -> RetentionRow:
+        """The counts of both, under the topic and day of this one."""
+        return RetentionRow(
+            self.topic,
+            self.day_ms,
+            self.messages + other.messages,
+            self.payload_bytes + other.payload_bytes,
+            min(self.oldest_due_ms, other.oldest_due_ms),
+            max(self.newest_due_ms, other.newest_due_ms),
+            *(mine + theirs for mine, theirs in zip(self[6:], other[6:], strict=True)),
+        )
+
 
 class LatenessRow(NamedTuple):
     """Markers of a topic that were written less than `below_ms` after their messages were due, in no earlier bin.

@@ -2,28 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..audit import Audit, audit_store
-from ..audit.checking.partition_audit import audit_packed
-from ..audit.survey import Runner
-from .session import make_session
+from ..audit.checking.partition_audit import audit_partition
+from .session import session_for
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-
-def spark_runner(spark: SparkSession) -> Runner:
-    """What runs the tasks of an audit on the workers of a session."""
-
-    from .tasks import run_tasks
-
-    def run(tasks: list[bytes]) -> Iterable[bytes]:
-        return run_tasks(spark, audit_packed, tasks)
-
-    return run
 
 
 def audit_with_spark(path: Path, *, master: str | None = None, spark: SparkSession | None = None, **how: Any) -> Audit:
@@ -32,9 +19,7 @@ def audit_with_spark(path: Path, *, master: str | None = None, spark: SparkSessi
     spark: a session to use; else one is made as `master` says, and stopped. Facts are read, and findings put together,
     in this process. Raises SparkUnavailable, SparkFailed, and what `audit_store` raises.
     """
-    session = spark or make_session(master, name="duelog audit")
-    try:
-        return audit_store(path, run=spark_runner(session), **how)
-    finally:
-        if spark is None:
-            session.stop()
+    with session_for("duelog audit", spark, master) as session:
+        from .tasks import run_tasks
+
+        return audit_store(path, run=lambda tasks: run_tasks(session, audit_partition, tasks), **how)

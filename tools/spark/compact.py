@@ -10,15 +10,14 @@ All tasks must reach the store's directory: a shared file system on a cluster.
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...store.files.directory import remove_tree
-from ..partition_compaction import CompactionTask, PartitionAnswer, compact_packed, publish
-from .session import make_session
+from ..partition_compaction import CompactionTask, PartitionAnswer, compact_partition, publish
+from .session import session_for
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -35,22 +34,23 @@ def compact_with_spark(
     """
     if not tasks:
         return []
-    session = spark or make_session(master, name="duelog compact")
-    from .tasks import run_tasks
-
     store = Path(tasks[0].sealed.store)
     names = {task.sealed.partition for task in tasks}
     there = set(_attempts(store, names))
     try:
-        largest_first = sorted(tasks, key=lambda task: -task.sealed.file_bytes)
-        packed = run_tasks(session, compact_packed, [pickle.dumps(task) for task in largest_first])
-        answers: list[PartitionAnswer] = [pickle.loads(each) for each in packed]
-        return [publish(store, each) for each in answers]
+        with session_for("duelog compact", spark, master) as session:
+            from .tasks import run_tasks
+
+            largest_first = sorted(tasks, key=lambda task: -task.sealed.file_bytes)
+            return [publish(store, answer) for answer in run_tasks(session, compact_in_task, largest_first)]
     finally:
-        if spark is None:
-            session.stop()
         for left in set(_attempts(store, names)) - there:
             remove_tree(left)
+
+
+def compact_in_task(task: CompactionTask) -> PartitionAnswer:
+    """What a task does: raises what another attempt might mend, as Spark then begins it again."""
+    return compact_partition(task, again=True)
 
 
 def _attempts(store: Path, names: Iterable[str]) -> list[Path]:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..transfer.parquet_export import Exported, export_packed, export_store
-from .session import make_session
+from .session import session_for
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -19,11 +19,7 @@ def export_with_spark(
 
     spark: a session to use; else one is made as `master` says, and stopped. Raises SparkUnavailable, SparkFailed.
     """
-    session = spark or make_session(master, name="duelog export")
-    from .tasks import run_tasks
+    with session_for("duelog export", spark, master) as session:
+        from .tasks import run_tasks
 
-    try:
         return export_store(store, dest, run=lambda tasks: run_tasks(session, export_packed, tasks), **how)
-    finally:
-        if spark is None:
-            session.stop()

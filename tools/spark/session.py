@@ -173,6 +173,17 @@ def make_session(
     return session
 
 
+@contextmanager
+def session_for(name: str, spark: SparkSession | None, master: str | None) -> Iterator[SparkSession]:
+    """`spark`, or else a session of that name that is made as `master` says and stopped when the block ends."""
+    session = spark or make_session(master, name=name)
+    try:
+        yield session
+    finally:
+        if spark is None:
+            session.stop()
+
+
 def _scratch() -> Path:
     """A directory with a JAVA_HOME and settings of logging, gone when this process ends."""
     scratch = Path(tempfile.mkdtemp(prefix="duelog-spark-"))

@@ -1,4 +1,4 @@
-"""One Spark task for each of many values: a function of bytes is called somewhere, and its bytes come back.
+"""One Spark task for each of many values: a function is called somewhere with each, and its answers come back.
 
 This is what every job but a DataFrame read needs: exactly one answer for each task, however often Spark repeats or
 doubles its attempts, and one task for each value however Spark would have spread rows. A data source does that, without
@@ -12,6 +12,7 @@ import base64
 import pickle
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
 
 from pyspark import cloudpickle
 from pyspark.sql import SparkSession
@@ -21,7 +22,8 @@ from pyspark.sql.types import StructType
 from ...store.errors import BrokenInvariant
 from .session import spark_errors
 
-Task = Callable[[bytes], bytes]
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 class TaskSource(DataSource):
@@ -46,7 +48,7 @@ class TaskSource(DataSource):
 class TaskReader(DataSourceReader):
     """Calls the function of a job for each of its values."""
 
-    def __init__(self, function: Task, values: list[bytes]) -> None:
+    def __init__(self, function: Callable[[Any], object], values: list[Any]) -> None:
         self._function = function
         self._values = values
 
@@ -61,14 +63,14 @@ class TaskReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[tuple[int, bytes]]:
         """Call the function."""
         place, value = partition.value
-        yield place, self._function(value)
+        yield place, pickle.dumps(self._function(value))
 
 
-def run_tasks(spark: SparkSession, function: Task, values: Sequence[bytes]) -> list[bytes]:
+def run_tasks(spark: SparkSession, function: Callable[[T], R], values: Sequence[T]) -> list[R]:
     """What `function` answers for each of `values`, in their order. Raises SparkFailed once a task has failed for good.
 
-    The function is called on workers, perhaps more than once for a value, perhaps at the same time; of the attempts
-    for one value one answer is taken.
+    Values and answers are picklable. The function is called on workers, perhaps more than once for a value, perhaps at
+    the same time; of the attempts for one value one answer is taken.
     """
     if not values:
         return []
@@ -77,7 +79,7 @@ def run_tasks(spark: SparkSession, function: Task, values: Sequence[bytes]) -> l
     with spark_errors():
         reader = spark.read.format(TaskSource.name())
         rows = reader.option("tasks", base64.b64encode(zlib.compress(packed, 1)).decode()).load().collect()
-    answers = {row.place: bytes(row.answer) for row in rows}
+    answers: dict[int, R] = {row.place: pickle.loads(row.answer) for row in rows}
     if len(rows) != len(values) or len(answers) != len(values):
         raise BrokenInvariant(f"{len(rows)} answers of {len(values)} tasks")
     return [answers[place] for place in range(len(values))]

@@ -13,10 +13,10 @@ import numpy as np
 import numpy.typing as npt
 from pyroaring import BitMap
 
-from ....store.codec.frontier import NOTHING_FIRED, FrontierRecord
+from ....store.codec.frontier import FrontierRecord
 from ....store.codec.run import Int64s
 from ..reading.marks import bitmap_of, ids_of, ranges_text
-from ..tables import DAY_MS, HOUR_MS
+from ..tables import DAY_MS, HOUR_MS, RetentionRow
 
 NO_ENTRY = -1
 
@@ -24,47 +24,34 @@ Mask = npt.NDArray[np.bool_]
 
 
 class LogTask(NamedTuple):
-    """What the main environment says of one log: plain values, so that a task on another machine can carry them.
+    """What the main environment says of one log. Picklable, so that a task on another machine can carry it.
 
-    absorbed_end -1: nothing has fired. judged: whether losses can be told (its records are whole). kept_since_ms:
-    markers of whatever was due after it are in `marked`, if there are any. The bitmaps are serialised.
+    judged: whether losses can be told (its records are whole). kept_since_ms: markers of whatever was due after it are
+    in `marked`, if there are any.
     """
 
     topic_id: int
-    ledger_id: int
-    due_ms: int
-    entry_id: int
-    absorbed_end: int
-    fired: int
+    frontier: FrontierRecord
     judged: bool
     kept_since_ms: int
-    cancelled: bytes
-    admitted: bytes
-    marked: bytes
-    acknowledged: bytes
+    cancelled: BitMap
+    admitted: BitMap
+    marked: BitMap
+    acknowledged: BitMap
 
     @classmethod
-    def unknown(cls, topic_id: int, ledger_id: int, cancelled: bytes, admitted: bytes) -> LogTask:
+    def unknown(cls, topic_id: int, ledger_id: int, cancelled: BitMap, admitted: BitMap) -> LogTask:
         """A log of which nothing has fired."""
-        none = BitMap().serialize()
-        return cls(topic_id, ledger_id, *NOTHING_FIRED, -1, 0, True, -1, cancelled, admitted, none, none)
-
-    @property
-    def frontier(self) -> FrontierRecord:
-        """The frontier, without its last marker."""
-        return FrontierRecord(self.ledger_id, self.due_ms, self.entry_id, self.absorbed_end, self.fired, 0, 0, 0)
+        return cls(topic_id, FrontierRecord.start(ledger_id), True, -1, cancelled, admitted, BitMap(), BitMap())
 
 
 class Batch(NamedTuple):
-    """Entries [first_entry, first_entry + len(dues)).
-
-    `sizes`: bytes of the bodies, 0 for a dropped one; `conditional` None: none of them is.
-    """
+    """Entries [first_entry, first_entry + len(dues)). `sizes`: bytes of the bodies, 0 for a dropped one."""
 
     first_entry: int
     dues: Int64s
     sizes: Int64s
-    conditional: Mask | None
+    conditional: Mask
 
 
 class Issue(NamedTuple):
@@ -76,44 +63,20 @@ class Issue(NamedTuple):
     entries: int
 
 
-class Day(NamedTuple):
-    """RetentionRow without its topic."""
-
-    day_ms: int
-    messages: int
-    payload_bytes: int
-    oldest_due_ms: int
-    newest_due_ms: int
-    pending: int
-    overdue: int
-    fired: int
-    acknowledged: int
-    cancelled: int
-    withheld: int
-    dropped: int
-
-
 class LogResult(NamedTuple):
-    """What was found in one log. `unfired`: entries that have not fired, with the first ids for people."""
+    """What was found in one log. `unfired`: entries that have not fired, with the first ids for people.
+
+    `days`: without the name of the topic, which a task does not know.
+    """
 
     topic_id: int
     ledger_id: int
     entries: int
     unfired: int
     some_unfired: str
-    days: list[Day]
+    days: list[RetentionRow]
     hours: list[tuple[int, int]]
     issues: list[Issue]
-
-
-class _Known:
-    """The bitmaps of a task, and masks over a range of ids from them."""
-
-    def __init__(self, task: LogTask) -> None:
-        self.cancelled = BitMap.deserialize(task.cancelled)
-        self.admitted = BitMap.deserialize(task.admitted)
-        self.marked = BitMap.deserialize(task.marked)
-        self.acknowledged = BitMap.deserialize(task.acknowledged)
 
 
 def _mask(entries: BitMap, start: int, limit: int) -> Mask:
@@ -129,8 +92,7 @@ class _Tally:
     def __init__(self, task: LogTask, as_of_ms: int) -> None:
         self._task = task
         self._as_of_ms = as_of_ms
-        self._known = _Known(task)
-        self.days: dict[int, Day] = {}
+        self.days: dict[int, RetentionRow] = {}
         self.hours: dict[int, int] = {}
         self.covered = BitMap()
         self.live_fired = 0
@@ -140,19 +102,16 @@ class _Tally:
         self.stray = BitMap()
 
     def add(self, batch: Batch) -> None:
-        task, known = self._task, self._known
+        task = self._task
         first, dues, sizes, conditional = batch
         limit = first + len(dues)
         self.covered.add_range(first, limit)
         ids = np.arange(first, limit, dtype=np.int64)
-        cancelled = _mask(known.cancelled, first, limit)
-        marked = _mask(known.marked, first, limit)
-        acknowledged = _mask(known.acknowledged, first, limit)
+        cancelled = _mask(task.cancelled, first, limit)
+        marked = _mask(task.marked, first, limit)
+        acknowledged = _mask(task.acknowledged, first, limit)
         present = sizes > 0
-        if conditional is None:
-            withheld = np.zeros(len(dues), dtype=np.bool_)
-        else:
-            withheld = conditional & ~_mask(known.admitted, first, limit)
+        withheld = conditional & ~_mask(task.admitted, first, limit)
         passed = task.frontier.has_fired(ids, dues) & ~withheld
         fired = passed & ~cancelled
         pending = ~passed & ~cancelled & ~withheld & task.judged
@@ -193,7 +152,8 @@ class _Tally:
         np.maximum.at(newest, at, dues)
         columns = [np.bincount(at[mask], minlength=length) for mask in masks]
         for index in np.flatnonzero(counts).tolist():
-            day = Day(
+            day = RetentionRow(
+                "",
                 (first + index) * DAY_MS,
                 int(counts[index]),
                 int(sums[index]),
@@ -202,19 +162,7 @@ class _Tally:
                 *(int(column[index]) for column in columns),
             )
             known = self.days.get(day.day_ms)
-            self.days[day.day_ms] = day if known is None else merge_days(known, day)
-
-
-def merge_days(one: Day, other: Day) -> Day:
-    """The counts of the same day together."""
-    return Day(
-        one.day_ms,
-        one.messages + other.messages,
-        one.payload_bytes + other.payload_bytes,
-        min(one.oldest_due_ms, other.oldest_due_ms),
-        max(one.newest_due_ms, other.newest_due_ms),
-        *(mine + theirs for mine, theirs in zip(one[5:], other[5:], strict=True)),
-    )
+            self.days[day.day_ms] = day if known is None else known.plus(day)
 
 
 def tally_log(batches: Iterable[Batch | Issue], task: LogTask, as_of_ms: int) -> LogResult:
@@ -225,6 +173,7 @@ def tally_log(batches: Iterable[Batch | Issue], task: LogTask, as_of_ms: int) ->
     tally = _Tally(task, as_of_ms)
     issues: list[Issue] = []
     holes = BitMap()
+    absorbed_end = task.frontier.absorbed_end
     expected = 0
     damaged = False
     for batch in batches:
@@ -246,14 +195,14 @@ def tally_log(batches: Iterable[Batch | Issue], task: LogTask, as_of_ms: int) ->
         expected = first + len(batch.dues)
     if damaged:
         holes.add_range(expected, 1 << 32)  # how many entries the last run had is not known
-    elif expected < task.absorbed_end:
-        message = f"the log ends at entry {expected}, {task.absorbed_end} were there when it last fired"
-        holes.add_range(expected, task.absorbed_end)
-        issues.append(Issue("missing-entries", expected, message, task.absorbed_end - expected))
+    elif expected < absorbed_end:
+        message = f"the log ends at entry {expected}, {absorbed_end} were there when it last fired"
+        holes.add_range(expected, absorbed_end)
+        issues.append(Issue("missing-entries", expected, message, absorbed_end - expected))
     issues += _judge(task, tally, holes)
     return LogResult(
         task.topic_id,
-        task.ledger_id,
+        task.frontier.ledger_id,
         len(tally.covered),
         len(tally.unfired),
         ranges_text(tally.unfired),
@@ -264,8 +213,7 @@ def tally_log(batches: Iterable[Batch | Issue], task: LogTask, as_of_ms: int) ->
 
 
 def _judge(task: LogTask, tally: _Tally, holes: BitMap) -> Iterable[Issue]:
-    marked = BitMap.deserialize(task.marked)
-    dangling = marked - tally.covered - holes
+    dangling = task.marked - tally.covered - holes
     if dangling:
         message = f"markers point at entries that were never there: {ranges_text(dangling)}"
         yield Issue("dangling-marker", dangling.min(), message, len(dangling))
@@ -277,10 +225,11 @@ def _judge(task: LogTask, tally: _Tally, holes: BitMap) -> Iterable[Issue]:
     if tally.lost:
         message = f"due, passed by the frontier, and without a marker: entries {ranges_text(tally.lost)}"
         yield Issue("lost", tally.lost.min(), message, len(tally.lost))
-    never = tally.live_fired - task.fired - len(tally.lost)
-    if never > 0 and task.absorbed_end >= 0:
+    known = task.frontier.fired
+    never = tally.live_fired - known - len(tally.lost)
+    if never > 0:
         message = (
-            f"{tally.live_fired:,} messages lie before the frontier, {task.fired:,} have fired; markers were trimmed, "
+            f"{tally.live_fired:,} messages lie before the frontier, {known:,} have fired; markers were trimmed, "
             f"so which ones is not known, but they are among entries {ranges_text(tally.maybe_lost)}"
         )
         yield Issue("lost", NO_ENTRY, message, never)

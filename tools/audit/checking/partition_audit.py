@@ -1,20 +1,25 @@
-"""The audit of one sealed partition: a plain function of its generation and what the main environment says of it.
+"""The audit of one partition: a plain function of its generation and what the main environment says of it.
 
-The command line calls it in a loop, Spark's tasks call it on other machines: arguments and result are plain values that
-pack into bytes. It opens the generation without locks, touches nothing else, and changes nothing.
+Of sealed partitions the command line calls it in a loop, Spark's tasks call it on other machines: arguments and result
+are picklable. It opens the generation without locks, touches nothing else, and changes nothing.
+
+An open partition is read under LMDB's locks beside a writing process: headers only, as of that moment. What the facts
+say has fired lies in entries that never change, so losses are told exactly here too; what is pending is of the moment
+of reading, not of the facts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import NamedTuple, cast
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from typing import NamedTuple
 
 import lmdb
-import msgpack
 import numpy as np
 from pyroaring import BitMap
 
-from ....snapshot.stored import inspect_snapshots
+from ....snapshot.stored import SnapshotInfo, SnapshotState, inspect_snapshots
 from ....store.codec import format as fmt
 from ....store.codec.format import Table
 from ....store.codec.run import Run
@@ -23,7 +28,11 @@ from ....store.errors import CorruptEntry, CorruptRecord, DamagedStore
 from ....store.log.scan import runs
 from ...scan.sealed import Sealed, open_sealed
 from ...store_check import check_file
-from .log_tally import NO_ENTRY, Batch, Day, Issue, LogResult, LogTask, Mask, tally_log
+from ..reading.facts import records_before
+from .log_tally import NO_ENTRY, Batch, Issue, LogResult, LogTask, tally_log
+
+PATIENCE_S = 1.0
+"""A snapshot that is being written has grown or is complete after this long."""
 
 _BATCH_ENTRIES = 1 << 20
 _BATCH_RUNS = 1 << 14
@@ -32,7 +41,7 @@ _BATCH_RUNS = 1 << 14
 class PartitionTask(NamedTuple):
     """The audit of one partition, to be done anywhere that its generation can be read from.
 
-    logs: those of which something has fired. withdrawn: (ledger id, entries cancelled, entries admitted) of logs that
+    logs: those of which something has fired. withdrawn: (entries cancelled, entries admitted) by ledger, of logs that
     may lie in it and of which nothing has. verify: read every page and body too, not only headers.
     """
 
@@ -41,17 +50,7 @@ class PartitionTask(NamedTuple):
     as_of_ms: int
     verify: bool
     logs: tuple[LogTask, ...]
-    withdrawn: tuple[tuple[int, bytes, bytes], ...]
-
-    def pack(self) -> bytes:
-        """As bytes, for a task."""
-        return msgpack.packb(self)
-
-    @classmethod
-    def unpack(cls, packed: bytes) -> PartitionTask:
-        """The inverse of `pack`."""
-        sealed, store_id, as_of_ms, verify, logs, withdrawn = msgpack.unpackb(packed, use_list=False)
-        return cls(Sealed(*sealed), store_id, as_of_ms, verify, tuple(LogTask(*each) for each in logs), withdrawn)
+    withdrawn: Mapping[int, tuple[BitMap, BitMap]]
 
 
 class PartitionResult(NamedTuple):
@@ -63,52 +62,34 @@ class PartitionResult(NamedTuple):
     logs: list[LogResult]
     issues: list[Issue]
 
-    def pack(self) -> bytes:
-        """As bytes, for the process that gathers the results."""
-        return msgpack.packb(self)
-
-    @classmethod
-    def unpack(cls, packed: bytes) -> PartitionResult:
-        """The inverse of `pack`."""
-        start_ms, unreadable, file_bytes, logs, issues = msgpack.unpackb(packed, use_list=False)
-        return cls(start_ms, unreadable, file_bytes, [_log_result(each) for each in logs], _issues(issues))
-
-
-def _log_result(fields: tuple[object, ...]) -> LogResult:
-    topic_id, ledger_id, entries, unfired, some, days, hours, issues = cast(tuple[int, ...], fields)
-    return LogResult(
-        topic_id,
-        ledger_id,
-        entries,
-        unfired,
-        cast(str, some),
-        [Day(*each) for each in cast(list[tuple[int, ...]], days)],
-        list(cast(list[tuple[int, int]], hours)),
-        _issues(issues),
-    )
-
-
-def _issues(fields: object) -> list[Issue]:
-    return [Issue(*each) for each in cast(list[tuple[str, int, str, int]], fields)]
-
-
-def audit_packed(packed: bytes) -> bytes:
-    """`audit_partition` from bytes to bytes."""
-    return audit_partition(PartitionTask.unpack(packed)).pack()
-
 
 def audit_partition(task: PartitionTask) -> PartitionResult:
     """Audit one sealed partition. O(headers), with `verify` O(bytes). Raises nothing for what the files hold."""
+    return _audit(task, None)
+
+
+def audit_open(task: PartitionTask, patience_s: float = PATIENCE_S) -> PartitionResult:
+    """As `audit_partition`, of a partition that a process may be writing to. Bodies are not read."""
+    return _audit(task, patience_s)
+
+
+def _audit(task: PartitionTask, patience_s: float | None) -> PartitionResult:
+    """patience_s: how long an unfinished snapshot of an open partition is watched; None: the partition is sealed."""
     sealed = task.sealed
     try:
-        problems = [found.message for found in check_file(sealed.path)] if task.verify else []
-        if problems:
+        if task.verify and (problems := [found.message for found in check_file(sealed.path)]):
             return PartitionResult(sealed.start_ms, "; ".join(problems[:5]), sealed.file_bytes, [], [])
-        with open_sealed(sealed, task.store_id) as environment:
-            logs, issues = audit_environment(environment, task)
-            issues += [Issue("incomplete-snapshot", NO_ENTRY, "snapshots were left when the partition closed", 0)
-                       for _ in inspect_snapshots(environment)][:1]  # fmt: skip
-        return PartitionResult(sealed.start_ms, "", sealed.file_bytes, logs, issues)
+        if patience_s is None:
+            with open_sealed(sealed, task.store_id) as environment:
+                logs, issues = audit_environment(environment, task)
+                if any(inspect_snapshots(environment)):
+                    message = "snapshots were left when the partition closed"
+                    issues.append(Issue("incomplete-snapshot", NO_ENTRY, message, 0))
+            return PartitionResult(sealed.start_ms, "", sealed.file_bytes, logs, issues)
+        with closing(Environment(sealed.path, name=sealed.name, read_only=True)) as environment:
+            logs, issues = audit_environment(environment, task._replace(verify=False))
+            issues += _incomplete_snapshots(environment, patience_s)
+            return PartitionResult(sealed.start_ms, "", environment.file_bytes(), logs, issues)
     except (DamagedStore, CorruptRecord, lmdb.Error) as error:
         return PartitionResult(sealed.start_ms, str(error) or type(error).__name__, sealed.file_bytes, [], [])
 
@@ -118,7 +99,8 @@ def audit_environment(environment: Environment, task: PartitionTask) -> tuple[li
     issues: list[Issue] = []
     found: dict[int, int] = {}
     with environment.read() as raw:
-        for key, value in _small_records(raw):
+        # A snapshot says of itself whether it is whole, and runs are read below.
+        for key, value in records_before(raw, fmt.prefix(Table.SNAPSHOT_PART)):
             try:
                 fields = fmt.unseal(key, value)
                 if key[0] == Table.LOG:
@@ -126,17 +108,15 @@ def audit_environment(environment: Environment, task: PartitionTask) -> tuple[li
             except ValueError as error:
                 issues.append(Issue("corrupt-record", NO_ENTRY, f"{_table(key)} {key.hex()}: {error}", 0))
     known = {log.topic_id: log for log in task.logs}
-    withdrawn = {ledger_id: (cancelled, admitted) for ledger_id, cancelled, admitted in task.withdrawn}
-    none = BitMap().serialize()
     results = []
     for topic_id, ledger_id in sorted(found.items()):
         log = known.pop(topic_id, None)
-        if log is not None and log.ledger_id != ledger_id:
-            message = f"its log is ledger {ledger_id}, the frontier is of ledger {log.ledger_id}"
+        if log is not None and log.frontier.ledger_id != ledger_id:
+            message = f"its log is ledger {ledger_id}, the frontier is of ledger {log.frontier.ledger_id}"
             issues.append(Issue("missing-entries", NO_ENTRY, message, 0))
             log = None
         if log is None:
-            log = LogTask.unknown(topic_id, ledger_id, *withdrawn.get(ledger_id, (none, none)))
+            log = LogTask.unknown(topic_id, ledger_id, *task.withdrawn.get(ledger_id, (BitMap(), BitMap())))
         results.append(tally_log(_batches(environment, ledger_id, task.verify), log, task.as_of_ms))
     if not issues:
         for log in known.values():  # the log table has none of them
@@ -148,76 +128,63 @@ def _table(key: bytes) -> str:
     return Table(key[0]).name if key[0] in {int(table) for table in Table} else f"table {key[0]:#04x}"
 
 
-def _small_records(raw: lmdb.Transaction) -> Iterator[tuple[bytes, bytes]]:
-    cursor = raw.cursor()
-    more = cursor.first()
-    snapshots = bytes((Table.SNAPSHOT_PART,))  # a snapshot says of itself whether it is whole
-    while more:
-        key = bytes(cursor.key())
-        if key >= snapshots:
-            return
-        yield key, bytes(cursor.value())
-        more = cursor.next()
-
-
 def _batches(environment: Environment, ledger_id: int, verify: bool) -> Iterator[Batch | Issue]:
     """The entries of a log in batches, each a read transaction of its own; what is damaged as an Issue."""
     start = 0
-    while True:
-        gathered = _Gathered()
+    more = True
+    while more:
+        gathered: list[Run] = []
         issues: list[Issue] = []
-        first: int | None = None
+        entries = 0
         more = False
         with environment.read() as raw:
             for run in runs(raw, environment.name, ledger_id, start):
+                full = entries >= _BATCH_ENTRIES or len(gathered) >= _BATCH_RUNS
+                if gathered and (full or isinstance(run, CorruptEntry) or run.first_entry != start):
+                    more = True
+                    break
                 if isinstance(run, CorruptEntry):
-                    if gathered.runs:
-                        more = True
-                        break
                     issues.append(Issue("corrupt-entry", run.entry_id, run.reason, 0))
                     start = run.entry_id + 1
                     continue
-                if first is None:
-                    first = run.first_entry
-                elif run.first_entry != start or gathered.full:
-                    more = True
-                    break
-                gathered.add(run)
+                gathered.append(run)
+                entries += run.count
                 start = run.limit
                 if verify:
                     issues += [Issue("corrupt-entry", entry_id, reason, 1) for entry_id, reason in run.damaged_bodies()]
-            batch = gathered.batch(first) if first is not None else None
+            batch = _together(gathered) if gathered else None
         yield from issues
         if batch is not None:
             yield batch
-        if not more:
-            return
 
 
-class _Gathered:
-    """Runs that follow each other, as columns; views into the transaction that they were read in."""
+def _together(gathered: list[Run]) -> Batch:
+    """The columns of runs that follow each other."""
+    counts = np.fromiter((run.count for run in gathered), np.int64, len(gathered))
+    bases = np.fromiter((run.base_ms for run in gathered), np.int64, len(gathered))
+    dues = np.concatenate([run.due_offsets() for run in gathered]).astype(np.int64) + np.repeat(bases, counts)
+    ends = np.concatenate([run.ends() for run in gathered]).astype(np.int64)
+    sizes = np.diff(ends, prepend=0)
+    starts = np.cumsum(counts) - counts
+    sizes[starts] = ends[starts]
+    return Batch(gathered[0].first_entry, dues, sizes, np.repeat([run.conditional for run in gathered], counts))
 
-    def __init__(self) -> None:
-        self.runs: list[Run] = []
-        self._entries = 0
 
-    @property
-    def full(self) -> bool:
-        return self._entries >= _BATCH_ENTRIES or len(self.runs) >= _BATCH_RUNS
+def _incomplete_snapshots(environment: Environment, patience_s: float) -> list[Issue]:
+    """Snapshots that are torn or damaged and that no process is writing."""
 
-    def add(self, run: Run) -> None:
-        self.runs.append(run)
-        self._entries += run.count
+    def look() -> list[SnapshotInfo]:
+        snapshots = inspect_snapshots(environment, read_parts=True)
+        return [info for info in snapshots if info.state is not SnapshotState.COMPLETE]
 
-    def batch(self, first_entry: int) -> Batch:
-        counts = np.fromiter((run.count for run in self.runs), np.int64, len(self.runs))
-        bases = np.fromiter((run.base_ms for run in self.runs), np.int64, len(self.runs))
-        dues = np.concatenate([run.due_offsets() for run in self.runs]).astype(np.int64) + np.repeat(bases, counts)
-        ends = np.concatenate([run.ends() for run in self.runs]).astype(np.int64)
-        sizes = np.diff(ends, prepend=0)
-        starts = np.cumsum(counts) - counts
-        sizes[starts] = ends[starts]
-        conditional: Mask | None = None
-        if any(run.conditional for run in self.runs):
-            conditional = np.repeat([run.conditional for run in self.runs], counts)
-        return Batch(first_entry, dues, sizes, conditional)
+    found = look()
+    if found and patience_s:
+        time.sleep(patience_s)
+        again = look()
+        found = [info for info in found if info in again]
+    return [
+        Issue(
+            "incomplete-snapshot", NO_ENTRY, f"snapshot {info.snapshot_id} of ledger {info.ledger_id}: {info.reason}", 0
+        )
+        for info in found
+    ]

@@ -6,7 +6,7 @@ finding, and what depends on it is not judged.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
@@ -90,10 +90,10 @@ class StoreFacts:
     quarantined: dict[tuple[int, int], str] = field(default_factory=dict)
     """(ledger id, entry id) -> reason."""
     clock_ms: int = 0
+    acknowledged: dict[int, dict[int, bytes]] = field(default_factory=dict)
+    """Subscription id -> ledger id -> serialised entries that it has acknowledged beyond its mark-delete position."""
     findings: list[AuditFinding] = field(default_factory=list)
     lateness: list[LatenessRow] = field(default_factory=list)
-    trimming: set[int] = field(default_factory=set)
-    """Main-log ledgers that are being removed."""
 
     def topic_name(self, topic_id: int) -> str | None:
         """The full name; None: the topic was deleted."""
@@ -114,6 +114,39 @@ class StoreFacts:
             for topic in sorted(self.topics.values(), key=lambda each: each.name)
         ]
 
+    def subscription_rows(self) -> list[SubscriptionRow]:
+        """A row for each subscription, in order."""
+        found = []
+        for topic in self.topics.values():
+            for name, record in topic.subscriptions:
+                backlog = sum(each.entries - len(self._acknowledged([record], each)) for each in topic.ledgers)
+                mark = record.mark_delete
+                found.append(
+                    SubscriptionRow(
+                        topic.name, name, backlog, mark.ledger_id, mark.entry_id, record.created_ms,
+                        bool(record.flags & 1),
+                    )
+                )  # fmt: skip
+        return sorted(found)
+
+    def take_markers(self, topic: TopicFacts, markers: Mapping[int, list[MarkerRun]], *, known: bool = True) -> None:
+        """Gather the markers of a topic, by the ledger that they stand in.
+
+        known False: a subscription that cannot be read may have acknowledged nothing.
+        """
+        topic.ledgers.sort()
+        gathered = TopicMarkers()
+        cursors = [record for _, record in topic.subscriptions] if known else []
+        for ledger in topic.ledgers:
+            done = self._acknowledged(cursors, ledger)
+            gathered.add_ledger(markers.get(ledger.ledger_id, []), ledger.entries, done)
+        topic.marks = gathered.by_target()
+        self.lateness += [LatenessRow(topic.name, *each) for each in sorted(gathered.lateness().items())]
+
+    def _acknowledged(self, cursors: Sequence[CursorRecord], ledger: KeptLedger) -> BitMap:
+        rows = [(cursor, self.acknowledged.get(cursor.subscription_id, {})) for cursor in cursors]
+        return acknowledged_by_all(rows, ledger.ledger_id, ledger.entries)
+
 
 def log_address(topic: str | None, topic_id: int, start_ms: int) -> str:
     """How findings name one topic's log in one partition."""
@@ -128,13 +161,6 @@ def partition_name(start_ms: int) -> str:
         return str(start_ms)
 
 
-class _Copy(NamedTuple):
-    """What was copied out of the transaction."""
-
-    rows: dict[int, Rows]
-    ledgers: dict[int, _LedgerCopy]
-
-
 class _LedgerCopy(NamedTuple):
     tail: int
     stored_bytes: int
@@ -143,29 +169,38 @@ class _LedgerCopy(NamedTuple):
     damage: list[AuditFinding]
 
 
-def read_facts(main: Environment) -> tuple[StoreFacts, list[SubscriptionRow]]:
-    """The facts and the subscriptions of a store. O(catalog and headers of main logs)."""
+class _Copy(NamedTuple):
+    """What was copied out of the transaction."""
+
+    rows: dict[int, Rows]
+    ledgers: dict[int, _LedgerCopy]
+
+
+def read_facts(main: Environment) -> StoreFacts:
+    """The facts of a store. O(catalog and headers of main logs)."""
     with main.read() as raw:
         copied = _copy(raw, main.name)
     return _Reader(copied).facts()
 
 
+def records_before(raw: lmdb.Transaction, limit: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """(key, value) of every record whose key is below `limit`: copied, with the checksum that it has."""
+    for view, value in raw.cursor():
+        key = bytes(view)
+        if key >= limit:
+            return
+        yield key, bytes(value)
+
+
 def _copy(raw: lmdb.Transaction, name: str) -> _Copy:
     rows: dict[int, Rows] = {}
-    cursor = raw.cursor()
-    more = cursor.first()
-    while more:
-        key = bytes(cursor.key())
-        if key >= fmt.RUN_PREFIX:
-            break
-        rows.setdefault(key[0], []).append((key, bytes(cursor.value())))
-        more = cursor.next()
+    for key, value in records_before(raw, fmt.RUN_PREFIX):
+        rows.setdefault(key[0], []).append((key, value))
     ledgers = {}
     for key, value in rows.get(Table.LEDGER, []):
-        try:
+        trimming = False
+        with suppress(ValueError):
             trimming = LedgerRecord.unpack(fmt.unseal(key, value)).state is LedgerState.TRIMMING
-        except ValueError:
-            trimming = False
         if not trimming:
             ledgers[fmt.trailing_u64(key)] = _copy_ledger(raw, name, fmt.trailing_u64(key))
     return _Copy(rows, ledgers)
@@ -202,149 +237,96 @@ class _Reader:
     def __init__(self, copied: _Copy) -> None:
         self._copied = copied
         self._facts = StoreFacts()
-        self._acked: dict[int, dict[int, bytes]] = {}
-        self._damaged_cursors: set[int] = set()
 
-    def facts(self) -> tuple[StoreFacts, list[SubscriptionRow]]:
+    def facts(self) -> StoreFacts:
         facts = self._facts
-        self._verify_the_rest()
-        for key, mark in self._read(Table.COUNTER, fmt.unpack_u64):
-            if key == fmt.counter_key("clock_mark"):
-                facts.clock_ms = mark
-        for key, record in self._read(
-            Table.PARTITION,
-            PartitionRecord.unpack,
-            lambda key: facts.unreadable_partitions.add(fmt.trailing_u64(key)),
-        ):
-            facts.partitions[fmt.trailing_u64(key)] = record
-        self._topics()
-        for key, frontier in self._read(
-            Table.FRONTIER,
-            FrontierRecord.unpack,
-            lambda key: facts.unjudged.add((fmt.leading_u32(key), fmt.trailing_u64(key))),
-        ):
-            facts.frontiers[fmt.leading_u32(key), fmt.trailing_u64(key)] = frontier
-        self._withdrawn()
-        for key, reason in self._read(Table.SET_ASIDE, bytes):
-            address = fmt.leading_u64(key), fmt.trailing_u32(key)
-            facts.quarantined[address] = reason.decode(errors="replace")
-        self._cursors()
-        self._main_logs()
-        return facts, [row for topic in facts.topics.values() for row in self._subscription_rows(topic)]
-
-    def _read(
-        self, table: Table, parse: Callable[[bytes], T], damaged: Callable[[bytes], object] | None = None
-    ) -> list[tuple[bytes, T]]:
-        """(key, record) of a table; a damaged one is a finding, and `damaged` is told its key."""
-        found = []
-        for key, value in self._copied.rows.get(table, []):
-            try:
-                found.append((key, parse(fmt.unseal(key, value))))
-            except (CorruptRecord, ValueError) as error:
-                self._facts.findings.append(finding("corrupt-record", f"main, {table.name} {key.hex()}", str(error)))
-                if damaged is not None:
-                    damaged(key)
-        return found
-
-    def _verify_the_rest(self) -> None:
         read_elsewhere = {Table.COUNTER, Table.PARTITION, Table.TOPIC_NAME, Table.FRONTIER, Table.LEDGER,
                           Table.CURSOR, Table.ACKED, Table.CANCELLED, Table.ADMITTED, Table.SET_ASIDE}  # fmt: skip
         for table in Table:
             if table not in read_elsewhere:
                 self._read(table, bytes)
+        facts.clock_ms = dict(self._read(Table.COUNTER, fmt.unpack_u64)).get(fmt.counter_key("clock_mark"), 0)
+        partitions, damaged = self._read_or_not(Table.PARTITION, PartitionRecord.unpack)
+        facts.partitions = {fmt.trailing_u64(key): record for key, record in partitions}
+        facts.unreadable_partitions = {fmt.trailing_u64(key) for key in damaged}
+        self._topics()
+        frontiers, damaged = self._read_or_not(Table.FRONTIER, FrontierRecord.unpack)
+        facts.frontiers = {_place(key): frontier for key, frontier in frontiers}
+        facts.unjudged = {_place(key) for key in damaged}
+        for table, at in ((Table.CANCELLED, 0), (Table.ADMITTED, 1)):
+            bitmaps, damaged = self._read_or_not(table, BitMap.deserialize)
+            facts.unjudged_ledgers |= {fmt.leading_u64(key) for key in damaged}
+            for key, entries in bitmaps:
+                facts.withdrawn.setdefault(fmt.leading_u64(key), (BitMap(), BitMap()))[at].update(entries)
+        for key, reason in self._read(Table.SET_ASIDE, bytes):
+            facts.quarantined[fmt.leading_u64(key), fmt.trailing_u32(key)] = reason.decode(errors="replace")
+        for key, row in self._read(Table.ACKED, lambda fields: BitMap.deserialize(fields).serialize()):
+            facts.acknowledged.setdefault(fmt.leading_u32(key), {})[fmt.trailing_u64(key)] = row
+        self._main_logs(self._cursors())
+        return facts
+
+    def _read(self, table: Table, parse: Callable[[bytes], T]) -> list[tuple[bytes, T]]:
+        """(key, record) of a table; a damaged one is a finding."""
+        return self._read_or_not(table, parse)[0]
+
+    def _read_or_not(self, table: Table, parse: Callable[[bytes], T]) -> tuple[list[tuple[bytes, T]], list[bytes]]:
+        """The same, and the keys of the damaged ones."""
+        found, damaged = [], []
+        for key, value in self._copied.rows.get(table, []):
+            try:
+                found.append((key, parse(fmt.unseal(key, value))))
+            except (CorruptRecord, ValueError) as error:
+                self._facts.findings.append(finding("corrupt-record", f"main, {table.name} {key.hex()}", str(error)))
+                damaged.append(key)
+        return found, damaged
 
     def _topics(self) -> None:
-        facts = self._facts
-
-        def unnamed(key: bytes) -> None:
-            topic_id = fmt.trailing_u32(key)
-            facts.topics[topic_id] = TopicFacts(topic_id, f"topic {topic_id}")
-
+        topics = self._facts.topics
         sealed = dict(self._copied.rows.get(Table.POLICY, []))
-        for key, name in self._read(Table.TOPIC_NAME, bytes, unnamed):
+        names, damaged = self._read_or_not(Table.TOPIC_NAME, bytes)
+        for topic_id in map(fmt.trailing_u32, damaged):
+            topics[topic_id] = TopicFacts(topic_id, f"topic {topic_id}")
+        for key, name in names:
             topic_id = fmt.trailing_u32(key)
-            topic = facts.topics[topic_id] = TopicFacts(topic_id, name.decode(errors="replace"))
+            topic = topics[topic_id] = TopicFacts(topic_id, name.decode(errors="replace"))
             with suppress(CorruptRecord, FormatMismatch, InvalidArgument):
                 policies = effective(sealed, TopicName.parse(topic.name))
                 topic.retention = policies.retention_ms, policies.retention_bytes
 
-    def _withdrawn(self) -> None:
-        facts = self._facts
-        for table, at in ((Table.CANCELLED, 0), (Table.ADMITTED, 1)):
-            for key, entries in self._read(
-                table,
-                BitMap.deserialize,
-                lambda key: facts.unjudged_ledgers.add(fmt.leading_u64(key)),
-            ):
-                both = facts.withdrawn.setdefault(fmt.leading_u64(key), (BitMap(), BitMap()))
-                both[at].update(entries)
-
-    def _cursors(self) -> None:
-        facts = self._facts
-        for key, row in self._read(Table.ACKED, lambda fields: BitMap.deserialize(fields).serialize()):
-            self._acked.setdefault(fmt.leading_u32(key), {})[fmt.trailing_u64(key)] = row
-        for key, record in self._read(
-            Table.CURSOR, CursorRecord.unpack, lambda key: self._damaged_cursors.add(fmt.leading_u32(key))
-        ):
-            topic = facts.topics.get(fmt.leading_u32(key))
+    def _cursors(self) -> set[int]:
+        """Give the topics their subscriptions; ids of those that have one that is damaged."""
+        cursors, damaged = self._read_or_not(Table.CURSOR, CursorRecord.unpack)
+        for key, record in cursors:
+            topic = self._facts.topics.get(fmt.leading_u32(key))
             if topic is not None:
                 topic.subscriptions.append((fmt.split_named_key(key, "replace")[1], record))
+        return {fmt.leading_u32(key) for key in damaged}
 
-    def _main_logs(self) -> None:
-        facts, copied = self._facts, self._copied
-
-        def unreadable(key: bytes) -> None:
-            topic = facts.topics.get(fmt.leading_u32(key))
-            ledger_id = fmt.trailing_u64(key)
-            if topic is not None and ledger_id in copied.ledgers:
-                topic.ledgers.append(_kept(ledger_id, None, copied.ledgers[ledger_id]))
-
-        for key, record in self._read(Table.LEDGER, LedgerRecord.unpack, unreadable):
-            ledger_id = fmt.trailing_u64(key)
-            topic = facts.topics.get(fmt.leading_u32(key))
-            if record.state is LedgerState.TRIMMING:
-                facts.trimming.add(ledger_id)
-            elif topic is not None:
-                topic.ledgers.append(_kept(ledger_id, record, copied.ledgers[ledger_id]))
+    def _main_logs(self, damaged_cursors: set[int]) -> None:
+        facts, copied = self._facts, self._copied.ledgers
+        ledgers, damaged = self._read_or_not(Table.LEDGER, LedgerRecord.unpack)
+        for key, record in (*ledgers, *((key, None) for key in damaged)):
+            topic_id, ledger_id = _place(key)
+            if topic_id in facts.topics and ledger_id in copied:  # else it is being trimmed
+                kept = KeptLedger(ledger_id, record, *copied[ledger_id][:3])
+                facts.topics[topic_id].ledgers.append(kept)
+        markers = {ledger_id: ledger.markers for ledger_id, ledger in copied.items()}
         for topic in facts.topics.values():
-            topic.ledgers.sort()
-            self._markers(topic)
-
-    def _markers(self, topic: TopicFacts) -> None:
-        facts = self._facts
-        markers = TopicMarkers()
-        acked = [(record, self._acked.get(record.subscription_id, {})) for _, record in topic.subscriptions]
-        known = topic.topic_id not in self._damaged_cursors  # else some subscription may have acknowledged nothing
-        for ledger in topic.ledgers:
-            copied = self._copied.ledgers[ledger.ledger_id]
-            facts.findings += copied.damage
-            record = ledger.record
-            if record is None or copied.damage:
-                topic.complete = False
-            elif record.state is LedgerState.CLOSED and copied.tail != record.entries:
-                topic.complete = False
-                facts.findings.append(_gap(ledger.ledger_id, copied.tail, record.entries))
-            done = acknowledged_by_all(acked, ledger.ledger_id, copied.tail) if known else BitMap()
-            markers.add_ledger(copied.markers, copied.tail, done)
-        topic.marks = markers.by_target()
-        facts.lateness += [LatenessRow(topic.name, *each) for each in sorted(markers.lateness().items())]
-
-    def _subscription_rows(self, topic: TopicFacts) -> list[SubscriptionRow]:
-        found = []
-        for name, record in topic.subscriptions:
-            acked = self._acked.get(record.subscription_id, {})
-            backlog = 0
+            facts.take_markers(topic, markers, known=topic.topic_id not in damaged_cursors)
             for ledger in topic.ledgers:
-                done = acknowledged_by_all([(record, acked)], ledger.ledger_id, ledger.entries)
-                backlog += ledger.entries - len(done)
-            found.append(
-                SubscriptionRow(
-                    topic.name, name, backlog, record.ledger_id, record.next_entry - 1, record.created_ms,
-                    bool(record.flags & 1),
-                )
-            )  # fmt: skip
-        return found
+                self._complete(topic, ledger, copied[ledger.ledger_id].damage)
+
+    def _complete(self, topic: TopicFacts, ledger: KeptLedger, damage: list[AuditFinding]) -> None:
+        """Whether all of a ledger is there; what is not is a finding."""
+        findings, record = self._facts.findings, ledger.record
+        findings += damage
+        if record is None or damage:
+            topic.complete = False
+        elif record.state is LedgerState.CLOSED and ledger.entries != record.entries:
+            topic.complete = False
+            findings.append(_gap(ledger.ledger_id, ledger.entries, record.entries))
 
 
-def _kept(ledger_id: int, record: LedgerRecord | None, copied: _LedgerCopy) -> KeptLedger:
-    return KeptLedger(ledger_id, record, copied.tail, copied.stored_bytes, copied.messages)
+def _place(key: bytes) -> tuple[int, int]:
+    """(topic id, partition start or ledger id)."""
+    return fmt.leading_u32(key), fmt.trailing_u64(key)
