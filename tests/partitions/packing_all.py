@@ -1,13 +1,57 @@
-"""What a delay index holds, and its buckets in the form in which a start restores them."""
+"""A due column in memory; what a delay index holds, and its buckets in the form in which a start restores them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
+import numpy as np
 from pyroaring import BitMap
 
 from duelog.partitions.index.delay_index import DelayIndex
 from duelog.partitions.index.packed_buckets import PackedBucket, Slab
+from duelog.partitions.index.window import Dues, Ids
+
+
+class Column:
+    """A due column in memory: counts what is read of it, and can be damaged or made to fail."""
+
+    def __init__(self) -> None:
+        self.due_ms: dict[int, int] = {}
+        self.damaged: set[int] = set()
+        self.reads = 0
+        self.good_calls: int | None = None  # then every call raises; None: never
+
+    def __call__(self, ids: Ids) -> Dues:
+        if self.good_calls is not None:
+            if not self.good_calls:
+                raise OSError("the column cannot be read")
+            self.good_calls -= 1
+        assert (ids[1:] > ids[:-1]).all()
+        self.reads += len(ids)
+        return np.array([-1 if i in self.damaged else self.due_ms[i] for i in ids.tolist()], dtype=np.int64)
+
+    def put(self, first: int, dues: Iterable[int]) -> tuple[Ids, Dues]:
+        """Append entries from ``first`` on."""
+        listed = list(dues)
+        self.due_ms.update(enumerate(listed, first))
+        return np.arange(first, first + len(listed), dtype=np.uint32), np.array(listed, dtype=np.int64)
+
+
+def pairs(taken: tuple[Ids, Dues]) -> list[tuple[int, int]]:
+    """What was taken as (due_ms, entry_id)."""
+    ids, dues = taken
+    assert ids.dtype == np.uint32
+    assert dues.dtype == np.int64
+    return list(zip(dues.tolist(), ids.tolist(), strict=True))
+
+
+def drain(index: DelayIndex, now_ms: int, limit: int) -> list[tuple[int, int]]:
+    """Everything due by now, in the order taken."""
+    every: list[tuple[int, int]] = []
+    while more := pairs(index.take(now_ms, limit)):
+        index._check()
+        every += more
+    return every
 
 
 def buckets_of(index: DelayIndex) -> list[tuple[int, BitMap]]:

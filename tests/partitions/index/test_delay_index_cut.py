@@ -2,34 +2,21 @@
 
 from __future__ import annotations
 
-import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyroaring import BitMap
 
 from duelog.partitions.index.delay_index import DelayIndex
 from duelog.partitions.index.index_cut import IndexCut, Piece
-from duelog.partitions.index.window import Dues, Ids
-from tests.partitions.packing_all import as_packed, buckets_of
+from tests.partitions.packing_all import Column, as_packed, buckets_of
 
 START_MS = 60_000
 BUCKET_MS = 10
 
 
-class Column:
-    """Due times by entry id."""
-
-    def __init__(self) -> None:
-        self.dues: list[int] = []
-
-    def __call__(self, ids: Ids) -> Dues:
-        return np.array([self.dues[entry_id] for entry_id in ids.tolist()], dtype=np.int64)
-
-    def append(self, index: DelayIndex, offsets: list[int]) -> None:
-        """Append entries and add them to the index."""
-        first = len(self.dues)
-        self.dues += [START_MS + offset for offset in offsets]
-        index.add(first, np.array(self.dues[first:], dtype=np.int64))
+def append(column: Column, index: DelayIndex, offsets: list[int]) -> None:
+    """Append entries and add them to the index."""
+    index.add(*column.put(len(column.due_ms), (START_MS + offset for offset in offsets)))
 
 
 def gathered(cutting: IndexCut, between: object = None) -> list[Piece]:
@@ -74,7 +61,7 @@ def test_what_comes_in_meanwhile_is_not_in_the_copy(
     """Whatever is added between slices, also what pushes the window back into buckets, the copy is of the beginning."""
     column = Column()
     index = DelayIndex(column, start_ms=START_MS, bucket_ms=BUCKET_MS, window_entries=window)
-    column.append(index, before)
+    append(column, index, before)
     index.take(START_MS + 100, taken)
     index.exact_next_due_ms()  # loads the window, and splits a crowded bucket
     expected = {start_ms: set(ids) for start_ms, ids in buckets_of(index)}
@@ -87,26 +74,18 @@ def test_what_comes_in_meanwhile_is_not_in_the_copy(
 
     def more_comes_in() -> None:
         if left:
-            column.append(index, left.pop())
+            append(column, index, left.pop())
 
     cutting = index.cut(len(before))
     assert as_dict(gathered(cutting, more_comes_in)) == expected
     index._check()
 
 
-def test_entries_from_the_limit_on_are_left_out() -> None:
-    """A copy below a late entry holds what came before it, whole buckets being left out where nothing did."""
-    column = Column()
-    index = DelayIndex(column, start_ms=START_MS, bucket_ms=BUCKET_MS)
-    column.append(index, [0, 1, 20, 21, 40])
-    assert as_dict(gathered(index.cut(3))) == {START_MS: {0, 1}, START_MS + 20: {2}}
-
-
 def test_a_cancelled_entry_may_be_missing_and_nothing_else() -> None:
     """Discarding between slices takes out that entry alone."""
     column = Column()
     index = DelayIndex(column, start_ms=START_MS, bucket_ms=BUCKET_MS)
-    column.append(index, list(range(50)))
+    append(column, index, list(range(50)))
     found = as_dict(gathered(index.cut(50), lambda: index.discard(BitMap([45]))))
     assert set().union(*found.values()) == set(range(50)) - {45}
 
@@ -115,6 +94,6 @@ def test_copying_goes_on_past_buckets_that_hold_nothing_below_the_limit() -> Non
     """A slice is empty only when the copy is complete."""
     column = Column()
     index = DelayIndex(column, start_ms=START_MS, bucket_ms=BUCKET_MS)
-    column.append(index, [50])
-    column.append(index, [offset for offset in range(0, 50, 10) for _ in range(3)])
+    append(column, index, [50])
+    append(column, index, [offset for offset in range(0, 50, 10) for _ in range(3)])
     assert as_dict(gathered(index.cut(1))) == {START_MS + 50: {0}}

@@ -1,6 +1,6 @@
 """Packed buckets: what leaves them so, what unpacks them, and that their memory goes with them.
 
-That an index with such buckets is equal to one without in every operation is in test_delay_index.py.
+That an index with such buckets is equal to one without in every operation is in test_delay_index_model.py.
 """
 
 from __future__ import annotations
@@ -69,25 +69,6 @@ def test_the_first_due_bucket_is_unpacked_alone() -> None:
     assert packed_in(index) == [START_MS + minute * MINUTE_MS for minute in range(1, MINUTES)]
 
 
-def test_what_was_added_to_a_packed_bucket_comes_out_with_it_in_order() -> None:
-    """Entries packed and entries added are one bucket when it is due."""
-    index = packed_index()
-    index.add_one(60, due_ms(60))
-    index.add(np.array([72, 84], dtype=np.uint32), due_of(np.array([72, 84], dtype=np.uint32)))
-    assert index.take(START_MS + MINUTE_MS - 1, 100)[0].tolist() == [0, 12, 24, 36, 48, 60, 72, 84]
-
-
-def test_an_entry_added_to_a_packed_bucket_can_be_taken_out_again() -> None:
-    """Whether by its due time or by its id alone."""
-    index = packed_index()
-    for entry_id in (60, 72):
-        index.add_one(entry_id, due_ms(entry_id))
-    assert index.discard_one(60, due_ms(60))
-    assert index.discard(BitMap([72, 12])) == 2
-    index._check()
-    assert index.take(START_MS + MINUTE_MS - 1, 100)[0].tolist() == [0, 24, 36, 48]
-
-
 def test_entries_added_after_the_snapshot_are_discarded_without_waking_a_bucket() -> None:
     """None of them can be among those saved; one older than they are is looked for, and unpacks the buckets hit."""
     index = packed_index(together=MINUTES)
@@ -101,25 +82,6 @@ def test_entries_added_after_the_snapshot_are_discarded_without_waking_a_bucket(
     index._check()
     assert len(packed_in(index)) == MINUTES - 2
     assert index.take(START_MS + MINUTE_MS - 1, 100)[0].tolist() == [0, 12, 24, 36, 48]
-
-
-def test_a_snapshot_takes_packed_buckets_as_they_are() -> None:
-    """Copying the index for a snapshot unpacks none, though it has to look into one that was added to."""
-    index = packed_index()
-    index.add_one(61, due_ms(61))
-    cutting = index.cut(62)
-    cutting.arrange()
-    pieces = cutting.more(1 << 32)
-    assert sorted(entry_id for piece in pieces for entry_id in BitMap.deserialize(piece.bitmap)) == [*range(60), 61]
-    assert len(packed_in(index)) == MINUTES
-
-
-def test_a_copy_below_packed_entries_leaves_them_out() -> None:
-    """Bytes that may hold entries from the limit on are not copied as they are."""
-    cutting = packed_index().cut(30)
-    cutting.arrange()
-    copied = [entry_id for piece in cutting.more(1 << 32) for entry_id in BitMap.deserialize(piece.bitmap)]
-    assert sorted(copied) == list(range(30))
 
 
 @pytest.mark.parametrize("seed", range(5))

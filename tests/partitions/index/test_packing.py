@@ -1,6 +1,6 @@
 """Buckets that appends have filled are packed: which, when, in what pieces, and what that takes and saves.
 
-That an index whose buckets are packed is equal to one without in every operation is in test_delay_index.py.
+That an index whose buckets are packed is equal to one without in every operation is in test_delay_index_model.py.
 """
 
 from __future__ import annotations
