@@ -89,6 +89,12 @@ class Log:
                 restored: Restored | None = done.value
                 return restored
 
+    def restored(self, environment: Environment) -> Restored:
+        """What a start makes of the snapshots there are, one of which can be used."""
+        found = self.restore(environment)
+        assert found is not None
+        return found
+
 
 def drained(restored: Restored) -> list[tuple[int, int]]:
     """(due time, entry id) of everything in a restored index, in firing order."""

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import numpy as np
 import pytest
 from pyroaring import BitMap
@@ -14,7 +11,7 @@ from duelog.snapshot.snapshot_format import Metadata, Part, PartRecord, Unusable
 from duelog.snapshot.writer import SnapshotWritten, write_snapshot
 from duelog.store.codec.format import CRC_BYTES, seal, snapshot_meta_key, snapshot_part_key, unseal
 from duelog.store.env.environment import Environment
-from tests.snapshot.logs import BUCKET_MS, LEDGER, START_MS, Log, drained, new_environment, scattered
+from tests.snapshot.logs import BUCKET_MS, LEDGER, START_MS, Log, drained, scattered
 
 PART_BYTES = 1_024
 
@@ -64,14 +61,6 @@ def test_metadata_gives_back_its_fields() -> None:
     assert (metadata.entries, metadata.stored_bytes) == (9, 7)
 
 
-@pytest.fixture
-def environment(tmp_path: Path) -> Iterator[Environment]:
-    """An empty partition environment."""
-    opened = new_environment(tmp_path / "partition")
-    yield opened
-    opened.close()
-
-
 def keys_of(written: SnapshotWritten) -> list[bytes]:
     """Keys of a snapshot's parts, then of its metadata."""
     parts = [snapshot_part_key(written.ledger_id, written.snapshot_id, number) for number in range(written.parts)]
@@ -117,8 +106,7 @@ def test_every_flipped_bit_is_noticed(environment: Environment) -> None:
             store(environment, key, bytes(damaged))
             assert log.restore(environment) is None
         store(environment, key, whole)
-    restored = log.restore(environment)
-    assert restored is not None
+    restored = log.restored(environment)
     assert drained(restored) == log.pending()
 
 

@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
 from duelog.partitions.index.window import Dues, Ids
 from duelog.snapshot.writer import write_snapshot
 from duelog.store.codec.format import snapshot_meta_key
+from duelog.store.codec.frontier import FrontierRecord
 from duelog.store.env.environment import Environment
 from duelog.store.env.transaction import Transaction
 from tests.partitions.packing_all import packed_in
-from tests.snapshot.logs import BUCKET_MS, LEDGER, START_MS, Log, drained, new_environment, scattered
+from tests.snapshot.logs import BUCKET_MS, LEDGER, START_MS, Log, drained, scattered
 
 PART_BYTES = 1_024
-
-
-@pytest.fixture
-def environment(tmp_path: Path) -> Iterator[Environment]:
-    """An empty partition environment."""
-    opened = new_environment(tmp_path / "partition")
-    yield opened
-    opened.close()
 
 
 @pytest.mark.parametrize("fired", [1, 7, 150, 399, 400])
@@ -33,8 +25,7 @@ def test_what_fired_since_is_left_out(environment: Environment, fired: int) -> N
     log.fire(100)
     write_snapshot(environment, log.cut(), PART_BYTES, 1)
     log.fire(fired)
-    restored = log.restore(environment)
-    assert restored is not None
+    restored = log.restored(environment)
     assert drained(restored) == log.pending()
     assert len(log.pending()) == 400 - fired
 
@@ -69,8 +60,7 @@ def test_due_times_of_the_frontiers_bucket_are_read_once(environment: Environmen
         return original(ids)
 
     log.due_of = counting  # type: ignore[method-assign]
-    restored = log.restore(environment)
-    assert restored is not None
+    restored = log.restored(environment)
     restored.pending._check()
     read_before = len(read)
     read.clear()
@@ -90,8 +80,7 @@ def test_a_frontiers_bucket_too_large_for_the_window_is_left_to_be_read_in_parts
     log = Log(scattered(500, span_ms=90))
     write_snapshot(environment, log.cut(), PART_BYTES, 1)
     log.fire(200)
-    restored = log.restore(environment)
-    assert restored is not None
+    restored = log.restored(environment)
     assert not len(restored.pending._window)
     assert drained(restored) == log.pending()
 
@@ -101,8 +90,7 @@ def test_later_buckets_are_restored_packed(environment: Environment) -> None:
     log = Log(scattered(5_000))
     write_snapshot(environment, log.cut(), PART_BYTES, 1)
     log.fire(1_000)
-    restored = log.restore(environment)
-    assert restored is not None
+    restored = log.restored(environment)
     bucket_ms = log.frontier.due_ms - log.frontier.due_ms % BUCKET_MS
     assert packed_in(restored.pending) == list(range(bucket_ms + BUCKET_MS, START_MS + 2_000, BUCKET_MS))
     assert drained(restored) == log.pending()
@@ -114,8 +102,7 @@ def test_a_bucket_in_several_parts_is_restored_whole(environment: Environment) -
     parts = write_snapshot(environment, log.cut(), PART_BYTES, 1).parts
     assert parts > len({due_ms // BUCKET_MS for due_ms in log.dues})
     log.fire(700)
-    restored = log.restore(environment)
-    assert restored is not None
+    restored = log.restored(environment)
     assert drained(restored) == log.pending()
 
 
@@ -124,8 +111,7 @@ def test_many_entries_at_one_instant_are_cut_at_the_entry(environment: Environme
     log = Log([START_MS + 50] * 1_000)
     write_snapshot(environment, log.cut(), PART_BYTES, 1)
     log.fire(600)
-    restored = log.restore(environment)
-    assert restored is not None
+    restored = log.restored(environment)
     assert [entry_id for _, entry_id in drained(restored)] == list(range(600, 1_000))
 
 
@@ -134,8 +120,7 @@ def test_entries_after_the_tail_are_left_to_the_replay(environment: Environment)
     log = Log(scattered(100))
     write_snapshot(environment, log.cut(), PART_BYTES, 1)
     log.dues += scattered(50, seed=2)
-    restored = log.restore(environment)
-    assert restored is not None
+    restored = log.restored(environment)
     assert restored.tail == 100
     assert max(entry_id for _, entry_id in drained(restored)) < 100
 
@@ -164,46 +149,43 @@ def test_the_snapshot_before_is_used_when_the_newest_is_damaged(environment: Env
     assert drained(restored) == [key for key in log.pending() if key[1] < 100]
 
 
-def test_a_snapshot_ahead_of_the_frontier_is_not_used(environment: Environment) -> None:
+def frontier_gone_back(log: Log) -> None:
     """The main environment has gone back (a power cut without durability): entries would be lost."""
-    log = Log(scattered(100))
-    before = log.frontier
-    log.fire(30)
-    write_snapshot(environment, log.cut(), PART_BYTES, 1)
-    log.frontier = before
-    reasons: list[str] = []
-    assert log.restore(environment, reasons) is None
-    assert "ahead of" in reasons[0]
+    log.frontier = FrontierRecord.start(LEDGER)
 
 
-def test_a_snapshot_of_more_entries_than_there_are_is_not_used(environment: Environment) -> None:
-    """The log has gone back, or the snapshot is of another copy of it."""
-    log = Log(scattered(100))
-    write_snapshot(environment, log.cut(), PART_BYTES, 1)
+def log_gone_back(log: Log) -> None:
+    """It has fewer entries, or the snapshot is of another copy of it."""
     del log.dues[90:]
-    reasons: list[str] = []
-    assert log.restore(environment, reasons) is None
-    assert "covers 100 entries, the log has 90" in reasons[0]
 
 
-def test_a_frontier_that_moved_without_seeing_the_covered_entries_is_not_of_this_log(environment: Environment) -> None:
+def frontier_of_another_log(log: Log) -> None:
     """C moves only together with T; where it did not, which entries have fired cannot be told from the bitmaps."""
-    log = Log(scattered(100))
-    write_snapshot(environment, log.cut(), PART_BYTES, 1)
     log.fire(30)
     log.frontier = log.frontier._replace(absorbed_end=99)
-    reasons: list[str] = []
-    assert log.restore(environment, reasons) is None
-    assert "absorbed only 99" in reasons[0]
 
 
-def test_another_bucket_size_means_a_replay(environment: Environment) -> None:
-    """The configuration was changed: the bitmaps do not fit its grid."""
+@pytest.mark.parametrize(
+    ("fired", "change", "bucket_ms", "reason"),
+    [
+        (30, frontier_gone_back, BUCKET_MS, "is ahead of"),
+        (0, log_gone_back, BUCKET_MS, "covers 100 entries, the log has 90"),
+        (0, frontier_of_another_log, BUCKET_MS, "absorbed only 99"),
+        (0, lambda log: None, BUCKET_MS * 2, "bucket_ms"),
+    ],
+)
+def test_a_snapshot_that_is_not_of_this_logs_past_is_not_used(
+    environment: Environment, fired: int, change: Callable[[Log], None], bucket_ms: int, reason: str
+) -> None:
+    """Nor one whose buckets are of another size; the reason is told."""
     log = Log(scattered(100))
+    if fired:
+        log.fire(fired)
     write_snapshot(environment, log.cut(), PART_BYTES, 1)
+    change(log)
     reasons: list[str] = []
-    assert log.restore(environment, reasons, bucket_ms=BUCKET_MS * 2) is None
-    assert "bucket_ms" in reasons[0]
+    assert log.restore(environment, reasons, bucket_ms=bucket_ms) is None
+    assert reason in reasons[0]
 
 
 def test_an_entry_whose_due_time_cannot_be_read_is_kept_for_the_index_to_report(environment: Environment) -> None:
@@ -212,7 +194,6 @@ def test_an_entry_whose_due_time_cannot_be_read_is_kept_for_the_index_to_report(
     write_snapshot(environment, log.cut(), PART_BYTES, 1)
     log.fire(5)
     log.dues[7] = -1
-    restored = log.restore(environment)
-    assert restored is not None
+    restored = log.restored(environment)
     assert [entry_id for _, entry_id in drained(restored)] == [5, 6, 8, 9]
     assert list(restored.pending.unreadable) == [7]

@@ -2,27 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
-import pytest
-
 from duelog.snapshot.stored import SnapshotState, inspect_snapshots
 from duelog.snapshot.writer import SnapshotWritten, remove_snapshots, write_snapshot, write_snapshots
 from duelog.store.env.environment import Environment
 from duelog.store.files import failpoints
-from tests.snapshot.logs import LEDGER, Log, drained, new_environment, scattered
+from tests.snapshot.logs import LEDGER, Log, drained, scattered
 
 PART_BYTES = 1_024
-
-
-@pytest.fixture
-def environment(tmp_path: Path) -> Iterator[Environment]:
-    """An empty partition environment; failpoints are disarmed at the end."""
-    opened = new_environment(tmp_path / "partition")
-    yield opened
-    failpoints.disarm()
-    opened.close()
 
 
 def states(environment: Environment) -> list[tuple[int, int, str]]:
@@ -123,6 +109,5 @@ def test_an_empty_index_has_a_snapshot_without_parts(environment: Environment) -
     log.fire(100)
     written = write_snapshot(environment, log.cut(), PART_BYTES, 1)
     assert (written.parts, written.entries) == (0, 0)
-    restored = log.restore(environment)
-    assert restored is not None
+    restored = log.restored(environment)
     assert (restored.tail, drained(restored)) == (100, [])
