@@ -64,15 +64,6 @@ class StubCondition(threading.Condition):
         return self.notified
 
 
-def test_advancing_a_manual_clock_wakes_a_waiter_in_another_thread() -> None:
-    """A waiter ends when the clock is advanced to its time, whether or not it slept already."""
-    clock = ManualClock(1_000)
-    waiter = Waiter(clock, 2_000)
-    assert clock.advance(1_000) == 2_000
-    assert waiter.ended()
-    assert waiter.woken_ms == 2_000
-
-
 def test_setting_a_manual_clock_wakes_all_waiters() -> None:
     """Each waiter has its condition, and every one is notified by one set()."""
     clock = ManualClock(0)
@@ -258,17 +249,6 @@ def test_the_store_clock_never_shows_less_than_it_was_raised_to(steps: list[tupl
         assert clock.mark_ms == twin
         assert clock.now_ms() == max(twin, wrapped.now_ms())
         assert clock.wrapped is wrapped
-
-
-def test_reading_the_store_clock_does_not_raise_its_mark() -> None:
-    """A wall clock that jumped forward for a moment changes nothing until the store has acted on it."""
-    wrapped = ManualClock(100)
-    clock = StoreClock(wrapped)
-    wrapped.set(10**12)
-    assert clock.now_ms() == 10**12
-    wrapped.set(100)
-    assert clock.now_ms() == 100
-    assert clock.mark_ms == 0
 
 
 def test_raising_from_many_threads_keeps_the_highest() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,7 +17,8 @@ from duelog.store.names import (
     validate_subscription_name,
 )
 
-ROOM = MAX_TOPIC_BYTES - len("persistent://public/default/")  # bytes left for the name of a topic given in short form
+LONGEST = MAX_TOPIC_BYTES - len("persistent://public/default/")
+"""Bytes that are left for the name of a topic given in short form."""
 
 
 @pytest.mark.parametrize(
@@ -30,8 +33,8 @@ ROOM = MAX_TOPIC_BYTES - len("persistent://public/default/")  # bytes left for t
         ("提醒", "persistent://public/default/提醒"),
         ("👩‍👧", "persistent://public/default/👩‍👧"),
         ("a:b?c#d%20", "persistent://public/default/a:b?c#d%20"),
-        ("x" * ROOM, "persistent://public/default/" + "x" * ROOM),
-        ("ü" * (ROOM // 2), "persistent://public/default/" + "ü" * (ROOM // 2)),
+        ("x" * LONGEST, "persistent://public/default/" + "x" * LONGEST),
+        ("ü" * (LONGEST // 2), "persistent://public/default/" + "ü" * (LONGEST // 2)),
     ],
 )
 def test_short_and_full_forms_have_one_full_form(text: str, full: str) -> None:
@@ -76,8 +79,8 @@ def test_short_and_full_forms_have_one_full_form(text: str, full: str) -> None:
         "a\x85b",
         "a\u2028b",
         "a\ud800b",
-        "x" * (ROOM + 1),
-        "ü" * (ROOM // 2 + 1),
+        "x" * (LONGEST + 1),
+        "ü" * (LONGEST // 2 + 1),
         "t" * 400 + "/ns/c",
         None,
         7,
@@ -105,22 +108,6 @@ def test_any_text_is_a_name_that_reads_back_or_is_refused(text: str) -> None:
     assert full.removeprefix("persistent://").split("/") == list(name)
 
 
-@pytest.mark.parametrize("text", ["public/default", "a/b", "a-=:._9/Z"])
-def test_a_namespace_is_tenant_and_namespace(text: str) -> None:
-    """A good name is returned as it is."""
-    assert validate_namespace_name(text) == text
-
-
-@pytest.mark.parametrize(
-    "text", ["", "/", "a", "a/", "/b", "a/b/c", "a b/c", "a/b\n", "ä/b", "a" * 390 + "/b", None, 3, b"a/b"]
-)
-def test_other_namespaces_are_refused(text: object) -> None:
-    """What no topic could be in is refused."""
-    with pytest.raises(InvalidArgument) as caught:
-        validate_namespace_name(text)  # type: ignore[arg-type]
-    assert (caught.value.field, caught.value.value) == ("namespace", text)
-
-
 def test_the_longest_namespace_leaves_space_for_a_topic() -> None:
     """The longest namespace that is taken can hold a topic of one byte, and no longer one is taken."""
     longest = "t/" + "n" * (MAX_TOPIC_BYTES - len("persistent://t//x"))
@@ -129,18 +116,31 @@ def test_the_longest_namespace_leaves_space_for_a_topic() -> None:
         validate_namespace_name(longest + "n")
 
 
-@pytest.mark.parametrize("text", ["mailer", "a b", "ü" * 100, "x" * MAX_SUBSCRIPTION_BYTES, "-", "a:b"])
-def test_good_subscription_names_are_returned(text: str) -> None:
-    """A good name is returned as it is."""
-    assert validate_subscription_name(text) == text
+@pytest.mark.parametrize(
+    ("validate", "texts"),
+    [
+        (validate_namespace_name, ["public/default", "a/b", "a-=:._9/Z"]),
+        (validate_subscription_name, ["mailer", "a b", "ü" * 100, "x" * MAX_SUBSCRIPTION_BYTES, "-", "a:b"]),
+    ],
+)
+def test_a_good_name_of_a_namespace_or_subscription_is_returned_as_it_is(
+    validate: Callable[[str], str], texts: list[str]
+) -> None:
+    """Of a namespace it is tenant and namespace."""
+    assert [validate(text) for text in texts] == texts
+
+
+NO_NAMESPACES = ["", "/", "a", "a/", "/b", "a/b/c", "a b/c", "a/b\n", "ä/b", "a" * 390 + "/b", None, 3, b"a/b"]
+NO_SUBSCRIPTIONS = ["", "a/b", "/", "a\n", "\x00", "a\x7f", "a\ud800", "ü" * 100 + "x", "x" * 201, None, 3, b"mailer"]
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["", "a/b", "/", "a\n", "\x00", "a\x7f", "a\ud800", "ü" * 100 + "x", "x" * 201, None, 3, b"mailer"],
+    ("field", "text"),
+    [*(("namespace", text) for text in NO_NAMESPACES), *(("subscription", text) for text in NO_SUBSCRIPTIONS)],
 )
-def test_other_subscription_names_are_refused(text: object) -> None:
-    """Empty, too long, with a slash or a control character, or no text at all."""
+def test_other_namespaces_and_subscription_names_are_refused(field: str, text: object) -> None:
+    """Empty or missing parts, too long, with a character that is not allowed, or no text at all."""
+    validate = validate_namespace_name if field == "namespace" else validate_subscription_name
     with pytest.raises(InvalidArgument) as caught:
-        validate_subscription_name(text)  # type: ignore[arg-type]
-    assert (caught.value.field, caught.value.value) == ("subscription", text)
+        validate(text)  # type: ignore[arg-type]
+    assert (caught.value.field, caught.value.value) == (field, text)

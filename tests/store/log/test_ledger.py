@@ -245,16 +245,6 @@ def test_a_ledger_ends_at_the_last_entry_id_there_can_be(environment: Environmen
 # -- the end of a ledger -----------------------------------------------------------------------
 
 
-def test_a_ledger_without_entries_ends_at_zero(environment: Environment) -> None:
-    """Whatever lies before and after it."""
-    assert tail(environment, 7) == 0
-    environment.write(appending(Ledger(6), [b"a"] * 9))
-    assert tail(environment, 7) == 0
-    environment.write(appending(Ledger(8), [b"a"] * 9))
-    assert tail(environment, 7) == 0
-    assert (tail(environment, 6), tail(environment, 8)) == (9, 9)
-
-
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 4), st.integers(1, 10)), max_size=25))
 def test_the_end_of_every_ledger_is_found(

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import itertools
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -13,7 +10,7 @@ from hypothesis import strategies as st
 from duelog.store.errors import CorruptRecord, DelayTooLong, InvalidArgument
 from duelog.store.message import MAX_DUE_MS
 from duelog.store.names import TopicName
-from duelog.store.policy.policies import DELAY_FIELDS, DelayedDeliveryPolicies, EffectivePolicies, merge, scopes_of
+from duelog.store.policy.policies import DelayedDeliveryPolicies, EffectivePolicies, merge, scopes_of
 
 TOPIC = TopicName.parse("shop/mail/reminders")
 NOW_MS = 1_790_000_000_123
@@ -32,45 +29,6 @@ def resolve(
 ) -> EffectivePolicies:
     """What is in force for a topic."""
     return merge(scopes_of(topic, of_store, of_namespace, of_topic))
-
-
-@pytest.mark.parametrize(
-    ("of_store", "of_namespace", "of_topic"), list(itertools.product([None, 0, 1], [None, 0, 2], [None, 0, 3]))
-)
-def test_each_field_is_taken_from_the_narrowest_scope_that_sets_it(
-    of_store: int | None, of_namespace: int | None, of_topic: int | None
-) -> None:
-    """Topic over namespace over store over the default, and the winner is named; a zero wins as any value does."""
-    levels = [
-        ("topic persistent://shop/mail/reminders", of_topic),
-        ("namespace shop/mail", of_namespace),
-        ("store", of_store),
-        ("default", 0),
-    ]
-    where, value = next((where, value) for where, value in levels if value is not None)
-    for name in ("tick_time_ms", "max_delivery_delay_ms"):
-        scopes = [
-            None if given is None else dataclasses.replace(DelayedDeliveryPolicies(), **{name: given})  # type: ignore[arg-type]
-            for given in (of_store, of_namespace, of_topic)
-        ]
-        effective = resolve(TOPIC, *scopes)
-        assert getattr(effective, name) == value
-        assert effective.set_at[name] == where
-
-
-@given(policies, policies, policies)
-def test_scopes_are_merged_field_by_field(
-    of_store: DelayedDeliveryPolicies | None,
-    of_namespace: DelayedDeliveryPolicies | None,
-    of_topic: DelayedDeliveryPolicies | None,
-) -> None:
-    """A scope that sets one field leaves the others to the wider scopes."""
-    effective = resolve(TOPIC, of_store, of_namespace, of_topic)
-    defaults = {"active": True, "tick_time_ms": 0, "max_delivery_delay_ms": 0, "fixed_delivery_delay_ms": 0}
-    for name in DELAY_FIELDS:
-        given_values = [getattr(scope, name) for scope in (of_topic, of_namespace, of_store) if scope is not None]
-        expected = next((value for value in given_values if value is not None), defaults[name])
-        assert getattr(effective, name) == expected
 
 
 @pytest.mark.parametrize("tick_ms", [0, 1, 100, 1000])
@@ -126,6 +84,7 @@ def test_a_zero_at_the_topic_turns_off_what_its_namespace_sets() -> None:
     of_namespace = DelayedDeliveryPolicies(True, 1000, 5, 7)
     effective = resolve(TOPIC, None, of_namespace, DelayedDeliveryPolicies(None, 0, 0, 0))
     assert effective.is_plain
+    assert effective.set_at["tick_time_ms"] == "topic persistent://shop/mail/reminders"
     assert effective.apply(np.array([NOW_MS + 9_999]), NOW_MS).tolist() == [NOW_MS + 9_999]
 
 
