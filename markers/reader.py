@@ -33,6 +33,8 @@ from .received import MessageMaker
 class Unacknowledged(Protocol):
     """What a subscription has not acknowledged (AckSet)."""
 
+    def is_acked(self, position: Position) -> bool: ...
+
     def unacked(self, ledger_id: int, start: int, limit: int) -> BitMap: ...
 
 

@@ -21,7 +21,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Protocol
 
 import numpy as np
 from pyroaring import BitMap
@@ -32,6 +31,7 @@ from ..store.errors import CorruptEntry
 from ..store.log.managed_ledger import ManagedLedger
 from ..store.log.scan import runs
 from ..store.position import Position
+from .reader import Unacknowledged
 from .waiting import Stretch, WaitingEntries, position_of
 
 _PRUNE_ENTRIES = 10_000
@@ -42,12 +42,6 @@ _PAST = Position(2**63, 0)
 
 FellDue = Callable[[Int64s, int], object]
 """Told (due times, now) of entries that have become due; takes leaf locks only."""
-
-
-class Unacknowledged(Protocol):
-    """What a subscription has not acknowledged (AckSet)."""
-
-    def is_acked(self, position: Position) -> bool: ...
 
 
 class SubscriptionView:
@@ -70,9 +64,9 @@ class TopicDelayTracker:
         main: Environment,
         log: ManagedLedger,
         quarantine: Callable[[CorruptEntry], object],
-        fell_due: FellDue | None = None,
-        prune_interval_ms: int = 1_000,
-        prune_ratio: float = 0.5,
+        fell_due: FellDue,
+        prune_interval_ms: int,
+        prune_ratio: float,
     ) -> None:
         """`fell_due` is told of each entry once, when the first view comes by at its due time or later.
 
@@ -175,7 +169,7 @@ class TopicDelayTracker:
         return found
 
     def _tell(self, now_ms: int) -> None:
-        if self._fell_due is not None and now_ms > self.told_ms:
+        if now_ms > self.told_ms:
             dues = self._waiting.dues_between(self.told_ms, now_ms)
             self.told_ms = now_ms
             if len(dues):

@@ -83,7 +83,7 @@ class InlineMessages:
 
     def _new_tracker(self, topic: TopicState) -> TopicDelayTracker:
         """A tracker of what waits in the topic's main log, empty as yet."""
-        fell_due = partial(self._fell_due, topic.topic_id) if self._listeners else None
+        fell_due = partial(self._fell_due, topic.topic_id)
         prune = self._config.tracker_prune_interval_ms, self._config.tracker_prune_ratio
         return TopicDelayTracker(self._main, topic.log, self._unreadable, fell_due, *prune)
 
