@@ -43,20 +43,16 @@ class Removal:
     def remove_topic(self, topic: TopicState) -> None:
         """Remove a topic and all it holds: subscriptions, main log, its claims on partitions."""
         with self._maintenance.lock:
-            trimmed: list[int] = []
-            had_policies = False
 
-            def work(transaction: Transaction) -> list[int]:
-                nonlocal had_policies
-                trimmed.clear()
+            def work(transaction: Transaction) -> tuple[list[int], bool, list[int]]:
                 freed, had_policies = _delete_records(transaction, topic)
-                for ledger_id, ledger in catalog.ledgers(transaction.raw, topic.topic_id):
+                ledgers = list(catalog.ledgers(transaction.raw, topic.topic_id))
+                for ledger_id, ledger in ledgers:
                     trimming = ledger._replace(state=LedgerState.TRIMMING)
                     transaction.put(fmt.ledger_key(topic.topic_id, ledger_id), trimming.pack())
-                    trimmed.append(ledger_id)
-                return freed
+                return freed, had_policies, [ledger_id for ledger_id, _ in ledgers]
 
-            freed = self._main.write(work)
+            freed, had_policies, trimmed = self._main.write(work)
             for subscription in topic.subscriptions.values():
                 subscription.deleted = True
             self._topics.forget(topic)
@@ -76,18 +72,16 @@ class Removal:
                 if subscription.consumers:
                     raise ConsumerBusy(str(topic.name), name, f"it has {subscription.consumers} consumers")
                 subscription.deleted = True
-            had_policies = False
 
-            def work(transaction: Transaction) -> None:
-                nonlocal had_policies
+            def work(transaction: Transaction) -> bool:
                 number = subscription.record.subscription_id
                 for ledger_id, _ in list(catalog.acked(transaction.raw, number)):
                     transaction.delete(fmt.acked_key(number, ledger_id))
                 transaction.delete(fmt.cursor_key(topic.topic_id, name))
-                had_policies = policy_records.forget_subscription(transaction, topic.name, name)
+                return policy_records.forget_subscription(transaction, topic.name, name)
 
             try:
-                self._main.write(work)
+                had_policies = self._main.write(work)
             except BaseException:
                 subscription.deleted = False
                 raise
