@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -149,14 +149,14 @@ class Figures:
                 state.consumers,
                 state.acks.mark_delete,
                 max(0, state.acks.backlog(topic.log) - unacknowledged(state.acks, not_due)),
-                0 if dispatcher is None else dispatcher.outstanding_count(),
+                0 if dispatcher is None else dispatcher.outstanding_count,
                 0 if dispatcher is None else dispatcher.awaiting_redelivery_count,
             )
 
     def pending_of(self, topic_id: int) -> int:
         """Messages of a topic in partitions that have not fired; O(partitions), each opened if it is not."""
         pending = 0
-        for partition in self._partitions.held(_is_open):
+        for partition in self._open_partitions():
             log = partition.log(topic_id)
             if log is not None:
                 pending += self._pending_in(partition, log)
@@ -165,10 +165,13 @@ class Figures:
     def pending_by_topic(self) -> dict[int, int]:
         """`pending_of` by topic id; O(partition logs), each partition opened if it is not."""
         pending: dict[int, int] = {}
-        for partition in self._partitions.held(_is_open):
+        for partition in self._open_partitions():
             for log in partition.logs():
                 pending[log.topic_id] = pending.get(log.topic_id, 0) + self._pending_in(partition, log)
         return pending
+
+    def _open_partitions(self) -> Iterator[Partition]:
+        return self._partitions.held(lambda partition: partition.state is PartitionState.OPEN)
 
     def _pending_in(self, partition: Partition, log: PartitionLog) -> int:
         # What has fired is asked for first: entries that come meanwhile then count as pending, not below zero.
@@ -220,7 +223,9 @@ class Figures:
                 messages += log.ledger.entries
                 if record.state is PartitionState.OPEN and self._exists(log.topic_id):
                     pending += self._pending_in(partition, log)
-            state = "closed" if record.state is PartitionState.CLOSED else _open_state(partition.start_ms, now_ms)
+            state = "current" if partition.start_ms <= now_ms else "future"
+            if record.state is PartitionState.CLOSED:
+                state = "closed"
             found.append(
                 PartitionStats(
                     partition.start_ms,
@@ -266,11 +271,3 @@ class Figures:
             counts.requests,
             tuple(self._firing.suspensions.all()),
         )
-
-
-def _is_open(partition: Partition) -> bool:
-    return partition.state is PartitionState.OPEN
-
-
-def _open_state(start_ms: int, now_ms: int) -> str:
-    return "current" if start_ms <= now_ms else "future"

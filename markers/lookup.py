@@ -14,7 +14,7 @@ from ..partitions.partition_set import PartitionSet
 from ..store.codec.body import decode_body
 from ..store.codec.format import PartitionState, Table
 from ..store.codec.frontier import FrontierRecord
-from ..store.codec.run import Int64s, Run, RunKind, UInt32s
+from ..store.codec.run import Int64s, RunKind, UInt32s
 from ..store.env.environment import Environment
 from ..store.errors import CorruptEntry
 from ..store.log import catalog
@@ -49,10 +49,6 @@ def _read(
     run = find_run(cursor, name, message_id.ledger_id, message_id.entry_id)
     if run is None or run.kind != RunKind.MESSAGES:
         return None
-    return _decode(run, message_id, topic)
-
-
-def _decode(run: Run, message_id: MessageId, topic: str) -> ScheduledMessage | None:
     index = message_id.entry_id - run.first_entry
     body = run.body(index)
     if body is None:

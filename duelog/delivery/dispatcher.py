@@ -116,10 +116,13 @@ class Dispatcher:
         self._ledgers = ledgers
         self.read_position = _after(acks.mark_delete)
         """The next position of the log to look at; may be one past the end of its ledger."""
-        self._outstanding = Outstanding(ack_timeout_ms)
-        self._redeliveries = Redeliveries()
         self._max_kept_back = max_kept_back
-        self._order = KeyOrder(max_kept_back) if type == "key_shared" else DeliveryOrder()
+        self._hold_nothing(Outstanding(ack_timeout_ms))
+
+    def _hold_nothing(self, outstanding: Outstanding) -> None:
+        self._outstanding = outstanding
+        self._redeliveries = Redeliveries()
+        self._order = KeyOrder(self._max_kept_back) if self.type == "key_shared" else DeliveryOrder()
 
     def mend(self, consumers: Sequence[int], rewind: Callable[[Position], None]) -> None:
         """Have nothing handed out, as after a restart, with these consumers; `rewind` takes the reader back."""
@@ -127,8 +130,7 @@ class Dispatcher:
         for consumer in consumers:
             outstanding.add_consumer(consumer)
         self.acks.mend(self._ledgers)
-        self._outstanding, self._redeliveries = outstanding, Redeliveries()
-        self._order = KeyOrder(self._max_kept_back) if self.type == "key_shared" else DeliveryOrder()
+        self._hold_nothing(outstanding)
         self._order.set_consumers(consumers)
         self.read_position = _after(self.acks.mark_delete)
         rewind(self.read_position)
@@ -156,11 +158,10 @@ class Dispatcher:
         """Number of messages read but not handed out yet for their keys' sake; 0 unless "key_shared"."""
         return self._order.kept_back
 
-    def outstanding_count(self, consumer_id: int | None = None) -> int:
-        """Number of messages that a consumer, or all of them, hold unacknowledged."""
-        if consumer_id is not None:
-            self._known(consumer_id)
-        return self._outstanding.count(consumer_id)
+    @property
+    def outstanding_count(self) -> int:
+        """Number of messages that consumers hold unacknowledged. O(consumers and their ledgers)."""
+        return len(self._outstanding)
 
     def may_receive(self, consumer_id: int) -> bool:
         """Whether the consumer gets messages at all: under "failover", whether it is the active one."""

@@ -68,10 +68,8 @@ class Outstanding:
     def __contains__(self, consumer_id: int) -> bool:
         return consumer_id in self._held
 
-    def count(self, consumer_id: int | None = None) -> int:
-        """Number of messages that one consumer, or all, hold. O(consumers and their ledgers)."""
-        if consumer_id is not None:
-            return len(self._held[consumer_id])
+    def __len__(self) -> int:
+        """Number of messages that consumers hold. O(consumers and their ledgers)."""
         return sum(map(len, self._held.values()))
 
     def hand_out(

@@ -67,7 +67,7 @@ def test_acknowledging_twice_counts_once() -> None:
     dispatcher.next_batch(1, 2, 0)
     assert dispatcher.ack(1, at(0, 0)) == 1
     assert dispatcher.ack(2, at(0)) == 0
-    assert dispatcher.outstanding_count(1) == 1
+    assert len(dispatcher._outstanding.by_consumer()[1]) == 1
 
 
 def test_only_the_holder_can_nack() -> None:
@@ -78,7 +78,7 @@ def test_only_the_holder_can_nack() -> None:
     dispatcher.next_batch(2, 1, 0)
     assert dispatcher.nack(1, at(0), 0, 0) == 0
     assert dispatcher.nack(9, at(0), 0, 0) == 0
-    assert dispatcher.outstanding_count(2) == 1
+    assert len(dispatcher._outstanding.by_consumer()[2]) == 1
 
 
 def test_a_removed_consumers_messages_go_to_others_at_once() -> None:
@@ -106,7 +106,7 @@ def test_messages_held_too_long_go_to_others() -> None:
     assert dispatcher.next_redelivery_ms() == 100
     assert dispatcher.expire(99) == 0
     assert entries(dispatcher.next_batch(2, 5, 100)) == [1]
-    assert dispatcher.outstanding_count(1) == 0
+    assert len(dispatcher._outstanding.by_consumer()[1]) == 0
 
 
 def test_the_timeout_of_an_earlier_delivery_does_not_shorten_a_later_one() -> None:
@@ -116,7 +116,7 @@ def test_the_timeout_of_an_earlier_delivery_does_not_shorten_a_later_one() -> No
     dispatcher.nack(1, at(0), 60, 0)
     assert entries(dispatcher.next_batch(1, 2, 60)) == [0]
     assert dispatcher.expire(100) == 1
-    assert dispatcher.outstanding_count(1) == 1
+    assert len(dispatcher._outstanding.by_consumer()[1]) == 1
     assert dispatcher.next_redelivery_ms() == 100
     assert entries(dispatcher.next_batch(2, 2, 100)) == [1]
     assert dispatcher.expire(159) == 0
@@ -152,7 +152,7 @@ def test_a_trim_forgets_what_is_gone() -> None:
     dispatcher.nack(1, at(0), 5, 0)
     del log.keys[1]
     dispatcher.trimmed(5)
-    assert dispatcher.outstanding_count() == 0
+    assert dispatcher.outstanding_count == 0
     assert dispatcher.next_redelivery_ms() is None
     assert dispatcher.acks.mark_delete == Position(5, -1)
     assert [message.position for message in dispatcher.next_batch(2, 9, 50)] == log.positions()
@@ -193,7 +193,7 @@ def test_one_bad_position_leaves_a_batch_of_acknowledgements_undone() -> None:
     for bad in (Position(5, 2), Position(6, 0), Position(5, -1), Position(1, 2**32)):
         with pytest.raises(InvalidArgument):
             dispatcher.ack(1, [Position(1, 0), bad])
-    assert dispatcher.outstanding_count() == 4
+    assert dispatcher.outstanding_count == 4
     assert not dispatcher.acks.changed
 
 

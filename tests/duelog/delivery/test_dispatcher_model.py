@@ -182,7 +182,7 @@ class DispatcherMachine(RuleBasedStateMachine):
         for position, (consumer_id, _) in twin.held.items():
             places[consumer_id].add(position)
         assert dispatcher._outstanding.by_consumer() == places
-        assert dispatcher.outstanding_count() == len(twin.held)
+        assert dispatcher.outstanding_count == len(twin.held)
         assert dispatcher.kept_back_count == len(twin.kept_back)
         assert dispatcher.awaiting_redelivery_count == len(twin.waiting) + len(twin.ready) - len(twin.kept_back)
         deadlines = [deadline_ms for _, deadline_ms in twin.held.values() if deadline_ms is not None]
