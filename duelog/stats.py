@@ -109,28 +109,18 @@ class StoreStats:
     suspended: tuple[Suspension, ...] = ()
 
 
+@dataclass(eq=False, repr=False)
 class Figures:
     """What the figures of one open store are taken from. Thread-safe."""
 
-    def __init__(
-        self,
-        path: Path,
-        main: Environment,
-        partitions: PartitionSet,
-        topics: Topics,
-        firing: Firing,
-        inline: InlineMessages,
-        quarantined: Quarantine,
-        clock: StoreClock,
-    ) -> None:
-        self._path = path
-        self._main = main
-        self._partitions = partitions
-        self._topics = topics
-        self._firing = firing
-        self._inline = inline
-        self._quarantined = quarantined
-        self._clock = clock
+    _path: Path
+    _main: Environment
+    _partitions: PartitionSet
+    _topics: Topics
+    _firing: Firing
+    _inline: InlineMessages
+    _quarantined: Quarantine
+    _clock: StoreClock
 
     def of_subscription(
         self, topic: TopicState, state: SubscriptionState, not_due: Mapping[int, BitMap] | None = None

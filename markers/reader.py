@@ -10,6 +10,7 @@ acknowledged.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from typing import NamedTuple, Protocol
 
@@ -68,45 +69,36 @@ class _Markers(NamedTuple):
         )
 
 
+@dataclass(eq=False, repr=False)
 class MainLogReader:
-    """Reads one topic's main log for its subscriptions. Thread-safe; holds nothing between calls."""
+    """Reads one topic's main log for its subscriptions. Thread-safe; holds nothing between calls.
 
-    def __init__(
-        self,
-        main: Environment,
-        partitions: PartitionSet,
-        log: ManagedLedger,
-        *,
-        topic: str,
-        subscription: str,
-        span_ms: int,
-        quarantine: Callable[[CorruptEntry], object],
-        gone: Callable[[list[Position]], object],
-    ) -> None:
-        """`gone` is told positions whose messages no longer exist, inside the call that met them."""
-        self._main = main
-        self._partitions = partitions
-        self._log = log
-        self._topic = topic
-        self._subscription = subscription
-        self._span_ms = span_ms
-        self.quarantine = quarantine
-        self._gone = gone
+    `gone` is told positions whose messages no longer exist, inside the call that met them.
+    """
+
+    main: Environment
+    partitions: PartitionSet
+    log: ManagedLedger
+    topic: str
+    subscription: str
+    span_ms: int
+    quarantine: Callable[[CorruptEntry], object]
+    gone: Callable[[list[Position]], object]
 
     @property
     def hides_some(self) -> bool:
         """Whether the log has something that is not read before its time; then `read` takes no earlier time again."""
-        return self._log.hides_some
+        return self.log.hides_some
 
     def has_undue(self, now_ms: int) -> bool:
         """Whether messages wait in the log that are not due at `now_ms`."""
-        return self._log.first_undue(now_ms) is not None
+        return self.log.first_undue(now_ms) is not None
 
     def hidden_before(self, limit: Position, now_ms: int) -> dict[int, BitMap]:
         """Entries before `limit`, by ledger id, that are not visible to `read` at `now_ms`."""
         found: dict[int, BitMap] = {}
-        log = self._log.snapshot()
-        ledger_id, start = self._log.visible(now_ms).end
+        log = self.log.snapshot()
+        ledger_id, start = self.log.visible(now_ms).end
         following: int | None = ledger_id
         while following is not None and (following, start) < limit:
             entries = log.entries_of(following) or 0
@@ -118,7 +110,7 @@ class MainLogReader:
 
     def next_visible_ms(self, now_ms: int) -> int | None:
         """When `read` finds more than at `now_ms`, if nothing is appended; None: never."""
-        return self._log.next_visible_ms(now_ms)
+        return self.log.next_visible_ms(now_ms)
 
     def read(
         self, start: Position, max_entries: int, skip: Unacknowledged, now_ms: int
@@ -147,12 +139,12 @@ class MainLogReader:
         passed_over = False
         batch = _Batch(self)
         ledger_id, entry_id = start
-        log = self._log.visible(now_ms)  # before the transaction begins, which therefore sees all of it
-        with self._main.read() as raw:
+        log = self.log.visible(now_ms)  # before the transaction begins, which therefore sees all of it
+        with self.main.read() as raw:
             while True:
                 committed = log.entries_of(ledger_id)
                 if committed is not None:
-                    for run in runs(raw, self._main.name, ledger_id, entry_id, committed):
+                    for run in runs(raw, self.main.name, ledger_id, entry_id, committed):
                         if isinstance(run, CorruptEntry):
                             self.quarantine(run)
                             continue
@@ -187,7 +179,7 @@ class MainLogReader:
         by_ledger: dict[int, BitMap] = {}
         for ledger_id, entry_id in positions:
             by_ledger.setdefault(ledger_id, BitMap()).add(entry_id)
-        with self._main.read() as raw:
+        with self.main.read() as raw:
             cursor = raw.cursor()
             for ledger_id in sorted(by_ledger):
                 self._collect(cursor, batch, ledger_id, by_ledger[ledger_id])
@@ -197,7 +189,7 @@ class MainLogReader:
         while wanted:
             entry_id = wanted.min()
             try:
-                run = find_run(cursor, self._main.name, ledger_id, entry_id)
+                run = find_run(cursor, self.main.name, ledger_id, entry_id)
             except CorruptEntry as error:
                 self.quarantine(CorruptEntry(error.environment, ledger_id, entry_id, error.reason))
                 run = None
@@ -212,20 +204,20 @@ class MainLogReader:
         """Fill the slots of markers, given by the ledger they point into, from the partition logs."""
         for target, pieces in by_target.items():
             markers = _Markers.together(pieces)
-            start_ms = partition_start(markers.dues[0], self._span_ms)
-            partition = self._partitions.get(start_ms)
+            start_ms = partition_start(markers.dues[0], self.span_ms)
+            partition = self.partitions.get(start_ms)
             if partition is None:
                 self._dangling(markers, f"marker points into partition at {start_ms}, which does not exist")
                 continue
             try:
-                self._partitions.acquire(partition)
+                self.partitions.acquire(partition)
             except DamagedStore as error:
                 self._dangling(markers, str(error))
                 continue
             try:
                 self._resolve_intact(partition, target, markers, batch)
             finally:
-                self._partitions.release(partition)
+                self.partitions.release(partition)
 
     def _resolve_intact(self, partition: Partition, target: int, markers: _Markers, batch: _Batch) -> None:
         """Resolve markers together; one by one where a page is damaged, so that only what lies on it is quarantined.
@@ -281,7 +273,7 @@ class MainLogReader:
 
     def _quarantined_at(self, place: Place, reason: str) -> None:
         """Quarantine a marker."""
-        self.quarantine(CorruptEntry(self._main.name, *position_at(place), reason))
+        self.quarantine(CorruptEntry(self.main.name, *position_at(place), reason))
 
 
 def _due_entries(run: Run, now_ms: int) -> BitMap:
@@ -294,7 +286,7 @@ class _Batch:
 
     def __init__(self, reader: MainLogReader) -> None:
         self._reader = reader
-        self.maker = MessageMaker(reader._topic, reader._subscription)
+        self.maker = MessageMaker(reader.topic, reader.subscription)
         self.slots: list[ReceivedMessage | None] = []
         self.gone: list[Position] = []
         """Positions whose messages do not exist any more; complete once `messages` was called."""
@@ -339,5 +331,5 @@ class _Batch:
         if self._markers:
             self._reader._resolve(self._markers, self)
         if self.gone:
-            self._reader._gone(self.gone)
+            self._reader.gone(self.gone)
         return [message for message in self.slots if message is not None]

@@ -6,6 +6,7 @@ Dead letters are exempt: their keeper holds them until they are requeued or purg
 from __future__ import annotations
 
 import functools
+from dataclasses import dataclass, field
 
 from duelog.markers.firing.suspensions import Part, Suspensions
 from duelog.store.env.environment import Environment
@@ -22,21 +23,19 @@ _PARTS = 16
 _LEAST_MS = 1_000
 
 
+@dataclass(eq=False, repr=False)
 class Expiry:
     """Looks through the topics in memory sixteen times in the shortest time to live, at most once a second.
 
     So a message lives for its time to live, and at most a sixteenth of it (or a second) longer.
     """
 
-    def __init__(
-        self, main: Environment, topics: Topics, agenda: TrimAgenda, flusher: AckFlusher, policies: DelayPolicies
-    ) -> None:
-        self._agenda = agenda
-        self._main = main
-        self._topics = topics
-        self._flusher = flusher
-        self._policies = policies
-        self._due_ms = 0
+    _main: Environment
+    _topics: Topics
+    _agenda: TrimAgenda
+    _flusher: AckFlusher
+    _policies: DelayPolicies
+    _due_ms: int = field(default=0, init=False)
 
     def due_ms(self) -> int | None:
         """When to look through the topics next; None: there is no time to live."""

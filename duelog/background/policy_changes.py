@@ -8,6 +8,7 @@ next tick after a change.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 
 from duelog.store.clock import StoreClock
@@ -19,25 +20,16 @@ from ..topics.trim_agenda import TrimAgenda
 from .expiry import Expiry
 
 
+@dataclass(eq=False, repr=False)
 class PolicyChanges:
-    """Has one open store go by its policies as they are now. Thread-safe."""
+    """Has one open store go by its policies as they are now. Thread-safe. `_wake` wakes the scheduler."""
 
-    def __init__(
-        self,
-        policies: DelayPolicies,
-        topics: Topics,
-        agenda: TrimAgenda,
-        expiry: Expiry,
-        clock: StoreClock,
-        wake: Callable[[], None],
-    ) -> None:
-        """`wake` wakes the scheduler, where there is one."""
-        self._policies = policies
-        self._topics = topics
-        self._agenda = agenda
-        self._expiry = expiry
-        self._clock = clock
-        self._wake = wake
+    _policies: DelayPolicies
+    _topics: Topics
+    _agenda: TrimAgenda
+    _expiry: Expiry
+    _clock: StoreClock
+    _wake: Callable[[], None]
 
     def forget(self, scope: Scope) -> None:
         """The policies of a scope were removed in another transaction."""

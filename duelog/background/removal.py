@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from duelog.cleanup.trim import release_before, remove_ledgers
 from duelog.markers.firing.firing import Firing
 from duelog.partitions import producer_numbers as producers
@@ -21,24 +23,16 @@ from .maintenance import Maintenance
 from .policy_changes import PolicyChanges
 
 
+@dataclass(eq=False, repr=False)
 class Removal:
     """Removes topics and subscriptions of one open store. Thread-safe."""
 
-    def __init__(
-        self,
-        main: Environment,
-        topics: Topics,
-        agenda: TrimAgenda,
-        firing: Firing,
-        maintenance: Maintenance,
-        policy_changes: PolicyChanges,
-    ) -> None:
-        self._main = main
-        self._topics = topics
-        self._agenda = agenda
-        self._firing = firing
-        self._maintenance = maintenance
-        self._policy_changes = policy_changes
+    _main: Environment
+    _topics: Topics
+    _agenda: TrimAgenda
+    _firing: Firing
+    _maintenance: Maintenance
+    _policy_changes: PolicyChanges
 
     def remove_topic(self, topic: TopicState) -> None:
         """Remove a topic and all it holds: subscriptions, main log, its claims on partitions."""

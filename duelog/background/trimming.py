@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from duelog.cleanup.trim import first_kept, remove_part, roll_ledgers, trim_ledgers
 from duelog.markers.firing.suspensions import Part, Suspensions
@@ -32,29 +33,21 @@ _SLICE_S = 0.01
 """How long a slice goes on removing what was trimmed, a part at least: about 50,000 entries."""
 
 
+@dataclass(eq=False, repr=False)
 class Trimming:
     """The trimming of one store's main logs. For the tick alone."""
 
-    def __init__(
-        self,
-        main: Environment,
-        topics: Topics,
-        agenda: TrimAgenda,
-        flusher: AckFlusher,
-        config: StoreConfig,
-        policies: DelayPolicies,
-        listeners: Sequence[StoreListener],
-    ) -> None:
-        self._main = main
-        self._topics = topics
-        self._flusher = flusher
-        self._config = config
-        self._policies = policies
-        self._agenda = agenda
-        self._listeners = listeners
-        self._to_remove: Sequence[tuple[int, int]] = []  # (topic id, ledger id) whose runs are to be removed
-        self.freed: list[int] = []
-        """Starts of partitions that no topic holds any more, to be deleted."""
+    _main: Environment
+    _topics: Topics
+    _agenda: TrimAgenda
+    _flusher: AckFlusher
+    _config: StoreConfig
+    _policies: DelayPolicies
+    _listeners: Sequence[StoreListener]
+    _to_remove: Sequence[tuple[int, int]] = field(default=(), init=False)
+    """(topic id, ledger id) whose runs are to be removed."""
+    freed: list[int] = field(default_factory=list, init=False)
+    """Starts of partitions that no topic holds any more, to be deleted."""
 
     def look_at_all(self) -> None:
         """Have every main log looked at: after opening, what may be trimmed is not known."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from duelog.markers.firing.suspensions import STORE, Suspensions
 from duelog.store.clock import ManualClock, StoreClock
 from duelog.store.env.environment import Environment
@@ -12,23 +14,15 @@ from ..topics.topic_list import Topics
 from .scheduler import Scheduler
 
 
+@dataclass(eq=False, repr=False)
 class Wakeups(StoreListener):
-    """The threads of one open store that wait. Thread-safe; takes leaf locks only."""
+    """The threads of one open store that wait: the scheduler, or receivers. Thread-safe; takes leaf locks only."""
 
-    def __init__(
-        self,
-        main: Environment,
-        topics: Topics,
-        suspensions: Suspensions,
-        clock: StoreClock,
-        scheduler: Scheduler | None,
-    ) -> None:
-        """`scheduler` None: there is no thread, receivers tick for themselves."""
-        self._main = main
-        self._topics = topics
-        self._suspensions = suspensions
-        self._clock = clock
-        self._scheduler = scheduler
+    _main: Environment
+    _topics: Topics
+    _suspensions: Suspensions
+    _clock: StoreClock
+    _scheduler: Scheduler | None
 
     def wake(self) -> None:
         """Something may be due earlier than what is waited for: have the scheduler, or receivers, look again."""

@@ -5,6 +5,7 @@ The modules of the room fill it and read it; it knows none of them but for the c
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import lmdb
@@ -18,30 +19,27 @@ from duelog.store.env.environment import Environment
 from .check_withdrawals import Conditionals
 
 
+@dataclass(eq=False, repr=False)
 class Survey:
-    """What is known so far."""
+    """What is known so far. `raw`: the one transaction of the main environment."""
 
-    def __init__(
-        self, path: Path, raw: lmdb.Transaction, main: Environment, partitions: PartitionSet, *, deep: bool
-    ) -> None:
-        """`raw`: the one transaction of the main environment."""
-        self.path = path
-        self.raw = raw
-        self.main = main
-        self.partitions = partitions
-        self.deep = deep
-        self.records: dict[int, PartitionRecord] = {}
-        self.frontiers: dict[tuple[int, int], FrontierRecord] = {}
-        self.topics: dict[int, str] = {}
-        self.ledgers: dict[int, tuple[int, LedgerRecord]] = {}
-        """Main-log ledger id -> topic id, record."""
-        self.tails: dict[int, int] = {}
-        """Ledger id -> number of entries, of main logs and then of partition logs."""
-        self.markers: dict[int, BitMap] = {}
-        """Partition log's ledger id -> entries that markers point at."""
-        self.places: dict[int, tuple[int, int]] = {}
-        """Partition log's ledger id -> topic id, start of its partition."""
-        self.conditionals = Conditionals()
-        """Of all partition logs."""
-        self.all_read = True
-        """Whether every registered partition could be read, and its logs are in `tails`."""
+    path: Path
+    raw: lmdb.Transaction
+    main: Environment
+    partitions: PartitionSet
+    deep: bool
+    records: dict[int, PartitionRecord] = field(default_factory=dict)
+    frontiers: dict[tuple[int, int], FrontierRecord] = field(default_factory=dict)
+    topics: dict[int, str] = field(default_factory=dict)
+    ledgers: dict[int, tuple[int, LedgerRecord]] = field(default_factory=dict)
+    """Main-log ledger id -> topic id, record."""
+    tails: dict[int, int] = field(default_factory=dict)
+    """Ledger id -> number of entries, of main logs and then of partition logs."""
+    markers: dict[int, BitMap] = field(default_factory=dict)
+    """Partition log's ledger id -> entries that markers point at."""
+    places: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """Partition log's ledger id -> topic id, start of its partition."""
+    conditionals: Conditionals = field(default_factory=Conditionals)
+    """Of all partition logs."""
+    all_read: bool = True
+    """Whether every registered partition could be read, and its logs are in `tails`."""

@@ -75,20 +75,14 @@ class DeadLetter:
     dead_ms: int
 
 
+@dataclass(eq=False, repr=False)
 class DeadLetters:
     """The dead letters of an open store. Thread-safe."""
 
-    def __init__(
-        self,
-        main: Environment,
-        topics: Topics,
-        flusher: AckFlusher,
-        clock: Clock,
-    ) -> None:
-        self._main = main
-        self._topics = topics
-        self._flusher = flusher
-        self._clock = clock
+    _main: Environment
+    _topics: Topics
+    _flusher: AckFlusher
+    _clock: Clock
 
     # -- in ----------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
 from heapq import merge
 from operator import attrgetter
@@ -38,28 +39,21 @@ from .topic_state import TopicState
 _DUE = attrgetter("due_ms")
 
 
+@dataclass(eq=False, repr=False)
 class InlineMessages:
-    """Reads the main logs of one open store. Thread-safe."""
+    """Reads the main logs of one open store. Thread-safe.
 
-    def __init__(
-        self,
-        main: Environment,
-        partitions: PartitionSet,
-        clock: StoreClock,
-        config: StoreConfig,
-        flusher: AckFlusher,
-        unreadable: Callable[[CorruptEntry], object],
-        listeners: Sequence[StoreListener],
-    ) -> None:
-        """`unreadable` quarantines an entry; `listeners` hear of what waited inline and has fallen due."""
-        self._main = main
-        self._partitions = partitions
-        self._clock = clock
-        self._config = config
-        self._flusher = flusher
-        self._unreadable = unreadable
-        self._listeners = listeners
-        self.read_ahead = ReadAheadBudget()
+    `_unreadable` quarantines an entry; `_listeners` hear of what waited inline and has fallen due.
+    """
+
+    _main: Environment
+    _partitions: PartitionSet
+    _clock: StoreClock
+    _config: StoreConfig
+    _flusher: AckFlusher
+    _unreadable: Callable[[CorruptEntry], object]
+    _listeners: Sequence[StoreListener]
+    read_ahead: ReadAheadBudget = field(default_factory=ReadAheadBudget, init=False)
 
     # -- reading -----------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ Python holding the interpreter's lock) and would need the indexes to be guarded 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from enum import Enum
 
 import numpy as np
@@ -63,35 +64,24 @@ class LoadStep(Enum):
     LOADED = "a log fires"
 
 
+@dataclass(eq=False, repr=False)
 class Loading:
-    """One partition on its way into memory. REQUIRES of the owner: a lease on it until it closes."""
+    """One partition on its way into memory. REQUIRES of the owner: a lease on it until it closes.
 
-    def __init__(
-        self,
-        main: Environment,
-        partition: Partition,
-        bucket_ms: int,
-        *,
-        registered: Callable[[dict[int, PendingLog]], None],
-        listener: Listener,
-        exists: Callable[[int], bool],
-        quarantine: Callable[[CorruptEntry], object],
-        fires: Callable[[PendingLog], object],
-    ) -> None:
-        """`registered` is given the logs before `listener` hears of the first append, both in the leader of a commit.
+    `registered` is given the logs before `listener` hears of the first append, both in the leader of a commit.
+    `exists`: whether a topic has not been deleted; `fires`: a log may fire.
+    """
 
-        `exists`: whether a topic has not been deleted; `fires`: a log may fire.
-        """
-        self.partition = partition
-        self._main = main
-        self._bucket_ms = bucket_ms
-        self._registered = registered
-        self._listener = listener
-        self._exists = exists
-        self._quarantine = quarantine
-        self._fires = fires
-        self._tails: dict[int, int] = {}
-        self._read = 0
+    main: Environment
+    partition: Partition
+    bucket_ms: int
+    registered: Callable[[dict[int, PendingLog]], None]
+    listener: Listener
+    exists: Callable[[int], bool]
+    quarantine: Callable[[CorruptEntry], object]
+    fires: Callable[[PendingLog], object]
+    _tails: dict[int, int] = field(default_factory=dict, init=False)
+    _read: int = field(default=0, init=False)
 
     def steps(self) -> Iterator[LoadStep | RestoreStep]:
         """Load; each step is some ten ms of work at most.
@@ -106,9 +96,9 @@ class Loading:
         if not has_snapshot:
             yield from self._prefetch()
         for topic_id, log in list(logs.items()):
-            if topic_id in self._tails and self._exists(topic_id):
+            if topic_id in self._tails and self.exists(topic_id):
                 yield from self._read_back(log, self._tails[topic_id])
-                self._fires(log)
+                self.fires(log)
                 yield LoadStep.LOADED
         if self._read >= _MANY_ENTRIES:
             self.partition.dues_read = _MANY_ENTRIES
@@ -127,14 +117,14 @@ class Loading:
             # In the leader, between two commits: what is committed now is scanned, what comes is heard.
             partition, start_ms = self.partition, self.partition.start_ms
             try:
-                with partition.environment.read() as raw, self._main.read() as main:
+                with partition.environment.read() as raw, self.main.read() as main:
                     for key, fields in catalog.rows(raw, fmt.prefix(fmt.Table.LOG)):
                         topic_id, ledger_id = fmt.trailing_u32(key), fmt.unpack_u64(fields)
                         frontier = catalog.frontier(main, topic_id, start_ms) or FrontierRecord.start(ledger_id)
                         self._tails[topic_id] = find_tail(raw, partition.name, ledger_id)
-                        logs[topic_id] = new_log(partition, topic_id, frontier, self._bucket_ms, loaded=False)
-                self._registered(logs)
-                partition.listener = self._listener
+                        logs[topic_id] = new_log(partition, topic_id, frontier, self.bucket_ms, loaded=False)
+                self.registered(logs)
+                partition.listener = self.listener
             except BaseException as error:  # the commit it comes after stands: not the committers' business
                 failure.append(error)
 
@@ -162,12 +152,12 @@ class Loading:
             tail,
             log.due_of,
             start_ms=partition.start_ms,
-            bucket_ms=self._bucket_ms,
+            bucket_ms=self.bucket_ms,
         )
         if restored is not None:
             log.restore_index(restored.pending, restored.tail)
             self._read += len(restored.pending)
-        with self._main.read() as raw:
+        with self.main.read() as raw:
             cancelled = members(raw, fmt.Table.CANCELLED, log.ledger_id)
             admitted = members(raw, fmt.Table.ADMITTED, log.ledger_id)
         log.discard(cancelled)
@@ -178,12 +168,12 @@ class Loading:
                 missing = range(log.tail, batch.first_entry)
                 if missing and not any(entry_id in missing for entry_id in damaged):
                     reason = f"entries {log.tail} to {batch.first_entry - 1} are missing"
-                    self._quarantine(CorruptEntry(partition.name, log.ledger_id, log.tail, reason))
+                    self.quarantine(CorruptEntry(partition.name, log.ledger_id, log.tail, reason))
                 log.restore(batch.first_entry, batch.dues)
                 self._read += len(batch.dues)
             else:
                 damaged.append(batch.entry_id)
-                self._quarantine(batch)
+                self.quarantine(batch)
             yield LoadStep.DUES_READ
         log.skip_unreadable(tail)
         log.finish_loading()
@@ -195,5 +185,5 @@ class Loading:
         ids = np.array(admitted, dtype=np.uint32)
         dues = dues_of(self.partition.environment, log.ledger_id, ids)
         for entry_id in ids[dues == UNREADABLE_DUE].tolist():
-            self._quarantine(CorruptEntry(self.partition.name, log.ledger_id, entry_id, "its due time cannot be read"))
+            self.quarantine(CorruptEntry(self.partition.name, log.ledger_id, entry_id, "its due time cannot be read"))
         log.admit(ids[dues != UNREADABLE_DUE], dues[dues != UNREADABLE_DUE])
