@@ -104,26 +104,9 @@ def assemble(found: Recovered, config: StoreConfig, undo: ExitStack, *, records_
     # From due messages to consumers.
     quarantine = Quarantine(main, listeners)
     loaded = LoadedPartitions(
-        main,
-        partitions,
-        config,
-        suspensions,
-        listeners,
-        main_log=topics.main_log,
-        quarantine=quarantine.add,
-        wake=wakeups.wake,
+        main, partitions, config, suspensions, listeners, topics.main_log, quarantine.add, wakeups.wake
     )
-    firing = Firing(
-        main,
-        partitions,
-        config,
-        loaded,
-        clock,
-        listeners,
-        main_log=topics.main_log,
-        quarantine=quarantine.add,
-        wake=wakeups.wake,
-    )
+    firing = Firing(main, partitions, config, loaded, clock, listeners, topics.main_log, quarantine.add, wakeups.wake)
     pending = PendingEntries(main, partitions, firing, config, limits)
     withdrawals = Withdrawals(main, firing.gate, clock, pending)
     flusher = AckFlusher(main, config.ack_flush_ms, clock, agenda, wakeups.wake)

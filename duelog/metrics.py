@@ -13,6 +13,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -159,41 +160,33 @@ def instruments() -> Instruments:
         return _Shared.instruments
 
 
+@dataclass(eq=False, repr=False)
 class StoreMetrics(StoreListener):
     """What one store reports: counters and histograms as events come, gauges when they are collected. `close` ends it.
 
-    Appended to the listeners of the store when all its parts are there.
+    Appended to the listeners of the store when all its parts are there. `_cluster`: `StoreConfig.cluster`. Gauges
+    report nothing once `_state` is closed, and in a child process.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        cluster: str,
-        state: OpenState,
-        topics: Topics,
-        inline: InlineMessages,
-        firing: Firing,
-        clock: StoreClock,
-        figures: Figures,
-        shared: Instruments,
-    ) -> None:
-        """`cluster`: `StoreConfig.cluster`. Gauges report nothing once `state` is closed, and in a child process."""
-        self._cluster = cluster
-        self._state = state
-        self._topics = topics
-        self._inline = inline
-        self._firing = firing
-        self._clock = clock
-        self._figures = figures
-        self._shared = shared
+    _path: Path
+    _cluster: str
+    _state: OpenState
+    _topics: Topics
+    _inline: InlineMessages
+    _firing: Firing
+    _clock: StoreClock
+    _figures: Figures
+    _shared: Instruments
+
+    def __post_init__(self) -> None:
         self._lock = threading.Lock()
         self._survey: dict[str, list[Observation]] = {}
-        self._store: Attributes = {"duelog.store": str(path)}
+        self._store: Attributes = {"duelog.store": str(self._path)}
         self._environments = {
             kind: {**self._store, "duelog.environment": kind} for kind in ("main", "partition", "journal")
         }
         self._labels: dict[TopicName, Attributes] = {}
-        shared.stores.add(self)
+        self._shared.stores.add(self)
 
     def close(self) -> None:
         """Report nothing any more."""

@@ -21,6 +21,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import numpy as np
 from pyroaring import BitMap
@@ -56,25 +57,22 @@ class SubscriptionView:
         """Within the due time `done_ms`, the last position delivered; past every position: all of them."""
 
 
+@dataclass(eq=False, repr=False)
 class TopicDelayTracker:
-    """The entries of a main log that are not due yet, each once. Thread-safe."""
+    """The entries of a main log that are not due yet, each once. Thread-safe.
 
-    def __init__(
-        self,
-        main: Environment,
-        log: ManagedLedger,
-        quarantine: Callable[[CorruptEntry], object],
-        fell_due: FellDue,
-        prune_interval_ms: int,
-        prune_ratio: float,
-    ) -> None:
-        """`fell_due` is told of each entry once, when the first view comes by at its due time or later.
+    `_fell_due` is told of each entry once, when the first view comes by at its due time or later. `_prune_interval_ms`,
+    `_prune_ratio`: `StoreConfig.tracker_prune_interval_ms`, `StoreConfig.tracker_prune_ratio`.
+    """
 
-        prune_interval_ms, prune_ratio: `StoreConfig.tracker_prune_interval_ms`, `StoreConfig.tracker_prune_ratio`.
-        """
-        self._main = main
-        self._log = log
-        self._quarantine = quarantine
+    _main: Environment
+    _log: ManagedLedger
+    _quarantine: Callable[[CorruptEntry], object]
+    _fell_due: FellDue
+    _prune_interval_ms: int
+    _prune_ratio: float
+
+    def __post_init__(self) -> None:
         self._lock = threading.Lock()
         self._waiting = WaitingEntries(self._read_dues)
         self._views: set[SubscriptionView] = set()
@@ -86,9 +84,6 @@ class TopicDelayTracker:
         """The latest time that it was asked about without a view."""
         self._looked_ms = 0
         self._kept = 0
-        self._fell_due = fell_due
-        self._prune_interval_ms = prune_interval_ms
-        self._prune_ratio = prune_ratio
         self.told_ms = 0
         """`fell_due` was told of what is due until then; 0: of nothing."""
         self.idle_since_ms: int | None = None

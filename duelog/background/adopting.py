@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pyroaring import BitMap
@@ -18,29 +19,20 @@ from duelog.store.env.environment import Environment
 from ..topics.topic_list import Topics
 
 
+@dataclass(eq=False, repr=False)
 class Adopting:
     """Looks for finished generations, and has the partitions of an open store go over to them."""
 
-    def __init__(
-        self,
-        path: Path,
-        main: Environment,
-        partitions: PartitionSet,
-        topics: Topics,
-        store_id: bytes,
-        clock: StoreClock,
-    ) -> None:
-        self._path = path
-        self._ready = path / "staging" / READY
-        self._main = main
-        self._partitions = partitions
-        self._topics = topics
-        self._store_id = store_id
-        self._clock = clock
-        self.more = False
-        """Whether the last run left something to do."""
-        self.refused: list[str] = []
-        """Why finished generations were thrown away since the store was opened, the newest last."""
+    _path: Path
+    _main: Environment
+    _partitions: PartitionSet
+    _topics: Topics
+    _store_id: bytes
+    _clock: StoreClock
+    more: bool = field(default=False, init=False)
+    """Whether the last run left something to do."""
+    refused: list[str] = field(default_factory=list, init=False)
+    """Why finished generations were thrown away since the store was opened, the newest last."""
 
     def run(self, at_most: int | None = None) -> int:
         """Adopt what is there, or throw it away; how many were adopted. One stat(2) where there is nothing.
@@ -49,13 +41,14 @@ class Adopting:
 
         REQUIRES: Maintenance.lock, and deletions are not held back. Raises StoreFull, StoreFailed.
         """
-        if not self._ready.exists():
+        ready = self._path / "staging" / READY
+        if not ready.exists():
             self.more = False
             return 0
         done = adopt_ready(
             self._path, self._main, self._store_id, self._partitions, self._reason_against, at_most=at_most
         )
-        self.more = bool(done) and self._ready.exists()
+        self.more = bool(done) and ready.exists()
         self.refused += [f"{each.name}: {each.reason}" for each in done if not isinstance(each, Adopted)]
         return sum(isinstance(each, Adopted) for each in done)
 

@@ -73,56 +73,40 @@ class TickResult:
     suspended: tuple[Suspension, ...] = ()
 
 
+@dataclass(eq=False, repr=False)
 class Maintenance:
-    """The upkeep of one open store."""
+    """The upkeep of one open store. `_wake` wakes the scheduler; `_wal_writer` None: sends use no write-ahead log."""
 
-    def __init__(
-        self,
-        path: Path,
-        main: Environment,
-        partitions: PartitionSet,
-        firing: Firing,
-        flusher: AckFlusher,
-        quarantine: Quarantine,
-        clock: StoreClock,
-        config: StoreConfig,
-        trimming: Trimming,
-        expiry: Expiry,
-        listeners: Sequence[StoreListener],
-        wake: Callable[[], None],
-        recurring: Recurring,
-        adopting: Adopting,
-        wal_writer: WalWriter | None,
-    ) -> None:
-        """`wake` wakes the scheduler, where there is one. `wal_writer`: None where sends use no write-ahead log."""
-        self._path = path
-        self._main = main
-        self._partitions = partitions
-        self._firing = firing
-        self._flusher = flusher
-        self._quarantine = quarantine
-        self._clock = clock
-        self._config = config
-        self._expiry = expiry
+    _path: Path
+    _main: Environment
+    _partitions: PartitionSet
+    _firing: Firing
+    _flusher: AckFlusher
+    _quarantine: Quarantine
+    _clock: StoreClock
+    _config: StoreConfig
+    trimming: Trimming
+    _expiry: Expiry
+    _listeners: Sequence[StoreListener]
+    _wake: Callable[[], None]
+    _recurring: Recurring
+    adopting: Adopting
+    _wal_writer: WalWriter | None
+
+    def __post_init__(self) -> None:
         self.lock = threading.Lock()
         """Held during a tick, and by what must not run beside one."""
         self.stopping = False
-        self.trimming = trimming
+        self.suspensions = self._firing.suspensions
         self._surveyed = False
         self._undeleted: list[int] = []
         self._gives_way = False
         """Whether the last slice left all but its firing to the next one."""
         self._seen: tuple[int, float] | None = None
-        self.suspensions = firing.suspensions
         self._full: StoreFull | None = None
         """The first of the slice: what follows may free space, so it is raised at the end."""
         self._deletion_holds = 0
         """How many `deletions_held` blocks are under way."""
-        self._listeners = listeners
-        self._wake = wake
-        self._recurring = recurring
-        self._wal_writer = wal_writer
-        self.adopting = adopting
 
     def accept_clock(self) -> None:
         """Believe the clock as it is now (after ClockJumped)."""

@@ -57,28 +57,22 @@ class Schedule:
     paused: bool
 
 
+@dataclass(eq=False, repr=False)
 class Recurring:
     """The schedules of an open store. Thread-safe; changes are made one at a time."""
 
-    def __init__(
-        self,
-        main: Environment,
-        topics: Topics,
-        succession: Succession,
-        clock: Clock,
-        max_message_bytes: int,
-        wake: Callable[[], None],
-    ) -> None:
-        self._main = main
-        self._topics = topics
-        self._succession = succession
-        self._clock = clock
-        self._max_message_bytes = max_message_bytes
-        self._wake = wake
+    _main: Environment
+    _topics: Topics
+    _succession: Succession
+    _clock: Clock
+    _max_message_bytes: int
+    _wake: Callable[[], None]
+
+    def __post_init__(self) -> None:
         self._lock = threading.Lock()
         """Held during changes: within maintenance's lock, around Firing.gate."""
         self._due: dict[_Key, int] = {}
-        for page in catalog.pages(main, fmt.prefix(Table.SCHEDULE)):
+        for page in catalog.pages(self._main, fmt.prefix(Table.SCHEDULE)):
             for key, fields in page:
                 number, name = fmt.split_named_key(key)
                 try:

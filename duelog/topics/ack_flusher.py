@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from pyroaring import BitMap
 
@@ -24,18 +25,20 @@ Moves = Callable[[Transaction, Sequence[Mapping[int, BitMap]]], None]
 """Writes what goes with acknowledgements, given those of the entries that were not acknowledged before."""
 
 
+@dataclass(eq=False, repr=False)
 class AckFlusher:
-    """The subscriptions whose acknowledgements are not on disk yet. Thread-safe."""
+    """The subscriptions whose acknowledgements are not on disk yet. Thread-safe.
 
-    def __init__(
-        self, main: Environment, flush_ms: int, clock: Clock, agenda: TrimAgenda, wake: Callable[[], None]
-    ) -> None:
-        """`wake` has the tick come `flush_ms` from now; with 0 every acknowledgement is flushed at once."""
-        self._main = main
-        self._clock = clock
-        self._agenda = agenda
-        self._wake = wake
-        self._flush_ms = flush_ms
+    `_wake` has the tick come `_flush_ms` from now; with 0 every acknowledgement is flushed at once.
+    """
+
+    _main: Environment
+    _flush_ms: int
+    _clock: Clock
+    _agenda: TrimAgenda
+    _wake: Callable[[], None]
+
+    def __post_init__(self) -> None:
         self._lock = threading.Lock()
         self._flushing = threading.Lock()
         self._dirty: dict[int, SubscriptionState] = {}

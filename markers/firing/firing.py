@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 from ...partitions.partition import Partition
 from ...partitions.partition_set import PartitionSet
@@ -47,34 +48,26 @@ def _fire_part(log: PendingLog) -> Part:
     return Part("fire", log.topic_id, log.start_ms)
 
 
+@dataclass(eq=False, repr=False)
 class Firing:
-    """Fires what is due in the loaded partitions of a store."""
+    """Fires what is due in the loaded partitions of a store.
 
-    def __init__(
-        self,
-        main: Environment,
-        partitions: PartitionSet,
-        config: StoreConfig,
-        loaded: LoadedPartitions,
-        clock: StoreClock,
-        listeners: Sequence[StoreListener],
-        *,
-        main_log: Callable[[int], ManagedLedger | None],
-        quarantine: Callable[[CorruptEntry], object],
-        wake: Callable[[], None],
-    ) -> None:
-        """`clock` never goes back behind the time of a firing; `listeners` hear of it; the rest as LoadedPartitions."""
-        self._main = main
-        self._partitions = partitions
-        self._config = config
-        self._main_log = main_log
-        self._quarantine = quarantine
-        self._wake = wake
-        self._clock = clock
-        self._listeners = listeners
-        self.loaded = loaded
-        """What is in memory; belongs to the thread that fires, but for what says otherwise."""
-        self.suspensions = loaded.suspensions
+    `_clock` never goes back behind the time of a firing; `_listeners` hear of it; the rest as LoadedPartitions.
+    """
+
+    _main: Environment
+    _partitions: PartitionSet
+    _config: StoreConfig
+    loaded: LoadedPartitions
+    """What is in memory; belongs to the thread that fires, but for what says otherwise."""
+    _clock: StoreClock
+    _listeners: Sequence[StoreListener]
+    _main_log: Callable[[int], ManagedLedger | None]
+    _quarantine: Callable[[CorruptEntry], object]
+    _wake: Callable[[], None]
+
+    def __post_init__(self) -> None:
+        self.suspensions = self.loaded.suspensions
         self._apart = False
         """Whether each log is fired by a commit of its own: a commit for several has failed."""
         self._found_torn = False

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 from ...partitions.partition import Partition, PartitionLog
 from ...partitions.partition_set import PartitionSet
@@ -39,32 +40,25 @@ _LOAD_SLICE_S = 0.02
 _PACK_SLICE_S = 0.01
 
 
+@dataclass(eq=False, repr=False)
 class LoadedPartitions:
-    """The begun partitions of a store, as far as they are in memory."""
+    """The begun partitions of a store, as far as they are in memory; at first none is.
 
-    def __init__(
-        self,
-        main: Environment,
-        partitions: PartitionSet,
-        config: StoreConfig,
-        suspensions: Suspensions,
-        listeners: Sequence[StoreListener],
-        *,
-        main_log: Callable[[int], ManagedLedger | None],
-        quarantine: Callable[[CorruptEntry], object],
-        wake: Callable[[], None],
-    ) -> None:
-        """Hold the begun partitions of `partitions`; nothing is loaded yet.
+    `_main_log` gives a topic's main log by id, None when the topic was deleted; `_wake` is called, by any thread, when
+    something has become the first to be due. `_listeners` hear of snapshots.
+    """
 
-        `main_log` gives a topic's main log by id, None when the topic was deleted; `wake` is called, by any
-        thread, when something has become the first to be due. `listeners` hear of snapshots.
-        """
-        self._main = main
-        self._partitions = partitions
-        self._config = config
-        self._main_log = main_log
-        self._quarantine = quarantine
-        self._wake = wake
+    _main: Environment
+    _partitions: PartitionSet
+    _config: StoreConfig
+    suspensions: Suspensions
+    """What of all this, and of the store's upkeep, has failed and is tried again later."""
+    _listeners: Sequence[StoreListener]
+    _main_log: Callable[[int], ManagedLedger | None]
+    _quarantine: Callable[[CorruptEntry], object]
+    _wake: Callable[[], None]
+
+    def __post_init__(self) -> None:
         self.ready = ReadyQueue()
         self.logs: dict[int, dict[int, PendingLog]] = {}
         self._loading: tuple[Partition, Iterator[LoadStep | RestoreStep]] | None = None
@@ -73,9 +67,7 @@ class LoadedPartitions:
         self._leased: set[int] = set()
         self.unsure = False
         """Whether something that fires, or looks for what is next, did not come to its end: see `recover`."""
-        self.suspensions = suspensions
-        """What of all this, and of the store's upkeep, has failed and is tried again later."""
-        self.saving = Saving(config, suspensions, listeners)
+        self.saving = Saving(self._config, self.suspensions, self._listeners)
         self._to_pack: dict[PendingLog, None] = {}
         """Logs with so much in them that it is worth it to `pack`; added to by appends, by single operations."""
 
