@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import threading
 import zlib
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +16,7 @@ from duelog import DelayedStore, ManualClock, StoreConfig, Subscription, Topic
 from duelog.store.env.environment import Environment
 from duelog.store.env.held_read import HeldRead
 from duelog.store.errors import ClosedError, InvalidArgument, StoreFull
-from tests.conftest import START_MS, OpenStore
+from tests.conftest import OpenStore
 
 HOUR_MS = 3_600_000
 CONFIG = StoreConfig(partition_ms=HOUR_MS, ledger_max_entries=50, snapshot_every_entries=40)
@@ -93,30 +95,43 @@ def test_a_deleted_partition_waits_for_the_backup(store: DelayedStore, clock: Ma
     assert len(store.partitions()) == 0
 
 
+def around_copies(
+    patch: pytest.MonkeyPatch,
+    before: Callable[[Environment], object] = lambda _: None,
+    after: Callable[[Environment], object] = lambda _: None,
+) -> None:
+    """Have something done before and after each copy of an environment."""
+    copy = Environment.copy
+
+    def copy_(environment: Environment, path: Path, held: HeldRead) -> None:
+        before(environment)
+        copy(environment, path, held)
+        after(environment)
+
+    patch.setattr(Environment, "copy", copy_)
+
+
+def send_hourly(store: DelayedStore, hours: int) -> None:
+    """One message in each of so many partitions."""
+    for hour in range(hours):
+        store.topic("t").send(b"%d" % hour, deliver_after=hour * 3_600 + 5)
+
+
 def test_ids_given_out_during_a_backup_are_not_given_out_by_the_copy(
-    open_store: OpenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    open_store: OpenStore, store: DelayedStore, clock: ManualClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A topic that comes into being between the copies of main and of a partition does not lend its log to another."""
-    store = open_store(config=CONFIG)
     store.topic("old").send(b"old", deliver_after=5)
-    engine = store._engine
-    copy_environment = type(engine.main).copy
-
-    def copy(environment: Environment, path: Path, held: HeldRead) -> None:
-        copy_environment(environment, path, held)
-        if environment is engine.main:
-            store.topic("meanwhile").send(b"meanwhile", deliver_after=6)
-
-    monkeypatch.setattr(type(engine.main), "copy", copy)
+    main, meanwhile = store._engine.main, store.topic("meanwhile")
+    around_copies(monkeypatch, after=lambda each: each is main and meanwhile.send(b"meanwhile", deliver_after=6))
     store.backup(tmp_path / "copy")
-    copied = open_store(tmp_path / "copy", CONFIG, clock_=ManualClock(START_MS))
+    copied = open_store(tmp_path / "copy", CONFIG)
     assert [topic.name for topic in copied.topics()] == ["persistent://public/default/old"]
-    new = copied.topic("new")
-    consumer = new.subscribe("s")
-    new.send(b"new", deliver_after=5)
-    copied.clock.wrapped.advance(10_000)  # type: ignore[attr-defined]
+    reader = copied.topic("new").subscribe("s")
+    copied.topic("new").send(b"new", deliver_after=5)
+    clock.advance(10_000)
     copied.tick()
-    assert [message.payload for message in consumer.receive(10, timeout=0)] == [b"new"]
+    assert [message.payload for message in reader.receive(10, timeout=0)] == [b"new"]
 
 
 def test_a_backup_opens_no_more_partitions_at_once_than_the_store_does(
@@ -124,17 +139,9 @@ def test_a_backup_opens_no_more_partitions_at_once_than_the_store_does(
 ) -> None:
     """A store of thousands of days is copied with the descriptors that it has."""
     store = open_store(config=replace(CONFIG, max_open_partitions=2))
-    for hour in range(12):
-        store.topic("t").send(b"%d" % hour, deliver_after=hour * 3_600 + 5)
-    partitions = store._engine.partitions
-    seen = []
-    copy = Environment.copy
-
-    def look(environment: Environment, path: Path, held: HeldRead) -> None:
-        seen.append(partitions.open_count())
-        copy(environment, path, held)
-
-    monkeypatch.setattr(Environment, "copy", look)
+    send_hourly(store, 12)
+    partitions, seen = store._engine.partitions, list[int]()
+    around_copies(monkeypatch, before=lambda _: seen.append(partitions.open_count()))
     assert store.backup(tmp_path / "copy").partitions == 12
     assert max(seen) == 2
     assert partitions.open_count() == 2
@@ -144,17 +151,14 @@ def test_a_backup_that_fails_lets_go_of_all_that_it_held(
     store: DelayedStore, clock: ManualClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Partitions are deleted afterwards, environments close, and the next backup is made."""
-    for hour in range(3):
-        store.topic("t").send(b"%d" % hour, deliver_after=hour * 3_600 + 5)
-    copy = Environment.copy
+    send_hourly(store, 3)
 
-    def fail(environment: Environment, path: Path, held: HeldRead) -> None:
+    def fail(environment: Environment) -> None:
         if environment is not store._engine.main:
-            raise StoreFull(path, "no room")
-        copy(environment, path, held)
+            raise StoreFull(environment.path, "no room")
 
     with monkeypatch.context() as patched:
-        patched.setattr(Environment, "copy", fail)
+        around_copies(patched, before=fail)
         with pytest.raises(StoreFull):
             store.backup(tmp_path / "copy")
     assert list((tmp_path / "copy").iterdir()) == []
@@ -171,20 +175,17 @@ def test_a_store_that_closes_while_it_is_copied_waits_for_what_is_held(
 ) -> None:
     """Neither waits for the other for ever: what is open is copied, what is not is refused."""
     store = open_store(config=replace(CONFIG, max_open_partitions=2))
-    for hour in range(6):
-        store.topic("t").send(b"%d" % hour, deliver_after=hour * 3_600 + 5)
-    copy = Environment.copy
+    send_hourly(store, 6)
     closing: list[threading.Thread] = []
 
-    def close_meanwhile(environment: Environment, path: Path, held: HeldRead) -> None:
-        copy(environment, path, held)
+    def close_meanwhile(environment: Environment) -> None:
         if environment is not store._engine.main and not closing:
             closing.append(threading.Thread(target=store.close))
             closing[0].start()
             while not store._engine.partitions._closed:
                 threading.Event().wait(0.001)
 
-    monkeypatch.setattr(Environment, "copy", close_meanwhile)
+    around_copies(monkeypatch, after=close_meanwhile)
     with pytest.raises(ClosedError):
         store.backup(tmp_path / "copy")
     closing[0].join(60)
@@ -192,31 +193,24 @@ def test_a_store_that_closes_while_it_is_copied_waits_for_what_is_held(
     assert list((tmp_path / "copy").iterdir()) == []
 
 
-def test_backups_while_threads_send_and_receive_lose_nothing(tmp_path: Path) -> None:
+def test_backups_while_threads_send_and_receive_lose_nothing(
+    store: DelayedStore, clock: ManualClock, tmp_path: Path
+) -> None:
     """Every backup holds each message that was stored before it began and not acknowledged before it ended.
 
     Of what a thread sent one after the other it holds a beginning, without a gap.
     """
-    clock = ManualClock(START_MS)
-    store = DelayedStore.open(tmp_path / "store", CONFIG, clock=clock)
     stored: list[bytes] = []
     acknowledged: set[bytes] = set()
     stop = threading.Event()
-    failures: list[BaseException] = []
-
-    def run(work: object) -> None:
-        try:
-            work()  # type: ignore[operator]
-        except BaseException as error:
-            failures.append(error)
 
     def send(topic: str) -> None:
-        number = 0
-        while not stop.is_set() and number < 5_000:
+        for number in range(5_000):
+            if stop.is_set():
+                return
             payload = f"{topic}-{number}".encode()
             store.topic("t").send(payload, deliver_after=1 + number % 97 * 120)
             stored.append(payload)
-            number += 1
 
     def receive() -> None:
         consumer = store.topic("t").subscribe("s")
@@ -229,33 +223,31 @@ def test_backups_while_threads_send_and_receive_lose_nothing(tmp_path: Path) -> 
             store.flush()
 
     store.topic("t").subscribe("s").close()
-    threads = [threading.Thread(target=run, args=(work,)) for work in (lambda: send("a"), lambda: send("b"), receive)]
-    for thread in threads:
-        thread.start()
     required = []
-    while len(stored) < 50 and not failures:
-        stop.wait(0.01)
-    for number in range(4):
-        before = list(stored)
-        store.backup(tmp_path / f"copy{number}")
-        required.append(set(before) - set(acknowledged))
-        goal = len(stored) + 30
-        while len(stored) < goal and not failures:
-            stop.wait(0.01)
-    stop.set()
-    for thread in threads:
-        thread.join()
-    assert failures == []
+    with ThreadPoolExecutor(3) as pool:
+        running = [pool.submit(send, "a"), pool.submit(send, "b"), pool.submit(receive)]
+        try:
+            for number in range(4):
+                goal = len(stored) + 40
+                while len(stored) < goal and not running[2].done():
+                    stop.wait(0.01)
+                before = set(stored)
+                store.backup(tmp_path / f"copy{number}")
+                required.append(before - acknowledged)
+        finally:
+            stop.set()
+        for future in running:
+            future.result()
     everything = set(stored)
     assert list(store.check(deep=True)) == []
     store.close()
-    for number, owed in enumerate(required):
+    for number, wanted in enumerate(required):
         later = ManualClock(clock.now_ms() + 10 * HOUR_MS)
         with DelayedStore.open(tmp_path / f"copy{number}", CONFIG, clock=later) as copy:
             assert list(copy.check(deep=True)) == []
             copy.tick()
             found = drain(copy, "t", "s")
-            assert owed <= found
+            assert wanted <= found
             assert found <= everything
             for sender in (b"a", b"b"):
                 last = max((int(payload[2:]) for payload in found if payload.startswith(sender)), default=-1)
