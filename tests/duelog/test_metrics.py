@@ -16,7 +16,7 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from duelog import DelayedDeliveryPolicies, DelayedStore, ManualClock, Message, StoreConfig, Topic, metrics
 from duelog.aio.threads import Threads
 from duelog.aio.topic import Topic as AsyncTopic
-from duelog.errors import CorruptEntry, DelayTooLong, StoreFull
+from duelog.errors import CorruptEntry, DelayTooLong
 from duelog.store.files.failpoints import arm, disarm
 from tests.conftest import START_MS, LeadingClock, OpenStore
 
@@ -119,36 +119,6 @@ def test_a_delay_is_counted_as_overridden_if_it_was_asked_for_and_not_given(
     assert overridden(collector) == 6
 
 
-def test_a_message_that_is_not_stored_is_not_counted_as_overridden(
-    collector: Collector, fixed: DelayedStore, clock: ManualClock
-) -> None:
-    """A number that is stored already, a send that fails, and a message that has fired before it is rescheduled."""
-    topic = fixed.topic("t")
-    producer = topic.producer("p")
-    batch = [Message(b"%d" % number, deliver_after=number + 1) for number in range(4)]
-    producer.send_batch(batch[:2], first_sequence_id=0)
-    assert overridden(collector) == 2
-    producer.send_batch(batch, first_sequence_id=0)
-    assert overridden(collector) == 4
-
-    def fail() -> None:
-        raise StoreFull(fixed.path, "no room, says the test")
-
-    arm("commit.before", fail)
-    with pytest.raises(StoreFull):
-        topic.send(b"x", deliver_after=60)
-    with pytest.raises(StoreFull):
-        topic.send_batch(batch)
-    disarm()
-    assert overridden(collector) == 4
-    message_id = topic.send(b"x", deliver_after=60)
-    assert overridden(collector) == 5
-    clock.advance(7_000)
-    fixed.tick()
-    assert topic.reschedule(message_id, deliver_after=60) is None
-    assert overridden(collector) == 5
-
-
 def test_a_message_that_waits_for_room_is_counted_once(collector: Collector, open_store: OpenStore) -> None:
     """Under back-pressure the face for asyncio tries a second time to put it in."""
     store = open_store(config=StoreConfig(max_in_flight_bytes=1_500))
@@ -241,18 +211,6 @@ def test_messages_that_waited_inline_are_fired_once_whatever_the_subscriptions(
     (late,) = collector.points()["duelog.messages.lateness"]
     assert (late.count, late.min, late.max, late.sum) == (3, 0.0, 1.0, 2.0)
     assert collector.value("duelog.messages.fired", pulsar_topic=TOPIC["pulsar.topic"]) == 3
-
-
-def test_cancelled_and_rescheduled_messages_are_counted_once(topic: Topic, collector: Collector) -> None:
-    """A second cancel of the same message does not count."""
-    ids = topic.send_batch([Message(b"x", deliver_after=9) for _ in range(4)])
-    topic.cancel_batch(ids[:2])
-    topic.cancel(ids[0])
-    topic.reschedule(ids[2], deliver_after=99)
-    topic.fire_now(ids[3])
-    topic.reschedule(ids[3], deliver_after=99)
-    assert collector.value("duelog.messages.cancelled") == 2
-    assert collector.value("duelog.messages.rescheduled") == 2
 
 
 @pytest.mark.parametrize("inline_ms", [0, 60_000])

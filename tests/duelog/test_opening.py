@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
@@ -53,16 +52,6 @@ def test_a_relative_path_stays_the_same_store_when_the_directory_changes(
     store.topic("a").send(b"x", deliver_after=60)
     assert store.path == tmp_path / "store"
     assert len(partition_directories(tmp_path / "store")) == 1
-
-
-def test_every_new_store_has_an_id_of_its_own(tmp_path: Path) -> None:
-    """By which its partitions are known."""
-    ids = []
-    for name in ("a", "b"):
-        DelayedStore.open(tmp_path / name, CONFIG).close()
-        ids.append(json.loads((tmp_path / name / "STORE").read_bytes())["store_id"])
-    assert len(set(ids)) == 2
-    assert all(len(id_) == 32 for id_ in ids)
 
 
 def test_opening_and_closing_changes_no_record(path: Path, open_store: OpenStore) -> None:
@@ -208,19 +197,6 @@ def test_a_second_opening_in_one_process_is_refused(path: Path, open_store: Open
         DelayedStore.open(path, CONFIG)
     assert records(store) == before
     store.topic("a").send(b"x", deliver_after=60)
-
-
-def test_the_lock_of_a_killed_process_is_free(path: Path) -> None:
-    """A lock of the kernel's goes with its process."""
-    fill(path)
-    holder = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    assert holder.stdout is not None
-    assert holder.stdout.readline() == "open\n"
-    holder.kill()
-    holder.communicate(timeout=30)
-    DelayedStore.open(path, CONFIG, clock=ManualClock(START_MS)).close()
 
 
 def test_an_opening_that_is_refused_holds_nothing(path: Path, open_store: OpenStore) -> None:

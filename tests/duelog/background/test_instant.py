@@ -9,8 +9,6 @@ import pytest
 
 from duelog import DelayedStore, Message, StoreConfig
 from duelog.store.clock import Clock
-from duelog.store.env.environment import Environment
-from duelog.store.errors import StoreFull
 from duelog.store.files import failpoints
 from tests.conftest import START_MS, LeadingClock, OpenStore
 
@@ -209,26 +207,6 @@ def test_the_clock_mark_on_the_disk_never_goes_back(open_store: OpenStore, clock
     store.close()
     again = open_store(config=CONFIG, clock_=LeadingClock(end_ms))
     assert again._engine.clock.now_ms() == end_ms + 5
-
-
-def test_a_disk_that_is_full_fires_nothing(
-    store: DelayedStore, clock: LeadingClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The error reaches whoever ticks, and the message fires when there is room."""
-    store.topic("t").send(b"a", deliver_at=START_MS + 10)
-    clock.set(START_MS + 7)
-    main = store._engine.main
-
-    def full(work: object) -> None:
-        raise StoreFull(main.path, "no room")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(main, "write", full)
-        with pytest.raises(StoreFull):
-            store.tick()
-    assert isinstance(main, Environment)
-    clock.set(START_MS + 10)
-    assert received(store) == [b"a"]
 
 
 def test_a_partition_is_not_closed_before_its_end_though_all_of_it_was_written_ahead(
