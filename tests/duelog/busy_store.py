@@ -35,10 +35,10 @@ def config(journal_from: int = 0) -> StoreConfig:
 
 
 class Twin(NamedTuple):
-    """What is owed: due times by topic and payload, and what each subscription has acknowledged for good."""
+    """What is to be delivered: due times by topic and payload, and what each subscription has acknowledged for good."""
 
     now_ms: int
-    owed: dict[tuple[str, bytes], int]
+    due: dict[tuple[str, bytes], int]
     acknowledged: dict[str, set[tuple[str, bytes]]]
 
 
@@ -54,16 +54,16 @@ class BusyStore:
         """How often each kind of thing was done."""
         self._sent = 0
         self._ids: dict[tuple[str, bytes], MessageId] = {}
-        self._owed: dict[tuple[str, bytes], int] = {}
+        self._due: dict[tuple[str, bytes], int] = {}
         self._acknowledged: dict[str, set[tuple[str, bytes]]] = {name: set() for name in SUBSCRIPTIONS}
         for topic in TOPICS:
             for name in SUBSCRIPTIONS:
                 self.store.topic(topic).subscribe(name).close()
 
     def twin(self) -> Twin:
-        """What is owed now."""
+        """What is to be delivered as of now."""
         acknowledged = {name: set(found) for name, found in self._acknowledged.items()}
-        return Twin(self.clock.now_ms(), dict(self._owed), acknowledged)
+        return Twin(self.clock.now_ms(), dict(self._due), acknowledged)
 
     def act(self, times: int = 1) -> None:
         """Do something, so many times."""
@@ -91,7 +91,7 @@ class BusyStore:
         topic, payload = self.random.choice(TOPICS), self._payload()
         due_ms = self._due_ms() if self.random.random() < 0.9 else self.clock.now_ms()
         self._ids[topic, payload] = self.store.topic(topic).send(payload, deliver_at=due_ms)
-        self._owed[topic, payload] = due_ms
+        self._due[topic, payload] = due_ms
 
     def _send_batch(self) -> None:
         topic = self.random.choice(TOPICS)
@@ -100,17 +100,17 @@ class BusyStore:
             assert isinstance(message.deliver_at, int)
             assert isinstance(message.payload, bytes)
             self._ids[topic, message.payload] = message_id
-            self._owed[topic, message.payload] = message.deliver_at
+            self._due[topic, message.payload] = message.deliver_at
 
     def _waiting(self) -> tuple[str, bytes] | None:
-        waiting = [each for each, due_ms in self._owed.items() if due_ms > self.clock.now_ms()]
+        waiting = [each for each, due_ms in self._due.items() if due_ms > self.clock.now_ms()]
         return self.random.choice(waiting) if waiting else None
 
     def _cancel(self) -> None:
         which = self._waiting()
         if which is not None:
             assert self.store.topic(which[0]).cancel(self._ids[which])
-            del self._owed[which]
+            del self._due[which]
 
     def _reschedule(self) -> None:
         which = self._waiting()
@@ -118,7 +118,7 @@ class BusyStore:
             due_ms = self._due_ms()
             moved = self.store.topic(which[0]).reschedule(self._ids[which], deliver_at=due_ms)
             assert moved is not None
-            self._ids[which], self._owed[which] = moved, due_ms
+            self._ids[which], self._due[which] = moved, due_ms
 
     def _pass_time(self) -> None:
         self.clock.advance(self.random.choice((1_000, 600_000, HOUR_MS)))
@@ -147,12 +147,12 @@ class BusyStore:
 
 
 def assert_is(copy: Path, twin: Twin, config: StoreConfig) -> None:
-    """A copy delivers what its twin owes, each once, at its time, to each subscription; then it takes more."""
+    """A copy delivers what its twin says, each once, at its time, to each subscription; then it takes more."""
     clock = ManualClock(twin.now_ms)
     with DelayedStore.open(copy, replace(config, durability="none"), clock=clock) as store:
         assert list(store.check(deep=True)) == []
         found: dict[str, list[tuple[str, bytes]]] = {name: [] for name in SUBSCRIPTIONS}
-        until_ms = max([twin.now_ms, *twin.owed.values()])
+        until_ms = max([twin.now_ms, *twin.due.values()])
         while True:
             store.tick()
             for topic in TOPICS:
@@ -162,14 +162,14 @@ def assert_is(copy: Path, twin: Twin, config: StoreConfig) -> None:
                             received += [(topic, message.payload) for message in messages]
                             assert all(message.due_ms <= clock.now_ms() for message in messages)
                             for message in messages:
-                                due_ms = twin.owed.get((topic, message.payload))
+                                due_ms = twin.due.get((topic, message.payload))
                                 assert message.due_ms == due_ms, f"{message.payload!r}: {message.due_ms}, not {due_ms}"
                             subscription.ack(messages, durable=True)
             if clock.now_ms() >= until_ms:
                 break
             clock.advance(HOUR_MS // 2)
         for name, received in found.items():
-            assert sorted(received) == sorted(twin.owed.keys() - twin.acknowledged[name])
+            assert sorted(received) == sorted(twin.due.keys() - twin.acknowledged[name])
         store.topic("a").send(b"more", deliver_after=1)
         clock.advance(100 * HOUR_MS)
         for _ in range(3):

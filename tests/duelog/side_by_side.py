@@ -30,7 +30,7 @@ def in_wal(store: DelayedStore) -> list[WalRecord]:
 
 
 def owing(store: DelayedStore) -> list[Partition]:
-    """The partitions that owe entries."""
+    """The partitions with reserved entries that are not applied."""
     return [partition for partition in store._engine.partitions if partition.has_unapplied]
 
 

@@ -32,7 +32,7 @@ def _all(environment: Environment) -> dict[bytes, bytes]:
 
 
 def files(path: Path) -> dict[str, bytes | None]:
-    """Every file under a path with its content, and every directory. REQUIRES: nobody has a store in it open.
+    """Every file under a path with its content, and every directory. REQUIRES: no process has a store in it open.
 
     Without the files of locks, which opening may touch.
     """

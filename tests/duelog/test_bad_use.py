@@ -48,9 +48,9 @@ def test_deleting_an_unknown_topic_says_so(store: DelayedStore) -> None:
 
 def test_an_unknown_subscription_is_named(topic: Topic) -> None:
     """With its topic."""
-    with pytest.raises(UnknownSubscription, match=r"default/t.*'nobody'") as caught:
-        topic.unsubscribe("nobody")
-    assert (caught.value.topic, caught.value.subscription) == (topic.name, "nobody")
+    with pytest.raises(UnknownSubscription, match=r"default/t.*'unknown'") as caught:
+        topic.unsubscribe("unknown")
+    assert (caught.value.topic, caught.value.subscription) == (topic.name, "unknown")
 
 
 def test_a_taken_subscription_is_refused(topic: Topic, reader: Subscription) -> None:

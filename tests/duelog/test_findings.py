@@ -91,7 +91,7 @@ def test_a_partition_is_not_made_anew_while_its_directory_is_removed(
 
     The partition made anew in between lost its directory or its place in the catalog, and the message with it.
     """
-    store.topic("other").send(b"", deliver_after=0.5)  # nobody reads it: its partition goes as soon as it has ended
+    store.topic("other").send(b"", deliver_after=0.5)  # without a subscription: its partition goes when it ends
     reader = topic.subscribe("s")
 
     def meanwhile(write: Callable[[], list[MessageId]]) -> None:
@@ -104,10 +104,10 @@ def test_a_partition_is_not_made_anew_while_its_directory_is_removed(
     assert [message.payload for message in reader.receive(10)] == [b"late"]
 
 
-def test_a_partition_that_somebody_reads_when_its_topic_is_deleted_goes_later(
+def test_a_partition_that_is_read_when_its_topic_is_deleted_goes_later(
     open_store: OpenStore, clock: ManualClock
 ) -> None:
-    """A listing that nobody reads on holds a partition's directory; once it is given up, the next tick deletes that."""
+    """A listing that is read no further leases a partition; once it is dropped, the next tick deletes the directory."""
     store = open_store(config=StoreConfig(partition_ms=1_000, preload_ms=0))
     topic = store.topic("t")
     topic.subscribe("s")

@@ -1,4 +1,4 @@
-"""Settings that decide what is kept live in the store: whoever opens it, with whatever configuration, goes by them."""
+"""Settings that decide what is kept live in the store: each process that opens it goes by them."""
 
 from __future__ import annotations
 

@@ -136,7 +136,7 @@ def test_a_message_that_waits_for_room_is_counted_once(collector: Collector, ope
         await asyncio.gather(*sends)
         threads.close()
 
-    arm("commit.before", lambda: None if go.wait(60) else pytest.fail("nobody let it go"))
+    arm("commit.before", lambda: None if go.wait(60) else pytest.fail("it was not let go"))
     asyncio.run(main())
     disarm()
     assert topic.stats().pending == 41
@@ -306,6 +306,6 @@ def test_a_closed_store_reports_nothing_and_two_stores_report_beside_each_other(
     assert "duelog.partitions" not in collector.points()
 
 
-def test_without_an_sdk_nobody_listens() -> None:
+def test_without_an_sdk_nothing_is_measured() -> None:
     """The API's own meters do nothing, and lateness is not even worked out."""
     assert not metrics.Instruments(get_meter("duelog")).listening

@@ -100,7 +100,7 @@ def test_a_partition_with_messages_that_the_catalog_has_lost_is_not_swept_away(p
 
 
 def test_leftovers_of_a_crash_are_removed(path: Path, open_store: OpenStore) -> None:
-    """Whatever lies in staging/ and trash/, and directories of partitions and generations that nobody registered."""
+    """All that lies in staging/ and trash/, and directories of partitions and generations that are not registered."""
     fill(path)
     first = partition_directories(path)[0]
     shutil.copytree(first, path / "staging" / "half-built")

@@ -1,7 +1,7 @@
 """Taking back races with firing: each message is delivered once or taken back once, and the answers say which.
 
-Where threads must meet they meet at failpoints and barriers; who comes first after that is free, and every order is
-allowed as long as answers and deliveries agree.
+Threads meet at failpoints and barriers; after that any of them may be first, and every order is allowed as long as
+answers and deliveries agree.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ NO_READER_SLOT = system_errors.explain(Path("data.mdb"), lmdb.ReadersFullError("
         (MessageMaker, "make", MemoryError()),
     ],
 )
-def test_a_shortage_while_messages_are_read_sets_none_of_them_aside(
+def test_a_shortage_while_messages_are_read_quarantines_none_of_them(
     fired: DelayedStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, owner: object, name: str, error: Exception
 ) -> None:
     """The receiver is told, hands out nothing, and the next call gives all five; no record holds their partitions."""
@@ -87,10 +87,10 @@ def test_a_shortage_while_messages_are_read_sets_none_of_them_aside(
     assert (fired.stats().set_aside, fired.partitions()) == (0, [])
 
 
-def test_a_damaged_page_sets_aside_what_lies_on_it_and_nothing_else(
+def test_a_damaged_page_quarantines_what_lies_on_it_and_nothing_else(
     open_store: OpenStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """LMDB refuses one of ten runs of a partition: nine messages come, and one is set aside with its reason."""
+    """LMDB refuses one of ten runs of a partition: nine messages come, and one is quarantined with its reason."""
     store = open_store(config=StoreConfig(partition_ms=3_600_000, run_entries=1))
     topic = store.topic("t")
     with topic.subscribe("s") as consumer:

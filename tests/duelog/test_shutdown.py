@@ -101,8 +101,8 @@ def test_a_store_closes_while_an_interrupt_of_a_read_is_being_handled(open_store
         block.__exit__(None, None, None)
 
 
-def test_an_interrupt_between_being_let_in_and_the_block_leaves_nobody_inside() -> None:
-    """Neither a reader, once the interrupt has been handled, nor somebody alone keeps others out."""
+def test_an_interrupt_between_being_let_in_and_the_block_leaves_no_thread_inside() -> None:
+    """Neither a reader, once the interrupt has been handled, nor an exclusive thread keeps others out."""
     gate = ReaderGate()
     reader, alone = gate.reading(), gate.alone()
     reader.__enter__()

@@ -19,9 +19,11 @@ from duelog.partitions.partition_set import PartitionSet
 from duelog.store.env.environment import Environment
 from duelog.topics.ack_flusher import AckFlusher
 from tests.conftest import START_MS, OpenStore
+from tests.duelog.consuming import payloads, payloads_of, received
 
 SPAN_MS = 60_000
 CONFIG = StoreConfig(partition_ms=SPAN_MS, ledger_max_entries=1)
+ALL = [b"%d" % number for number in range(12)]
 
 Plant = Callable[..., list[BaseException]]
 
@@ -47,11 +49,18 @@ def plant(monkeypatch: pytest.MonkeyPatch) -> Plant:
     return plant_
 
 
-def fired(open_store: OpenStore, clock: ManualClock, count: int = 3) -> DelayedStore:
-    """A store with some messages that are due."""
+@pytest.fixture
+def store(open_store: OpenStore) -> DelayedStore:
+    """A store whose topic has a subscription."""
     store = open_store(config=CONFIG)
     store.topic("t").subscribe("s").close()
-    store.topic("t").send_payloads([b"%d" % at for at in range(count)], deliver_at=[START_MS + 1_000] * count)
+    return store
+
+
+@pytest.fixture
+def fired(store: DelayedStore, clock: ManualClock) -> DelayedStore:
+    """The store with twelve messages that have fired."""
+    store.topic("t").send_payloads(ALL, deliver_at=[START_MS + 1_000] * len(ALL))
     clock.advance(2_000)
     store.tick()
     return store
@@ -62,30 +71,27 @@ def fired(open_store: OpenStore, clock: ManualClock, count: int = 3) -> DelayedS
     ("owner", "name"), [(Outstanding, "hand_out"), (Outstanding, "forget"), (ReadAhead, "read"), (ReadAhead, "_let_go")]
 )
 def test_what_a_receive_that_broke_off_was_to_hand_out_comes_again(
-    open_store: OpenStore, clock: ManualClock, plant: Plant, owner: type, name: str, error: BaseException
+    fired: DelayedStore, plant: Plant, owner: type, name: str, error: BaseException
 ) -> None:
     """Not only after a restart: the deliveries of the subscription are made anew from what is unacknowledged."""
-    store = fired(open_store, clock, 12)
-    with store.topic("t").subscribe("s") as subscription:
-        got = {bytes(message.payload) for message in subscription.receive(1)}
+    with fired.topic("t").subscribe("s") as subscription:
+        got = set(received(subscription, 1))
         plant(owner, name, error)
         for _ in range(20):
             with suppress(KeyboardInterrupt, MemoryError):
                 found = subscription.receive(1)
                 got |= {bytes(message.payload) for message in found}
                 subscription.ack(found)
-        assert got == {b"%d" % at for at in range(12)}
+        assert got == set(ALL)
 
 
 @pytest.mark.parametrize(
     "error", [KeyboardInterrupt(), MemoryError(), OSError(28, "No space left on device")], ids=repr
 )
 def test_what_was_taken_of_a_log_and_not_handed_over_is_read_back(
-    open_store: OpenStore, clock: ManualClock, plant: Plant, error: BaseException
+    store: DelayedStore, clock: ManualClock, plant: Plant, error: BaseException
 ) -> None:
     """Its frontier has moved in memory: fired on from there, the record would say that it has fired."""
-    store = open_store(config=CONFIG)
-    store.topic("t").subscribe("s").close()
     store.topic("t").send_payloads([b"0", b"1"], deliver_at=[START_MS + 1_000, START_MS + 5_000])
     store.tick()
     clock.advance(2_000)
@@ -94,17 +100,14 @@ def test_what_was_taken_of_a_log_and_not_handed_over_is_read_back(
         store.tick()
     clock.advance(10_000)
     store.tick()
-    with store.topic("t").subscribe("s") as subscription:
-        assert [bytes(message.payload) for message in subscription.receive(10)] == [b"0", b"1"]
+    assert payloads_of(store) == [b"0", b"1"]
 
 
 @pytest.mark.parametrize("owner", [Environment, partition_set])
 def test_a_partition_whose_making_broke_off_is_there_or_leaves_nothing(
-    open_store: OpenStore, clock: ManualClock, plant: Plant, owner: Any
+    store: DelayedStore, clock: ManualClock, plant: Plant, owner: Any
 ) -> None:
     """Registered, it is known to memory; not registered, its directory goes."""
-    store = open_store(config=CONFIG)
-    store.topic("t").subscribe("s").close()
     plant(owner, "sync" if owner is Environment else "build_partition", KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
         store.topic("t").send(b"x", deliver_after=1)
@@ -119,73 +122,64 @@ def test_a_partition_whose_making_broke_off_is_there_or_leaves_nothing(
 
 @pytest.mark.parametrize("name", ["reach", "remove_tree"])
 def test_a_deletion_that_broke_off_is_finished_and_no_longer_suspended(
-    open_store: OpenStore, clock: ManualClock, plant: Plant, name: str
+    fired: DelayedStore, clock: ManualClock, plant: Plant, name: str
 ) -> None:
     """What is recorded is what memory goes by, whatever was raised after it."""
-    store = fired(open_store, clock)
-    with store.topic("t").subscribe("s") as subscription:
-        subscription.ack(subscription.receive(10), durable=True)
+    payloads_of(fired)
     clock.advance(SPAN_MS)
     plant(deletion, name, MemoryError())
-    store.tick()
+    fired.tick()
     clock.advance(60_000)
-    store.tick()
-    assert store.partitions() == []
-    assert list(store.check()) == []
+    fired.tick()
+    assert fired.partitions() == []
+    assert list(fired.check()) == []
 
 
 def test_a_partition_whose_closing_failed_after_its_record_is_not_suspended_for_ever(
-    open_store: OpenStore, clock: ManualClock, plant: Plant
+    fired: DelayedStore, clock: ManualClock, plant: Plant
 ) -> None:
     """It is closed, and there is nothing left to be tried again."""
-    store = fired(open_store, clock)
     clock.advance(SPAN_MS)
     plant(PartitionSet, "release", OSError(24, "Too many open files"), after=False)
-    store.tick()
+    fired.tick()
     clock.advance(60_000)
-    store.tick()
-    assert list(store.check()) == []
+    fired.tick()
+    assert list(fired.check()) == []
 
 
 @pytest.mark.parametrize("error", [OSError(24, "Too many open files"), KeyboardInterrupt()], ids=repr)
 def test_a_store_whose_closing_failed_at_a_partition_leaves_none_open(
-    open_store: OpenStore, clock: ManualClock, plant: Plant, error: BaseException
+    open_store: OpenStore, fired: DelayedStore, plant: Plant, error: BaseException
 ) -> None:
     """This process can open it again at once."""
-    store = fired(open_store, clock)
     plant(Partition, "detach", error, after=False)
     with pytest.raises(type(error)):
-        store.close()
+        fired.close()
     store = open_store(config=CONFIG)
     store.topic("t").send(b"x", deliver_at=START_MS + 30_000)
 
 
 def test_acknowledgements_of_a_flush_that_broke_off_are_written_by_the_next(
-    open_store: OpenStore, clock: ManualClock, plant: Plant
+    open_store: OpenStore, fired: DelayedStore, plant: Plant
 ) -> None:
-    """What was taken to be written is not forgotten, nor who has something to write."""
-    store = fired(open_store, clock)
-    with store.topic("t").subscribe("s") as subscription:
-        subscription.ack(subscription.receive(10))
+    """What was taken to be written is not forgotten, nor which subscriptions have something to write."""
+    with fired.topic("t").subscribe("s") as subscription:
+        payloads(subscription)
     plant(AckFlusher, "_write", KeyboardInterrupt(), after=False)
     with pytest.raises(KeyboardInterrupt):
-        store.flush()
-    store.close()
+        fired.flush()
+    fired.close()
     store = open_store(config=CONFIG)
-    with store.topic("t").subscribe("s") as subscription:
-        assert subscription.receive(10) == []
+    assert payloads_of(store) == []
 
 
-def test_a_consumer_whose_leaving_was_interrupted_can_leave_again(
-    open_store: OpenStore, clock: ManualClock, plant: Plant
-) -> None:
+def test_a_consumer_whose_leaving_was_interrupted_can_leave_again(fired: DelayedStore, plant: Plant) -> None:
     """Else an exclusive subscription would be taken until the store is opened again."""
-    store = fired(open_store, clock)
-    subscription = store.topic("t").subscribe("s")
-    assert len(subscription.receive(10)) == 3
+    subscription = fired.topic("t").subscribe("s")
+    assert len(subscription.receive(20)) == len(ALL)
     plant(Outstanding, "remove_consumer", KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
         subscription.close()
     subscription.close()
-    with store.topic("t").subscribe("s") as again:
-        assert len(again.receive(10)) == 3
+    with fired.topic("t").subscribe("s") as again:
+        assert len(again.receive(20)) == len(ALL)

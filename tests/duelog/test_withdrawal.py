@@ -1,4 +1,4 @@
-"""Cancelling and rescheduling: truthful answers, one delivery, whatever comes in between."""
+"""Cancelling and rescheduling: truthful answers, one delivery, whatever happens in between."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_a_cancel_that_finds_no_room_cancels_nothing(
 def test_a_cancelled_message_is_never_called_fired_while_its_partition_is_deleted(
     open_store: OpenStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, asks: str
 ) -> None:
-    """Who asks between the record of the deletion, which takes the cancellations, and its end: it is not known."""
+    """Between the record of the deletion, which removes the cancellations, and its end the answer is unknown."""
     hour_ms = 3_600_000
     store = open_store(config=StoreConfig(partition_ms=hour_ms, preload_ms=0))
     topic = store.topic("t")

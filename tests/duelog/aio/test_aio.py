@@ -167,7 +167,7 @@ async def test_a_receive_cancelled_after_it_was_handed_messages_gives_them_back(
 
 @in_a_loop
 async def test_a_cancelled_waiter_leaves_no_waker_behind(tmp_path: Path) -> None:
-    """Whoever waited in vain costs nothing afterwards."""
+    """A receive that waited in vain costs nothing afterwards."""
     async with aio.DelayedStore.open(tmp_path / "s") as store:
         subscription = await store.topic("t").subscribe("sub")
         waiting = [asyncio.create_task(subscription.receive(timeout=None)) for _ in range(5)]

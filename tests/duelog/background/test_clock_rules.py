@@ -171,7 +171,7 @@ def flip_body(store: Path, marker: bytes) -> None:
         environment.close()
 
 
-def test_a_body_that_cannot_be_read_is_set_aside_and_the_others_are_delivered(
+def test_a_body_that_cannot_be_read_is_quarantined_and_the_others_are_delivered(
     store: DelayedStore, clock: ManualClock, tmp_path: Path
 ) -> None:
     """It is counted, reported by check at every open, never delivered, and holds its partition, which stays."""

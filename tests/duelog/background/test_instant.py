@@ -1,4 +1,4 @@
-"""Firing ahead of an instant: markers are on the disk before it, and nobody is given a message before its time."""
+"""Firing ahead of an instant: markers are on the disk before it, and no consumer receives a message before its time."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def store(open_store: OpenStore, clock: LeadingClock) -> DelayedStore:
 def test_what_is_due_in_a_moment_is_written_ahead_and_given_to_nobody_before_its_time(
     store: DelayedStore, clock: LeadingClock
 ) -> None:
-    """A tick 5 ms before writes it, one 6 ms before does not; who asks before its time is told when to ask again."""
+    """A tick 5 ms before writes it, one 6 ms before does not; an early poll returns the time of the next one."""
     store.topic("t").send_batch([Message(b"a", deliver_at=START_MS + 10), Message(b"b", deliver_at=START_MS + 20)])
     with noting_commits(clock) as written_ms, store.topic("t").subscribe("s") as consumer:
         clock.set(START_MS + 4)
@@ -133,7 +133,7 @@ def test_a_clock_set_back_before_the_instant_neither_loses_nor_doubles_nor_holds
 
 
 def test_a_clock_set_back_after_the_instant_takes_nothing_away(store: DelayedStore, clock: LeadingClock) -> None:
-    """Who has looked at the log by a time has the store's clock stay there, though nothing was fired since."""
+    """A read of the log at a time keeps the store's clock from going back behind it, though nothing was fired since."""
     topic = store.topic("t")
     topic.send_batch([Message(b"%d" % at, deliver_at=START_MS + 10) for at in range(2)])
     clock.set(START_MS + 8)

@@ -170,7 +170,7 @@ def test_receive_wakes_for_a_message_nearer_than_the_one_it_waits_for(open_store
 
 
 def test_a_manual_clock_with_a_background_thread_wakes_a_waiting_receiver(open_store: OpenStore) -> None:
-    """Advancing the clock fires and delivers without anybody calling tick, and not a millisecond early."""
+    """Advancing the clock fires and delivers without a call of tick, and not a millisecond early."""
     clock = WatchedManualClock(START_MS)
     store = open_store(config=StoreConfig(background=True), clock_=clock)
     topic = store.topic("t")

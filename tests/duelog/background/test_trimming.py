@@ -47,7 +47,7 @@ def test_a_topic_with_a_damaged_record_holds_up_no_other(open_store: OpenStore, 
     (suspended,) = store.tick().suspended
     assert (suspended.task, suspended.topic, suspended.failures) == ("trim", "persistent://public/default/t2", 1)
     clock.advance(1_000)
-    assert store.tick().suspended[0].failures == 2  # it stays so, and goes on being so, for nobody else
+    assert store.tick().suspended[0].failures == 2  # for this topic alone
     logs = {name: engine.topics.get(store.topic(name)._name).log for name in names}
     trimmed = {name: len(log.ledgers()) for name, log in logs.items()}
     assert trimmed == {**dict.fromkeys(names, 1), "t2": 2}

@@ -46,7 +46,7 @@ def opened(path: Path) -> list[Finding]:
 
 
 def write_at(path: Path, at: int, content: bytes) -> None:
-    """Overwrite part of a journal."""
+    """Overwrite part of a WAL."""
     with path.open("r+b") as file:
         file.seek(at)
         file.write(content)
@@ -69,7 +69,7 @@ def test_what_a_crash_left_in_the_wal_is_no_finding_and_comes_home(crashed: Path
 
 
 def test_a_store_without_a_wal_has_no_finding(crashed: Path) -> None:
-    """Nobody may ever have sent side by side."""
+    """A store has no WAL until threads have sent side by side."""
     (crashed / "JOURNAL").unlink()
     assert opened(crashed) == check_store(crashed) == []
 
@@ -123,7 +123,7 @@ def test_a_wal_of_a_later_version_is_not_taken_for_damage(crashed: Path, monkeyp
 
 
 def test_nothing_is_found_beside_a_writer_whenever_it_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Right after the WAL was read, and before each partition is: promised, settled, begun anew, fired, deleted."""
+    """Right after the WAL was read, and before each partition is: reserved, applied, begun anew, fired, deleted."""
     listed = Partition.logs
     steps = 0
     with WritingProcess(tmp_path / "store", journal_from=1, journal_bytes=24 << 10) as writer:
@@ -158,7 +158,7 @@ def test_nothing_is_found_beside_a_writer_whenever_it_writes(tmp_path: Path, mon
 
 
 def test_the_process_that_writes_the_store_does_not_look_at_its_own_wal(open_store: OpenStore) -> None:
-    """It has what it promised in memory; looking at a partition writes that first."""
+    """It has the reserved entries in memory; looking at a partition applies them first."""
     store = open_store(config=CONFIG)
     send(store, 6)
     write_at(store.path / "JOURNAL", 8192, bytes(512))

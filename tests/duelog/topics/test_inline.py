@@ -1,6 +1,6 @@
 """Short delays in the main log (PIP-448): each subscription gets each message once, when it is due.
 
-The findings named here are those of the code under review for PIP-448, and none of them is to be had.
+Each test is of a finding about the implementation proposed with PIP-448; this one has none of them.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def test_the_tracker_is_freed_after_its_last_view_and_not_under_a_new_one(
 def test_what_others_were_served_meanwhile_is_tracked_again_for_a_consumer_that_returns(
     store: DelayedStore, topic: Topic, clock: ManualClock
 ) -> None:
-    """Forgotten since everybody there had it, and behind where the tracker began: who passed it over still gets it."""
+    """The tracker drops what all its views had; a consumer that had passed it over, and returns, receives it."""
     gone = topic.subscribe("gone")
     early = topic.send(b"early", deliver_after=2)
     stays = topic.subscribe("stays")
@@ -131,7 +131,7 @@ def test_what_others_were_served_meanwhile_is_tracked_again_for_a_consumer_that_
 def test_what_could_not_be_read_when_it_was_due_is_not_forgotten(
     topic: Topic, reader: Subscription, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The tracker takes a view for served once it has given the positions; reading them may fail after that."""
+    """The tracker moves a view on when it returns positions; reading them may fail after that."""
     topic.send_batch([Message(b"a", deliver_after=1), Message(b"b", deliver_after=1.2)])
     assert reader.receive(10) == []
     clock.advance(3_000)
@@ -174,7 +174,7 @@ def _interrupted(*_: object) -> None:
 def test_clearing_what_waits_inline_for_one_subscription_leaves_it_to_the_others(
     open_store: OpenStore, clock: ManualClock, attached: bool
 ) -> None:
-    """What is due and what waits in partitions stays; it lasts over a restart, and trimming goes on."""
+    """Due messages and those in partitions stay; so it is after a restart, and trimming goes on."""
     config = StoreConfig(inline_delay_ms=60_000, ledger_max_entries=2)
     store = open_store(config=config)
     topic = store.topic("t")
@@ -196,13 +196,13 @@ def test_clearing_what_waits_inline_for_one_subscription_leaves_it_to_the_others
         assert {message.payload for message in one.receive(10)} == {b"0", b"after", b"3600"}
         assert {message.payload for message in other.receive(10)} == {b"0", b"10", b"20", b"30", b"after", b"3600"}
     with pytest.raises(UnknownSubscription):
-        topic.clear_inline("nobody")
+        topic.clear_inline("unknown")
 
 
 def test_what_waits_inline_and_is_acknowledged_already_is_not_taken_off_the_backlog(
     topic: Topic, reader: Subscription
 ) -> None:
-    """A subscription that has sought past messages that wait owes nothing for them, and what comes then counts."""
+    """A seek past hidden messages acknowledges nothing that is due; what is sent after it is backlog."""
     topic.send_batch([Message(b"", deliver_after=4) for _ in range(3)])
     assert reader.receive(10) == []
     assert reader.stats().backlog == 0
@@ -214,7 +214,7 @@ def test_what_waits_inline_and_is_acknowledged_already_is_not_taken_off_the_back
 def test_equal_due_times_that_wait_inline_survive_the_consumer_that_had_some_of_them(
     topic: Topic, reader: Subscription, clock: ManualClock
 ) -> None:
-    """It leaves between two batches of one instant; who comes next gets the rest."""
+    """It leaves between two batches of one instant; the next consumer receives the rest."""
     topic.send_batch([Message(b"%d" % number, deliver_after=1) for number in range(5)])
     assert reader.receive(10) == []
     clock.advance(1_000)

@@ -1,4 +1,4 @@
-"""Messages that wait inline are owed until they are due: nothing trims, acknowledges or forgets them before."""
+"""Hidden messages in the main log: no cumulative acknowledgement, seek or new subscription passes them unread."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_cumulative_acknowledgement_leaves_what_was_never_delivered(
 def test_what_fell_due_since_the_log_was_read_is_not_acknowledged_with_what_was_delivered(
     topic: Topic, reader: Subscription, clock: ManualClock
 ) -> None:
-    """Due by the time of the acknowledgement, in part handed out: what was not handed out is still owed."""
+    """Due by the time of the acknowledgement, in part handed out: what was not handed out still comes."""
     topic.send_batch([Message(b"%d" % number, deliver_after=3 - number) for number in range(3)])
     topic.send(b"now")
     (now,) = reader.receive(10)
@@ -118,7 +118,7 @@ def test_time_to_live_counts_from_the_due_time_of_what_waits_inline(open_store: 
     assert subscription.stats().backlog == 0
 
 
-# -- beginning at the latest -------------------------------------------------------------------------
+# -- beginning at the latest, and seeks ----------------------------------------------------------------
 
 
 def begin_at_the_latest(store: DelayedStore, how: str) -> Subscription:

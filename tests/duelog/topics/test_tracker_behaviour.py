@@ -1,4 +1,4 @@
-"""What brokers hold their delay trackers to, held against both of ours: time partitions, and the main log (inline)."""
+"""What brokers require of their delay trackers, of both places for delayed messages: partitions and the main log."""
 
 from __future__ import annotations
 
@@ -260,7 +260,7 @@ def _tick_unless_closed(store: DelayedStore) -> None:
 
 @BOTH
 def test_a_poison_record_does_not_stop_the_rest(store: DelayedStore, topic: Topic, clock: ManualClock) -> None:
-    """A body in the middle that is not one is set aside; everything before and after it comes."""
+    """A body that cannot be decoded is quarantined; everything before and after it comes."""
     reader = topic.subscribe("s", type="shared")
     topic.send_batch([Message(b"%d" % number, deliver_after=1) for number in range(3)])
     poison = encode_one(Message(b"poison"), START_MS, 1_000)[1][:1] + b"\xff" * 9
