@@ -197,27 +197,6 @@ AckMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=30
 TestAckMachine = AckMachine.TestCase
 
 
-def test_acks_in_order_leave_no_bitmap_behind() -> None:
-    """A consumer that acknowledges in order costs one position, across ledgers too."""
-    ledgers = Ledgers({1: 3, 4: 2})
-    acks = AckSet(Position(1, -1))
-    for position in ledgers.positions():
-        assert acks.ack(position.ledger_id, BitMap([position.entry_id]), ledgers) == 1
-        assert acked_after_mark(acks) == 0
-        assert acks.mark_delete == position
-
-
-def test_mark_delete_waits_at_the_end_of_a_ledger() -> None:
-    """A ledger acknowledged in full is passed, and the mark stays on it while the next one's first entry is not."""
-    ledgers = Ledgers({1: 3, 4: 2})
-    acks = AckSet(Position(1, -1))
-    acks.ack(4, BitMap([1]), ledgers)
-    acks.ack(1, BitMap([0, 1, 2]), ledgers)
-    assert acks.mark_delete == Position(1, 2)
-    acks.ack(4, BitMap([0]), ledgers)
-    assert acks.mark_delete == Position(4, 1)
-
-
 def test_a_gap_filled_late_carries_the_mark_over_several_ledgers() -> None:
     """The one missing acknowledgement moves the mark over everything that was acknowledged after it."""
     ledgers = Ledgers({1: 3, 4: 2, 9: 5})
@@ -229,19 +208,6 @@ def test_a_gap_filled_late_carries_the_mark_over_several_ledgers() -> None:
     assert acks.mark_delete == Position(9, 1)
     assert acked_after_mark(acks) == 1
     assert acks.take_changes().acked.keys() == {1, 4, 9}
-
-
-def test_an_empty_last_ledger_holds_nothing_up() -> None:
-    """After a roll the mark stays at the end of the closed ledger until the new one has an acknowledged entry."""
-    ledgers = Ledgers({1: 2, 5: 0})
-    acks = AckSet(Position(1, -1))
-    assert acks.ack_cumulative(Position(1, 1), ledgers) == 2
-    assert acks.mark_delete == Position(1, 1)
-    assert acks.backlog(ledgers) == 0
-    ledgers.counts[5] = 1
-    assert acks.backlog(ledgers) == 1
-    assert acks.ack(5, BitMap([0]), ledgers) == 1
-    assert acks.mark_delete == Position(5, 0)
 
 
 def test_the_mark_crosses_a_ledger_that_was_trimmed_meanwhile() -> None:
@@ -287,24 +253,6 @@ def test_more_than_ten_thousand_separate_ranges_survive_a_restart() -> None:
     again = AckSet.load(mark, rows)
     assert acked_after_mark(again) == 30_000
     assert again.unacked(1, 0, 60_000) == BitMap(range(0, 60_000, 2))
-
-
-def test_a_failed_commit_is_covered_by_the_next_one() -> None:
-    """Changes put back are given again at their newest state, deletions of rows included."""
-    ledgers = Ledgers({1: 9})
-    acks = AckSet(Position(1, -1))
-    acks.ack(1, BitMap([2]), ledgers)
-    rows: dict[int, bytes] = {}
-    mark = stored(rows, acks.mark_delete, acks)
-    acks.ack(1, BitMap([0, 1]), ledgers)
-    failed = acks.take_changes()
-    assert failed.acked == {1: None}
-    assert failed.mark_delete == Position(1, 2)
-    acks.ack(1, BitMap([4]), ledgers)
-    acks.untake(failed)
-    mark = stored(rows, mark, acks)
-    assert mark == Position(1, 2)
-    assert BitMap.deserialize(rows[1]) == BitMap([4])
 
 
 def test_rows_at_or_before_the_mark_are_dropped_when_loaded() -> None:

@@ -1,23 +1,14 @@
-"""What a dispatcher guarantees, each guarantee by name; the twin is in test_dispatcher_model.py."""
+"""What a dispatcher guarantees beside the batches that test_dispatcher_model.py compares with its twin."""
 
 from __future__ import annotations
 
 import pytest
 
 from duelog.delivery.acks import AckSet
-from duelog.delivery.dispatcher import Dispatcher, SubscriptionType
+from duelog.delivery.dispatcher import Dispatcher
 from duelog.store.errors import InvalidArgument
 from duelog.store.position import Position
 from tests.duelog.delivery.twins import Log, at, dispatcher_on, entries, has_ready, log_of
-
-
-def test_first_deliveries_come_in_log_order_across_ledgers() -> None:
-    """Two consumers share the log without gap or overlap, ledger after ledger."""
-    log = Log({1: [None] * 3, 5: [None] * 3})
-    dispatcher = dispatcher_on(log)
-    first, second = dispatcher.next_batch(1, 4, 0), dispatcher.next_batch(2, 4, 0)
-    assert [message.position for message in [*first, *second]] == log.positions()
-    assert dispatcher.next_batch(1, 4, 0) == []
 
 
 def test_what_is_acknowledged_before_a_restart_is_not_read_again() -> None:
@@ -46,56 +37,6 @@ def test_a_nacked_message_comes_at_its_time_and_not_before() -> None:
     batch = dispatcher.next_batch(2, 2, 50)
     assert [(message.position.entry_id, message.redelivery_count) for message in batch] == [(0, 1), (3, 0)]
     assert dispatcher.next_redelivery_ms() is None
-
-
-def test_a_message_acknowledged_after_its_nack_does_not_come_again() -> None:
-    """The acknowledgement wins while the message waits for redelivery, and while it is ready."""
-    dispatcher = dispatcher_on(log_of(None, None))
-    dispatcher.next_batch(1, 2, 0)
-    dispatcher.nack(1, at(0, 1), 50, 0)
-    assert dispatcher.ack(1, at(0)) == 1
-    assert has_ready(dispatcher, 50)
-    assert dispatcher.ack(None, at(1)) == 1
-    assert not has_ready(dispatcher, 50)
-    assert dispatcher.next_redelivery_ms() is None
-    assert dispatcher.next_batch(2, 5, 60) == []
-
-
-def test_acknowledging_twice_counts_once() -> None:
-    """A second acknowledgement, from whomever, is harmless."""
-    dispatcher = dispatcher_on(log_of(None, None))
-    dispatcher.next_batch(1, 2, 0)
-    assert dispatcher.ack(1, at(0, 0)) == 1
-    assert dispatcher.ack(2, at(0)) == 0
-    assert len(dispatcher._outstanding.by_consumer()[1]) == 1
-
-
-def test_only_the_holder_can_nack() -> None:
-    """A late negative acknowledgement does not take a message from the consumer that has it now."""
-    dispatcher = dispatcher_on(log_of(None))
-    dispatcher.next_batch(1, 1, 0)
-    dispatcher.nack(1, at(0), 0, 0)
-    dispatcher.next_batch(2, 1, 0)
-    assert dispatcher.nack(1, at(0), 0, 0) == 0
-    assert dispatcher.nack(9, at(0), 0, 0) == 0
-    assert len(dispatcher._outstanding.by_consumer()[2]) == 1
-
-
-def test_a_removed_consumers_messages_go_to_others_at_once() -> None:
-    """What a consumer held is due the moment it goes, counted as delivered once."""
-    dispatcher = dispatcher_on(log_of(None, None, None))
-    dispatcher.next_batch(1, 2, 0)
-    dispatcher.remove_consumer(1, 7)
-    batch = dispatcher.next_batch(2, 5, 7)
-    assert [(message.position.entry_id, message.redelivery_count) for message in batch] == [(0, 1), (1, 1), (2, 0)]
-
-
-def test_the_redelivery_count_grows_with_every_delivery() -> None:
-    """The count is the number of deliveries before this one."""
-    dispatcher = dispatcher_on(log_of(None))
-    for delivery in range(5):
-        assert [message.redelivery_count for message in dispatcher.next_batch(1, 1, delivery)] == [delivery]
-        dispatcher.nack(1, at(0), delivery, 0)
 
 
 def test_messages_held_too_long_go_to_others() -> None:
@@ -177,14 +118,6 @@ def test_a_cumulative_acknowledgement_keeps_the_counts_of_later_messages() -> No
     assert [message.redelivery_count for message in dispatcher.next_batch(1, 2, 2)] == [2]
 
 
-@pytest.mark.parametrize("type", ["shared", "key_shared"])
-def test_a_cumulative_acknowledgement_is_refused_when_consumers_share(type: SubscriptionType) -> None:
-    """It would acknowledge what other consumers hold."""
-    dispatcher = dispatcher_on(log_of(None), type)
-    with pytest.raises(InvalidArgument, match=type):
-        dispatcher.ack_cumulative(Position(1, 0))
-
-
 def test_one_bad_position_leaves_a_batch_of_acknowledgements_undone() -> None:
     """A position that the topic does not have is refused before anything is acknowledged, in whatever ledger."""
     log = Log({1: [None] * 2, 5: [None] * 2})
@@ -195,19 +128,6 @@ def test_one_bad_position_leaves_a_batch_of_acknowledgements_undone() -> None:
             dispatcher.ack(1, [Position(1, 0), bad])
     assert dispatcher.outstanding_count == 4
     assert not dispatcher.acks.changed
-
-
-def test_a_failing_read_loses_nothing() -> None:
-    """When the reader raises, what was due is still due and the read position stands."""
-    log = log_of(*[None] * 4)
-    dispatcher = dispatcher_on(log)
-    dispatcher.next_batch(1, 2, 0)
-    dispatcher.nack(1, at(1), 0, 0)
-    log.fails = True
-    with pytest.raises(OSError, match="disk"):
-        dispatcher.next_batch(2, 4, 0)
-    log.fails = False
-    assert entries(dispatcher.next_batch(2, 4, 0)) == [1, 2, 3]
 
 
 def test_what_cannot_be_read_holds_nothing_else_up() -> None:
