@@ -13,12 +13,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from types import MappingProxyType
 
-import msgpack
 import numpy as np
 import numpy.typing as npt
 
 from ..config import StoreConfig
-from ..errors import CorruptRecord, DelayTooLong, InvalidArgument
+from ..errors import DelayTooLong, InvalidArgument
 from ..message import MAX_DUE_MS
 from ..names import TopicName
 
@@ -27,20 +26,21 @@ _DAY_MS = 86_400_000
 
 PolicyValue = bool | int | str
 
-_RANGES: Mapping[str, tuple[int, int]] = MappingProxyType(
+_NUMBERS: Mapping[str, tuple[int, int, int]] = MappingProxyType(
     {
-        "tick_time_ms": (0, MAX_DUE_MS),
-        "max_delivery_delay_ms": (0, MAX_DUE_MS),
-        "fixed_delivery_delay_ms": (0, MAX_DUE_MS),
-        "retention_ms": (0, _INT64_MAX),
-        "retention_bytes": (0, _INT64_MAX),
-        "ttl_ms": (0, _INT64_MAX),
-        "max_redeliveries": (-1, 2**32 - 1),
-        "ack_timeout_ms": (0, _INT64_MAX),
-        "nack_backoff_ms": (0, _DAY_MS),
-        "nack_backoff_max_ms": (0, _DAY_MS),
+        "tick_time_ms": (0, 0, MAX_DUE_MS),
+        "max_delivery_delay_ms": (0, 0, MAX_DUE_MS),
+        "fixed_delivery_delay_ms": (0, 0, MAX_DUE_MS),
+        "retention_ms": (0, 0, _INT64_MAX),
+        "retention_bytes": (0, 0, _INT64_MAX),
+        "ttl_ms": (0, 0, _INT64_MAX),
+        "max_redeliveries": (-1, -1, 2**32 - 1),
+        "ack_timeout_ms": (0, 0, _INT64_MAX),
+        "nack_backoff_ms": (1_000, 0, _DAY_MS),
+        "nack_backoff_max_ms": (60_000, 0, _DAY_MS),
     }
 )
+"""Default, lowest and highest value of each field that is a number."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -76,19 +76,6 @@ class DelayedDeliveryPolicies:
         """The fields that are set, in their order."""
         found = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: value for name, value in found.items() if value is not None}
-
-    def pack(self) -> bytes:
-        """A msgpack map of what is set."""
-        packed: bytes = msgpack.packb(self.fields_set())
-        return packed
-
-    @classmethod
-    def unpack(cls, packed: bytes) -> DelayedDeliveryPolicies:
-        """Read what `pack` made. Raises CorruptRecord."""
-        try:
-            return cls(**msgpack.unpackb(packed))
-        except (ValueError, TypeError, msgpack.UnpackException) as error:
-            raise CorruptRecord(f"policies cannot be read: {error}") from error
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, DelayedDeliveryPolicies):
@@ -144,22 +131,12 @@ KEPT_FIELDS = tuple(name for name in POLICY_FIELDS if name not in DELAY_FIELDS)
 SUBSCRIPTION_FIELDS = tuple(name for name in KEPT_FIELDS if not name.startswith("retention_"))
 """Those that may be set for a subscription: it has no log of its own, and no producer sends to it."""
 
-DEFAULTS: Mapping[str, PolicyValue] = MappingProxyType(
-    {
-        "active": True,
-        "tick_time_ms": 0,
-        "max_delivery_delay_ms": 0,
-        "fixed_delivery_delay_ms": 0,
-        "retention_ms": 0,
-        "retention_bytes": 0,
-        "ttl_ms": 0,
-        "max_redeliveries": -1,
-        "dead_letter_topic": "",
-        "ack_timeout_ms": 0,
-        "nack_backoff_ms": 1_000,
-        "nack_backoff_max_ms": 60_000,
-    }
-)
+_DEFAULTS: dict[str, PolicyValue] = {
+    "active": True,
+    "dead_letter_topic": "",
+    **{name: default for name, (default, _, _) in _NUMBERS.items()},
+}
+DEFAULTS: Mapping[str, PolicyValue] = MappingProxyType({name: _DEFAULTS[name] for name in POLICY_FIELDS})
 """What is in force where no scope sets a field: `StoreConfig`'s own defaults, in the values of policies."""
 
 KEEP_ALL: Mapping[str, PolicyValue] = MappingProxyType({**DEFAULTS, "retention_ms": _INT64_MAX})
@@ -185,8 +162,8 @@ def check_value(name: str, value: object) -> None:
                 TopicName.parse(value)  # type: ignore[arg-type]  # parse refuses what is no str
             except InvalidArgument as error:
                 raise InvalidArgument(name, value, error.reason) from None
-    elif name in _RANGES:
-        lowest, highest = _RANGES[name]
+    elif name in _NUMBERS:
+        _, lowest, highest = _NUMBERS[name]
         if isinstance(value, bool) or not isinstance(value, int):
             raise InvalidArgument(name, value, "expected an int, or None")
         if not lowest <= value <= highest:

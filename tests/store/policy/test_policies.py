@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from duelog.store.errors import CorruptRecord, DelayTooLong, InvalidArgument
+from duelog.store.errors import DelayTooLong, InvalidArgument
 from duelog.store.message import MAX_DUE_MS
 from duelog.store.names import TopicName
 from duelog.store.policy.policies import DelayedDeliveryPolicies, EffectivePolicies, merge, scopes_of
@@ -92,20 +92,6 @@ def test_where_delays_are_off_every_message_is_due_now() -> None:
     """Neither a fixed delay nor the maximum applies then."""
     effective = resolve(TOPIC, None, None, DelayedDeliveryPolicies(False, 1000, 5, 7))
     assert effective.apply(np.array([NOW_MS - 5, NOW_MS + 9_999]), NOW_MS).tolist() == [NOW_MS, NOW_MS]
-
-
-@given(policies)
-def test_the_record_keeps_every_field(given_policies: DelayedDeliveryPolicies | None) -> None:
-    """Packing and unpacking gives the same, with what is not set still not set."""
-    value = given_policies or DelayedDeliveryPolicies()
-    assert DelayedDeliveryPolicies.unpack(value.pack()) == value
-
-
-@pytest.mark.parametrize("packed", [b"", b"\x01", b"\x81\xa1x\x01", b"\x81\xa6active\x05"])
-def test_a_record_of_another_form_is_refused(packed: bytes) -> None:
-    """What cannot be read is an error of the record, not of the caller."""
-    with pytest.raises(CorruptRecord):
-        DelayedDeliveryPolicies.unpack(packed)
 
 
 @pytest.mark.parametrize(
