@@ -32,7 +32,7 @@ from ..store.codec.run import Run
 from ..store.env.environment import Environment
 from ..store.env.transaction import Transaction
 from ..store.errors import BrokenInvariant, CorruptEntry
-from ..store.files.directory import make_directory, remove_tree, sync_directory
+from ..store.files.directory import children, make_directory, remove_tree, sync_directory
 from ..store.files.failpoints import reach
 from .compaction_check import Buffer, Progress, Rows, other_rows, verify_generation
 from .compaction_plan import CompactionPlan, can_be_thinned, mask
@@ -132,11 +132,8 @@ def copy_generation(
         for batch in batches(rows, lambda row: len(row[1]), _BATCH_BYTES, _BATCH_ROWS):
             _append(environment, batch)
         environment.sync()
-    descriptor = os.open(dest / "data.mdb", os.O_RDWR)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    with (dest / "data.mdb").open("rb") as file:
+        os.fsync(file.fileno())
     sync_directory(dest)
 
 
@@ -181,8 +178,4 @@ def _thinned(name: str, key: bytes, value: Buffer, stay: BitMap) -> Buffer:
 
 def ready_generations(store: Path) -> list[Path]:
     """Finished generations that are to be adopted."""
-    ready = store / "staging" / READY
-    try:
-        return sorted(ready.iterdir())
-    except FileNotFoundError:
-        return []
+    return children(store / "staging" / READY)

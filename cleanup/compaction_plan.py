@@ -104,8 +104,7 @@ class CompactionPlan:
 
     def require_source(self, source: Environment, raw: lmdb.Transaction) -> None:
         """Refuse a source that is not the generation that was planned, as it was. Raises DamagedStore."""
-        value = raw.get(fmt.PARTITION_INFO_KEY)
-        found = None if value is None else PartitionInfo.unpack(fmt.unseal(fmt.PARTITION_INFO_KEY, value))
+        found = _info(source, raw)
         if found != self.info()._replace(generation=self.generation) or raw.id() != self.transaction:
             message = f"is {found} as of transaction {raw.id()}, not generation {self.generation}"
             raise DamagedStore(source.path, f"{message} as of {self.transaction}, for which compaction was planned")

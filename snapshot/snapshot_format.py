@@ -230,9 +230,14 @@ def read_part(
     with environment.read() as raw:
         value = raw.get(key)
         if value is None:
-            raise Unusable(f"part {number} of {len(metadata.parts)} is missing")
+            raise part_missing(number, metadata)
         part = Part(key, value, metadata.parts[number])
     return part.buckets(metadata.tail)
+
+
+def part_missing(number: int, metadata: Metadata) -> Unusable:
+    """The error of a snapshot one of whose parts is not there."""
+    return Unusable(f"part {number} of {len(metadata.parts)} is missing")
 
 
 # -- what is there ---------------------------------------------------------------------------------

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from enum import Enum
 from typing import NamedTuple
 
-from ..store.codec.format import Table, snapshot_part_key, split_snapshot_key
+from ..store.codec.format import Table, split_snapshot_key, trailing_u32
 from ..store.env.environment import Environment
-from .snapshot_format import Metadata, Part, Unusable, read_metadata, snapshot_keys
+from .snapshot_format import Metadata, Unusable, part_missing, read_metadata, read_part, snapshot_keys
 
 
 class SnapshotState(Enum):
@@ -44,37 +44,29 @@ def inspect_snapshots(
     `read_parts` reads every part and verifies its checksum (about 3 ms a million entries); else metadata only, and
     that all of its parts are there.
     """
-    parts: dict[tuple[int, int], list[int]] = {}
+    parts: dict[tuple[int, int], dict[int, int]] = {}
     complete: dict[tuple[int, int], int] = {}
     with environment.read() as raw:
         for key, size in snapshot_keys(raw, Table.SNAPSHOT_PART, ledger_id):
-            parts.setdefault(split_snapshot_key(key), []).append(size)
+            parts.setdefault(split_snapshot_key(key), {})[trailing_u32(key)] = size
         for key, size in snapshot_keys(raw, Table.SNAPSHOT_META, ledger_id):
             complete[split_snapshot_key(key)] = size
     for of_ledger, snapshot_id in sorted({*parts, *complete}):
-        sizes = parts.get((of_ledger, snapshot_id), [])
-        stored_bytes = sum(sizes) + complete.get((of_ledger, snapshot_id), 0)
+        sizes = parts.get((of_ledger, snapshot_id), {})
+        stored_bytes = sum(sizes.values()) + complete.get((of_ledger, snapshot_id), 0)
         state, reason, metadata = SnapshotState.COMPLETE, "", None
         if (of_ledger, snapshot_id) not in complete:
             state, reason = SnapshotState.TORN, "it was not finished"
         else:
             try:
-                metadata = _verify(environment, of_ledger, snapshot_id, read_parts)
+                with environment.read() as raw:
+                    found = read_metadata(raw, of_ledger, snapshot_id)
+                for number in range(len(found.parts)):
+                    if read_parts:
+                        read_part(environment, of_ledger, snapshot_id, found, number)
+                    elif number not in sizes:
+                        raise part_missing(number, found)
+                metadata = found
             except Unusable as error:
                 state, reason = SnapshotState.DAMAGED, str(error)
         yield SnapshotInfo(of_ledger, snapshot_id, state, reason, len(sizes), stored_bytes, metadata)
-
-
-def _verify(environment: Environment, ledger_id: int, snapshot_id: int, read_parts: bool) -> Metadata:
-    """Raises Unusable."""
-    with environment.read() as raw:
-        metadata = read_metadata(raw, ledger_id, snapshot_id)
-    for number, record in enumerate(metadata.parts):
-        key = snapshot_part_key(ledger_id, snapshot_id, number)
-        with environment.read() as raw:
-            value = raw.get(key)
-            if value is None:
-                raise Unusable(f"part {number} of {len(metadata.parts)} is missing")
-            if read_parts:
-                Part(key, value, record)
-    return metadata

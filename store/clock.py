@@ -106,8 +106,8 @@ class ManualClock(Clock):
         _checked_ms("ms", ms)  # back is for set()
         with self._lock:
             self._now_ms += ms
-            now_ms, conditions = self._now_ms, list(self._waiting)
-        _notify(conditions)
+            now_ms = self._now_ms
+        self._wake()
         return now_ms
 
     def set(self, ms: int) -> None:
@@ -118,8 +118,14 @@ class ManualClock(Clock):
         _checked_ms("ms", ms)
         with self._lock:
             self._now_ms = ms
+        self._wake()
+
+    def _wake(self) -> None:
+        with self._lock:
             conditions = list(self._waiting)
-        _notify(conditions)
+        for condition in conditions:
+            with condition:
+                condition.notify_all()
 
     def wait(self, condition: threading.Condition, until_ms: int | None) -> None:
         """Wait until ``condition`` is notified or the clock is moved; at once where it shows ``until_ms`` already.
@@ -190,9 +196,3 @@ def _checked_ms(field: str, value: int) -> int:
     if value < 0:
         raise InvalidArgument(field, value, "negative")
     return value
-
-
-def _notify(conditions: list[threading.Condition]) -> None:
-    for condition in conditions:
-        with condition:
-            condition.notify_all()

@@ -150,7 +150,8 @@ class _Scan:
             if leaves <= MOST_LEAVES:
                 entries = sum(self._leaves(piece) for piece in level.pieces())
             elif self._every_header or leaves <= MOST_HEADERS:
-                entries = self._leaf_headers(level)
+                counts = _node_counts(self._read(level, _HEADER_BYTES), self._page_bytes, level, LEAF)
+                entries = int(counts.sum())
             else:
                 self._leaves(level.part(np.array([0, leaves - 1])))
                 entries = record.entries
@@ -190,9 +191,6 @@ class _Scan:
             begins = nodes.long_at(long)
             self._claim(begins, (size[long] + _HEADER_BYTES - 1) // self._page_bytes + 1)
         return len(nodes.page)
-
-    def _leaf_headers(self, level: _Level) -> int:
-        return int(_node_counts(self._read(level, _HEADER_BYTES), self._page_bytes, level, LEAF).sum())
 
     def _nodes(self, level: _Level, kind: int) -> _Nodes:
         return _Nodes(self._read(level, self._page_bytes), self._page_bytes, level, kind)

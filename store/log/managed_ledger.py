@@ -299,7 +299,7 @@ class ManagedLedger:
         return [info.ledger_id for info in trimmed]
 
     def _staged(self, transaction: Transaction) -> _StagedLog:
-        return transaction.stage(self, lambda: _StagedLog(self, self._view, self._runs, self._limits))
+        return transaction.stage(self, lambda: _StagedLog(self))
 
     def _publish(self, view: _View | None, look: bool) -> None:
         if view is not None:
@@ -330,13 +330,14 @@ def _view(closed: tuple[LedgerInfo, ...], tail: Ledger, created_ms: int) -> _Vie
 class _StagedLog:
     """The list as one transaction leaves it."""
 
-    def __init__(self, log: ManagedLedger, view: _View, runs_: RunLimits, limits: LedgerLimits) -> None:
+    def __init__(self, log: ManagedLedger) -> None:
+        view = log._view
         self._log = log
-        self._runs = runs_
-        self._limits = limits
+        self._runs = log._runs
+        self._limits = log._limits
         self.closed = list(view.closed)
         self.created_ms = view.tail_created_ms
-        self.current = StagedLedger(view.tail, runs_)
+        self.current = StagedLedger(view.tail, log._runs)
         self.bytes = view.tail.stored_bytes
         self._filled: list[StagedLedger] = []
         self.changed = False
