@@ -20,16 +20,18 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from tests.disaster.power_acks import Acknowledged
+from duelog import DelayedStore, DuelogError, ManualClock
 from tests.disaster.power_disk import MODES, Disk
 from tests.disaster.power_trace import Edit, Fact, Operation, Sync, Trace, Write, record
+from tests.disaster.running import memory, module
+from tests.disaster.told import Told, litter
+from tests.disaster.working import CONFIG, SPAN_MS, Worker
 
-ROOT = Path(__file__).parents[2]
-START = "import runpy, sys; sys.path.append(sys.argv.pop(1)); runpy.run_module(sys.argv.pop(1), run_name='__main__')"
-"""Runs a module of the tests in a process that finds the installed package first."""
+QUESTIONED = replace(CONFIG, durability="none", max_open_partitions=64, fire_batch=5_000, map_bytes=1 << 24)
+"""Nothing that happens after the cut has to outlive another one, and it need not be done in small pieces."""
 
 
 @dataclass
@@ -51,17 +53,6 @@ class Outcome:
     seconds: float = 0.0
     kinds: dict[str, int] = field(default_factory=dict)
     troubles: list[str] = field(default_factory=list)
-
-
-def module(name: str, *arguments: str) -> list[str]:
-    """The command that runs a module of the tests."""
-    return [sys.executable, "-c", START, str(ROOT), name, *arguments]
-
-
-def memory() -> str | None:
-    """Where states are rebuilt: in memory if there is space."""
-    shm = "/dev/shm"
-    return shm if os.access(shm, os.W_OK) and shutil.disk_usage(shm).free > 256 << 20 else None
 
 
 def run(states: int, before: str | None, options: dict[str, object]) -> Outcome:
@@ -129,17 +120,17 @@ def _question(
     outcome: Outcome,
 ) -> None:
     cuts = _cuts(operations, states, before)
-    disk, acknowledged = Disk(trace.root), Acknowledged(str(options["durability"]))
+    disk, told = Disk(trace.root), Told()
     rng = random.Random(str(options["seed"]))
     kinds: Counter[str] = Counter()
     for at, operation in enumerate(operations):
         disk.do(operation)
         if isinstance(operation, Fact):
-            acknowledged.take(operation.fact)
+            told.take(operation.fact)
         for _ in range(cuts[at]):
             mode = MODES[outcome.states % len(MODES)]
             disk.leave(target, mode, rng)
-            troubles, died = _ask(acknowledged, target / "store")
+            troubles, died = _ask(told, target / "store", relaxed=options["durability"] == "relaxed")
             shutil.rmtree(target)
             outcome.states += 1
             outcome.bad += bool(troubles)
@@ -172,7 +163,31 @@ def _groups(operations: list[Operation]) -> int:
     return sum(int.from_bytes(group[4:8], "little") > 1 for group in groups)
 
 
-def _ask(acknowledged: Acknowledged, path: Path) -> tuple[list[str], bool]:
+def troubles_of(told: Told, path: Path, *, relaxed: bool) -> list[str]:
+    """Open what a cut left, send to all of it, receive everything, and say every rule that is broken."""
+    told.power_goes(relaxed=relaxed)
+    told.begin(draining=True)
+    listeners = set(told.listeners)
+    clock = ManualClock(told.now_ms)
+    try:
+        store = DelayedStore.open(path, QUESTIONED, clock=clock)
+        told.troubles += litter(store)
+        for topic, name in listeners:
+            if not store.topic(topic).exists() or name not in store.topic(topic).subscriptions():
+                told.troubles.append(f"subscription {name} of {topic} is gone")
+        worker = Worker(store, clock, "after the cut", lambda *fact: told.take(fact))
+        worker.send_everywhere()
+        worker.send_again(told.unanswered())
+        clock.advance(5 * SPAN_MS)
+        worker.drain()
+        store.close()
+    except DuelogError as error:
+        told.troubles.append(f"{type(error).__name__}: {error}")
+    told.look_for_missing(listeners)
+    return told.troubles
+
+
+def _ask(told: Told, path: Path, *, relaxed: bool) -> tuple[list[str], bool]:
     """Troubles of a state, and whether it killed the process that opened it."""
     receiving, sending = os.pipe()
     child = os.fork()
@@ -180,7 +195,7 @@ def _ask(acknowledged: Acknowledged, path: Path) -> tuple[list[str], bool]:
         try:
             os.close(receiving)
             try:
-                troubles = list(acknowledged.troubles(path))
+                troubles = troubles_of(told, path, relaxed=relaxed)
             except BaseException as error:  # whatever it is, the parent is to hear of it
                 troubles = [f"{type(error).__name__}: {error}"]
             os.write(sending, json.dumps(troubles[:20]).encode())

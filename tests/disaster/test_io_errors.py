@@ -24,7 +24,8 @@ from duelog import DelayedStore, ManualClock, Message, StoreConfig
 from duelog.errors import StoreFull
 from duelog.store.env import map_size
 from tests.conftest import OpenStore
-from tests.disaster import io_child, power_cut
+from tests.disaster import io_child
+from tests.disaster.running import memory, module
 from tests.disaster.test_power_cut import WHY_NOT
 
 pytestmark = pytest.mark.fault
@@ -53,7 +54,7 @@ def run(base: Path, call: str, error: str) -> list[Round]:
     command = ["strace", "-f", "-qq", "--seccomp-bpf", "-e", f"trace={call}", "-e"]
     command += [f"inject={call}:error={error}:when=30", "-o", os.devnull]
     done = subprocess.run(
-        [*command, *power_cut.module("tests.disaster.io_child", *arguments)], capture_output=True, text=True, check=True
+        [*command, *module("tests.disaster.io_child", *arguments)], capture_output=True, text=True, check=True
     )
     rounds: list[Round] = []
     for line in done.stdout.splitlines():
@@ -97,7 +98,7 @@ def look_at(path: Path, said: Round) -> None:
 @pytest.mark.parametrize("error", ["EIO", "ENOSPC"])
 def test_whichever_call_fails_what_was_acknowledged_stands(call: str, error: str) -> None:
     """EIO is StoreFailed, no space is StoreFull and passes; a root page that is not written is in doubt. All reopen."""
-    with tempfile.TemporaryDirectory(prefix="duelog-io-", dir=power_cut.memory()) as folder:
+    with tempfile.TemporaryDirectory(prefix="duelog-io-", dir=memory()) as folder:
         rounds = run(Path(folder), call, error)
         failed = [said for said in rounds if said.failures]
         assert len(failed) >= 6

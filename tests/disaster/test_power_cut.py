@@ -1,7 +1,7 @@
 """Disks that a power cut could have left at any moment of a run are opened: nothing that was acknowledged is lost.
 
-The run is recorded by strace (power_trace), the disks are rebuilt by power_disk, the guarantees are in
-power_acks, and the wrong engines that this must find out in power_mutants. `DUELOG_POWER_CUTS=1000` in the
+The run is recorded by strace (power_trace), the disks are rebuilt by power_disk, the rules are in told,
+and the wrong engines that this must find out in power_mutants. `DUELOG_POWER_CUTS=1000` in the
 environment makes more states (150 are the default, shared by the two durabilities that guarantee something);
 `python -m tests.disaster.power_cut` is for looking at one case.
 """
@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from duelog.store.files import failpoints
-from tests.disaster import power_cut
 from tests.disaster.power_disk import MODES
+from tests.disaster.running import module
 
 STATES = int(os.environ.get("DUELOG_POWER_CUTS", "150"))
 PASSED = [point for point in failpoints.POINTS if not point.startswith("commit.")]
@@ -41,7 +41,7 @@ pytestmark = [pytest.mark.fault, pytest.mark.skipif(WHY_NOT is not None, reason=
 
 def cut(states: int, durability: str, *more: str) -> dict[str, Any]:
     """The outcome of a recording and so many states, in a process without threads: it forks for each state."""
-    command = power_cut.module("tests.disaster.power_cut", "--states", str(states), "--durability", durability)
+    command = module("tests.disaster.power_cut", "--states", str(states), "--durability", durability)
     done = subprocess.run([*command, *more], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     outcome: dict[str, Any] = json.loads(done.stdout)
@@ -60,7 +60,7 @@ def test_a_power_cut_breaks_no_guarantee_with_durability(durability: str, share:
     if durability == "commit":
         assert outcome["points"]["wal.applied"] > 3, "the WAL is to be begun anew several times"
         assert outcome["groups"], "some groups of the WAL are to hold several messages"
-    assert {"listen", "sent", "got", "acked", "cancelled", "moved", "close"} <= set(outcome["facts"])
+    assert {"listen", "sent", "got", "acked", "cancelled", "moved", "numbered", "close"} <= set(outcome["facts"])
 
 
 def test_durability_none_loses_to_a_power_cut() -> None:

@@ -1,0 +1,199 @@
+"""What processes told of their work on a store (see working), and what is wrong with it.
+
+The rules:
+
+- an acknowledged send is delivered to every subscription, with the payload that was sent;
+- no id is given out twice;
+- nothing is delivered twice without a crash or a nack between, under two ids, or from two positions of a main log;
+- what was cancelled is never delivered, and what was rescheduled once, whether or not the answer was heard;
+- what was acknowledged durably is never delivered again, nor what was acknowledged before a close;
+- each number of a producer is delivered once, though after a crash it was sent again in another batch;
+- a store opens after every crash, `check` finds nothing in it, and nothing lies in staging/ and trash/;
+- once everything is acknowledged, no partition is left.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from duelog import DelayedStore
+from duelog.snapshot.stored import SnapshotState, inspect_snapshots
+from duelog.store.codec.format import PartitionState
+from tests.disaster.working import DURABLE, START_MS
+
+Id = tuple[int, ...]
+Listener = tuple[str, str]
+
+
+class Told:
+    """Everything that was told, and the rules that it broke."""
+
+    def __init__(self) -> None:
+        self.troubles: list[str] = []
+        self.hits: Counter[str] = Counter()
+        self.now_ms = START_MS
+        self.listeners: set[Listener] = set()
+        self.sent: dict[str, dict[Id, str]] = defaultdict(dict)
+        self._numbers: dict[str, dict[int, tuple[int, str]]] = defaultdict(dict)
+        """By topic and number, due time and text of what a numbered producer was asked to send."""
+        self._answered: dict[str, set[int]] = defaultdict(set)
+        self._cancelled: set[str] = set()
+        """Texts that were cancelled, or may have been."""
+        self._taken: dict[str, set[Id]] = defaultdict(set)
+        """Ids under which nothing may ever be delivered."""
+        self._acking: dict[Listener, set[str]] = defaultdict(set)
+        self._acked: dict[Listener, set[str]] = defaultdict(set)
+        self._sought: set[Listener] = set()
+        self._delivered: dict[Listener, dict[str, tuple[Id, Id]]] = defaultdict(dict)
+        """By text, id and position."""
+        self._came: dict[Listener, set[str]] = defaultdict(set)
+        """What was delivered since the store was opened."""
+        self._draining = False
+        self._last: dict[str, set[str]] = {}
+        """What the last commit of each environment was about."""
+
+    def begin(self, *, draining: bool) -> None:
+        """A store is opened. draining: all is received and acknowledged durably, so that nothing comes twice."""
+        self._came.clear()
+        self._draining = draining
+
+    def power_goes(self, *, relaxed: bool) -> None:
+        """Every number is in doubt. relaxed: so is all that the last commit of each environment was about."""
+        self._answered.clear()
+        if not relaxed:
+            return
+        lost = set[str]().union(*self._last.values())
+        gone = {id_ for ids in self.sent.values() for id_, text in ids.items() if text in lost}
+        for ids in self.sent.values():
+            for id_ in gone & ids.keys():
+                del ids[id_]
+        for ids_taken in self._taken.values():
+            ids_taken.difference_update(gone)
+        for texts in self._acked.values():
+            texts.difference_update(lost)
+        self.listeners = {listener for listener in self.listeners if "/".join(listener) not in lost}
+        self._delivered.clear()
+
+    def unanswered(self) -> dict[str, list[tuple[int, int, str]]]:
+        """By topic, the numbers of which it is not known whether they are stored, with due time and text."""
+        return {
+            topic: [(number, *row) for number, row in sorted(numbers.items()) if number not in self._answered[topic]]
+            for topic, numbers in self._numbers.items()
+        }
+
+    def look_for_missing(self, listeners: set[Listener]) -> None:
+        """After a drain: all that was sent has come, or was acknowledged or cancelled before."""
+        for listener in listeners:
+            topic = listener[0]
+            owed = {*self.sent[topic].values(), *(text for _, text in self._numbers[topic].values())}
+            missing = owed - self._cancelled - self._acking[listener] - self._came[listener]
+            if missing:
+                self.troubles.append(f"{listener} never got {len(missing)} acknowledged sends: {sorted(missing)[:5]}")
+
+    def take(self, fact: Sequence[Any]) -> None:
+        """Note a fact."""
+        match fact:
+            case ["hit", str(point)]:
+                self.hits[point] += 1
+            case ["clock", int(ms)]:
+                self.now_ms = ms
+            case ["listen", str(topic), str(name)]:
+                if (topic, name) not in self.listeners:
+                    self.listeners.add((topic, name))
+                    self._last["main"] = {f"{topic}/{name}"}
+            case ["sent", str(topic), str(environment), [*rows]]:
+                self._last[environment] = {text for _, _, text in rows}
+                for ledger, entry, text in rows:
+                    self._sent(topic, (ledger, entry), text)
+            case ["numbering", str(topic), int(first), [*rows]]:
+                self._numbers[topic].update(enumerate(map(tuple, rows), first))
+            case ["numbered", str(topic), int(first), int(count)]:
+                self._answered[topic].update(range(first, first + count))
+            case ["got", str(topic), str(name), [*rows]]:
+                for ledger, entry, at_ledger, at_entry, text in rows:
+                    self._got((topic, name), (ledger, entry), (at_ledger, at_entry), text)
+            case ["acking", str(topic), str(name), [*texts]]:
+                self._acking[topic, name].update(texts)
+            case ["acked", str(topic), str(name), [*texts]]:
+                self._acked[topic, name].update(texts)
+                self._last["main"] = set(texts)
+            case ["seeking", str(topic), str(name)]:
+                self._sought.add((topic, name))
+                self._acked[topic, name].clear()
+            case ["cancelling", str(text)]:
+                self._cancelled.add(text)
+            case ["refused", str(text)]:
+                self._cancelled.discard(text)
+            case ["cancelled", str(topic), id_, str(text)]:
+                self._last["main"] = {text}
+                self._took(topic, tuple(id_))
+            case ["moved", str(topic), id_, str(text), str(environment), new]:
+                self._last[environment] = self._last["main"] = {text}
+                self._took(topic, tuple(id_))
+                self._sent(topic, tuple(new), text)
+            case ["close"]:
+                for listener in self._acking.keys() - self._sought:  # closing persists what was acknowledged
+                    self._acked[listener] |= self._acking[listener]
+                self._last.clear()
+            case ["left", int(partitions), int(pending)] if partitions or pending:
+                self.troubles.append(f"{partitions} partitions with {pending} pending messages are left")
+            case ["trouble", str(what)]:
+                self.troubles.append(what)
+
+    def _sent(self, topic: str, id_: Id, text: str) -> None:
+        before = self.sent[topic].setdefault(id_, text)
+        if before != text:
+            self.troubles.append(f"{id_} of {topic} was given out for {text!r}, and had been for {before!r}")
+
+    def _took(self, topic: str, id_: Id) -> None:
+        self._taken[topic].add(id_)
+        for listener, delivered in self._delivered.items():
+            if listener[0] == topic and id_ in (under for under, _ in delivered.values()):
+                self.troubles.append(f"{id_} was taken back after {listener} had got it")
+
+    def _got(self, listener: Listener, id_: Id, position: Id, text: str) -> None:
+        topic = listener[0]
+        under, there = self._delivered[listener].setdefault(text, (id_, position))
+        sent = self.sent[topic].get(id_, text)
+        again = text in self._came[listener] and (self._draining or listener[1] == DURABLE)
+        wrong = {
+            f"as {under} and as {id_}": under != id_,
+            f"from {there} and from {position}": there != position,
+            f"as {text!r}, and sent as {sent!r}": sent != text,
+            "again after its durable acknowledgement": text in self._acked[listener],
+            "and had been taken back": id_ in self._taken[topic],
+            "twice while a store was open": again,
+        }
+        self.troubles += [f"{text} ({id_}) was delivered to {listener} {how}" for how, so in wrong.items() if so]
+        self._came[listener].add(text)
+
+
+def litter(store: DelayedStore) -> Iterator[str]:
+    """What an opened store must not have: leftovers of a crash, damaged snapshots, and findings."""
+    if (store.path / "JOURNAL.tmp").exists():
+        yield "JOURNAL.tmp is there after opening"
+    with store._engine.maintenance.lock:  # the scheduler may be at work already
+        for folder in ("staging", "trash"):
+            for child in sorted((store.path / folder).iterdir()):
+                yield f"{folder}/ holds {child.name} after opening"
+        partitions = store._engine.partitions
+        registered = {str(partition.path.relative_to(store.path / "partitions")) for partition in partitions}
+        found = {
+            f"{directory.name}/{generation.name}"
+            for directory in (store.path / "partitions").iterdir()
+            for generation in directory.iterdir()
+        }
+        for name in sorted(registered ^ found):
+            yield f"partition {name} is {'not registered' if name in found else 'missing'} after opening"
+        for partition in partitions:
+            if partition.state is PartitionState.DELETING:
+                yield f"the deletion of {partition.name} was not finished by opening"
+                continue
+            with partitions.lease(partition):
+                for snapshot in inspect_snapshots(partition.environment, read_parts=True):
+                    if snapshot.state is SnapshotState.DAMAGED:
+                        yield f"snapshot {snapshot.snapshot_id} of ledger {snapshot.ledger_id}: {snapshot.reason}"
+    for finding in store.check(deep=True):
+        yield f"check: {finding}"
