@@ -6,6 +6,7 @@ which may be killed in the middle of that. A drain at the end receives whatever 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -40,13 +41,15 @@ class Server:
         self.process.stdin.write(json.dumps(request).encode() + b"\n")
         child = -1
         for count, fact in enumerate(self._facts()):
-            if fact[0] == "pid":
-                child = os.pidfd_open(fact[1])
-            if count == kill_after:
-                signal.pidfd_send_signal(child, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # it has ended, and the server has waited for it
+                if kill_after is not None and fact[0] == "pid":
+                    child = os.pidfd_open(fact[1])
+                if count == kill_after and child >= 0:
+                    signal.pidfd_send_signal(child, signal.SIGKILL)
             yield fact
             if fact[0] == "exit":
-                os.close(child)
+                if child >= 0:
+                    os.close(child)
                 return
 
     def _facts(self) -> Iterator[list[Any]]:

@@ -9,8 +9,8 @@ from duelog.store.log import catalog
 from duelog.store.names import TopicName
 
 from .machine import SLICE_COUNTERS, Machine
-from .twin import TwinTopic
 from .twin_subscription import TwinSubscription
+from .twin_topic import TwinTopic
 
 COUNTED = (*SLICE_COUNTERS, CANCELLED, RESCHEDULED, REJECTED, OVERRIDDEN)
 """The counters of metrics that the twin keeps too."""

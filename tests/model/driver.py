@@ -10,7 +10,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
+
+import pytest
 
 from duelog.background.expiry import Expiry
 from duelog.engine import Engine
@@ -25,8 +27,6 @@ from duelog.store.position import MessageId
 from duelog.topics.seeking import expired
 from duelog.topics.subscription_state import SubscriptionState
 from duelog.topics.topic_state import TopicState
-
-T = TypeVar("T")
 
 PAYLOAD = 6
 """Digits of a message's number, which is its payload."""
@@ -76,15 +76,11 @@ def recorded() -> Iterator[Recorded]:
             found.setdefault(log.topic_id, []).append(ROLLED)
         return rolled
 
-    ManagedLedger.roll = roll  # type: ignore[method-assign, assignment]
-    ManagedLedger.append_markers = append_markers  # type: ignore[method-assign, assignment]
-    ManagedLedger.append_messages = append_messages  # type: ignore[method-assign, assignment]
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ManagedLedger, "roll", roll)
+        patch.setattr(ManagedLedger, "append_markers", append_markers)
+        patch.setattr(ManagedLedger, "append_messages", append_messages)
         yield found
-    finally:
-        ManagedLedger.append_markers = markers  # type: ignore[method-assign]
-        ManagedLedger.append_messages = messages  # type: ignore[method-assign]
-        ManagedLedger.roll = rolls  # type: ignore[method-assign]
 
 
 Expired = dict[tuple[int, str], list[int]]
@@ -107,11 +103,9 @@ def expiries() -> Iterator[Expired]:
         found[topic.topic_id, subscription.name] = places
         return expire(self, topic, subscription, before_ms)
 
-    Expiry._expire = noted  # type: ignore[method-assign]
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Expiry, "_expire", noted)
         yield found
-    finally:
-        Expiry._expire = expire  # type: ignore[method-assign]
 
 
 class Parts:
@@ -205,11 +199,9 @@ def full_disk(environment: Environment, count: int) -> Iterator[None]:
             raise StoreFull(environment.path, "no room, says the test")
         return write(work)
 
-    environment.write = fail  # type: ignore[method-assign]
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(environment, "write", fail)
         yield
-    finally:
-        environment.write = write  # type: ignore[method-assign]
 
 
 @contextmanager
@@ -218,40 +210,25 @@ def stalled_sender(engine: Engine, meanwhile: Callable[[Callable[[], list[Messag
 
     `meanwhile` gets what does the rest of the send and gives the ids; it has to call it.
     """
-    send, send_one = engine.sender.send, engine.sender.send_one
+    with pytest.MonkeyPatch.context() as patch:
 
-    def restore() -> None:
-        engine.sender.send = send  # type: ignore[method-assign]
-        engine.sender.send_one = send_one  # type: ignore[method-assign]
+        def stall(send: Callable[..., Any]) -> Callable[..., Any]:
+            def interrupted(*arguments: Any) -> Any:
+                patch.undo()
+                answers: list[Any] = []
 
-    def interrupted(*arguments: Any) -> Any:
-        restore()
-        answers: list[Sequence[MessageId]] = []
+                def write() -> list[MessageId]:
+                    answers.append(send(*arguments))
+                    return [answers[0]] if isinstance(answers[0], MessageId) else list(answers[0])
 
-        def write() -> list[MessageId]:
-            answers.append(send(*arguments))
-            return list(answers[0])
+                meanwhile(write)
+                return answers[0]
 
-        meanwhile(write)
-        return answers[0]
+            return interrupted
 
-    def interrupted_one(*arguments: Any) -> Any:
-        restore()
-        ids: list[MessageId] = []
-
-        def write() -> list[MessageId]:
-            ids.append(send_one(*arguments))
-            return ids
-
-        meanwhile(write)
-        return ids[0]
-
-    engine.sender.send = interrupted  # type: ignore[method-assign, assignment]
-    engine.sender.send_one = interrupted_one  # type: ignore[method-assign, assignment]
-    try:
+        patch.setattr(engine.sender, "send", stall(engine.sender.send))
+        patch.setattr(engine.sender, "send_one", stall(engine.sender.send_one))
         yield
-    finally:
-        restore()
 
 
 def copy_store(path: Path, target: Path) -> None:

@@ -1,4 +1,4 @@
-"""The machine that the rules of the model test work on: a store on a manual clock, its twin, and how they go together.
+"""The machine that the rules of the model test work on: time goes on, and ticks are held against the twin's.
 
 The rules are mixins (rules_*.py), so is what is compared (comparing.py).
 """
@@ -6,276 +6,31 @@ The rules are mixins (rules_*.py), so is what is compared (comparing.py).
 from __future__ import annotations
 
 import functools
-import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple
 from pathlib import Path
-from typing import Any, ClassVar
 
-import pytest
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize
-
-from duelog import DelayedStore, Message, MessageId, ReceivedMessage, StoreConfig, Subscription, TickResult
-from duelog.delivery.dispatcher import SubscriptionType
+from duelog import MessageId, TickResult
 from duelog.errors import StoreFull
-from duelog.metrics import ENTRIES_TRIMMED, FIRED, LEDGERS_TRIMMED, OVERRIDDEN, PARTITIONS_DELETED, REJECTED
+from duelog.metrics import ENTRIES_TRIMMED, FIRED, LEDGERS_TRIMMED, PARTITIONS_DELETED
 from duelog.store.codec.format import PartitionState
-from duelog.store.names import TopicName
-from duelog.topics.topic_state import TopicState
-from tests.conftest import LeadingClock
 
-from .drawing import (
-    ALL,
-    CONFIGS,
-    FAR_MS,
-    HANDING_CALLS,
-    HANDING_OUT,
-    INLINE_DELAYS,
-    KINDS,
-    LEADS,
-    PICK,
-    SLICES,
-    START_MS,
-    STORING,
-    TAKING_CALLS,
-    THEMES,
-    Call,
-    Spec,
-    TakingCall,
-    pick,
-)
-from .driver import PAYLOAD, ROLLED, Expired, Parts, Recorded, Told, expiries, recorded, scratch_directory
-from .twin import Seen, Twin, TwinMessage, TwinSlice, TwinTopic, key_of
-from .twin_policies import KEPT
-from .twin_subscription import TwinSubscription
+from .driver import ROLLED, Expired, Recorded, expiries, recorded
+from .stage import Stage
+from .twin import Seen, TwinSlice
+from .twin_topic import TwinMessage, TwinTopic
 
 SLICE_COUNTERS = (FIRED, LEDGERS_TRIMMED, ENTRIES_TRIMMED, PARTITIONS_DELETED)
 NOWHERE = MessageId(0, 0)
 
-Item = tuple[int, MessageId, ReceivedMessage]
-"""What a consumer was given: its place in the log, its position, and the message."""
 
-
-@dataclass
-class Consumer:
-    """A consumer, its subscription's twin, and everything that it was given."""
-
-    face: Subscription
-    topic: TwinTopic
-    twin: TwinSubscription
-    number: int
-    received: list[Item] = field(default_factory=list)
-
-
-class Machine(RuleBasedStateMachine):
-    """A store on a manual clock, and its twin."""
-
-    themes: ClassVar[tuple[str, ...]] = THEMES
-    kind: ClassVar[SubscriptionType | None] = None
-
-    @initialize(
-        theme=PICK,
-        config=CONFIGS,
-        offset_ms=st.integers(0, 2_000),
-        slice_s=SLICES,
-        load_slice_s=SLICES,
-        kind=KINDS,
-        consumers=st.integers(1, 3),
-        handing=HANDING_CALLS,
-        taking=TAKING_CALLS,
-        lead_ms=LEADS,
-    )
-    def open(
-        self,
-        theme: int,
-        config: dict[str, Any],
-        offset_ms: int,
-        slice_s: float,
-        load_slice_s: float,
-        kind: SubscriptionType,
-        consumers: int,
-        handing: list[Call],
-        taking: list[TakingCall],
-        lead_ms: int,
-    ) -> None:
-        self.theme, kind = pick(self.themes, theme), self.kind or kind
-        if self.theme == INLINE_DELAYS:
-            config["inline_delay_ms"] = max(config["inline_delay_ms"], 60)
-        self.patch = pytest.MonkeyPatch()
-        self.patch.setattr("duelog.background.maintenance._SLICE_S", slice_s)
-        self.patch.setattr("duelog.background.trimming._SLICE_S", load_slice_s)
-        self.patch.setattr("duelog.markers.firing.loaded._LOAD_SLICE_S", load_slice_s)
-        self.patch.setattr(
-            "duelog.sending.delay_policies._log.disabled", True
-        )  # which says what a store keeps otherwise
-        self.directory = scratch_directory()
-        self.copies = 0
-        self.ever_inline = config["inline_delay_ms"] > 0
-        self.ever_timed = config["ack_timeout_ms"] is not None
-        self.config = StoreConfig(map_bytes=64 << 20, journal_bytes=16 << 10, **config)
-        self.clock = LeadingClock(START_MS + offset_ms, lead_ms)
-        self.twin = Twin(self.config, self.clock.now_ms(), lead_ms)
-        self.consumers: list[Consumer] = []
-        self.shown_ms = self.clock.now_ms()
-        """The latest time that the store was ever shown: what was due then may come when the clock has gone back."""
-        self._open(self.directory / "0")
-        self.messages: dict[int, TwinMessage] = {}
-        self.asked_ms: dict[int, int] = {}
-        """By number, the due time that a message was to have."""
-        self.ids: list[tuple[str, MessageId]] = []
-        """Every id that was ever given out, and its topic."""
-        self.beside: tuple[TwinTopic, list[TwinMessage]] | None = None
-        self.cleaning_up = False
-        self.done = TwinSlice(0, 0, 0, 0)
-        self.next_due_ms: int | None = None
-        self.last_due_ms = START_MS
-        self.number = 0
-        self.steps = 0
-        self.creation_failed = False
-        if self.theme not in (ALL, STORING):
-            for _ in range(consumers if kind != "exclusive" else 1):
-                self._subscribe("t0", "a", kind, "earliest")
-        self._begin(handing, taking)
-
-    def _begin(self, handing: list[Call], taking: list[TakingCall]) -> None:
-        """What a run begins with."""
-
-    def _subscribe(self, topic: str, name: str, kind: SubscriptionType, initial: str) -> None:
-        """A consumer comes."""
-
-    def teardown(self) -> None:
-        if hasattr(self, "store"):
-            try:
-                if not self.store.closed:
-                    self._drain()
-            finally:
-                self.store.close()
-                self.patch.undo()
-                shutil.rmtree(self.directory)
-
-    def _drain(self) -> None:
-        """What is compared at the end."""
+class Machine(Stage):
+    """A store and its twin, and how they go together in time."""
 
     def _open(self, path: Path) -> None:
-        self.store = DelayedStore.open(path, self.config, clock=self.clock)
-        metrics = self.store._engine.metrics
-        assert metrics is not None
-        metrics._shared = self.told = Told()  # type: ignore[assignment]
-        self.twin.counts.clear()
-        self.parts = Parts()
-        self.store._engine.sender._run_all = self.parts  # type: ignore[method-assign]
+        super()._open(path)
         maintenance = self.store._engine.maintenance
         maintenance.slice = functools.partial(self._slice, maintenance.slice)  # type: ignore[method-assign]
-        self.consumers.clear()
-        self.creation_failed = False
-        self.twin.mark_ms = self.twin.saved_mark_ms
-        self.shown_ms = max(self.shown_ms, self.twin.now_ms)
-        for topic in self.twin.topics.values():
-            topic.unflushed_until_ms = -1
-            for sub in topic.subscriptions.values():
-                sub.forget_deliveries()
-        self._same_policies()
-
-    def _same_policies(self) -> None:
-        """What is in force is what the twin knows to be set, whatever the store was opened with."""
-        for topic in self.twin.topics.values():
-            for name in (None, *topic.subscriptions):
-                found = self.store.effective_policies(topic.name, name)
-                assert {field: getattr(found, field) for field in KEPT} == {
-                    field: self.twin.policies.value(topic.name, field, name) for field in KEPT
-                }
-
-    def _topic(self, topic: str) -> str:
-        """A run about one subscription has one topic."""
-        return "t0" if self.theme in (HANDING_OUT, INLINE_DELAYS) else topic
-
-    # -- messages ------------------------------------------------------------------------------------
-
-    def _due_ms(self, spec: Spec) -> int | None:
-        now_ms, span_ms = self.twin.now_ms, self.config.partition_ms
-        if self.theme not in (ALL, STORING) and spec[0] == "far":
-            spec = ("after", 1 + spec[1])
-        match spec:
-            case ("none",):
-                return None
-            case ("again",):
-                due_ms = self.last_due_ms
-            case ("after", ms):
-                due_ms = now_ms + ms
-            case ("partition", ahead, offset_ms):
-                due_ms = (now_ms // span_ms + ahead) * span_ms + offset_ms
-            case ("near", ms):  # within the time that firing is early; -1: the last of it
-                due_ms = now_ms + 1 + ms % max(self.twin.lead_ms, 1)
-            case ("before", ms):
-                due_ms = max(now_ms - ms, 0)
-            case ("far", partitions):
-                due_ms = now_ms + FAR_MS + partitions * span_ms
-            case _:
-                due_ms = now_ms
-        self.last_due_ms = due_ms
-        return due_ms
-
-    def _message(self, spec: Spec, relative: bool = False) -> tuple[Message, int]:
-        self.number += 1
-        payload, due_ms, now_ms = b"%0*d" % (PAYLOAD, self.number), self._due_ms(spec), self.twin.now_ms
-        message = Message(payload, key=key_of(self.number))
-        self.asked_ms[self.number] = now_ms if due_ms is None else due_ms
-        if due_ms is None:
-            return message, now_ms
-        if relative and due_ms >= now_ms:
-            message.deliver_after = (due_ms - now_ms) / 1000
-        else:
-            message.deliver_at = due_ms
-        return message, due_ms
-
-    def _drawn(
-        self, topic: str, specs: Sequence[Spec], relative: bool = False
-    ) -> tuple[list[Message], list[int] | None]:
-        """Messages, and the due times that policies give them; None: they are refused."""
-        drawn = [self._message(spec, relative) for spec in specs]
-        asked = [due_ms for _, due_ms in drawn]
-        return [message for message, _ in drawn], self.twin.policies.dues(topic, asked, self.twin.now_ms)
-
-    def _refused(self, topic: str, messages: Sequence[Message]) -> None:
-        """A call raised DelayTooLong: it says which of the messages the maximum refuses."""
-        now_ms = self.twin.now_ms
-        self.twin.count(REJECTED, self.twin.policies.too_long(topic, self._asked_for(messages), now_ms), topic)
-
-    def _asked_for(self, messages: Sequence[Message]) -> list[int]:
-        return [self.asked_ms[int(bytes(message.payload))] for message in messages]
-
-    def _twins(
-        self, topic: str, messages: Sequence[Message], dues: Sequence[int], ids: Sequence[MessageId], sent_ms: int
-    ) -> list[TwinMessage]:
-        """Messages that were stored, sent at `sent_ms`."""
-        self.twin.count(OVERRIDDEN, self.twin.policies.overridden(topic, self._asked_for(messages), sent_ms), topic)
-        twins = [
-            TwinMessage(int(bytes(message.payload)), due_ms, sent_ms, message_id)
-            for message, due_ms, message_id in zip(messages, dues, ids, strict=True)
-        ]
-        self.messages.update((twin.number, twin) for twin in twins)
-        return twins
-
-    def _sent(self, topic: TwinTopic, messages: Sequence[TwinMessage]) -> None:
-        """Messages were written now, whenever they were sent: a group for the main log and one for each partition.
-
-        The groups go side by side; within a group the messages keep their order.
-        """
-        twin = self.twin
-        self.ids += [(topic.name, message.message_id) for message in messages]
-        direct = [message for message in messages if twin.is_direct(message.due_ms, message.publish_ms)]
-        groups: dict[int, list[TwinMessage]] = {}
-        for message in messages:
-            groups.setdefault(twin.group(message.due_ms, message.publish_ms), []).append(message)
-            if message not in direct:
-                twin.add_delayed(topic, message)
-        for together in groups.values():
-            assert [message.message_id for message in together] == sorted(message.message_id for message in together)
-        for message in sorted(direct, key=lambda message: message.message_id):
-            twin.add_direct(topic, message)
-
-    # -- time ----------------------------------------------------------------------------------------
 
     def _forward(self, ms: int) -> None:
         self.twin.wall_ms = self.clock.advance(ms)
@@ -436,20 +191,3 @@ class Machine(RuleBasedStateMachine):
                     part = self.twin.add_partition(partition.start_ms)
                     part.log(ids[log.topic_id]).leave_over(log.ledger.entries)
             self.twin.add_partition(partition.start_ms)
-
-    # -- looking -------------------------------------------------------------------------------------
-
-    def _state(self, topic: TwinTopic) -> TopicState:
-        state = self.store._engine.topics.find(TopicName.parse(topic.name))
-        assert state is not None, f"{topic.name} does not exist"
-        return state
-
-    def _learn(self) -> None:
-        """Compare the lists of ledgers, and note what the engine calls each."""
-        for topic in self.twin.topics.values():
-            found = self._state(topic).log.ledgers()
-            shape = [(info.created_ms, info.closed_ms if info.closed else None, info.entries) for info in found]
-            assert shape == [(ledger.created_ms, ledger.closed_ms, ledger.count) for ledger in topic.ledgers]
-            for ledger, info in zip(topic.ledgers, found, strict=True):
-                assert ledger.ledger_id in (-1, info.ledger_id)
-                ledger.ledger_id = info.ledger_id

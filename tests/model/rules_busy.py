@@ -18,32 +18,30 @@ from .drawing import (
     TakingCall,
     only,
 )
-from .machine import Consumer
 from .rules_delivery import DeliveryRules
 from .rules_policies import PolicyRules
 from .rules_producers import ProducerRules
 from .rules_recurring import RecurringRules
+from .rules_seeking import SeekingRules
 from .rules_sending import SendingRules
 from .rules_withdrawal import WithdrawalRules
+from .stage import Consumer
 
 
-class BusyRules(SendingRules, DeliveryRules, WithdrawalRules, RecurringRules, ProducerRules, PolicyRules):
+class BusyRules(SendingRules, DeliveryRules, SeekingRules, WithdrawalRules, RecurringRules, ProducerRules, PolicyRules):
     """Calls of the other rules, one after the other."""
 
     def _begin(self, handing: list[Call], taking: list[TakingCall]) -> None:
         """What a run is about is in every run, whatever rules come after it."""
         if self.theme in (HANDING_OUT, INLINE_DELAYS):
-            self._hand_out(handing)
+            self.hand_out(handing)
         elif self.theme == TAKING_BACK:
-            self._take_back("t0", taking)
+            self.take_back("t0", taking)
 
     @only(HANDING_OUT, INLINE_DELAYS)
     @precondition(lambda self: self.consumers)
     @rule(calls=HANDING_CALLS)
     def hand_out(self, calls: list[Call]) -> None:
-        self._hand_out(calls)
-
-    def _hand_out(self, calls: list[Call]) -> None:
         """Consumers of a subscription and their messages."""
         for call, number, ms in calls:
             if not self.consumers:
@@ -81,7 +79,7 @@ class BusyRules(SendingRules, DeliveryRules, WithdrawalRules, RecurringRules, Pr
                     self._bury_one(self.consumers[number % len(self.consumers)])
                     self._look_at_letters(number)
                 case "take letters":
-                    self._take_letters(number, 1 + number % 2, bool(number % 3))
+                    self.take_letters(number, 1 + number % 2, bool(number % 3))
                 case "latest":
                     self.seek_to_an_end(number, "latest")
                 case "leave":
@@ -127,9 +125,6 @@ class BusyRules(SendingRules, DeliveryRules, WithdrawalRules, RecurringRules, Pr
     @only(TAKING_BACK)
     @rule(topic=TOPICS, calls=TAKING_CALLS)
     def take_back(self, topic: str, calls: list[TakingCall]) -> None:
-        self._take_back(topic, calls)
-
-    def _take_back(self, topic: str, calls: list[TakingCall]) -> None:
         """Messages are sent, moved, and taken back before they fire, while they do, and after."""
         for call, picks, ms in calls:
             match call:
@@ -153,7 +148,7 @@ class BusyRules(SendingRules, DeliveryRules, WithdrawalRules, RecurringRules, Pr
                     dues: list[Spec] = [("partition", number, ms % 3) for number in picks]
                     self.break_a_numbered_batch(topic, "p", [*dues, ("none",)], None, ms, picks[0] % 2 > 0, [1, 2])
                 case "near":
-                    self._write_ahead(topic, picks, ms)
+                    self.write_ahead(topic, picks, ms)
                 case "reopen" if self.messages:
                     self.reopen(None)
                 case "policy":
@@ -167,9 +162,6 @@ class BusyRules(SendingRules, DeliveryRules, WithdrawalRules, RecurringRules, Pr
     @only(TAKING_BACK)
     @rule(topic=TOPICS, picks=PICKS, ms=PICK)
     def write_ahead(self, topic: str, picks: list[int], ms: int) -> None:
-        self._write_ahead(topic, picks, ms)
-
-    def _write_ahead(self, topic: str, picks: list[int], ms: int) -> None:
         """Something is written early, and messages are sent, moved and taken back within that time."""
         self.send_batch(topic, [("near", -1), ("after", 300), ("after", 301)], False)
         self._tick()

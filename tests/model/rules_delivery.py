@@ -12,22 +12,31 @@ from hypothesis.stateful import precondition, rule
 from duelog import DeadLetter, MessageId, ReceivedMessage
 from duelog.delivery.dispatcher import SubscriptionType
 from duelog.errors import ConsumerBusy, DelayTooLong, InvalidArgument, UnknownSubscription, UnknownTopic
-from duelog.metrics import PARTITIONS_DELETED, REJECTED
+from duelog.metrics import REJECTED
 from duelog.store.names import TopicName
 from duelog.topics.dead_letters import KEEPER
 
-from .drawing import HANDING_OUT, INLINE_DELAYS, KINDS, NAMES, PICK, PICKS, STORING, TAKING_BACK, TOPICS, only, pick
+from .drawing import (
+    HANDING_OUT,
+    INLINE_DELAYS,
+    KINDS,
+    NAMES,
+    PICK,
+    PICKS,
+    STORING,
+    TAKING_BACK,
+    TOPICS,
+    only,
+    pick,
+    received_something,
+)
 from .driver import PAYLOAD
-from .machine import NOWHERE, Consumer, Item, Machine
-from .twin import TwinLetter, TwinMessage, TwinTopic
+from .machine import NOWHERE, Machine
+from .stage import Consumer, Item
 from .twin_subscription import TwinSubscription
+from .twin_topic import TwinLetter, TwinMessage, TwinTopic
 
 Route = Callable[[list[ReceivedMessage]], list[ReceivedMessage]]
-
-
-def received_something(machine: Machine) -> bool:
-    """Whether there is a consumer that was ever given a message."""
-    return any(consumer.received for consumer in machine.consumers)
 
 
 class DeliveryRules(Machine):
@@ -193,9 +202,6 @@ class DeliveryRules(Machine):
     @only(HANDING_OUT)
     @rule(number=PICK, count=st.integers(1, 3), back=st.booleans())
     def take_letters(self, number: int, count: int, back: bool) -> None:
-        self._take_letters(number, count, back)
-
-    def _take_letters(self, number: int, count: int, back: bool) -> None:
         """Some of the letters that are kept, which are those of the twin, are requeued or purged."""
         self._learn()
         letters = list(self.store.dead_letters())
@@ -247,13 +253,13 @@ class DeliveryRules(Machine):
     @rule(which=PICK, picks=PICKS, durable=st.booleans())
     def ack(self, which: int, picks: list[int], durable: bool) -> None:
         """Anything that some consumer of the subscription was ever given, wherever it is now."""
-        consumer = pick([consumer for consumer in self.consumers if consumer.received], which)
+        consumer = self._given(which)
         self._ack(consumer, [pick(consumer.received, number) for number in picks], durable)
 
     @precondition(received_something)
     @rule(which=PICK, durable=st.booleans())
     def ack_all_received(self, which: int, durable: bool) -> None:
-        consumer = pick([consumer for consumer in self.consumers if consumer.received], which)
+        consumer = self._given(which)
         self._ack(consumer, consumer.received, durable)
 
     @only(STORING, HANDING_OUT, INLINE_DELAYS)
@@ -281,7 +287,7 @@ class DeliveryRules(Machine):
     @precondition(received_something)
     @rule(which=PICK, last=PICK, durable=st.booleans())
     def ack_cumulative(self, which: int, last: int, durable: bool) -> None:
-        consumer = pick([consumer for consumer in self.consumers if consumer.received], which)
+        consumer = self._given(which)
         place, position, _ = pick(consumer.received, last)
         if consumer.twin.kind in ("shared", "key_shared"):
             with pytest.raises(InvalidArgument):
@@ -317,7 +323,7 @@ class DeliveryRules(Machine):
     @precondition(received_something)
     @rule(which=PICK, picks=PICKS, ms=st.sampled_from((0, 1, 20, 300)))
     def nack(self, which: int, picks: list[int], ms: int) -> None:
-        consumer = pick([consumer for consumer in self.consumers if consumer.received], which)
+        consumer = self._given(which)
         self._nack(consumer, [pick(consumer.received, number) for number in picks], ms)
 
     def _nack(self, consumer: Consumer, items: Sequence[Item], ms: int) -> None:
@@ -330,7 +336,7 @@ class DeliveryRules(Machine):
     @rule(which=PICK, picks=PICKS)
     def nack_with_backoff(self, which: int, picks: list[int]) -> None:
         """Twice as long each time, up to the most; by the message, so that an old one counts what it counted then."""
-        consumer = pick([consumer for consumer in self.consumers if consumer.received], which)
+        consumer = self._given(which)
         items = {place: message for place, _, message in (pick(consumer.received, number) for number in picks)}
         sub, until_ms = consumer.twin, {}
         for place, message in items.items():
@@ -343,7 +349,7 @@ class DeliveryRules(Machine):
     @precondition(received_something)
     @rule(which=PICK, number=PICK, ms=st.sampled_from((0, 5, 50, 300)))
     def retry_later(self, which: int, number: int, ms: int) -> None:
-        consumer = pick([consumer for consumer in self.consumers if consumer.received], which)
+        consumer = self._given(which)
         place, _, message = pick(consumer.received, number)
         now_ms, topic = self.twin.now_ms, consumer.topic
         dues = self.twin.policies.dues(topic.name, [now_ms + ms], now_ms, retried=True)
@@ -364,98 +370,3 @@ class DeliveryRules(Machine):
         )
         self._sent(consumer.topic, [new])
         self._acked(consumer.topic, consumer.twin, consumer.twin.ack([place]), True)
-
-    # -- moving ------------------------------------------------------------------------------------------
-
-    @only(HANDING_OUT, INLINE_DELAYS)
-    @precondition(lambda self: self.consumers)
-    @rule(which=PICK, to=st.sampled_from(("earliest", "latest")))
-    def seek_to_an_end(self, which: int, to: str) -> None:
-        consumer = pick(self.consumers, which)
-        consumer.face.seek(to)
-        topic = consumer.topic
-        self._sought(consumer, topic.first if to == "earliest" else topic.latest(self.twin.now_ms))
-
-    @only(HANDING_OUT, INLINE_DELAYS)
-    @precondition(received_something)
-    @rule(which=PICK, number=PICK)
-    def seek_to_a_message(self, which: int, number: int) -> None:
-        consumer = pick([consumer for consumer in self.consumers if consumer.received], which)
-        place, _, message = pick(consumer.received, number)
-        consumer.face.seek(message)
-        self._sought(consumer, place)
-
-    @only(HANDING_OUT, INLINE_DELAYS)
-    @precondition(lambda self: self.consumers)
-    @rule(which=PICK, number=PICK, offset_ms=st.integers(-1, 1))
-    def seek_to_a_time(self, which: int, number: int, offset_ms: int) -> None:
-        """The first message, in log order, that was due then or later."""
-        consumer = pick(self.consumers, which)
-        topic = consumer.topic
-        base_ms = pick(topic.main, number).due_ms if topic.main else self.twin.now_ms
-        time_ms = max(base_ms + offset_ms, 0)
-        consumer.face.seek(time_ms)
-        places = range(topic.first, len(topic.main))
-        self._sought(
-            consumer, next((place for place in places if topic.main[place].due_ms >= time_ms), len(topic.main))
-        )
-
-    def _sought(self, consumer: Consumer, place: int) -> None:
-        """A subscription goes to a place, but not past what is not to be read yet."""
-        topic, now_ms = consumer.topic, self.twin.now_ms
-        consumer.twin.begin_at(max(min(place, topic.latest(now_ms)), topic.first), topic.first, now_ms)
-        self.twin.flush()
-
-    @only(HANDING_OUT)
-    @precondition(lambda self: self.consumers)
-    @rule(which=PICK, paused=st.booleans())
-    def pause_or_resume(self, which: int, paused: bool) -> None:
-        consumer = pick(self.consumers, which)
-        if paused:
-            consumer.face.pause()
-        else:
-            consumer.face.resume()
-        consumer.twin.paused = paused
-        assert consumer.face.paused == paused
-
-    # -- going -------------------------------------------------------------------------------------------
-
-    @only(STORING)
-    @precondition(lambda self: any(topic.subscriptions for topic in self.twin.topics.values()))
-    @rule(topic=TOPICS, name=NAMES)
-    def unsubscribe(self, topic: str, name: str) -> None:
-        twin, face = self.twin.topics.get(topic), self.store.topic(topic)
-        if twin is None or name not in twin.subscriptions:
-            with pytest.raises(UnknownTopic if twin is None else UnknownSubscription):
-                face.unsubscribe(name)
-        elif twin.subscriptions[name].consumers:
-            with pytest.raises(ConsumerBusy):
-                face.unsubscribe(name)
-        else:
-            face.unsubscribe(name)
-            del twin.subscriptions[name]
-            self.twin.policies.forget(topic, name)
-
-    @only(STORING)
-    @precondition(lambda self: self.messages)
-    @rule(topic=TOPICS)
-    def delete_topic(self, topic: str) -> None:
-        twin = self.twin.topics.pop(topic, None)
-        if twin is None:
-            with pytest.raises(UnknownTopic):
-                self.store.delete_topic(topic)
-            return
-        self.store.delete_topic(topic)
-        self.twin.policies.forget(topic)
-        self._forget(twin)
-
-    def _forget(self, topic: TwinTopic) -> None:
-        doomed = {part.start_ms for part in self.twin.partitions.values() if not part.references}
-        topic.deleted = True
-        # What a crash left for the next tick is the next tick's.
-        self.twin.count(PARTITIONS_DELETED, self.twin.release(doomed))
-        for consumer in [consumer for consumer in self.consumers if consumer.topic is topic]:
-            with pytest.raises(UnknownSubscription):
-                consumer.face.receive()
-            consumer.face.close()
-            self.consumers.remove(consumer)

@@ -15,7 +15,7 @@ from .drawing import DUES, TAKING_BACK, TOPICS, Spec, only
 from .driver import SimulatedCrash, copy_store
 from .rules_restarts import RestartRules
 from .rules_sending import no_room
-from .twin import TwinProducer, TwinTopic
+from .twin_topic import TwinProducer, TwinTopic
 
 FIRSTS = st.none() | st.integers(0, 12)
 

@@ -11,8 +11,8 @@ from duelog.errors import UnknownTopic
 from .drawing import TAKING_BACK, TOPICS, only
 from .driver import PAYLOAD
 from .machine import Machine
-from .twin import TwinTopic, key_of
 from .twin_recurring import TwinSchedule
+from .twin_topic import TwinTopic, key_of
 from .twin_withdrawal import cancel
 
 SCHEDULES = st.sampled_from(("s", "z"))

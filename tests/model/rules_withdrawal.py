@@ -15,7 +15,7 @@ from duelog.metrics import CANCELLED, OVERRIDDEN, REJECTED, RESCHEDULED
 from .drawing import DUES, PICK, PICKS, TAKING_BACK, TOPICS, Spec, only, pick
 from .driver import full_disk
 from .machine import Machine
-from .twin import TwinTopic
+from .twin_topic import TwinTopic
 from .twin_withdrawal import cancel, outcome, reschedule
 
 STATES = {

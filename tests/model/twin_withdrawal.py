@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 from duelog import MessageId, Outcome
 
-from .twin import Twin, TwinLog, TwinMessage, TwinTopic
+from .twin import Twin
+from .twin_topic import TwinLog, TwinMessage, TwinTopic
 
 
 class Moved(NamedTuple):
