@@ -206,47 +206,38 @@ def _message_rows(run: Run) -> Iterator[Row]:
 # -- small records -------------------------------------------------------------------------------
 
 
-def _text_key(name: str) -> Callable[[bytes], Fields]:
-    return lambda key: {name: fmt.name_of(key)}
+def _parts(**parts: Callable[[bytes], object]) -> Callable[[bytes], Fields]:
+    """Decodes a key by a function for each of its parts."""
+    return lambda key: {name: part(key) for name, part in parts.items()}
 
 
-def _u32_u64(first: str, second: str) -> Callable[[bytes], Fields]:
-    return lambda key: {first: fmt.leading_u32(key), second: fmt.trailing_u64(key)}
+def _split(split: Callable[[bytes], tuple[object, ...]], *names: str) -> Callable[[bytes], Fields]:
+    """Decodes a key by a function that gives all of its parts."""
+    return lambda key: dict(zip(names, split(key), strict=True))
 
 
-def _u64_u32(first: str, second: str) -> Callable[[bytes], Fields]:
-    return lambda key: {first: fmt.leading_u64(key), second: fmt.trailing_u32(key)}
-
-
-def _topic_and_name(name: str) -> Callable[[bytes], Fields]:
-    return lambda key: dict(zip(("topic_id", name), fmt.split_named_key(key), strict=True))
-
-
-def _snapshot(key: bytes) -> Fields:
-    return dict(zip(("ledger_id", "snapshot_id"), fmt.split_snapshot_key(key), strict=True))
-
-
+_SNAPSHOT = _split(fmt.split_snapshot_key, "ledger_id", "snapshot_id")
 _KEYS: dict[Table, Callable[[bytes], Fields]] = {
-    Table.COUNTER: _text_key("name"),
-    Table.TOPIC: _text_key("topic"),
-    Table.TOPIC_NAME: lambda key: {"topic_id": fmt.trailing_u32(key)},
-    Table.POLICY: _text_key("scope"),
-    Table.PARTITION: lambda key: {"start_ms": fmt.trailing_u64(key)},
-    Table.LOG: lambda key: {"topic_id": fmt.trailing_u32(key)},
-    Table.PARTITION_INFO: lambda key: {},
-    Table.ORIGIN: lambda key: {},
-    Table.FRONTIER: _u32_u64("topic_id", "start_ms"),
-    Table.LEDGER: _u32_u64("topic_id", "ledger_id"),
-    Table.CURSOR: _topic_and_name("subscription"),
-    Table.ACKED: _u32_u64("subscription_id", "ledger_id"),
-    Table.CANCELLED: _u64_u32("ledger_id", "block"),
-    Table.ADMITTED: _u64_u32("ledger_id", "block"),
-    Table.PRODUCER: _topic_and_name("producer"),
-    Table.SEQUENCE: lambda key: dict(zip(("topic_id", "producer", "block"), fmt.split_sequence_key(key), strict=True)),
-    Table.SCHEDULE: _topic_and_name("schedule"),
-    Table.SET_ASIDE: _u64_u32("ledger_id", "entry_id"),
-    Table.SNAPSHOT_PART: lambda key: {**_snapshot(key), "part": fmt.trailing_u32(key)},
-    Table.SNAPSHOT_META: _snapshot,
+    Table.COUNTER: _parts(name=fmt.name_of),
+    Table.TOPIC: _parts(topic=fmt.name_of),
+    Table.TOPIC_NAME: _parts(topic_id=fmt.trailing_u32),
+    Table.POLICY: _parts(scope=fmt.name_of),
+    Table.PARTITION: _parts(start_ms=fmt.trailing_u64),
+    Table.LOG: _parts(topic_id=fmt.trailing_u32),
+    Table.PARTITION_INFO: _parts(),
+    Table.ORIGIN: _parts(),
+    Table.FRONTIER: _parts(topic_id=fmt.leading_u32, start_ms=fmt.trailing_u64),
+    Table.LEDGER: _parts(topic_id=fmt.leading_u32, ledger_id=fmt.trailing_u64),
+    Table.CURSOR: _split(fmt.split_named_key, "topic_id", "subscription"),
+    Table.ACKED: _parts(subscription_id=fmt.leading_u32, ledger_id=fmt.trailing_u64),
+    Table.CANCELLED: _parts(ledger_id=fmt.leading_u64, block=fmt.trailing_u32),
+    Table.ADMITTED: _parts(ledger_id=fmt.leading_u64, block=fmt.trailing_u32),
+    Table.PRODUCER: _split(fmt.split_named_key, "topic_id", "producer"),
+    Table.SEQUENCE: _split(fmt.split_sequence_key, "topic_id", "producer", "block"),
+    Table.SCHEDULE: _split(fmt.split_named_key, "topic_id", "schedule"),
+    Table.SET_ASIDE: _parts(ledger_id=fmt.leading_u64, entry_id=fmt.trailing_u32),
+    Table.SNAPSHOT_PART: lambda key: {**_SNAPSHOT(key), "part": fmt.trailing_u32(key)},
+    Table.SNAPSHOT_META: _SNAPSHOT,
     Table.COPY: lambda key: {"of": Table(key[1]).name, **_KEYS[Table(key[1])](copied_key(key))},
 }
 

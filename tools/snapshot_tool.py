@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Self
 
 from .. import StoreConfig
 from ..background.quarantine import Quarantine
-from ..opening import StoreLock, open_main, read_identity, stored_span_ms
+from ..opening import StoreLock, open_main
 from ..partitions.partition import Partition, partition_path
 from ..partitions.timespan import directory_name, parse_directory_name
 from ..snapshot.rebuild import Rebuilt, rebuild_log
@@ -32,7 +32,7 @@ from ..store.errors import InvalidArgument, UnknownTopic
 from ..store.log import catalog
 from ..store.log.ledger import find_tail
 from ..store.names import TopicName
-from .values import require_store
+from .values import require_store, stored_identity
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +57,7 @@ class FoundSnapshot:
     created_ms: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class RebuiltLog:
+class RebuiltLog(NamedTuple):
     """What was found in one topic's log in one partition: see snapshot.rebuild.Rebuilt."""
 
     partition: str
@@ -66,12 +65,12 @@ class RebuiltLog:
     found: Rebuilt
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RebuildReport:
     """What `rebuild_snapshots` found and did; `removed`: snapshots of partitions that have none (closed ones)."""
 
     logs: list[RebuiltLog]
-    removed: int
+    removed: int = 0
 
     @property
     def damaged(self) -> int:
@@ -103,8 +102,8 @@ class _Offline:
         with ExitStack() as stack:
             if lock:
                 stack.callback(StoreLock(path).release)
-            config = StoreConfig(partition_ms=stored_span_ms(path) or StoreConfig().partition_ms)
-            identity = read_identity(path, config)
+            identity = stored_identity(path)
+            config = StoreConfig(partition_ms=identity.partition_ms)
             main = open_main(path, config, identity, read_only=not lock)
             stack.callback(main.close)
             yield cls(path, main, identity.store_id, read_only=not lock)
@@ -112,12 +111,11 @@ class _Offline:
     def partitions(self, name: str | None) -> list[tuple[int, PartitionRecord]]:
         """Registered partitions that are not being deleted, or the one of that name. Raises InvalidArgument."""
         with self.main.read() as raw:
-            found = [(start_ms, record) for start_ms, record in catalog.partitions(raw)]
-        found = [(start_ms, record) for start_ms, record in found if record.state is not PartitionState.DELETING]
+            found = [row for row in catalog.partitions(raw) if row[1].state is not PartitionState.DELETING]
         if name is None:
             return found
         start_ms = parse_directory_name(name)
-        chosen = [each for each in found if each[0] == start_ms]
+        chosen = [row for row in found if row[0] == start_ms]
         if not chosen:
             raise InvalidArgument("--partition", name, "there is none; `duelog partitions` lists those there are")
         return chosen
@@ -240,7 +238,7 @@ def rebuild_snapshots(
         for start_ms, record in chosen:
             with store.environment(start_ms, record) as environment:
                 total += sum(log.entries for log in store.logs(environment, topic_id))
-        report = RebuildReport([], 0)
+        report = RebuildReport([])
         quarantine = Quarantine(store.main)
         read = 0
 
@@ -253,7 +251,7 @@ def rebuild_snapshots(
         for start_ms, record in chosen:
             with store.environment(start_ms, record) as environment:
                 if record.state is not PartitionState.OPEN:
-                    report = replace(report, removed=report.removed + remove_snapshots(environment))
+                    report.removed += remove_snapshots(environment)
                     further(sum(log.entries for log in store.logs(environment, topic_id)))
                     continue
                 used_ms = bucket_ms or _bucket_ms(environment)

@@ -16,14 +16,13 @@ from pathlib import Path
 
 import lmdb
 
-from .. import DuelogError, Finding, StoreConfig
-from ..opening import read_identity, stored_span_ms
+from .. import DuelogError, Finding
 from ..store.errors import DamagedStore, InvalidArgument, StoreUnavailable
 from ..store.files import datafile, pages
 from ..store.files.directory import children
 from ..store.files.system_errors import explain, explained
 from .backup_check import check_backup
-from .values import open_to_read
+from .values import open_to_read, stored_identity
 
 _RESTORE = "run `duelog repair` on a copy of the store, or restore a backup"
 
@@ -40,7 +39,7 @@ def check_store(path: Path, *, deep: bool = False) -> list[Finding]:
 
 def _check_store(path: Path, deep: bool) -> list[Finding]:
     try:
-        read_identity(path, StoreConfig(partition_ms=stored_span_ms(path) or StoreConfig().partition_ms))
+        stored_identity(path)
     except StoreUnavailable:
         raise
     except (DuelogError, ValueError) as error:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from .. import DelayedStore, StoreConfig
 from ..assembly import open_engine
-from ..opening import stored_span_ms
+from ..opening import Identity, read_identity, stored_span_ms
 from ..store.clock import SystemClock
 from ..store.errors import InvalidArgument
 from ..store.message import MAX_DUE_MS
@@ -90,6 +90,11 @@ def properties_of(pairs: Iterable[str]) -> dict[str, str]:
     return found
 
 
+def stored_identity(path: Path) -> Identity:
+    """What the STORE file says, whatever the span it was made with. Raises FormatMismatch, DamagedStore."""
+    return read_identity(path, StoreConfig(partition_ms=stored_span_ms(path) or StoreConfig().partition_ms))
+
+
 def require_store(path: Path) -> None:
     """Refuse a path that holds no store, before anything is opened or made. Raises InvalidArgument."""
     if not path.exists():
@@ -101,7 +106,8 @@ def require_store(path: Path) -> None:
 def open_to_read(path: Path) -> DelayedStore:
     """Open an existing store read-only, with the span it was made with: beside a writing process too."""
     require_store(path)
-    return DelayedStore.open(path, _config(path), read_only=True)
+    config = StoreConfig(partition_ms=stored_span_ms(path) or StoreConfig().partition_ms)
+    return DelayedStore.open(path, config, read_only=True)
 
 
 def open_to_write(path: Path, *, background: bool, create: bool, span_ms: int | None = None) -> DelayedStore:
@@ -112,19 +118,7 @@ def open_to_write(path: Path, *, background: bool, create: bool, span_ms: int | 
     """
     if not create:
         require_store(path)
-    return DelayedStore(
-        open_engine(
-            path.absolute(),
-            _config(path, background=background, span_ms=span_ms),
-            SystemClock(),
-            read_only=False,
-            records_defaults=False,
-        )
-    )
-
-
-def _config(path: Path, *, background: bool | None = None, span_ms: int | None = None) -> StoreConfig:
-    span_ms = stored_span_ms(path) or span_ms
-    if span_ms is None:
-        return StoreConfig(background=background)
-    return StoreConfig(partition_ms=span_ms, background=background)
+    span_ms = stored_span_ms(path) or span_ms or StoreConfig().partition_ms
+    config = StoreConfig(partition_ms=span_ms, background=background)
+    engine = open_engine(path.absolute(), config, SystemClock(), read_only=False, records_defaults=False)
+    return DelayedStore(engine)

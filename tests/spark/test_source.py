@@ -84,7 +84,7 @@ def test_the_main_environments_tables_are_those_of_plain_reads(spark: SparkSessi
     with open_main_to_read(built.path) as (_, main):
         with main.read() as raw:
             ledgers = marker_ledgers(raw)
-        markers = [row for ledger in ledgers for batch in scan_markers(main, ledger) for row in batch.to_pylist()]
+        markers = [row for ledger in ledgers for batch in scan_markers(ledger, main.read) for row in batch.to_pylist()]
     assert len(markers) > 2_000
     assert rows_of(load(spark, built.path, table="markers", slice_entries=500)) == ordered(markers)
     for table in SMALL:

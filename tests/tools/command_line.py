@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from typer.testing import CliRunner, Result
 
@@ -15,6 +17,8 @@ PAST_MS = 1_000_000_000_000
 """2001-09-09T01:46:40Z: due on every machine."""
 
 DAY_MS = 86_400_000
+
+DUELOG = [sys.executable, "-m", "duelog.tools.cli.main"]
 
 FUTURE_MS = 4_102_444_800_000
 """2100-01-01T00:00:00Z: due on none."""
@@ -52,6 +56,19 @@ def refused(*arguments: object, input: str | bytes | None = None) -> str:
     assert "Traceback" not in result.stderr
     assert result.stdout == ""
     return result.stderr
+
+
+def process(*arguments: object, stdout: int | IO[str] = subprocess.PIPE) -> subprocess.CompletedProcess[str]:
+    """`duelog` run as a process to its end."""
+    command = [*DUELOG, *map(str, arguments)]
+    return subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, text=True, check=False, timeout=120)
+
+
+def flip(file: Path, wanted: bytes) -> None:
+    """Flip a bit of some bytes wherever they are in a file that is not open: pages have earlier copies."""
+    content = file.read_bytes()
+    assert wanted in content
+    file.write_bytes(content.replace(wanted, bytes([wanted[0] ^ 1]) + wanted[1:]))
 
 
 def make_store(path: Path, **config: Any) -> DelayedStore:

@@ -217,6 +217,8 @@ def test_a_damaged_record_costs_what_cannot_be_read_and_no_more(
         assert repair_store(copy, tmp_path / "given-up").actions == []
         if findings:
             judge(twin, report, delivered(copy), gone, cut=table is Table.RUN and damage == "missing")
+            if copies and table is not Table.RUN:
+                assert (report.lost, report.again, report.uncancelled, report.subscriptions) == (0, 0, 0, [])
         else:
             assert damage == "missing"
             assert table in UNSEEN if not copies else table in (*SNAPSHOTS, Table.RUN, Table.COPY)

@@ -142,7 +142,8 @@ def demo(
     """
     from ..demo.demo_run import run_demo
 
-    raise typer.Exit(run_demo(store, years, all_, plot, json_))
+    if not run_demo(store, years, all_, plot, json_):
+        raise typer.Exit(1)
 
 
 for command in (

@@ -30,10 +30,6 @@ class Verdict:
     disordered: int
     foreign: int
 
-    @property
-    def clean(self) -> bool:
-        return not any((self.early, self.late, self.lost, self.double, self.disordered, self.foreign))
-
 
 class Audit:
     """Counts what goes wrong while a trace is replayed."""

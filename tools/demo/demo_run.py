@@ -20,6 +20,7 @@ from rich.table import Table
 
 from duelog import DelayedStore, ManualClock
 
+from ...store.errors import InvalidArgument
 from ..output import say, write_json
 from .demo_audit import Audit, Verdict
 from .demo_replay import CONFIG, Course, Replay
@@ -27,9 +28,6 @@ from .demo_trace import Trace, load_trace
 
 PLOT = Path("duelog-demo.png")
 """Where the plot goes unless told otherwise."""
-
-OK, FINDINGS, USAGE = 0, 1, 2
-"""Exit status."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,18 +118,17 @@ def _report(trace: Trace, course: Course, verdict: Verdict) -> Report:
 
 def run_demo(
     store: Path | None, years: int = 5, all_: bool = False, plot: Path | None = None, json_: bool = False
-) -> int:
-    """Replay the last `years` of the trace, or all of it, and print a table (or JSON); returns the exit status.
+) -> bool:
+    """Replay the last `years` of the trace, or all of it, and print a table (or JSON); whether all guarantees held.
 
     store: a directory to keep the store in, empty or not there yet; None: a temporary one, removed afterwards.
-    plot: where the plot goes; None: duelog-demo.png in the current directory. Status: 0, 1 when any guarantee was
-    broken, 2 when an argument cannot be used.
+    plot: where the plot goes; None: duelog-demo.png in the current directory. Raises InvalidArgument.
     """
     plot = plot or PLOT
-    refused = _refused(store, 1 if all_ else years, plot)
-    if refused is not None:
-        say(refused)
-        return USAGE
+    if store is not None and store.exists() and not (store.is_dir() and not any(store.iterdir())):
+        raise InvalidArgument("STORE", str(store), "expected a directory that is empty or not there yet")
+    if plot.is_dir() or not plot.absolute().parent.is_dir():
+        raise InvalidArgument("--plot", str(plot), "expected a file, in a directory that exists")
     trace = load_trace()
     if not all_:
         trace = trace.last_years(years)
@@ -146,18 +143,7 @@ def run_demo(
         say(f"the plot is {plot}")
     if store is not None:
         say(f"the store is {store}")
-    return FINDINGS if report.problems else OK
-
-
-def _refused(store: Path | None, years: int, plot: Path) -> str | None:
-    """Why the arguments cannot be used, None if they can."""
-    if years < 1:
-        return f"years: {years}: expected at least 1"
-    if store is not None and store.exists() and not (store.is_dir() and not any(store.iterdir())):
-        return f"store: {store}: expected a directory that is empty or not there yet"
-    if plot.is_dir() or not plot.absolute().parent.is_dir():
-        return f"plot: {plot}: expected a file, in a directory that exists"
-    return None
+    return not report.problems
 
 
 @contextmanager

@@ -21,10 +21,9 @@ from pathlib import Path
 
 from pyroaring import BitMap
 
-from ... import StoreConfig
 from ...check.check_partitions import was_used
 from ...check.check_withdrawals import Conditionals
-from ...opening import StoreLock, read_identity, stored_span_ms
+from ...opening import Identity, StoreLock
 from ...partitions.partition import partition_path
 from ...partitions.timespan import directory_name, parse_directory_name
 from ...store.codec import format as fmt
@@ -36,6 +35,7 @@ from ...store.files.directory import make_directory, move, refuse_inside, remove
 from ...store.files.pages import read_values
 from ...store.log import catalog
 from ..store_check import check_file, check_store
+from ..values import stored_identity
 from .repair_catalog import drop_strangers, mend_counters, mend_partitions, mend_topics, partition_directories
 from .repair_fired import OpenLog, mend_frontiers
 from .repair_ledgers import mend_ledgers, mend_logs, read_logs
@@ -61,12 +61,11 @@ def repair_store(path: Path, output: Path) -> RepairReport:
     lock = StoreLock(path)
     account = Account(output)
     try:
-        config = StoreConfig(partition_ms=stored_span_ms(path) or StoreConfig().partition_ms)
-        identity = read_identity(path, config)
+        identity = stored_identity(path)
         if not check_store(path, deep=True):
             return account.report
         try:
-            _Repair(path, identity.store_id, config, account).run()
+            _Repair(path, identity, account).run()
         except (DamagedStore, CorruptRecord) as error:
             account.say(f"stopped: {error}")
     finally:
@@ -76,12 +75,12 @@ def repair_store(path: Path, output: Path) -> RepairReport:
 
 
 class _Repair:
-    def __init__(self, path: Path, store_id: bytes, config: StoreConfig, account: Account) -> None:
+    def __init__(self, path: Path, identity: Identity, account: Account) -> None:
         self._path = path
-        self._store_id = store_id
-        self._config = config
+        self._store_id = identity.store_id
+        self._partition_ms = identity.partition_ms
         self._account = account
-        self._wal = WalRepair(path, store_id, account.discard)
+        self._wal = WalRepair(path, identity.store_id, account.discard)
 
     def run(self) -> None:
         # Before LMDB opens any of them: what is broken may kill the process.
@@ -168,8 +167,7 @@ class _Repair:
         return closing(Environment(partition_path(self._path, start_ms, record.generation), name=_name(start_ms)))
 
     def _about(self, start_ms: int, generation: int) -> PartitionInfo:
-        end_ms = start_ms + self._config.partition_ms
-        return PartitionInfo(fmt.FORMAT_VERSION, self._store_id, start_ms, end_ms, generation)
+        return PartitionInfo(fmt.FORMAT_VERSION, self._store_id, start_ms, start_ms + self._partition_ms, generation)
 
     # -- files -------------------------------------------------------------------------------------
 

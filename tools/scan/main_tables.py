@@ -8,6 +8,7 @@ read, but never half of a run. Everything here needs the main environment, so it
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,7 +23,6 @@ from ...partitions.timespan import directory_name
 from ...store.codec import format as fmt
 from ...store.codec.format import LedgerState, PartitionState, Table
 from ...store.codec.run import Run, RunKind
-from ...store.env.environment import Environment
 from ...store.errors import CorruptEntry, InvalidArgument
 from ...store.log import catalog
 from ...store.log.scan import runs
@@ -105,6 +105,8 @@ ACKNOWLEDGEMENTS = pa.schema(
     ]
 )
 
+Rows = list[dict[str, Any]]
+
 _RUNS_A_TRANSACTION = 2_000
 _PAUSED = 0x01
 
@@ -118,11 +120,7 @@ class MarkerLedger(NamedTuple):
     entries: int
 
 
-def _rows_of(schema: pa.Schema, rows: list[dict[str, Any]]) -> pa.RecordBatch:
-    return pa.RecordBatch.from_pylist(rows, schema=schema)
-
-
-def partitions(raw: lmdb.Transaction, store: Path) -> pa.RecordBatch:
+def partitions(raw: lmdb.Transaction, store: Path) -> Rows:
     """Every registered partition, by start."""
     rows = []
     for start_ms, record in catalog.partitions(raw):
@@ -135,10 +133,10 @@ def partitions(raw: lmdb.Transaction, store: Path) -> pa.RecordBatch:
         row["state"] = record.state.name.lower()
         row["holders"] = None if record.state is PartitionState.OPEN else record.references
         rows.append(row)
-    return _rows_of(PARTITIONS, rows)
+    return rows
 
 
-def subscriptions(raw: lmdb.Transaction, store: Path) -> pa.RecordBatch:
+def subscriptions(raw: lmdb.Transaction, store: Path) -> Rows:
     """Every subscription, by topic."""
     rows = []
     for topic_id, name, record in catalog.cursors(raw):
@@ -156,10 +154,10 @@ def subscriptions(raw: lmdb.Transaction, store: Path) -> pa.RecordBatch:
                 "paused": bool(record.flags & _PAUSED),
             }
         )
-    return _rows_of(SUBSCRIPTIONS, rows)
+    return rows
 
 
-def frontiers(raw: lmdb.Transaction, store: Path) -> pa.RecordBatch:
+def frontiers(raw: lmdb.Transaction, store: Path) -> Rows:
     """Every partition log of which something has fired, with what main says of its entries."""
     rows = []
     for topic_id, start_ms, record in catalog.frontiers(raw):
@@ -170,30 +168,30 @@ def frontiers(raw: lmdb.Transaction, store: Path) -> pa.RecordBatch:
         for name, table in (("cancelled", Table.CANCELLED), ("admitted", Table.ADMITTED)):
             row[name] = cancellations.members(raw, table, record.ledger_id).serialize()
         rows.append(row)
-    return _rows_of(FRONTIERS, rows)
+    return rows
 
 
-def ledgers(raw: lmdb.Transaction, store: Path) -> pa.RecordBatch:
+def ledgers(raw: lmdb.Transaction, store: Path) -> Rows:
     """Every ledger of a main log, by topic and age."""
     rows = []
     for key, fields in catalog.rows(raw, fmt.prefix(Table.LEDGER)):
         topic_id, record = fmt.leading_u32(key), fmt.LedgerRecord.unpack(fields)
         row = record._asdict() | {"topic_id": topic_id, "ledger_id": fmt.trailing_u64(key)}
         rows.append(row | {"topic": catalog.topic_name(raw, topic_id), "state": record.state.name.lower()})
-    return _rows_of(LEDGERS, rows)
+    return rows
 
 
-def acknowledgements(raw: lmdb.Transaction, store: Path) -> pa.RecordBatch:
+def acknowledgements(raw: lmdb.Transaction, store: Path) -> Rows:
     """What subscriptions have acknowledged after their mark-delete positions, by subscription and ledger."""
     rows = []
     for topic_id, _, record in catalog.cursors(raw):
         for ledger_id, fields in catalog.acked(raw, record.subscription_id):
             row = {"topic_id": topic_id, "subscription_id": record.subscription_id, "ledger_id": ledger_id}
             rows.append(row | {"entries": fields})
-    return _rows_of(ACKNOWLEDGEMENTS, rows)
+    return rows
 
 
-SMALL: dict[str, tuple[pa.Schema, Callable[[lmdb.Transaction, Path], pa.RecordBatch]]] = {
+SMALL: dict[str, tuple[pa.Schema, Callable[[lmdb.Transaction, Path], Rows]]] = {
     "partitions": (PARTITIONS, partitions),
     "subscriptions": (SUBSCRIPTIONS, subscriptions),
     "frontiers": (FRONTIERS, frontiers),
@@ -208,7 +206,13 @@ def read_small(store: Path, table: str) -> pa.RecordBatch:
     if table not in SMALL:
         raise InvalidArgument("table", table, f"expected one of {', '.join(SMALL)}")
     with open_main_to_read(store) as (_, main), main.read() as raw:
-        return SMALL[table][1](raw, store)
+        return small_in(raw, store, table)
+
+
+def small_in(raw: lmdb.Transaction, store: Path, table: str) -> pa.RecordBatch:
+    """The same in a transaction of the caller's."""
+    schema, rows = SMALL[table]
+    return pa.RecordBatch.from_pylist(rows(raw, store), schema=schema)
 
 
 # -- markers -------------------------------------------------------------------------------------
@@ -227,34 +231,23 @@ def marker_ledgers(raw: lmdb.Transaction, topics: frozenset[str] | None = None) 
     return found
 
 
-def scan_markers(main: Environment, ledger: MarkerLedger) -> Iterator[pa.RecordBatch]:
-    """The markers of one ledger, in order; each batch is a transaction of its own."""
-    start = 0
-    while True:
-        with main.read() as raw:
-            batch, start = _some_markers(raw, main.name, ledger, start)
-        if batch is not None:
-            yield batch
-        if start < 0:
-            return
-
-
-def markers_in(raw: lmdb.Transaction, name: str, ledger: MarkerLedger) -> Iterator[pa.RecordBatch]:
-    """The same in a transaction of the caller's."""
+def scan_markers(
+    ledger: MarkerLedger, transaction: Callable[[], AbstractContextManager[lmdb.Transaction]]
+) -> Iterator[pa.RecordBatch]:
+    """The markers of one ledger, in order; each batch in a read transaction of the main environment."""
     start = 0
     while start >= 0:
-        batch, start = _some_markers(raw, name, ledger, start)
+        with transaction() as raw:
+            batch, start = _some_markers(raw, ledger, start)
         if batch is not None:
             yield batch
 
 
-def _some_markers(
-    raw: lmdb.Transaction, name: str, ledger: MarkerLedger, start: int
-) -> tuple[pa.RecordBatch | None, int]:
+def _some_markers(raw: lmdb.Transaction, ledger: MarkerLedger, start: int) -> tuple[pa.RecordBatch | None, int]:
     """A batch of markers from `start` on, and where the next begins; -1: there is no more."""
     found: list[Run] = []
     errors: list[CorruptEntry] = []
-    for count, run in enumerate(runs(raw, name, ledger.ledger_id, start)):
+    for count, run in enumerate(runs(raw, "main", ledger.ledger_id, start)):
         if count == _RUNS_A_TRANSACTION:
             start = run.entry_id if isinstance(run, CorruptEntry) else run.first_entry
             break

@@ -18,7 +18,7 @@ from typing import NamedTuple, TypeVar
 
 import lmdb
 
-from ...opening import Identity, open_main, read_identity, stored_span_ms
+from ...opening import Identity, open_main
 from ...partitions.partition import partition_path
 from ...partitions.timespan import directory_name
 from ...store.codec import format as fmt
@@ -27,7 +27,7 @@ from ...store.config import StoreConfig
 from ...store.env.environment import Environment
 from ...store.errors import CorruptRecord, DamagedStore
 from ...store.log import catalog
-from ..values import require_store
+from ..values import require_store, stored_identity
 
 T = TypeVar("T")
 
@@ -60,7 +60,7 @@ class Sealed(NamedTuple):
 def identity_of(store: Path) -> Identity:
     """The STORE file of an existing store. Raises InvalidArgument, FormatMismatch, DamagedStore."""
     require_store(store)
-    return read_identity(store, StoreConfig(partition_ms=stored_span_ms(store) or StoreConfig().partition_ms))
+    return stored_identity(store)
 
 
 @contextmanager

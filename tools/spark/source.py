@@ -161,7 +161,7 @@ class DuelogReader(DataSourceReader):
         """The markers of some ledgers."""
         with open_main_to_read(self.path) as (_, main):
             for ledger in ledgers:
-                yield from scan_markers(main, ledger)
+                yield from scan_markers(ledger, main.read)
 
     def read_small(self, path: Path) -> Iterator[pa.RecordBatch]:
         """All rows of a table that one transaction reads."""

@@ -13,7 +13,7 @@ import pickle
 import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,7 +26,7 @@ from ...cleanup.retention import retention_by_topic
 from ...opening import Identity
 from ...store.errors import InvalidArgument
 from ...store.files.directory import make_directory, refuse_inside, remove_tree, sync_directory
-from ..scan.main_tables import MARKERS, SMALL, marker_ledgers, markers_in
+from ..scan.main_tables import MARKERS, SMALL, marker_ledgers, scan_markers, small_in
 from ..scan.scan_arrow import scan_messages, schema_of
 from ..scan.scan_plan import LogRange, Slice, Wanted, plan_in
 from ..scan.sealed import Sealed, read_sealed
@@ -101,12 +101,10 @@ def export_store(
 
 def _export(store: Path, dest: Path, wanted: Wanted, run: Runner, progress: Progress) -> Exported:
     def read_main(raw: lmdb.Transaction, identity: Identity, generations: list[Sealed]) -> Any:
-        for name, (_, read) in SMALL.items():
-            _write(dest / f"{name}.parquet", [read(raw, store)], TABLE_SCHEMAS[name])
-        ledgers = marker_ledgers(raw)
-        _write(
-            dest / "markers.parquet", (batch for each in ledgers for batch in markers_in(raw, "main", each)), MARKERS
-        )
+        for name in SMALL:
+            _write(dest / f"{name}.parquet", [small_in(raw, store, name)], TABLE_SCHEMAS[name])
+        markers = (batch for each in marker_ledgers(raw) for batch in scan_markers(each, lambda: nullcontext(raw)))
+        _write(dest / "markers.parquet", markers, MARKERS)
         plan = plan_in(raw, identity.store_id, generations, wanted, claims=True)
         return identity, generations, plan, retention_by_topic(raw)
 

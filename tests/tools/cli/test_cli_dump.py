@@ -10,7 +10,7 @@ import pytest
 from duelog import Message
 from duelog.store.codec.format import Table
 from duelog.tools.dump import _KEYS
-from tests.tools.command_line import FUTURE_MS, PAST_MS, json_lines_of, make_store, ok, refused, run
+from tests.tools.command_line import FUTURE_MS, PAST_MS, flip, json_lines_of, make_store, ok, refused, run
 
 PARTITION = "20010909T000000Z"
 
@@ -124,8 +124,7 @@ def test_dump_refuses_what_is_not_there(store: Path, arguments: list[str], said:
 
 def test_a_damaged_entry_is_dumped_as_damaged_and_the_rest_goes_on(store: Path) -> None:
     """One flipped bit of a body costs one row its value."""
-    data = store / "partitions" / PARTITION / "g000001" / "data.mdb"
-    data.write_bytes(data.read_bytes().replace(b"m123\xa4k123", b"m122\xa4k123"))
+    flip(store / "partitions" / PARTITION / "g000001" / "data.mdb", b"m123\xa4k123")
     arguments = ["dump", str(store), "--partition", PARTITION, "--entries"]
     rows = [row for row in json_lines_of(*arguments) if row["table"] == "MESSAGE"]
     assert [row["key"]["entry_id"] for row in rows if "error" in row] == [123]
@@ -136,9 +135,7 @@ def test_a_damaged_entry_is_dumped_as_damaged_and_the_rest_goes_on(store: Path) 
 def test_a_damaged_record_is_dumped_as_damaged(store: Path) -> None:
     """A catalog record that no command could use is still shown."""
     data = store / "main" / "data.mdb"
-    content = data.read_bytes()
-    # Earlier copies of a page stay in the file, so each is damaged.
-    data.write_bytes(content.replace(b"\x31\x00\x00\x00\x01mailer", b"\x31\x00\x00\x00\x01majler"))
+    data.write_bytes(data.read_bytes().replace(b"\x31\x00\x00\x00\x01mailer", b"\x31\x00\x00\x00\x01majler"))
     result = run("dump", store)
     assert result.exit_code == 0
     assert "DAMAGED: record" in result.stdout

@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import errno
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import lmdb
 import pytest
 
 from duelog.store.env import file_opening as opening
 from duelog.tools import store_check
-from tests.tools.command_line import FUTURE_MS, make_store, ok, refused
+from tests.tools.command_line import FUTURE_MS, make_store, ok, process, refused
 
-DUELOG = [sys.executable, "-m", "duelog.tools.cli.main"]
-
-COMMANDS = (
-    ("stats",), ("stats", "--json"), ("partitions",), ("scheduled", "t"), ("dump",), ("audit",), ("policies", "get"),
-    ("schedules", "list"), ("snapshot", "list"),
-)  # fmt: skip
+COMMANDS = [
+    "stats {}", "stats {} --json", "partitions {}", "scheduled {} t", "dump {}", "audit {}", "policies get {}",
+    "schedules list {}", "snapshot list {}", "--help",
+]  # fmt: skip
 
 
 @pytest.fixture
@@ -33,42 +29,23 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "store"
 
 
-def line_of(command: tuple[str, ...], path: Path) -> list[str]:
-    """A command line with the path of a store in its place."""
-    name, *rest = command
-    if name.startswith("-"):
-        return [name]
-    if name in ("policies", "schedules", "snapshot"):
-        return [name, rest[0], str(path), *rest[1:]]
-    return [name, str(path), *rest]
-
-
-def process(line: list[str], output: IO[str]) -> subprocess.CompletedProcess[str]:
-    """A command that writes to `output`, when it has ended."""
-    return subprocess.run([*DUELOG, *line], stdout=output, stderr=subprocess.PIPE, text=True, check=False)
-
-
-@pytest.mark.parametrize("command", [*COMMANDS, ("--help",), ("--version",)], ids=" ".join)
-def test_a_full_output_is_status_2_and_one_line(path: Path, command: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("command", [*COMMANDS, "--version"])
+def test_a_full_output_is_status_2_and_one_line(path: Path, command: str) -> None:
     """Also where all of it is written at the end; 1 would say that something was found."""
     with open("/dev/full", "w") as full:
-        done = subprocess.run(
-            [*DUELOG, *line_of(command, path)], stdout=full, stderr=subprocess.PIPE, text=True, check=False
-        )
+        done = process(*command.format(path).split(), stdout=full)
     last = done.stderr.splitlines()[-1]
     assert (done.returncode, last) == (2, "duelog: standard output: No space left on device")
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_a_pipe_that_was_closed_before_anything_was_written_is_quiet(path: Path, command: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("command", [*COMMANDS, "send --help", ""])
+def test_a_pipe_that_was_closed_before_anything_was_written_is_quiet(path: Path, command: str) -> None:
     """Whatever writes the output, and whenever."""
     reading, writing = os.pipe()
     os.close(reading)
     with os.fdopen(writing, "w") as pipe:
-        done = subprocess.run(
-            [*DUELOG, *line_of(command, path)], stdout=pipe, stderr=subprocess.PIPE, text=True, check=False
-        )
+        done = process(*command.format(path).split(), stdout=pipe)
     assert done.returncode == 141
     assert all(line.startswith("duelog: ") for line in done.stderr.splitlines()), done.stderr
     assert "pipe" not in done.stderr

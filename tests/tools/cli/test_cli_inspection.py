@@ -14,6 +14,7 @@ from tests.tools.command_line import (
     FUTURE_MS,
     PAST_MS,
     files,
+    flip,
     json_lines_of,
     json_of,
     make_store,
@@ -58,7 +59,7 @@ def test_looking_at_a_store_changes_none_of_its_files(store: Path, pattern: list
     assert files(store) == before
 
 
-@pytest.mark.parametrize("pattern", LOOKING, ids=" ".join)
+@pytest.mark.parametrize("pattern", [*LOOKING, ["receive", "{}", "t", "s"]], ids=" ".join)
 def test_looking_where_there_is_no_store_makes_none(tmp_path: Path, pattern: list[str]) -> None:
     """A missing directory, an empty one, a file, a directory of something else: refused, and left as they are."""
     missing, empty, foreign, file = (tmp_path / name for name in ("missing", "empty", "foreign", "file"))
@@ -153,13 +154,6 @@ def test_check_of_a_sound_store_says_so_and_exits_with_0(store: Path) -> None:
     assert ok("check", store, "--json") == ""
 
 
-def flip(path: Path, wanted: bytes) -> None:
-    """Change one bit of some bytes wherever they are in a file that is not open: pages have earlier copies."""
-    content = path.read_bytes()
-    assert wanted in content
-    path.write_bytes(content.replace(wanted, bytes([wanted[0] ^ 1]) + wanted[1:]))
-
-
 def test_check_finds_a_flipped_bit_of_a_payload_only_when_deep(store: Path) -> None:
     """Exit status 1, and the address of the entry in text and in JSON."""
     flip(store / "partitions" / "20010911T000000Z" / "g000001" / "data.mdb", b"m4\xa2k4")
@@ -169,6 +163,8 @@ def test_check_finds_a_flipped_bit_of_a_payload_only_when_deep(store: Path) -> N
     (finding,) = [json.loads(line) for line in result.stdout.splitlines()]
     assert (finding["severity"], finding["code"]) == ("error", "corrupt-entry")
     assert "20010911T000000Z" in finding["address"]
+    assert finding["address"].endswith("entry 0")
+    assert "duelog repair" in finding["advice"]
     shown = run("check", store, "--deep")
     assert shown.exit_code == 1
     assert "corrupt-entry" in shown.stdout

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from importlib.metadata import entry_points, version
 from pathlib import Path
@@ -18,17 +16,9 @@ import pytest
 from duelog import Message
 from duelog.tools.cli.main import app, main
 from tests.duelog.writing_process import HOUR_MS, WritingProcess
-from tests.tools.command_line import FUTURE_MS, json_lines_of, json_of, make_store, ok, run
-
-DUELOG = [sys.executable, "-m", "duelog.tools.cli.main"]
+from tests.tools.command_line import DUELOG, FUTURE_MS, json_lines_of, make_store, ok, process, run
 
 COMMANDS = ["send", "receive", "import", "scheduled", "stats", "partitions", "check", "dump", "demo"]
-
-
-def process(*arguments: object) -> subprocess.CompletedProcess[str]:
-    """`duelog` run as a process to its end."""
-    command = [*DUELOG, *(str(argument) for argument in arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
 
 
 @pytest.fixture
@@ -85,18 +75,6 @@ def test_a_pipe_that_closes_early_is_no_error(path: Path) -> None:
         reading.stdout.close()
         assert reading.stderr.read() == ""
     assert reading.returncode == 141
-
-
-@pytest.mark.parametrize("arguments", [["--help"], ["send", "--help"], []])
-def test_help_into_a_closed_pipe_ends_as_commands_do(arguments: list[str]) -> None:
-    """`duelog --help | true`: status 141, and not a word."""
-    reader, writer = os.pipe()
-    os.close(reader)
-    try:
-        done = subprocess.run([*DUELOG, *arguments], stdout=writer, stderr=subprocess.PIPE, check=False, timeout=120)
-    finally:
-        os.close(writer)
-    assert (done.returncode, done.stderr) == (141, b"")
 
 
 def test_interrupting_a_waiting_receive_leaves_the_store_usable(path: Path) -> None:
@@ -204,11 +182,3 @@ def test_a_wrong_command_line_exits_with_2_and_makes_nothing(path: Path, argumen
     result = run(*(str(path) if argument == "{}" else argument for argument in arguments))
     assert result.exit_code == 2
     assert not path.exists()
-
-
-def test_json_of_a_failing_command_is_not_on_standard_output(path: Path) -> None:
-    """A program that reads JSON gets none, and a status."""
-    result = run("stats", path, "--json")
-    assert (result.exit_code, result.stdout) == (2, "")
-    ok("send", path, "t", "x")
-    assert json_of("stats", path)["topics"] == 1

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from duelog import DelayedStore
-from tests.tools.command_line import FUTURE_MS, json_of, make_store, ok, refused, run
+from tests.tools.command_line import DUELOG, FUTURE_MS, flip, json_of, make_store, ok, refused, run
 
 
 @pytest.fixture
@@ -21,30 +20,6 @@ def path(tmp_path: Path) -> Path:
         for number in range(100):
             store.topic("t").send(b"payload %d" % number, deliver_at=FUTURE_MS + number)
     return tmp_path / "store"
-
-
-def damage(path: Path, found: bytes) -> None:
-    """Flip a bit in the partition, where these bytes are."""
-    (file,) = path.glob("partitions/*/*/data.mdb")
-    content = bytearray(file.read_bytes())
-    content[content.index(found)] ^= 1
-    file.write_bytes(content)
-
-
-def test_check_of_a_whole_store_finds_nothing(path: Path) -> None:
-    """Exit status 0, and no line of output."""
-    assert ok("check", path, "--deep") == ""
-
-
-def test_check_says_where_the_damage_is_and_what_to_do(path: Path) -> None:
-    """A finding has code, address, message and advice; the exit status is 1."""
-    damage(path, b"payload 42")
-    result = run("check", path, "--deep", "--json")
-    assert result.exit_code == 1
-    (finding,) = [json.loads(line) for line in result.stdout.splitlines()]
-    assert finding["code"] == "corrupt-entry"
-    assert finding["address"].endswith("entry 42")
-    assert "duelog repair" in finding["advice"]
 
 
 def test_check_finds_keys_that_a_page_hides(path: Path) -> None:
@@ -73,7 +48,7 @@ def test_a_store_is_backed_up_by_another_process_while_it_is_open(path: Path, tm
     """`duelog backup` beside the writing process, which goes on; the copy opens and has everything."""
     with make_store(path) as store:
         topic = store.topic("t")
-        command = [sys.executable, "-m", "duelog.tools.cli.main", "backup", str(path), str(tmp_path / "copy")]
+        command = [*DUELOG, "backup", str(path), str(tmp_path / "copy")]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
             while process.poll() is None:
                 topic.send(b"meanwhile", deliver_at=FUTURE_MS)
@@ -93,7 +68,7 @@ def test_a_backup_of_many_partitions_by_another_process_asks_for_the_descriptors
     with DelayedStore.open(path) as opened:
         for day in range(30):
             opened.topic("t").send(b"%d" % day, deliver_after=day * 86_400 + 1)
-        command = [sys.executable, "-m", "duelog.tools.cli.main", "backup", str(path), str(tmp_path / "copy")]
+        command = [*DUELOG, "backup", str(path), str(tmp_path / "copy")]
         done = subprocess.run(
             ["sh", "-c", 'ulimit -S -n 40; exec "$@"', "sh", *command], capture_output=True, text=True, check=False
         )
@@ -110,25 +85,19 @@ def test_a_backup_does_not_overwrite(path: Path, tmp_path: Path) -> None:
 
 def test_repair_writes_what_it_discards_to_a_file(path: Path, tmp_path: Path) -> None:
     """The bytes of a damaged payload, its address and the reason; then check finds nothing."""
-    damage(path, b"payload 42")
+    flip(next(path.glob("partitions/*/*/data.mdb")), b"payload 42")
     figures = [json.loads(line) for line in ok("repair", path, "--json").splitlines()][-1]
     assert figures == {"given_up": 1, "lost": 1, "again": 0, "uncancelled": 0, "subscriptions": [], "left": []}
     (line,) = [json.loads(line) for line in (tmp_path / "store-given-up.jsonl").read_text().splitlines()]
     assert line["entry"] == 42
     assert "checksum" in line["reason"]
     assert ok("check", path, "--deep") == ""
-    assert (
-        json_of(
-            "stats",
-            path,
-        )["pending"]
-        == 99
-    )
+    assert json_of("stats", path)["pending"] == 99
 
 
 def test_what_repair_discards_is_not_written_into_the_store(path: Path) -> None:
     """Opening the store would remove the file; nothing is repaired, either."""
-    damage(path, b"payload 7")
+    flip(next(path.glob("partitions/*/*/data.mdb")), b"payload 7")
     before = {file: file.read_bytes() for file in path.rglob("data.mdb")}
     assert "inside the store" in refused("repair", path, "--output", path / "trash" / "given-up.jsonl")
     assert {file: file.read_bytes() for file in path.rglob("data.mdb")} == before

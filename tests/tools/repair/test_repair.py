@@ -11,7 +11,6 @@ import lmdb
 import pytest
 
 from duelog import DelayedStore
-from duelog.store.errors import StoreLocked
 from duelog.tools.repair.repair_store import repair_store
 from duelog.tools.store_check import check_store
 from tests.disaster.damage import CONFIG, Facts, Outcome, build, copy, forked, use
@@ -65,13 +64,6 @@ def test_a_whole_store_is_left_alone(place: Path, facts: Facts, tmp_path: Path) 
     report = repair_store(store, tmp_path / "given-up")
     assert (report.actions, report.given_up, report.left) == ([], 0, [])
     assert not (tmp_path / "given-up").exists()
-
-
-def test_a_store_in_use_is_refused(open_store: object, tmp_path: Path) -> None:
-    """The lock of the writing process holds."""
-    open_store()  # type: ignore[operator]
-    with pytest.raises(StoreLocked):
-        repair_store(tmp_path / "store", tmp_path / "given-up")
 
 
 def test_a_damaged_payload_is_discarded_and_the_others_are_delivered(place: Path, facts: Facts, tmp_path: Path) -> None:

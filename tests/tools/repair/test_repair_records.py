@@ -45,10 +45,9 @@ def delivered(store: Path, topic: str = "t", subscription: str = "s") -> list[by
     return found
 
 
-@COPIES
 @DAMAGE
-def test_a_lost_record_of_a_main_log_ledger_costs_no_message(tmp_path: Path, copies: bool, damage: str) -> None:
-    """Its runs tell what it said, whether the ledger was the open one or one of those before."""
+def test_a_lost_record_of_a_main_log_ledger_costs_no_message(tmp_path: Path, damage: str) -> None:
+    """In a store without copies its runs tell what it said, whether the ledger was the open one or one before."""
     whole = tmp_path / "whole"
     config = StoreConfig(background=False, ledger_max_entries=40)
     with DelayedStore.open(whole, config, clock=ManualClock(START_MS)) as store:
@@ -56,8 +55,7 @@ def test_a_lost_record_of_a_main_log_ledger_costs_no_message(tmp_path: Path, cop
             store.topic(name).subscribe("s").close()
             for number in range(100):
                 store.topic(name).send(f"{name} {number}".encode())
-    if not copies:
-        without_copies(whole)
+    without_copies(whole)
     ledgers = keys(whole / "main", Table.LEDGER)
     assert len(ledgers) == 6
     for key in ledgers:
@@ -73,17 +71,15 @@ def test_a_lost_record_of_a_main_log_ledger_costs_no_message(tmp_path: Path, cop
         shutil.rmtree(path)
 
 
-@COPIES
 @DAMAGE
-def test_a_lost_ledger_id_of_a_topic_in_a_partition_costs_no_message(tmp_path: Path, copies: bool, damage: str) -> None:
-    """The only runs without an owner are the topic's."""
+def test_a_lost_ledger_id_of_a_topic_in_a_partition_costs_no_message(tmp_path: Path, damage: str) -> None:
+    """In a store without copies the only runs without an owner are the topic's."""
     path = tmp_path / "store"
     with DelayedStore.open(path, CONFIG, clock=ManualClock(START_MS)) as store:
         for name in ("other", "t"):
             store.topic(name).subscribe("s").close()
             store.topic(name).send_payloads([b"%d" % number for number in range(500)], deliver_at=START_MS + 5 * DAY_MS)
-    if not copies:
-        without_copies(path)
+    without_copies(path)
     (partition,) = environments(path)[1:]
     DAMAGES[damage](partition, keys(partition, Table.LOG)[1])
     assert repaired(path).lost == 0

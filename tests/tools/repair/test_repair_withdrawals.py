@@ -34,17 +34,6 @@ OWED = [*(b"%d" % number for number in range(40, 60)), *(b"%d" % number for numb
 
 
 @DAMAGE
-@pytest.mark.parametrize("table", [Table.CANCELLED, Table.ADMITTED])
-def test_a_lost_record_of_cancellations_is_made_anew_from_its_copy(withdrawn: Path, table: Table, damage: str) -> None:
-    """Nothing is delivered twice, or though it was cancelled, or never."""
-    (key,) = keys(withdrawn / "main", table)
-    DAMAGES[damage](withdrawn / "main", key)
-    report = repaired(withdrawn)
-    assert (report.lost, report.again, report.uncancelled, report.given_up) == (0, 0, 0, 0)
-    assert delivered(withdrawn) == OWED
-
-
-@DAMAGE
 def test_a_lost_record_of_admitted_entries_is_told_by_the_entries_that_they_replace(
     withdrawn: Path, damage: str
 ) -> None:

@@ -10,8 +10,8 @@ import pytest
 
 from duelog.partitions.timespan import directory_name
 from duelog.store.env.environment import Environment
-from duelog.store.errors import BrokenInvariant, DamagedStore, InvalidArgument
-from duelog.tools.scan.sealed import Sealed, identity_of, open_sealed, sealed_generations
+from duelog.store.errors import BrokenInvariant, DamagedStore
+from duelog.tools.scan.sealed import identity_of, open_sealed, sealed_generations
 from tests.duelog.writing_process import HOUR_MS, WritingProcess
 from tests.tools.closed_days import DAY_MS, FIRST_MS, Built, build
 
@@ -27,6 +27,7 @@ def test_closed_partitions_are_listed_and_open_ones_are_not(built: Built) -> Non
     found = sealed_generations(built.path)
     assert [sealed.start_ms for sealed in found] == [FIRST_MS, FIRST_MS + DAY_MS, FIRST_MS + 2 * DAY_MS]
     assert all(sealed.path.is_dir() and sealed.file_bytes > 0 for sealed in found)
+    assert [sealed.partition for sealed in found] == [directory_name(sealed.start_ms) for sealed in found]
     assert pickle.loads(pickle.dumps(found)) == found
 
 
@@ -76,20 +77,7 @@ def test_a_truncated_generation_does_not_kill_its_reader(built: Built, tmp_path:
         pass
 
 
-def test_what_is_no_store_has_no_sealed_generations(tmp_path: Path) -> None:
-    """A directory without a STORE file is refused by name."""
-    with pytest.raises(InvalidArgument, match="STORE"):
-        sealed_generations(tmp_path)
-
-
 def test_only_a_reader_may_do_without_locks(tmp_path: Path) -> None:
     """An environment that writes has locks."""
     with pytest.raises(BrokenInvariant, match="without locks"):
         Environment(tmp_path / "e", name="e", create=True, lock=False)
-
-
-def test_a_descriptor_names_its_directory() -> None:
-    """The partition's name is that of its directory."""
-    sealed = Sealed("/somewhere", FIRST_MS, FIRST_MS + DAY_MS, 3, 4096)
-    assert sealed.partition == directory_name(FIRST_MS)
-    assert sealed.path == Path("/somewhere/partitions") / directory_name(FIRST_MS) / "g000003"
