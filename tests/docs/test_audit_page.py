@@ -6,28 +6,21 @@ from pathlib import Path
 
 from duelog.tools.audit.codes import CODES
 from duelog.tools.audit.tables import TABLES
+from tests.docs.test_metrics_page import rows
 from tests.tools.command_line import ok
 
 PAGE = (Path(__file__).parents[2] / "docs" / "audit.md").read_text(encoding="utf-8")
 
 
-def rows(cells: int) -> list[list[str]]:
-    """The rows of the page's tables that have so many cells."""
-    found = [
-        [cell.strip() for cell in line.strip("|").split("|")] for line in PAGE.splitlines() if line.startswith("|")
-    ]
-    return [row for row in found if len(row) == cells and row[0].startswith("`")]
-
-
 def test_the_page_lists_every_kind_of_finding() -> None:
     """With severity, meaning and advice, in the order of the code, and no other."""
     expected = [[f"`{name}`", code.severity, code.meaning, code.advice] for name, code in CODES.items()]
-    assert rows(4) == expected
+    assert rows(PAGE, 4) == expected
 
 
 def test_the_page_lists_every_table() -> None:
     """And no other."""
-    assert [row[0].strip("`") for row in rows(2)] == list(TABLES)
+    assert [row[0].strip("`") for row in rows(PAGE, 2)] == list(TABLES)
 
 
 def test_the_page_names_every_option() -> None:

@@ -10,22 +10,24 @@ from duelog.metrics import SPECS
 PAGE = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text(encoding="utf-8")
 
 
-def rows() -> list[list[str]]:
-    """The cells of every row of the page's tables."""
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in PAGE.splitlines() if line.startswith("|")]
+def rows(page: str, cells: int) -> list[list[str]]:
+    """The rows of a page's tables that have so many cells and begin with a name in backticks."""
+    found = [[cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines() if line[:1] == "|"]
+    return [row for row in found if len(row) == cells and row[0].startswith("`")]
 
 
 def test_the_page_lists_every_instrument_with_its_kind_unit_and_attributes() -> None:
     """In the order of the code, and no other."""
-    listed = [row for row in rows() if len(row) == 5 and row[0].startswith("`")]
-    assert [(row[0].strip("`"), row[1], row[2].strip("`"), tuple(re.findall(r"`([^`]+)`", row[3])), row[4])
-            for row in listed] == [(spec.name, spec.kind, spec.unit, spec.attributes, spec.description)
-                                   for spec in SPECS]  # fmt: skip
+    listed = [
+        (name.strip("`"), kind, unit.strip("`"), tuple(re.findall(r"`([^`]+)`", attributes)), description)
+        for name, kind, unit, attributes, description in rows(PAGE, 5)
+    ]
+    assert listed == [(spec.name, spec.kind, spec.unit, spec.attributes, spec.description) for spec in SPECS]
 
 
 def test_the_page_explains_every_attribute() -> None:
     """The second table has each attribute that an instrument has, and no other."""
-    explained = {row[0].strip("`") for row in rows() if len(row) == 2 and row[0].startswith("`")}
+    explained = {name.strip("`") for name, _ in rows(PAGE, 2)}
     assert explained == {attribute for spec in SPECS for attribute in spec.attributes}
 
 

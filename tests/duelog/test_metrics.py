@@ -17,8 +17,8 @@ from duelog import DelayedDeliveryPolicies, DelayedStore, ManualClock, Message, 
 from duelog.aio.threads import Threads
 from duelog.aio.topic import Topic as AsyncTopic
 from duelog.errors import CorruptEntry, DelayTooLong
-from duelog.store.files.failpoints import arm, disarm
 from tests.conftest import START_MS, LeadingClock, OpenStore
+from tests.model.driver import armed
 
 TOPIC = {
     "pulsar.cluster": "standalone",
@@ -136,9 +136,8 @@ def test_a_message_that_waits_for_room_is_counted_once(collector: Collector, ope
         await asyncio.gather(*sends)
         threads.close()
 
-    arm("commit.before", lambda: None if go.wait(60) else pytest.fail("it was not let go"))
-    asyncio.run(main())
-    disarm()
+    with armed("commit.before", lambda: None if go.wait(60) else pytest.fail("it was not let go")):
+        asyncio.run(main())
     assert topic.stats().pending == 41
     assert overridden(collector) == 40
 

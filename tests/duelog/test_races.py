@@ -17,8 +17,8 @@ import pytest
 
 from duelog import DelayedStore, ManualClock, Message, MessageId, Outcome, StoreConfig, Topic
 from duelog.store.config import Durability
-from duelog.store.files.failpoints import arm, disarm
 from tests.conftest import OpenStore
+from tests.model.driver import armed
 
 LIMIT_S = 60.0
 GONE = "unknown"
@@ -77,11 +77,8 @@ def test_what_is_on_its_way_into_the_main_log_cannot_be_taken_back(
                 requests.append(pool.submit(request))
                 assert begun.wait(LIMIT_S)
 
-        arm(point, meanwhile)
-        try:
+        with armed(point, meanwhile):
             store.tick()
-        finally:
-            disarm()
         assert requests[0].result(LIMIT_S) is False
     assert topic.state(message_id) == "fired"
     assert _payloads(store, clock) == {b"x": 1}
@@ -110,11 +107,8 @@ def test_what_is_being_taken_back_does_not_fire(
                 firings.append(pool.submit(fire))
                 assert begun.wait(LIMIT_S)
 
-        arm("commit.before", meanwhile)
-        try:
+        with armed("commit.before", meanwhile):
             assert act(topic, message_id)
-        finally:
-            disarm()
         firings[0].result(LIMIT_S)
     assert topic.state(message_id) == "cancelled"
     assert _payloads(store, clock) == ({} if act is _cancel else {b"x": 1})

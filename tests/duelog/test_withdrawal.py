@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import pytest
@@ -12,8 +12,9 @@ from duelog import DelayedStore, ManualClock, Message, MessageId, Outcome, Store
 from duelog.errors import StoreFull
 from duelog.markers.pending_entries import PendingEntries
 from duelog.store.errors import DuelogError
-from duelog.store.files.failpoints import arm, disarm
 from tests.conftest import OpenStore
+from tests.duelog.consuming import payloads_of
+from tests.model.driver import Once, armed
 
 CONFIG = StoreConfig(partition_ms=1_000, ledger_max_entries=7, ack_flush_ms=10, bucket_ms=50, fire_batch=3)
 
@@ -68,37 +69,21 @@ def test_a_rescheduled_message_comes_once_at_its_new_time(
 @pytest.mark.parametrize("point", ["commit.before", "commit.after"])
 @pytest.mark.parametrize("nth", [1, 2, 3])
 def test_a_reschedule_that_breaks_off_leaves_one_of_the_two(
-    open_store: OpenStore, clock: ManualClock, point: str, nth: int
+    open_store: OpenStore, store: DelayedStore, topic: Topic, clock: ManualClock, point: str, nth: int
 ) -> None:
     """Broken off at each commit on its way, it is delivered once after a reopen, at the old time or the new."""
-
-    class BreakOff(Exception):
-        pass
-
-    store = open_store(config=CONFIG)
-    topic = store.topic("t")
     topic.subscribe("s").close()
     first = topic.send(b"x", deliver_after=2)
-    left = nth
 
     def break_off() -> None:
-        nonlocal left
-        left -= 1
-        if left == 0:
-            raise BreakOff
+        raise RuntimeError("broken off")
 
-    arm(point, break_off)
-    try:
+    with armed(point, Once(nth, break_off)), suppress(RuntimeError, DuelogError):
         topic.reschedule(first, deliver_after=5)
-    except (BreakOff, DuelogError):
-        pass
-    finally:
-        disarm()
     store.close()
     store = open_store(config=CONFIG)
-    subscription = store.topic("t").subscribe("s")
     clock.advance(10_000)
-    assert [message.payload for message in subscription.receive(10)] == [b"x"]
+    assert payloads_of(store) == [b"x"]
 
 
 def test_a_cancel_that_finds_no_room_cancels_nothing(
@@ -110,12 +95,8 @@ def test_a_cancel_that_finds_no_room_cancels_nothing(
     def full() -> None:
         raise StoreFull(store.path, "no room", 0)
 
-    arm("commit.before", full)
-    try:
-        with pytest.raises(StoreFull):
-            topic.cancel(message_id)
-    finally:
-        disarm()
+    with armed("commit.before", full), pytest.raises(StoreFull):
+        topic.cancel(message_id)
     clock.advance(1_000)
     assert [message.payload for message in reader.receive(10)] == [b"x"]
 

@@ -21,11 +21,6 @@ ALL_MODULES = FLOOR_MODULES + [
 ]
 
 
-def relative_path(module: Path) -> str:
-    """A module's path as a test id."""
-    return str(module.relative_to(ROOT))
-
-
 def floor_of(name: str) -> str | None:
     """The floor that a dotted name belongs to: the face if it is under duelog and no floor's, None if elsewhere."""
     parts = name.split(".")
@@ -50,7 +45,7 @@ def wrong_imports(source: str, module: str, *, is_package: bool) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("module", FLOOR_MODULES, ids=relative_path)
+@pytest.mark.parametrize("module", FLOOR_MODULES, ids=dotted)
 def test_imports_go_only_leftwards(module: Path) -> None:
     """No module imports from a floor to the right of its own, nor by a bare name."""
     source = module.read_text(encoding="utf-8")
@@ -103,7 +98,7 @@ def test_a_package_imports_relative_to_itself() -> None:
     assert len(wrong_imports("from ..tools import cli", "duelog.store", is_package=True)) == 1
 
 
-@pytest.mark.parametrize("module", ALL_MODULES, ids=relative_path)
+@pytest.mark.parametrize("module", ALL_MODULES, ids=dotted)
 def test_modules_are_short_and_say_what_they_own(module: Path) -> None:
     """A module has a docstring and at most 400 lines: one that grows past that has two reasons to change.
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.packaging.tree import FLOORS, ROOT, modules
+from tests.packaging.tree import FLOORS, ROOT, dotted, modules
 
 SOURCES = [module for floor in FLOORS for module in modules(ROOT / floor)]
 
@@ -50,11 +50,6 @@ ALLOWED = {
 PERSONS = re.compile(r"\b(whoever|somebody|nobody|anybody|everybody)\b", re.IGNORECASE)
 
 
-def relative_path(module: Path) -> str:
-    """A module's path as a test id."""
-    return str(module.relative_to(ROOT))
-
-
 def names(module: Path) -> Iterator[str]:
     """The names of a module, its classes, functions and parameters."""
     yield module.stem
@@ -81,7 +76,7 @@ def prose(module: Path) -> Iterator[tuple[int, str]]:
             yield node.lineno, node.value.value
 
 
-@pytest.mark.parametrize("module", SOURCES, ids=relative_path)
+@pytest.mark.parametrize("module", SOURCES, ids=dotted)
 def test_a_name_has_no_word_that_the_field_has_another_for(module: Path) -> None:
     """Of modules, classes, functions and parameters, as the whole name or a part of it."""
     found = {name for name in names(module) if GONE.search(in_snake_case(name))}
@@ -93,7 +88,7 @@ def test_every_name_that_is_allowed_is_there() -> None:
     assert ALLOWED.keys() - {name for module in SOURCES for name in names(module)} == set()
 
 
-@pytest.mark.parametrize("module", SOURCES, ids=relative_path)
+@pytest.mark.parametrize("module", SOURCES, ids=dotted)
 def test_sentences_are_about_components_and_threads(module: Path) -> None:
     """No docstring and no comment has an unknown person in it."""
     assert [f"{line}: {found[0]}" for line, text in prose(module) if (found := PERSONS.search(text))] == []

@@ -9,8 +9,9 @@ import pytest
 
 from duelog import DelayedStore, Message, StoreConfig
 from duelog.store.clock import Clock
-from duelog.store.files import failpoints
 from tests.conftest import START_MS, LeadingClock, OpenStore
+from tests.duelog.consuming import payloads_of
+from tests.model.driver import armed
 
 CONFIG = StoreConfig(partition_ms=3_600_000, background=False)
 
@@ -19,19 +20,8 @@ CONFIG = StoreConfig(partition_ms=3_600_000, background=False)
 def noting_commits(clock: Clock) -> Iterator[list[int]]:
     """What the clock shows whenever a firing is about to be written."""
     shown: list[int] = []
-    failpoints.arm("fire.before", lambda: shown.append(clock.now_ms()))
-    try:
+    with armed("fire.before", lambda: shown.append(clock.now_ms())):
         yield shown
-    finally:
-        failpoints.disarm()
-
-
-def received(store: DelayedStore) -> list[bytes]:
-    """All that topic t has to give, acknowledged."""
-    with store.topic("t").subscribe("s") as consumer:
-        messages = consumer.receive(100)
-        consumer.ack(messages)
-        return [message.payload for message in messages]
 
 
 @pytest.fixture
@@ -62,9 +52,9 @@ def test_what_is_due_in_a_moment_is_written_ahead_and_given_to_nobody_before_its
         clock.set(START_MS + 9)
         assert consumer.poll(10) == ([], START_MS + 10)
     clock.set(START_MS + 10)
-    assert received(store) == [b"a"]
+    assert payloads_of(store) == [b"a"]
     clock.set(START_MS + 20)
-    assert received(store) == [b"b"]
+    assert payloads_of(store) == [b"b"]
 
 
 def test_messages_of_several_instants_are_one_commit_and_each_is_given_at_its_own(
@@ -78,7 +68,7 @@ def test_messages_of_several_instants_are_one_commit_and_each_is_given_at_its_ow
         assert store.tick().fired == 4
         for now_ms in range(START_MS + 7, START_MS + 14):
             clock.set(now_ms)
-            assert received(store) == [b"%d" % due_ms for due_ms in sorted(dues) if due_ms == now_ms]
+            assert payloads_of(store) == [b"%d" % due_ms for due_ms in sorted(dues) if due_ms == now_ms]
     assert written_ms == [START_MS + 7]
 
 
@@ -91,11 +81,11 @@ def test_a_message_without_a_delay_waits_for_what_lies_before_it_and_is_not_lost
     clock.set(START_MS + 7)
     store.tick()
     topic.send(b"behind it")
-    assert received(store) == []
+    assert payloads_of(store) == []
     clock.set(START_MS + 10)
-    assert received(store) == [b"due", b"behind it"]
+    assert payloads_of(store) == [b"due", b"behind it"]
     topic.send(b"at once")
-    assert received(store) == [b"at once"]
+    assert payloads_of(store) == [b"at once"]
 
 
 @pytest.mark.parametrize("how", ["new", "seek"])
@@ -125,11 +115,11 @@ def test_a_clock_set_back_before_the_instant_neither_loses_nor_doubles_nor_holds
     clock.set(START_MS + 8)
     assert store.tick().fired == 5
     clock.set(START_MS + 8 - back_ms)
-    assert received(store) == [b"0", b"1", b"2", b"3", b"4"]
+    assert payloads_of(store) == [b"0", b"1", b"2", b"3", b"4"]
     assert store._engine.clock.now_ms() == due_ms
     clock.set(due_ms + 1)
     assert store.tick().fired == 0
-    assert received(store) == []
+    assert payloads_of(store) == []
 
 
 def test_a_clock_set_back_after_the_instant_takes_nothing_away(store: DelayedStore, clock: LeadingClock) -> None:
@@ -158,7 +148,7 @@ def test_who_cancels_what_was_written_ahead_is_told_the_truth(store: DelayedStor
     assert not topic.cancel(ids[1])
     assert topic.reschedule(ids[1], deliver_at=START_MS + 50) is None
     clock.set(START_MS + 100)
-    assert received(store) == [b"1"]
+    assert payloads_of(store) == [b"1"]
 
 
 def test_a_message_sent_after_the_frontier_has_gone_ahead_is_not_lost(store: DelayedStore, clock: LeadingClock) -> None:
@@ -171,7 +161,7 @@ def test_a_message_sent_after_the_frontier_has_gone_ahead_is_not_lost(store: Del
     came = []
     for now_ms in range(START_MS + 7, START_MS + 20):
         clock.set(now_ms)
-        came += [(now_ms - START_MS, payload) for payload in received(store)]
+        came += [(now_ms - START_MS, payload) for payload in payloads_of(store)]
     assert came == [(10, b"10"), (10, b"8"), (10, b"9"), (10, b"10"), (11, b"11")]
 
 
@@ -185,8 +175,8 @@ def test_a_restart_before_the_instant_gives_the_message_once(open_store: OpenSto
     store.close()
     again = open_store(config=CONFIG, clock_=LeadingClock(START_MS + 7))
     assert again._engine.clock.now_ms() == START_MS + 10
-    assert received(again) == [b"a"]
-    assert received(again) == []
+    assert payloads_of(again) == [b"a"]
+    assert payloads_of(again) == []
 
 
 @pytest.mark.parametrize("then", ["fires", "closes"])
@@ -219,10 +209,10 @@ def test_a_partition_is_not_closed_before_its_end_though_all_of_it_was_written_a
     result = store.tick()
     assert (result.fired, result.closed) == (2, 0)
     clock.set(end_ms - 1)
-    assert received(store) == [b"-1"]
+    assert payloads_of(store) == [b"-1"]
     clock.set(end_ms)
     assert store.tick().closed == 1
-    assert received(store) == [b"0"]
+    assert payloads_of(store) == [b"0"]
 
 
 def test_upkeep_gives_way_once_to_who_is_to_be_woken_and_never_twice(

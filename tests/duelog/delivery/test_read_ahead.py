@@ -7,12 +7,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pyroaring import BitMap
 
-from duelog import DelayedStore, Message, Topic
+from duelog import DelayedStore, Message, Subscription, Topic
 from duelog.delivery.acks import AckSet
 from duelog.delivery.ledger_list import LedgerList
 from duelog.delivery.read_ahead import ReadAhead, ReadAheadBudget
 from duelog.store.message import ReceivedMessage
 from duelog.store.position import Position
+from tests.duelog.consuming import payloads, received
 
 
 class Ledgers(LedgerList):
@@ -113,20 +114,25 @@ def test_asking_for_more_than_was_read_ahead_gives_all_of_it() -> None:
     assert found == positions(Log().read(Position(1, 0), 54, nothing_acknowledged(), 0)[0])
 
 
-def test_a_read_that_fails_after_some_was_read_ahead_loses_none_of_it() -> None:
-    """Nothing was handed out, so all of it comes with the next read from there."""
+@pytest.mark.parametrize(
+    ("counts", "reads", "asked", "expected"), [((5,), [5], 5, (5, 6, 8, 9, 10)), ((1, 1), [1, 2], 3, (2, 3, 4))]
+)
+def test_a_read_that_fails_loses_nothing(
+    counts: tuple[int, ...], reads: list[int], asked: int, expected: tuple[int, ...]
+) -> None:
+    """The next one begins where it began, also after some was read ahead, of which nothing was handed out."""
     log = Log()
     ahead = ReadAhead(log, ReadAheadBudget())
     start = Position(1, 0)
-    for _ in range(2):
-        _, start, _ = ahead.read(start, 1, nothing_acknowledged(), 0)
-    assert log.reads == [1, 2]
+    for count in counts:
+        _, start, _ = ahead.read(start, count, nothing_acknowledged(), 0)
+    assert log.reads == reads
     log.failing = True
     with pytest.raises(OSError, match="unreadable"):
-        ahead.read(start, 3, nothing_acknowledged(), 0)
+        ahead.read(start, asked, nothing_acknowledged(), 0)
     log.failing = False
-    messages, _, _ = ahead.read(start, 3, nothing_acknowledged(), 0)
-    assert positions(messages) == [Position(1, entry_id) for entry_id in (2, 3, 4)]
+    messages, _, _ = ahead.read(start, asked, nothing_acknowledged(), 0)
+    assert positions(messages) == [Position(1, entry_id) for entry_id in expected]
 
 
 def test_a_consumer_that_reads_on_has_more_read_at_once_each_time() -> None:
@@ -165,19 +171,6 @@ def test_what_is_passed_over_ends_read_ahead() -> None:
     assert positions(third) == [Position(1, entry_id) for entry_id in range(21, 31)]
 
 
-def test_a_read_that_fails_loses_nothing() -> None:
-    """The next one begins where it began."""
-    log = Log()
-    ahead = ReadAhead(log, ReadAheadBudget())
-    _, start, _ = ahead.read(Position(1, 0), 5, nothing_acknowledged(), 0)
-    log.failing = True
-    with pytest.raises(OSError, match="unreadable"):
-        ahead.read(start, 5, nothing_acknowledged(), 0)
-    log.failing = False
-    messages, _, _ = ahead.read(start, 5, nothing_acknowledged(), 0)
-    assert positions(messages) == [Position(1, entry_id) for entry_id in (5, 6, 8, 9, 10)]
-
-
 def with_left(left: int) -> ReadAheadBudget:
     """A budget of which so much is left."""
     budget = ReadAheadBudget()
@@ -207,50 +200,47 @@ def test_what_is_held_counts_against_a_budget_and_is_given_back() -> None:
     assert log.reads == [10] * 5
 
 
-def test_a_subscription_that_closes_holds_nothing_read_ahead(store: DelayedStore, topic: Topic) -> None:
+def test_a_subscription_that_closes_holds_nothing_read_ahead(
+    store: DelayedStore, topic: Topic, reader: Subscription
+) -> None:
     """And the next one gets what was not handed out."""
-    reader = topic.subscribe("r")
     topic.send_batch([Message(b"%d" % number) for number in range(100)])
-    found = []
+    found: list[bytes] = []
     for _ in range(4):
-        batch = reader.receive(5)
-        reader.ack(batch)
-        found += [message.payload for message in batch]
+        found += payloads(reader, 5)
     budget = store._engine.inline.read_ahead
     whole = ReadAheadBudget().left
     assert budget.left < whole
     reader.close()
     assert budget.left == whole
-    rest = topic.subscribe("r").receive(100)
-    found += [message.payload for message in rest]
+    found += payloads(topic.subscribe("s"))
     assert found == [b"%d" % number for number in range(100)]
 
 
-def test_what_is_acknowledged_while_it_is_read_ahead_is_not_handed_out(topic: Topic) -> None:
+def test_what_is_acknowledged_while_it_is_read_ahead_is_not_handed_out(topic: Topic, reader: Subscription) -> None:
     """An acknowledgement by position of what was never received, and a cumulative one over it."""
-    reader = topic.subscribe("r")
     ids = topic.send_batch([Message(b"%d" % number) for number in range(100)])
     for _ in range(4):
         reader.ack(reader.receive(5))
     reader.ack([ids[22], ids[23]])
-    assert [message.payload for message in reader.receive(5)] == [b"20", b"21", b"24", b"25", b"26"]
+    assert received(reader, 5) == [b"20", b"21", b"24", b"25", b"26"]
     reader.ack_cumulative(ids[31])
-    assert [message.payload for message in reader.receive(5)] == [b"32", b"33", b"34", b"35", b"36"]
+    assert received(reader, 5) == [b"32", b"33", b"34", b"35", b"36"]
 
 
-def test_a_seek_forgets_what_was_read_ahead(topic: Topic) -> None:
+def test_a_seek_forgets_what_was_read_ahead(topic: Topic, reader: Subscription) -> None:
     """Everything from there on comes, once."""
-    reader = topic.subscribe("r")
     ids = topic.send_batch([Message(b"%d" % number) for number in range(100)])
     for _ in range(3):
         reader.ack(reader.receive(5))
     reader.seek(ids[3])
-    assert [message.payload for message in reader.receive(200)] == [b"%d" % number for number in range(3, 100)]
+    assert received(reader) == [b"%d" % number for number in range(3, 100)]
 
 
-def test_however_much_is_acknowledged_of_what_was_read_ahead_is_passed_over_at_once(topic: Topic) -> None:
+def test_however_much_is_acknowledged_of_what_was_read_ahead_is_passed_over_at_once(
+    topic: Topic, reader: Subscription
+) -> None:
     """One by one, thousands of them: no limit of the interpreter is met."""
-    reader = topic.subscribe("r")
     ids = topic.send_batch([Message(b"%d" % number) for number in range(9_000)])
     for number in range(4_096):
         assert reader.receive(1)[0].payload == b"%d" % number

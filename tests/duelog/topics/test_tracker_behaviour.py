@@ -22,9 +22,9 @@ from duelog import (
 from duelog.background import maintenance
 from duelog.markers.firing import loaded
 from duelog.store.codec.body import EncodedBatch, encode_one
-from duelog.store.files.failpoints import arm, disarm
 from tests.conftest import START_MS, OpenStore
 from tests.duelog.consuming import payloads
+from tests.model.driver import armed
 
 LIMIT_S = 60.0
 PARTITIONS = StoreConfig(partition_ms=1_000, ledger_max_entries=50, ack_flush_ms=10, bucket_ms=50, fire_batch=30)
@@ -232,14 +232,11 @@ def test_close_clear_and_trim_race_with_loads_and_snapshots(
                 others.append(pool.submit(act))
                 assert begun.wait(LIMIT_S)
 
-        arm(point, meanwhile)
-        try:
+        with armed(point, meanwhile):
             for _ in range(4):
                 if not store.closed:
                     clock.advance(3_000)
                     _tick_unless_closed(store)
-        finally:
-            disarm()
         for other in others:
             other.result(LIMIT_S)
     store.close()

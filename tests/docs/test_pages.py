@@ -1,0 +1,61 @@
+"""Folders, attributes, wrong engines and failpoints that CONTRIBUTING.md, design.md and testing.md name are there."""
+
+from __future__ import annotations
+
+import re
+
+from tests.docs.test_readme import defined
+from tests.packaging.tree import FLOORS, ROOT, modules
+
+DESIGN = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
+SECTION = (
+    (ROOT / "docs" / "testing.md")
+    .read_text(encoding="utf-8")
+    .partition("\n## Wrong engines\n")[2]
+    .partition("\n## ")[0]
+)
+MUTANTS = {name for path in (ROOT / "tests").rglob("*mutants.py") for name in defined(path)}
+
+
+def test_the_design_has_at_most_3500_words() -> None:
+    """Why an optimisation is as it is stands at the head of its module; here are shape, protocols, rules, decisions."""
+    assert len(DESIGN.split()) <= 3_500
+
+
+def test_the_design_has_no_long_lines() -> None:
+    """Rows of tables included: a reason that needs more is a section."""
+    assert [line for line in DESIGN.splitlines() if len(line) > 120] == []
+
+
+def test_the_design_names_no_attribute_that_is_not_there() -> None:
+    """`Class.name` in backticks: the module that defines the class has the name."""
+    sources = [path.read_text(encoding="utf-8") for floor in FLOORS for path in modules(ROOT / floor)]
+    named = re.findall(r"`([A-Z]\w+)\.(\w+)`", DESIGN)
+    assert len(named) > 3
+    for owner, name in named:
+        (source,) = [source for source in sources if re.search(rf"^class {owner}\b", source, re.MULTILINE)]
+        assert re.search(rf"\b{name}\b", source), f"{owner}.{name}"
+
+
+def test_the_table_of_folders_has_every_floor_and_room() -> None:
+    """Each folder of a floor that holds modules, floors in their order, and no other."""
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `([\w/]+)/` \| ", text, re.MULTILINE)
+    folders = {str(module.parent.relative_to(ROOT)) for floor in FLOORS for module in modules(ROOT / floor)}
+    assert sorted(rows) == sorted(folders)
+    assert [row for row in rows if "/" not in row] == list(FLOORS)
+
+
+def test_every_wrong_engine_on_the_page_is_there() -> None:
+    """Names with underscores in backticks are functions of the modules of mutants."""
+    named = set(re.findall(r"`([a-z]+(?:_[a-z]+)+)`", SECTION))
+    assert len(named) > 30
+    assert named - MUTANTS == set()
+
+
+def test_every_failpoint_on_the_page_is_reached() -> None:
+    """Names with a dot in backticks are those that the code says to `reach`."""
+    named = set(re.findall(r"`([a-z]+\.[a-z]+)`", SECTION))
+    code = "".join(path.read_text(encoding="utf-8") for floor in FLOORS for path in modules(ROOT / floor))
+    assert named
+    assert named - set(re.findall(r'"([a-z]+\.[a-z]+)"', code)) == set()
