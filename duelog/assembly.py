@@ -107,7 +107,7 @@ def assemble(found: Recovered, config: StoreConfig, undo: ExitStack, *, records_
         main, partitions, config, suspensions, listeners, topics.main_log, quarantine.add, wakeups.wake
     )
     firing = Firing(main, partitions, config, loaded, clock, listeners, topics.main_log, quarantine.add, wakeups.wake)
-    pending = PendingEntries(main, partitions, firing, config, limits)
+    pending = PendingEntries(main, partitions, firing, config.partition_ms, limits)
     withdrawals = Withdrawals(main, firing.gate, clock, pending)
     flusher = AckFlusher(main, config.ack_flush_ms, clock, agenda, wakeups.wake)
     inline = InlineMessages(main, partitions, clock, config, flusher, quarantine.add, listeners)

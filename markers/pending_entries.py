@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
@@ -30,7 +31,6 @@ from ..store.codec import format as fmt
 from ..store.codec.format import PartitionRecord, PartitionState, Table
 from ..store.codec.frontier import FrontierRecord
 from ..store.codec.run import Int64s, RunKind, UInt32s
-from ..store.config import StoreConfig
 from ..store.env.environment import Environment
 from ..store.env.transaction import Transaction
 from ..store.errors import BrokenInvariant, CorruptEntry
@@ -71,17 +71,15 @@ class NewEntries(NamedTuple):
     dues: Int64s
 
 
+@dataclass(eq=False, repr=False)
 class PendingEntries:
     """The entries of a store's partition logs, as far as they may still fire. Thread-safe."""
 
-    def __init__(
-        self, main: Environment, partitions: PartitionSet, firing: Firing, config: StoreConfig, limits: RunLimits
-    ) -> None:
-        self._main = main
-        self._partitions = partitions
-        self._firing = firing
-        self._span_ms = config.partition_ms
-        self._limits = limits
+    _main: Environment
+    _partitions: PartitionSet
+    _firing: Firing
+    _span_ms: int
+    _limits: RunLimits
 
     @contextmanager
     def located(

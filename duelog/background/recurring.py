@@ -250,20 +250,10 @@ def unpack_schedule(packed: bytes, name: str = "", topic: str = "") -> Schedule:
     """The schedule of a record's fields. Raises CorruptRecord."""
     try:
         fields = msgpack.unpackb(packed)
-        next_id = fields.get("next_id")
-        schedule = Schedule(
-            name,
-            topic,
-            fields.get("cron"),
-            fields.get("interval_ms"),
-            fields["timezone"],
-            fields["payload"],
-            fields.get("key"),
-            fields["properties"],
-            fields.get("next_due_ms"),
-            None if next_id is None else MessageId(*next_id),
-            fields["paused"],
-        )
+        next_id = None if fields.get("next_id") is None else MessageId(*fields["next_id"])
+        required = {each: fields[each] for each in ("timezone", "payload", "properties", "paused")}
+        optional = {each: fields.get(each) for each in ("cron", "interval_ms", "key", "next_due_ms")}
+        schedule = Schedule(name=name, topic=topic, next_id=next_id, **required, **optional)
         encode_one(Message(schedule.payload, key=schedule.key, properties=schedule.properties), 0, 2**30)
         if (schedule.cron is None) == (schedule.interval_ms is None) or schedule.paused != (
             schedule.next_due_ms is None

@@ -279,21 +279,7 @@ def _decode(grave: str, position: Position, body: bytes) -> DeadLetter | None:
     kinds = (str, str, int, int, int, int, str, int, int, int)
     if type(facts) is not list or [type(fact) for fact in facts] != list(kinds):
         raise ValueError(f"facts {facts!r} of a dead letter are malformed")
-    topic, subscription, ledger_id, entry_id, due_ms, publish_ms, reason, attempts, first_ms, last_ms = facts
-    return DeadLetter(
-        grave,
-        position,
-        topic,
-        subscription,
-        MessageId(ledger_id, entry_id),
-        payload,
-        key,
-        {name: value for name, value in (properties or {}).items() if name not in _ORIGIN_PROPERTIES},
-        due_ms,
-        publish_ms,
-        reason,
-        attempts,
-        first_ms,
-        last_ms,
-        dead_ms,
-    )
+    topic, subscription, ledger_id, entry_id, *rest = facts
+    own = {name: value for name, value in (properties or {}).items() if name not in _ORIGIN_PROPERTIES}
+    origin_id = MessageId(ledger_id, entry_id)
+    return DeadLetter(grave, position, topic, subscription, origin_id, payload, key, own, *(*rest, dead_ms))
