@@ -17,7 +17,6 @@ from duelog.store.position import Position
 
 from ..delivery.consumer_arguments import entries_of
 from ..delivery.dispatcher import Dispatcher, SubscriptionType
-from ..delivery.due_reader import DueReader
 from .ack_flusher import AckFlusher
 from .dead_letters import DeadLetters
 from .inline import InlineMessages
@@ -47,12 +46,7 @@ class Consumer:
         self._dead_letters = dead_letters
         self._clock = clock
         self.closed = False
-
-        def make(reader: DueReader) -> Dispatcher:
-            ack_timeout_ms = subscription.policies.ack_timeout_ms or None
-            return Dispatcher(subscription.acks, reader, topic.log, type=type_, ack_timeout_ms=ack_timeout_ms)
-
-        self._id = subscription.attach(type_, lambda: inline.reader(topic, subscription), make, policies)
+        self._id = subscription.attach(type_, lambda: inline.reader(topic, subscription), topic.log, policies)
 
     def _dispatcher(self) -> Dispatcher:
         """The subscription's deliveries. REQUIRES: its lock. Raises ClosedError."""
@@ -126,24 +120,26 @@ class Consumer:
 
     def ack(self, entries: Mapping[int, BitMap], *, durable: bool = False) -> int:
         """Acknowledge entries by ledger id; how many were not acknowledged before. Raises InvalidArgument."""
+        return self._acknowledge(lambda dispatcher: dispatcher.ack_entries(self._id, entries), durable)
+
+    def ack_cumulative(self, position: Position, *, durable: bool = False) -> int:
+        """Acknowledge a position and every one before it; as `ack`."""
+        return self._acknowledge(lambda dispatcher: dispatcher.ack_cumulative(position), durable)
+
+    def _acknowledge(self, work: Callable[[Dispatcher], int], durable: bool) -> int:
         with self._subscription.lock:
             dispatcher = self._dispatcher()
             before = dispatcher.acks.mark_delete
-            count = dispatcher.ack_entries(self._id, entries)
+            count = work(dispatcher)
             moved = self._moved_ledger(before)
             keys_wait = bool(dispatcher.kept_back_count)
         if keys_wait:
             self._topic.changed()  # a key may be free for another consumer
-        return self._acknowledged(count, moved, durable)
-
-    def ack_cumulative(self, position: Position, *, durable: bool = False) -> int:
-        """Acknowledge a position and every one before it; as `ack`."""
-        with self._subscription.lock:
-            dispatcher = self._dispatcher()
-            before = dispatcher.acks.mark_delete
-            count = dispatcher.ack_cumulative(position)
-            moved = self._moved_ledger(before)
-        return self._acknowledged(count, moved, durable)
+        if count:
+            self._flusher.acknowledged(self._topic, self._subscription, moved)
+        if durable:
+            self._flusher.flush()
+        return count
 
     def _moved_ledger(self, before: Position) -> bool:
         """Whether mark-delete has come to the end of a ledger, so that there may be something to trim."""
@@ -151,13 +147,6 @@ class Consumer:
         return after.ledger_id != before.ledger_id or (
             after != before and self._topic.log.entries_of(after.ledger_id) == after.entry_id + 1
         )
-
-    def _acknowledged(self, count: int, moved: bool, durable: bool) -> int:
-        if count:
-            self._flusher.acknowledged(self._topic, self._subscription, moved)
-        if durable:
-            self._flusher.flush()
-        return count
 
     def nack(self, by_delay: Mapping[int, Sequence[Position]]) -> int:
         """Give back positions by the ms after which they come again; how many the consumer still held."""

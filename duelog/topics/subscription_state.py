@@ -68,7 +68,7 @@ class SubscriptionState:
         self,
         type_: SubscriptionType,
         reader: Callable[[], DueReader],
-        make: Callable[[DueReader], Dispatcher],
+        ledgers: LedgerList,
         policies: Callable[[], EffectivePolicies],
     ) -> int:
         """Add a consumer; returns its id. Raises ConsumerBusy: exclusive and taken, or of another type."""
@@ -83,7 +83,9 @@ class SubscriptionState:
                 if self.reader is not None:
                     self.reader.close()
                 self.reader = reader()
-                dispatcher = self._dispatcher = make(self.reader)
+                timeout_ms = self.policies.ack_timeout_ms or None
+                dispatcher = Dispatcher(self.acks, self.reader, ledgers, type=type_, ack_timeout_ms=timeout_ms)
+                self._dispatcher = dispatcher
                 self.type = type_
             elif not self._consumers:
                 mark_delete = self.acks.mark_delete
