@@ -7,9 +7,7 @@ import random
 import pytest
 
 from duelog import MessageId, Outcome, StoreConfig, Topic
-from duelog.markers.firing.pending_log import PendingLog
 from duelog.markers.pending_entries import PendingEntries
-from duelog.store.codec.run import Int64s, UInt32s
 from duelog.store.env.reader_gate import ReaderGate
 from duelog.store.errors import BrokenInvariant
 from duelog.tools.snapshot_tool import rebuild_snapshots
@@ -119,24 +117,6 @@ def test_one_admitted_behind_the_frontier_is_cancelled_or_moved_again(
     clock.advance(100_000)
     store.tick()
     assert delivered(topic) == [b"a"]
-
-
-def test_without_the_rule_for_admitted_entries_the_message_is_lost(
-    open_store: OpenStore, clock: LeadingClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A wrong engine that takes an admitted entry at or before the frontier for fired is found out above."""
-
-    def fired_already(self: PendingLog, entries: UInt32s, dues: Int64s) -> None:
-        ahead = ~self.frontier.passes(entries, dues)
-        self._index.add(entries[ahead], dues[ahead])
-
-    monkeypatch.setattr(PendingLog, "_admit", fired_already)
-    topic = (store := open_store(config=CONFIG)).topic("t")
-    topic.reschedule(gone_ahead(topic, clock), deliver_at=AHEAD_MS - 1)
-    clock.advance(100)
-    store.tick()
-    assert delivered(topic) == [b"a"]
-    store.close()
 
 
 def test_admitting_below_t_is_refused(

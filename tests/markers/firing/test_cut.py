@@ -11,12 +11,10 @@ from pyroaring import BitMap
 
 from duelog import Message, StoreConfig
 from duelog.markers.firing import pending_log
-from duelog.markers.firing.pending_log import PendingLog
-from duelog.partitions.index.delay_index import DelayIndex
 from duelog.partitions.index.index_cut import IndexCut
 from duelog.snapshot.writer import Cut
-from duelog.store.codec.frontier import FrontierRecord
 from tests.conftest import START_MS, OpenStore
+from tests.markers.firing.logs import new_log
 
 
 def entries_of(cut: Cut) -> list[int]:
@@ -24,15 +22,6 @@ def entries_of(cut: Cut) -> list[int]:
     ids = [entry_id for piece in cut.pieces for entry_id in BitMap.deserialize(piece.bitmap)]
     assert len(ids) == len(set(ids))
     return sorted(ids)
-
-
-def new_log(dues: list[int]) -> PendingLog:
-    """A log with these entries, due this many ms after the start."""
-    column = np.array(dues, dtype=np.int64) + START_MS
-    index = DelayIndex(lambda ids: column[ids], start_ms=START_MS, bucket_ms=10)
-    log = PendingLog(1, START_MS, FrontierRecord.start(7), index, loaded=True)
-    log.hear(0, column)
-    return log
 
 
 def test_a_copy_taken_while_threads_append_is_of_one_instant(
@@ -72,7 +61,7 @@ def test_a_copy_taken_while_threads_append_is_of_one_instant(
 
 def test_nothing_is_copied_while_a_batch_is_on_its_way() -> None:
     """Taken and not recorded: a copy would have lost it if the commit failed."""
-    log = new_log([5, 10, 15])
+    log = new_log(START_MS + np.array([5, 10, 15]))
     taken = log.take(START_MS + 10, 10)
     assert taken is not None
     assert log.cut() is None
@@ -90,7 +79,7 @@ def test_nothing_is_copied_while_a_batch_is_on_its_way() -> None:
 
 def test_a_copy_is_thrown_away_when_something_fires_in_between(monkeypatch: pytest.MonkeyPatch) -> None:
     """Even if it came back: the slices are not of one instant."""
-    log = new_log([5, 100, 200])
+    log = new_log(START_MS + np.array([5, 100, 200]))
     original = IndexCut.more
 
     def fire_first(cutting: IndexCut, max_entries: int) -> Any:
@@ -109,7 +98,7 @@ def test_a_copy_is_thrown_away_when_something_fires_in_between(monkeypatch: pyte
 
 def test_a_copy_ends_before_the_first_late_entry_that_waits() -> None:
     """What was appended behind the frontier and has not fired is replayed, with all that came after it."""
-    log = new_log([5, 100])
+    log = new_log(START_MS + np.array([5, 100]))
     taken = log.take(START_MS + 5, 10)
     assert taken is not None
     log.confirm(taken.frontier)

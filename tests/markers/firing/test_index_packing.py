@@ -21,6 +21,7 @@ from duelog.partitions.index.delay_index import DelayIndex
 from duelog.store.codec.frontier import FrontierRecord
 from duelog.store.codec.run import Int64s, UInt32s
 from tests.conftest import START_MS, OpenStore
+from tests.markers.firing.logs import new_log
 from tests.partitions.packing_all import packed_in
 
 MINUTE_MS = 60_000
@@ -200,10 +201,7 @@ def test_the_thread_is_woken_to_pack(open_store: OpenStore, monkeypatch: pytest.
 def test_the_index_is_packed_with_the_lock_of_its_log_in_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     """An entry added to a bucket between its copying and its packing would be lost."""
     column = START_MS + np.arange(300) * MINUTE_MS // 30
-    log = PendingLog(
-        1, START_MS, FrontierRecord.start(7), DelayIndex(lambda ids: column[ids], start_ms=START_MS), loaded=True
-    )
-    log.hear(0, column)
+    log = new_log(column, bucket_ms=MINUTE_MS)
     locked: list[bool] = []
     original = DelayIndex.pack
 
@@ -246,17 +244,16 @@ def test_a_log_that_goes_is_forgotten(
 def test_a_log_that_is_being_loaded_is_left_alone() -> None:
     """Its index belongs to the thread that loads it, without the lock."""
     column = START_MS + np.arange(300) * MINUTE_MS // 30
-    index = DelayIndex(lambda ids: column[ids], start_ms=START_MS)
-    log = PendingLog(1, START_MS, FrontierRecord.start(7), index, loaded=False)
+    log = new_log(column, heard=False, loaded=False, bucket_ms=MINUTE_MS)
     log.restore(0, column)
     assert not log.is_worth_packing
     assert not log.pack()
-    assert packed_in(index) == []
+    assert packed_in(log._index) == []
     log.finish_loading()
     assert log.is_worth_packing
     while log.pack():
         pass
-    assert len(packed_in(index)) == len(index._buckets) - 1 >= 9
+    assert len(packed_in(log._index)) == len(log._index._buckets) - 1 >= 9
 
 
 class PackingLog(RuleBasedStateMachine):

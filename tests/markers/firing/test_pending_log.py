@@ -7,25 +7,18 @@ import pytest
 from pyroaring import BitMap
 
 from duelog.markers.firing.log_state import LogState
-from duelog.markers.firing.pending_log import PendingLog
 from duelog.partitions.index.delay_index import DelayIndex
-from duelog.store.codec.frontier import FrontierRecord
 from tests.conftest import START_MS
+from tests.markers.firing.logs import new_log
 
 DUES = START_MS + np.arange(10, dtype=np.int64)
 ENTRIES = np.arange(10, dtype=np.uint32)
 END_MS = START_MS + 1_000
 
 
-def new_log(*, loaded: bool) -> PendingLog:
-    """A log with an empty index."""
-    index = DelayIndex(lambda ids: DUES[ids], start_ms=START_MS, bucket_ms=10)
-    return PendingLog(1, START_MS, FrontierRecord.start(7), index, loaded=loaded)
-
-
 def test_what_comes_while_a_log_loads_waits_for_its_end() -> None:
     """Appends, cancellations and admissions are kept aside; then it fires what is left."""
-    log = new_log(loaded=False)
+    log = new_log(DUES, heard=False, loaded=False)
     log.hear(5, DUES[5:])
     log.withdraw(ENTRIES[:2], DUES[:2])
     log.discard(BitMap([6]))
@@ -40,7 +33,7 @@ def test_what_comes_while_a_log_loads_waits_for_its_end() -> None:
 
 def test_a_firing_log_gives_nothing_more_until_it_is_confirmed_or_rolled_back() -> None:
     """And neither a copy; appends come in all the while."""
-    log = new_log(loaded=True)
+    log = new_log(DUES, heard=False)
     log.hear(0, DUES[:5])
     taken = log.take(END_MS, 2)
     assert taken is not None
@@ -57,7 +50,7 @@ def test_a_firing_log_gives_nothing_more_until_it_is_confirmed_or_rolled_back() 
 
 def test_a_change_that_does_not_come_to_its_end_leaves_a_log_torn(monkeypatch: pytest.MonkeyPatch) -> None:
     """It fires nothing, copies nothing, packs nothing, and neither a confirmation nor a roll back mends it."""
-    log = new_log(loaded=True)
+    log = new_log(DUES, heard=False)
     log.hear(0, DUES[:5])
     taken = log.take(END_MS, 2)
     assert taken is not None
@@ -78,7 +71,7 @@ def test_a_change_that_does_not_come_to_its_end_leaves_a_log_torn(monkeypatch: p
 @pytest.mark.parametrize("loaded", [True, False])
 def test_a_closed_log_stays_closed(loaded: bool) -> None:
     """Whatever still comes for it, also the end of its loading: nothing of it fires."""
-    log = new_log(loaded=loaded)
+    log = new_log(DUES, heard=False, loaded=loaded)
     log.hear(0, DUES[:5])
     log.close()
     log.hear(5, DUES[5:])
