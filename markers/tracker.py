@@ -31,9 +31,9 @@ from ..store.env.environment import Environment
 from ..store.errors import CorruptEntry
 from ..store.log.managed_ledger import ManagedLedger
 from ..store.log.scan import runs
-from ..store.position import Position
+from ..store.position import Position, position_at
 from .reader import Unacknowledged
-from .waiting import Stretch, WaitingEntries, position_of
+from .waiting import Stretch, WaitingEntries
 
 _PRUNE_ENTRIES = 10_000
 """When this many entries more are indexed than after the last pruning, its interval is not waited for."""
@@ -150,7 +150,7 @@ class TopicDelayTracker:
         found: list[Position] = []
         for dues, places in self._waiting.after(view.done_ms, view.done_position, now_ms, limit):
             for due_ms, number in zip(dues.tolist(), places.tolist(), strict=True):
-                position = position_of(number)
+                position = position_at(number)
                 if position >= read_position:
                     continue
                 if len(found) == limit:
@@ -208,7 +208,7 @@ class TopicDelayTracker:
         with self._asking(start, now_ms):
             after_ms = max(now_ms, start_ms - 1)
             found = self._waiting.after(after_ms, _PAST, limit_ms - 1, len(self._waiting))
-            return [position_of(number) for _, places in found for number in places.tolist()]
+            return [position_at(number) for _, places in found for number in places.tolist()]
 
     @contextmanager
     def _asking(self, start: Position, now_ms: int) -> Iterator[None]:

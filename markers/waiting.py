@@ -67,16 +67,11 @@ class _Level(NamedTuple):
 
 
 def place(position: Position) -> int:
-    """A position as one number. Raises BrokenInvariant for a ledger id of more than 32 bits."""
+    """A position as one number, as `place_of`. Raises BrokenInvariant for a ledger id of more than 32 bits."""
     ledger_id, entry_id = position
     if ledger_id >> 32:
         raise BrokenInvariant(f"ledger id {ledger_id} is wider than 32 bits")
     return ledger_id << 32 | entry_id
-
-
-def position_of(number: int) -> Position:
-    """The inverse of `place`."""
-    return Position(number >> 32, number & 0xFFFFFFFF)
 
 
 class WaitingEntries:

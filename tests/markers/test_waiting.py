@@ -6,9 +6,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from duelog.markers.waiting import Stretch, WaitingEntries, position_of
+from duelog.markers.waiting import Stretch, WaitingEntries
 from duelog.store.codec.run import Int64s, UInt32s
-from duelog.store.position import Position
+from duelog.store.position import Position, position_at
 
 PAST = Position(2**63, 0)
 
@@ -65,7 +65,7 @@ def test_entries_come_in_due_order_whatever_form_they_are_kept_in(
         due_ms, until_ms = data.draw(st.integers(floor, 45)), data.draw(st.integers(0, 45))
         delivered = data.draw(st.sampled_from([PAST, Position(0, 0), Position(ledger, max(entry - 3, 0))]))
         found = [
-            (due, *position_of(number))
+            (due, *position_at(number))
             for dues_found, places in index.after(due_ms, delivered, until_ms, 1)
             for due, number in zip(dues_found.tolist(), places.tolist(), strict=True)
         ]
@@ -108,7 +108,7 @@ def test_a_backlog_larger_than_a_batch_comes_in_order() -> None:
         index.add(5, first, dues)
         first += 500
     found = [number for _, places in index.after(-1, PAST, 30_000, 10) for number in places.tolist()]
-    assert [tuple(position_of(number)) for number in found] == [(e[1], e[2]) for e in sorted(twin.entries)]
+    assert [tuple(position_at(number)) for number in found] == [(e[1], e[2]) for e in sorted(twin.entries)]
 
 
 def test_a_topic_with_a_fixed_delay_needs_no_index() -> None:
