@@ -10,12 +10,14 @@ import lmdb
 import pytest
 
 from duelog import DelayedStore, ManualClock, SystemClock
+from duelog.markers.firing.firing import Firing
 from duelog.partitions.partition import Partition
 from duelog.shutdown import Shutdown
 from duelog.store.env.environment import Environment
 from duelog.store.env.reader_gate import ReaderGate
 from duelog.store.errors import DuelogError
 from tests.conftest import OpenStore
+from tests.duelog.conftest import Plant
 
 
 def test_each_step_is_taken_whatever_the_others_raise() -> None:
@@ -63,7 +65,7 @@ def test_a_first_step_that_refuses_leaves_the_others_to_another_time() -> None:
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize(("owner", "name"), [(Partition, "detach"), (Environment, "close"), (Environment, "write")])
 def test_a_store_whose_closing_was_interrupted_can_be_opened_again(
-    open_store: OpenStore, monkeypatch: pytest.MonkeyPatch, owner: type, name: str, after: bool
+    open_store: OpenStore, plant: Plant, owner: type, name: str, after: bool
 ) -> None:
     """No environment is left open in this process, and the lock is given back."""
     store = open_store()
@@ -71,20 +73,9 @@ def test_a_store_whose_closing_was_interrupted_can_be_opened_again(
         store.topic("t").send(b"x")
         store.topic("t").send(b"later", deliver_after=60)
         subscription.ack(subscription.receive())
-    original, interrupts = getattr(owner, name), [KeyboardInterrupt()]
-
-    def interrupted(*arguments: Any) -> Any:
-        if interrupts and not after:
-            raise interrupts.pop()
-        value = original(*arguments)
-        if interrupts:
-            raise interrupts.pop()
-        return value
-
-    monkeypatch.setattr(owner, name, interrupted)
+    plant(owner, name, KeyboardInterrupt(), after=after)
     with pytest.raises(KeyboardInterrupt):
         store.close()
-    monkeypatch.undo()
     store.close()
     with open_store().topic("t").subscribe("s") as subscription:
         assert subscription.receive() == []
@@ -145,16 +136,12 @@ def test_own_reads_do_not_keep_a_thread_from_being_alone() -> None:
 
 
 def test_a_manual_store_is_closed_in_a_handler_of_an_interrupt(
-    open_store: OpenStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+    open_store: OpenStore, clock: ManualClock, plant: Plant
 ) -> None:
     """As `with DelayedStore.open(...)` does when Ctrl-C comes inside the block."""
-
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
-
     store: DelayedStore = open_store()
     store.topic("t").send(b"x", deliver_after=1)
-    monkeypatch.setattr("duelog.markers.firing.firing.Firing._fire", interrupted)
+    plant(Firing, "_fire", KeyboardInterrupt(), after=False)
     clock.advance(2_000)
     with pytest.raises(KeyboardInterrupt), store:
         store.tick()

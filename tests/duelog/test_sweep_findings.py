@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -19,34 +18,12 @@ from duelog.partitions.partition_set import PartitionSet
 from duelog.store.env.environment import Environment
 from duelog.topics.ack_flusher import AckFlusher
 from tests.conftest import START_MS, OpenStore
+from tests.duelog.conftest import Plant
 from tests.duelog.consuming import payloads, payloads_of, received
 
 SPAN_MS = 60_000
 CONFIG = StoreConfig(partition_ms=SPAN_MS, ledger_max_entries=1)
 ALL = [b"%d" % number for number in range(12)]
-
-Plant = Callable[..., list[BaseException]]
-
-
-@pytest.fixture
-def plant(monkeypatch: pytest.MonkeyPatch) -> Plant:
-    """Have the next call of a function raise once, after it was made or before; what is left to be raised."""
-
-    def plant_(owner: Any, name: str, error: BaseException, *, after: bool = True) -> list[BaseException]:
-        original, left = getattr(owner, name), [error]
-
-        def wrapped(*arguments: Any, **options: Any) -> Any:
-            if left and not after:
-                raise left.pop()
-            value = original(*arguments, **options)
-            if left:
-                raise left.pop()
-            return value
-
-        monkeypatch.setattr(owner, name, wrapped)
-        return left
-
-    return plant_
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -20,6 +19,7 @@ from duelog.errors import InvalidArgument, StoreFull
 from duelog.markers.pending_entries import PendingEntries
 from duelog.markers.succession import Succession
 from tests.conftest import START_MS, OpenStore
+from tests.duelog.conftest import Plant
 
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
@@ -190,21 +190,14 @@ def test_a_deleted_topic_takes_its_schedules_along(store: DelayedStore, clock: M
 
 
 def test_an_interrupt_after_the_commit_of_an_advance_does_not_double_the_next_occurrence(
-    store: DelayedStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+    store: DelayedStore, clock: ManualClock, plant: Plant
 ) -> None:
     """Memory knows from the commit itself when the schedule comes next."""
     store.topic("t").every("beat", interval=3_600, payload=b"x")
-    succeed = Succession.succeed
-
-    def interrupted(*arguments: Any) -> bool:
-        succeed(*arguments)
-        raise KeyboardInterrupt
-
     clock.advance(HOUR_MS)
-    monkeypatch.setattr(Succession, "succeed", interrupted)
+    plant(Succession, "succeed", KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
         store.tick()
-    monkeypatch.undo()
     with store.topic("t").subscribe("s") as consumer:
         dues = received(store, consumer)
         dues += step(store, consumer, clock, START_MS + 4 * HOUR_MS, HOUR_MS)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
-
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -13,25 +11,7 @@ from pyroaring import BitMap
 from duelog.delivery.acks import AckSet
 from duelog.store.errors import BrokenInvariant, InvalidArgument
 from duelog.store.position import Position
-from tests.duelog.delivery.twins import acked_after_mark
-
-
-class Ledgers:
-    """A topic's ledgers in a dict of entry counts."""
-
-    def __init__(self, counts: dict[int, int]) -> None:
-        self.counts = counts
-
-    def entries_of(self, ledger_id: int) -> int | None:
-        return self.counts.get(ledger_id)
-
-    def following(self, ledger_id: int) -> int | None:
-        ids = sorted(self.counts)
-        at = bisect_right(ids, ledger_id)
-        return ids[at] if at < len(ids) else None
-
-    def positions(self) -> list[Position]:
-        return [Position(ledger, entry) for ledger in sorted(self.counts) for entry in range(self.counts[ledger])]
+from tests.duelog.delivery.twins import Ledgers, acked_after_mark
 
 
 def stored(rows: dict[int, bytes], mark: Position, acks: AckSet) -> Position:

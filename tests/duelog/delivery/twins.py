@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Sequence
 from functools import lru_cache
 
@@ -15,25 +14,37 @@ from duelog.store.message import ReceivedMessage
 from duelog.store.position import Position
 
 
-class Log:
+class Ledgers:
+    """A topic's ledgers in a dict of entry counts."""
+
+    def __init__(self, counts: dict[int, int]) -> None:
+        self.counts = counts
+
+    def lengths(self) -> dict[int, int]:
+        return self.counts
+
+    def entries_of(self, ledger_id: int) -> int | None:
+        return self.lengths().get(ledger_id)
+
+    def following(self, ledger_id: int) -> int | None:
+        return min((each for each in self.lengths() if each > ledger_id), default=None)
+
+    def positions(self) -> list[Position]:
+        return [Position(ledger, entry) for ledger, count in sorted(self.lengths().items()) for entry in range(count)]
+
+
+class Log(Ledgers):
     """A topic's main log: the keys of its messages by ledger. Reader and list of ledgers at once."""
 
     def __init__(self, keys: dict[int, list[str | None]]) -> None:
+        super().__init__({})
         self.keys = keys
         self.unreadable: set[Position] = set()
         self.fails = False
         self.reads = 0
 
-    def entries_of(self, ledger_id: int) -> int | None:
-        return len(self.keys[ledger_id]) if ledger_id in self.keys else None
-
-    def following(self, ledger_id: int) -> int | None:
-        ids = sorted(self.keys)
-        at = bisect_right(ids, ledger_id)
-        return ids[at] if at < len(ids) else None
-
-    def positions(self) -> list[Position]:
-        return [Position(ledger, entry) for ledger in sorted(self.keys) for entry in range(len(self.keys[ledger]))]
+    def lengths(self) -> dict[int, int]:
+        return {ledger_id: len(keys) for ledger_id, keys in self.keys.items()}
 
     def end(self) -> Position:
         last = max(self.keys)

@@ -19,6 +19,7 @@ from duelog.markers.tracker import TopicDelayTracker
 from duelog.store.log.scan import runs
 from duelog.store.names import TopicName
 from tests.conftest import OpenStore
+from tests.duelog.conftest import Plant
 from tests.duelog.consuming import payloads
 
 CONFIG = StoreConfig(
@@ -129,16 +130,15 @@ def test_what_others_were_served_meanwhile_is_tracked_again_for_a_consumer_that_
 
 
 def test_what_could_not_be_read_when_it_was_due_is_not_forgotten(
-    topic: Topic, reader: Subscription, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+    topic: Topic, reader: Subscription, clock: ManualClock, plant: Plant
 ) -> None:
     """The tracker moves a view on when it returns positions; reading them may fail after that."""
     topic.send_batch([Message(b"a", deliver_after=1), Message(b"b", deliver_after=1.2)])
     assert reader.receive(10) == []
     clock.advance(3_000)
-    with monkeypatch.context() as patched:
-        patched.setattr(MainLogReader, "read_at", _interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            reader.receive(10)
+    plant(MainLogReader, "read_at", KeyboardInterrupt(), after=False)
+    with pytest.raises(KeyboardInterrupt):
+        reader.receive(10)
     assert payloads(reader) == [b"a", b"b"]
 
 
@@ -164,10 +164,6 @@ def test_an_index_that_was_broken_off_halfway_is_read_anew(
     assert len(found) == 3
     clock.advance(1_000)
     assert payloads(subscription) == [b"a", b"b", b"c"]
-
-
-def _interrupted(*_: object) -> None:
-    raise KeyboardInterrupt
 
 
 @pytest.mark.parametrize("attached", [True, False])
