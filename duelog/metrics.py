@@ -285,10 +285,7 @@ class StoreMetrics(StoreListener):
         found: dict[str, list[Observation]] = {name: [] for name in (DELAYED, BACKLOG, PENDING, INDEX)}
         for topic in self._topics.loaded():
             attributes = self._of(topic.name)
-            index = self._firing.loaded.memory_bytes(topic.topic_id)
-            if topic.tracker is not None:
-                index += topic.tracker.memory_bytes()
-            found[INDEX].append(Observation(index, attributes))
+            found[INDEX].append(Observation(self._figures.index_bytes(topic), attributes))
             not_due = self._inline.waiting(topic, self._clock.now_ms())
             in_partitions = pending.get(topic.topic_id, 0)
             found[PENDING].append(Observation(in_partitions + sum(map(len, not_due.values())), attributes))

@@ -180,6 +180,11 @@ class Figures:
         with self._main.read() as raw:
             return catalog.topic_name(raw, topic_id) is not None
 
+    def index_bytes(self, topic: TopicState) -> int:
+        """Estimated memory of a topic's delay indexes and its tracker."""
+        tracker = topic.tracker
+        return self._firing.loaded.memory_bytes(topic.topic_id) + (0 if tracker is None else tracker.memory_bytes())
+
     def of_topic(self, topic: TopicState) -> TopicStats:
         """O(partitions + ledgers), and the messages that wait inline."""
         ledgers = topic.log.ledgers()
@@ -193,7 +198,7 @@ class Figures:
             sum(ledger.entries for ledger in ledgers),
             len(ledgers),
             sum(ledger.stored_bytes for ledger in ledgers),
-            self._firing.loaded.memory_bytes(topic.topic_id) + (topic.tracker.memory_bytes() if topic.tracker else 0),
+            self.index_bytes(topic),
             tuple(self.of_subscription(topic, state, not_due) for _, state in sorted(topic.subscriptions.items())),
         )
 

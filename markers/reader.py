@@ -85,15 +85,6 @@ class MainLogReader:
     quarantine: Callable[[CorruptEntry], object]
     gone: Callable[[list[Position]], object]
 
-    @property
-    def hides_some(self) -> bool:
-        """Whether the log has something that is not read before its time; then `read` takes no earlier time again."""
-        return self.log.hides_some
-
-    def has_undue(self, now_ms: int) -> bool:
-        """Whether messages wait in the log that are not due at `now_ms`."""
-        return self.log.first_undue(now_ms) is not None
-
     def hidden_before(self, limit: Position, now_ms: int) -> dict[int, BitMap]:
         """Entries before `limit`, by ledger id, that are not visible to `read` at `now_ms`."""
         found: dict[int, BitMap] = {}
@@ -107,10 +98,6 @@ class MainLogReader:
                 found[following] = BitMap(range(start, end))
             following, start = log.following(following), 0
         return found
-
-    def next_visible_ms(self, now_ms: int) -> int | None:
-        """When `read` finds more than at `now_ms`, if nothing is appended; None: never."""
-        return self.log.next_visible_ms(now_ms)
 
     def read(
         self, start: Position, max_entries: int, skip: Unacknowledged, now_ms: int

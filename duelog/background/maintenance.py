@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -73,6 +73,10 @@ class TickResult:
     suspended: tuple[Suspension, ...] = ()
 
 
+_COUNTS = ("fired", "closed", "trimmed", "deleted", "snapshots", "adopted")
+"""Fields of a TickResult that add up over the slices of a tick."""
+
+
 @dataclass(eq=False, repr=False)
 class Maintenance:
     """The upkeep of one open store. `_wake` wakes the scheduler; `_wal_writer` None: sends use no write-ahead log."""
@@ -122,16 +126,8 @@ class Maintenance:
         result, more = self.slice()
         while more:
             following, more = self.slice()
-            result = TickResult(
-                result.fired + following.fired,
-                result.closed + following.closed,
-                result.trimmed + following.trimmed,
-                result.deleted + following.deleted,
-                result.snapshots + following.snapshots,
-                following.next_due_ms,
-                result.adopted + following.adopted,
-                following.suspended,
-            )
+            sums = {each: getattr(result, each) + getattr(following, each) for each in _COUNTS}
+            result = replace(following, **sums)
         return result
 
     def slice(self) -> tuple[TickResult, bool]:

@@ -37,7 +37,7 @@ class DueReader:
     def read(self, start: Position, max_entries: int, skip: AckSet) -> tuple[list[ReceivedMessage], Position]:
         """What has become due after `start`, then messages from `start` on that are due."""
         now_ms = self._clock.now_ms()
-        if self._view is not None or self._reader.hides_some:
+        if self._view is not None or self._reader.log.hides_some:
             now_ms = self._clock.raise_to(now_ms)  # what is handed out by it stays so: it must not go back
         if self._view is not None:
             return self._read_tracked(self._view, start, max_entries, now_ms, skip)
@@ -72,20 +72,20 @@ class DueReader:
     def unseen(self, start: Position, limit: Position) -> dict[int, BitMap]:
         """Entries before `limit` that no consumer can have been given, where all before `start` was read."""
         now_ms = self._clock.now_ms()
-        if self._view is None and start < limit and self._reader.has_undue(now_ms):
+        if self._view is None and start < limit and self._reader.log.first_undue(now_ms) is not None:
             self._clock.raise_to(now_ms)
             self._view = self._open(start, now_ms)
         found: dict[int, BitMap] = {}
         if self._view is not None:
             found = self._view.tracker.unseen(self._view, start, limit, self._clock.raise_to(now_ms))
-        if start < limit and self._reader.hides_some:
+        if start < limit and self._reader.log.hides_some:
             for ledger_id, entries in self._reader.hidden_before(limit, now_ms).items():
                 found[ledger_id] = found.get(ledger_id, BitMap()) | entries
         return found
 
     def next_due_ms(self) -> int | None:
         """When the next message that was passed over, or not read before its time, becomes due; None: there is none."""
-        kept_back_ms = self._reader.next_visible_ms(self._clock.now_ms())
+        kept_back_ms = self._reader.log.next_visible_ms(self._clock.now_ms())
         passed_over_ms = None if self._view is None else self._view.tracker.next_due_ms(self._view)
         return min((ms for ms in (kept_back_ms, passed_over_ms) if ms is not None), default=None)
 
