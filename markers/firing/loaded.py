@@ -12,6 +12,7 @@ import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from ...partitions.partition import Partition, PartitionLog
 from ...partitions.partition_set import PartitionSet
@@ -100,18 +101,13 @@ class LoadedPartitions:
     def _next_to_load(self, now_ms: int) -> Partition | None:
         if self._loading is not None:
             return self._loading[0]
-        begun = [
+        may_load = (
             partition
             for partition in self._partitions
             if partition.state is PartitionState.OPEN
-            and not (
-                self.suspensions and self.suspensions.is_suspended(Part("load", start_ms=partition.start_ms), now_ms)
-            )
-        ]
-        for partition in begun[:LOADED_AT_ONCE]:
-            if partition.start_ms not in self.logs:
-                return partition
-        return None
+            and not self.suspensions.is_suspended(Part("load", start_ms=partition.start_ms), now_ms)
+        )
+        return next((each for each in islice(may_load, LOADED_AT_ONCE) if each.start_ms not in self.logs), None)
 
     def _load_step(self, partition: Partition) -> bool:
         if self._loading is None:
