@@ -93,7 +93,7 @@ class CompactionReport:
 
 
 Runner = Callable[[Sequence[CompactionTask], Callable[[int], object]], Iterable[PartitionAnswer]]
-"""Does tasks and publishes what they have staged, in any order; told bytes dealt with as it goes."""
+"""Does tasks and publishes what they have staged, in any order, with an answer for each; told bytes dealt with."""
 
 
 def compact_store(
@@ -219,7 +219,7 @@ class _Found:
         unplanned = [
             start_ms
             for start_ms, row in rows.items()
-            if row.outcome == "failed" and (start_ms not in self.answers or self.answers[start_ms].figures is None)
+            if row.outcome == "failed" and self.answers[start_ms].figures is None
         ]
         if unplanned:
             with open_main_to_read(path) as (_, main), main.read() as raw:
@@ -232,9 +232,7 @@ class _Found:
         return CompactionReport(list(rows.values()))
 
     def _row(self, sealed: Sealed) -> PartitionCompaction:
-        answer = self.answers.get(sealed.start_ms)
-        if answer is None:
-            answer = PartitionAnswer(sealed.start_ms, None, False, Failed("nothing came of it"))
+        answer = self.answers[sealed.start_ms]
         after, reason = None, ""
         if sealed.start_ms in self.adopted:
             outcome, after = "adopted", self.adopted[sealed.start_ms]

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from ..cleanup.claims import LogClaims
 from ..cleanup.compaction import Staged, hand_over, stage_generation
-from ..cleanup.compaction_plan import CompactionPlan, plan_generation
+from ..cleanup.compaction_plan import plan_generation
 from ..store.errors import DamagedStore, DuelogError, StoreFailed, StoreUnavailable
 from .scan.sealed import Sealed, open_sealed
 
@@ -72,7 +72,8 @@ def compact_partition(
     try:
         with open_sealed(task.sealed, task.store_id) as source:
             plan = plan_generation(source, task.claims)
-            figures = _figures(plan)
+            entries = sum(log.entries for log in plan.logs)
+            figures = Figures(entries, plan.body_bytes, plan.dead_entries, plan.dead_bytes)
             worth_it = plan.dead_entries > 0 and plan.dead_ratio >= task.min_dead_ratio
             if worth_it and not task.dry_run:
                 result = stage_generation(Path(task.sealed.store), source, plan, progress=progress)
@@ -101,7 +102,3 @@ def publish(store: Path, answer: PartitionAnswer) -> PartitionAnswer:
         return answer._replace(result=hand_over(store, answer.result))
     except FileNotFoundError:
         return answer._replace(result=Failed(SWEPT))
-
-
-def _figures(plan: CompactionPlan) -> Figures:
-    return Figures(sum(log.entries for log in plan.logs), plan.body_bytes, plan.dead_entries, plan.dead_bytes)

@@ -233,11 +233,13 @@ def rebuild_snapshots(
     """
     with _Offline.open(path, lock=True) as store:
         topic_id = store.topic_id(topic)
-        chosen = store.partitions(partition)
-        total = 0
-        for start_ms, record in chosen:
+        partitions = store.partitions(partition)
+        logs: dict[int, list[_Log]] = {}  # of which snapshots are made: of topics that are there, in open partitions
+        for start_ms, record in partitions:
             with store.environment(start_ms, record) as environment:
-                total += sum(log.entries for log in store.logs(environment, topic_id))
+                here = store.logs(environment, topic_id) if record.state is PartitionState.OPEN else []
+                logs[start_ms] = [log for log in here if log.topic is not None]
+        total = sum(log.entries for here in logs.values() for log in here)
         report = RebuildReport([])
         quarantine = Quarantine(store.main)
         read = 0
@@ -248,17 +250,12 @@ def rebuild_snapshots(
             progress(read, total)
 
         progress(0, total)
-        for start_ms, record in chosen:
+        for start_ms, record in partitions:
             with store.environment(start_ms, record) as environment:
                 if record.state is not PartitionState.OPEN:
                     report.removed += remove_snapshots(environment)
-                    further(sum(log.entries for log in store.logs(environment, topic_id)))
-                    continue
                 used_ms = bucket_ms or _bucket_ms(environment)
-                for log in store.logs(environment, topic_id):
-                    if log.topic is None:  # it was deleted, and nothing of it is fired any more
-                        further(log.entries)
-                        continue
+                for log in logs[start_ms]:
                     found = rebuild_log(
                         store.main,
                         environment,
@@ -272,7 +269,7 @@ def rebuild_snapshots(
                         progress=further,
                     )
                     quarantine.flush()
-                    report.logs.append(RebuiltLog(directory_name(start_ms), log.topic, found))
+                    report.logs.append(RebuiltLog(directory_name(start_ms), str(log.topic), found))
         return report
 
 

@@ -34,23 +34,17 @@ def check_store(path: Path, *, deep: bool = False) -> list[Finding]:
     where this process may not read them, or has too little to: that is no damage.
     """
     with explained(path):
-        return _check_store(path, deep)
-
-
-def _check_store(path: Path, deep: bool) -> list[Finding]:
-    try:
-        stored_identity(path)
-    except StoreUnavailable:
-        raise
-    except (DuelogError, ValueError) as error:
-        return [Finding("error", "store-file", str(path / "STORE"), str(error), "restore the file from a backup")]
-    findings = list(check_backup(path, deep=deep))
-    findings += [found for directory in environments(path) for found in check_file(directory)]
-    if findings:  # reading on may be the death of the process
-        findings += _check_in_child(path, deep)
-    else:
-        findings += check_opened(path, deep)
-    return list(dict.fromkeys(findings))
+        try:
+            stored_identity(path)
+        except StoreUnavailable:
+            raise
+        except (DuelogError, ValueError) as error:
+            return [Finding("error", "store-file", str(path / "STORE"), str(error), "restore the file from a backup")]
+        findings = list(check_backup(path, deep=deep))
+        findings += [found for directory in environments(path) for found in check_file(directory)]
+        # Reading on where there is a finding may be the death of the process.
+        findings += _check_in_child(path, deep) if findings else check_opened(path, deep)
+        return list(dict.fromkeys(findings))
 
 
 def environments(path: Path) -> list[Path]:

@@ -110,7 +110,7 @@ def open_to_read(path: Path) -> DelayedStore:
     return DelayedStore.open(path, config, read_only=True)
 
 
-def open_to_write(path: Path, *, background: bool, create: bool, span_ms: int | None = None) -> DelayedStore:
+def open_to_write(path: Path, *, create: bool, span_ms: int | None = None) -> DelayedStore:
     """Open a store for writing with the span it was made with; where there is none, make it if `create`.
 
     span_ms: that of a store that is made; None: a day. Commands record no settings of their own: a store of an earlier
@@ -119,6 +119,6 @@ def open_to_write(path: Path, *, background: bool, create: bool, span_ms: int | 
     if not create:
         require_store(path)
     span_ms = stored_span_ms(path) or span_ms or StoreConfig().partition_ms
-    config = StoreConfig(partition_ms=span_ms, background=background)
+    config = StoreConfig(partition_ms=span_ms, background=False)
     engine = open_engine(path.absolute(), config, SystemClock(), read_only=False, records_defaults=False)
     return DelayedStore(engine)

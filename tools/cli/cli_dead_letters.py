@@ -69,7 +69,7 @@ def _add(action: str, done: str, work: Callable[[DelayedStore, list[DeadLetter]]
         subscription: OfSubscription = None,
         json_: Json = False,
     ) -> None:
-        with open_to_write(store, background=False, create=False) as opened:
+        with open_to_write(store, create=False) as opened:
             count = work(opened, _chosen(opened, ids or [], all_, topic, subscription))
         answer({done: count}, f"{done}: {count}", json_=json_)
 

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.progress import MofNCompleteColumn, TimeElapsedColumn
 
-from ...store.errors import DuelogError, InvalidArgument
+from ...store.errors import DuelogError
 from ..output import progress_bar, say, size_text, write_json, write_line
 from ..values import open_to_write, time_ms
 from .options import Json, Master, Store
@@ -89,7 +89,7 @@ def import_parquet(store: Path, directory: Path, subscriptions: list[str] | None
     export = open_export(directory)
     total = sum(file.rows for file in export.message_files)
     with (
-        open_to_write(store, background=False, create=True, span_ms=export.manifest["partition_ms"]) as opened,
+        open_to_write(store, create=True, span_ms=export.manifest["partition_ms"]) as opened,
         progress_bar("messages", MofNCompleteColumn(), TimeElapsedColumn()) as progress,
     ):
         progress(0, total)
@@ -120,12 +120,3 @@ class NeedsArrow(DuelogError):
 
     def __init__(self, command: str, error: ImportError) -> None:
         super().__init__(f"{command} needs a package that is not installed ({error.name}); {INSTALL}")
-        self.command = command
-        self.missing = error.name
-
-
-def require_export(file: str | None, parquet: Path | None) -> Path:
-    """The export that is imported, where no file is. Raises InvalidArgument."""
-    if file is not None or parquet is None:
-        raise InvalidArgument("FILE", file, "expected a file, or --parquet with an export; one of the two")
-    return parquet

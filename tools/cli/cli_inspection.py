@@ -17,6 +17,7 @@ from ...store.codec.format import Table
 from ...store.errors import InvalidArgument
 from ..dump import open_environment, partition_directory, rows
 from ..output import (
+    answer,
     message_json,
     preview,
     say,
@@ -200,10 +201,8 @@ def check(
     require_store(store)
     findings = check_store(store, deep=deep)
     for finding in findings:
-        if json_:
-            write_json(asdict(finding))
-        else:
-            write_line(f"{finding.severity}: {finding.code}: {finding.address}: {finding.message}; {finding.advice}")
+        line = f"{finding.severity}: {finding.code}: {finding.address}: {finding.message}; {finding.advice}"
+        answer(asdict(finding), line, json_=json_)
     if not json_:
         say(f"findings: {len(findings):,}")
     if findings:

@@ -142,7 +142,7 @@ def unset_(
 
 
 def _update(store: Any, scope: Mapping[str, str | None], values: Mapping[str, Any], json_: bool) -> None:
-    with open_to_write(store, background=False, create=False) as opened:
+    with open_to_write(store, create=False) as opened:
         policies: Policies = opened.update_policies(**scope, **values)
     line = ", ".join(f"{name}={value}" for name, value in policies.fields_set().items())
     answer(asdict(policies), line or "nothing is set there", json_=json_)
@@ -162,6 +162,6 @@ def remove_(
     duelog policies remove data --topic reminders
     ```
     """
-    with open_to_write(store, background=False, create=False) as opened:
+    with open_to_write(store, create=False) as opened:
         removed = opened.remove_policies(namespace=namespace, topic=topic, subscription=subscription)
     answer({"removed": removed}, "removed" if removed else "nothing was set there", json_=json_)

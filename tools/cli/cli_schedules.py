@@ -72,7 +72,7 @@ def _add(action: str, work: Callable[[Topic, str], Schedule | None], help_: str)
     """Add a command that changes a schedule and shows what it is then."""
 
     def change(store: Store, topic: InTopic, name: Name, json_: Json = False) -> None:
-        with open_to_write(store, background=False, create=False) as opened:
+        with open_to_write(store, create=False) as opened:
             schedule = work(opened.topic(topic), name)
         if schedule is None:
             raise InvalidArgument("name", name, f"topic {topic} has no such schedule")
@@ -94,6 +94,6 @@ def remove_(store: Store, topic: InTopic, name: Name, json_: Json = False) -> No
     duelog schedules remove data reminders daily
     ```
     """
-    with open_to_write(store, background=False, create=False) as opened:
+    with open_to_write(store, create=False) as opened:
         removed = opened.topic(topic).remove_schedule(name)
     answer({"removed": removed}, "removed" if removed else "there is no such schedule", json_=json_)

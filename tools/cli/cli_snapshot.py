@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.progress import MofNCompleteColumn, TimeRemainingColumn
 
-from ..output import printable, progress_bar, say, size_text, write_json, write_line, write_table
+from ..output import answer, printable, progress_bar, say, size_text, write_json, write_table
 from ..snapshot_tool import FoundSnapshot, RebuildReport, list_snapshots, rebuild_snapshots, verify_snapshots
 from ..values import iso_time
 from .options import Json, Store
@@ -110,11 +110,9 @@ def _show(found: list[FoundSnapshot], json_: bool) -> None:
 def _show_report(report: RebuildReport, json_: bool) -> None:
     for log in report.logs:
         for error in log.found.damaged:
-            if json_:
-                address = {"ledger_id": error.ledger_id, "entry_id": error.entry_id, "reason": error.reason}
-                write_json({"damaged": {"partition": log.partition, "topic": log.topic, **address}})
-            else:
-                write_line(f"damaged: {printable(str(error))}")
+            address = {"ledger_id": error.ledger_id, "entry_id": error.entry_id, "reason": error.reason}
+            damaged = {"partition": log.partition, "topic": log.topic, **address}
+            answer({"damaged": damaged}, f"damaged: {printable(str(error))}", json_=json_)
     if json_:
         for log in report.logs:
             figures = {"ledger_id": log.found.ledger_id, "entries": log.found.entries, "pending": log.found.pending}

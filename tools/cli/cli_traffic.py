@@ -17,13 +17,13 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from ... import DelayedStore, ReceivedMessage
+from ... import DelayedStore
 from ...store.errors import InvalidArgument
 from ...store.message import due_at_ms
 from ..output import answer, message_json, message_line, say, write_json, write_line
 from ..transfer.import_lines import Import
 from ..values import duration_seconds, iso_time, open_to_write, properties_of, time_ms
-from .cli_export import import_parquet, require_export
+from .cli_export import import_parquet
 from .options import Json, Store, TopicName
 
 AllowPast = Annotated[
@@ -68,7 +68,7 @@ def send(
     deliver_after = None if after is None else duration_seconds("--after", after)
     properties = properties_of(property_ or [])
     content = _payload(payload)
-    with open_to_write(store, background=False, create=True) as opened:
+    with open_to_write(store, create=True) as opened:
         target = opened.topic(topic)
         sent = target.send(
             content,
@@ -124,7 +124,7 @@ def receive(
     received = 0
     # Without a thread of its own the store does nothing before the subscription is there: what an old ledger still
     # holds is received, and not trimmed first.
-    with open_to_write(store, background=False, create=False) as opened:
+    with open_to_write(store, create=False) as opened:
         target = opened.topic(topic)
         if not target.exists() or subscription not in target.subscriptions():
             say(f"subscription {subscription!r} of {target.name} is new")
@@ -135,21 +135,14 @@ def receive(
                 batch = consumer.receive(min(max_ - received, 1_000), timeout=left)
                 if not batch:
                     break
-                _print(batch, json_)
+                for message in batch:
+                    answer(message_json(message), message_line(message), json_=json_)
+                sys.stdout.flush()
                 received += len(batch)
                 if ack:
                     consumer.ack(batch)
     if received < max_:
         say(f"{received} of {max_} messages were due in time")
-
-
-def _print(batch: list[ReceivedMessage], json_: bool) -> None:
-    for message in batch:
-        if json_:
-            write_json(message_json(message))
-        else:
-            write_line(message_line(message))
-    sys.stdout.flush()
 
 
 def import_(
@@ -207,15 +200,16 @@ def import_(
     have acknowledged nothing.
     """
     if file is None or parquet is not None:
-        export = require_export(file, parquet)
+        if file is not None or parquet is None:
+            raise InvalidArgument("FILE", file, "expected a file, or --parquet with an export; one of the two")
         _refuse_of_others("--parquet", once, allow_past)
-        import_parquet(store, export, subscription, json_)
+        import_parquet(store, parquet, subscription, json_)
         return
     if ics:
         _refuse_of_others("--ics", once, allow_past)
         _import_calendar(store, file, topic, timezone, days, json_)
         return
-    with _input(file) as lines, open_to_write(store, background=False, create=True) as opened:
+    with _input(file) as lines, open_to_write(store, create=True) as opened:
         started = time.monotonic()
         work = Import(opened, batch_messages=batch, allow_past=allow_past, once=once)
         try:
@@ -244,7 +238,7 @@ def _import_calendar(store: Path, file: str, topic: str, timezone: str, days: in
     from ..transfer.import_ics import import_ics
 
     try:
-        with _input(file) as calendar, open_to_write(store, background=False, create=True) as opened:
+        with _input(file) as calendar, open_to_write(store, create=True) as opened:
             done = import_ics(opened, calendar, topic, timezone=timezone, horizon=timedelta(days=days))
     except ImportError as error:
         raise InvalidArgument("--ics", file, f"{error}; pip install 'duelog[calendar]'") from None

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from ..output import printable, say, size_text, write_json, write_line
+from ..output import answer, printable, say, size_text, write_json, write_line
 from ..repair.repair_store import repair_store
 from ..values import open_to_read
 from .options import Json, Store
@@ -67,10 +67,7 @@ def repair(
     """
     report = repair_store(store, output or store.with_name(store.name + "-given-up.jsonl"))
     for action in report.actions:
-        if json_:
-            write_json({"action": action})
-        else:
-            write_line(printable(action))
+        answer({"action": action}, printable(action), json_=json_)
     if json_:
         figures = {"lost": report.lost, "again": report.again, "uncancelled": report.uncancelled}
         left = [found.message for found in report.left]

@@ -156,7 +156,9 @@ def _reconcile_topic(
     account.report.again += min(appended, again)
     for ledger_id in discarded:
         discarded[ledger_id] |= _pointing_at(main, ledger_id, lost)
-    owed = sum(len(_unacknowledged_by_any(acks, ledger_id, entries)) for ledger_id, entries in discarded.items())
+    owed = 0
+    for ledger_id, entries in discarded.items():  # all of them where there is no subscription
+        owed += len(BitMap.union(*(_unacknowledged(each, ledger_id, entries) for each in acks)) if acks else entries)
     account.report.lost += max(owed - appended, 0)
     for ledger_id, entries in discarded.items():
         if entries:
@@ -167,14 +169,6 @@ def _reconcile_topic(
 def _unacknowledged(acks: AckSet, ledger_id: int, entries: BitMap) -> BitMap:
     """Those of `entries` that a subscription has not acknowledged."""
     return entries & acks.unacked(ledger_id, entries.min(), entries.max() + 1) if entries else BitMap()
-
-
-def _unacknowledged_by_any(acks: list[AckSet], ledger_id: int, entries: BitMap) -> BitMap:
-    """Those of `entries` that some subscription has not acknowledged; all where there is no subscription."""
-    found = BitMap() if acks else entries
-    for each in acks:
-        found = found | _unacknowledged(each, ledger_id, entries)
-    return found
 
 
 def _pointing_at(main: Environment, ledger_id: int, lost: dict[int, BitMap]) -> BitMap:

@@ -73,12 +73,8 @@ def scan_messages(
     bodies = not BODY_COLUMNS.isdisjoint(columns)
     with open_sealed(part.sealed, part.store_id) as environment, environment.read() as raw:
         for batch in batches(raw, part, wanted or Wanted(), bodies=bodies, **limits):
-            yield _record_batch(batch, part, schema, bodies)
-
-
-def _record_batch(batch: Batch, part: Slice, schema: pa.Schema, with_bodies: bool) -> pa.RecordBatch:
-    columns = _Columns(batch, part, read_bodies(batch) if with_bodies else None)
-    return pa.RecordBatch.from_arrays([columns.get(name) for name in schema.names], schema=schema)
+            made = _Columns(batch, part, read_bodies(batch) if bodies else None)
+            yield pa.RecordBatch.from_arrays([made.get(name) for name in schema.names], schema=schema)
 
 
 class _Columns:

@@ -8,7 +8,7 @@ left to do one by one. A body of any form but the usual one goes through `decode
 from __future__ import annotations
 
 import struct
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgpack
 import numpy as np
@@ -129,27 +129,32 @@ def _decode(data: bytes, starts: Int64s, ends: Int64s, whole: Bools, reasons: di
             maps[row] = properties
         if extra is not None:
             extras[row] = msgpack.packb(extra)
+    missing: Bools = ~usual
+    missing[list(odd)] = False
     return Bodies(
-        publish_ms=_publish(publish, usual, odd),
-        payload=_payloads(data, first, limit, usual, odd),
+        publish_ms=pa.array(publish, mask=missing),
+        payload=_payloads(data, first, limit, usual, odd, missing),
         key=pa.array(keys, type=pa.string()),
-        properties=_properties(maps, rows, usual, odd),
+        properties=_properties(maps, missing),
         extra=_sparse(extras, rows, pa.binary()),
         reason=_sparse(reasons, rows, pa.string()),
     )
 
 
-def _missing(usual: Bools, odd: dict[int, bytes]) -> Bools:
-    missing: Bools = ~usual
-    missing[list(odd)] = False
-    return missing
+def _nulls(missing: Bools) -> pa.Buffer | None:
+    return pa.py_buffer(np.packbits(~missing, bitorder="little").tobytes()) if missing.any() else None
 
 
-def _publish(publish: Int64s, usual: Bools, odd: dict[int, bytes]) -> pa.Array:
-    return pa.array(publish, mask=_missing(usual, odd))
+def _ends(lengths: npt.NDArray[Any]) -> pa.Buffer:
+    """Where each value begins, and where the last ends."""
+    ends = np.zeros(len(lengths) + 1, dtype=np.int32)
+    np.cumsum(lengths, out=ends[1:])
+    return pa.py_buffer(ends.tobytes())
 
 
-def _payloads(data: bytes, first: Int64s, limit: Int64s, usual: Bools, odd: dict[int, bytes]) -> pa.Array:
+def _payloads(
+    data: bytes, first: Int64s, limit: Int64s, usual: Bools, odd: dict[int, bytes], missing: Bools
+) -> pa.Array:
     first, limit = np.where(usual, first, 0), np.where(usual, limit, 0)
     # Slices of bytes, not of a memoryview: a hundred thousand views at a time keep the garbage collector busy.
     parts = [data[start:end] for start, end in zip(first.tolist(), limit.tolist(), strict=True)]
@@ -157,34 +162,25 @@ def _payloads(data: bytes, first: Int64s, limit: Int64s, usual: Bools, odd: dict
     for row, payload in odd.items():
         parts[row] = payload
         lengths[row] = len(payload)
-    ends = np.zeros(len(parts) + 1, dtype=np.int32)
-    np.cumsum(lengths, out=ends[1:])
-    missing = _missing(usual, odd)
-    nulls = pa.py_buffer(np.packbits(~missing, bitorder="little").tobytes()) if missing.any() else None
-    buffers = [nulls, pa.py_buffer(ends.tobytes()), pa.py_buffer(b"".join(parts))]
+    buffers = [_nulls(missing), _ends(lengths), pa.py_buffer(b"".join(parts))]
     return pa.Array.from_buffers(pa.binary(), len(parts), buffers)
 
 
-def _properties(maps: dict[int, dict[str, str]], rows: int, usual: Bools, odd: dict[int, bytes]) -> pa.Array:
+def _properties(maps: dict[int, dict[str, str]], missing: Bools) -> pa.Array:
     """Null where there is no message, an empty map where a message has none."""
-    missing = _missing(usual, odd)
     names: list[str] = []
     values: list[str] = []
-    lengths = np.zeros(rows, dtype=np.int32)
+    lengths = np.zeros(len(missing), dtype=np.int32)
     for row in sorted(maps):
         names.extend(maps[row])
         values.extend(maps[row].values())
         lengths[row] = len(maps[row])
-    ends = np.zeros(rows + 1, dtype=np.int32)
-    np.cumsum(lengths, out=ends[1:])
     entries = pa.StructArray.from_arrays(
         [pa.array(names, type=pa.string()), pa.array(values, type=pa.string())],
         fields=[pa.field("key", pa.string(), nullable=False), pa.field("value", pa.string())],
     )
-    nulls = pa.py_buffer(np.packbits(~missing, bitorder="little").tobytes()) if missing.any() else None
-    return pa.Array.from_buffers(
-        pa.map_(pa.string(), pa.string()), rows, [nulls, pa.py_buffer(ends.tobytes())], children=[entries]
-    )
+    buffers = [_nulls(missing), _ends(lengths)]
+    return pa.Array.from_buffers(pa.map_(pa.string(), pa.string()), len(missing), buffers, children=[entries])
 
 
 def _sparse(values: dict[int, str] | dict[int, bytes], rows: int, kind: pa.DataType) -> pa.Array:

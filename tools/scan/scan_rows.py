@@ -20,7 +20,6 @@ from ...store.codec.run import Int64s, Run
 from ...store.errors import CorruptEntry
 from ...store.log.scan import runs
 from .scan_plan import LogRange, Slice, Wanted
-from .sealed import open_sealed
 
 BATCH_ROWS = 1 << 17
 BATCH_BYTES = 16 << 20
@@ -205,10 +204,3 @@ def _left(found: list[Piece], part: Slice, wanted: Wanted) -> Iterator[Batch]:
         batch.keep(wanted.due_from_ms, wanted.due_until_ms)
     if batch.rows:
         yield batch
-
-
-def scan_dues(part: Slice, wanted: Wanted | None = None) -> Iterator[tuple[npt.NDArray[np.int32], Int64s, Int64s]]:
-    """(number of the range, entry id, due time) by column, of every entry of a slice. Without pyarrow."""
-    with open_sealed(part.sealed, part.store_id) as environment, environment.read() as raw:
-        for batch in batches(raw, part, wanted or Wanted()):
-            yield batch.places(), batch.entry_ids(), batch.dues

@@ -126,11 +126,13 @@ class Import:
         for name, value in fields.items():
             if name not in FIELDS:
                 raise InvalidMessage(name, value, f"unknown field; expected {', '.join(FIELDS)}")
-        topic = str(TopicName.parse(_required(fields, "topic")))
+        if "topic" not in fields:
+            raise InvalidMessage("topic", None, "missing")
+        topic = str(TopicName.parse(fields["topic"]))
         message = Message(
             _payload(fields),
-            deliver_at=_deliver_at(fields.get("deliver_at")),
-            deliver_after=_deliver_after(fields.get("deliver_after")),
+            deliver_at=_time(fields, "deliver_at", time_ms),
+            deliver_after=_time(fields, "deliver_after", duration_seconds),
             key=fields.get("key"),
             properties=fields.get("properties"),
         )
@@ -140,12 +142,6 @@ class Import:
             field = "deliver_at" if message.deliver_after is None else "deliver_after"
             raise InvalidMessage(field, fields[field], f"a delay of {error.asked_ms} ms is {error.reason}") from None
         return topic, message
-
-
-def _required(fields: dict[str, Any], name: str) -> Any:
-    if name not in fields:
-        raise InvalidMessage(name, None, "missing")
-    return fields[name]
 
 
 def _payload(fields: dict[str, Any]) -> bytes:
@@ -165,13 +161,7 @@ def _payload(fields: dict[str, Any]) -> bytes:
         raise InvalidMessage("payload_base64", encoded, f"no base64: {error}") from None
 
 
-def _deliver_at(value: object) -> int | None:
-    if isinstance(value, str):
-        return time_ms("deliver_at", value)
-    return value  # type: ignore[return-value]  # whatever else it is, it is checked as `send` checks it
-
-
-def _deliver_after(value: object) -> float | None:
-    if isinstance(value, str):
-        return duration_seconds("deliver_after", value)
-    return value  # type: ignore[return-value]  # as above
+def _time(fields: dict[str, Any], name: str, read: Callable[[str, str], float]) -> Any:
+    """Text as it is read; whatever else it is, it is checked as `send` checks it."""
+    value = fields.get(name)
+    return read(name, value) if isinstance(value, str) else value

@@ -223,13 +223,6 @@ def test_one_that_goes_after_it_was_copied_is_refused(path: Path, monkeypatch: p
     assert left(path) == 500
 
 
-def test_a_task_that_is_never_answered_has_failed(path: Path) -> None:
-    """A runner that forgets one."""
-    report = compact_store(path, run=lambda tasks, progress: run_here(tasks[1:], progress))
-    assert [each.outcome for each in report.partitions] == ["failed", "adopted", "skipped"]
-    assert report.failed[0].reason == "nothing came of it"
-
-
 @pytest.mark.parametrize("dry_run", [False, True])
 def test_progress_ends_with_all_bytes_dealt_with(path: Path, dry_run: bool) -> None:
     """Twice those of the files, and never back, whether or not they are copied."""

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
 from duelog import DelayedStore, ManualClock, MessageId
-from tests.tools.command_line import DAY_MS, FUTURE_MS, PAST_MS, json_lines_of, json_of, make_store, ok, refused, run
+from tests.tools.command_line import FUTURE_MS, PAST_MS, json_lines_of, json_of, make_store, ok, refused, run
 
 
 @pytest.fixture
@@ -62,14 +61,6 @@ def test_send_reads_bytes_from_standard_input(path: Path, arguments: list[str]) 
 def test_send_prints_the_id_and_the_due_time(path: Path) -> None:
     """For people: one line."""
     assert ok("send", path, "t", "x", "--at", FUTURE_MS).split() == ["2:0", "due", "2100-01-01T00:00:00Z"]
-
-
-def test_send_uses_the_span_that_the_store_was_made_with(path: Path) -> None:
-    """A store of hourly partitions gets another hourly partition."""
-    make_store(path, partition_ms=3_600_000).close()
-    ok("send", path, "t", "x", "--at", FUTURE_MS)
-    (partition,) = json_lines_of("partitions", path)
-    assert partition["end_ms"] - partition["start_ms"] == 3_600_000
 
 
 @pytest.mark.parametrize(
@@ -182,26 +173,7 @@ def test_receive_says_that_a_subscription_is_new(due: Path) -> None:
     assert "is new" not in run("receive", due, "t", "mailer").stderr
 
 
-@pytest.mark.parametrize("name", ["", "a/b", "x" * 201])
-def test_receive_refuses_a_bad_subscription_name(due: Path, name: str) -> None:
-    """The rule of the library, as a message."""
-    assert "subscription" in refused("receive", due, "t", name, "--timeout", 0)
-
-
 def test_both_types_of_subscription_can_be_asked_for(due: Path) -> None:
     """--type shared works, another word is a usage error."""
     assert len(json_lines_of("receive", due, "t", "mailer", "--type", "shared", "--max", 5)) == 5
     assert run("receive", due, "t", "mailer", "--type", "private").exit_code == 2
-
-
-def test_partitions_go_once_everything_in_them_is_acknowledged(path: Path) -> None:
-    """Receiving from the command line lets the store trim and delete, like any consumer."""
-    with make_store(path, ledger_max_entries=2) as store:
-        store.topic("t").subscribe("mailer").close()
-        for day in range(3):
-            store.topic("t").send(b"x", deliver_after=1 + day * DAY_MS / 1000)
-    assert len(json_lines_of("partitions", path)) == 3
-    assert len(json_lines_of("receive", path, "t", "mailer", "--max", 3)) == 3
-    assert json.loads(run("stats", path, "t", "--json").stdout)["pending"] == 0
-    assert json_lines_of("receive", path, "t", "mailer", "--timeout", 0) == []
-    assert len(json_lines_of("partitions", path)) < 3

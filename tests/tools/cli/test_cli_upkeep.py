@@ -34,16 +34,6 @@ def test_check_finds_keys_that_a_page_hides(path: Path) -> None:
     assert "page" in result.stdout
 
 
-def test_check_of_a_store_without_its_file_names_it(path: Path) -> None:
-    """A flipped bit in STORE is a finding like any other."""
-    content = bytearray((path / "STORE").read_bytes())
-    content[20] ^= 4
-    (path / "STORE").write_bytes(content)
-    result = run("check", path)
-    assert result.exit_code == 1
-    assert "store-file" in result.stdout
-
-
 def test_a_store_is_backed_up_by_another_process_while_it_is_open(path: Path, tmp_path: Path) -> None:
     """`duelog backup` beside the writing process, which goes on; the copy opens and has everything."""
     with make_store(path) as store:

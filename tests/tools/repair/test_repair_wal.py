@@ -166,25 +166,21 @@ def test_entries_that_a_partition_lost_before_those_of_the_wal_are_discarded_and
     assert [crashed.sent[each] for each in lost - in_wal] == ["batch"] * 4
 
 
-def test_a_file_written_anew_by_the_repair_makes_no_gap(crashed: Crashed) -> None:
-    """Pages of a partition are gone, and with them the end of its log: what the WAL has comes or is reported."""
+@pytest.mark.parametrize("gone", [False, True], ids=["its pages", "its file"])
+def test_of_a_partition_that_is_lost_the_wal_s_messages_come_or_are_reported(crashed: Crashed, gone: bool) -> None:
+    """Its pages, and with them the end of its log, or its file, and with it the log's name: there is no gap."""
     file = partition_file(crashed.path, 1)
-    content = bytearray(file.read_bytes())
-    content[2 * 4096 :] = bytes(len(content) - 2 * 4096)
-    file.write_bytes(content)
-    assert "page" in {found.code for found in check_store(crashed.path)}
+    size = file.stat().st_size
+    if gone:
+        file.unlink()
+    else:
+        os.truncate(file, 2 * 4096)
+        os.truncate(file, size)
+        assert "page" in {found.code for found in check_store(crashed.path)}
     crashed.repair()
     delivered = crashed.delivered()
     assert delivered.items() <= crashed.sent.items()
-    assert set(crashed.in_wal) <= delivered.keys() | crashed.given_up().keys()
-
-
-def test_a_partition_that_is_gone_has_what_the_wal_holds_of_it_reported(crashed: Crashed) -> None:
-    """Its log is not known any more; the other partition gets its messages."""
-    partition_file(crashed.path, 1).unlink()
-    crashed.repair()
-    delivered = crashed.delivered()
-    assert len(delivered) == len(crashed.sent) // 2
+    assert len(delivered) >= len(crashed.sent) // 2
     assert set(crashed.in_wal) <= delivered.keys() | crashed.given_up().keys()
 
 

@@ -18,7 +18,6 @@ from duelog.store.codec.run import Run
 from duelog.store.errors import InvalidArgument
 from duelog.tools.scan.scan_arrow import HEADER_COLUMNS, MESSAGES, scan_messages
 from duelog.tools.scan.scan_plan import Slice, Wanted, plan_scan
-from duelog.tools.scan.scan_rows import scan_dues
 from tests.tools.closed_days import DAY_MS, FIRST_MS, TOPICS, Built, Sent, build
 
 CANCELLED = 40
@@ -58,8 +57,6 @@ def test_headers_alone_say_the_same_as_whole_entries(built: Built) -> None:
     columns = [name for name in MESSAGES.names if name in HEADER_COLUMNS]
     narrow = [row for part in plan for batch in scan_messages(part, columns) for row in batch.to_pylist()]
     assert narrow == [{name: row[name] for name in columns} for row in rows_of(plan)]
-    dues = [due for part in plan for _, _, column in scan_dues(part) for due in column.tolist()]
-    assert dues == [row["due_ms"] for row in narrow]
 
 
 @pytest.mark.parametrize(("entries", "size"), [(1, 1 << 30), (77, 1 << 30), (500, 1 << 30), (1 << 20, 20_000)])

@@ -284,12 +284,10 @@ def test_a_partition_that_is_damaged_fails_the_export_by_name(built: Built, tmp_
 
 
 @pytest.mark.parametrize("place", ["trash/archive", "staging/archive", "link/archive", "archive"])
-def test_an_export_into_the_store_is_refused(tmp_path: Path, place: str) -> None:
+def test_an_export_into_the_store_is_refused(open_store: OpenStore, place: str) -> None:
     """Opening the store would remove it; a link that leads there is followed."""
-    path = build(tmp_path / "store", cancelled=0).path
+    path = open_store().path
     (path / "link").symlink_to(path / "staging")
     before = sorted(path.rglob("*"))
-    with pytest.raises(InvalidArgument, match="inside the store"):
-        export_store(path, path / place)
-    assert sorted(path.rglob("*")) == before
     assert "inside the store" in refused("export", path, path / place)
+    assert sorted(path.rglob("*")) == before
