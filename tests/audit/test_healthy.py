@@ -52,54 +52,36 @@ class History:
         self.ids: dict[str, list[Any]] = {name: [] for name in TOPICS}
 
     def run(self, step: tuple[Any, ...]) -> None:
-        name, *values = step
-        getattr(self, name)(*values)
-
-    def send(self, topic: str, delays: list[int]) -> None:
-        messages = [Message(b"x" * (delay % 50 + 1), deliver_after=delay / 1000) for delay in delays]
-        self.ids[topic] += self.store.topic(topic).send_batch(messages)
-
-    def advance(self, ms: int) -> None:
-        self.clock.advance(ms)
-        self.store.tick()
-
-    def subscribe(self, topic: str, name: str) -> None:
-        self.store.topic(topic).subscribe(name).close()
-
-    def receive(self, topic: str, name: str, skip: int) -> None:
-        with self.store.topic(topic).subscribe(name) as consumer:
-            for at, message in enumerate(consumer.receive(100, timeout=0)):
-                if not skip or at % skip:
-                    consumer.ack(message)
-
-    def cancel(self, topic: str, at: int) -> None:
-        if at < len(self.ids[topic]):
-            self.store.topic(topic).cancel(self.ids[topic][at])
-
-    def reschedule(self, topic: str, at: int, delay: int) -> None:
-        if at < len(self.ids[topic]):
-            moved = self.store.topic(topic).reschedule(self.ids[topic][at], deliver_at=self.clock.now_ms() + delay)
-            if moved is not None:
-                self.ids[topic].append(moved)
-
-    def seek(self, topic: str, name: str) -> None:
-        with self.store.topic(topic).subscribe(name) as consumer:
-            consumer.seek(START_MS)
-
-    def delete(self, topic: str) -> None:
-        if self.store.topic(topic).exists():
-            self.store.delete_topic(topic)
-            self.ids[topic].clear()
-
-    def compact(self) -> None:
-        self.reopen(then_compact=True)
-
-    def reopen(self, *, then_compact: bool = False) -> None:
-        self.store.close()
-        if then_compact:
-            compact_store(self.path, min_dead_ratio=0.0)
-        self.store = DelayedStore.open(self.path, self.config, clock=self.clock)
-        self.store.tick()
+        match step:
+            case "send", topic, delays:
+                messages = [Message(b"x" * (delay % 50 + 1), deliver_after=delay / 1000) for delay in delays]
+                self.ids[topic] += self.store.topic(topic).send_batch(messages)
+            case "advance", ms:
+                self.clock.advance(ms)
+                self.store.tick()
+            case "subscribe", topic, name:
+                self.store.topic(topic).subscribe(name).close()
+            case "receive", topic, name, skip:
+                with self.store.topic(topic).subscribe(name) as consumer:
+                    received = consumer.receive(100, timeout=0)
+                    consumer.ack([message for at, message in enumerate(received) if not skip or at % skip])
+            case "cancel", topic, at if at < len(self.ids[topic]):
+                self.store.topic(topic).cancel(self.ids[topic][at])
+            case "reschedule", topic, at, delay if at < len(self.ids[topic]):
+                moved = self.store.topic(topic).reschedule(self.ids[topic][at], deliver_at=self.clock.now_ms() + delay)
+                self.ids[topic] += [] if moved is None else [moved]
+            case "seek", topic, name:
+                with self.store.topic(topic).subscribe(name) as consumer:
+                    consumer.seek(START_MS)
+            case "delete", topic if self.store.topic(topic).exists():
+                self.store.delete_topic(topic)
+                self.ids[topic].clear()
+            case (("reopen" | "compact") as what,):
+                self.store.close()
+                if what == "compact":
+                    compact_store(self.path, min_dead_ratio=0.0)
+                self.store = DelayedStore.open(self.path, self.config, clock=self.clock)
+                self.store.tick()
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))

@@ -21,9 +21,8 @@ from pathlib import Path
 
 import pyspark
 
-from duelog import DelayedStore, ManualClock, StoreConfig
 from duelog.tools.spark.session import find_java, wrap_java
-from tests.tools.closed_days import Built, build
+from tests.tools.closed_days import build_half_acknowledged
 
 ROOT = Path(__file__).resolve().parents[2]
 HOME = Path(pyspark.__file__).parent
@@ -70,7 +69,7 @@ def main() -> int:
         archive = zipped_wheel(place)
         url = f"spark://127.0.0.1:{free_port()}"
         stack.enter_context(cluster(url, place, environment))
-        store = half_acknowledged(place)
+        store = build_half_acknowledged(place / "store", 2_000)
         (place / "query.py").write_text(QUERY)
         submit = [str(HOME / "bin" / "spark-submit"), "--master", url, "--py-files", str(archive)]
         jobs = [
@@ -149,16 +148,6 @@ def free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
-
-
-def half_acknowledged(place: Path) -> Built:
-    """A store of three closed days with half of each log acknowledged."""
-    built = build(place / "store", messages=2_000)
-    with DelayedStore.open(built.path, StoreConfig(), clock=ManualClock(built.now_ms)) as opened:
-        for topic in {sent.topic for sent in built.sent}:
-            with opened.topic(topic).subscribe("slow") as consumer:
-                consumer.ack(consumer.receive(10_000)[::2], durable=True)
-    return built
 
 
 if __name__ == "__main__":

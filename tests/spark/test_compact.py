@@ -21,14 +21,13 @@ from duelog.tools.partition_compaction import (
     Failed,
     PartitionAnswer,
     compact_partition,
-    publish,
 )
 from duelog.tools.scan.sealed import sealed_generations
 from duelog.tools.spark import compact as module
 from duelog.tools.spark.compact import compact_in_task, compact_with_spark
 from duelog.tools.spark.session import SparkFailed
 from duelog.tools.spark.tasks import run_tasks
-from tests.tools.closed_days import Built, Sent, build
+from tests.tools.closed_days import Built, Sent, build_half_acknowledged
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -37,14 +36,7 @@ if TYPE_CHECKING:
 @pytest.fixture
 def store(tmp_path: Path) -> Built:
     """A store of which half of each log is acknowledged."""
-    built = build(tmp_path / "store", messages=600)
-    clock = ManualClock(built.now_ms)
-    with DelayedStore.open(built.path, StoreConfig(), clock=clock) as opened:
-        for topic in {sent.topic for sent in built.sent}:
-            with opened.topic(topic).subscribe("slow") as consumer:
-                batch = consumer.receive(10_000)
-                consumer.ack(batch[::2], durable=True)
-    return built
+    return build_half_acknowledged(tmp_path / "store", 600)
 
 
 def on(spark: SparkSession, before: Callable[[], object] = lambda: None) -> Runner:
@@ -187,25 +179,12 @@ def test_what_is_damaged_or_has_gone_is_told_as_on_one_core(spark: SparkSession,
     assert rows == [replace(each, reason=each.reason.replace(str(copy), "")) for each in others]
 
 
-def test_of_two_attempts_of_one_partition_one_is_published(store: Built) -> None:
-    """Speculation: both succeed, in directories of their own; the driver takes one, and opening removes the other."""
-    task = tasks_of(store.path)[0]
-    one, other = compact_in_task(task), compact_in_task(task)
-    assert isinstance(one.result, Staged)
-    assert isinstance(other.result, Staged)
-    assert one.result.directory != other.result.directory
-    assert len(staging(store.path)) == 2
-    publish(store.path, one)
-    assert left_to_receive(store)
-    assert not Path(other.result.directory).exists()
-    assert sealed_generations(store.path)[0].generation == 2
-
-
 def test_a_driver_that_dies_leaves_nothing_after_the_next_open(store: Built) -> None:
-    """All tasks have staged, none has published: the store is as it was, and its staging/ empty."""
-    for task in tasks_of(store.path):
+    """All tasks have staged, one twice (speculation), each in a directory of its own, and none has been published."""
+    tasks = tasks_of(store.path)
+    for task in (*tasks, tasks[0]):
         compact_in_task(task)
-    assert len(staging(store.path)) == 3
+    assert len(staging(store.path)) == 4
     assert not (store.path / "staging" / "ready").exists()
     with DelayedStore.open(store.path, StoreConfig(), clock=ManualClock(store.now_ms)) as opened:
         assert staging(store.path) == []

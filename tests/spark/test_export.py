@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,10 +12,8 @@ pytest.importorskip("pyspark")
 from pyspark.sql.functions import expr
 
 from duelog.tools.spark.export import export_with_spark
-from duelog.tools.spark.session import SparkFailed
-from duelog.tools.spark.tasks import run_tasks
 from duelog.tools.transfer.export_layout import open_export
-from duelog.tools.transfer.parquet_export import export_packed, export_store
+from duelog.tools.transfer.parquet_export import export_store
 from tests.tools.closed_days import Built
 
 if TYPE_CHECKING:
@@ -41,30 +38,3 @@ def test_tasks_write_the_same_files(spark: SparkSession, built: Built, tmp_path:
     counts = {(row.topic, str(row.day)): row["count"] for row in frame.groupBy("topic", "day").count().collect()}
     expected = {(file.topic, file.day): file.rows for file in open_export(tmp_path / "plain").message_files}
     assert counts == expected
-
-
-def test_a_task_that_dies_once_leaves_no_file_and_one_for_good_no_export(
-    spark: SparkSession, built: Built, tmp_path: Path
-) -> None:
-    """The attempt that died had written everything."""
-    mark = str(tmp_path / "died")
-
-    def dies_once(task: bytes) -> bytes:
-        answer = export_packed(task)
-        if os.path.exists(mark):
-            return answer
-        open(mark, "w").close()
-        os._exit(9)
-
-    export_store(built.path, tmp_path / "a", run=lambda tasks: run_tasks(spark, dies_once, tasks))
-    export = open_export(tmp_path / "a")
-    assert sum(file.rows for file in export.message_files) == len(built.sealed)
-    assert not (tmp_path / "a" / ".staging").exists()
-
-    def always_fails(task: bytes) -> bytes:
-        export_packed(task)
-        raise OSError("the disk says no")
-
-    with pytest.raises(SparkFailed, match="the disk says no"):
-        export_store(built.path, tmp_path / "b", run=lambda tasks: run_tasks(spark, always_fails, tasks))
-    assert not (tmp_path / "b").exists()

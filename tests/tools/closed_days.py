@@ -76,6 +76,16 @@ def build(path: Path, *, messages: int = 3_000, days: int = 4, seed: int = 11, c
     return Built(path, sent, FIRST_MS + (days - 1) * DAY_MS, clock.now_ms())
 
 
+def build_half_acknowledged(path: Path, messages: int) -> Built:
+    """The same with half of each log acknowledged."""
+    built = build(path, messages=messages)
+    with DelayedStore.open(path, StoreConfig(), clock=ManualClock(built.now_ms)) as store:
+        for topic in TOPICS:
+            with store.topic(topic).subscribe("slow") as consumer:
+                consumer.ack(consumer.receive(10_000)[::2], durable=True)
+    return built
+
+
 def _message(source: random.Random, days: int) -> Message:
     due_ms = FIRST_MS + source.randrange(days * 24) * 3_600_000 + source.choice((0, 0, 1, source.randrange(3_600_000)))
     payload = source.randbytes(source.choice((0, 1, 20, 200, 300, 3_000)))

@@ -5,6 +5,7 @@ Only what prunes before reading is understood here; Spark evaluates the rest its
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from pyspark.sql.datasource import (
@@ -18,10 +19,20 @@ from pyspark.sql.datasource import (
     LessThanOrEqual,
 )
 
+from ...store.message import MAX_DUE_MS
 from ..scan.scan_plan import Wanted
 
 PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 """The setting of Spark with which it hands filters to data sources."""
+
+_BOUNDS: dict[type[Filter], Callable[[int], tuple[int, int]]] = {
+    EqualTo: lambda value: (value, value + 1),
+    GreaterThan: lambda value: (value + 1, MAX_DUE_MS + 1),
+    GreaterThanOrEqual: lambda value: (value, MAX_DUE_MS + 1),
+    LessThan: lambda value: (0, value),
+    LessThanOrEqual: lambda value: (0, value + 1),
+}
+"""The due times [start, limit) that meet a comparison."""
 
 
 def narrow(wanted: Wanted, condition: Filter) -> tuple[Wanted, bool]:
@@ -37,15 +48,13 @@ def narrow(wanted: Wanted, condition: Filter) -> tuple[Wanted, bool]:
     if path == ("due_ms",):
         narrowed, done = _narrow_due(wanted, condition, value)
         return narrowed, done and not narrowed.every_due  # every: also those that have no due time to compare
-    if path in (("topic",), ("partition",)):
-        if isinstance(condition, EqualTo) and isinstance(value, str):
-            names = frozenset({value})
-        elif isinstance(condition, In) and all(isinstance(each, str) for each in value):
-            names = frozenset(value)
-        else:
-            return wanted, False
-        if path == ("topic",):
-            return wanted._replace(topics=names if wanted.topics is None else wanted.topics & names), True
+    values = value if isinstance(condition, In) else (value,) if isinstance(condition, EqualTo) else ()
+    if not values or not all(isinstance(each, str) for each in values):
+        return wanted, False
+    names = frozenset(values)
+    if path == ("topic",):
+        return wanted._replace(topics=names if wanted.topics is None else wanted.topics & names), True
+    if path == ("partition",):
         return wanted._replace(partitions=names if wanted.partitions is None else wanted.partitions & names), True
     return wanted, False
 
@@ -55,25 +64,10 @@ def _narrow_due(wanted: Wanted, condition: Filter, value: Any) -> tuple[Wanted, 
         values = [each for each in condition.value if isinstance(each, int)]
         if not values or len(values) < len(condition.value):
             return wanted, False
-        return _between(wanted, min(values), max(values) + 1), len(set(values)) == 1
-    if not isinstance(value, int):
+        (start, limit), exact = (min(values), max(values) + 1), len(set(values)) == 1
+    elif type(condition) in _BOUNDS and isinstance(value, int):
+        (start, limit), exact = _BOUNDS[type(condition)](value), True
+    else:
         return wanted, False
-    if isinstance(condition, EqualTo):
-        return _between(wanted, value, value + 1), True
-    if isinstance(condition, GreaterThan):
-        return _between(wanted, value + 1, None), True
-    if isinstance(condition, GreaterThanOrEqual):
-        return _between(wanted, value, None), True
-    if isinstance(condition, LessThan):
-        return _between(wanted, None, value), True
-    if isinstance(condition, LessThanOrEqual):
-        return _between(wanted, None, value + 1), True
-    return wanted, False
-
-
-def _between(wanted: Wanted, due_from_ms: int | None, due_until_ms: int | None) -> Wanted:
-    if due_from_ms is not None:
-        wanted = wanted._replace(due_from_ms=max(wanted.due_from_ms, due_from_ms))
-    if due_until_ms is not None:
-        wanted = wanted._replace(due_until_ms=min(wanted.due_until_ms, due_until_ms))
-    return wanted
+    start, limit = max(wanted.due_from_ms, start), min(wanted.due_until_ms, limit)
+    return wanted._replace(due_from_ms=start, due_until_ms=limit), exact

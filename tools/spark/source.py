@@ -14,7 +14,7 @@ closed before it ends: Spark uses its workers again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,7 @@ from ...store.errors import InvalidArgument
 from ..scan import main_tables
 from ..scan.main_tables import MARKERS, MarkerLedger, marker_ledgers, read_small, scan_markers
 from ..scan.scan_arrow import MESSAGES, needs_claims, scan_messages
-from ..scan.scan_plan import SLICE_BYTES, SLICE_ENTRIES, Slice, Wanted, plan_scan
+from ..scan.scan_plan import SLICE_BYTES, SLICE_ENTRIES, Wanted, plan_scan
 from ..scan.sealed import open_main_to_read
 from .filters import PUSHDOWN, narrow
 
@@ -57,48 +57,6 @@ _OPTIONS = ("table", "topic", "partition", "due_from_ms", "due_until_ms", "slice
 def spark_schema(schema: pa.Schema) -> StructType:
     """The same schema as Spark's types."""
     return StructType([StructField(field.name, _TYPES[field.type]) for field in schema])
-
-
-class DuelogSource(DataSource):
-    """The data source where filters are not pushed down: it goes by its options and the schema alone."""
-
-    @classmethod
-    def name(cls) -> str:
-        """What `spark.read.format` calls it."""
-        return "duelog"
-
-    @property
-    def table(self) -> str:
-        """The table that is read."""
-        name = self.options.get("table", "messages")
-        if name not in TABLES:
-            raise InvalidArgument("table", name, f"expected one of {', '.join(TABLES)}")
-        return name
-
-    def schema(self) -> StructType:
-        """All columns of the table."""
-        return spark_schema(TABLES[self.table])
-
-    def reader(self, schema: StructType) -> DataSourceReader:
-        """A reader of the columns of `schema`."""
-        return self._reader(DuelogReader, schema)
-
-    def _reader(self, kind: type[DuelogReader], schema: StructType) -> DuelogReader:
-        options = dict(self.options)
-        for name in options:
-            if name not in _OPTIONS:
-                raise InvalidArgument("option", name, f"expected one of {', '.join(_OPTIONS)}")
-        if not options.get("path"):
-            raise InvalidArgument("path", None, "load() needs the directory of a store")
-        return kind(self.table, options, _columns(self.table, schema))
-
-
-class PushingDuelogSource(DuelogSource):
-    """The data source where Spark hands it filters. Spark refuses it while `PUSHDOWN` is off."""
-
-    def reader(self, schema: StructType) -> DataSourceReader:
-        """A reader of the columns of `schema` that takes filters."""
-        return self._reader(PushingDuelogReader, schema)
 
 
 class DuelogReader(DataSourceReader):
@@ -149,23 +107,31 @@ class DuelogReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one task as Arrow record batches."""
         if partition.value is None:  # Spark's way to ask for nothing
-            return iter(())
-        rows = _READERS[self.table](self, partition.value)
-        return (_not_wanted_left_out(self, batch) for batch in rows) if self.table != "messages" else rows
+            return
+        if self.table == "messages":
+            yield from scan_messages(partition.value, self.columns, self.wanted)
+        elif self.table == "markers":
+            with open_main_to_read(self.path) as (_, main):
+                for ledger in partition.value:
+                    yield from map(self._narrowed, scan_markers(ledger, main.read))
+        else:
+            yield self._narrowed(read_small(partition.value, self.table))
 
-    def read_messages(self, part: Slice) -> Iterator[pa.RecordBatch]:
-        """The wanted rows of a slice."""
-        return scan_messages(part, self.columns, self.wanted)
-
-    def read_markers(self, ledgers: list[MarkerLedger]) -> Iterator[pa.RecordBatch]:
-        """The markers of some ledgers."""
-        with open_main_to_read(self.path) as (_, main):
-            for ledger in ledgers:
-                yield from scan_markers(ledger, main.read)
-
-    def read_small(self, path: Path) -> Iterator[pa.RecordBatch]:
-        """All rows of a table that one transaction reads."""
-        yield read_small(path, self.table)
+    def _narrowed(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The columns and rows that are wanted, of a batch that has all of its table."""
+        wanted = self.wanted
+        keep = pa.repeat(pa.scalar(True), batch.num_rows)
+        for name, values in (("topic", wanted.topics), ("partition", wanted.partitions)):
+            if values is not None and name in batch.schema.names:
+                inside = pa.compute.is_in(batch.column(name), pa.array(sorted(values), pa.string()))
+                keep = pa.compute.and_(keep, inside)
+        if not wanted.every_due and self.table == "markers":
+            due = batch.column("due_ms")
+            inside = pa.compute.and_(
+                pa.compute.greater_equal(due, wanted.due_from_ms), pa.compute.less(due, wanted.due_until_ms)
+            )
+            keep = pa.compute.and_(keep, pa.compute.fill_null(inside, False))
+        return batch.filter(keep).select(list(self.columns))
 
 
 class PushingDuelogReader(DuelogReader):
@@ -181,28 +147,43 @@ class PushingDuelogReader(DuelogReader):
         return left
 
 
-_READERS: dict[str, Callable[[Any, Any], Iterator[pa.RecordBatch]]] = {
-    "messages": DuelogReader.read_messages,
-    "markers": DuelogReader.read_markers,
-    **dict.fromkeys(main_tables.SMALL, DuelogReader.read_small),
-}
+class DuelogSource(DataSource):
+    """The data source where filters are not pushed down: it goes by its options and the schema alone."""
+
+    reader_class = DuelogReader
+
+    @classmethod
+    def name(cls) -> str:
+        """What `spark.read.format` calls it."""
+        return "duelog"
+
+    @property
+    def table(self) -> str:
+        """The table that is read."""
+        name = self.options.get("table", "messages")
+        if name not in TABLES:
+            raise InvalidArgument("table", name, f"expected one of {', '.join(TABLES)}")
+        return name
+
+    def schema(self) -> StructType:
+        """All columns of the table."""
+        return spark_schema(TABLES[self.table])
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """A reader of the columns of `schema`."""
+        options = dict(self.options)
+        for name in options:
+            if name not in _OPTIONS:
+                raise InvalidArgument("option", name, f"expected one of {', '.join(_OPTIONS)}")
+        if not options.get("path"):
+            raise InvalidArgument("path", None, "load() needs the directory of a store")
+        return self.reader_class(self.table, options, _columns(self.table, schema))
 
 
-def _not_wanted_left_out(reader: DuelogReader, batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The columns and rows that are wanted, of a batch that has all of its table."""
-    wanted = reader.wanted
-    names = batch.schema.names
-    keep = pa.repeat(pa.scalar(True), batch.num_rows)
-    for name, values in (("topic", wanted.topics), ("partition", wanted.partitions)):
-        if values is not None and name in names:
-            keep = pa.compute.and_(keep, pa.compute.is_in(batch.column(name), pa.array(sorted(values), pa.string())))
-    if not wanted.every_due and reader.table == "markers":
-        due = batch.column("due_ms")
-        inside = pa.compute.and_(
-            pa.compute.greater_equal(due, wanted.due_from_ms), pa.compute.less(due, wanted.due_until_ms)
-        )
-        keep = pa.compute.and_(keep, pa.compute.fill_null(inside, False))
-    return batch.filter(keep).select(list(reader.columns))
+class PushingDuelogSource(DuelogSource):
+    """The data source where Spark hands it filters. Spark refuses it while `PUSHDOWN` is off."""
+
+    reader_class = PushingDuelogReader
 
 
 def _columns(table: str, schema: StructType) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 
 from ....store.codec.run import Run, RunKind
 from ....store.env.environment import Environment
@@ -28,16 +29,10 @@ def _damaged(main: Environment, ledger_id: int, limit: int) -> Iterator[tuple[in
     while start < limit:
         found: list[tuple[int, str]] = []
         with main.read() as raw:
-            number = 0
-            for number, run in enumerate(runs(raw, main.name, ledger_id, start, limit), 1):
-                if not isinstance(run, Run):
-                    start = run.entry_id + 1
-                    continue
-                start = run.limit
-                if run.kind == RunKind.MESSAGES:
+            some = list(islice(runs(raw, main.name, ledger_id, start, limit), _RUNS_A_TRANSACTION))
+            for run in some:
+                if isinstance(run, Run) and run.kind == RunKind.MESSAGES:
                     found += run.damaged_bodies()
-                if number == _RUNS_A_TRANSACTION:
-                    break
-            if number < _RUNS_A_TRANSACTION:
-                start = limit
+            last = some[-1] if len(some) == _RUNS_A_TRANSACTION else None
+            start = limit if last is None else last.limit if isinstance(last, Run) else last.entry_id + 1
         yield from found

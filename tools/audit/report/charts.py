@@ -11,7 +11,7 @@ from html import escape
 from typing import NamedTuple
 
 from ..tables import DAY_MS, HOUR_MS
-from .words import amount, moment
+from .words import moment
 
 MOST_BINS = 60
 _WIDTHS_MS = (HOUR_MS, 3 * HOUR_MS, 6 * HOUR_MS, DAY_MS, 7 * DAY_MS, 28 * DAY_MS, 91 * DAY_MS, 364 * DAY_MS)
@@ -60,7 +60,7 @@ def time_bars(series: Sequence[Series], finest_ms: int, label: str) -> str:
     legend = "".join(f'<span><i class="c-{each.colour}"></i>{escape(each.name)}</span>' for each in shown)
     narrow = f' style="max-width:{5 * number}rem"' if number < 12 else ""
     return (
-        f'<figure class="chart"><div class="top"><span>{amount(highest)}</span>'
+        f'<figure class="chart"><div class="top"><span>{highest:,}</span>'
         f'<span class="unit">most in one bar, a bar is {_width_text(width)}</span></div>'
         f'<svg{narrow} viewBox="0 0 {number} 100" preserveAspectRatio="none" role="img" aria-label="{escape(label)}">'
         f'{bars}</svg><div class="axis"{narrow}>{axis}</div><div class="legend">{legend}</div></figure>'

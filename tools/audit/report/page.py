@@ -7,15 +7,18 @@ Self-contained: no script, no font, no image is loaded, so that it can be mailed
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from html import escape
+from typing import TypeVar
 
-from ...output import printable, size_text
+from ...output import cell_text, printable, size_text
 from ..codes import CODES, ERROR
-from ..tables import DAY_MS, HOUR_MS, Audit, AuditFinding
+from ..tables import DAY_MS, HOUR_MS, Audit, AuditFinding, RetentionRow
 from .charts import Bar, Series, list_bars, time_bars
 from .style import STYLE
-from .words import amount, duration, moment, plural, share, short_topic
+from .words import duration, moment, plural, share, short_topic
+
+T = TypeVar("T")
 
 MOST_ROWS = 20
 OPEN_FINDINGS = 5
@@ -64,13 +67,11 @@ def _table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, total: i
     body = []
     for row in rows:
         cells = (
-            f'<td class="{_aligned(column)}">{_text(amount(cell) if isinstance(cell, int) else cell)}</td>'
+            f'<td class="{_aligned(column)}">{escape(cell_text(cell))}</td>'
             for column, cell in zip(columns, row, strict=True)
         )
         body.append(f"<tr>{''.join(cells)}</tr>")
-    cut = (
-        "" if total is None or total <= len(body) else f'<p class="soft">The first {len(body)} of {amount(total)}.</p>'
-    )
+    cut = "" if total is None or total <= len(body) else f'<p class="soft">The first {len(body)} of {total:,}.</p>'
     return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{"".join(body)}</tbody></table></div>{cut}'
 
 
@@ -84,14 +85,14 @@ def _aligned(column: str) -> str:
 def _verdict(audit: Audit) -> str:
     errors = sum(found.severity == ERROR for found in audit.findings)
     warnings = len(audit.findings) - errors
+    kind, text = "good", "Nothing is wrong: no finding."
     if errors:
-        text = f"{plural(errors, 'error')}: something is lost or wrong. Read the findings below."
         also = f" {plural(warnings, 'warning')} too." if warnings else ""
-        return f'<p class="verdict bad">{text}{also}</p>'
-    if warnings:
+        kind, text = "bad", f"{plural(errors, 'error')}: something is lost or wrong. Read the findings below.{also}"
+    elif warnings:
+        kind = "so-so"
         text = f"{plural(warnings, 'warning')}: nothing is lost; something is left over or held too long."
-        return f'<p class="verdict so-so">{text}</p>'
-    return '<p class="verdict good">Nothing is wrong: no finding.</p>'
+    return f'<p class="verdict {kind}">{text}</p>'
 
 
 def _findings(audit: Audit) -> str:
@@ -111,12 +112,12 @@ def _kind(code: str, found: Sequence[AuditFinding]) -> str:
     """All findings of one kind: the first few open, the rest folded."""
     known = CODES[code]
     kind = "bad" if known.severity == ERROR else "so-so"
-    number = f" \N{MULTIPLICATION SIGN} {amount(len(found))}" if len(found) > 1 else ""
+    number = f" \N{MULTIPLICATION SIGN} {len(found):,}" if len(found) > 1 else ""
     shown = "".join(map(_finding, found[:OPEN_FINDINGS]))
     more = "".join(map(_finding, found[OPEN_FINDINGS:MOST_FINDINGS]))
-    folded = f"<details><summary>{amount(len(found) - OPEN_FINDINGS)} more</summary>{more}</details>" if more else ""
+    folded = f"<details><summary>{len(found) - OPEN_FINDINGS:,} more</summary>{more}</details>" if more else ""
     left = len(found) - MOST_FINDINGS
-    cut = f'<p class="soft">And {amount(left)} more in audit.json.</p>' if left > 0 else ""
+    cut = f'<p class="soft">And {left:,} more in audit.json.</p>' if left > 0 else ""
     return (
         f'<article class="finding {kind}"><p><b>{escape(known.severity)}: {escape(code)}{number}</b></p>'
         f"<p>{_sentence(known.meaning)}</p><p>What to do: {_with_code(known.advice)}.</p>{shown}{folded}{cut}</article>"
@@ -142,22 +143,23 @@ def _finding(found: AuditFinding) -> str:
 
 
 def _figures(audit: Audit) -> str:
-    messages = sum(row.messages for row in audit.retention)
-    pending = sum(row.pending for row in audit.retention)
-    overdue = sum(row.overdue for row in audit.retention)
-    fired = sum(row.fired for row in audit.retention)
-    acknowledged = sum(row.acknowledged for row in audit.retention)
-    tiles = (
-        (amount(messages), "messages in partitions"),
-        (amount(pending - overdue), "pending: not due yet"),
-        (amount(overdue), "are due and have not fired"),
-        (share(acknowledged, fired), "of what fired is acknowledged by every subscription"),
-        (amount(len(audit.partitions)), "partitions"),
-        (size_text(sum(row.file_bytes for row in audit.partitions)), "on disk in partitions"),
-        (amount(len(audit.topics)), "topics"),
-        (amount(len(audit.subscriptions)), "subscriptions"),
+    messages, pending, overdue, fired, acknowledged = (
+        sum(getattr(row, name) for row in audit.retention)
+        for name in ("messages", "pending", "overdue", "fired", "acknowledged")
     )
-    shown = "".join(f"<div><b>{escape(number)}</b><span>{escape(what)}</span></div>" for number, what in tiles)
+    tiles = (
+        (messages, "messages in partitions"),
+        (pending - overdue, "pending: not due yet"),
+        (overdue, "are due and have not fired"),
+        (share(acknowledged, fired), "of what fired is acknowledged by every subscription"),
+        (len(audit.partitions), "partitions"),
+        (size_text(sum(row.file_bytes for row in audit.partitions)), "on disk in partitions"),
+        (len(audit.topics), "topics"),
+        (len(audit.subscriptions), "subscriptions"),
+    )
+    shown = "".join(
+        f"<div><b>{escape(cell_text(number))}</b><span>{escape(what)}</span></div>" for number, what in tiles
+    )
     explanation = (
         "A store keeps messages until they are due, in one partition for each span of due time. When a message is due "
         "it <em>fires</em>: it goes into its topic's main log, from which every subscription gets it and acknowledges "
@@ -176,7 +178,7 @@ def _upcoming(audit: Audit) -> str:
     later = {hour: count for hour, count in counts.items() if hour + HOUR_MS > audit.as_of_ms}
     explanation = (
         f"When the {plural(total, 'message')} that have not fired are due. The fullest hour begins at "
-        f"{moment(peak_ms)} with {amount(counts[peak_ms])} ({share(counts[peak_ms], total)}). Tall single bars are "
+        f"{moment(peak_ms)} with {counts[peak_ms]:,} ({share(counts[peak_ms], total)}). Tall single bars are "
         "times at which much work comes at once. Partitions that are still written to were read while the audit ran, "
         "so this is as of then, not of one instant."
     )
@@ -185,9 +187,7 @@ def _upcoming(audit: Audit) -> str:
 
 
 def _lateness(audit: Audit) -> str:
-    bins: Counter[int] = Counter()
-    for row in audit.lateness:
-        bins[row.below_ms] += row.markers
+    bins = _sums((row.below_ms, row.markers) for row in audit.lateness)
     unknown = bins.pop(-1, 0)
     known = sum(bins.values())
     note = f" Of {plural(unknown, 'message')} it is not known: an older version wrote them." if unknown else ""
@@ -199,12 +199,11 @@ def _lateness(audit: Audit) -> str:
         "within a second. Good is everything at the top. Bars further down come from times when no process had the "
         f"store open, or could not keep up.{note}"
     )
-    edges = sorted(below_ms for below_ms in bins if below_ms)
     bars = []
-    for below_ms in (*edges, *([0] if 0 in bins else [])):
+    for below_ms in sorted(bins, key=lambda below_ms: (not below_ms, below_ms)):
         name = f"under {duration(below_ms)}" if below_ms else "longer"
         colour = "green" if 0 < below_ms <= 1_000 else "blue" if 0 < below_ms <= 60_000 else "amber"
-        bars.append(Bar(name, bins[below_ms], f"{amount(bins[below_ms])} · {share(bins[below_ms], known)}", colour))
+        bars.append(Bar(name, bins[below_ms], f"{bins[below_ms]:,} · {share(bins[below_ms], known)}", colour))
     return _section("How late messages fired", explanation, list_bars(bars))
 
 
@@ -216,41 +215,39 @@ def _retention(audit: Audit) -> str:
         "<code>duelog compact</code>; amber has fired and some subscription has it to acknowledge; blue is pending. "
         "Much green or amber in old days is space that a slow subscription holds: see the next section."
     )
-    done: Counter[int] = Counter()
-    fired: Counter[int] = Counter()
-    pending: Counter[int] = Counter()
-    cancelled: Counter[int] = Counter()
-    for row in audit.retention:
-        done[row.day_ms] += row.acknowledged
-        fired[row.day_ms] += row.fired - row.acknowledged
-        pending[row.day_ms] += row.pending
-        cancelled[row.day_ms] += row.messages - row.fired - row.pending
-    series = (
-        Series("acknowledged by every subscription", "green", done),
-        Series("fired, not acknowledged by every subscription", "amber", fired),
-        Series("pending", "blue", pending),
-        Series("cancelled, moved or released", "grey", cancelled),
+    kinds: tuple[tuple[str, str, Callable[[RetentionRow], int]], ...] = (
+        ("acknowledged by every subscription", "green", lambda row: row.acknowledged),
+        ("fired, not acknowledged by every subscription", "amber", lambda row: row.fired - row.acknowledged),
+        ("pending", "blue", lambda row: row.pending),
+        ("cancelled, moved or released", "grey", lambda row: row.messages - row.fired - row.pending),
     )
+    series = [
+        Series(name, colour, _sums((row.day_ms, count(row)) for row in audit.retention))
+        for name, colour, count in kinds
+    ]
     topics = _by_topic(audit)
     columns = ("topic", ">messages", ">size", "oldest", "newest", ">pending", ">fired", ">acknowledged", ">cancelled")
     table = _table(columns, topics[:MOST_ROWS], total=len(topics))
     return _section("What is kept", explanation, time_bars(series, DAY_MS, "messages by day"), table)
 
 
+def _sums(counts: Iterable[tuple[T, int]]) -> Counter[T]:
+    """Counts of the same thing added up."""
+    found: Counter[T] = Counter()
+    for what, count in counts:
+        found[what] += count
+    return found
+
+
 def _by_topic(audit: Audit) -> list[tuple[object, ...]]:
-    topics: dict[str, list[int]] = {}
+    topics: dict[str, RetentionRow] = {}
     for row in audit.retention:
-        known = topics.setdefault(row.topic, [0, 0, row.oldest_due_ms, row.newest_due_ms, 0, 0, 0, 0])
-        known[2] = min(known[2], row.oldest_due_ms)
-        known[3] = max(known[3], row.newest_due_ms)
-        counts = (row.messages, row.payload_bytes, row.pending, row.fired, row.acknowledged, row.cancelled)
-        for at, count in zip((0, 1, 4, 5, 6, 7), counts, strict=True):
-            known[at] += count
-    largest = sorted(topics.items(), key=lambda item: (-item[1][0], item[0]))
+        topics[row.topic] = topics[row.topic].plus(row) if row.topic in topics else row
     return [
-        (short_topic(topic), row[0], size_text(row[1]), moment(row[2]), moment(row[3]), *row[4:])
-        for topic, row in largest
-    ]
+        (short_topic(row.topic), row.messages, size_text(row.payload_bytes), moment(row.oldest_due_ms),
+         moment(row.newest_due_ms), row.pending, row.fired, row.acknowledged, row.cancelled)
+        for row in sorted(topics.values(), key=lambda row: (-row.messages, row.topic))
+    ]  # fmt: skip
 
 
 # -- what holds it -------------------------------------------------------------------------------
@@ -281,38 +278,34 @@ def _held(audit: Audit) -> str:
     return _section("What is held, and by what", explanation, list_bars(bars), folded)
 
 
-def _reference(topic: str, subscription: str, reason: str) -> str:
-    name = printable(short_topic(topic)) or "the store"
-    return f"{name}: {printable(subscription)}" if subscription else f"{name}: {reason}"
+def _reference(topic: str, subscription: str, reason: str = "") -> str:
+    return f"{printable(short_topic(topic)) or 'the store'}: {printable(subscription) or reason}"
 
 
 def _subscriptions(audit: Audit) -> str:
+    title = "Subscriptions that are behind"
     if not audit.subscriptions:
-        return _section("Subscriptions that are behind", "No topic has a subscription: nothing is delivered.")
+        return _section(title, "No topic has a subscription: nothing is delivered.")
     behind = sorted((row for row in audit.subscriptions if row.backlog), key=lambda row: -row.backlog)
+    if not behind:
+        return _section(title, f"All {plural(len(audit.subscriptions), 'subscription')} have caught up.")
     explanation = (
         "How many messages each subscription has to acknowledge before it is done. Short bars, or none, are good: a "
         "long one is a receiver that is slow, stopped or forgotten."
     )
-    if not behind:
-        caught_up = f"All {plural(len(audit.subscriptions), 'subscription')} have caught up."
-        return _section("Subscriptions that are behind", caught_up)
     bars = [
-        Bar(f"{printable(short_topic(row.topic))}: {printable(row.subscription)}", row.backlog,
-            amount(row.backlog) + (", paused" if row.paused else ""), "amber")
+        Bar(_reference(row.topic, row.subscription), row.backlog,
+            f"{row.backlog:,}" + (", paused" if row.paused else ""), "amber")
         for row in behind[:15]
     ]  # fmt: skip
     left = len(behind) - len(bars)
     cut = f'<p class="soft">{plural(left, "more subscription")} with a smaller backlog.</p>' if left else ""
-    return _section("Subscriptions that are behind", explanation, list_bars(bars), cut)
+    return _section(title, explanation, list_bars(bars), cut)
 
 
 def _skew(audit: Audit) -> str:
-    topics: Counter[str] = Counter()
-    days: Counter[int] = Counter()
-    for row in audit.retention:
-        topics[row.topic] += row.messages
-        days[row.day_ms] += row.messages
+    topics = _sums((row.topic, row.messages) for row in audit.retention)
+    days = _sums((row.day_ms, row.messages) for row in audit.retention)
     total = sum(topics.values())
     if not total:
         return ""
@@ -324,7 +317,7 @@ def _skew(audit: Audit) -> str:
         "is busiest."
     )
     bars = [
-        Bar(printable(short_topic(name)), count, f"{amount(count)} · {share(count, total)}", "blue")
+        Bar(printable(short_topic(name)), count, f"{count:,} · {share(count, total)}", "blue")
         for name, count in topics.most_common(12)
     ]
     left = len(topics) - len(bars)

@@ -8,15 +8,6 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _UNITS = ((604_800_000, "week"), (86_400_000, "day"), (3_600_000, "hour"), (60_000, "minute"), (1_000, "second"))
 
 
-def amount(number: int) -> str:
-    """A number with thousands separators.
-
-    >>> amount(1234567)
-    '1,234,567'
-    """
-    return f"{number:,}"
-
-
 def moment(ms: int, *, with_time: bool = True) -> str:
     """A time in UTC, to the minute or to the day.
 
