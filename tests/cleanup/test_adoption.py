@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -210,15 +210,6 @@ def test_a_partition_that_was_deleted_meanwhile_stays_deleted(store: DelayedStor
     assert list((store.path / "partitions").iterdir()) == []
 
 
-def test_of_two_finished_generations_one_is_adopted(store: DelayedStore) -> None:
-    """The other was made from a generation that is no longer there."""
-    finish(store)
-    finish(store)
-    assert adopts(store)
-    (reason,) = store._engine.maintenance.adopting.refused
-    assert "made from generation 1" in reason
-
-
 def test_a_lease_reads_on_and_the_next_one_reads_the_new_generation(store: DelayedStore) -> None:
     """No thread waits for another; the old environment is closed when the last lease on it is given back."""
     finish(store)
@@ -261,26 +252,16 @@ def test_a_backup_holds_adoption_back(store: DelayedStore, tmp_path: Path) -> No
     assert adopts(store)
 
 
-def truncate(directory: Path) -> None:
-    """Cut the file."""
-    os.truncate(directory / "data.mdb", 5_000)
-
-
-def empty(directory: Path) -> None:
-    """No file at all."""
-    shutil.rmtree(directory)
-    directory.mkdir()
-
-
-def stranger(directory: Path) -> None:
-    """Some file."""
-    (directory / "data.mdb").write_bytes(b"x" * 10_000)
-
-
-@pytest.mark.parametrize("spoil", [truncate, empty, stranger])
-def test_what_is_no_generation_is_thrown_away(store: DelayedStore, spoil: Callable[[Path], None]) -> None:
-    """And never opened as if it were one."""
-    spoil(Path(finish(store).directory))
+@pytest.mark.parametrize("content", [None, b"x" * 10_000, "cut"])
+def test_what_is_no_generation_is_thrown_away(store: DelayedStore, content: bytes | str | None) -> None:
+    """No file, some file, one that was cut: never opened as if it were one."""
+    file = Path(finish(store).directory) / "data.mdb"
+    if content == "cut":
+        os.truncate(file, 5_000)
+    elif isinstance(content, bytes):
+        file.write_bytes(content)
+    else:
+        file.unlink()
     assert not adopts(store)
 
 
@@ -302,33 +283,26 @@ def test_a_generation_of_another_store_is_thrown_away(
     assert (generations(store, 1), leftovers(store.path)) == (["g000001"], [])
 
 
-def test_without_space_for_the_record_the_generation_waits(
-    store: DelayedStore, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("owner", "name", "error", "told"),
+    [("main", "write", StoreFull(Path(), "no space"), True), (adoption, "move", PermissionError(13, "no"), False)],
+)
+def test_a_generation_that_cannot_take_over_now_waits(
+    store: DelayedStore, monkeypatch: pytest.MonkeyPatch, owner: object, name: str, error: Exception, told: bool
 ) -> None:
-    """It is adopted when there is space."""
+    """Without space for its record the tick says so; one that may not be moved (of another user, say) is left alone."""
     finish(store)
-    main = store._engine.main
 
-    def no_room(work: object) -> None:
-        raise StoreFull(store.path, "no room")
+    def refused(*arguments: object) -> None:
+        raise error
 
-    monkeypatch.setattr(main, "write", no_room)
-    with pytest.raises(StoreFull):
-        store.tick()
+    monkeypatch.setattr(store._engine.main if owner == "main" else owner, name, refused)
+    if told:
+        with pytest.raises(StoreFull):
+            store.tick()
+    else:
+        assert store.tick().adopted == 0
     assert generations(store) == ["g000001"]
-    monkeypatch.undo()
-    assert adopts(store)
-
-
-def test_what_may_not_be_moved_is_left_alone(store: DelayedStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Made by another user, say: the store goes on, and does so with the generation that it has."""
-    finish(store)
-
-    def refused(source: Path, target: Path) -> None:
-        raise PermissionError(13, "no")
-
-    monkeypatch.setattr(adoption, "move", refused)
-    assert store.tick().adopted == 0
     monkeypatch.undo()
     assert adopts(store)
 
@@ -406,14 +380,17 @@ def test_everything_gone_is_passed_at_once(store: DelayedStore) -> None:
         assert two.stats().backlog == 0
 
 
-def test_a_backup_does_not_make_ticks_turn_for_ever(store: DelayedStore) -> None:
-    """Adoption after the end of the backup is nothing to do now."""
+def test_of_two_finished_generations_one_is_adopted(store: DelayedStore) -> None:
+    """The other was made from a generation that is no longer there; while a backup is made it is nothing to do now."""
     finish(store)
     finish(store)
     adopting = store._engine.maintenance.adopting
+    assert adopting is not None
     assert store._engine.maintenance.slice()[1]  # one of the two is left
     assert adopting.more
     with store._engine.maintenance.deletions_held():
         assert not store._engine.maintenance.slice()[1]
-    assert store.tick().adopted == 0  # the other one was made from the first
-    assert leftovers(store.path) == []
+    assert store.tick().adopted == 0
+    assert (leftovers(store.path), generations(store)) == ([], ["g000002"])
+    (reason,) = adopting.refused
+    assert "made from generation 1" in reason
