@@ -42,14 +42,6 @@ def test_a_due_time_lies_in_exactly_the_partition_of_its_start(due_ms: int, span
     assert partition_start(start_ms, span_ms) == start_ms
 
 
-def test_a_partition_begins_at_its_start_and_ends_before_the_next() -> None:
-    """The interval is half-open: midnight belongs to the day that begins."""
-    midnight = utc_ms(2026, 11, 20)
-    assert partition_start(midnight, DAY_MS) == midnight
-    assert partition_start(midnight - 1, DAY_MS) == midnight - DAY_MS
-    assert partition_start(midnight + DAY_MS - 1, DAY_MS) == midnight
-
-
 @st.composite
 def batches(draw: st.DrawFn) -> tuple[list[int], int]:
     """Due times around a few partitions that are near, or as far apart as the range allows."""
@@ -83,13 +75,6 @@ def test_partitions_2_to_the_16_apart_are_not_taken_for_one() -> None:
         (65_536, [0]),
         (131_072, [3]),
     ]
-
-
-def test_a_batch_within_one_partition_is_one_group() -> None:
-    """A thousand entries of one day come back as one group of all positions."""
-    start_ms = utc_ms(2026, 11, 20)
-    batch = np.random.default_rng(1).integers(start_ms, start_ms + DAY_MS, 1_000)
-    assert grouped(batch, DAY_MS) == [(start_ms, list(range(1_000)))]
 
 
 def test_directory_names_are_utc_times_with_milliseconds_only_where_needed() -> None:

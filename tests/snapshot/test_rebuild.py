@@ -66,10 +66,6 @@ def indexes(store: DelayedStore) -> list[Any]:
     return [([(start_ms, list(ids)) for start_ms, ids in buckets_of(log._index)], log.tail) for log in logs]
 
 
-def spoil_nothing(store: DelayedStore) -> None:
-    """Leave the snapshots as they are."""
-
-
 def remove_all(store: DelayedStore) -> None:
     """No snapshot at all."""
     environment = environment_of(store)
@@ -94,36 +90,30 @@ def _change(store: DelayedStore, table: Table, change: Callable[[bytes, bytes], 
     environment.close()
 
 
-def tear(store: DelayedStore) -> None:
-    """Parts without metadata."""
-    _change(store, Table.SNAPSHOT_META, lambda key, value: None)
+def _flipped(key: bytes, value: bytes) -> bytes:
+    return value[:9] + bytes([value[9] ^ 4]) + value[10:]
 
 
-def damage_parts(store: DelayedStore) -> None:
-    """A flipped bit in every part."""
-    _change(store, Table.SNAPSHOT_PART, lambda key, value: value[:9] + bytes([value[9] ^ 4]) + value[10:])
+SPOILED: dict[str, Callable[[DelayedStore], None]] = {
+    "as they were": lambda store: None,
+    "none": remove_all,
+    "torn": lambda store: _change(store, Table.SNAPSHOT_META, lambda key, value: None),
+    "damaged parts": lambda store: _change(store, Table.SNAPSHOT_PART, _flipped),
+    "damaged metadata": lambda store: _change(store, Table.SNAPSHOT_META, _flipped),
+    "of a later version": lambda store: _change(
+        store, Table.SNAPSHOT_META, lambda key, value: seal(key, b"\x09\x09" + unseal(key, value)[2:])
+    ),
+}
 
 
-def damage_metadata(store: DelayedStore) -> None:
-    """A flipped bit in all metadata."""
-    _change(store, Table.SNAPSHOT_META, lambda key, value: value[:9] + bytes([value[9] ^ 4]) + value[10:])
-
-
-def from_the_future(store: DelayedStore) -> None:
-    """Metadata of an unknown version."""
-    _change(store, Table.SNAPSHOT_META, lambda key, value: seal(key, b"\x09\x09" + unseal(key, value)[2:]))
-
-
-@pytest.mark.parametrize("spoil", [spoil_nothing, remove_all, tear, damage_parts, damage_metadata, from_the_future])
-def test_what_is_rebuilt_is_what_a_full_replay_makes(
-    store: DelayedStore, open_store: OpenStore, spoil: Callable[[DelayedStore], None]
-) -> None:
+@pytest.mark.parametrize("state", SPOILED)
+def test_what_is_rebuilt_is_what_a_full_replay_makes(store: DelayedStore, open_store: OpenStore, state: str) -> None:
     """Whatever state the snapshots were in, each log has one complete one afterwards, and the index is the same."""
     remove_all(store)
     opened = open_store(config=CONFIG)
     replayed, left = indexes(opened), [pending(opened, topic) for topic in "ab"]
     opened.close()
-    spoil(store)
+    SPOILED[state](store)
     told: list[tuple[int, int]] = []
     report = rebuild_snapshots(
         store.path, bucket_ms=CONFIG.bucket_ms, progress=lambda read, total: told.append((read, total))
@@ -235,7 +225,7 @@ def test_late_entries_that_wait_are_left_to_the_replay(open_store: OpenStore, cl
 
 def test_listing_says_why_a_snapshot_is_not_used(store: DelayedStore) -> None:
     """Torn and damaged ones by their state, with the reason."""
-    damage_metadata(store)
+    SPOILED["damaged metadata"](store)
     states = {(each.state, each.usable) for each in list_snapshots(store.path)}
     assert states == {("damaged", False)}
     assert all("checksum" in each.reason for each in list_snapshots(store.path))

@@ -36,12 +36,6 @@ def test_what_stays_is_the_same_and_what_goes_is_none(conditional: bool) -> None
             assert Run("a", KEY, run.keeping(keep)).fixed() == run.fixed()
 
 
-def test_all_that_stays_is_the_same_bytes() -> None:
-    """Nothing is packed anew."""
-    value = packed([b"a", b"bc"])
-    assert Run("a", KEY, value).keeping(np.array([True, True])) == value
-
-
 def test_a_damaged_body_stays_damaged() -> None:
     """Its checksum is copied, not computed, so that it is reported from the copy too."""
     value = bytearray(packed([b"one", b"two", b"three"]))
