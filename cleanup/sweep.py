@@ -8,7 +8,6 @@ Finished generations in staging/ready/ are left to adoption.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple
 
 from ..partitions.partition import partition_path
 from ..store.codec.format import PartitionState
@@ -22,31 +21,21 @@ from .deletion import remove_recorded
 from .trim import remove_ledgers, unfinished
 
 
-class Swept(NamedTuple):
-    """What was finished."""
-
-    deletions: int
-    ledgers: int
-    directories: int
-
-
-def sweep(path: Path, main: Environment) -> Swept:
+def sweep(path: Path, main: Environment) -> None:
     """Finish what a crash left. REQUIRES: the store's lock, and no partition open.
 
     Raises DamagedStore, and removes nothing, for a partition that holds messages and that the catalog does not know:
     one is registered before it is used, so the catalog has lost it.
     """
-    deletions = 0
     with main.read() as raw:
         registered = catalog.partitions(raw)
     _refuse_lost_partitions(path, {partition_path(path, start, row.generation).parent for start, row in registered})
     for start_ms, record in registered:
         if record.state is PartitionState.DELETING:
             remove_recorded(path, main, start_ms, record.generation)
-            deletions += 1
-    ledgers = unfinished(main)
-    remove_ledgers(main, ledgers)
-    directories = _clear(path / "trash") + _clear(path / "staging", keep=READY)
+    remove_ledgers(main, unfinished(main))
+    _clear(path / "trash")
+    _clear(path / "staging", keep=READY)
     kept = {
         partition_path(path, start_ms, record.generation)
         for start_ms, record in registered
@@ -57,10 +46,8 @@ def sweep(path: Path, main: Environment) -> Swept:
         for generation in sorted(directory.iterdir()) if directory.is_dir() else ():
             if generation not in kept:
                 throw_away(path, generation)
-                directories += 1
         if directory.is_dir() and not any(directory.iterdir()):
             throw_away(path, directory)
-    return Swept(deletions, len(ledgers), directories)
 
 
 def _refuse_lost_partitions(path: Path, known: set[Path]) -> None:
@@ -74,12 +61,10 @@ def _refuse_lost_partitions(path: Path, known: set[Path]) -> None:
                 raise DamagedStore(generation, "holds messages and is not in the catalog")
 
 
-def _clear(directory: Path, keep: str | None = None) -> int:
+def _clear(directory: Path, keep: str | None = None) -> None:
     make_directory(directory)
-    found = sorted(child for child in directory.iterdir() if child.name != keep)
-    for child in found:
+    for child in sorted(child for child in directory.iterdir() if child.name != keep):
         remove_tree(child) if child.is_dir() else child.unlink()
-    return len(found)
 
 
 def throw_away(path: Path, directory: Path) -> None:

@@ -153,7 +153,6 @@ def assemble(found: Recovered, config: StoreConfig, undo: ExitStack, *, records_
         config=config,
         read_only=found.read_only,
         store_id=found.identity.store_id,
-        swept=found.swept,
         lock=found.lock,
         state=state,
         main=main,

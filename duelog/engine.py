@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
 
-from duelog.cleanup.sweep import Swept
 from duelog.markers.firing.firing import Firing
 from duelog.partitions.partition_set import PartitionSet
 from duelog.store.clock import StoreClock
@@ -55,7 +54,6 @@ class Engine:
     config: StoreConfig
     read_only: bool
     store_id: bytes
-    swept: Swept
     lock: StoreLock | None
     state: OpenState
     main: Environment

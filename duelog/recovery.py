@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from duelog.cleanup.sweep import Swept, sweep
+from duelog.cleanup.sweep import sweep
 from duelog.partitions.followed_set import FollowedPartitionSet
 from duelog.partitions.partition_set import PartitionSet
 from duelog.store.clock import Clock, StoreClock
@@ -32,8 +32,8 @@ from .sending.wal_replay import replay_wal
 class Recovered:
     """What was found in a store's directory, and is open.
 
-    lock: held while this process writes; None: read-only. clock: never behind what has fired. swept: what a crash had
-    left. listeners: those of `main` and `partitions`.
+    lock: held while this process writes; None: read-only. clock: never behind what has fired.
+    listeners: those of `main` and `partitions`.
     """
 
     path: Path
@@ -43,7 +43,6 @@ class Recovered:
     partitions: PartitionSet
     clock: StoreClock
     run_limits: RunLimits
-    swept: Swept
     listeners: Listeners
 
     @property
@@ -74,11 +73,10 @@ def recover(path: Path, config: StoreConfig, clock: Clock, undo: ExitStack, *, r
     undo.callback(partitions.close)
     partitions.load()  # before anything is swept: what it refuses is left as it is
     limits = RunLimits(config.run_entries, config.run_bytes)
-    swept = Swept(0, 0, 0)
     if not read_only:
-        swept = sweep(path, main)
+        sweep(path, main)
         open_wal = partial(WalFile, path, identity.store_id, config.journal_bytes)
         replay_wal(path, main, partitions, limits, identity.store_id, open_wal)
         refuse_lost_entries(main, partitions)
     store_clock = StoreClock(clock, 0 if mark is None else fmt.unpack_u64(mark))
-    return Recovered(path, identity, lock, main, partitions, store_clock, limits, swept, listeners)
+    return Recovered(path, identity, lock, main, partitions, store_clock, limits, listeners)

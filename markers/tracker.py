@@ -89,10 +89,6 @@ class TopicDelayTracker:
         self.idle_since_ms: int | None = None
         """When the last view closed; None while there is one."""
 
-    def __len__(self) -> int:
-        """Entries indexed."""
-        return len(self._waiting)
-
     def memory_bytes(self) -> int:
         """Estimated bytes of the index, all views together."""
         return self._waiting.memory_bytes()

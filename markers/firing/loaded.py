@@ -256,10 +256,6 @@ class LoadedPartitions:
     def loaded_starts(self) -> list[int]:
         return sorted(self.logs)
 
-    def logs_of(self, topic_id: int) -> list[PendingLog]:
-        """The loaded logs of a topic."""
-        return [logs[topic_id] for logs in list(self.logs.values()) if topic_id in logs]
-
     def memory_bytes(self, topic_id: int | None = None) -> int:
         """Estimated bytes of the delay indexes in memory, of one topic or of all."""
         return sum(

@@ -23,7 +23,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from ...partitions.partition import Partition
 from ...snapshot.writer import Cut, SnapshotWritten, WriteStep, write_snapshots
 from ...store.config import StoreConfig
-from ...store.errors import DuelogError, StoreFailed, StoreFull
+from ...store.errors import StoreFailed, StoreFull
 from ...store.listener import StoreListener
 from .pending_log import PendingLog
 from .suspensions import Part, Suspensions
@@ -54,8 +54,6 @@ class Saving:
         self._part_bytes = config.snapshot_part_bytes
         self._accounts: dict[int, _Account] = {}
         self._job: tuple[int, Iterator[WriteStep | SnapshotWritten]] | None = None
-        self.error: DuelogError | None = None
-        """Why the last snapshot was not written; None when it was."""
 
     # -- account -----------------------------------------------------------------------------------
 
@@ -119,12 +117,10 @@ class Saving:
         try:
             return int(isinstance(next(steps), SnapshotWritten))
         except StopIteration:
-            self.error = None
             self._suspensions.succeeded(part, now_ms)
             left = sum(log.unsaved for log in loaded[start_ms][1]) if start_ms in loaded else 0
             self._plan(start_ms, max(self._every - left, self._little))
-        except (StoreFull, StoreFailed) as error:
-            self.error = error
+        except (StoreFull, StoreFailed):
             self._plan(start_ms, self._little)
         except Exception as error:
             self._job = None
@@ -141,9 +137,9 @@ class Saving:
                 try:
                     steps = self._save(partition, logs, now_ms)
                     written += sum(isinstance(step, SnapshotWritten) for step in steps)
-                except (StoreFull, StoreFailed) as error:
-                    self.error = error
-                except Exception as error:  # it costs the next start time, and closing goes on
+                except (StoreFull, StoreFailed):  # as for any other error, which is logged: the next start takes longer
+                    continue
+                except Exception as error:
                     _log.error("%s: no snapshot was written: %r", partition.path, error, exc_info=error)
         return written
 

@@ -18,7 +18,6 @@ from duelog import recovery
 from duelog.background import adopting, maintenance
 from duelog.cleanup import adoption, claims
 from duelog.cleanup.deletion import deletable
-from duelog.cleanup.sweep import Swept
 from duelog.markers.firing.firing import Firing
 from duelog.partitions import creation, partition_set
 from duelog.partitions import producer_numbers as producers
@@ -169,18 +168,18 @@ def register_before_rename() -> None:
 def ack_before_disk() -> None:
     """`ack(durable=True)` does not wait for the disk."""
 
-    def wrap(acknowledged: Any) -> Any:
-        def hasty(self: Any, count: int, moved: bool, durable: bool) -> Any:
-            return acknowledged(self, count, moved, False)
+    def wrap(acknowledge: Any) -> Any:
+        def hasty(self: Any, work: Any, durable: bool) -> Any:
+            return acknowledge(self, work, False)
 
         return hasty
 
-    _patch(Consumer, "_acknowledged", wrap)
+    _patch(Consumer, "_acknowledge", wrap)
 
 
 def no_sweep() -> None:
     """Opening does not finish what a crash left."""
-    _patch(recovery, "sweep", lambda _: lambda path, main: Swept(0, 0, 0))
+    _patch(recovery, "sweep", lambda _: lambda path, main: None)
 
 
 def remove_before_record() -> None:

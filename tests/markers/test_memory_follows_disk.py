@@ -129,7 +129,7 @@ def test_a_log_that_an_append_tears_while_it_fires_is_loaded_anew(
 
     def torn(firing: Firing, *arguments: Any) -> None:
         commit(firing, *arguments)
-        (log,) = (log for log in firing.loaded.logs_of(store.topic("a")._existing().log.topic_id))
+        (log,) = (logs[store.topic("a")._existing().topic_id] for logs in firing.loaded.logs.values())
         with monkeypatch.context() as patch:
             patch.setattr(DelayIndex, "add", raising(KeyboardInterrupt)(DelayIndex.add))
             with pytest.raises(KeyboardInterrupt):

@@ -50,7 +50,7 @@ def test_between_two_prunings_lies_the_interval(
     for _ in range(10):
         clock.advance(1_000)
         assert tracked.take(tracked.one) == tracked.take(tracked.other) == 1
-        kept.append(len(tracked.tracker))
+        kept.append(len(tracked.tracker._waiting))
     assert tracked.pruned == 2
     assert kept == [20, 20, 20, 20, 17, 17, 17, 17, 17, 12]
 
@@ -65,7 +65,7 @@ def test_too_few_subscriptions_that_moved_on_are_no_reason_to_prune(
     for _ in range(9):
         clock.advance(1_000)
         assert tracked.take(tracked.one) == 1
-    assert len(tracked.tracker) == MOMENTS
+    assert len(tracked.tracker._waiting) == MOMENTS
     assert tracked.take(tracked.other) == 9
     assert tracked.pruned == looks
-    assert len(tracked.tracker) == MOMENTS - 8
+    assert len(tracked.tracker._waiting) == MOMENTS - 8

@@ -67,7 +67,7 @@ def test_views_with_different_mark_deletes_are_served_each_once(
         assert len(idle.receive(100)) == 10
     tracker = tracker_of(store)
     assert tracker is not None
-    assert len(tracker) <= 20
+    assert len(tracker._waiting) <= 20
 
 
 def test_each_position_is_tracked_once_whatever_the_subscriptions(
@@ -80,7 +80,7 @@ def test_each_position_is_tracked_once_whatever_the_subscriptions(
         assert subscription.receive(1) == []
     tracker = tracker_of(store)
     assert tracker is not None
-    assert len(tracker) == 50
+    assert len(tracker._waiting) == 50
     clock.advance(2_000)
     assert {len(payloads(subscription)) for subscription in subscriptions} == {50}
 
@@ -161,7 +161,7 @@ def test_an_index_that_was_broken_off_halfway_is_read_anew(
     assert subscription.receive(10) == []
     found = tracker_of(store)
     assert found is not None
-    assert len(found) == 3
+    assert len(found._waiting) == 3
     clock.advance(1_000)
     assert payloads(subscription) == [b"a", b"b", b"c"]
 
