@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import numpy as np
@@ -228,3 +229,43 @@ def test_an_entry_that_just_fits_stays_in_its_run() -> None:
     assert cuts([0] * 4, [1] * 4, max_entries=2) == [(0, 2), (2, 4)]
     assert cuts([0, MAX_DUE_SPAN_MS], [1, 1], base_ms=None) == [(0, 2)]
     assert cuts([0, MAX_DUE_SPAN_MS + 1], [1, 1], base_ms=None) == [(0, 1), (1, 2)]
+
+
+# -- a run without some of its bodies ----------------------------------------------------------
+
+
+def thin(bodies: list[bytes], conditional: bool = False) -> bytes:
+    """The value of a run of these bodies, one ms apart."""
+    return messages(1_000, list(range(len(bodies))), bodies, conditional=conditional)[1]
+
+
+@pytest.mark.parametrize("conditional", [False, True])
+def test_what_stays_is_the_same_and_what_goes_is_none(conditional: bool) -> None:
+    """Any choice of any bodies, dropped ones and empty choices among them, is as if they had been packed so."""
+    source = random.Random(5)
+    for count in (1, 2, 7, 192):
+        for _ in range(20):
+            bodies = [source.randbytes(source.choice((0, 1, 40))) for _ in range(count)]
+            keep = np.array([source.random() < source.choice((0.1, 0.5, 1.0)) for _ in range(count)])
+            run = Run("a", run_key(3, 100), thin(bodies, conditional))
+            expected = [body if kept else b"" for body, kept in zip(bodies, keep, strict=True)]
+            assert run.keeping(keep) == thin(expected, conditional)
+            assert Run("a", run_key(3, 100), run.keeping(keep)).fixed() == run.fixed()
+
+
+def test_a_damaged_body_stays_damaged() -> None:
+    """Its checksum is copied, not computed, so that it is reported from the copy too."""
+    value = bytearray(thin([b"one", b"two", b"three"]))
+    value[-7] ^= 1  # in "two"
+    copy = Run("a", run_key(3, 100), Run("a", run_key(3, 100), bytes(value)).keeping(np.array([False, True, True])))
+    assert copy.body(0) is None
+    assert copy.body(2) == b"three"
+    with pytest.raises(CorruptEntry, match="checksum"):
+        copy.body(1)
+
+
+def test_a_body_outside_its_run_is_found_before() -> None:
+    """Such a run cannot be thinned."""
+    value = thin([b"one", b"two"])
+    assert Run("a", run_key(3, 100), value).bodies_fit
+    assert not Run("a", run_key(3, 100), value[:-1]).bodies_fit
