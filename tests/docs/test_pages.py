@@ -1,4 +1,4 @@
-"""Folders, attributes, wrong engines and failpoints that CONTRIBUTING.md, design.md and testing.md name are there."""
+"""CONTRIBUTING.md, docs/design.md and docs/testing.md name folders, attributes and wrong engines that there are."""
 
 from __future__ import annotations
 

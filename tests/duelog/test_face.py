@@ -55,13 +55,12 @@ def test_every_public_name_has_a_docstring() -> None:
 
 
 def test_every_error_of_the_library_can_be_imported_from_duelog_errors() -> None:
-    """All leaves of DuelogError that the library defines, whether it is exported or not, are there."""
+    """All that the library defines and does not keep to itself are there."""
     exported = {getattr(duelog.errors, name) for name in duelog.errors.__all__}
     assert all(issubclass(error, DuelogError) for error in exported)
-    defined = {
-        error for error in vars(importlib.import_module("duelog.store.errors")).values() if isinstance(error, type)
-    }
-    assert {error for error in defined if issubclass(error, DuelogError)} <= exported
+    defined = vars(importlib.import_module("duelog.store.errors"))
+    public = {each for name, each in defined.items() if isinstance(each, type) and not name.startswith("_")}
+    assert {error for error in public if issubclass(error, DuelogError)} <= exported
 
 
 EXAMPLES = [

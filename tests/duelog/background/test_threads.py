@@ -22,7 +22,7 @@ LIMIT_S = 60.0
 
 
 class _Waits:
-    """Says when a thread other than the store's own has begun to wait."""
+    """Counts the threads, other than the store's own, that have begun to wait."""
 
     def __init__(self) -> None:
         self._condition = threading.Condition()
@@ -40,7 +40,7 @@ class _Waits:
 
 
 class WatchedClock(SystemClock):
-    """The wall clock; `waits` tells of those who wait by it."""
+    """The wall clock; `waits` counts the threads that wait by it."""
 
     def __init__(self) -> None:
         self.waits = _Waits()
@@ -51,7 +51,7 @@ class WatchedClock(SystemClock):
 
 
 class WatchedManualClock(ManualClock):
-    """A clock that tests move; likewise."""
+    """A clock that tests move, with the same count."""
 
     def __init__(self, now_ms: int) -> None:
         super().__init__(now_ms)
@@ -184,28 +184,18 @@ def test_a_manual_clock_with_a_background_thread_wakes_a_waiting_receiver(open_s
     assert message.due_ms == came_ms == START_MS + 3_600_000
 
 
-def _close_store(store: DelayedStore, subscription: Subscription) -> None:
-    store.close()
-
-
-def _close_subscription(store: DelayedStore, subscription: Subscription) -> None:
-    subscription.close()
-
-
-def _delete_topic(store: DelayedStore, subscription: Subscription) -> None:
-    store.delete_topic("t")
-
-
 @pytest.mark.parametrize("background", [True, False])
 @pytest.mark.parametrize(
     ("end", "error"),
-    [(_close_store, ClosedError), (_close_subscription, ClosedError), (_delete_topic, UnknownSubscription)],
+    [
+        (lambda store, _: store.close(), ClosedError),
+        (lambda _, subscription: subscription.close(), ClosedError),
+        (lambda store, _: store.delete_topic("t"), UnknownSubscription),
+    ],
+    ids=["close the store", "close the subscription", "delete the topic"],
 )
 def test_whatever_ends_a_subscription_wakes_its_receiver(
-    open_store: OpenStore,
-    end: Callable[[DelayedStore, Subscription], None],
-    error: type[Exception],
-    background: bool,
+    open_store: OpenStore, end: Callable[[DelayedStore, Subscription], None], error: type[Exception], background: bool
 ) -> None:
     """A receiver that waits for ever gets the error of what was closed or deleted, with a thread or without."""
     clock = WatchedClock()

@@ -188,6 +188,7 @@ def test_clearing_what_waits_inline_for_one_subscription_leaves_it_to_the_others
     store = open_store(config=config)
     topic = store.topic("t")
     clock.advance(3_600_000)
+    store.tick()
     with topic.subscribe("one") as one, topic.subscribe("other") as other:
         assert {message.payload for message in one.receive(10)} == {b"0", b"after", b"3600"}
         assert {message.payload for message in other.receive(10)} == {b"0", b"10", b"20", b"30", b"after", b"3600"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -26,7 +27,7 @@ def ledgers(store: DelayedStore, name: str = "t") -> int:
 def test_what_waits_inline_with_no_subscription_yet_is_not_trimmed_before_it_is_due(
     store: DelayedStore, topic: Topic, clock: ManualClock
 ) -> None:
-    """Five messages due in half an hour, ledgers of two: who subscribes before then gets all five."""
+    """Five messages due in half an hour, ledgers of two: a subscription made before then gets all five."""
     for number in range(5):
         topic.send(b"%d" % number, deliver_after=1_800)
     assert store.tick().trimmed == 0
@@ -36,11 +37,12 @@ def test_what_waits_inline_with_no_subscription_yet_is_not_trimmed_before_it_is_
     assert store.tick().trimmed == 2
 
 
-def test_after_a_restart_what_waits_inline_is_still_not_trimmed(open_store: OpenStore, clock: ManualClock) -> None:
+def test_after_a_restart_what_waits_inline_is_still_not_trimmed(
+    open_store: OpenStore, store: DelayedStore, topic: Topic, clock: ManualClock
+) -> None:
     """When a ledger is due as a whole is on disk, whatever `inline_delay_ms` the store is opened with next."""
-    store = open_store(config=CONFIG)
     for number in range(5):
-        store.topic("t").send(b"%d" % number, deliver_after=1_800)
+        topic.send(b"%d" % number, deliver_after=1_800)
     store.close()
     store = open_store(config=StoreConfig(ledger_max_entries=2, ack_flush_ms=0))
     clock.advance(60_000)
@@ -89,18 +91,11 @@ def test_a_ledger_that_waits_holds_those_behind_it_and_goes_when_it_is_due(
     assert (store.tick().trimmed, ledgers(store)) == (3, 1)
 
 
-@pytest.mark.parametrize("retention", ["none", "bytes", "ms"])
+@pytest.mark.parametrize("config", [CONFIG, replace(CONFIG, retention_bytes=1), replace(CONFIG, retention_ms=1)])
 def test_what_all_acknowledged_before_it_was_due_keeps_its_ledger_until_then(
-    open_store: OpenStore, clock: ManualClock, retention: str
+    open_store: OpenStore, clock: ManualClock, config: StoreConfig
 ) -> None:
     """Acknowledged by id by every subscription there is: one that comes before it is due gets it all the same."""
-    config = StoreConfig(
-        inline_delay_ms=HOUR_MS,
-        ledger_max_entries=2,
-        ack_flush_ms=0,
-        retention_ms=1 if retention == "ms" else 0,
-        retention_bytes=1 if retention == "bytes" else 0,
-    )
     store = open_store(config=config)
     topic = store.topic("t")
     eager = topic.subscribe("eager")
@@ -117,7 +112,7 @@ def test_what_all_acknowledged_before_it_was_due_keeps_its_ledger_until_then(
 def test_who_begins_at_the_latest_holds_what_waits_until_it_has_it(
     store: DelayedStore, topic: Topic, clock: ManualClock
 ) -> None:
-    """Its ledgers are kept from the first that has something to come to it on, and go after that."""
+    """Ledgers are kept from the first with a message that is to come to the subscription, and go after that."""
     topic.send_batch([Message(b"%d" % number) for number in range(4)])
     topic.send(b"waits", deliver_after=60)
     topic.send_batch([Message(b"%d" % number) for number in range(5, 9)])
@@ -131,7 +126,7 @@ def test_who_begins_at_the_latest_holds_what_waits_until_it_has_it(
 
 
 def leave_a_tracker(store: DelayedStore) -> int:
-    """Have a consumer acknowledge something, pass over a thousand waiting messages, and leave; bytes of the index."""
+    """Have a consumer acknowledge a message, pass over a thousand hidden ones, and leave; returns the index's bytes."""
     topic = store.topic("t")
     subscription = topic.subscribe("s")
     topic.send(b"now")
