@@ -39,6 +39,7 @@ import lmdb
 import duelog
 from duelog.errors import DuelogError
 from tests.disaster import sweep_mutants, sweep_scenarios
+from tests.disaster.running import memory
 from tests.disaster.sweep_scenarios import START_MS, Run, Scenario, Twin
 
 PATIENCE_S = 20
@@ -231,7 +232,7 @@ def sweep(
     patience_s: float = PATIENCE_S,
 ) -> None:
     """Run every point from `begin` on; says what is about to be run, and what was wrong."""
-    with tempfile.TemporaryDirectory(dir=_fast_directory(), prefix="sweep-") as directory:
+    with tempfile.TemporaryDirectory(dir=memory(), prefix="sweep-") as directory:
         scratch = Path(directory) / "run"
         template = Template(scenario, Path(directory) / "template")
         found = [place for place in places(template, scratch) if file in (None, place.file)]
@@ -249,10 +250,6 @@ def sweep(
         faulthandler.cancel_dump_traceback_later()
 
 
-def _fast_directory() -> str | None:
-    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-
-
 def main() -> None:
     """One scenario, from the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -261,10 +258,10 @@ def main() -> None:
     parser.add_argument("--begin", type=int, default=0, help="the first to run")
     parser.add_argument("--file", help="raise in one file only, as store/env/environment.py")
     parser.add_argument("--patience", type=float, default=PATIENCE_S, help="s after which a run hangs")
-    parser.add_argument("--mutant", choices=sorted(sweep_mutants.MUTANTS))
+    parser.add_argument("--mutant", help="a wrong engine of sweep_mutants")
     options = parser.parse_args()
     if options.mutant:
-        sweep_mutants.MUTANTS[options.mutant]()
+        sweep_mutants.apply(options.mutant)
     sweep(
         sweep_scenarios.SCENARIOS[options.scenario],
         options.points,

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable
 from typing import Any
 
 from duelog.background.maintenance import Maintenance
@@ -102,14 +101,6 @@ def condition_entered() -> None:
     Monitor.__init__ = init  # type: ignore[method-assign]
 
 
-MUTANTS: dict[str, Callable[[], None]] = {
-    mutant.__name__: mutant
-    for mutant in (
-        scheduler_dies,
-        taken_is_not_given_back,
-        confirmed_by_the_caller,
-        torn_logs_go_on,
-        torn_deliveries_go_on,
-        condition_entered,
-    )
-}
+def apply(name: str) -> None:
+    """Make this process's engine wrong in the way `name`."""
+    globals()[name]()

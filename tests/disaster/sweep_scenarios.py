@@ -7,29 +7,27 @@ was to do, and nothing else.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from duelog import DelayedStore, ManualClock, Message, MessageId, ReceivedMessage, StoreConfig, Subscription
+from duelog import DelayedStore, Message, MessageId, ReceivedMessage, StoreConfig, Subscription
 from duelog.errors import ClosedError, DuelogError, StoreFailed
+from tests.conftest import LeadingClock
 
 START_MS = 1_790_000_040_000
 """A whole minute."""
 SPAN_MS = 60_000
-CONFIG = StoreConfig(partition_ms=SPAN_MS, bucket_ms=1_000, run_entries=3, map_bytes=1 << 24, journal_from=0)
-SHORT_LEDGERS = StoreConfig(partition_ms=SPAN_MS, bucket_ms=1_000, map_bytes=1 << 24, ledger_max_entries=2)
-SAVING = StoreConfig(partition_ms=SPAN_MS, bucket_ms=1_000, map_bytes=1 << 24, snapshot_every_entries=4)
+LEAD_MS = 4
+"""How early what is due may be written."""
+BASE = StoreConfig(partition_ms=SPAN_MS, bucket_ms=1_000, map_bytes=1 << 24)
+CONFIG = replace(BASE, run_entries=3, journal_from=0)
+SHORT_LEDGERS = replace(BASE, ledger_max_entries=2)
+SAVING = replace(BASE, snapshot_every_entries=4)
 SERVED_S = 4.0
 """How long the store's own thread has to fire what is due."""
-
-
-class Leading(ManualClock):
-    """Lets be written what is due in a moment, as the machine's clock does."""
-
-    lead_ms = 4
 
 
 @dataclass
@@ -55,7 +53,7 @@ class Run:
         self.path = path
         self.config = config
         self.twin = copy.deepcopy(twin)
-        self.clock = Leading(now_ms)
+        self.clock = LeadingClock(now_ms, LEAD_MS)
         self.wrong: list[str] = []
         self.got: list[bytes] = []
         self.unwritten: list[bytes] = []
@@ -71,21 +69,19 @@ class Run:
         """Have a consumer for each topic."""
         self.consumers = {name: self.store.topic(name).subscribe("s") for name in ("a", "b")}
 
-    def send(self, topic: str, payload: bytes, after_ms: int) -> None:
-        """Send one message."""
-        due_ms = self.twin.from_ms[payload] = self.clock.now_ms() + after_ms
-        self.twin.ids[payload] = self.store.topic(topic).send(payload, deliver_at=due_ms)
-        self.twin.must.add(payload)
-
-    def send_batch(self, topic: str, messages: Iterable[tuple[bytes, int]]) -> None:
-        """Send messages together."""
-        batch = []
-        for payload, after_ms in messages:
-            self.twin.from_ms[payload] = self.clock.now_ms() + after_ms
-            batch.append(Message(payload, deliver_at=self.twin.from_ms[payload]))
-        for message, message_id in zip(batch, self.store.topic(topic).send_batch(batch), strict=True):
-            self.twin.ids[bytes(message.payload)] = message_id
-            self.twin.must.add(bytes(message.payload))
+    def send(self, topic: str, *messages: tuple[bytes, int], columns: bool = False) -> None:
+        """Send a message, or several together, each after so many ms; columns: by `send_payloads`."""
+        face, payloads = self.store.topic(topic), [payload for payload, _ in messages]
+        dues = [self.clock.now_ms() + after_ms for _, after_ms in messages]
+        self.twin.from_ms.update(zip(payloads, dues, strict=True))
+        if columns:
+            ids = list(face.send_payloads(payloads, deliver_at=dues))
+        elif len(messages) == 1:
+            ids = [face.send(payloads[0], deliver_at=dues[0])]
+        else:
+            ids = face.send_batch([Message(row, deliver_at=due_ms) for row, due_ms in zip(payloads, dues, strict=True)])
+        self.twin.ids.update(zip(payloads, ids, strict=True))
+        self.twin.must.update(payloads)
 
     def cancel(self, topic: str, payload: bytes) -> None:
         """Take a message back; while it is not known whether it was, it may come."""
@@ -103,11 +99,14 @@ class Run:
         moved = self.store.topic(topic).reschedule(self.twin.ids[payload], deliver_at=due_ms)
         self.twin.from_ms[payload] = before_ms if moved is None else due_ms
 
-    def ack(self, topic: str, messages: list[ReceivedMessage], *, durable: bool) -> None:
+    def ack(self, topic: str, messages: list[ReceivedMessage], *, durable: bool, cumulative: bool = False) -> None:
         """Acknowledge; while it is not known whether they were, and are on disk, they may come again."""
         payloads = [bytes(message.payload) for message in messages]
         self.twin.must.difference_update(payloads)
-        self.consumers[topic].ack(messages, durable=durable)
+        if cumulative:
+            self.consumers[topic].ack_cumulative(messages[-1], durable=durable)
+        else:
+            self.consumers[topic].ack(messages, durable=durable)
         self.unwritten += payloads
         if durable:
             self.flushed()
@@ -181,17 +180,13 @@ class Run:
     def _receive_all(self) -> None:
         self.store.tick()
         for name in ("a", "b"):
-            self._release(name)
+            if name in self.consumers:
+                self.consumers.pop(name).close()
             with self.store.topic(name).subscribe("s") as consumer:
                 while messages := consumer.receive(10, timeout=0):
                     for message in messages:
                         self._deliver(message)
                     consumer.ack(messages, durable=True)
-
-    def _release(self, name: str) -> None:
-        consumer = self.consumers.pop(name, None)
-        if consumer is not None:
-            consumer.close()
 
     def _deliver(self, message: ReceivedMessage) -> None:
         payload, now_ms = bytes(message.payload), self.store.clock.now_ms()
@@ -224,7 +219,7 @@ def waiting_messages(run: Run) -> None:
     for topic in ("a", "b"):
         run.store.topic(topic).subscribe("s").close()
         for at, after_ms in enumerate((1_000, 1_002, 1_500, 30_000, 61_000)):
-            run.send(topic, b"%s%d" % (topic.encode(), at), after_ms)
+            run.send(topic, (b"%s%d" % (topic.encode(), at), after_ms))
 
 
 def fired_messages(run: Run) -> None:
@@ -254,17 +249,13 @@ def nothing(run: Run) -> None:
 
 def send(run: Run) -> None:
     """To partitions that are there and one that is not, at once, alone and in batches."""
-    run.send("a", b"soon", 1_001)
-    run.send("a", b"new partition", 5 * SPAN_MS)
-    run.send("b", b"at once", 0)
-    run.send("new topic", b"of nobody", 2_000)
+    run.send("a", (b"soon", 1_001))
+    run.send("a", (b"new partition", 5 * SPAN_MS))
+    run.send("b", (b"at once", 0))
+    run.send("new topic", (b"of nobody", 2_000))
     run.twin.never(b"of nobody")
-    run.send_batch("b", [(b"one", 700), (b"two", 2 * SPAN_MS), (b"three", 0), (b"four", 701)])
-    payloads = [b"column %d" % at for at in range(4)]
-    dues = [run.clock.now_ms() + after_ms for after_ms in (900, 0, 7 * SPAN_MS, 901)]
-    run.twin.from_ms.update(zip(payloads, dues, strict=True))
-    run.store.topic("a").send_payloads(payloads, deliver_at=dues)
-    run.twin.must.update(payloads)
+    run.send("b", (b"one", 700), (b"two", 2 * SPAN_MS), (b"three", 0), (b"four", 701))
+    run.send("a", (b"five", 900), (b"six", 0), (b"seven", 7 * SPAN_MS), (b"eight", 901), columns=True)
 
 
 def fire(run: Run) -> None:
@@ -278,7 +269,7 @@ def fire_beside_sends(run: Run) -> None:
     """What comes before an early firing's time comes late."""
     run.clock.set(START_MS + 998)
     run.store.tick()
-    run.send("a", b"late", 2)
+    run.send("a", (b"late", 2))
     run.store.tick()
     run.clock.set(START_MS + 1_001)
     run.store.tick()
@@ -293,7 +284,7 @@ def load(run: Run) -> None:
 def save(run: Run) -> None:
     """Snapshots, as entries come in."""
     for at in range(6):
-        run.send("a", b"saved %d" % at, 2_000 + at)
+        run.send("a", (b"saved %d" % at, 2_000 + at))
     run.store.tick()
     run.store.tick()
 
@@ -314,25 +305,18 @@ def acknowledge(run: Run) -> None:
     run.clock.advance(200)
     run.store.tick()
     run.flushed()
-    others = run.consumers["b"].receive(10)
-    payloads = [bytes(message.payload) for message in others[:2]]
-    run.twin.must.difference_update(payloads)
-    run.consumers["b"].ack_cumulative(others[1], durable=True)
-    for payload in payloads:
-        run.twin.never(payload)
+    run.ack("b", run.consumers["b"].receive(10)[:2], durable=True, cumulative=True)
     run.consumers["b"].close()
 
 
 def trim(run: Run) -> None:
     """Ledgers are trimmed, partitions closed, released and deleted."""
-    for topic in ("a", "b"):
-        run.ack(topic, run.consumers[topic].receive(10), durable=True)
-    run.store.tick()
-    run.clock.set(START_MS + 3 * SPAN_MS)
-    run.store.tick()
-    for topic in ("a", "b"):
-        run.ack(topic, run.consumers[topic].receive(10), durable=True)
-    run.store.tick()
+    for time_ms in (31_000, 3 * SPAN_MS):
+        run.clock.set(START_MS + time_ms)
+        run.store.tick()
+        for topic in ("a", "b"):
+            run.ack(topic, run.consumers[topic].receive(10), durable=True)
+        run.store.tick()
 
 
 def close(run: Run) -> None:
