@@ -91,6 +91,23 @@ TAKING_CALLS = st.lists(
 """What is done to messages that wait, numbers, ms: see `_take_back`."""
 
 
+RUNS = st.fixed_dictionaries(
+    {
+        "theme": PICK,
+        "config": CONFIGS,
+        "offset_ms": st.integers(0, 2_000),
+        "slice_s": SLICES,
+        "load_slice_s": SLICES,
+        "kind": KINDS,
+        "consumers": st.integers(1, 3),
+        "handing": HANDING_CALLS,
+        "taking": TAKING_CALLS,
+        "lead_ms": LEADS,
+    }
+)
+"""What a run begins with."""
+
+
 def received_something(machine: Any) -> bool:
     """Whether there is a consumer that was ever given a message."""
     return any(consumer.received for consumer in machine.consumers)

@@ -44,6 +44,11 @@ class Recorded(dict[int, list[MessageId | int | str]]):
         super().__init__()
         self.fired_ms: dict[MessageId, int] = {}
         """The time of each marker."""
+        self.expired: dict[tuple[int, str], list[int]] = {}
+        """By topic id and subscription, places that were found too old, counted from the first that is kept.
+
+        A subscription that was looked at, and had nothing too old, is there too.
+        """
 
 
 def scratch_directory() -> Path:
@@ -54,9 +59,10 @@ def scratch_directory() -> Path:
 
 @contextmanager
 def recorded() -> Iterator[Recorded]:
-    """What is appended to main logs within the block."""
+    """What is appended to main logs, and expires, within the block."""
     found = Recorded()
     markers, messages, rolls = ManagedLedger.append_markers, ManagedLedger.append_messages, ManagedLedger.roll
+    expires = Expiry._expire
 
     def append_markers(log: ManagedLedger, transaction: Any, target: int, base: int, entries: Any, *rest: Any) -> Any:
         segments = markers(log, transaction, target, base, entries, *rest)
@@ -76,35 +82,21 @@ def recorded() -> Iterator[Recorded]:
             found.setdefault(log.topic_id, []).append(ROLLED)
         return rolled
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ManagedLedger, "roll", roll)
-        patch.setattr(ManagedLedger, "append_markers", append_markers)
-        patch.setattr(ManagedLedger, "append_messages", append_messages)
-        yield found
-
-
-Expired = dict[tuple[int, str], list[int]]
-"""By topic id and subscription, places that were found too old, counted from the first that is kept."""
-
-
-@contextmanager
-def expiries() -> Iterator[Expired]:
-    """What expires within the block; a subscription that was looked at, and had nothing too old, is there too."""
-    found: Expired = {}
-    expire = Expiry._expire
-
-    def noted(self: Expiry, topic: TopicState, subscription: SubscriptionState, before_ms: int) -> int:
+    def expire(self: Expiry, topic: TopicState, subscription: SubscriptionState, before_ms: int) -> int:
         offsets, at = {}, 0
         for ledger in topic.log.ledgers():
             offsets[ledger.ledger_id] = at
             at += ledger.entries
         rows = expired(self._main, topic.log, subscription.acks, before_ms)
         places = [offsets[ledger_id] + entry for ledger_id, entries in rows for entry in entries]
-        found[topic.topic_id, subscription.name] = places
-        return expire(self, topic, subscription, before_ms)
+        found.expired[topic.topic_id, subscription.name] = places
+        return expires(self, topic, subscription, before_ms)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Expiry, "_expire", noted)
+        patch.setattr(ManagedLedger, "roll", roll)
+        patch.setattr(ManagedLedger, "append_markers", append_markers)
+        patch.setattr(ManagedLedger, "append_messages", append_messages)
+        patch.setattr(Expiry, "_expire", expire)
         yield found
 
 

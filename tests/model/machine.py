@@ -15,7 +15,7 @@ from duelog.errors import StoreFull
 from duelog.metrics import ENTRIES_TRIMMED, FIRED, LEDGERS_TRIMMED, PARTITIONS_DELETED
 from duelog.store.codec.format import PartitionState
 
-from .driver import ROLLED, Expired, Recorded, expiries, recorded
+from .driver import ROLLED, Recorded, recorded
 from .stage import Stage
 from .twin import Seen, TwinSlice
 from .twin_topic import TwinMessage, TwinTopic
@@ -58,16 +58,16 @@ class Machine(Stage):
     def _slice(self, run: Callable[[], tuple[TickResult, bool]]) -> tuple[TickResult, bool]:
         """Stands in for a slice of a tick: the twin does the same at once."""
         now_ms = self.twin.now_ms
-        with recorded() as appended, expiries() as old:
+        with recorded() as appended:
             try:
                 result, more = run()
             except BaseException:
-                self._advance(now_ms, appended, old, complete=False, failed=True)
+                self._advance(now_ms, appended, complete=False, failed=True)
                 for counter in SLICE_COUNTERS:  # what came after a commit may have been left out
                     self._recount(counter)
                 raise
         gave_way = self.store._engine.maintenance._gives_way  # and has left all but its firing to the next
-        done = self._advance(now_ms, appended, old, complete=not more, failed=gave_way)
+        done = self._advance(now_ms, appended, complete=not more, failed=gave_way)
         assert TwinSlice(result.fired, result.closed, result.trimmed, result.deleted) == done
         self.done = TwinSlice(*(a + b for a, b in zip(astuple(self.done), astuple(done), strict=True)))
         return result, more
@@ -79,7 +79,7 @@ class Machine(Stage):
                 assert self.told.sums[key] <= count
                 self.twin.counts[key] = self.told.sums[key]
 
-    def _advance(self, now_ms: int, appended: Recorded, old: Expired, *, complete: bool, failed: bool) -> TwinSlice:
+    def _advance(self, now_ms: int, appended: Recorded, *, complete: bool, failed: bool) -> TwinSlice:
         twin, beside, engine = self.twin, self.beside, self.store._engine
         self.beside = None
         ids = {self._state(topic).topic_id: topic for topic in twin.topics.values()}
@@ -126,7 +126,7 @@ class Machine(Stage):
             after_roll and self.cleaning_up,
             {
                 ids[topic_id].subscriptions[name]: [ids[topic_id].first + place for place in places]
-                for (topic_id, name), places in old.items()
+                for (topic_id, name), places in appended.expired.items()
             },
             appended.fired_ms,
         )

@@ -44,33 +44,52 @@ from duelog.topics.topic_state import TopicState
 from .drawing import HANDING_OUT, INLINE_DELAYS, TAKING_BACK
 
 Patch = pytest.MonkeyPatch
+Mutant = Callable[[Patch], None]
+MUTANTS: dict[str, tuple[Mutant, str]] = {}
+"""Each wrong engine, and what the runs are about that find it out."""
 
 
+def broken(theme: str) -> Callable[[Mutant], Mutant]:
+    """A wrong engine that runs about `theme` find out."""
+
+    def add(mutant: Mutant) -> Mutant:
+        MUTANTS[mutant.__name__] = mutant, theme
+        return mutant
+
+    return add
+
+
+@broken(TAKING_BACK)
 def cancels_what_has_fired(patch: Patch) -> None:
     """The frontier is not asked: a message in the main log is said to be cancelled."""
     patch.setattr(pending_entries, "_fired", lambda found, fields: np.zeros(len(found.entries), dtype=np.bool_))
 
 
+@broken(TAKING_BACK)
 def fires_what_was_cancelled(patch: Patch) -> None:
     """The index does not hear of cancellations."""
     patch.setattr(Firing, "withdraw", lambda *_: None)
 
 
+@broken(TAKING_BACK)
 def forgets_what_was_rescheduled(patch: Patch) -> None:
     """The index does not hear of the entry that takes the place of another."""
     patch.setattr(Firing, "admit", lambda *_: None)
 
 
+@broken(HANDING_OUT)
 def ignores_keys(patch: Patch) -> None:
     """Key-shared hands out as shared does."""
     patch.setattr(dispatcher, "KeyOrder", lambda most: DeliveryOrder())
 
 
+@broken(HANDING_OUT)
 def serves_every_failover_consumer(patch: Patch) -> None:
     """Not only the first."""
     patch.setattr(Dispatcher, "may_receive", lambda self, consumer: True)
 
 
+@broken(HANDING_OUT)
 def redelivers_without_delay(patch: Patch) -> None:
     """What is given back comes at once."""
     nack = Dispatcher.nack
@@ -79,11 +98,13 @@ def redelivers_without_delay(patch: Patch) -> None:
     )
 
 
+@broken(HANDING_OUT)
 def never_takes_back(patch: Patch) -> None:
     """The acknowledgement timeout does nothing."""
     patch.setattr(Outstanding, "take_overdue", lambda self, now_ms: [])
 
 
+@broken(HANDING_OUT)
 def loses_dead_letters(patch: Patch) -> None:
     """They are acknowledged, and written nowhere."""
 
@@ -93,6 +114,7 @@ def loses_dead_letters(patch: Patch) -> None:
     patch.setattr(DeadLetters, "bury", bury)
 
 
+@broken(HANDING_OUT)
 def retries_for_everybody(patch: Patch) -> None:
     """A postponed message has no addressee."""
     made = MessageMaker.make
@@ -105,6 +127,7 @@ def retries_for_everybody(patch: Patch) -> None:
     patch.setattr(MessageMaker, "make", received)
 
 
+@broken(HANDING_OUT)
 def seeks_past_the_first(patch: Patch) -> None:
     """A seek by time goes to what was due later than asked, not then."""
     found = seeking.position_at
@@ -115,11 +138,13 @@ def seeks_past_the_first(patch: Patch) -> None:
     patch.setattr(subscription, "position_at", position_at)
 
 
+@broken(TAKING_BACK)
 def keeps_old_policies(patch: Patch) -> None:
     """What was worked out for a topic stays when policies change."""
     patch.setattr(DelayPolicies, "changed", lambda self: self._look())
 
 
+@broken(TAKING_BACK)
 def rounds_down(patch: Patch) -> None:
     """A tick of policies makes messages early."""
     apply = EffectivePolicies.apply
@@ -132,39 +157,46 @@ def rounds_down(patch: Patch) -> None:
     patch.setattr(EffectivePolicies, "apply", down)
 
 
+@broken(TAKING_BACK)
 def forgets_numbers(patch: Patch) -> None:
     """A producer starts from nothing when the store is opened again."""
     patch.setattr(producers, "read", lambda *_: nothing())
 
 
+@broken(TAKING_BACK)
 def loses_step(patch: Patch) -> None:
     """An interval is counted from when its occurrence was followed, not from when it was due."""
     after = Timetable.after
     patch.setattr(Timetable, "after", lambda self, now_ms, anchor_ms: after(self, now_ms, now_ms))
 
 
+@broken(TAKING_BACK)
 def recurs_once(patch: Patch) -> None:
     """An occurrence is not followed by another."""
     patch.setattr(Recurring, "run", lambda *_: None)
     patch.setattr(recurring.Recurring, "next_due_ms", lambda self: None)
 
 
+@broken(INLINE_DELAYS)
 def delivers_early_inline(patch: Patch) -> None:
     """What is in the main log is visible a millisecond before it is due."""
     due_entries = reader._due_entries
     patch.setattr(reader, "_due_entries", lambda run, now_ms: due_entries(run, now_ms + 1))
 
 
+@broken(HANDING_OUT)
 def reads_what_was_written_ahead(patch: Patch) -> None:
     """All of the main log may be read at any time."""
     patch.setattr(ManagedLedger, "visible", lambda self, now_ms: self.snapshot())
 
 
+@broken(INLINE_DELAYS)
 def forgets_what_it_passed_over(patch: Patch) -> None:
     """A subscription whose last consumer has left does not come back to what it passed over."""
     patch.setattr(DueReader, "reopen", lambda self, position: None)
 
 
+@broken(TAKING_BACK)
 def drops_what_comes_in_behind_the_frontier(patch: Patch) -> None:
     """An admitted entry that the frontier has passed is taken for fired."""
     admit = PendingLog._admit
@@ -176,6 +208,7 @@ def drops_what_comes_in_behind_the_frontier(patch: Patch) -> None:
     patch.setattr(PendingLog, "_admit", ahead_alone)
 
 
+@broken(TAKING_BACK)
 def takes_gaps_for_stored(patch: Patch) -> None:
     """When the store is opened, every number below the highest that is stored is taken for stored."""
     read = producers.read
@@ -187,11 +220,13 @@ def takes_gaps_for_stored(patch: Patch) -> None:
     patch.setattr(producers, "read", without_gaps)
 
 
+@broken(INLINE_DELAYS)
 def acknowledges_what_nobody_was_given(patch: Patch) -> None:
     """A cumulative acknowledgement takes along what was passed over."""
     patch.setattr(DueReader, "unseen", lambda self, start, limit: {})
 
 
+@broken(INLINE_DELAYS)
 def trims_what_waits(patch: Patch) -> None:
     """A ledger that is closed is complete, though messages in it are not due."""
     add = StagedLedger.add_messages
@@ -204,12 +239,14 @@ def trims_what_waits(patch: Patch) -> None:
     patch.setattr(StagedLedger, "add_messages", forgetful)
 
 
+@broken(HANDING_OUT)
 def goes_by_what_its_opener_says(patch: Patch) -> None:
     """Opening a store replaces what it keeps by the program's settings."""
 
     patch.setattr(DelayPolicies, "record", lambda self, config: self.set(STORE_SCOPE, of_config(config)))
 
 
+@broken(HANDING_OUT)
 def keeps_no_dead_letters(patch: Patch) -> None:
     """A dead-letter topic has no keeper."""
     add = Topics.add_subscription
@@ -220,6 +257,7 @@ def keeps_no_dead_letters(patch: Patch) -> None:
     patch.setattr(Topics, "add_subscription", without_keeper)
 
 
+@broken(HANDING_OUT)
 def buries_the_dead_again(patch: Patch) -> None:
     """A dead letter that is delivered again and again is dead-lettered too."""
     patch.setattr(TopicState, "keeps_dead_letters", property(lambda self: False))
@@ -237,58 +275,19 @@ def _blind_to_what_waits(patch: Patch, owner: type, name: str) -> None:
     patch.setattr(owner, name, blind)
 
 
+@broken(INLINE_DELAYS)
 def forgets_what_waits_at_the_latest(patch: Patch) -> None:
     """A subscription that begins, or is sought, at the latest has acknowledged what is not due."""
     _blind_to_what_waits(patch, Topics, "add_subscription")
     _blind_to_what_waits(patch, Consumer, "seek")
 
 
+@broken(INLINE_DELAYS)
 def counts_what_waits_as_backlog(patch: Patch) -> None:
     """What is not yet visible in the main log is not pending, and is backlog."""
     _blind_to_what_waits(patch, Figures, "of_topic")
     _blind_to_what_waits(patch, StoreMetrics, "_look")
 
-
-MUTANTS: dict[str, tuple[Callable[[Patch], None], str]] = {
-    mutant.__name__: (mutant, theme)
-    for theme, mutants in {
-        TAKING_BACK: (
-            cancels_what_has_fired,
-            fires_what_was_cancelled,
-            forgets_what_was_rescheduled,
-            keeps_old_policies,
-            rounds_down,
-            forgets_numbers,
-            loses_step,
-            recurs_once,
-            drops_what_comes_in_behind_the_frontier,
-            takes_gaps_for_stored,
-        ),
-        HANDING_OUT: (
-            ignores_keys,
-            serves_every_failover_consumer,
-            redelivers_without_delay,
-            never_takes_back,
-            loses_dead_letters,
-            retries_for_everybody,
-            seeks_past_the_first,
-            reads_what_was_written_ahead,
-            goes_by_what_its_opener_says,
-            keeps_no_dead_letters,
-            buries_the_dead_again,
-        ),
-        INLINE_DELAYS: (
-            delivers_early_inline,
-            forgets_what_it_passed_over,
-            acknowledges_what_nobody_was_given,
-            trims_what_waits,
-            forgets_what_waits_at_the_latest,
-            counts_what_waits_as_backlog,
-        ),
-    }.items()
-    for mutant in mutants
-}
-"""Each wrong engine, and what the runs are about that find it out."""
 
 KINDS: dict[str, SubscriptionType] = {"ignores_keys": "key_shared", "serves_every_failover_consumer": "failover"}
 """The type of subscription that a wrong engine gets wrong."""

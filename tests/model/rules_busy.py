@@ -17,6 +17,8 @@ from .drawing import (
     Spec,
     TakingCall,
     only,
+    pick,
+    received_something,
 )
 from .rules_delivery import DeliveryRules
 from .rules_policies import PolicyRules
@@ -46,23 +48,22 @@ class BusyRules(SendingRules, DeliveryRules, SeekingRules, WithdrawalRules, Recu
         for call, number, ms in calls:
             if not self.consumers:
                 return
-            given = any(consumer.received for consumer in self.consumers)
+            given, consumer = received_something(self), pick(self.consumers, number)
             match call:
                 case "send":
                     self.send_batch("t0", [("after", ms + 1)] * (1 + number % 3) if ms else [("none",)], False)
                 case "forward":
                     self._forward(ms)
                 case "receive":
-                    self._receive(self.consumers[number % len(self.consumers)], 1 + number % 3)
+                    self._receive(consumer, 1 + number % 3)
                 case "bounce" if self.theme != INLINE_DELAYS:
-                    consumer = self.consumers[number % len(self.consumers)]
                     for _ in range(1 + number % 3):
                         self._nack(consumer, self._receive(consumer, 3), 0)
                 case "ack" if given:
                     self.ack(number, [number], bool(number % 2))
                 case "nack" if given and self.theme != INLINE_DELAYS:
                     self.nack(number, [-1 - number % 3], ms)
-                    self._receive(self.consumers[number % len(self.consumers)], 3)
+                    self._receive(consumer, 3)
                 case "back off" if given and self.theme != INLINE_DELAYS:
                     self.nack_with_backoff(number, [-1 - number % 3])
                 case "retry" if given and self.theme != INLINE_DELAYS:
@@ -71,19 +72,19 @@ class BusyRules(SendingRules, DeliveryRules, SeekingRules, WithdrawalRules, Recu
                     self.seek_to_a_message(number, number)
                 case "cumulative":
                     self.send_batch("t0", [("after", ms + 1), ("none",)], False)
-                    if self._receive(self.consumers[number % len(self.consumers)], 1 + number % 3):
+                    if self._receive(consumer, 1 + number % 3):
                         self.ack_cumulative(number, -1, False)
                 case "hold":
-                    self._hold(self.consumers[number % len(self.consumers)], 1 + number % 3)
+                    self._hold(consumer, 1 + number % 3)
                 case "letters":
-                    self._bury_one(self.consumers[number % len(self.consumers)])
+                    self._bury_one(consumer)
                     self._look_at_letters(number)
                 case "take letters":
                     self.take_letters(number, 1 + number % 2, bool(number % 3))
                 case "latest":
                     self.seek_to_an_end(number, "latest")
                 case "leave":
-                    kind = self.consumers[number % len(self.consumers)].face.type
+                    kind = consumer.face.type
                     self.leave(number)
                     self._subscribe("t0", "a", kind, "earliest")
                 case "join" if self.consumers[0].face.type != "exclusive":

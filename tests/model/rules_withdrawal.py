@@ -100,8 +100,7 @@ class WithdrawalRules(Machine):
         else:
             assert dues is not None
             new_ids = [new for new in done if not isinstance(new, Outcome)]
-            self._moved(twin, ids, dues[0], new_ids)
-            self._counted(topic, new_ids, due_ms)
+            self._moved(twin, ids, dues[0], new_ids, due_ms)
 
     @only(TAKING_BACK)
     @precondition(lambda self: self.ids)
@@ -111,26 +110,19 @@ class WithdrawalRules(Machine):
         if found is None:
             return
         twin, ids = found
-        face, wanted_ms = self.store.topic(topic), self._due_ms(spec)
-        now_ms = self.twin.now_ms
-        dues = self.twin.policies.dues(topic, [now_ms if wanted_ms is None else wanted_ms] * len(ids), now_ms)
+        face, now_ms, wanted_ms = self.store.topic(topic), self.twin.now_ms, self._due_ms(spec)
+        asked_ms = now_ms if wanted_ms is None else wanted_ms
+        dues = self.twin.policies.dues(topic, [asked_ms] * len(ids), now_ms)
         if dues is None:
             with pytest.raises(DelayTooLong):
                 face.reschedule_batch(ids, deliver_at=wanted_ms)
-            asked = [now_ms if wanted_ms is None else wanted_ms] * len(ids)
-            self.twin.count(REJECTED, self.twin.policies.too_long(topic, asked, now_ms), topic)
+            self.twin.count(REJECTED, self.twin.policies.too_long(topic, [asked_ms] * len(ids), now_ms), topic)
             return
         if len(ids) == 1:
             new_ids = [face.reschedule(ids[0], deliver_at=wanted_ms)]
         else:
             new_ids = face.reschedule_batch(ids, deliver_at=wanted_ms)
-        self._moved(twin, ids, dues[0], new_ids)
-        self._counted(topic, new_ids, now_ms if wanted_ms is None else wanted_ms)
-
-    def _counted(self, topic: str, new_ids: Sequence[MessageId | None], asked_ms: int) -> None:
-        """What was rescheduled asked for a time, which a fixed delay may have replaced."""
-        asked = [asked_ms] * (len(new_ids) - new_ids.count(None))
-        self.twin.count(OVERRIDDEN, self.twin.policies.overridden(topic, asked, self.twin.now_ms), topic)
+        self._moved(twin, ids, dues[0], new_ids, asked_ms)
 
     @only(TAKING_BACK)
     @precondition(lambda self: self.ids)
@@ -139,11 +131,18 @@ class WithdrawalRules(Machine):
         asked = self._asked(topic, [number])
         if asked is not None:
             twin, ids = asked
-            self._moved(twin, ids, self.twin.now_ms, [self.store.topic(topic).fire_now(ids[0])])
+            now_ms = self.twin.now_ms
+            self._moved(twin, ids, now_ms, [self.store.topic(topic).fire_now(ids[0])], now_ms)
 
     def _moved(
-        self, topic: TwinTopic, ids: Sequence[MessageId], due_ms: int, new_ids: Sequence[MessageId | None]
+        self,
+        topic: TwinTopic,
+        ids: Sequence[MessageId],
+        due_ms: int,
+        new_ids: Sequence[MessageId | None],
+        asked_ms: int,
     ) -> None:
+        """Messages were rescheduled to `due_ms`; `asked_ms` was asked for, which a fixed delay may have replaced."""
         moved = reschedule(self.twin, topic, ids, due_ms)
         answers: dict[int, MessageId] = {}
         for row, message in moved.appended:
@@ -166,3 +165,5 @@ class WithdrawalRules(Machine):
         assert list(new_ids) == [answers.get(row) for row in range(len(ids))]
         self.ids += [(topic.name, message_id) for message_id in answers.values()]
         self.twin.count(RESCHEDULED, len(answers), topic.name)
+        overridden = self.twin.policies.overridden(topic.name, [asked_ms] * len(answers), self.twin.now_ms)
+        self.twin.count(OVERRIDDEN, overridden, topic.name)

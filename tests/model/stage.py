@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize
 
 from duelog import DelayedStore, Message, MessageId, ReceivedMessage, StoreConfig, Subscription
@@ -21,18 +20,12 @@ from tests.conftest import LeadingClock
 
 from .drawing import (
     ALL,
-    CONFIGS,
     FAR_MS,
-    HANDING_CALLS,
     HANDING_OUT,
     INLINE_DELAYS,
-    KINDS,
-    LEADS,
-    PICK,
-    SLICES,
+    RUNS,
     START_MS,
     STORING,
-    TAKING_CALLS,
     THEMES,
     Call,
     Spec,
@@ -66,47 +59,23 @@ class Stage(RuleBasedStateMachine):
     themes: ClassVar[tuple[str, ...]] = THEMES
     kind: ClassVar[SubscriptionType | None] = None
 
-    @initialize(
-        theme=PICK,
-        config=CONFIGS,
-        offset_ms=st.integers(0, 2_000),
-        slice_s=SLICES,
-        load_slice_s=SLICES,
-        kind=KINDS,
-        consumers=st.integers(1, 3),
-        handing=HANDING_CALLS,
-        taking=TAKING_CALLS,
-        lead_ms=LEADS,
-    )
-    def open(
-        self,
-        theme: int,
-        config: dict[str, Any],
-        offset_ms: int,
-        slice_s: float,
-        load_slice_s: float,
-        kind: SubscriptionType,
-        consumers: int,
-        handing: list[Call],
-        taking: list[TakingCall],
-        lead_ms: int,
-    ) -> None:
-        self.theme, kind = pick(self.themes, theme), self.kind or kind
+    @initialize(run=RUNS)
+    def open(self, run: dict[str, Any]) -> None:
+        config, lead_ms, kind = run["config"], run["lead_ms"], self.kind or run["kind"]
+        self.theme = pick(self.themes, run["theme"])
         if self.theme == INLINE_DELAYS:
             config["inline_delay_ms"] = max(config["inline_delay_ms"], 60)
         self.patch = pytest.MonkeyPatch()
-        self.patch.setattr("duelog.background.maintenance._SLICE_S", slice_s)
-        self.patch.setattr("duelog.background.trimming._SLICE_S", load_slice_s)
-        self.patch.setattr("duelog.markers.firing.loaded._LOAD_SLICE_S", load_slice_s)
-        self.patch.setattr(
-            "duelog.sending.delay_policies._log.disabled", True
-        )  # which says what a store keeps otherwise
+        self.patch.setattr("duelog.background.maintenance._SLICE_S", run["slice_s"])
+        self.patch.setattr("duelog.background.trimming._SLICE_S", run["load_slice_s"])
+        self.patch.setattr("duelog.markers.firing.loaded._LOAD_SLICE_S", run["load_slice_s"])
+        self.patch.setattr("duelog.sending.delay_policies._log.disabled", True)  # it says what a store keeps otherwise
         self.directory = scratch_directory()
         self.copies = 0
         self.ever_inline = config["inline_delay_ms"] > 0
         self.ever_timed = config["ack_timeout_ms"] is not None
         self.config = StoreConfig(map_bytes=64 << 20, journal_bytes=16 << 10, **config)
-        self.clock = LeadingClock(START_MS + offset_ms, lead_ms)
+        self.clock = LeadingClock(START_MS + run["offset_ms"], lead_ms)
         self.twin = Twin(self.config, self.clock.now_ms(), lead_ms)
         self.consumers: list[Consumer] = []
         self.shown_ms = self.clock.now_ms()
@@ -126,9 +95,9 @@ class Stage(RuleBasedStateMachine):
         self.steps = 0
         self.creation_failed = False
         if self.theme not in (ALL, STORING):
-            for _ in range(consumers if kind != "exclusive" else 1):
+            for _ in range(run["consumers"] if kind != "exclusive" else 1):
                 self._subscribe("t0", "a", kind, "earliest")
-        self._begin(handing, taking)
+        self._begin(run["handing"], run["taking"])
 
     def _begin(self, handing: list[Call], taking: list[TakingCall]) -> None:
         """What a run begins with."""

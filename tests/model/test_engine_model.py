@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, Phase, settings
 from .engine_machine import EngineMachine
 
 EXAMPLES = int(os.environ.get("DUELOG_MODEL_EXAMPLES", "0"))
-EngineMachine.TestCase.settings = settings(
+SETTINGS = settings(
     max_examples=EXAMPLES or 50,
     stateful_step_count=60 if EXAMPLES else 40,
     derandomize=not EXAMPLES,
@@ -24,4 +24,5 @@ EngineMachine.TestCase.settings = settings(
     phases=[Phase.generate] if os.environ.get("NOSHRINK") else [Phase.generate, Phase.shrink],
     suppress_health_check=list(HealthCheck),
 )
+EngineMachine.TestCase.settings = SETTINGS
 TestEngine = EngineMachine.TestCase

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import HealthCheck, Phase, settings
+from hypothesis import Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from duelog.errors import DuelogError
 
 from .engine_machine import EngineMachine
 from .mutants import KINDS, MUTANTS
+from .test_engine_model import SETTINGS
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)
@@ -18,15 +19,6 @@ def test_the_model_finds_out_a_wrong_engine(mutant: str, monkeypatch: pytest.Mon
     break_it, theme = MUTANTS[mutant]
     break_it(monkeypatch)
     machine = type("OfOneTheme", (EngineMachine,), {"themes": (theme,), "kind": KINDS.get(mutant)})
-    found_out = settings(
-        max_examples=1_000,
-        stateful_step_count=6,
-        derandomize=True,
-        database=None,
-        deadline=None,
-        report_multiple_bugs=False,
-        phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
-    )
+    briefly = settings(SETTINGS, max_examples=1_000, stateful_step_count=6, derandomize=True, phases=[Phase.generate])
     with pytest.raises((AssertionError, DuelogError)):
-        run_state_machine_as_test(machine, settings=found_out)
+        run_state_machine_as_test(machine, settings=briefly)
