@@ -6,19 +6,17 @@ without threads and without an open environment.
 
 from __future__ import annotations
 
-import faulthandler
-import json
-import os
+import itertools
 import shutil
-import signal
-import traceback
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from duelog import DelayedStore, Finding, ManualClock, Message, StoreConfig
+from duelog import DelayedStore, Finding, ManualClock, MessageId, ReceivedMessage, StoreConfig, Topic
 from duelog.tools import store_check
+from tests.disaster.running import forked
 from tests.disaster.wal_stores import in_wal, taken_home, with_wal
 from tests.model.driver import copy_store
 
@@ -34,7 +32,6 @@ CONFIG = StoreConfig(
 )
 TOPICS = ("bills", "mails")
 SUBSCRIPTION = "reader"
-_SECONDS = 60
 
 
 @dataclass
@@ -45,89 +42,81 @@ class Facts:
     owed: set[str] = field(default_factory=set)
     in_wal: list[str] = field(default_factory=list)
 
+    def sent(self, message_id: MessageId, payload: bytes) -> None:
+        """A message is owed from now on."""
+        self.payloads[str(message_id)] = payload.decode()
+        self.owed.add(str(message_id))
 
-def build(path: Path) -> Facts:
+    def gone(self, message_id: MessageId) -> None:
+        """It was acknowledged, cancelled or moved."""
+        self.owed.discard(str(message_id))
+
+
+def build(path: Path, config: StoreConfig = CONFIG, many: int = 1) -> Facts:
     """A store with a closed partition, a begun one with a snapshot, future ones, markers, acknowledgements, a WAL.
 
-    It is a copy of one that was open, so that the WAL holds what no partition has.
+    It is a copy of one that was open, so that the WAL holds what no partition has. many: times so many messages.
     """
     facts = Facts()
     clock = ManualClock(START_MS)
     live = path.with_name(path.name + "-live")
-    with DelayedStore.open(live, CONFIG, clock=clock) as store:
-        subscriptions = {name: store.topic(name).subscribe(SUBSCRIPTION) for name in TOPICS}
-        number = 0
+    numbers = itertools.count(1)
 
-        def send(name: str, count: int, first_ms: int, step_ms: int, size: int) -> list[str]:
-            nonlocal number
-            messages = []
-            for at in range(count):
-                number += 1
-                payload = f"{number}:".encode() * (size // 4 + 1)
-                messages.append(Message(payload, deliver_at=clock.now_ms() + first_ms + at * step_ms))
-            ids = store.topic(name).send_batch(messages)
-            for message_id, message in zip(ids, messages, strict=True):
-                facts.payloads[str(message_id)] = bytes(message.payload).decode()
-                facts.owed.add(str(message_id))
-            return ids  # type: ignore[return-value]
+    def send(topic: Topic, count: int, first_ms: int, step_ms: int, size: int) -> list[MessageId]:
+        payloads = [f"{number}:".encode() * (size // 4 + 1) for number in itertools.islice(numbers, count)]
+        dues = [clock.now_ms() + first_ms + at * step_ms for at in range(count)]
+        ids = topic.send_payloads(payloads, deliver_at=dues)
+        for message_id, payload in zip(ids, payloads, strict=True):
+            facts.sent(message_id, payload)
+        return list(ids)
 
-        for name in TOPICS:
-            send(name, 60, 1_000, 10_000, 30)
-            send(name, 12, 2_000, 20_000, 3_000)
-            send(name, 50, HOUR_MS, 60_000, 100)
-            send(name, 30, 3 * HOUR_MS, 60_000, 100)
-            send(name, 3, 0, 0, 9_000)
+    with DelayedStore.open(live, config, clock=clock) as store:
+        topics = [store.topic(name) for name in TOPICS]
+        subscriptions = [topic.subscribe(SUBSCRIPTION) for topic in topics]
+        for topic in topics:
+            send(topic, 60 * many, 1_000, 10_000 // many, 30)
+            send(topic, 12, 2_000, 20_000, 3_000)
+            send(topic, 50 * many, HOUR_MS, 60_000 // many, 100)
+            send(topic, 30 * many, 3 * HOUR_MS, 60_000 // many, 100)
+            send(topic, 3 * many, 0, 0, 9_000 // many)
         clock.advance(20 * 60_000)
-        for name in TOPICS:
+        for topic, subscription in zip(topics, subscriptions, strict=True):
             store.tick()
-            for at, message in enumerate(subscriptions[name].receive(50, timeout=0)):
+            for at, message in enumerate(subscription.receive(50, timeout=0)):
                 if at % 3:
-                    subscriptions[name].ack(message)
-                    facts.owed.discard(str(message.message_id))
-            future = send(name, 6, 2 * HOUR_MS, 1_000, 200)
+                    subscription.ack(message)
+                    facts.gone(message.message_id)
+            future = send(topic, 6, 2 * HOUR_MS, 1_000, 200)
             for message_id in future[:2]:
-                assert store.topic(name).cancel(message_id)  # type: ignore[arg-type]
-                facts.owed.discard(str(message_id))
-            moved = store.topic(name).reschedule(future[3], deliver_at=clock.now_ms() + 4 * HOUR_MS)  # type: ignore[arg-type]
-            facts.owed.discard(str(future[3]))
-            facts.owed.add(str(moved))
-            facts.payloads[str(moved)] = facts.payloads[str(future[3])]
+                assert topic.cancel(message_id)
+                facts.gone(message_id)
+            moved = topic.reschedule(future[3], deliver_at=clock.now_ms() + 4 * HOUR_MS)
+            assert moved is not None
+            facts.gone(future[3])
+            facts.sent(moved, facts.payloads[str(future[3])].encode())
         store.tick()
         clock.advance(HOUR_MS)
         store.tick()
-        for name in TOPICS:
-            send(name, 5, 10 * 60_000, 1_000, 20)
-            store.topic(name).send(b"last", deliver_after=30 * 60)
-            facts_id = send(name, 1, 31 * 60_000, 1, 20)
-            assert facts_id
+        for topic in topics:
+            send(topic, 5, 10 * 60_000, 1_000, 20)
+            facts.sent(topic.send(b"last", deliver_after=30 * 60), b"last")
+            send(topic, 1, 31 * 60_000, 1, 20)
         assert list(store.check(deep=True)) == []
-    _learn_last(live, facts)
-    _leave_wal(live, path, clock, facts)
+    _leave_wal(live, path, config, clock, facts)
     shutil.rmtree(live)
     return facts
 
 
-def _leave_wal(live: Path, path: Path, clock: ManualClock, facts: Facts) -> None:
+def _leave_wal(live: Path, path: Path, config: StoreConfig, clock: ManualClock, facts: Facts) -> None:
     """Send one by one until the WAL has been begun anew, and leave the files as a crash then would."""
-    with DelayedStore.open(live, with_wal(CONFIG), clock=clock) as store:
+    with DelayedStore.open(live, with_wal(config), clock=clock) as store:
         for number in range(40):
             payload = f"journal {number} ".encode() * (150 if number % 20 == 17 else 2)
             due_ms = START_MS + (2 + number // 2 % 2) * HOUR_MS + 1_800_000 + number
-            found = str(store.topic(TOPICS[number % 2]).send(payload, deliver_at=due_ms))
-            facts.payloads[found] = payload.decode()
-            facts.owed.add(found)
+            facts.sent(store.topic(TOPICS[number % 2]).send(payload, deliver_at=due_ms), payload)
         copy_store(live, path)
     facts.in_wal = in_wal(path)
     assert len(taken_home(path)) > len(facts.in_wal) > 4
-
-
-def _learn_last(path: Path, facts: Facts) -> None:
-    """The ids of what was sent one by one, which the dump of a read-only store knows."""
-    with DelayedStore.open(path, CONFIG, clock=ManualClock(START_MS), read_only=True) as store:
-        for name in TOPICS:
-            for message in store.topic(name).scheduled():
-                facts.payloads.setdefault(str(message.message_id), message.payload.decode())
-                facts.owed.add(str(message.message_id))
 
 
 @dataclass
@@ -136,7 +125,8 @@ class Outcome:
 
     codes: list[str]
     """Codes of the findings of `check`."""
-    delivered: dict[str, str]
+    delivered: Sequence[tuple[str, str]]
+    """Ids and payloads, in order."""
     error: str
     """The error that ended opening or using it, if one did."""
     died: list[str]
@@ -146,36 +136,17 @@ class Outcome:
     def detected(self) -> bool:
         return bool(self.codes)
 
+    @property
+    def doubled(self) -> set[str]:
+        """Ids delivered more than once."""
+        return {each for each, times in Counter(each for each, _ in self.delivered).items() if times > 1}
+
     def wrong(self, facts: Facts) -> list[str]:
         """Ids delivered with a payload that is not theirs."""
-        return [each for each, payload in self.delivered.items() if facts.payloads.get(each) != payload]
+        return [each for each, payload in self.delivered if facts.payloads.get(each) != payload]
 
     def missing(self, facts: Facts) -> set[str]:
-        return facts.owed - self.delivered.keys()
-
-
-def forked(work: Callable[[], object], report: Path) -> tuple[object, str]:
-    """(what `work` returns, "") from a child process; (None, how it died) if a signal killed it."""
-    report.unlink(missing_ok=True)
-    child = os.fork()
-    if not child:
-        try:
-            faulthandler.disable()
-            signal.alarm(_SECONDS)
-            null = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(null, 2)
-            report.write_text(json.dumps(work()))
-            os._exit(0)
-        except BaseException:
-            report.with_suffix(".error").write_text(traceback.format_exc())
-        finally:
-            os._exit(1)
-    _, status = os.waitpid(child, 0)
-    if os.WIFSIGNALED(status):
-        return None, signal.Signals(os.WTERMSIG(status)).name
-    if os.WEXITSTATUS(status):
-        raise AssertionError(report.with_suffix(".error").read_text())
-    return json.loads(report.read_text()), ""
+        return facts.owed - {each for each, _ in self.delivered}
 
 
 def check_in_fork(report: Path) -> Callable[[Path, bool], list[Finding]]:
@@ -191,23 +162,29 @@ def check_in_fork(report: Path) -> Callable[[Path, bool], list[Finding]]:
     return check
 
 
-def use(path: Path) -> dict[str, object]:
-    """Open a store for writing, have everything fire, and receive it all."""
-    delivered: dict[str, str] = {}
-    error = ""
-    clock = ManualClock(START_MS + 30 * HOUR_MS)
+def use(path: Path, config: StoreConfig = CONFIG, hours: Sequence[int] = (30,)) -> dict[str, Any]:
+    """Open a store for writing, have everything fire and receive it all, at each of the hours; then check it."""
+    used: dict[str, Any] = {"delivered": [], "codes": [], "error": ""}
+    clock = ManualClock(START_MS)
     try:
-        with DelayedStore.open(path, CONFIG, clock=clock) as store:
-            store.tick()
-            for topic in list(store.topics()):
-                subscription = topic.subscribe(SUBSCRIPTION)
-                while messages := subscription.receive(1_000, timeout=0):
-                    for message in messages:
-                        delivered[str(message.message_id)] = message.payload.decode(errors="replace")
-                        subscription.ack(message)
+        clock.set(START_MS + hours[0] * HOUR_MS)
+        with DelayedStore.open(path, config, clock=clock) as store:
+            for hour in hours:
+                clock.set(START_MS + hour * HOUR_MS)
+                store.tick()
+                for topic in list(store.topics()):
+                    with topic.subscribe(SUBSCRIPTION) as subscription:
+                        while messages := subscription.receive(1_000, timeout=0):
+                            used["delivered"] += [(str(each.message_id), _text(each)) for each in messages]
+                            subscription.ack(messages, durable=True)
+            used["codes"] = [found.code for found in store.check(deep=True)]
     except Exception as found:
-        error = f"{type(found).__name__}: {found}"
-    return {"delivered": delivered, "error": error}
+        used["error"] = f"{type(found).__name__}: {found}"
+    return used
+
+
+def _text(message: ReceivedMessage) -> str:
+    return message.payload.decode(errors="replace")
 
 
 def try_out(path: Path, report: Path) -> Outcome:
@@ -219,7 +196,7 @@ def try_out(path: Path, report: Path) -> Outcome:
 
     codes, died_checking = forked(check, report)
     used, died = forked(lambda: use(path), report)
-    fields: dict[str, Any] = used if isinstance(used, dict) else {"delivered": {}, "error": ""}
+    fields: dict[str, Any] = used if isinstance(used, dict) else {"delivered": (), "error": ""}
     deaths = [f"check: {died_checking}"] if died_checking else []
     if died:
         deaths.append(f"use: {died}")
@@ -231,3 +208,18 @@ def copy(source: Path, target: Path) -> Path:
     shutil.rmtree(target, ignore_errors=True)
     shutil.copytree(source, target)
     return target
+
+
+def write_at(path: Path, at: int, content: bytes) -> None:
+    """Overwrite part of a file."""
+    with path.open("r+b") as file:
+        file.seek(at)
+        file.write(content)
+
+
+def flip(path: Path, at: int, bit: int) -> None:
+    """Flip one bit of a file."""
+    with path.open("rb") as file:
+        file.seek(at)
+        (byte,) = file.read(1)
+    write_at(path, at, bytes([byte ^ 1 << bit]))

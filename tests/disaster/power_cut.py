@@ -12,8 +12,8 @@ same recording.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
-import os
 import random
 import shutil
 import sys
@@ -23,10 +23,10 @@ from collections import Counter
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from duelog import DelayedStore, DuelogError, ManualClock
+from duelog import DelayedStore, ManualClock
 from tests.disaster.power_disk import MODES, Disk
 from tests.disaster.power_trace import Edit, Fact, Operation, Sync, Trace, Write, record
-from tests.disaster.running import memory, module
+from tests.disaster.running import forked, memory, module
 from tests.disaster.told import Told, litter
 from tests.disaster.working import CONFIG, SPAN_MS, Worker
 
@@ -130,11 +130,13 @@ def _question(
         for _ in range(cuts[at]):
             mode = MODES[outcome.states % len(MODES)]
             disk.leave(target, mode, rng)
-            troubles, died = _ask(told, target / "store", relaxed=options["durability"] == "relaxed")
+            work = functools.partial(troubles_of, told, target / "store", relaxed=options["durability"] == "relaxed")
+            troubles, died = forked(work, target.with_name("report"))
+            troubles = [f"killed the process: {died}"] if died else troubles
             shutil.rmtree(target)
             outcome.states += 1
             outcome.bad += bool(troubles)
-            outcome.deaths += died
+            outcome.deaths += bool(died)
             kinds.update({trouble.split(":")[0].split(" [")[0][:40] for trouble in troubles})
             outcome.troubles += [
                 f"state {outcome.states}, operation {at}, {mode}: {trouble}" for trouble in troubles[:2]
@@ -181,34 +183,10 @@ def troubles_of(told: Told, path: Path, *, relaxed: bool) -> list[str]:
         clock.advance(5 * SPAN_MS)
         worker.drain()
         store.close()
-    except DuelogError as error:
+    except Exception as error:  # whatever it is, it is a finding
         told.troubles.append(f"{type(error).__name__}: {error}")
     told.look_for_missing(listeners)
     return told.troubles
-
-
-def _ask(told: Told, path: Path, *, relaxed: bool) -> tuple[list[str], bool]:
-    """Troubles of a state, and whether it killed the process that opened it."""
-    receiving, sending = os.pipe()
-    child = os.fork()
-    if not child:
-        try:
-            os.close(receiving)
-            try:
-                troubles = troubles_of(told, path, relaxed=relaxed)
-            except BaseException as error:  # whatever it is, the parent is to hear of it
-                troubles = [f"{type(error).__name__}: {error}"]
-            os.write(sending, json.dumps(troubles[:20]).encode())
-        finally:
-            os._exit(0)
-    os.close(sending)
-    with os.fdopen(receiving, "rb") as pipe:
-        said = pipe.read()
-    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    if status or not said:
-        return [f"killed the process ({status})"], True
-    heard: list[str] = json.loads(said)
-    return heard, False
 
 
 def main() -> None:

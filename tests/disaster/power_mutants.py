@@ -14,7 +14,9 @@ from duelog.store.env import environment
 from duelog.store.env.environment import Environment
 from duelog.store.files import directory
 from duelog.store.wal.wal_file import WalFile
-from tests.disaster import kill_mutants
+from tests.disaster.kill_mutants import trash_before_record, wal_restarted_before_applying
+
+__all__ = ["apply", "trash_before_record", "wal_restarted_before_applying"]
 
 
 def _unsynced(wrong: Callable[[Path], bool]) -> None:
@@ -47,11 +49,6 @@ def no_directory_sync() -> None:
 def fires_before_sync() -> None:
     """With durability "relaxed", partitions are not synced before their entries are fired."""
     Environment.sync = lambda self: None  # type: ignore[method-assign]
-
-
-def trash_before_record() -> None:
-    """A partition's directory is moved to trash/ before its deletion is recorded."""
-    kill_mutants.trash_before_record()
 
 
 def metadata_before_parts() -> None:
@@ -87,11 +84,6 @@ def wal_not_flushed() -> None:
         os.pwrite(self._descriptor, content, at)
 
     WalFile._write = write  # type: ignore[method-assign]
-
-
-def wal_restarted_before_applying() -> None:
-    """The WAL is begun anew before the partitions have applied their reserved entries."""
-    kill_mutants.wal_restarted_before_applying()
 
 
 def apply(name: str) -> None:

@@ -274,19 +274,15 @@ class Trace:
         places = [self._find(path, ats[at] if at < len(ats) else None) for at, path in enumerate(paths)]
         if not any(places):
             return
+        there = [place for place in places if place is not None]
+        assert len(there) == len(places)
+        source, target = there[0], there[-1]
         entries: list[tuple[Directory, str, Node | None]]
         if call in ("mkdir", "mkdirat"):
-            place = places[0]
-            assert place is not None
-            entries = [(*place, Directory(place[1]))]
+            entries = [(*source, Directory(source[1]))]
         elif call in ("unlink", "unlinkat", "rmdir"):
-            place = places[0]
-            assert place is not None
-            entries = [(*place, None)]
+            entries = [(*source, None)]
         elif call in ("rename", "renameat", "renameat2"):
-            source, target = places
-            assert source is not None
-            assert target is not None
             entries = [(*source, None), (*target, source[0].live[source[1]])]
         else:
             raise NotUnderstood(f"{call} under the recorded directory")

@@ -12,7 +12,6 @@ import os
 import random
 import shutil
 import struct
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
@@ -20,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from duelog.tools import store_check
-from tests.disaster.damage import Facts, Outcome, build, copy, try_out
+from tests.disaster.damage import Facts, Outcome, build, copy, flip, try_out, write_at
 from tests.disaster.wal_stores import SECTOR, groups
 
 SEED = 20261121
@@ -28,15 +27,6 @@ FLIPS = int(os.environ.get("DUELOG_FLIPS", "420"))
 """Flipped bits; about 0.1 s each."""
 PAGE = 4096
 JOURNAL = Path("JOURNAL")
-
-
-@pytest.fixture(scope="module")
-def places() -> Iterator[Path]:
-    """A directory in memory where there is one."""
-    shm = Path("/dev/shm")
-    path = Path(tempfile.mkdtemp(prefix="duelog-damage-", dir=shm if os.access(shm, os.W_OK) else None))
-    yield path
-    shutil.rmtree(path, ignore_errors=True)
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +66,7 @@ class Trials:
             assert not outcome.died, f"{name}: died unannounced: {outcome.died}"
             assert not outcome.error, f"{name}: failed unannounced: {outcome.error}"
             assert missing <= set(excused), f"{name}: lost silently: {sorted(missing)[:5]}"
+            assert not outcome.doubled, f"{name}: doubled silently: {outcome.doubled}"
         self.counts["trials"] += 1
         self.counts["found by check" if outcome.detected else "harmless"] += 1
         self.counts["refused at open or in use"] += bool(outcome.error)
@@ -90,22 +81,6 @@ def trials(places: Path, facts: Facts) -> Iterator[Trials]:
     trials = Trials(places, facts)
     yield trials
     print(f"\ncorruption, seed {SEED}: {dict(trials.counts)}")
-
-
-def write_at(path: Path, at: int, content: bytes) -> None:
-    """Overwrite part of a file."""
-    with path.open("r+b") as file:
-        file.seek(at)
-        file.write(content)
-
-
-def flip(path: Path, at: int, bit: int) -> None:
-    """Flip one bit of a file."""
-    with path.open("r+b") as file:
-        file.seek(at)
-        (byte,) = file.read(1)
-        file.seek(at)
-        file.write(bytes([byte ^ 1 << bit]))
 
 
 def test_an_undamaged_copy_gives_everything_and_has_no_findings(trials: Trials, facts: Facts) -> None:

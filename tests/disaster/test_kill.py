@@ -87,29 +87,32 @@ def test_a_recovery_that_is_killed_is_recovered(server: Server, memory: Path, ch
     assert sum(series.kills.values()) >= 6, report(series)
 
 
-@pytest.mark.parametrize("durability", ["commit", "relaxed", "none"])
 @pytest.mark.parametrize("threads", [0, 3], ids=["alone", "threads"])
+@pytest.mark.parametrize("durability", ["commit", "relaxed", "none"])
 def test_nothing_is_lost_or_doubled_when_killed_at_random(
     server: Server, memory: Path, durability: str, threads: int
 ) -> None:
     """Killed at any instant, with producers beside the consumer or without, the store keeps every guarantee."""
-    seed = f"random {durability} {threads}"
-    kill_random(Series(server, memory / "store", seed, durability=durability, threads=threads), seed)
+    kill_random(server, memory, durability=durability, threads=threads)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({"background": True, "threads": 2}, id="the scheduler fires, closes and deletes beside"),
+        pytest.param({"more": True}, id="short delays, schedules, policies that change, seeks"),
+    ],
+)
+def test_nothing_is_lost_or_doubled_when_killed_at_random_with(
+    server: Server, memory: Path, options: dict[str, object]
+) -> None:
+    """The same with more going on."""
+    kill_random(server, memory, **options)
 
 
 def test_nothing_is_lost_or_doubled_when_killed_at_random_on_disk(server: Server, tmp_path: Path) -> None:
     """The same on a file system with real fsyncs."""
-    kill_random(Series(server, tmp_path / "store", "disk"), "disk")
-
-
-def test_nothing_is_lost_or_doubled_when_killed_beside_the_scheduler(server: Server, memory: Path) -> None:
-    """The same with the background thread firing, closing and deleting while others send and receive."""
-    kill_random(Series(server, memory / "store", "background", background=True, threads=2), "background")
-
-
-def test_nothing_is_lost_or_doubled_with_short_delays_schedules_and_seeks(server: Server, memory: Path) -> None:
-    """The same with messages that wait inline, ones that recur, policies that change and subscriptions that go back."""
-    kill_random(Series(server, memory / "store", "more", more=True), "more")
+    kill_random(server, tmp_path)
 
 
 def test_numbers_sent_again_in_other_batches_after_a_crash_are_delivered_once(server: Server, memory: Path) -> None:
@@ -122,9 +125,10 @@ def test_numbers_sent_again_in_other_batches_after_a_crash_are_delivered_once(se
     assert series.kills[AMONG_NUMBERS_AT] >= len(AMONG_NUMBERS) - 1, report(series)
 
 
-def kill_random(series: Series, seed: str) -> None:
+def kill_random(server: Server, path: Path, **options: object) -> None:
     """Rounds killed after a random number of facts, then a drain."""
-    rng = random.Random(seed)
+    seed = f"random {options}"
+    series, rng = Series(server, path / "store", seed, **options), random.Random(seed)
     for _ in range(RANDOM_ROUNDS):
         series.round(kill_after=rng.randrange(1, 30) if rng.random() < 0.3 else rng.randrange(30, 200))
     series.drain()

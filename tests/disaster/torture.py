@@ -31,6 +31,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from tests.disaster.running import module
 from tests.disaster.torture_child import main as child_main
 
 _DRAIN_S = 900
@@ -147,8 +148,7 @@ def run(directory: Path, seconds: float, seed: int) -> Counter[str]:
 
 
 def _start(directory: Path, seed: int, seconds: float) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "tests.disaster.torture", "--child", str(directory), str(seed), str(seconds)]
-    return subprocess.Popen(command)
+    return subprocess.Popen(module("tests.disaster.torture", "--child", str(directory), str(seed), str(seconds)))
 
 
 def _note(log: Path, *event: object) -> None:

@@ -13,7 +13,8 @@ import pytest
 from duelog import DelayedStore
 from duelog.tools.repair.repair_store import repair_store
 from duelog.tools.store_check import check_store
-from tests.disaster.damage import CONFIG, Facts, Outcome, build, copy, forked, use
+from tests.disaster.damage import CONFIG, Facts, Outcome, build, copy, use
+from tests.disaster.running import forked
 
 SEED = 7
 TRIALS = 40

@@ -20,7 +20,8 @@ from duelog.store.wal import wal_file
 from duelog.tools.repair.repair_store import RepairReport, repair_store
 from duelog.tools.store_check import check_store
 from tests.conftest import START_MS, OpenStore
-from tests.disaster.damage import copy, forked
+from tests.disaster.damage import copy
+from tests.disaster.running import forked
 from tests.disaster.wal_stores import groups, in_wal, with_wal
 from tests.model.driver import copy_store
 from tests.tools.small_records import flip, keys
