@@ -21,7 +21,14 @@ from ..store_check import check_file
 from ..values import require_store
 from .checking.catalog_findings import directory_findings, missing_findings
 from .checking.log_tally import LogTask
-from .checking.partition_audit import PATIENCE_S, PartitionResult, PartitionTask, audit_open, audit_partition
+from .checking.partition_audit import (
+    PATIENCE_S,
+    PartitionResult,
+    PartitionTask,
+    audit_open,
+    audit_partition,
+    still_there,
+)
 from .gathering import Gathering
 from .reading.facts import StoreFacts, read_facts
 from .reading.main_bodies import main_body_findings
@@ -174,9 +181,4 @@ def _directories(path: Path, main: Environment, facts: StoreFacts, patience_s: f
             known = dict(catalog.partitions(raw))
         return list(directory_findings(path, known, facts.unreadable_partitions))
 
-    found = look()
-    if found and patience_s:
-        time.sleep(patience_s)
-        again = set(look())
-        found = [each for each in found if each in again]
-    return found
+    return still_there(look, patience_s)

@@ -214,6 +214,3 @@ def register(spark: SparkSession) -> None:
     """Make `duelog` known to a session: the source that takes filters where Spark hands them on, else the other."""
     pushes = spark.conf.get(PUSHDOWN, "false") == "true"
     spark.dataSource.register(PushingDuelogSource if pushes else DuelogSource)
-
-
-__all__ = ["TABLES", "DuelogSource", "PushingDuelogSource", "register", "spark_schema"]

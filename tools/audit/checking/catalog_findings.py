@@ -91,12 +91,6 @@ def unreleased(facts: StoreFacts, start_ms: int) -> list[int]:
     ]
 
 
-def trimmed_past(facts: StoreFacts, topic_id: int, ledger_id: int) -> bool:
-    """Whether the ledger of a topic's last marker is gone, or being removed."""
-    kept = [ledger.ledger_id for ledger in facts.topics[topic_id].ledgers]
-    return ledger_id < min(kept, default=0)
-
-
 def directory_findings(
     store: Path, partitions: Mapping[int, PartitionRecord], unjudged: Iterable[int]
 ) -> Iterator[AuditFinding]:

@@ -12,7 +12,7 @@ from ....store.position import Position
 from ...values import iso_time
 from ..reading.facts import KeptLedger, StoreFacts, TopicFacts, partition_name
 from ..tables import AuditFinding, HeldRow, finding
-from .catalog_findings import trimmed_past, unreleased
+from .catalog_findings import unreleased
 
 
 class Judged(NamedTuple):
@@ -84,7 +84,7 @@ def _closed(facts: StoreFacts, start_ms: int, record: PartitionRecord, as_of_ms:
 def _topic(facts: StoreFacts, topic_id: int, start_ms: int, name: str, as_of_ms: int) -> tuple[list[HeldRow], str]:
     topic = facts.topics[topic_id]
     ledger_id = facts.frontiers[topic_id, start_ms].marker_ledger
-    if trimmed_past(facts, topic_id, ledger_id):
+    if ledger_id < min((each.ledger_id for each in topic.ledgers), default=0):
         return [], f"{topic.name} has trimmed ledger {ledger_id} with its last marker, and has not released it"
     ledger = next((each for each in topic.ledgers if each.ledger_id == ledger_id), None)
     if ledger is None or ledger.record is None:
@@ -95,11 +95,9 @@ def _topic(facts: StoreFacts, topic_id: int, start_ms: int, name: str, as_of_ms:
         if cursor.mark_delete < Position(ledger_id, ledger.entries - 1):
             behind = _lag(topic.ledgers, ledger_id, cursor)
             mark = cursor.mark_delete
-            done = (
-                f"up to entry {mark.entry_id} of ledger {mark.ledger_id}"
-                if cursor.next_entry
-                else (f"nothing from ledger {mark.ledger_id} on")
-            )
+            done = f"nothing from ledger {mark.ledger_id} on"
+            if cursor.next_entry:
+                done = f"up to entry {mark.entry_id} of ledger {mark.ledger_id}"
             why = f"has acknowledged {done}; the partition's last marker is in ledger {ledger_id}"
             rows.append(HeldRow(name, topic.name, "subscription", subscription, ledger_id, behind, why))
     if rows:

@@ -6,6 +6,7 @@ export's rows. Knows topics and partitions by number only; the audit's survey na
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -93,7 +94,7 @@ class _Tally:
         self._task = task
         self._as_of_ms = as_of_ms
         self.days: dict[int, RetentionRow] = {}
-        self.hours: dict[int, int] = {}
+        self.hours: Counter[int] = Counter()
         self.covered = BitMap()
         self.live_fired = 0
         self.unfired = BitMap()
@@ -117,27 +118,20 @@ class _Tally:
         pending = ~passed & ~cancelled & ~withheld & task.judged
         missing = fired & ~marked & present
         self.live_fired += int(fired.sum())
-        if missing.any():
-            provable = missing & (dues > task.kept_since_ms)
-            self.lost |= bitmap_of(ids[provable])
-            self.maybe_lost |= bitmap_of(ids[missing & ~provable])
+        provable = missing & (dues > task.kept_since_ms)
+        self.lost |= bitmap_of(ids[provable])
+        self.maybe_lost |= bitmap_of(ids[missing & ~provable])
         stray = marked & ~fired
-        if stray.any():
-            self.stray |= bitmap_of(ids[stray])
+        self.stray |= bitmap_of(ids[stray])
         waiting = pending & present
-        if waiting.any():
-            self.unfired |= bitmap_of(ids[waiting])
-            self._add_hours(dues[waiting])
+        self.unfired |= bitmap_of(ids[waiting])
+        hours, counts = np.unique(dues[waiting] // HOUR_MS * HOUR_MS, return_counts=True)
+        self.hours.update(dict(zip(hours.tolist(), counts.tolist(), strict=True)))
         # A fired message whose marker is gone was acknowledged by every subscription: its ledger is trimmed.
-        done = (marked & acknowledged) | (missing & (dues <= task.kept_since_ms)) | (fired & ~marked & ~present)
+        done = (marked & acknowledged) | (missing & ~provable) | (fired & ~marked & ~present)
         overdue = waiting & (dues <= self._as_of_ms)
         masks = (waiting, overdue, fired, done & fired, cancelled, withheld & ~cancelled, ~present)
         self._add_days(dues, sizes, masks)
-
-    def _add_hours(self, dues: Int64s) -> None:
-        hours, counts = np.unique(dues // HOUR_MS, return_counts=True)
-        for hour, count in zip(hours.tolist(), counts.tolist(), strict=True):
-            self.hours[hour * HOUR_MS] = self.hours.get(hour * HOUR_MS, 0) + count
 
     def _add_days(self, dues: Int64s, sizes: Int64s, masks: tuple[Mask, ...]) -> None:
         days = dues // DAY_MS

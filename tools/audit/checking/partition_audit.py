@@ -11,9 +11,9 @@ of reading, not of the facts.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import lmdb
 import numpy as np
@@ -30,6 +30,8 @@ from ...scan.sealed import Sealed, open_sealed
 from ...store_check import check_file
 from ..reading.facts import records_before
 from .log_tally import NO_ENTRY, Batch, Issue, LogResult, LogTask, tally_log
+
+T = TypeVar("T")
 
 PATIENCE_S = 1.0
 """A snapshot that is being written has grown or is complete after this long."""
@@ -177,14 +179,19 @@ def _incomplete_snapshots(environment: Environment, patience_s: float) -> list[I
         snapshots = inspect_snapshots(environment, read_parts=True)
         return [info for info in snapshots if info.state is not SnapshotState.COMPLETE]
 
-    found = look()
-    if found and patience_s:
-        time.sleep(patience_s)
-        again = look()
-        found = [info for info in found if info in again]
     return [
         Issue(
             "incomplete-snapshot", NO_ENTRY, f"snapshot {info.snapshot_id} of ledger {info.ledger_id}: {info.reason}", 0
         )
-        for info in found
+        for info in still_there(look, patience_s)
     ]
+
+
+def still_there(look: Callable[[], list[T]], patience_s: float) -> list[T]:
+    """What `look` finds and finds again after that long; in one look only, a process may be at it. 0: one look."""
+    found = look()
+    if found and patience_s:
+        time.sleep(patience_s)
+        again = look()
+        found = [each for each in found if each in again]
+    return found

@@ -53,6 +53,4 @@ def write_table(rows: Sequence[tuple[object, ...]], kind: type[tuple[object, ...
 
     types = {int: pa.int64(), str: pa.string(), bool: pa.bool_()}
     schema = pa.schema([(name, types[hint]) for name, hint in get_type_hints(kind).items()])
-    columns = list(zip(*rows, strict=True)) if rows else [()] * len(schema)
-    arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
-    pq.write_table(pa.Table.from_arrays(arrays, schema=schema), path)
+    pq.write_table(pa.Table.from_pylist([dict(zip(schema.names, row, strict=True)) for row in rows], schema), path)
