@@ -8,7 +8,7 @@ every entry of the pending partitions once.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Self
@@ -136,13 +136,9 @@ class _Offline:
         """A partition's environment, of this store. Raises DamagedStore."""
         path = partition_path(self._path, start_ms, record.generation)
         partition = Partition(path, start_ms, record.end_ms, record.generation, record.state)
-        environment = Environment(path, name=partition.name, read_only=self._read_only)
-        try:
-            partition.attach(environment)
-            partition.verify_identity(self._store_id)
+        with closing(Environment(path, name=partition.name, read_only=self._read_only)) as environment:
+            partition.verify_identity(self._store_id, environment)
             yield environment
-        finally:
-            environment.close()
 
     def logs(self, environment: Environment, topic_id: int | None) -> list[_Log]:
         """The logs in a partition, or the one of a topic."""

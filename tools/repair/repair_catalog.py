@@ -80,14 +80,10 @@ def mend_topics(main: Environment, logs: Iterable[int], account: Account) -> Non
 def recover_topic(transaction: Transaction, suffix: str, account: Account, topic_id: int | None = None) -> int:
     """Make a topic for messages whose topic nothing tells, with a subscription that holds them; returns its id."""
     name = f"persistent://public/default/{RECOVERED}-{suffix}"
-    if topic_id is not None:
-        raise_counter(transaction, catalog.TOPICS, topic_id)
-        transaction.put(fmt.topic_key(name), TopicRecord(topic_id, 0).pack())
-        transaction.put(fmt.topic_name_key(topic_id), name.encode())
-        ledger_id = catalog.add_ledger(transaction, topic_id, 0)
-    else:
-        topic_id = catalog.add_topic(transaction, name, 0).topic_id
-        ledger_id = catalog.ledgers(transaction.raw, topic_id)[0][0]
+    if topic_id is not None:  # which is the next that the counter gives out, or a later one
+        raise_counter(transaction, catalog.TOPICS, topic_id - 1)
+    topic_id = catalog.add_topic(transaction, name, 0).topic_id
+    ledger_id = catalog.ledgers(transaction.raw, topic_id)[0][0]
     number = catalog.take_numbers(transaction, catalog.SUBSCRIPTIONS)
     transaction.put(fmt.cursor_key(topic_id, RECOVERED), CursorRecord(number, 0, ledger_id, 0, 0).pack())
     account.say(f"topic {name}: made, with subscription {RECOVERED}, for messages whose topic nothing tells")

@@ -19,10 +19,9 @@ from typing import NamedTuple, TypeVar
 import lmdb
 
 from ...opening import Identity, open_main
-from ...partitions.partition import partition_path
+from ...partitions.partition import Partition, partition_path
 from ...partitions.timespan import directory_name
-from ...store.codec import format as fmt
-from ...store.codec.format import PartitionInfo, PartitionRecord, PartitionState
+from ...store.codec.format import PartitionRecord, PartitionState
 from ...store.config import StoreConfig
 from ...store.env.environment import Environment
 from ...store.errors import CorruptRecord, DamagedStore
@@ -130,18 +129,9 @@ def open_sealed(sealed: Sealed, store_id: bytes) -> Iterator[Environment]:
     if file_bytes != sealed.file_bytes:
         raise DamagedStore(path / "data.mdb", f"is {file_bytes} bytes, was {sealed.file_bytes} when the job began")
     with closing(Environment(path, name=sealed.name, read_only=True, lock=False)) as environment:
-        _verify(environment, sealed, store_id)
+        partition = Partition(path, sealed.start_ms, sealed.end_ms, sealed.generation, PartitionState.CLOSED)
+        try:
+            partition.verify_identity(store_id, environment)
+        except CorruptRecord as error:
+            raise DamagedStore(path, str(error)) from error
         yield environment
-
-
-def _verify(environment: Environment, sealed: Sealed, store_id: bytes) -> None:
-    try:
-        fields = environment.get(fmt.PARTITION_INFO_KEY)
-        found = None if fields is None else PartitionInfo.unpack(fields)
-    except CorruptRecord as error:
-        raise DamagedStore(sealed.path, str(error)) from error
-    if found is None:
-        raise DamagedStore(sealed.path, "has no partition record")
-    expected = PartitionInfo(fmt.FORMAT_VERSION, store_id, sealed.start_ms, sealed.end_ms, sealed.generation)
-    if found != expected:
-        raise DamagedStore(sealed.path, f"is {found}, the catalog says {expected}")
