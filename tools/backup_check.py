@@ -28,18 +28,16 @@ def check_backup(path: Path, *, deep: bool = False) -> Iterator[Finding]:
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         yield Finding("error", "backup-manifest", str(manifest), f"cannot be read: {error}", _ANOTHER)
         return
+    problems: dict[Path, str] = {}
     for name, (size, crc) in sorted(files.items()):
         file = path / name
         if not file.is_file():
-            yield Finding("error", "backup-file", str(file), "is missing", _ANOTHER)
-            continue
-        found = file.stat().st_size
-        if found != size:
-            message = f"is {found} bytes, was written with {size}"
-            yield Finding("error", "backup-file", str(file), message, _ANOTHER)
+            problems[file] = "is missing"
+        elif (found := file.stat().st_size) != size:
+            problems[file] = f"is {found} bytes, was written with {size}"
         elif deep and describe(file)[1] != crc:
-            yield Finding("error", "backup-file", str(file), "does not match the checksum in the manifest", _ANOTHER)
-    listed = {path / name for name in files}
-    for file in sorted(path.glob("partitions/*/g*/data.mdb")):
-        if file not in listed:
-            yield Finding("error", "backup-file", str(file), "is not in the manifest", _ANOTHER)
+            problems[file] = "does not match the checksum in the manifest"
+    more = set(path.glob("partitions/*/g*/data.mdb")) - {path / name for name in files}
+    problems |= dict.fromkeys(sorted(more), "is not in the manifest")
+    for file, message in problems.items():
+        yield Finding("error", "backup-file", str(file), message, _ANOTHER)

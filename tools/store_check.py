@@ -27,6 +27,10 @@ from .values import open_to_read, stored_identity
 _RESTORE = "run `duelog repair` on a copy of the store, or restore a backup"
 
 
+def _error(code: str, address: Path, message: str) -> Finding:
+    return Finding("error", code, str(address), message, _RESTORE)
+
+
 def check_store(path: Path, *, deep: bool = False) -> list[Finding]:
     """Every problem of the store in `path`, beside a writing process too; nothing is changed.
 
@@ -56,16 +60,15 @@ def environments(path: Path) -> list[Path]:
 
 def check_file(directory: Path) -> Iterator[Finding]:
     """Findings about the pages of one environment, which this process must not have open."""
-    address = str(directory / "data.mdb")
+    address = directory / "data.mdb"
     try:
-        known = datafile.inspect(directory)
-        problems = _problems(directory, known)
+        problems = _problems(directory, datafile.inspect(directory))
     except DamagedStore as error:
         if directory.exists():  # else the writing process has just removed it
-            yield Finding("error", "damaged-file", address, error.reason, _RESTORE)
+            yield _error("damaged-file", address, error.reason)
         return
     for problem in problems:
-        yield Finding("error", "page", address, problem, _RESTORE)
+        yield _error("page", address, problem)
 
 
 def _problems(directory: Path, known: datafile.DataFile) -> list[str]:
@@ -94,12 +97,11 @@ def check_opened(path: Path, deep: bool) -> list[Finding]:
         with open_to_read(path) as opened:
             return list(opened.check(deep=deep))
     except DamagedStore as error:
-        return [Finding("error", "damaged-store", str(error.path), error.reason, _RESTORE)]
+        return [_error("damaged-store", error.path, error.reason)]
     except StoreUnavailable:
         raise
     except (DuelogError, lmdb.Error, ValueError, LookupError) as error:
-        reason = f"{type(error).__name__}: {error}"
-        return [Finding("error", "unreadable", str(path), f"the check could not go on ({reason})", _RESTORE)]
+        return [_error("unreadable", path, f"the check could not go on ({type(error).__name__}: {error})")]
 
 
 def _check_in_child(path: Path, deep: bool) -> list[Finding]:
@@ -107,15 +109,14 @@ def _check_in_child(path: Path, deep: bool) -> list[Finding]:
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=3600)
     except subprocess.TimeoutExpired:
-        return [Finding("error", "hangs", str(path), "reading it does not come to an end", _RESTORE)]
+        return [_error("hangs", path, "reading it does not come to an end")]
     findings = [Finding(**json.loads(line)) for line in done.stdout.splitlines() if line.startswith("{")]
     if done.returncode < 0:
-        message = f"reading it kills a process (signal {-done.returncode})"
-        findings.append(Finding("error", "kills-its-reader", str(path), message, _RESTORE))
+        findings.append(_error("kills-its-reader", path, f"reading it kills a process (signal {-done.returncode})"))
     elif done.returncode:
         lines = done.stderr.strip().splitlines()
-        message = f"the check of what can be read failed: {lines[-1] if lines else done.returncode}"
-        findings.append(Finding("error", "unreadable", str(path), message, _RESTORE))
+        last = lines[-1] if lines else done.returncode
+        findings.append(_error("unreadable", path, f"the check of what can be read failed: {last}"))
     return findings
 
 

@@ -121,7 +121,6 @@ def _wanted(table: pa.Table) -> pa.ChunkedArray:
 
 
 def _send(store: DelayedStore, topic: str, table: pa.Table) -> None:
-    target = store.topic(topic).sender
     limit = 1 << 30  # it was within the limit of the store that took it
     bodies: list[bytes] = []
     dues: list[int] = []
@@ -130,7 +129,7 @@ def _send(store: DelayedStore, topic: str, table: pa.Table) -> None:
     def flush() -> None:
         now_ms = store.clock.now_ms()
         column = np.array(dues, dtype=np.int64)
-        target.write(EncodedBatch(column, column > now_ms, list(bodies)), now_ms)
+        store.topic(topic).sender.write(EncodedBatch(column, column > now_ms, list(bodies)), now_ms)
         bodies.clear()
         dues.clear()
 
