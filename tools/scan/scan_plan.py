@@ -52,6 +52,11 @@ class Slice(NamedTuple):
     store_id: bytes
     ranges: tuple[LogRange, ...]
 
+    @property
+    def entries(self) -> int:
+        """Entry ids in the ranges."""
+        return sum(each.limit - each.start for each in self.ranges)
+
 
 class Wanted(NamedTuple):
     """What a scan is asked for; rows outside it are not read.
