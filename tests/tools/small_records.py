@@ -7,7 +7,6 @@ from pathlib import Path
 
 import lmdb
 
-from duelog.store.codec.copies import copy_key
 from duelog.store.codec.format import Table
 
 Damage = Callable[[Path, bytes], None]
@@ -44,12 +43,6 @@ def remove(directory: Path, key: bytes) -> None:
     """Remove a record, and not its copy."""
     with lmdb.open(str(directory), map_size=1 << 30) as environment, environment.begin(write=True) as raw:
         assert raw.delete(key)
-
-
-def has_copy(directory: Path, key: bytes) -> bool:
-    """Whether a record's copy is there."""
-    with lmdb.open(str(directory), readonly=True, lock=False, max_dbs=0) as environment, environment.begin() as raw:
-        return raw.get(copy_key(key)) is not None
 
 
 DAMAGES: dict[str, Damage] = {"flipped": flip, "missing": remove}
