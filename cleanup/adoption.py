@@ -17,7 +17,6 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-import lmdb
 from pyroaring import BitMap
 
 from ..partitions.partition import partition_path
@@ -26,6 +25,7 @@ from ..partitions.timespan import directory_name
 from ..store.codec import format as fmt
 from ..store.codec.format import LedgerState, PartitionInfo, PartitionRecord, PartitionState
 from ..store.env.environment import Environment
+from ..store.env.memtable import Reads
 from ..store.env.transaction import Transaction
 from ..store.errors import CorruptRecord, DuelogError, StoreFull
 from ..store.files.directory import move
@@ -150,7 +150,7 @@ def _read(directory: Path) -> tuple[PartitionInfo, OriginRecord]:
     return PartitionInfo.unpack(fields), OriginRecord.unpack(origin)
 
 
-def reason_against(raw: lmdb.Transaction, info: PartitionInfo, origin: OriginRecord, store_id: bytes) -> str | None:
+def reason_against(raw: Reads, info: PartitionInfo, origin: OriginRecord, store_id: bytes) -> str | None:
     """Why a generation may not take over, by the main environment as `raw` sees it; None: it may."""
     key = fmt.partition_key(info.start_ms)
     value = raw.get(key)
@@ -173,7 +173,7 @@ def reason_against(raw: lmdb.Transaction, info: PartitionInfo, origin: OriginRec
     return None
 
 
-def _taken_back(raw: lmdb.Transaction, topic_id: int, relied_on: list[Relied]) -> str | None:
+def _taken_back(raw: Reads, topic_id: int, relied_on: list[Relied]) -> str | None:
     """A topic's subscription that has not acknowledged what is relied on; None: all have, or it is gone anyway."""
     name = catalog.topic_name(raw, topic_id)
     if name is None:

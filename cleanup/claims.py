@@ -17,7 +17,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-import lmdb
 import numpy as np
 import numpy.typing as npt
 from pyroaring import BitMap
@@ -27,6 +26,7 @@ from ..store.codec import format as fmt
 from ..store.codec.format import CursorRecord, LedgerState, Table
 from ..store.codec.frontier import FrontierRecord
 from ..store.codec.run import RunKind, UInt32s
+from ..store.env.memtable import Reads
 from ..store.errors import CorruptEntry
 from ..store.log import catalog
 from ..store.log.ledger import find_tail
@@ -57,9 +57,7 @@ class LogClaims(NamedTuple):
     complete: bool
 
 
-def read_claims(
-    raw: lmdb.Transaction, main_name: str, starts: Iterable[int], *, now_ms: int = 0
-) -> dict[int, list[LogClaims]]:
+def read_claims(raw: Reads, main_name: str, starts: Iterable[int], *, now_ms: int = 0) -> dict[int, list[LogClaims]]:
     """The claims on each of several partitions, by start. O(markers of the topics that have a log there).
 
     now_ms: when retention is judged by: acknowledged entries count as needed where it keeps the main-log ledger of
@@ -78,9 +76,7 @@ def read_claims(
     return found
 
 
-def claims_of_logs(
-    raw: lmdb.Transaction, known: Iterable[LogClaims], logs: Iterable[tuple[int, int]]
-) -> list[LogClaims]:
+def claims_of_logs(raw: Reads, known: Iterable[LogClaims], logs: Iterable[tuple[int, int]]) -> list[LogClaims]:
     """The claims on these logs (topic id, ledger id) of one partition, a row for each.
 
     known: those on the partition's logs that have a frontier, from the same transaction. They are picklable,
@@ -90,7 +86,7 @@ def claims_of_logs(
     return [by_log.get(log) or claims_without_frontier(raw, *log) for log in logs]
 
 
-def claims_without_frontier(raw: lmdb.Transaction, topic_id: int, ledger_id: int) -> LogClaims:
+def claims_without_frontier(raw: Reads, topic_id: int, ledger_id: int) -> LogClaims:
     """The claims on a log of which nothing has fired: its entries were cancelled, or its topic deleted."""
     topic = catalog.topic_name(raw, topic_id)
     subscriptions = sum(1 for _ in catalog.cursors(raw, topic_id))
@@ -121,9 +117,7 @@ def _all(tail: int) -> BitMap:
     return entries
 
 
-def _claims(
-    raw: lmdb.Transaction, topic_id: int, topic: str | None, frontier: FrontierRecord, log: _MainLog
-) -> LogClaims:
+def _claims(raw: Reads, topic_id: int, topic: str | None, frontier: FrontierRecord, log: _MainLog) -> LogClaims:
     ledger_id = frontier.ledger_id
     pieces = log.markers.get(ledger_id, [])
     marked, open_ = BitMap(), BitMap()
@@ -175,7 +169,7 @@ class _MainLog:
     complete: bool = True
 
 
-def _read_main_log(raw: lmdb.Transaction, name: str, topic_id: int, targets: set[int], now_ms: int) -> _MainLog:
+def _read_main_log(raw: Reads, name: str, topic_id: int, targets: set[int], now_ms: int) -> _MainLog:
     cursors = [record for _, _, record in catalog.cursors(raw, topic_id)]
     log = _MainLog(len(cursors))
     kept = [row for row in catalog.ledgers(raw, topic_id) if row[1].state is not LedgerState.TRIMMING]
@@ -220,7 +214,7 @@ def acknowledged_by_all(
     return BitMap() if found is None else found & _all(tail)
 
 
-def _quarantined(raw: lmdb.Transaction, ledger_id: int) -> BitMap:
+def _quarantined(raw: Reads, ledger_id: int) -> BitMap:
     first, limit = fmt.quarantine_key(ledger_id, 0), fmt.quarantine_key(ledger_id + 1, 0)
     return BitMap(fmt.trailing_u32(key) for key, _ in catalog.rows(raw, fmt.prefix(Table.SET_ASIDE), first, limit))
 

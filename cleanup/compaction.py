@@ -20,7 +20,6 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-import lmdb
 import numpy as np
 from pyroaring import BitMap
 
@@ -30,6 +29,7 @@ from ..store.codec import format as fmt
 from ..store.codec.format import Table
 from ..store.codec.run import Run
 from ..store.env.environment import Environment
+from ..store.env.memtable import Reads
 from ..store.env.transaction import Transaction
 from ..store.errors import BrokenInvariant, CorruptEntry
 from ..store.files.directory import children, make_directory, remove_tree, sync_directory
@@ -146,7 +146,7 @@ def _append(environment: Environment, batch: list[tuple[bytes, Buffer]]) -> None
     environment.write(work)
 
 
-def _compacted(name: str, raw: lmdb.Transaction, plan: CompactionPlan, progress: Progress) -> Rows:
+def _compacted(name: str, raw: Reads, plan: CompactionPlan, progress: Progress) -> Rows:
     """The rows of the new generation in order of key."""
     new = sorted(plan.described().items())
     stays = plan.stays()

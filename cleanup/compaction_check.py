@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from itertools import zip_longest
 
-import lmdb
 import numpy as np
 from pyroaring import BitMap
 
@@ -13,6 +12,7 @@ from ..store.codec import format as fmt
 from ..store.codec.format import Table
 from ..store.codec.run import Run
 from ..store.env.environment import Environment
+from ..store.env.memtable import Reads
 from ..store.errors import CorruptEntry, DamagedStore
 from .compaction_plan import CompactionPlan, can_be_thinned, mask
 
@@ -22,7 +22,7 @@ Progress = Callable[[int], object]
 """Told of bytes of the source that have been dealt with since it was last told."""
 
 
-def other_rows(raw: lmdb.Transaction) -> Rows:
+def other_rows(raw: Reads) -> Rows:
     """Every row but those that say what a generation is."""
     cursor = raw.cursor()
     more = cursor.first()

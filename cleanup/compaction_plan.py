@@ -10,7 +10,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import lmdb
 import numpy as np
 import numpy.typing as npt
 from pyroaring import BitMap
@@ -20,6 +19,7 @@ from ..store.codec import format as fmt
 from ..store.codec.format import PartitionInfo, Table
 from ..store.codec.run import Run, RunKind
 from ..store.env.environment import Environment
+from ..store.env.memtable import Reads
 from ..store.errors import BrokenInvariant, CorruptEntry, DamagedStore
 from ..store.log import catalog
 from ..store.log.ledger import find_tail
@@ -102,7 +102,7 @@ class CompactionPlan:
         """The entries whose bodies stay, by ledger id."""
         return {log.ledger_id: BitMap.deserialize(log.needed) for log in self.logs}
 
-    def require_source(self, source: Environment, raw: lmdb.Transaction) -> None:
+    def require_source(self, source: Environment, raw: Reads) -> None:
         """Refuse a source that is not the generation that was planned, as it was. Raises DamagedStore."""
         found = _info(source, raw)
         if found != self.info()._replace(generation=self.generation) or raw.id() != self.transaction:
@@ -138,20 +138,20 @@ def plan_generation(source: Environment, claims: Iterable[LogClaims]) -> Compact
     )
 
 
-def partition_logs(raw: lmdb.Transaction) -> list[tuple[int, int]]:
+def partition_logs(raw: Reads) -> list[tuple[int, int]]:
     """(topic id, ledger id) of every log of a partition, in a read transaction of its environment. O(logs)."""
     found = catalog.rows(raw, fmt.prefix(Table.LOG))
     return [(fmt.trailing_u32(key), fmt.unpack_u64(fields)) for key, fields in found]
 
 
-def _info(source: Environment, raw: lmdb.Transaction) -> PartitionInfo:
+def _info(source: Environment, raw: Reads) -> PartitionInfo:
     value = raw.get(fmt.PARTITION_INFO_KEY)
     if value is None:
         raise DamagedStore(source.path, "has no partition record")
     return PartitionInfo.unpack(fmt.unseal(fmt.PARTITION_INFO_KEY, value))
 
 
-def _plan_log(raw: lmdb.Transaction, name: str, claims: LogClaims) -> LogPlan:
+def _plan_log(raw: Reads, name: str, claims: LogClaims) -> LogPlan:
     ledger_id = claims.ledger_id
     tail = find_tail(raw, name, ledger_id)
     read = list(runs(raw, name, ledger_id))

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-import lmdb
-
 from ..store.codec import format as fmt
 from ..store.codec.format import LedgerRecord, LedgerState, Table
+from ..store.env.memtable import Reads
 from ..store.log import catalog
 from ..store.names import TopicName
 from ..store.policy.policy_records import effective
@@ -20,7 +19,7 @@ from ..store.position import Position
 from .origin import Relied
 
 
-def ledgers_kept(raw: lmdb.Transaction, topic_id: int, now_ms: int) -> set[int]:
+def ledgers_kept(raw: Reads, topic_id: int, now_ms: int) -> set[int]:
     """Ids of the ledgers of a topic's main log whose acknowledged messages are kept to be sought back to.
 
     O(ledgers of the topic). Raises CorruptRecord.
@@ -36,7 +35,7 @@ def ledgers_kept(raw: lmdb.Transaction, topic_id: int, now_ms: int) -> set[int]:
     return kept_of(ledgers, mark_deletes, policies.retention_ms, policies.retention_bytes, now_ms)
 
 
-def retention_by_topic(raw: lmdb.Transaction) -> dict[int, tuple[int, int]]:
+def retention_by_topic(raw: Reads) -> dict[int, tuple[int, int]]:
     """The policies `retention_ms` and `retention_bytes` in force, by topic id. Raises CorruptRecord."""
     found = {}
     for key, name in catalog.rows(raw, fmt.prefix(Table.TOPIC_NAME)):
@@ -70,7 +69,7 @@ def kept_of(
     return kept
 
 
-def reason_to_keep(raw: lmdb.Transaction, relied_on: Sequence[Relied], now_ms: int) -> str | None:
+def reason_to_keep(raw: Reads, relied_on: Sequence[Relied], now_ms: int) -> str | None:
     """Why bodies whose acknowledgements lie at these positions are to stay by now; None: retention lets them go."""
     for topic_id in {relied.topic_id for relied in relied_on}:
         kept = ledgers_kept(raw, topic_id, now_ms)

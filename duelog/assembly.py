@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import ExitStack, suppress
-from functools import partial
 from pathlib import Path
 
 from duelog.markers.firing.firing import Firing
@@ -15,7 +14,7 @@ from duelog.markers.withdrawal import Withdrawals
 from duelog.store.clock import Clock, ManualClock
 from duelog.store.config import StoreConfig
 from duelog.store.errors import CorruptRecord, DamagedStore, StoreFull
-from duelog.store.wal.wal_file import WalFile
+from duelog.store.wal.write_ahead_log import WriteAheadLog
 
 from .background.adopting import Adopting
 from .background.expiry import Expiry
@@ -35,7 +34,6 @@ from .sending.outbox import Outbox
 from .sending.sender import Sender
 from .sending.topic_withdrawals import TopicWithdrawals
 from .sending.wal_writer import WalWriter
-from .sending.worker_pool import WorkerPool
 from .shutdown import OpenState
 from .stats import Figures
 from .topics.ack_flusher import AckFlusher
@@ -43,9 +41,6 @@ from .topics.dead_letters import DeadLetters
 from .topics.inline import InlineMessages
 from .topics.topic_list import Topics
 from .topics.trim_agenda import TrimAgenda
-
-_THREADS = 8
-"""That write to several partitions side by side; started when they are first needed."""
 
 
 def open_engine(
@@ -91,14 +86,24 @@ def assemble(found: Recovered, config: StoreConfig, undo: ExitStack, *, records_
     if records_defaults and not found.read_only:
         policies.record(config)
     policies.warn_of(config)
-    pool = WorkerPool(_THREADS, "duelog-send")
     wal_writer: WalWriter | None = None
-    if not found.read_only and config.journal_from and config.durability == "commit":
-        open_wal = partial(WalFile, found.path, found.identity.store_id, config.journal_bytes)
+    if not found.read_only:
         wal_writer = WalWriter(
-            main, partitions, limits, pool, config.journal_from, clock, open_wal, wakeups.wake, listeners
+            main,
+            found.memtable,
+            partitions,
+            found.claims,
+            WriteAheadLog(found.path, found.identity.store_id, found.wal),
+            clock,
+            config,
+            wakeups.wake,
+            listeners,
+            background=scheduler is not None,
         )
-    sender = Sender(main, partitions, config, limits, pool, wal_writer, policies)
+        undo.callback(wal_writer.close)
+        if config.durability == "relaxed":
+            main.before_commit = partitions.before_commit = wal_writer.sync
+    sender = Sender(partitions, config, limits, wal_writer, policies)
     outbox = Outbox(config.max_in_flight_bytes, found.path)
 
     # From due messages to consumers.

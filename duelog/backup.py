@@ -23,7 +23,7 @@ from duelog.store.env.environment import Environment
 from duelog.store.env.held_read import HeldRead
 from duelog.store.errors import InvalidArgument
 from duelog.store.files.directory import make_directory, refuse_inside, sync_directory, write_file
-from duelog.store.wal.wal_file import write_wal
+from duelog.store.wal.wal_reader import write_wal
 
 from .engine import Engine
 from .point_in_time import PointInTime
@@ -71,8 +71,8 @@ def _copy_all(engine: Engine, point: PointInTime, destination: Path) -> BackupRe
         _copy(environment, read, target)
         partitions += 1
     files = sorted(path for path in destination.rglob("data.mdb"))
-    if point.wal:
-        files.append(write_wal(destination, engine.store_id, point.wal, engine.config.journal_bytes))
+    if point.oldest_segment is not None:
+        files += write_wal(destination, engine.store_id, point.wal, point.oldest_segment)
     write_file(destination / "STORE", (engine.path / "STORE").read_bytes())
     sync_directory(destination)
     files.append(destination / "STORE")

@@ -15,7 +15,7 @@ from duelog.partitions.partition_set import PartitionSet
 from duelog.store.clock import StoreClock
 from duelog.store.config import StoreConfig
 from duelog.store.env.environment import Environment
-from duelog.store.errors import ClosedError
+from duelog.store.errors import BrokenInvariant, ClosedError
 from duelog.store.names import TopicName
 
 from .background.maintenance import Maintenance, TickResult
@@ -118,6 +118,13 @@ class Engine:
         """The time, of a store that can be written to. Raises as `check_writable`."""
         self.check_writable()
         return self.clock.now_ms()
+
+    def writer(self) -> WalWriter:
+        """What appends to the write-ahead log. Raises as `check_writable`."""
+        self.check_writable()
+        if self.wal_writer is None:
+            raise BrokenInvariant("a store open for writing has no write-ahead log")
+        return self.wal_writer
 
     def sender_to(self, name: TopicName) -> TopicSender:
         """What sends to the topic of a name, which need not exist."""

@@ -183,7 +183,7 @@ class StoreMetrics(StoreListener):
         self._survey: dict[str, list[Observation]] = {}
         self._store: Attributes = {"duelog.store": str(self._path)}
         self._environments = {
-            kind: {**self._store, "duelog.environment": kind} for kind in ("main", "partition", "journal")
+            kind: {**self._store, "duelog.environment": kind} for kind in ("main", "partition", "wal")
         }
         self._labels: dict[TopicName, Attributes] = {}
         self._shared.stores.add(self)

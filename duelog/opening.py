@@ -20,6 +20,7 @@ from duelog.store.codec import format as fmt
 from duelog.store.codec.format import PartitionInfo, PartitionState
 from duelog.store.config import StoreConfig
 from duelog.store.env.environment import Environment
+from duelog.store.env.memtable import Memtable
 from duelog.store.env.transaction import Transaction
 from duelog.store.errors import DamagedStore, FormatMismatch, StoreLocked
 from duelog.store.files import datafile
@@ -32,7 +33,7 @@ from duelog.store.log.ledger import find_tail
 from duelog.store.policy import policy_records
 from duelog.store.policy.policies import of_config
 
-_OWN_NAMES = {"LOCK", "STORE.tmp", "JOURNAL", "JOURNAL.tmp", "main", "partitions", "staging", "trash"}
+_OWN_NAMES = {"LOCK", "STORE.tmp", "main", "partitions", "staging", "trash", "wal"}
 
 
 class Identity(NamedTuple):
@@ -89,7 +90,7 @@ def create(path: Path, config: StoreConfig) -> Identity:
 
 
 def _create(path: Path, config: StoreConfig) -> Identity:
-    for name in ("main", "partitions", "staging", "trash"):
+    for name in ("main", "partitions", "staging", "trash", "wal"):
         remove_tree(path / name)
     for name in ("partitions", "staging", "trash"):
         make_directory(path / name)
@@ -145,7 +146,13 @@ def stored_span_ms(path: Path) -> int | None:
 
 
 def open_main(
-    path: Path, config: StoreConfig, identity: Identity, listeners: Sequence[StoreListener] = (), *, read_only: bool
+    path: Path,
+    config: StoreConfig,
+    identity: Identity,
+    listeners: Sequence[StoreListener] = (),
+    memtable: Memtable | None = None,
+    *,
+    read_only: bool,
 ) -> Environment:
     """Open the main environment and see that it is whole and belongs to this store. Raises DamagedStore."""
     refuse_broken(path / "main")
@@ -156,6 +163,7 @@ def open_main(
         map_bytes=config.map_bytes,
         read_only=read_only,
         listeners=listeners,
+        memtable=memtable,
     )
     try:
         fields = environment.get(fmt.PARTITION_INFO_KEY)

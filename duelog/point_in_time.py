@@ -16,17 +16,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from duelog.partitions.partition import Partition, partition_path
+from duelog.store.codec import format as fmt
 from duelog.store.codec.format import PartitionState
 from duelog.store.env.environment import Environment
 from duelog.store.env.held_read import HeldRead
-from duelog.store.errors import BrokenInvariant, CorruptEntry, DamagedStore, DuelogError, StoreBusy
+from duelog.store.errors import BrokenInvariant, DamagedStore, DuelogError, StoreBusy
 from duelog.store.log import catalog
-from duelog.store.log.ledger import last_run
-from duelog.store.wal.wal_file import WalFollower, WalRecord, read_wal
+from duelog.store.wal.segment import Group
+from duelog.store.wal.wal_reader import WalFollower, read_wal
 
 from .engine import Engine
 
@@ -63,9 +65,13 @@ class PointInTime:
         """Why a partition that was opened is not held."""
         self.taken_ms = 0
         """The store's time at the instant."""
-        self.wal: list[WalRecord] = []
-        """What the WAL held at the instant, if some partition that was given lacks some of it."""
-        read_wal(engine.path, engine.store_id)  # one that is damaged would end where the damage is
+        self.wal: list[Group] = []
+        """What the write-ahead log held at the instant, some of it applied."""
+        oldest = engine.main.get(fmt.counter_key(catalog.WAL))
+        with suppress(FileNotFoundError):  # one that is damaged would end where the damage is
+            read_wal(engine.path, engine.store_id, None if oldest is None else fmt.unpack_u64(oldest))
+        self.oldest_segment: int | None = None
+        """The first segment of the log that the copy needs; None: it has none."""
         self.main = engine.main.hold()
         try:
             self._hold_each(self._partitions.watch(self._opened))
@@ -88,10 +94,10 @@ class PointInTime:
         for held in list(self._held.values()):
             if held.read.moved():
                 held.read.renew()
-        self._wal.follow()
+        self.wal = self._wal.follow()
         self.taken_ms = self._engine.clock.now_ms()
         self.main.renew()
-        if self._wal.follow() or any(held.read.moved() for held in list(self._held.values())):
+        if self._wal.follow()[-1:] != self.wal[-1:] or any(held.read.moved() for held in list(self._held.values())):
             return False
         found = [row for row in catalog.partitions(self.main.raw) if row[1].state is not PartitionState.DELETING]
         left = {(start_ms, partition_path(Path(), start_ms, record.generation).name) for start_ms, record in found}
@@ -99,6 +105,10 @@ class PointInTime:
             self._hold_all()  # it has come, or has been replaced, since
             return False
         self._left = left
+        oldest = self.main.raw.get(fmt.counter_key(catalog.WAL))
+        self.oldest_segment = (
+            None if oldest is None else fmt.unpack_u64(fmt.unseal(fmt.counter_key(catalog.WAL), oldest))
+        )
         return True
 
     # -- holding -----------------------------------------------------------------------------------
@@ -159,7 +169,6 @@ class PointInTime:
                 generation = min(self._left)
                 self._open(generation)
             held = self._held[generation]
-            self._look_into_wal(held)
             yield held
             self._left.discard(generation)
             self._let_go(generation)
@@ -174,21 +183,6 @@ class PointInTime:
             if generation not in self._held:
                 raise self._unheld or DamagedStore(partition.path, f"is not generation {name}")
 
-    def _look_into_wal(self, held: HeldPartition) -> None:
-        if self.wal:
-            return
-        limits: dict[int, int | None] = {}
-        for record in self._wal.records:
-            if record.start_ms != held.partition.start_ms:
-                continue
-            ledger_id = record.ledger_id
-            if ledger_id not in limits:
-                limits[ledger_id] = _limit(held, ledger_id)
-            limit = limits[ledger_id]
-            if limit is None or record.entry_id >= limit:
-                self.wal = self._wal.records
-                return
-
     def _let_go(self, generation: _Generation) -> None:
         held = self._held.pop(generation)
         held.read.release()
@@ -201,12 +195,3 @@ class PointInTime:
         self.main.release()
         for generation in list(self._held):
             self._let_go(generation)
-
-
-def _limit(held: HeldPartition, ledger_id: int) -> int | None:
-    """One past the last entry of a log; None: its last run cannot be read."""
-    try:
-        run = last_run(held.read.raw, held.partition.name, ledger_id)
-    except CorruptEntry:
-        return None
-    return 0 if run is None else run.limit

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from duelog.cleanup.sweep import sweep
@@ -17,12 +16,14 @@ from duelog.partitions.partition_set import PartitionSet
 from duelog.store.clock import Clock, StoreClock
 from duelog.store.codec import format as fmt
 from duelog.store.config import StoreConfig
+from duelog.store.env.claims import Claims
 from duelog.store.env.environment import Environment
+from duelog.store.env.memtable import Memtable
 from duelog.store.files.directory import make_directory
 from duelog.store.listener import Listeners
 from duelog.store.log import catalog
-from duelog.store.log.ledger import RunLimits
-from duelog.store.wal.wal_file import WalFile
+from duelog.store.codec.run import RunLimits
+from duelog.store.wal.wal_reader import WalContent
 
 from .opening import Identity, StoreLock, create, open_main, read_identity, refuse_foreign, refuse_lost_entries
 from .sending.wal_replay import replay_wal
@@ -33,6 +34,7 @@ class Recovered:
     """What was found in a store's directory, and is open.
 
     lock: held while this process writes; None: read-only. clock: never behind what has fired.
+    wal: what the write-ahead log holds, in the memtables where it is not applied; `memtable` is that of `main`.
     listeners: those of `main` and `partitions`.
     """
 
@@ -40,9 +42,12 @@ class Recovered:
     identity: Identity
     lock: StoreLock | None
     main: Environment
+    memtable: Memtable
     partitions: PartitionSet
+    claims: Claims
     clock: StoreClock
     run_limits: RunLimits
+    wal: WalContent
     listeners: Listeners
 
     @property
@@ -65,18 +70,19 @@ def recover(path: Path, config: StoreConfig, clock: Clock, undo: ExitStack, *, r
     is_new = not read_only and not (path / "STORE").exists()
     identity = create(path, config) if is_new else read_identity(path, config)
     listeners: Listeners = []
-    main = open_main(path, config, identity, listeners, read_only=read_only)
+    claims, limits = Claims(), RunLimits(config.run_entries, config.run_bytes)
+    memtable = Memtable(claims, limits)
+    main = open_main(path, config, identity, listeners, memtable, read_only=read_only)
     undo.callback(main.close)
     mark = main.get(fmt.counter_key(catalog.CLOCK))
     kind = FollowedPartitionSet if read_only else PartitionSet
-    partitions = kind(path, main, config, identity.store_id, read_only=read_only, listeners=listeners)
+    partitions = kind(path, main, config, identity.store_id, claims, read_only=read_only, listeners=listeners)
     undo.callback(partitions.close)
     partitions.load()  # before anything is swept: what it refuses is left as it is
-    limits = RunLimits(config.run_entries, config.run_bytes)
+    wal = WalContent([], 0, None)
     if not read_only:
         sweep(path, main)
-        open_wal = partial(WalFile, path, identity.store_id, config.journal_bytes)
-        replay_wal(path, main, partitions, limits, identity.store_id, open_wal)
+        wal = replay_wal(path, identity.store_id, main, memtable, partitions)
         refuse_lost_entries(main, partitions)
     store_clock = StoreClock(clock, 0 if mark is None else fmt.unpack_u64(mark))
-    return Recovered(path, identity, lock, main, partitions, store_clock, limits, listeners)
+    return Recovered(path, identity, lock, main, memtable, partitions, claims, store_clock, limits, wal, listeners)

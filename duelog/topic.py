@@ -120,7 +120,9 @@ class Topic:
         """
         engine, now_ms = self._engine, self._engine.writing_at()
         validate_subscription_name(name, "producer")
-        return Producer.of(self.sender, self.sender.topic(now_ms), engine.main, engine.partitions, name)
+        return Producer.of(
+            self.sender, self.sender.topic(now_ms), engine.main, engine.partitions, engine.writer(), name
+        )
 
     def subscribe(
         self, name: str, *, type: SubscriptionType = "exclusive", initial_position: str = "earliest"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-import lmdb
 import numpy as np
 
 from ..partitions.cancellations import members
@@ -18,7 +17,7 @@ from ..store.codec.run import Int64s, RunKind, UInt32s
 from ..store.env.environment import Environment
 from ..store.errors import CorruptEntry
 from ..store.log import catalog
-from ..store.log.scan import find_run
+from ..store.log.scan import RunFinder
 from ..store.message import ScheduledMessage
 from ..store.position import MessageId
 
@@ -40,13 +39,11 @@ def read_entry(environment: Environment, message_id: MessageId, topic: str) -> S
     Raises CorruptEntry.
     """
     with environment.read() as raw:
-        return _read(raw, raw.cursor(), environment.name, message_id, topic)
+        return _read(RunFinder(raw, environment.name), message_id, topic)
 
 
-def _read(
-    raw: lmdb.Transaction, cursor: lmdb.Cursor, name: str, message_id: MessageId, topic: str
-) -> ScheduledMessage | None:
-    run = find_run(cursor, name, message_id.ledger_id, message_id.entry_id)
+def _read(finder: RunFinder, message_id: MessageId, topic: str) -> ScheduledMessage | None:
+    run = finder.find(message_id.ledger_id, message_id.entry_id)
     if run is None or run.kind != RunKind.MESSAGES:
         return None
     index = message_id.entry_id - run.first_entry
@@ -119,10 +116,10 @@ def _bodies(
     found = []
     name = partition.name
     with partition.environment.read() as raw:
-        cursor = raw.cursor()
+        finder = RunFinder(raw, name)
         for entry_id in entries.tolist():
             try:
-                message = _read(raw, cursor, name, MessageId(ledger_id, entry_id), topic)
+                message = _read(finder, MessageId(ledger_id, entry_id), topic)
             except CorruptEntry as error:
                 quarantine(CorruptEntry(name, ledger_id, entry_id, error.reason))
                 continue

@@ -12,13 +12,14 @@ frontier is not above it then: one that firing has gone ahead of (C) is late, as
 
 from __future__ import annotations
 
+from ..store.env.memtable import Reads
+
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
-import lmdb
 import numpy as np
 from pyroaring import BitMap
 
@@ -34,9 +35,10 @@ from ..store.codec.run import Int64s, RunKind, UInt32s
 from ..store.env.environment import Environment
 from ..store.env.transaction import Transaction
 from ..store.errors import BrokenInvariant, CorruptEntry
-from ..store.log.ledger import Replaced, RunLimits
+from ..store.log.ledger import Replaced
+from ..store.codec.run import RunLimits
 from ..store.log.managed_ledger import ManagedLedger
-from ..store.log.scan import find_run
+from ..store.log.scan import RunFinder
 from ..store.position import MessageId
 from .firing.firing import Firing
 from .lookup import find_partition
@@ -121,12 +123,12 @@ class PendingEntries:
         with self._main.read() as main:
             admitted = cancellations.members(main, Table.ADMITTED, ledger_id)
         with partition.environment.read() as raw:
-            cursor = raw.cursor()
+            finder = RunFinder(raw, partition.name)
             for entry_id in entries.tolist():
                 if entry_id in admitted:
                     continue
                 try:
-                    run = find_run(cursor, partition.name, ledger_id, entry_id)
+                    run = finder.find(ledger_id, entry_id)
                 except CorruptEntry:
                     continue
                 if run is not None and run.conditional:
@@ -136,9 +138,9 @@ class PendingEntries:
     def bodies_of(self, found: FoundEntries) -> dict[int, bytes]:
         bodies = {}
         with found.partition.environment.read() as raw:
-            cursor = raw.cursor()
+            finder = RunFinder(raw, found.partition.name)
             for row, entry_id in zip(found.rows, found.entries.tolist(), strict=True):
-                run = find_run(cursor, found.partition.name, found.ledger_id, entry_id)
+                run = finder.find(found.ledger_id, entry_id)
                 if run is not None and run.kind == RunKind.MESSAGES:
                     body = run.body(entry_id - run.first_entry)
                     if body is not None:
@@ -259,7 +261,7 @@ class PendingEntries:
         return NewEntries(partition, ledger_id, first, rows, new_dues)
 
 
-def _fields(raw: lmdb.Transaction, key: bytes) -> bytes | None:
+def _fields(raw: Reads, key: bytes) -> bytes | None:
     value = raw.get(key)
     return None if value is None else fmt.unseal(key, value)
 

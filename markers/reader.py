@@ -9,6 +9,8 @@ acknowledged.
 
 from __future__ import annotations
 
+from ..store.env.memtable import Reads
+
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -25,7 +27,7 @@ from ..store.codec.run import Run, RunKind, UInt32s
 from ..store.env.environment import Environment
 from ..store.errors import CorruptEntry, DamagedStore
 from ..store.log.managed_ledger import ManagedLedger
-from ..store.log.scan import find_run, find_run_after, runs
+from ..store.log.scan import RunFinder, runs
 from ..store.message import ReceivedMessage
 from ..store.position import Place, Position, position_at
 from .received import MessageMaker
@@ -167,16 +169,16 @@ class MainLogReader:
         for ledger_id, entry_id in positions:
             by_ledger.setdefault(ledger_id, BitMap()).add(entry_id)
         with self.main.read() as raw:
-            cursor = raw.cursor()
+            finder = RunFinder(raw, self.main.name)
             for ledger_id in sorted(by_ledger):
-                self._collect(cursor, batch, ledger_id, by_ledger[ledger_id])
+                self._collect(finder, batch, ledger_id, by_ledger[ledger_id])
         return batch.messages()
 
-    def _collect(self, cursor: lmdb.Cursor, batch: _Batch, ledger_id: int, wanted: BitMap) -> None:
+    def _collect(self, finder: RunFinder, batch: _Batch, ledger_id: int, wanted: BitMap) -> None:
         while wanted:
             entry_id = wanted.min()
             try:
-                run = find_run(cursor, self.main.name, ledger_id, entry_id)
+                run = finder.find(ledger_id, entry_id)
             except CorruptEntry as error:
                 self.quarantine(CorruptEntry(error.environment, ledger_id, entry_id, error.reason))
                 run = None
@@ -221,8 +223,8 @@ class MainLogReader:
             for at in range(len(markers.slots)):
                 self._resolve_intact(partition, target, markers.one(at), batch)
 
-    def _resolve_in(self, raw: lmdb.Transaction, name: str, ledger_id: int, markers: _Markers, batch: _Batch) -> None:
-        cursor = raw.cursor()
+    def _resolve_in(self, raw: Reads, name: str, ledger_id: int, markers: _Markers, batch: _Batch) -> None:
+        finder = RunFinder(raw, name)
         slots, make = batch.slots, batch.maker.make
         places, dues, at_slots = markers.places, markers.dues, markers.slots
         order = np.argsort(markers.targets, kind="stable")
@@ -232,11 +234,8 @@ class MainLogReader:
         for at, entry_id in zip(order.tolist(), markers.targets[order].tolist(), strict=True):
             try:
                 if entry_id >= limit:
-                    last, run, limit = run, None, 0
-                    if last is None:
-                        run = find_run(cursor, name, ledger_id, entry_id)
-                    else:
-                        run = find_run_after(cursor, name, last, entry_id)
+                    run, limit = None, 0  # where the next cannot be read
+                    run = finder.find(ledger_id, entry_id)
                     if run is not None:
                         first, limit = run.first_entry, run.limit
                 if run is not None:

@@ -10,18 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import lmdb
 from pyroaring import BitMap
 
 from ..store.codec import format as fmt
 from ..store.codec.format import Table
+from ..store.env.memtable import Reads
 from ..store.env.transaction import Transaction
 from ..store.log import catalog
 
 BLOCK_BITS = 16
 
 
-def members(raw: lmdb.Transaction, table: Table, ledger_id: int) -> BitMap:
+def members(raw: Reads, table: Table, ledger_id: int) -> BitMap:
     """Every entry of a log that `table` (CANCELLED or ADMITTED) holds. O(blocks). Raises CorruptRecord."""
     found = BitMap()
     for _, fields in catalog.rows(raw, fmt.block_prefix(table, ledger_id)):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-import lmdb
 import numpy as np
 from pyroaring import BitMap
 
@@ -13,7 +12,7 @@ from ..store.codec.frontier import HELD, UNREADABLE_DUE, FrontierRecord
 from ..store.codec.run import Int64s, Run, UInt32s
 from ..store.env.environment import Environment
 from ..store.errors import CorruptEntry
-from ..store.log.scan import find_run, runs
+from ..store.log.scan import RunFinder, runs
 
 _RUNS_A_TRANSACTION = 4_096
 
@@ -99,11 +98,11 @@ def dues_of(environment: Environment, ledger_id: int, entries: UInt32s) -> Int64
     """
     dues = np.empty(len(entries), dtype=np.int64)
     with environment.read() as raw:
-        cursor = raw.cursor()
+        finder = RunFinder(raw, environment.name)
         at = 0
         while at < len(entries):
             entry_id = int(entries[at])
-            run = _intact_run(cursor, environment.name, ledger_id, entry_id)
+            run = _intact_run(finder, ledger_id, entry_id)
             if run is None:
                 dues[at] = UNREADABLE_DUE
                 at += 1
@@ -118,8 +117,8 @@ def dues_of(environment: Environment, ledger_id: int, entries: UInt32s) -> Int64
     return dues
 
 
-def _intact_run(cursor: lmdb.Cursor, environment: str, ledger_id: int, entry_id: int) -> Run | None:
+def _intact_run(finder: RunFinder, ledger_id: int, entry_id: int) -> Run | None:
     try:
-        return find_run(cursor, environment, ledger_id, entry_id)
+        return finder.find(ledger_id, entry_id)
     except CorruptEntry:
         return None

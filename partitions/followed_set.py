@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ..store.errors import DamagedStore
 from ..store.log import catalog
-from .partition import Partition, partition_path
+from .partition import Partition
 from .partition_set import PartitionSet
 
 _REGISTERED_WITHIN_S = 60.0
@@ -40,8 +40,7 @@ class FollowedPartitionSet(PartitionSet):
                 if start_ms in self._partitions:
                     self._partitions[start_ms].state = record.state
                     continue
-                path = partition_path(self._path, start_ms, record.generation)
-                self._partitions[start_ms] = Partition(path, start_ms, record.end_ms, record.generation, record.state)
+                self._partitions[start_ms] = self._new(start_ms, record.end_ms, record.generation, record.state)
 
     def _retire(self, partition: Partition) -> None:
         del self._partitions[partition.start_ms]

@@ -14,41 +14,39 @@ from pathlib import Path
 import numpy as np
 
 from ..store.codec import format as fmt
-from ..store.codec.bodies import Bodies
-from ..store.codec.format import MAX_ENTRY_ID, PartitionInfo, PartitionState
-from ..store.codec.run import Int64s
+from ..store.codec.format import PartitionInfo, PartitionState
+from ..store.codec.run import Int64s, RunLimits
 from ..store.env.environment import Environment
-from ..store.env.transaction import Transaction
-from ..store.errors import BrokenInvariant, DamagedStore
+from ..store.env.claims import Claims
+from ..store.env.memtable import Memtable
+from ..store.env.transaction import StagingTransaction
+from ..store.errors import DamagedStore
 from ..store.files.page_scan import refuse_broken
 from ..store.files.system_errors import explained
 from ..store.log import catalog
-from ..store.log.ledger import Dues, Ledger, PackedMessages, Replaced, RunLimits, StagedLedger, find_tail
+from ..store.log.ledger import Dues, Ledger, PackedMessages, Replaced, StagedLedger, find_tail
 from .timespan import directory_name
 
 _MANY_DUES = 1_024
 """Due times read one by one after which the pages they were read from are given back: up to 64 MB."""
 
+_MOST_LOGS = 1_024
+"""Logs that a partition remembers while its environment is closed, so that it need not be open to be appended to."""
+
 Listener = Callable[["PartitionLog", int, Int64s], None]
 """Called by the leader of a commit with (log, first entry id, due times); takes leaf locks only."""
-
-
-Wanted = tuple[int, int, bytes]
-"""A message that wants a place: topic id, due time, body."""
 
 
 class PartitionLog:
     """One topic's ledger inside a partition."""
 
-    __slots__ = ("ledger", "registered", "reserved", "topic_id")
+    __slots__ = ("ledger", "registered", "topic_id")
 
     def __init__(self, topic_id: int, ledger: Ledger, registered: bool) -> None:
         self.topic_id = topic_id
         self.ledger = ledger
         self.registered = registered
-        """Whether the partition's log table has it, on disk."""
-        self.reserved: list[tuple[int, bytes]] = []
-        """Due times and bodies of the entries reserved after the last, which the next commit writes."""
+        """Whether the partition's log table has it, durably."""
 
     @property
     def ledger_id(self) -> int:
@@ -63,8 +61,18 @@ def partition_path(store: Path, start_ms: int, generation: int) -> Path:
 class Partition:
     """A registered time partition. Made and handed out by PartitionSet."""
 
-    def __init__(self, path: Path, start_ms: int, end_ms: int, generation: int, state: PartitionState) -> None:
+    def __init__(
+        self,
+        path: Path,
+        start_ms: int,
+        end_ms: int,
+        generation: int,
+        state: PartitionState,
+        memtable: Memtable | None = None,
+    ) -> None:
+        """`memtable`: None where nothing is written."""
         self.path = path
+        self.memtable = memtable or Memtable(Claims(), RunLimits())
         self.start_ms = start_ms
         self.end_ms = end_ms
         self.generation = generation
@@ -106,7 +114,6 @@ class Partition:
             self._environment = environment
             self.keeps_pages = False
             self.outdated = False
-            self._logs = {}
 
     def environments(self) -> list[Environment]:
         """Every environment that is open."""
@@ -127,7 +134,8 @@ class Partition:
         with self._lock:
             self._environment, self._parked = None, []
             self.outdated = False
-            self._logs = {}
+            if len(self._logs) > _MOST_LOGS:
+                self._logs = {}
 
     def stop_evicting(self) -> None:
         """Have what is written stay in the page cache: the partition has begun, it is read soon. REQUIRES: a lease."""
@@ -149,7 +157,6 @@ class Partition:
         """
         if self.environment.read_only:
             return self._read_log(topic_id)
-        self.environment.apply_deferred()
         log = self._logs.get(topic_id)
         if log is None:
             with self._lock:
@@ -175,21 +182,14 @@ class Partition:
             self._logs[topic_id] = log
         return log
 
-    def append(
-        self,
-        topic_id: int,
-        dues: Dues,
-        bodies: Sequence[bytes] | PackedMessages,
-        limits: RunLimits,
-        new_ledger: Callable[[], int],
-        replaced: Replaced | None = None,
-        also: Callable[[Transaction], None] | None = None,
-    ) -> tuple[int, int]:
-        """Append messages to the topic's log; returns (ledger id, first entry id) once they are durable.
+    def has_read(self, topic_id: int) -> bool:
+        """Whether `log_to_append` needs no environment."""
+        return topic_id in self._logs
 
-        Packed messages have their due times with them. `new_ledger` allocates the id of a log's first ledger; `also`
-        writes more in the same transaction (it may run more than once). REQUIRES: an append lease. Raises StoreFull,
-        StoreFailed.
+    def log_to_append(self, topic_id: int, new_ledger: Callable[[], int]) -> PartitionLog:
+        """The topic's log, or one that its first entry registers. REQUIRES: an append lease.
+
+        `new_ledger` allocates the id of a log's ledger.
         """
         log = self._logs.get(topic_id)
         if log is None:
@@ -197,21 +197,21 @@ class Partition:
                 log = self._logs.get(topic_id) or self._read_log(topic_id)
                 if log is None:
                     log = self._logs[topic_id] = PartitionLog(topic_id, Ledger(new_ledger()), registered=False)
+        return log
 
-        def work(transaction: Transaction) -> int:
-            if not log.registered:
-                transaction.put(fmt.log_key(topic_id), fmt.pack_u64(log.ledger_id))
-            staged = self._stage(transaction, log, limits)
-            if also is not None:
-                also(transaction)
-            if isinstance(bodies, PackedMessages):
-                return staged.add_packed(bodies)
-            return staged.add_messages(dues, bodies, self.start_ms, replaced)
+    def add(
+        self,
+        transaction: StagingTransaction,
+        log: PartitionLog,
+        dues: Dues,
+        messages: Sequence[bytes] | PackedMessages,
+        limits: RunLimits,
+        replaced: Replaced | None = None,
+    ) -> int:
+        """Append messages to a log in a transaction; the id of the first entry.
 
-        return log.ledger_id, self.environment.write(work)
-
-    def _stage(self, transaction: Transaction, log: PartitionLog, limits: RunLimits) -> StagedLedger:
-        """What a transaction appends to the log."""
+        REQUIRES: an append lease until it ends. Packed messages have their due times with them.
+        """
 
         def heard(first: int, appended: Dues) -> None:
             log.registered = True
@@ -219,54 +219,35 @@ class Partition:
             if listener is not None:
                 listener(log, first, np.asarray(appended, dtype=np.int64))
 
-        return transaction.stage(log, lambda: StagedLedger(log.ledger, limits, heard))
+        staged = transaction.stage(log, lambda: StagedLedger(log.ledger, limits, heard))
+        if not log.registered and staged.next_entry == log.ledger.entries:
+            transaction.put(fmt.log_key(log.topic_id), fmt.pack_u64(log.ledger_id))
+        if isinstance(messages, PackedMessages):
+            return staged.add_packed(messages)
+        return staged.add_messages(dues, messages, self.start_ms, replaced)
 
-    def reserve(self, wanted: Sequence[Wanted], limits: RunLimits) -> list[tuple[int, int] | None]:
-        """Reserve entry ids now and have the next commit write the messages: (ledger id, entry id), not durable yet.
+    def append(
+        self,
+        topic_id: int,
+        dues: Dues,
+        bodies: Sequence[bytes],
+        limits: RunLimits,
+        new_ledger: Callable[[], int],
+        replaced: Replaced | None = None,
+    ) -> tuple[int, int]:
+        """Append messages in a commit of the partition; (ledger id, first entry id) once they are durable.
 
-        None for one that has to be appended: the first of a log, and all while a commit is under way or there is a
-        listener. The caller makes the others durable elsewhere, or the store is to fail. REQUIRES: an append lease.
-        Raises StoreFailed, ClosedError.
+        For conditional entries, `replaced`: messages go by the write-ahead log. REQUIRES: an append lease. Raises
+        StoreFull, StoreFailed.
         """
-        environment = self.environment
-
-        def reserve() -> list[tuple[int, int] | None] | None:
-            if self.listener is not None:
-                return None
-            return [self._reserve(environment, topic_id, due_ms, body, limits) for topic_id, due_ms, body in wanted]
-
-        return environment.unless_committing(reserve) or [None] * len(wanted)
-
-    def _reserve(
-        self, environment: Environment, topic_id: int, due_ms: int, body: bytes, limits: RunLimits
-    ) -> tuple[int, int] | None:
-        log = self._logs.get(topic_id)
-        if log is None or not log.registered:
-            return None
-        reserved = log.reserved
-        entry_id = log.ledger.entries + len(reserved)
-        if entry_id >= MAX_ENTRY_ID:
-            return None
-        if not reserved:
-            environment.defer(lambda transaction: self._apply_reserved(transaction, log, limits))
-        reserved.append((due_ms, body))
-        return log.ledger.ledger_id, entry_id
-
-    def _apply_reserved(self, transaction: Transaction, log: PartitionLog, limits: RunLimits) -> None:
-        """Append the reserved entries. Invariant: every entry gets the id that was reserved for it."""
-        if not log.reserved:  # the reserving thread was interrupted
-            return
-        dues = np.array([due_ms for due_ms, _ in log.reserved], dtype=np.int64)
-        bodies = Bodies.of([body for _, body in log.reserved])
-        first = self._stage(transaction, log, limits).add_messages(dues, bodies, self.start_ms)
-        if first != log.ledger.entries:
-            raise BrokenInvariant(f"{self.name}: entry {log.ledger.entries} was reserved, {first} is next")
-        transaction.after_commit(log.reserved.clear)
+        log = self.log_to_append(topic_id, new_ledger)
+        first = self.environment.write(lambda transaction: self.add(transaction, log, dues, bodies, limits, replaced))
+        return log.ledger_id, first
 
     @property
     def has_unapplied(self) -> bool:
-        """Whether there are reserved entries that are not committed yet."""
-        return self._environment is not None and self._environment.has_unapplied
+        """Whether the write-ahead log has entries that are not applied yet."""
+        return bool(self.memtable)
 
     def verify_pages(self) -> None:
         """Refuse a file that is missing or, at its first opening, whose pages do not hold together (page_scan.py).

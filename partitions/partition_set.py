@@ -14,6 +14,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -21,8 +22,11 @@ from sortedcontainers import SortedDict
 
 from ..store.codec import format as fmt
 from ..store.codec.format import PartitionRecord, PartitionState
+from ..store.codec.run import RunLimits
 from ..store.config import StoreConfig
+from ..store.env.claims import Claims
 from ..store.env.environment import Environment
+from ..store.env.memtable import Memtable
 from ..store.env.transaction import Transaction
 from ..store.errors import ClosedError, DamagedStore
 from ..store.files.directory import discard_tree
@@ -33,8 +37,11 @@ from ..store.log import catalog
 from .creation import build_partition
 from .partition import Partition, partition_path
 
-_LEDGER_BLOCK = 64
-"""Ledger ids reserved at once for partition logs; what a crash leaves of a block is never given out."""
+_LEDGER_BLOCK, _MOST_LEDGERS = 64, 4_096
+"""Ledger ids reserved at once for partition logs, twice as many each time; what a crash leaves is never given out."""
+
+_BUILDERS = 8
+"""Threads that make the directories of several partitions."""
 
 Watcher = Callable[[Partition, Environment], None]
 """Told of an environment that was opened."""
@@ -49,24 +56,31 @@ class PartitionSet:
         main: Environment,
         config: StoreConfig,
         store_id: bytes,
+        claims: Claims,
         *,
         read_only: bool = False,
         listeners: Sequence[StoreListener] = (),
     ) -> None:
-        """`listeners` hear of partitions that come into being, and of the commits and failures of each."""
+        """`claims`: on the logs that are appended to. `listeners` hear of partitions that come into being, and
+        of the commits and failures of each.
+        """
         self._path = path
         self._main = main
         self._config = config
         self._store_id = store_id
+        self._claims = claims
         self._read_only = read_only
         self._lock = threading.Lock()
         self._creating, self._numbering = threading.Lock(), threading.Lock()
         self._partitions: SortedDict[int, Partition] = SortedDict()
         self._open: OrderedDict[int, Partition] = OrderedDict()
         self._ledger_ids = iter(range(0))
+        self._ledger_block = _LEDGER_BLOCK
         self._closed = False
         self._listeners = listeners
         self._watcher: Watcher | None = None
+        self.before_commit: Callable[[], None] | None = None
+        """Called by each environment before it commits."""
 
     def load(self) -> None:
         """Read the catalog. Raises DamagedStore naming a registered partition whose directory is missing.
@@ -81,7 +95,12 @@ class PartitionSet:
             path = partition_path(self._path, start_ms, record.generation)
             if not (path / "data.mdb").is_file():
                 raise DamagedStore(path, "is registered in the catalog, and is missing")
-            self._partitions[start_ms] = Partition(path, start_ms, record.end_ms, record.generation, record.state)
+            self._partitions[start_ms] = self._new(start_ms, record.end_ms, record.generation, record.state)
+
+    def _new(self, start_ms: int, end_ms: int, generation: int, state: PartitionState) -> Partition:
+        path = partition_path(self._path, start_ms, generation)
+        limits = RunLimits(self._config.run_entries, self._config.run_bytes)
+        return Partition(path, start_ms, end_ms, generation, state, Memtable(self._claims, limits))
 
     def __iter__(self) -> Iterator[Partition]:
         with self._lock:
@@ -180,37 +199,67 @@ class PartitionSet:
             if partition is not None:
                 self.end_append(partition)
 
-    def begin_append(self, start_ms: int, now_ms: int) -> Partition | None:
-        """`append_lease` without the block: what it gives is given back by `end_append`."""
-        partition = self._partitions.get(start_ms) or self._create(start_ms, now_ms)
+    def begin_append(self, start_ms: int, now_ms: int, topic_id: int | None = None) -> Partition | None:
+        """`append_lease` without the block: what it gives is given back by `end_appends`.
+
+        topic_id: given, the environment is opened only where the end of the topic's log is not known.
+        """
+        return self.begin_appends([start_ms], now_ms, topic_id)[0]
+
+    def begin_appends(self, starts: Sequence[int], now_ms: int, topic_id: int | None = None) -> list[Partition | None]:
+        """As `begin_append`, for many partitions; those that are missing are created side by side."""
+        missing = [start_ms for start_ms in starts if start_ms not in self._partitions]
+        if missing:
+            self._create(missing, now_ms)
+        accepted: list[Partition | None] = []
+        begun: list[Partition] = []
         with self._lock:
             if self._closed:
                 raise ClosedError("store")
-            accepted = partition.state is PartitionState.OPEN and self._partitions.get(start_ms) is partition
-            if accepted:
-                if not partition.is_open:
-                    self._open_environment(partition)
-                partition.leases += 1
-                partition.appenders += 1
-                self._open.move_to_end(start_ms)
-        if not accepted:
-            return None
-        if not partition.keeps_pages and start_ms - self._config.preload_ms <= now_ms:
-            partition.stop_evicting()
-        return partition
+            try:
+                for start_ms in starts:
+                    partition = self._partitions.get(start_ms)
+                    if partition is None or partition.state is not PartitionState.OPEN:
+                        accepted.append(None)
+                        continue
+                    if topic_id is None or not partition.has_read(topic_id):
+                        if not partition.is_open:
+                            self._open_environment(partition)
+                        self._open.move_to_end(start_ms)
+                    partition.leases += 1
+                    partition.appenders += 1
+                    accepted.append(partition)
+                    if partition.is_open and not partition.keeps_pages:
+                        begun.append(partition)
+            except BaseException:
+                self._end_appends(accepted)
+                raise
+        for partition in begun:
+            if partition.start_ms - self._config.preload_ms <= now_ms:
+                partition.stop_evicting()
+        return accepted
 
     def end_append(self, partition: Partition) -> None:
         """Give a lease of `begin_append` back."""
+        self.end_appends([partition])
+
+    def end_appends(self, partitions: Sequence[Partition | None]) -> None:
+        """Give leases of `begin_appends` back."""
         with self._lock:
-            partition.leases -= 1
-            partition.appenders -= 1
+            self._end_appends(partitions)
             if len(self._open) > self._config.max_open_partitions:
                 self._close_surplus()
 
+    def _end_appends(self, partitions: Sequence[Partition | None]) -> None:
+        for partition in partitions:
+            if partition is not None:
+                partition.leases -= 1
+                partition.appenders -= 1
+
     def stop_appends(self, partition: Partition) -> bool:
-        """Refuse append leases from now on; False, nothing changed, while there is one or entries are unapplied."""
+        """Refuse append leases from now on; False, nothing changed, while there is one."""
         with self._lock:
-            if partition.appenders or partition.has_unapplied:
+            if partition.appenders:
                 return False
             partition.state = PartitionState.CLOSED
             return True
@@ -220,38 +269,10 @@ class PartitionSet:
         with self._lock:
             partition.state = PartitionState.OPEN
 
-    def has_unapplied(self) -> bool:
-        """Whether some partition has reserved entries that are unapplied."""
+    def unapplied(self) -> list[Partition]:
+        """The partitions of which the write-ahead log has entries that are not applied yet. O(partitions)."""
         with self._lock:
-            return any(partition.has_unapplied for partition in self._open.values())
-
-    def apply_all(self, run: Callable[[Sequence[Callable[[], None]]], object]) -> None:
-        """Have all partitions commit unapplied entries; `run` runs one job or more. Raises StoreFull, StoreFailed."""
-        with self._lock:
-            unapplied = [partition for partition in self._open.values() if partition.has_unapplied]
-            for partition in unapplied:
-                partition.leases += 1
-        if not unapplied:
-            return
-        try:
-            run([partition.environment.apply_deferred for partition in unapplied])
-        finally:
-            for partition in unapplied:
-                self.release(partition)
-
-    def apply_one_partition(self) -> bool:
-        """Have one partition commit its unapplied entries, failed ones last; False: none has. Raises as `apply_all`."""
-        with self._lock:
-            all_unapplied = [partition for partition in self._open.values() if partition.has_unapplied]
-            if not all_unapplied:
-                return False
-            unapplied = min(all_unapplied, key=lambda partition: partition.environment.failed is not None)
-            unapplied.leases += 1
-        try:
-            unapplied.environment.apply_deferred()
-        finally:
-            self.release(unapplied)
-        return True
+            return [partition for partition in self._partitions.values() if partition.has_unapplied]
 
     def _open_environment(self, partition: Partition) -> None:
         partition.verify_pages()
@@ -263,6 +284,8 @@ class PartitionSet:
             read_only=self._read_only,
             evicts=partition.state is PartitionState.OPEN,
             listeners=self._listeners,
+            memtable=partition.memtable,
+            before_commit=self.before_commit,
         )
         try:
             partition.verify_identity(self._store_id, environment)
@@ -280,7 +303,7 @@ class PartitionSet:
         surplus = len(self._open) - self._config.max_open_partitions
         if surplus <= 0:
             return
-        idle = [p for p in self._open.values() if not p.leases and not p.has_unapplied and p is not keep]
+        idle = [p for p in self._open.values() if not p.leases and p is not keep]
         for partition in idle[:surplus]:
             self._close_environment(partition)
 
@@ -314,35 +337,55 @@ class PartitionSet:
 
     # -- creation and removal ----------------------------------------------------------------------
 
-    def _create(self, start_ms: int, now_ms: int) -> Partition:
+    def _create(self, starts: Sequence[int], now_ms: int) -> None:
+        """Create partitions that are missing: side by side on disk, and in the catalog by one commit."""
         with self._creating:
-            partition = self._partitions.get(start_ms)
-            if partition is not None:
-                return partition
-            end_ms = start_ms + self._config.partition_ms
-            path = partition_path(self._path, start_ms, 1)
-            partition = Partition(path, start_ms, end_ms, 1, PartitionState.OPEN)
+            missing = [start_ms for start_ms in starts if start_ms not in self._partitions]
+            if not missing:
+                return
+            span_ms = self._config.partition_ms
+            made = [self._new(start_ms, start_ms + span_ms, 1, PartitionState.OPEN) for start_ms in missing]
             registered: list[Partition] = []
 
             def register(transaction: Transaction) -> None:
-                record = PartitionRecord(end_ms, 1, PartitionState.OPEN, 0, now_ms)
-                transaction.put(fmt.partition_key(start_ms), record.pack())
-                transaction.after_commit(lambda: registered.append(partition))
+                for partition in made:
+                    record = PartitionRecord(partition.end_ms, 1, PartitionState.OPEN, 0, now_ms)
+                    transaction.put(fmt.partition_key(partition.start_ms), record.pack())
+                transaction.after_commit(lambda: registered.extend(made))
 
             try:
                 with explained(self._path):
-                    build_partition(self._path, path.parent, start_ms, end_ms, self._store_id, self._config.map_bytes)
+                    self._build(made)
                 self._main.write(register)
                 self._main.sync()  # else a power cut takes it, with all the commits that come after this one
                 reach("partition.registered")
             finally:
                 with self._lock:
-                    self._partitions.update((start_ms, each) for each in registered)
-                if not registered and self._main.failed is None:  # else it may be in the catalog
-                    discard_tree(path.parent)
-            for listener in self._listeners:
-                listener.partition_created(start_ms)
-            return partition
+                    self._partitions.update((each.start_ms, each) for each in registered)
+                if not registered and self._main.failed is None:  # else they may be in the catalog
+                    for partition in made:
+                        discard_tree(partition.path.parent)
+            for partition in made:
+                for listener in self._listeners:
+                    listener.partition_created(partition.start_ms)
+
+    def _build(self, partitions: Sequence[Partition]) -> None:
+        def build(partition: Partition) -> None:
+            build_partition(
+                self._path,
+                partition.path.parent,
+                partition.start_ms,
+                partition.end_ms,
+                self._store_id,
+                self._config.map_bytes,
+            )
+
+        if len(partitions) == 1:
+            build(partitions[0])
+            return
+        with ThreadPoolExecutor(min(len(partitions), _BUILDERS)) as pool:
+            for _ in pool.map(build, partitions):
+                pass
 
     def retire(self, partition: Partition) -> bool:
         """Close a partition whose deletion is recorded, for good; False while there is a lease.
@@ -366,11 +409,11 @@ class PartitionSet:
         with self._numbering:
             for ledger_id in self._ledger_ids:
                 return ledger_id
-            first = self._main.write(
-                lambda transaction: catalog.take_numbers(transaction, catalog.LEDGERS, _LEDGER_BLOCK)
-            )
+            count = self._ledger_block
+            first = self._main.write(lambda transaction: catalog.take_numbers(transaction, catalog.LEDGERS, count))
             self._main.sync()  # ids that a power cut takes back would be given out again
-            self._ledger_ids = iter(range(first, first + _LEDGER_BLOCK))
+            self._ledger_ids = iter(range(first, first + count))
+            self._ledger_block = min(2 * count, _MOST_LEDGERS)
             return next(self._ledger_ids)
 
     def close(self) -> None:

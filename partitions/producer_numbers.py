@@ -19,16 +19,16 @@ up to which every number is taken for stored, and single numbers above it.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-import lmdb
 from pyroaring import BitMap64
 
 from ..store.codec import format as fmt
 from ..store.codec.format import Table
+from ..store.env.memtable import Reads, unapplied_numbers
 from ..store.env.transaction import Transaction
-from ..store.errors import BrokenInvariant, CorruptRecord
+from ..store.errors import CorruptRecord
 from ..store.log import catalog
 
 BLOCK_BITS = 16
@@ -70,7 +70,7 @@ def nothing() -> ProducerRecord:
     return ProducerRecord(NONE_STORED, BitMap64())
 
 
-def read(raw: lmdb.Transaction, topic_id: int, name: str) -> ProducerRecord:
+def read(raw: Reads, topic_id: int, name: str) -> ProducerRecord:
     """What one environment has recorded of a producer; nothing() when that is nothing. O(blocks)."""
     key = fmt.producer_key(topic_id, name)
     value = raw.get(key)
@@ -78,31 +78,21 @@ def read(raw: lmdb.Transaction, topic_id: int, name: str) -> ProducerRecord:
     numbers = BitMap64()
     for _, fields in catalog.rows(raw, fmt.sequence_prefix(topic_id, name)):
         numbers |= BitMap64.deserialize(fields)
+    numbers |= unapplied_numbers(raw, fmt.sequence_prefix(topic_id, name))
     return record.merged(ProducerRecord(NONE_STORED, numbers))
 
 
-def add(transaction: Transaction, topic_id: int, name: str, numbers: Iterable[int]) -> None:
-    """Record numbers in the environment and the transaction that store their messages.
-
-    Invariant: none of them is stored in this environment already.
-    """
-    blocks: dict[int, list[int]] = {}
-    for number in numbers:
-        blocks.setdefault(number >> BLOCK_BITS, []).append(number)
-    for block, members in blocks.items():
-        key = fmt.sequence_key(topic_id, name, block)
-        new = BitMap64(members)
-        fields = transaction.get(key)
-        if fields is not None:
-            held = BitMap64.deserialize(fields)
-            if held & new:
-                raise BrokenInvariant(f"number {(held & new).min()} of producer {name!r} would be stored twice")
-            new |= held
-        new.run_optimize()
-        transaction.put(key, new.serialize())
+def blocks(topic_id: int, name: str, numbers: BitMap64) -> Iterator[tuple[bytes, BitMap64]]:
+    """Numbers by the key of the record that they are united with."""
+    left = BitMap64(numbers)
+    while left:
+        block = left.min() >> BLOCK_BITS
+        members = left & BitMap64(range(block << BLOCK_BITS, (block + 1) << BLOCK_BITS)) if len(left) > 1 else left
+        yield fmt.sequence_key(topic_id, name, block), members
+        left = left - members
 
 
-def all_rows(raw: lmdb.Transaction, topic_id: int | None = None) -> list[tuple[bytes, bytes]]:
+def all_rows(raw: Reads, topic_id: int | None = None) -> list[tuple[bytes, bytes]]:
     """(key, fields) of everything that an environment has recorded of producers, or of those of one topic."""
     tables = (Table.PRODUCER, Table.SEQUENCE)
     return [row for table in tables for row in catalog.rows(raw, fmt.prefix(table, topic_id))]

@@ -27,7 +27,6 @@ import struct
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-import lmdb
 import numpy as np
 from pyroaring import BitMap
 
@@ -38,6 +37,7 @@ from ..store.batches import batches
 from ..store.codec.checksum import crc32
 from ..store.codec.format import CRC_BYTES, Table, seal, snapshot_meta_key, snapshot_part_key, unseal
 from ..store.env.environment import Environment
+from ..store.env.memtable import Reads
 from ..store.errors import CorruptRecord
 
 VERSION = 1
@@ -125,7 +125,7 @@ class Metadata(NamedTuple):
         return found
 
 
-def read_metadata(raw: lmdb.Transaction, ledger_id: int, snapshot_id: int) -> Metadata:
+def read_metadata(raw: Reads, ledger_id: int, snapshot_id: int) -> Metadata:
     """Verified metadata of a snapshot. Raises Unusable."""
     key = snapshot_meta_key(ledger_id, snapshot_id)
     value = raw.get(key)
@@ -243,12 +243,12 @@ def part_missing(number: int, metadata: Metadata) -> Unusable:
 # -- what is there ---------------------------------------------------------------------------------
 
 
-def snapshot_ids(raw: lmdb.Transaction, table: Table, ledger_id: int) -> list[int]:
+def snapshot_ids(raw: Reads, table: Table, ledger_id: int) -> list[int]:
     """Ascending snapshot ids of a log in SNAPSHOT_META, or in SNAPSHOT_PART once for each part. O(keys)."""
     return [int.from_bytes(key[9:17], "big") for key, _ in snapshot_keys(raw, table, ledger_id)]
 
 
-def snapshot_keys(raw: lmdb.Transaction, table: Table, ledger_id: int | None = None) -> Iterator[tuple[bytes, int]]:
+def snapshot_keys(raw: Reads, table: Table, ledger_id: int | None = None) -> Iterator[tuple[bytes, int]]:
     """(key, bytes of the value) of SNAPSHOT_META or SNAPSHOT_PART, of one log or of all. Reads no value."""
     prefix = bytes((table,)) + (b"" if ledger_id is None else ledger_id.to_bytes(8, "big"))
     cursor = raw.cursor()

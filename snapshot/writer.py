@@ -16,13 +16,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum
 from typing import NamedTuple
 
-import lmdb
-
 from ..partitions.index.index_cut import Piece
 from ..store.batches import batches
 from ..store.codec.format import Table, snapshot_meta_key, snapshot_part_key, split_snapshot_key
 from ..store.codec.frontier import FrontierRecord
 from ..store.env.environment import Environment
+from ..store.env.memtable import Reads
 from ..store.env.transaction import Transaction
 from ..store.files.failpoints import reach
 from .snapshot_format import Metadata, PackedPart, PartRecord, pack_parts, seal_part, snapshot_ids, snapshot_keys
@@ -188,7 +187,7 @@ def remove_snapshots(environment: Environment, part_bytes: int = 1 << 20) -> int
     return sum(_remove(environment, every, part_bytes))
 
 
-def _keys(raw: lmdb.Transaction, ledger_id: int | None) -> Iterator[tuple[bytes, int]]:
+def _keys(raw: Reads, ledger_id: int | None) -> Iterator[tuple[bytes, int]]:
     for table in (Table.SNAPSHOT_META, Table.SNAPSHOT_PART):
         yield from snapshot_keys(raw, table, ledger_id)
 

@@ -89,10 +89,11 @@ class StoreConfig:
         another value at a later open is FormatMismatch. Shorter gives space back sooner and loads smaller indexes;
         each partition costs a directory, three file descriptors while open, and an fsync in every commit that
         touches it, so spread-out due times want it longer.
-    durability: ``"commit"``: a send returns when its transaction is on disk, and nothing is lost at a crash or a
-        power loss. ``"relaxed"``: its root page may not be on disk yet; a power loss takes at most the last commit
-        and never corrupts. ``"none"``: it is in the page cache; a process crash loses nothing, a power loss may lose
-        everything or leave an unusable file. For data that can be made again.
+    durability: ``"commit"``: a send returns when it is on disk, and nothing is lost at a crash or a power loss.
+        ``"relaxed"``: it is in the page cache, and on disk within `relaxed_ms`; a power loss takes at most what was
+        sent, fired or acknowledged in that time, and never corrupts. ``"none"``: it is in the page cache; a process
+        crash loses nothing, a power loss may lose everything or leave an unusable file. For data that can be made
+        again.
     inline_delay_ms: a message due within this goes to the main log at once and is tracked in memory until due; 0:
         none does, which is the default: a message in the main log that is not yet visible can be neither
         cancelled nor rescheduled, and what it saves is one write of two where messages are sent one by one, and
@@ -130,11 +131,12 @@ class StoreConfig:
 
     max_in_flight_bytes: memory that messages of `send_async` may take until they are written; 64 MiB. More takes longer
         bursts without waiting, and loses as much of them at a crash.
-    journal_from: from so many sends under way at once on, single messages share flushes by the write-ahead log (WAL),
-        where durability is "commit"; 2. 1: a single send goes by it too: one thread sends about twice as many, each
-        is written twice, and other processes see it up to a second later. 0: each is a commit of its partition.
-    journal_bytes: size of the WAL's file when it is made, and the most that is in memory until the partitions have
-        it; 8 MiB, at least 16 KiB. Larger is written into the partitions more seldom, and read when a crash left it.
+    wal_bytes: largest segment of the write-ahead log; 64 MiB, 16 KiB to 1 GiB. There are two at most, and what they
+        hold is in memory until it is applied. They begin small, and grow with the rate of sends and the number of
+        partitions that these touch. Larger is applied more seldom, in larger commits, and read when a crash left it.
+        A batch is atomic up to about this size.
+    relaxed_ms: with durability "relaxed", how long sends may wait for the flush of the write-ahead log; 20. Longer is
+        fewer flushes, and more is lost at a power loss.
     bucket_ms: span of one bucket of the delay index; 60 s. Finer buckets cost memory (at 1 s 60 to 85 bytes a
         message), coarser ones more sorting when a bucket is about to be due.
     preload_ms: how long before its start a partition is loaded; 60 s. Longer holds its index in memory longer, too
@@ -189,8 +191,8 @@ class StoreConfig:
 
     # -- speed
     max_in_flight_bytes: int = _integer(64 * MIB, 1, _INT64_MAX)
-    journal_from: int = _integer(2, 0, _UINT32_MAX)
-    journal_bytes: int = _integer(8 * MIB, 16 * KIB, GIB)
+    wal_bytes: int = _integer(64 * MIB, 16 * KIB, GIB)
+    relaxed_ms: int = _integer(20, 0, 60_000)
     bucket_ms: int = _integer(60_000, 1, _UINT32_MAX)
     preload_ms: int = _integer(60_000, 0, _INT64_MAX)
     fire_batch: int = _integer(5_000, 1, 1_000_000)

@@ -23,7 +23,7 @@ class StoreListener:
     def committed(self, environment: str, elapsed_ns: int, requests: int, entries: int) -> None:
         """A group commit for `requests` callers is on disk, and memory knows it.
 
-        Of the environment so named, or of the write-ahead log: "journal".
+        Of the environment so named, or of the write-ahead log: "wal".
         """
 
     def failed(self, environment: str, error: StoreFailed) -> None:

@@ -118,6 +118,12 @@ class MessageIds(Sequence[MessageId]):
         """The ids of consecutive entries of a ledger."""
         return cls([(ledger_id, first, count)])
 
+    @classmethod
+    def joined(cls, pieces: Sequence[MessageIds]) -> MessageIds:
+        """The ids of several, one after the other."""
+        ledgers, entries = zip(*(piece.columns() for piece in pieces), strict=True)
+        return cls.of(np.concatenate(ledgers), np.concatenate(entries))
+
     def columns(self) -> tuple[Int64s, Int64s]:
         """Ledger ids and entry ids, not to be written to. O(ids) at first use."""
         if self._columns is None:

@@ -13,8 +13,6 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import lmdb
-
 from ..cleanup.adoption import Adopted, Refused, adopt_ready
 from ..cleanup.claims import claims_of_logs, read_claims
 from ..cleanup.compaction import Finished
@@ -25,6 +23,7 @@ from ..opening import Identity, StoreLock, open_main
 from ..store.clock import SystemClock
 from ..store.codec.format import PartitionState
 from ..store.config import StoreConfig
+from ..store.env.memtable import Reads
 from ..store.errors import DuelogError, InvalidArgument, StoreLocked
 from ..store.log import catalog
 from .partition_compaction import CompactionTask, Failed, Figures, PartitionAnswer, compact_partition, publish
@@ -154,9 +153,7 @@ def _tasks(path: Path, min_dead_ratio: float, dry_run: bool) -> tuple[list[Compa
     Of one that cannot be read there is no task, and the answer instead.
     """
 
-    def work(
-        raw: lmdb.Transaction, identity: Identity, generations: list[Sealed]
-    ) -> tuple[list[CompactionTask], _Found]:
+    def work(raw: Reads, identity: Identity, generations: list[Sealed]) -> tuple[list[CompactionTask], _Found]:
         found = _Found({sealed.start_ms: sealed for sealed in generations})
         now_ms = SystemClock().now_ms()
         known = read_claims(raw, "main", found.sealed, now_ms=now_ms)

@@ -39,6 +39,8 @@ class Removal:
         with self._maintenance.lock:
 
             def work(transaction: Transaction) -> tuple[list[int], bool, list[int]]:
+                transaction.claim(topic.log)  # what was sent to it is here, and nothing follows
+                transaction.after_commit(lambda: setattr(topic, "deleted", True))
                 freed, had_policies = _delete_records(transaction, topic)
                 ledgers = list(catalog.ledgers(transaction.raw, topic.topic_id))
                 for ledger_id, ledger in ledgers:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
 
-import lmdb
 from pyroaring import BitMap, BitMap64
 
 from duelog.cleanup.origin import OriginRecord
@@ -16,6 +15,7 @@ from duelog.store.codec.format import Table
 from duelog.store.codec.frontier import FrontierRecord
 from duelog.store.codec.run import Run
 from duelog.store.env.environment import Environment
+from duelog.store.env.memtable import Reads
 from duelog.store.errors import CorruptEntry
 from duelog.store.log.scan import runs
 
@@ -56,7 +56,7 @@ def verify_record(key: bytes, value: bytes | memoryview) -> bytes:
     return fields
 
 
-def check_records(raw: lmdb.Transaction, name: str, ledgers: Collection[int]) -> Iterator[Finding]:
+def check_records(raw: Reads, name: str, ledgers: Collection[int]) -> Iterator[Finding]:
     """Every small record against its checksum, and runs that belong to none of `ledgers`. O(records + ledgers)."""
     cursor = raw.cursor()
     more = cursor.first()
@@ -86,7 +86,7 @@ def check_records(raw: lmdb.Transaction, name: str, ledgers: Collection[int]) ->
         more = cursor.next()
 
 
-def dense_runs(raw: lmdb.Transaction, environment: Environment, ledger_id: int) -> Iterator[Run | Finding]:
+def dense_runs(raw: Reads, environment: Environment, ledger_id: int) -> Iterator[Run | Finding]:
     """The runs of a ledger, with a finding for each that is damaged, missing or overlaps."""
     expected = 0
     for run in runs(raw, environment.name, ledger_id):

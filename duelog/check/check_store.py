@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-import lmdb
 from pyroaring import BitMap
 
 from duelog.markers.firing.suspensions import Suspensions
@@ -21,6 +20,7 @@ from duelog.store.codec import format as fmt
 from duelog.store.codec.format import LedgerRecord, LedgerState, Table
 from duelog.store.codec.run import Run, RunKind, UInt32s
 from duelog.store.env.environment import Environment
+from duelog.store.env.memtable import Reads
 from duelog.store.errors import DamagedStore
 from duelog.store.log import catalog
 from duelog.store.log.ledger import find_tail
@@ -52,7 +52,7 @@ def check(
     """
     yield from _suspended(suspensions)
     if read_only:
-        yield from check_wal(path, store_id, partitions)
+        yield from check_wal(path, store_id, main, partitions)
     # One transaction for all of main, so that what another process or a producer writes meanwhile is no finding.
     # Partitions are read after it began, and hold whatever it knows of: entries are on disk before they fire.
     with main.read() as raw:
@@ -252,7 +252,7 @@ def _quarantined(survey: Survey, quarantine: Quarantine) -> Iterator[Finding]:
         yield error("set-aside", f"ledger {ledger_id}, entry {entry_id}", message, advice)
 
 
-def _keys(raw: lmdb.Transaction, prefix: bytes) -> Iterator[bytes]:
+def _keys(raw: Reads, prefix: bytes) -> Iterator[bytes]:
     """Keys that begin with `prefix`; their records are not verified."""
     cursor = raw.cursor()
     more = cursor.set_range(prefix)

@@ -5,10 +5,11 @@ The modules of the room fill it and read it; it knows none of them but for the c
 
 from __future__ import annotations
 
+from duelog.store.env.memtable import Reads
+
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import lmdb
 from pyroaring import BitMap
 
 from duelog.partitions.partition_set import PartitionSet
@@ -24,7 +25,7 @@ class Survey:
     """What is known so far. `raw`: the one transaction of the main environment."""
 
     path: Path
-    raw: lmdb.Transaction
+    raw: Reads
     main: Environment
     partitions: PartitionSet
     deep: bool

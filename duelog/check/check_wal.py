@@ -1,4 +1,4 @@
-"""What `check` looks at in the write-ahead log: whether it can be read, and whether the partitions lead up to it."""
+"""What `check` looks at in the write-ahead log: whether it can be read, and whether the logs lead up to it."""
 
 from __future__ import annotations
 
@@ -9,47 +9,81 @@ from pathlib import Path
 import lmdb
 
 from duelog.partitions.partition_set import PartitionSet
-from duelog.store.errors import CorruptEntry, DamagedStore, FormatMismatch
-from duelog.store.wal.wal_file import FILE_NAME, WalRecord, read_wal
+from duelog.store.codec import format as fmt
+from duelog.store.codec.format import PartitionState, split_run_key
+from duelog.store.codec.run import HEADER
+from duelog.store.env.environment import Environment
+from duelog.store.env.memtable import APPLIED_KEY
+from duelog.store.errors import CorruptEntry, CorruptRecord, DamagedStore, FormatMismatch
+from duelog.store.log import catalog
+from duelog.store.log.ledger import applied_tail
+from duelog.store.wal.segment import MAIN, Group, RowKind
+from duelog.store.wal.wal_reader import DIRECTORY, read_wal
 
-from ..sending.wal_replay import missing_entries
 from .finding import Finding, error
 
 _LATER = "open the store with the version of duelog that wrote it"
 
 
-def check_wal(path: Path, store_id: bytes, partitions: PartitionSet) -> Iterator[Finding]:
+def check_wal(path: Path, store_id: bytes, main: Environment, partitions: PartitionSet) -> Iterator[Finding]:
     """What keeps a store that another process may write from being opened for writing.
 
-    That partitions lack what the WAL holds is no finding: opening brings it home. Nothing false is found beside a
-    writer, because the WAL is read before any partition. A group is on disk before the next, and an epoch ends once
-    its messages are in their partitions: where an entry of a log was read, so was every one reserved before it that its
-    partition did not have then. What it had then it has when it is looked at, since no log becomes shorter. So entries
-    past the end of a log begin there and leave no hole.
+    That an environment lacks what the log holds is no finding: opening the store replays it. Nothing false is found
+    beside a writer, because the log is read before any environment.
     """
-    address = str(path / FILE_NAME)
     try:
-        records = read_wal(path, store_id)
+        oldest = main.get(fmt.counter_key(catalog.WAL))
+        groups = read_wal(path, store_id, None if oldest is None else fmt.unpack_u64(oldest)).groups
     except DamagedStore as found:
-        yield error("journal", address, found.reason)
+        if main.get(fmt.counter_key(catalog.WAL)) == oldest:  # else the segment was applied meanwhile
+            yield error("wal", str(found.path), found.reason)
         return
     except FormatMismatch as found:
-        yield error("journal", address, f"{found.field} is {found.found}, {found.expected} is known here", _LATER)
+        yield error("wal", str(found.path), f"{found.field} is {found.found}, {found.expected} is known here", _LATER)
         return
-    by_partition: dict[int, list[WalRecord]] = defaultdict(list)
-    for record in records:
-        by_partition[record.start_ms].append(record)
-    for held in by_partition.values():
-        yield from _gap(path, partitions, held)
+    except CorruptRecord:  # found elsewhere
+        return
+    by_environment: dict[int, list[Group]] = defaultdict(list)
+    for group in groups:
+        for start_ms in {row.start_ms for row in group.rows()}:
+            by_environment[start_ms].append(group)
+    for start_ms, found_groups in by_environment.items():
+        if start_ms == MAIN:
+            yield from _gap(path, main, MAIN, found_groups)
+            continue
+        partition = partitions.get(start_ms)
+        if partition is not None and partition.state is PartitionState.OPEN:
+            try:
+                with partitions.lease(partition):
+                    yield from _gap(path, partition.environment, start_ms, found_groups)
+            except DamagedStore:  # found elsewhere
+                continue
 
 
-def _gap(path: Path, partitions: PartitionSet, held: list[WalRecord]) -> Iterator[Finding]:
-    """The first log of a partition that ends before what the WAL holds of it; other damage is found elsewhere."""
+def _gap(path: Path, environment: Environment, start_ms: int, groups: list[Group]) -> Iterator[Finding]:
+    """The first log of an environment that ends before what the write-ahead log holds of it."""
+    tails: dict[int, int] = {}
     try:
-        for _ in missing_entries(path, held, partitions):
-            pass
-    except DamagedStore as found:
-        if found.path == path / FILE_NAME:
-            yield error("journal", str(found.path), found.reason)
-    except (CorruptEntry, lmdb.Error, ValueError, LookupError):
+        with environment.read() as raw:
+            value = raw.get(APPLIED_KEY)
+            applied = -1 if value is None else fmt.unpack_u64(fmt.unseal(APPLIED_KEY, value))
+            for group in groups:
+                if group.position <= applied:
+                    continue
+                for row in group.rows():
+                    if row.kind != RowKind.RUN or row.start_ms != start_ms:
+                        continue
+                    ledger_id, first = split_run_key(row.key)
+                    if ledger_id not in tails:
+                        tails[ledger_id] = applied_tail(raw, environment.name, ledger_id)
+                    if first != tails[ledger_id]:
+                        yield error(
+                            "wal",
+                            str(path / DIRECTORY),
+                            f"holds entry {first} of ledger {ledger_id} in {environment.name}, which ends at entry "
+                            f"{tails[ledger_id]}: entries were lost",
+                        )
+                        return
+                    tails[ledger_id] = first + HEADER.unpack_from(row.value)[4]
+    except (CorruptEntry, CorruptRecord, lmdb.Error, ValueError):
         return

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
-import lmdb
 import numpy as np
 import numpy.typing as npt
 from pyroaring import BitMap
@@ -25,6 +24,7 @@ from duelog.store.codec.format import Table
 from duelog.store.codec.frontier import UNREADABLE_DUE, FrontierRecord
 from duelog.store.codec.run import Run, RunKind, UInt32s
 from duelog.store.env.environment import Environment
+from duelog.store.env.memtable import Reads
 from duelog.store.errors import CorruptRecord
 from duelog.store.log import catalog
 from duelog.store.log.scan import runs
@@ -73,7 +73,7 @@ class Conditionals:
 class Withdrawn:
     """Cancelled and admitted entries as one transaction of the main environment has them."""
 
-    def __init__(self, raw: lmdb.Transaction) -> None:
+    def __init__(self, raw: Reads) -> None:
         self._raw = raw
         self._known: dict[tuple[Table, int], BitMap] = {}
 
@@ -117,7 +117,7 @@ def lost_admissions(withdrawn: Withdrawn, conditionals: Conditionals, certain: B
     return found
 
 
-def waited_for(raw: lmdb.Transaction) -> ByLedger:
+def waited_for(raw: Reads) -> ByLedger:
     """The occurrences that schedules wait for: recorded in the transaction that admits them."""
     found: ByLedger = {}
     for _, fields in catalog.rows(raw, fmt.prefix(Table.SCHEDULE)):

@@ -1,10 +1,9 @@
 """Producer: a named sender whose messages are numbered, and stored once however often they are sent.
 
-What is stored is what the environments have recorded (partitions/producer_numbers.py), kept in memory as one bitmap. A
-call claims
-its numbers before it sends, so that no other call stores them meanwhile. A call that ends without all of them stored
-(a full disk, an interrupt) leaves its claim behind; before one of these numbers is sent again, the claim is revoked and
-the environments are asked.
+The numbers are rows of the group that stores the messages, so both are there after a crash, or neither; in memory they
+are one bitmap. A call claims its numbers before it sends, so that no other call stores them meanwhile. A call that ends
+without all of them stored (a full disk, an interrupt) leaves its claim behind, which is revoked before one of these
+numbers is sent again.
 """
 
 from __future__ import annotations
@@ -17,15 +16,15 @@ from pyroaring import BitMap64
 
 from duelog.partitions import producer_numbers as producers
 from duelog.partitions.partition_set import PartitionSet
-from duelog.partitions.producer_numbers import ProducerRecord
 from duelog.store.env.environment import Environment
-from duelog.store.env.transaction import Transaction
 from duelog.store.errors import BrokenInvariant, DuelogError, InvalidArgument
 from duelog.store.message import Message
 from duelog.store.position import MessageId
+from duelog.store.wal.write_batch import WriteBatch
 
 from ..topics.topic_state import TopicState
 from .topic_sender import TopicSender
+from .wal_writer import WalWriter
 
 _MAX_SEQUENCE = 2**62
 
@@ -47,17 +46,23 @@ class Claim:
 class ProducerState:
     """What a producer has stored and is storing. Thread-safe; leaf lock, except that `claim` reads and waits."""
 
-    def __init__(self, main: Environment, partitions: PartitionSet, topic_id: int, name: str) -> None:
-        """Ask every environment what it has recorded. O(partitions)."""
-        self._main = main
-        self._partitions = partitions
+    def __init__(
+        self, main: Environment, partitions: PartitionSet, wal_writer: WalWriter, topic_id: int, name: str
+    ) -> None:
+        """Ask every environment what it has recorded: those of partitions by earlier versions. O(partitions)."""
+        self._wal_writer = wal_writer
         self._topic_id = topic_id
         self._name = name
         self._lock = threading.Lock()
         self._reconciling = threading.Lock()
         self._claims: list[Claim] = []
         self._compress_in = _COMPRESS_EVERY
-        record = self._recorded(awaited=False)
+        record = producers.nothing()
+        for partition in partitions.held():
+            with partition.environment.read() as raw:
+                record = record.merged(producers.read(raw, topic_id, name))
+        with main.read() as raw:  # last: it takes over what a partition has recorded that is deleted meanwhile
+            record = record.merged(producers.read(raw, topic_id, name))
         self._watermark = record.watermark
         self._stored = record.above
 
@@ -93,8 +98,8 @@ class ProducerState:
         used = [int(each.numbers.max()) for each in self._claims if each.numbers]
         return max(self._watermark, int(self._stored.max()) if self._stored else -1, *used, -1) + 1
 
-    def write(self, transaction: Transaction, claim: Claim, sequences: Sequence[int]) -> None:
-        """Record claimed numbers in the transaction that stores their messages. A unit of work: may run again.
+    def write(self, group: WriteBatch, claim: Claim, sequences: Sequence[int]) -> None:
+        """Record claimed numbers in the group that stores their messages. A unit of work: may run again.
 
         Invariant: a number is stored while it is claimed, and is not stored already.
         """
@@ -104,8 +109,10 @@ class ProducerState:
                 raise DuelogError(f"the call of producer {self._name!r} has ended")
             if numbers - claim.numbers or numbers & self._stored:
                 raise BrokenInvariant(f"producer {self._name!r}: {list(numbers)[:10]} are not claimed, or are stored")
-        producers.add(transaction, self._topic_id, self._name, sequences)
-        transaction.after_commit(lambda: self._committed(claim, numbers))
+        rows = self._wal_writer.main_rows(group)
+        for key, block in producers.blocks(self._topic_id, self._name, numbers):
+            rows.add_numbers(key, block)
+        group.after_commit(lambda: self._committed(claim, numbers))
 
     def _committed(self, claim: Claim, numbers: BitMap64) -> None:
         with self._lock:
@@ -132,29 +139,9 @@ class ProducerState:
                     each.revoked = True
             if not left:
                 return
-            record = self._recorded(awaited=True)
+            self._wal_writer.wait_for_groups()
             with self._lock:
-                self._stored |= record.above
                 self._claims = [each for each in self._claims if each not in left]
-
-    def _recorded(self, *, awaited: bool) -> ProducerRecord:
-        """What every environment has recorded; `awaited`: once the commits that are under way have ended.
-
-        The main environment comes last: it takes over what a partition has recorded that is deleted meanwhile.
-        """
-
-        topic_id, name = self._topic_id, self._name
-
-        def read(environment: Environment) -> ProducerRecord:
-            if awaited:
-                return environment.write(lambda transaction: producers.read(transaction.raw, topic_id, name))
-            with environment.read() as raw:
-                return producers.read(raw, topic_id, name)
-
-        record = producers.nothing()
-        for partition in self._partitions.held():
-            record = record.merged(read(partition.environment))
-        return record.merged(read(self._main))
 
 
 class Producer:
@@ -168,13 +155,19 @@ class Producer:
 
     @classmethod
     def of(
-        cls, sender: TopicSender, topic: TopicState, main: Environment, partitions: PartitionSet, name: str
+        cls,
+        sender: TopicSender,
+        topic: TopicState,
+        main: Environment,
+        partitions: PartitionSet,
+        wal_writer: WalWriter,
+        name: str,
     ) -> Producer:
         """The producer of a name; all of one name share what is known of their numbers. O(partitions)."""
         with topic.producers_lock:
             known = topic.producers.get(name)
             if known is None:
-                known = topic.producers[name] = ProducerState(main, partitions, topic.topic_id, name)
+                known = topic.producers[name] = ProducerState(main, partitions, wal_writer, topic.topic_id, name)
         return cls(sender, topic, known, name)
 
     def __init__(self, sender: TopicSender, topic: TopicState, producer: ProducerState, name: str) -> None:
@@ -228,8 +221,8 @@ class Producer:
                 self._producer.drop(claim)
                 raise
 
-            def also(transaction: Transaction, places: Sequence[int]) -> None:
-                self._producer.write(transaction, claim, [numbers[place] for place in places])
+            def also(group: WriteBatch, places: range) -> None:
+                self._producer.write(group, claim, [numbers[place] for place in places])
 
             for row, message_id in zip(rows, self._sender.append(self._topic, part, now_ms, also), strict=True):
                 ids[row] = message_id

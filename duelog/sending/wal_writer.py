@@ -1,230 +1,345 @@
-"""The WAL writer: single messages that several threads send side by side share one flush of the write-ahead log.
+"""The WAL writer: sends of all threads are appended to the write-ahead log in groups, each with one flush.
 
-A message that is sent alone is a commit of its partition: two waits for the disk, for each day. So where several sends
-are under way, the first leads: it has the partition of each message reserve an entry id, appends all messages to the
-log as one group, and flushes once. The reserved entries are applied later, together: with the next commit of their
-partition, before a reader begins, when the log is full, or `CHECKPOINT_MS` after. So ids keep the order of the sends,
-and readers know nothing of the log.
+The first of the threads that send leads (store/env/commit_queue.py). It runs the units of work of all in one write
+batch, which gives the entries their ids, appends the rows as one group, flushes, and has memory know them: memtables,
+delay indexes, readers of main logs. The rows are applied to LMDB later, by a checkpoint, when the segment is full or
+`CHECKPOINT_MS` after its first group. A unit of work may run more than once, as in a transaction of LMDB.
 
-Where no id can be reserved (a log that is not registered, or has a listener; no space) the message is appended to its
-partition: the log makes sends quicker, and no send depends on it. By default a lone send bypasses it: it is written
-once, seen by other processes at once, and needs no replay (`journal_from=1` makes it about twice as fast). A batch
-has enough to share, and would write every byte twice.
+A segment is followed by a larger one where it was full before it was due: up to `_BYTES_A_PARTITION` for each
+environment that it has rows of, so that applying commits something worth a commit in each. A small one stays in the
+page cache.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from typing import TypeVar, cast
 
-from duelog.partitions.partition import Partition, Wanted
 from duelog.partitions.partition_set import PartitionSet
 from duelog.store.clock import Clock
+from duelog.store.codec import format as fmt
+from duelog.store.config import KIB, MIB, StoreConfig
+from duelog.store.env.claims import Claims, Conflict
 from duelog.store.env.commit_queue import CommitQueue, Request
 from duelog.store.env.environment import Environment
-from duelog.store.errors import DuelogError, ResourceShortage, StoreFailed, StoreFull, StoreUnavailable
+from duelog.store.env.memtable import Memtable
+from duelog.store.errors import ClosedError, DuelogError, InvalidArgument
 from duelog.store.files.failpoints import reach
 from duelog.store.files.process import here
+from duelog.store.files.system_errors import explained
 from duelog.store.listener import StoreListener
-from duelog.store.log.ledger import RunLimits
-from duelog.store.wal.wal_file import RECORD_BYTES, Fields, WalFile
+from duelog.store.log import catalog
+from duelog.store.wal.segment import MAIN, Row, capacity_of, group_bytes
+from duelog.store.wal.write_ahead_log import WriteAheadLog
+from duelog.store.wal.write_batch import EnvironmentBatch, WriteBatch
 
-from .worker_pool import WorkerPool
+from .checkpoint import Checkpoint
 
-CHECKPOINT_MS = 1_000
-"""After so long reserved entries are applied, where a thread looks after the store."""
+T = TypeVar("T")
+Work = Callable[[WriteBatch], T]
 
-_MOST_BYTES = 64 << 10
-"""A larger body goes to its partition at once: written once, not twice."""
+CHECKPOINT_MS = 10_000
+"""After so long a segment is applied, where a thread looks after the store."""
+
+_LEAST_BYTES = MIB
+_USUAL_BYTES = 16 * MIB
+"""The most that a segment of few environments grows to."""
+
+_BYTES_A_PARTITION = 256 * KIB
+_THREADS = 4
+"""That apply partitions side by side; started when they are first needed."""
 
 
-_Arrival = tuple[Partition, Wanted]
-"""A message for a partition."""
+_ADDED_BYTES = 64 * KIB
+"""What is stored with a message besides what counts for its size."""
+
+
+class _Action:
+    """Something that the leader does alone, between two groups."""
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        self.call = call
 
 
 class WalWriter:
-    """Takes single messages for time partitions. Thread-safe."""
+    """Appends to the write-ahead log of a store. Thread-safe."""
 
     def __init__(
         self,
         main: Environment,
+        memtable: Memtable,
         partitions: PartitionSet,
-        limits: RunLimits,
-        pool: WorkerPool,
-        together: int,
+        claims: Claims,
+        wal: WriteAheadLog,
         clock: Clock,
-        open_wal: Callable[[], WalFile],
+        config: StoreConfig,
         wake: Callable[[], None],
         listeners: Sequence[StoreListener],
+        *,
+        background: bool,
     ) -> None:
-        """`together`: from so many sends under way at once on they share flushes.
+        """`memtable` is that of `main`. `wake` is called when `due_ms` has come forward.
 
-        `open_wal` is called when it is first needed, `wake` when `due_ms` has come forward.
+        `background`: a thread looks after the store; without it a checkpoint has ended when the call that began it
+        returns.
         """
         self._main = main
+        self._memtable = memtable
         self._partitions = partitions
-        self._limits = limits
-        self._pool = pool
-        self.together = together
+        self._claims = claims
+        self._wal = wal
         self._clock = clock
-        self._open_wal = open_wal
+        self._most_bytes = config.wal_bytes
+        self._durability = config.durability
+        self._relaxed_ms = config.relaxed_ms
+        self.largest_group = max(capacity_of(config.wal_bytes), config.max_message_bytes + _ADDED_BYTES)
+        """Bytes of rows that one group takes at most; any message is taken."""
         self._wake = wake
-        self._wal: WalFile | None = None
-        self._unavailable = False
-        """Whether there was no space for a WAL: there is none as long as the store is open."""
-        self._closed = False
-        self._under_way: list[None] = []
-        """As long as sends are under way: appending and popping need no lock."""
+        self._background = background
         self._queue = CommitQueue(self._admit, self._commit_group, self._broke_off)
-        self._unwritten: list[Fields] = []
-        """Reserved, and not known to be in the WAL: the next leader writes them first."""
-        self._reserving = False
-        self._due_ms: int | None = None
+        self._publishing = False
+        """Between a flush and the end of what follows from it in memory."""
+        self._checkpoint: Checkpoint | None = None
+        """The last that was begun."""
+        self._pool: ThreadPoolExecutor | None = None
+        self._begun_ms: int | None = None
+        """When the first group of the segment was appended; None: it has none."""
+        self._flushed_ms: int | None = None
+        if memtable or partitions.unapplied():
+            self._begun_ms = clock.now_ms()
+        self._closed = False
         self._process = here.pid
         self._listeners = listeners
 
-    def append(self, partition: Partition, topic_id: int, due_ms: int, body: bytes) -> tuple[int, int]:
-        """Append a message; (ledger id, entry id) once it is durable. REQUIRES: an append lease.
+    def write(self, work: Work[T]) -> T:
+        """Run `work` and return its value once the rows of its group are as durable as the store's durability says.
 
-        Raises StoreFull, StoreFailed, ClosedError.
+        It gives what it wants to `main_rows` and `WriteBatch.to`. Raises what it raises, with nothing stored;
+        InvalidArgument where the rows are more than `largest_group`; StoreFull, StoreFailed, ClosedError.
         """
-        self._under_way.append(None)
-        try:
-            if len(self._under_way) >= self.together and len(body) <= _MOST_BYTES:
-                reserved: tuple[int, int] | None = self._queue.run((partition, (topic_id, due_ms, body)))
-                if reserved is not None:
-                    return reserved
-            return partition.append(topic_id, (due_ms,), (body,), self._limits, self._partitions.new_ledger)
-        finally:
-            self._under_way.pop()
+        return cast(T, self._queue.run(work))
+
+    def wait_for_groups(self) -> None:
+        """Wait until every unit of work that was queued is decided. Raises StoreFailed, ClosedError."""
+        self._queue.run(_Action(lambda: None))
+
+    def main_rows(self, batch: WriteBatch) -> EnvironmentBatch:
+        """The rows of the main environment in a batch."""
+        return batch.to(MAIN, self._memtable, self._main.get)
 
     # -- leading -----------------------------------------------------------------------------------
 
     def _admit(self) -> None:
         if self._main.failed is not None:
             raise self._main.failed
+        if here.pid != self._process:
+            raise ClosedError("store (opened by another process)")
 
-    def _broke_off(self, error: BaseException, _: bool) -> None:
-        """Where memory may not know what was reserved, nothing more is written."""
-        if self._reserving or isinstance(error, Exception):
+    def _broke_off(self, error: BaseException, decided: bool) -> None:
+        """Where memory may not be what is on disk any more, nothing more is written."""
+        if self._publishing or (isinstance(error, Exception) and not decided):
             self._main.fail(error)
 
-    def _commit_group(self, batch: list[Request]) -> None:
-        """Give every request its id, or None: it is to be appended."""
+    def _commit_group(self, requests: list[Request]) -> None:
+        """Give every request its value or its error."""
+        units: list[Request] = []
+        for request in requests:
+            if isinstance(request.work, _Action):
+                try:
+                    request.work.call()
+                except Exception as error:
+                    request.error = error
+            elif self._closed:
+                request.error = ClosedError("store")
+            else:
+                units.append(request)
+        while units:
+            units = self._commit(units)
+
+    def _commit(self, units: list[Request]) -> list[Request]:
+        """Commit units of work, all of them or those before one that is too many; what is left of them."""
+        started = time.perf_counter_ns()
+        batch = WriteBatch(self._claims)
+        current: Request | None = None
         try:
-            self._write()  # what an interrupted leader reserved; there is capacity for it
-            arrivals = [request for request in batch if request.value is None and request.work is not None]
-            if self._closed or not arrivals or not self._fits(arrivals):
-                return
-            self._reserving = True
-            by_partition: dict[Partition, list[Request]] = {}
-            for request in arrivals:
-                by_partition.setdefault(request.work[0], []).append(request)
-            for partition, requests in by_partition.items():
-                self._reserve(partition, requests)
-            self._reserving = False
-            self._write()
+            for current in units:
+                current.value = current.work(batch)
+            current = None
+            rows = batch.flush()
+            size = group_bytes(rows)
+            if size > self.largest_group:
+                if len(units) > 1:
+                    batch.release()
+                    return [*self._halves(units)]
+                current = units[0]
+                raise InvalidArgument("messages", size, f"bytes, more than a group of {self.largest_group} takes")
+            if rows and not self._wal.fits(size):
+                batch.release()  # a commit that applies may append to the same logs
+                self._next_segment(size)
+                return units
+            if rows:
+                self._append(batch, rows)
+            self._publishing = False
+            elapsed_ns = time.perf_counter_ns() - started
+            for request in units:
+                request.done = True
+            for listener in self._listeners:
+                listener.committed("wal", elapsed_ns, len(units), batch.entries)
+            return []
+        except Conflict as conflict:
+            batch.release()
+            self._claims.wait(conflict.owner)
+            return units
         except OSError as error:
             failed = self._main.fail(error)
-            for request in batch:
+            for request in units:
                 request.error = failed
-
-    def _reserve(self, partition: Partition, requests: list[Request]) -> None:
-        wanted: list[Wanted] = [request.work[1] for request in requests]
-        try:
-            places = partition.reserve(wanted, self._limits)
-        except DuelogError as error:
-            for request in requests:
+            return []
+        except Exception as error:
+            if self._publishing:
+                raise
+            for request in units if current is None else [current]:
                 request.error = error
-            return
-        start_ms = partition.start_ms
-        for request, place, (_, due_ms, body) in zip(requests, places, wanted, strict=True):
-            if place is not None:
-                self._unwritten.append((start_ms, place[0], due_ms, place[1], body))
-                request.value = place
+            return [] if current is None else [request for request in units if request is not current]
+        finally:
+            batch.release()
 
-    def _write(self) -> None:
-        """Write the reserved entries to the WAL, on disk. Raises OSError."""
-        if not self._unwritten or self._wal is None:
-            return
-        started = time.perf_counter_ns()
+    def _halves(self, units: list[Request]) -> list[Request]:
+        """Commit the first half; the rest."""
+        middle = len(units) // 2
+        first = units[:middle]
+        while first:
+            first = self._commit(first)
+        return units[middle:]
+
+    def _append(self, batch: WriteBatch, rows: Sequence[Row]) -> None:
+        """Append the group, and have memory know of it. Raises OSError."""
         reach("wal.before")
-        self._wal.append(self._unwritten)
-        elapsed_ns, messages = time.perf_counter_ns() - started, len(self._unwritten)
-        for listener in self._listeners:
-            listener.committed("journal", elapsed_ns, messages, messages)
-        self._unwritten = []
+        now_ms = self._clock.now_ms()
+        position = self._wal.append(rows, flush=self._is_to_flush(now_ms))
+        self._publishing = True
         reach("wal.after")
-        if self._due_ms is None:
-            self._due_ms = self._clock.now_ms() + CHECKPOINT_MS
+        if self._begun_ms is None:
+            self._begun_ms = now_ms
             self._wake()
+        batch.publish(position)
 
-    def _fits(self, arrivals: list[Request]) -> bool:
-        """Whether the WAL has capacity for them, begun anew if it has to be. Raises OSError."""
-        if self._wal is None and not self._unavailable:
+    def _is_to_flush(self, now_ms: int) -> bool:
+        if self._durability != "relaxed":
+            return self._durability == "commit"
+        if self._flushed_ms is None or not 0 <= now_ms - self._flushed_ms < self._relaxed_ms:
+            self._flushed_ms = now_ms
+            return True
+        self._wake()
+        return False
+
+    def sync(self) -> None:
+        """Have all groups be on disk where a commit that follows may tell of them. Raises StoreFailed."""
+        if self._durability == "relaxed":
             try:
-                self._wal = self._open_wal()
-            except DuelogError as error:
-                self._unavailable = not isinstance(error, ResourceShortage)
-        if self._wal is None:
-            return False
-        size = sum(RECORD_BYTES + len(request.work[1][2]) for request in arrivals)
-        if not self._wal.fits(size):
-            try:
-                self._checkpoint_all(self._wal)
-            except (StoreFull, StoreFailed, StoreUnavailable):  # an append is told
-                return False
-        return self._wal.fits(size)
+                self._wal.flush()
+            except OSError as error:
+                raise self._main.fail(error) from error
 
-    def _checkpoint_all(self, wal: WalFile) -> None:
-        """Have the partitions apply reserved entries, and begin the WAL anew. Raises as `apply_all`; OSError."""
-        self._partitions.apply_all(self._pool.run)
-        reach("wal.applied")
-        wal.restart()
+    # -- segments and checkpoints ------------------------------------------------------------------
 
-    # -- afterwards --------------------------------------------------------------------------------
+    def _next_segment(self, group: int) -> None:
+        """Begin a segment that takes a group of so many bytes, and a checkpoint of the one before.
+
+        Waits for the checkpoint before: producers are held back, and nothing is queued without bound. Raises as
+        `Checkpoint.finish`; StoreFull.
+        """
+        self._finish_checkpoint()
+        active = self._wal.active
+        size = _LEAST_BYTES
+        if active is not None:
+            touched = len(self._partitions.unapplied()) + 1
+            wait_ms = self._clock.now_ms() - (self._begun_ms or 0)
+            if group and wait_ms < CHECKPOINT_MS:  # it is full before it is due
+                size = max(min(active.size * 2, _USUAL_BYTES), touched * _BYTES_A_PARTITION)
+            else:
+                size = active.size
+        with explained(self._main.path.parent):
+            ended = self._wal.begin_segment(min(size, self._most_bytes), group)
+        begun_ms, self._begun_ms = self._begun_ms, None
+        active = self._wal.active
+        if ended is None:
+            if active is not None:
+                self._record_first(active.number)
+        elif begun_ms is not None:
+            self._checkpoint = Checkpoint(self._main, self._partitions, ended)
+            if not self._background:
+                self._finish_checkpoint()
+                return
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="duelog-apply")
+            self._checkpoint.begin(self._pool)
+
+    def _record_first(self, number: int) -> None:
+        oldest = fmt.pack_u64(number)
+        self._main.write(lambda transaction: transaction.put(fmt.counter_key(catalog.WAL), oldest))
+        self._main.sync()
+
+    def _finish_checkpoint(self) -> None:
+        checkpoint = self._checkpoint
+        if checkpoint is not None:
+            checkpoint.finish()
+            self._wal.release(checkpoint.segment)
+            self._checkpoint = None
 
     def due_ms(self) -> int | None:
         """When `checkpoint` has something to do; None: never, as it is. Soon, also where the clock was set back."""
-        due_ms = self._due_ms
-        return None if due_ms is None else min(due_ms, self._clock.now_ms() + CHECKPOINT_MS)
+        due_ms: int | None = None
+        now_ms = self._clock.now_ms()
+        if self._begun_ms is not None:
+            due_ms = min(self._begun_ms, now_ms) + CHECKPOINT_MS
+        if self._durability == "relaxed" and self._wal.active is not None and not self._wal.active.is_flushed:
+            flush_ms = min(self._flushed_ms or now_ms, now_ms) + self._relaxed_ms
+            due_ms = flush_ms if due_ms is None else min(due_ms, flush_ms)
+        return due_ms
 
     def checkpoint(self, now_ms: int) -> bool:
-        """Have one partition apply its reserved entries, if it is time; whether there may be more to do now.
-
-        Raises StoreFull.
-
-        What is unapplied of a partition that has failed stays in the WAL, until the store is opened again.
-        """
-        due_ms = self._due_ms
-        if due_ms is None:
-            return False
-        if due_ms > now_ms:
-            self._due_ms = min(due_ms, now_ms + CHECKPOINT_MS)  # the clock may have been set back
-            return False
-        with suppress(StoreFailed):  # failed ones come last
-            if self._partitions.apply_one_partition():
-                return True
-        self._due_ms = None
-        if self._partitions.has_unapplied():  # reserved since it was looked
-            self._due_ms = now_ms + CHECKPOINT_MS
+        """Flush, and begin a checkpoint, if it is time; False. Raises StoreFull, StoreFailed."""
+        if self._durability == "relaxed" and (
+            self._flushed_ms is None or now_ms >= self._flushed_ms + self._relaxed_ms
+        ):
+            self._flushed_ms = now_ms
+            self.sync()
+        if self._begun_ms is not None and now_ms >= self._begun_ms + CHECKPOINT_MS:
+            self._queue.run(_Action(lambda: self._next_segment(0)))
+        elif self._begun_ms is not None and self._begun_ms > now_ms:  # the clock was set back
+            self._begun_ms = now_ms
         return False
 
-    def close(self) -> None:
-        """Take nothing more together, and have the partitions apply reserved entries.
+    def apply_all(self) -> None:
+        """Have everything be applied, and the log be empty. Raises StoreFull, StoreFailed."""
+        self._queue.run(_Action(self._apply_all))
 
-        Where they cannot (no space, a failed disk) it stays in the WAL, and they get it when the store is opened.
+    def _apply_all(self) -> None:
+        if self._begun_ms is not None:
+            self._next_segment(0)
+        self._finish_checkpoint()
+
+    def close(self) -> None:
+        """Take nothing more, and apply what is unapplied.
+
+        Where that cannot be (no space, a failed disk) it stays in the log, and is applied when the store is opened.
         """
-        self._closed = True
         if here.pid != self._process:
-            return  # the WAL, and the leader, is the parent's
+            self._closed = True
+            return  # the log, and the leader, is the parent's
         try:
-            self._queue.run(None)  # the leader has ended then
-            if self._wal is not None:
-                self._checkpoint_all(self._wal)
-        except (DuelogError, OSError):
-            pass
+            with suppress(DuelogError, OSError):
+                self._queue.run(_Action(self._close))
         finally:
-            if self._wal is not None:
-                self._wal.close()
+            self._closed = True
+            if self._pool is not None:
+                self._pool.shutdown(wait=True)
+            self._wal.close()
+
+    def _close(self) -> None:
+        self._closed = True
+        self._apply_all()

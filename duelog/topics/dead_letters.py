@@ -28,7 +28,7 @@ from duelog.store.codec.run import RunKind
 from duelog.store.env.environment import Environment
 from duelog.store.env.transaction import Transaction
 from duelog.store.errors import CorruptEntry, UnknownSubscription, UnknownTopic
-from duelog.store.log.scan import find_run
+from duelog.store.log.scan import RunFinder
 from duelog.store.message import Message, ReceivedMessage
 from duelog.store.names import MAX_TOPIC_BYTES, TopicName
 from duelog.store.position import MessageId, Position
@@ -155,10 +155,10 @@ class DeadLetters:
     def _page(self, grave: str, ledger_id: int, entries: BitMap) -> list[DeadLetter]:
         found = []
         with self._main.read() as raw:
-            cursor = raw.cursor()
+            finder = RunFinder(raw, self._main.name)
             for entry_id in entries:
                 try:
-                    run = find_run(cursor, self._main.name, ledger_id, entry_id)
+                    run = finder.find(ledger_id, entry_id)
                     body = None if run is None or run.kind != RunKind.MESSAGES else run.body(entry_id - run.first_entry)
                     letter = None if body is None else _decode(grave, Position(ledger_id, entry_id), body)
                 except (CorruptEntry, ValueError):

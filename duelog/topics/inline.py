@@ -28,7 +28,7 @@ from duelog.store.config import StoreConfig
 from duelog.store.env.environment import Environment
 from duelog.store.errors import CorruptEntry, DamagedStore, UnknownSubscription
 from duelog.store.listener import StoreListener
-from duelog.store.log.scan import find_run
+from duelog.store.log.scan import RunFinder
 from duelog.store.message import ScheduledMessage
 from duelog.store.position import MessageId, Position
 
@@ -137,7 +137,7 @@ class InlineMessages:
         if topic.log.first_undue(now_ms) is None or topic.log.entries_of(message_id.ledger_id) is None:
             return False
         with self._main.read() as raw, suppress(CorruptEntry):
-            run = find_run(raw.cursor(), self._main.name, message_id.ledger_id, message_id.entry_id)
+            run = RunFinder(raw, self._main.name).find(message_id.ledger_id, message_id.entry_id)
             return run is not None and run.early and run.due(message_id.entry_id - run.first_entry) > now_ms
         return False
 

@@ -5,18 +5,18 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping
 
-import lmdb
 from pyroaring import BitMap
 
 from duelog.delivery.acks import AckChanges, AckSet
 from duelog.store.codec import format as fmt
 from duelog.store.codec.format import CursorRecord
+from duelog.store.codec.run import RunLimits
 from duelog.store.config import StoreConfig
 from duelog.store.env.environment import Environment
+from duelog.store.env.memtable import Reads
 from duelog.store.env.transaction import Transaction
 from duelog.store.errors import UnknownTopic
 from duelog.store.log import catalog
-from duelog.store.log.ledger import RunLimits
 from duelog.store.log.managed_ledger import LedgerLimits, ManagedLedger
 from duelog.store.names import TopicName
 from duelog.store.position import BEFORE_FIRST, Position
@@ -93,7 +93,7 @@ class Topics:
         state = self.by_id(topic_id)
         return None if state is None else state.log
 
-    def _load(self, raw: lmdb.Transaction, topic_id: int, name: TopicName) -> TopicState:
+    def _load(self, raw: Reads, topic_id: int, name: TopicName) -> TopicState:
         log = ManagedLedger.load(
             raw, self._main.name, topic_id, self.run_limits, self._ledger_limits, self._inline_ms, self._log_changed
         )

@@ -308,6 +308,8 @@ class Firing:
                     record_closed(transaction, partition, topic_ids, self._main_log, max(now_ms, self.recorded_ms))
                     transaction.after_commit(lambda: recorded.append(True))
 
+                partition.environment.apply()
+                partition.environment.sync()
                 refuse_broken(partition.path, every_header=True)  # a log that a page hides has not fired
                 remove_snapshots(partition.environment, self._config.snapshot_part_bytes)
                 reach("close.before")

@@ -114,17 +114,19 @@ class Loading:
         failure: list[BaseException] = []
 
         def listen() -> None:
-            # In the leader, between two commits: what is committed now is scanned, what comes is heard.
+            # In the leader, between two commits, and two groups of the write-ahead log: what is there now is scanned,
+            # what comes is heard.
             partition, start_ms = self.partition, self.partition.start_ms
             try:
-                with partition.environment.read() as raw, self.main.read() as main:
-                    for key, fields in catalog.rows(raw, fmt.prefix(fmt.Table.LOG)):
-                        topic_id, ledger_id = fmt.trailing_u32(key), fmt.unpack_u64(fields)
-                        frontier = catalog.frontier(main, topic_id, start_ms) or FrontierRecord.start(ledger_id)
-                        self._tails[topic_id] = find_tail(raw, partition.name, ledger_id)
-                        logs[topic_id] = new_log(partition, topic_id, frontier, self.bucket_ms, loaded=False)
-                self.registered(logs)
-                partition.listener = self.listener
+                with partition.memtable.publishing:
+                    with partition.environment.read() as raw, self.main.read() as main:
+                        for key, fields in catalog.rows(raw, fmt.prefix(fmt.Table.LOG)):
+                            topic_id, ledger_id = fmt.trailing_u32(key), fmt.unpack_u64(fields)
+                            frontier = catalog.frontier(main, topic_id, start_ms) or FrontierRecord.start(ledger_id)
+                            self._tails[topic_id] = find_tail(raw, partition.name, ledger_id)
+                            logs[topic_id] = new_log(partition, topic_id, frontier, self.bucket_ms, loaded=False)
+                    self.registered(logs)
+                    partition.listener = self.listener
             except BaseException as error:  # the commit it comes after stands: not the committers' business
                 failure.append(error)
 

@@ -18,8 +18,9 @@ above about 2,000 bytes.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from enum import IntEnum
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -64,7 +65,7 @@ _COLUMN_BYTES: dict[int, int] = {RunKind.MESSAGES: 12, RunKind.MARKERS: 8}
 _CONDITION_BYTES = 12
 
 
-def _seal(key: bytes, rest: bytes, parts: Sequence[bytes | memoryview]) -> bytes:
+def _seal(key: bytes, rest: bytes, parts: Sequence[bytes | bytearray | memoryview]) -> bytes:
     return b"".join((_CRC.pack(crc32(rest, crc32(key))), rest, *parts))
 
 
@@ -117,6 +118,31 @@ class PackedRun:
         return self._value
 
 
+def pack_groups(dues: Int64s, bodies: Bodies, groups: Sequence[tuple[int, int, int]]) -> list[PackedRun]:
+    """A run of plain messages for each group (base_ms, start, limit) of rows, which follow each other from 0 on.
+
+    As a PackedRun of each; the columns of all are made at once.
+    """
+    bases = np.array([base_ms for base_ms, _, _ in groups], dtype=np.int64)
+    starts = np.array([start for _, start, _ in groups], dtype=np.int64)
+    counts = np.array([limit - start for _, start, limit in groups], dtype=np.int64)
+    offsets = (dues - np.repeat(bases, counts)).astype("<u4").tobytes()
+    ends = np.cumsum(bodies.sizes())
+    before = np.concatenate(([0], ends))[starts]
+    ends_column = (ends - np.repeat(before, counts)).astype("<u4").tobytes()
+    crcs, parts, each = bodies.checksums(), bodies.parts(), 2 if bodies.head else 1
+    packed = []
+    for base_ms, start, limit in groups:
+        count, low, high = limit - start, 4 * start, 4 * limit
+        run = PackedRun.__new__(PackedRun)
+        run.count, run._bodies = count, HEADER_BYTES + 12 * count
+        header = HEADER.pack(0, RUN_VERSION, RunKind.MESSAGES, 0, count, base_ms, 0, 0)
+        columns = offsets[low:high] + ends_column[low:high] + crcs[low:high]
+        run._value = bytearray().join((header, columns, *parts[each * start : each * limit]))
+        packed.append(run)
+    return packed
+
+
 def pack_message(key: bytes, base_ms: int, due_ms: int, body: bytes, *, early: bool = False) -> bytes:
     """As `pack_messages` of one: the run of a single send, which numpy would cost more than the rest of it."""
     flags, offset = FLAG_EARLY if early else 0, due_ms - base_ms
@@ -139,6 +165,73 @@ def pack_markers(
     columns[1] = entries
     rest = HEADER.pack(0, RUN_VERSION, RunKind.MARKERS, flags, len(entries), base_ms, target, after)[4:]
     return _seal(key, rest + columns.tobytes(), ())
+
+
+class RunLimits(NamedTuple):
+    """Where a run of messages is cut (StoreConfig.run_entries, StoreConfig.run_bytes)."""
+
+    entries: int = 192
+    bytes: int = 256 * 1024
+
+
+def merged_runs(
+    key_of: Callable[[int], bytes], first: int, values: Sequence[bytes | bytearray], limits: RunLimits
+) -> Iterator[tuple[bytes, bytes | bytearray, int]]:
+    """Plain MESSAGES runs that follow each other, as few as `limits` allow: (key, value, entries) of each.
+
+    key_of: the key of a run by its first entry id, `first` for the first of `values`. Bodies and their checksums are
+    copied, not read.
+    """
+    heads = [HEADER.unpack_from(value) for value in values]
+    begin = 0
+    while begin < len(values):
+        count, size, end = heads[begin][4], len(values[begin]), begin + 1
+        while end < len(values):
+            count, size = count + heads[end][4], size + len(values[end])
+            if count > limits.entries or size > limits.bytes:
+                break
+            end += 1
+        merged = _merged(key_of(first), heads[begin:end], values[begin:end]) if end - begin > 1 else None
+        if merged is not None:
+            entries = sum(head[4] for head in heads[begin:end])
+            yield key_of(first), merged, entries
+            first += entries
+        else:
+            for head, value in zip(heads[begin:end], values[begin:end], strict=True):
+                yield key_of(first), value, head[4]
+                first += head[4]
+        begin = end
+
+
+def _merged(key: bytes, heads: Sequence[tuple[int, ...]], values: Sequence[bytes | bytearray]) -> bytes | None:
+    """One run of several; None: their due times lie too far apart."""
+    dues: list[bytes | bytearray] = []
+    ends: list[bytes | bytearray] = []
+    crcs: list[bytes | bytearray] = []
+    bodies: list[bytes | bytearray] = []
+    counts, sizes, flags = [], [], 0
+    for head, value in zip(heads, values, strict=True):
+        count = head[4]
+        flags |= head[3]
+        second, third, begin = HEADER_BYTES + 4 * count, HEADER_BYTES + 8 * count, HEADER_BYTES + 12 * count
+        dues.append(value[HEADER_BYTES:second])
+        ends.append(value[second:third])
+        crcs.append(value[third:begin])
+        bodies.append(value[begin:])
+        counts.append(count)
+        sizes.append(len(value) - begin)
+    due_column = b"".join(dues)
+    bases = [head[5] for head in heads]
+    base_ms = min(bases)
+    if base_ms != max(bases):
+        offsets = np.frombuffer(due_column, "<u4") + np.repeat(np.array(bases, dtype=np.int64) - base_ms, counts)
+        if int(offsets.max()) > MAX_DUE_SPAN_MS:
+            return None
+        due_column = offsets.astype("<u4").tobytes()
+    starts = np.cumsum([0, *sizes[:-1]]).astype(np.uint32)
+    ended = (np.frombuffer(b"".join(ends), "<u4") + np.repeat(starts, counts)).astype("<u4").tobytes()
+    header = HEADER.pack(0, RUN_VERSION, RunKind.MESSAGES, flags, sum(counts), base_ms, 0, 0)[4:]
+    return _seal(key, b"".join((header, due_column, ended, *crcs)), bodies)
 
 
 class Run:

@@ -37,6 +37,7 @@ from .file_opening import open_lmdb
 from .group_commit import CommitCounts, GroupCommit
 from .held_read import HeldRead
 from .map_size import MapSize
+from .memtable import Memtable, Reads, ReadTransaction
 from .reader_gate import ReaderGate
 from .transaction import Transaction
 from .upkeep import Upkeep
@@ -60,6 +61,8 @@ class Environment(GroupCommit):
         lock: bool = True,
         evicts: bool = False,
         listeners: Sequence[StoreListener] = (),
+        memtable: Memtable | None = None,
+        before_commit: Callable[[], None] | None = None,
     ) -> None:
         """Open `path`, a directory; `name` is what errors and findings call it.
 
@@ -67,7 +70,8 @@ class Environment(GroupCommit):
         write can be read, by as many readers as there are. Only of a file that is not written any more: beside a
         writer it reads wrong rows silently.
         `evicts`: what is written does not stay in the page cache, until `stop_evicting` is called (eviction.py).
-        `listeners` hear of its commits and of its failure.
+        `listeners` hear of its commits and of its failure. `memtable`: what the write-ahead log has of it;
+        `before_commit` is called by the leader of each commit, before LMDB commits.
         Raises DamagedStore when the data file is missing, empty, no LMDB file, or truncated so that
         reading it would kill the process.
         """
@@ -79,6 +83,9 @@ class Environment(GroupCommit):
         self.counts = CommitCounts()
         self._process = here.pid
         self._durability = durability
+        self._memtable = memtable
+        self.before_commit = before_commit
+        """Called by the leader of each commit, before LMDB commits."""
         self._read_only = read_only
         self._committing = threading.Lock()
         self._queue = CommitQueue(self._check_writable, self._commit_group, self._broke_off)
@@ -103,14 +110,12 @@ class Environment(GroupCommit):
     # -- reading -------------------------------------------------------------------------------
 
     @contextmanager
-    def read(self) -> Iterator[lmdb.Transaction]:
+    def read(self) -> Iterator[Reads]:
         """A read transaction whose values are memoryviews, valid inside the `with` block only.
 
         Keep it short: a reader keeps every page that was freed since it began. No `write` inside.
-        What was deferred is written first: raises as `write`, where there is any.
         """
-        if self._deferred:
-            self.apply_deferred()
+        unapplied = self._memtable.view if self._memtable else None  # before the transaction begins
         while True:
             with self._gate.reading():
                 self._check_open()
@@ -118,7 +123,7 @@ class Environment(GroupCommit):
                 if raw is not None:
                     try:
                         with raw:
-                            yield raw
+                            yield raw if unapplied is None else ReadTransaction(raw, unapplied)
                     except lmdb.Error as error:
                         raise explain(self.path, error) from error
                     return
@@ -157,29 +162,14 @@ class Environment(GroupCommit):
         value: T = self._queue.run(work)
         return value
 
-    def unless_committing(self, action: Callable[[], T | None]) -> T | None:
-        """Do something of little work between two commits; None: one is under way, and nothing was done.
-
-        Raises StoreFailed, ClosedError.
-        """
-        self._check_writable()
-        return self._queue.unless_led(action)
-
-    def defer(self, work: Work[None]) -> None:
-        """Have `work`, which does not fail, run at the beginning of the next commit, from any thread.
-
-        For what is durable elsewhere: closing drops it. REQUIRES: inside `unless_committing`.
-        """
-        self._deferred.append(work)
-
     @property
     def has_unapplied(self) -> bool:
-        """Whether work was deferred and is not committed yet."""
-        return bool(self._deferred)
+        """Whether the write-ahead log has rows that are not applied yet."""
+        return bool(self._memtable)
 
-    def apply_deferred(self) -> None:
-        """Have what was deferred committed; not inside a read. Raises as `write`, and what was deferred stays so."""
-        if self._deferred and not self._gate.held:
+    def apply(self) -> None:
+        """Have what is unapplied committed. Raises as `write`, and it stays unapplied."""
+        if self._memtable:
             self.write(lambda _: None)
 
     def _commit_group(self, batch: list[Request]) -> None:
@@ -235,7 +225,7 @@ class Environment(GroupCommit):
                 return found
 
     def hold(self) -> HeldRead:
-        """What is committed now, without what was deferred, until it is released. Raises as `read`."""
+        """What is applied now, until it is released. Raises as `read`."""
         self._gate.enter()
         try:
             self._check_open()

@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import lmdb
 
@@ -24,6 +23,7 @@ from ..files.system_errors import explain
 from ..listener import StoreListener
 from .commit_queue import Request
 from .map_size import MapSize
+from .memtable import Memtable
 from .transaction import Transaction
 from .upkeep import Upkeep
 
@@ -59,13 +59,15 @@ class GroupCommit:
     _map: MapSize
     _upkeep: Upkeep | None
     _last_run: bytes
+    _memtable: Memtable | None
+    before_commit: Callable[[], None] | None
 
     def __init__(self, listeners: Sequence[StoreListener]) -> None:
         self._listeners = listeners
         self._publishing = False
         """Between a commit and the end of what follows from it in memory."""
         self._failed: StoreFailed | None = None
-        self._deferred: list[Callable[[Transaction], Any]] = []
+        self._transaction: Transaction | None = None
         self._unsynced = False
 
     def _check_writable(self) -> None:
@@ -78,9 +80,22 @@ class GroupCommit:
 
     def _commit_together(self, batch: list[Request]) -> None:
         """Give every request of `batch` its value or its error."""
+        try:
+            self._attempt(batch)
+        finally:
+            self._release()
+
+    def _release(self) -> None:
+        """Give the claims of the last attempt back."""
+        if self._transaction is not None:
+            self._transaction.release()
+            self._transaction = None
+
+    def _attempt(self, batch: list[Request]) -> None:
         started = time.perf_counter_ns()
         left = batch
         while left:
+            self._release()
             try:
                 self._check_writable()
             except DuelogError as error:
@@ -90,13 +105,13 @@ class GroupCommit:
             current: Request | None = None
             try:
                 raw = self._env.begin(write=True)
-                transaction = Transaction(raw, self._last_run)
-                for work in self._deferred:
-                    work(transaction)
+                transaction = self._transaction = Transaction(raw, self._last_run, self._memtable)
                 for current in left:
                     current.value = current.work(transaction)
                 current = None
                 transaction.flush()
+                if self.before_commit is not None:
+                    self.before_commit()
                 reach("commit.before")
             except BaseException as error:
                 if raw is not None:
@@ -135,7 +150,6 @@ class GroupCommit:
                     raw.abort()
                 raise
             self._unsynced = True
-            self._deferred = []
             self._last_run = transaction.last_run
             reach("commit.after")
             transaction.committed()

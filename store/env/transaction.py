@@ -13,12 +13,14 @@ import lmdb
 from ..codec.copies import NOT_COPIED, copy_key
 from ..codec.format import seal, unseal
 from ..errors import BrokenInvariant
+from .claims import Claims
+from .memtable import Applied, Memtable, apply_rows
 
 
 class Staged(Protocol):
     """Something that collects during a transaction and is written once at its end."""
 
-    def flush(self, transaction: Transaction) -> None:
+    def flush(self, transaction: StagingTransaction) -> None:
         """Write what was collected; runs once all work of the commit is done."""
 
     def committed(self) -> None:
@@ -28,19 +30,94 @@ class Staged(Protocol):
 S = TypeVar("S", bound=Staged)
 
 
-class Transaction:
-    """A write transaction shared by the work of several callers; sealed records in, sealed records out."""
+class StagingTransaction:
+    """What a commit of an environment and a group of the write-ahead log have in common."""
 
-    __slots__ = ("_after", "_staged", "entries", "last_run", "raw")
+    __slots__ = ("_after", "_claims", "_owners", "_staged", "entries")
 
-    def __init__(self, raw: lmdb.Transaction, last_run: bytes) -> None:
-        self.raw = raw
-        self.last_run = last_run
-        """Key of the last run of the environment, or a bound below every run."""
+    def __init__(self, claims: Claims | None) -> None:
+        """`claims`: on the logs that are appended to; None where there is no write-ahead log."""
+        self._claims = claims
+        self._owners: list[object] = []
         self.entries = 0
         """Entries appended to ledgers; counted when they are written, at the end."""
         self._staged: dict[object, Staged] = {}
         self._after: list[Callable[[], None]] = []
+
+    def put(self, key: bytes, fields: bytes) -> None:
+        """Store a small record, replacing what is there."""
+        raise NotImplementedError
+
+    def insert_run(self, key: bytes, value: bytes | bytearray) -> None:
+        """Store a run under a key that must be new."""
+        raise NotImplementedError
+
+    def get(self, key: bytes) -> bytes | None:
+        """Fields of a small record."""
+        raise NotImplementedError
+
+    def claim(self, owner: object) -> None:
+        """Have `owner`, a log or a record, be changed by this transaction alone until it ends."""
+        raise NotImplementedError
+
+    def stage(self, owner: object, make: Callable[[], S]) -> S:
+        """The collector of the log `owner` in this transaction, made at first use; an owner has those of one type."""
+        staged = self._staged.get(owner)
+        if staged is None:
+            self.claim(owner)
+            staged = self._staged[owner] = make()
+        return cast(S, staged)
+
+    def after_commit(self, callback: Callable[[], None]) -> None:
+        """Have `callback` run by the leader once the transaction is durable; it must not raise."""
+        self._after.append(callback)
+
+    def flush(self) -> None:
+        """Write what was staged, once all work is done. For the leader."""
+        for staged in self._staged.values():
+            staged.flush(self)
+
+    def committed(self) -> None:
+        """Run the `after_commit` callbacks, in order. For the leader."""
+        for staged in self._staged.values():
+            staged.committed()
+        for callback in self._after:
+            callback()
+
+    def release(self) -> None:
+        """Give the claims back, whatever has become of the transaction. For the leader; twice does nothing."""
+        if self._claims is not None and self._owners:
+            self._claims.release(self, self._owners)
+            self._owners = []
+
+
+class Transaction(StagingTransaction):
+    """A write transaction of LMDB shared by the work of several callers; sealed records in, sealed records out.
+
+    What is unapplied of the environment is its first work, and that of a log is applied before the log is appended to.
+    """
+
+    __slots__ = ("_applied", "_memtable", "last_run", "raw")
+
+    def __init__(self, raw: lmdb.Transaction, last_run: bytes, memtable: Memtable | None = None) -> None:
+        super().__init__(None if memtable is None else memtable.claims)
+        self.raw = raw
+        self.last_run = last_run
+        """Key of the last run of the environment, or a bound below every run."""
+        self._memtable = memtable
+        self._applied = None if memtable is None else Applied(memtable)
+        self._apply()
+
+    def claim(self, owner: object) -> None:
+        """Have `owner`, a log or a record, be changed by this transaction alone; what is unapplied of it is applied."""
+        if self._claims is not None:
+            self._owners.append(owner)
+            self._claims.take(owner, self)
+            self._apply()
+
+    def _apply(self) -> None:
+        if self._memtable and self._applied is not None:
+            apply_rows(self._applied, self._memtable, self)
 
     def get(self, key: bytes) -> bytes | None:
         """Fields of a small record, verified. Raises CorruptRecord."""
@@ -71,25 +148,8 @@ class Transaction:
         if at_end:
             self.last_run = key
 
-    def stage(self, owner: object, make: Callable[[], S]) -> S:
-        """The collector of `owner` in this transaction, made at first use; an owner has collectors of one type."""
-        staged = self._staged.get(owner)
-        if staged is None:
-            staged = self._staged[owner] = make()
-        return cast(S, staged)
-
-    def after_commit(self, callback: Callable[[], None]) -> None:
-        """Have `callback` run by the leader once the transaction is on disk; it must not raise."""
-        self._after.append(callback)
-
-    def flush(self) -> None:
-        """Write what was staged. For the environment, once all work is done."""
-        for staged in self._staged.values():
-            staged.flush(self)
-
     def committed(self) -> None:
-        """Run the `after_commit` callbacks, in order. For the environment."""
-        for staged in self._staged.values():
-            staged.committed()
-        for callback in self._after:
-            callback()
+        """What was applied is in LMDB, and the callbacks run. For the environment."""
+        if self._applied is not None:
+            self._applied.committed()
+        super().committed()

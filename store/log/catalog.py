@@ -8,26 +8,28 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import lmdb
-
 from ..codec import format as fmt
 from ..codec.format import CursorRecord, LedgerRecord, PartitionRecord, Table, TopicRecord
 from ..codec.frontier import FrontierRecord
 from ..env.environment import Environment
-from ..env.transaction import Transaction
+from ..env.memtable import Reads, unapplied_records
+from ..env.transaction import StagingTransaction, Transaction
 
 LEDGERS = "next_ledger"
 TOPICS = "next_topic"
 SUBSCRIPTIONS = "next_subscription"
 CLOCK = "clock_mark"
+WAL = "wal_segment"
+"""The number of the oldest segment of the write-ahead log that is not applied."""
 
 _PAGE = 1_000
 """Rows read in one transaction by the iterators over an environment."""
 
 
-def take_numbers(transaction: Transaction, name: str, count: int = 1) -> int:
+def take_numbers(transaction: StagingTransaction, name: str, count: int = 1) -> int:
     """Allocate `count` consecutive numbers under the counter `name`; returns the first (1 at first use)."""
     key = fmt.counter_key(name)
+    transaction.claim(key)
     fields = transaction.get(key)
     first = 1 if fields is None else fmt.unpack_u64(fields)
     transaction.put(key, fmt.pack_u64(first + count))
@@ -35,20 +37,31 @@ def take_numbers(transaction: Transaction, name: str, count: int = 1) -> int:
 
 
 def rows(
-    raw: lmdb.Transaction, prefix: bytes, start: bytes | None = None, limit: bytes | None = None
+    raw: Reads, prefix: bytes, start: bytes | None = None, limit: bytes | None = None
 ) -> Iterator[tuple[bytes, bytes]]:
     """(key, unsealed fields) of every record whose key begins with `prefix`, from `start`, before `limit`.
 
     Raises CorruptRecord at a damaged one.
     """
+    unapplied = sorted(
+        (key, fields)
+        for key, fields in unapplied_records(raw, prefix).items()
+        if (start is None or key >= start) and (limit is None or key < limit)
+    )
     cursor = raw.cursor()
     more = cursor.set_range(start or prefix)
     while more:
         key = bytes(cursor.key())
         if not key.startswith(prefix) or (limit is not None and key >= limit):
-            return
-        yield key, fmt.unseal(key, cursor.value())
+            break
+        while unapplied and unapplied[0][0] < key:
+            yield unapplied.pop(0)
+        if unapplied and unapplied[0][0] == key:
+            yield unapplied.pop(0)
+        else:
+            yield key, fmt.unseal(key, cursor.value())
         more = cursor.next()
+    yield from unapplied
 
 
 def pages(environment: Environment, prefix: bytes) -> Iterator[list[tuple[bytes, bytes]]]:
@@ -75,14 +88,14 @@ def pages(environment: Environment, prefix: bytes) -> Iterator[list[tuple[bytes,
 # -- topics ------------------------------------------------------------------------------------
 
 
-def find_topic(raw: lmdb.Transaction, name: str) -> TopicRecord | None:
+def find_topic(raw: Reads, name: str) -> TopicRecord | None:
     """The record of a topic by full name, None when there is none."""
     key = fmt.topic_key(name)
     value = raw.get(key)
     return None if value is None else TopicRecord.unpack(fmt.unseal(key, value))
 
 
-def topic_name(raw: lmdb.Transaction, topic_id: int) -> str | None:
+def topic_name(raw: Reads, topic_id: int) -> str | None:
     """The full name of a topic, None when there is none of that id (it was deleted)."""
     key = fmt.topic_name_key(topic_id)
     value = raw.get(key)
@@ -112,7 +125,7 @@ def topic_names(environment: Environment, prefix: str = "") -> Iterator[tuple[st
 # -- ledgers of main logs ----------------------------------------------------------------------
 
 
-def add_ledger(transaction: Transaction, topic_id: int, now_ms: int) -> int:
+def add_ledger(transaction: StagingTransaction, topic_id: int, now_ms: int) -> int:
     """Register a new, open ledger of a main log; returns its id."""
     ledger_id = take_numbers(transaction, LEDGERS)
     record = LedgerRecord(max(now_ms, 0), 0, 0, 0, fmt.LedgerState.OPEN)
@@ -120,7 +133,7 @@ def add_ledger(transaction: Transaction, topic_id: int, now_ms: int) -> int:
     return ledger_id
 
 
-def ledgers(raw: lmdb.Transaction, topic_id: int) -> list[tuple[int, LedgerRecord]]:
+def ledgers(raw: Reads, topic_id: int) -> list[tuple[int, LedgerRecord]]:
     """(ledger id, record) of a topic's main log, oldest first, those being removed included."""
     found = rows(raw, fmt.prefix(Table.LEDGER, topic_id))
     return [(fmt.trailing_u64(key), LedgerRecord.unpack(fields)) for key, fields in found]
@@ -129,20 +142,20 @@ def ledgers(raw: lmdb.Transaction, topic_id: int) -> list[tuple[int, LedgerRecor
 # -- partitions and frontiers ------------------------------------------------------------------
 
 
-def partitions(raw: lmdb.Transaction) -> list[tuple[int, PartitionRecord]]:
+def partitions(raw: Reads) -> list[tuple[int, PartitionRecord]]:
     """(start_ms, record) of every registered partition, by start."""
     found = rows(raw, fmt.prefix(Table.PARTITION))
     return [(fmt.trailing_u64(key), PartitionRecord.unpack(fields)) for key, fields in found]
 
 
-def frontier(raw: lmdb.Transaction, topic_id: int, start_ms: int) -> FrontierRecord | None:
+def frontier(raw: Reads, topic_id: int, start_ms: int) -> FrontierRecord | None:
     """The frontier of a topic's log in a partition, None when nothing of it has fired."""
     key = fmt.frontier_key(topic_id, start_ms)
     value = raw.get(key)
     return None if value is None else FrontierRecord.unpack(fmt.unseal(key, value))
 
 
-def frontiers(raw: lmdb.Transaction, topic_id: int | None = None) -> Iterator[tuple[int, int, FrontierRecord]]:
+def frontiers(raw: Reads, topic_id: int | None = None) -> Iterator[tuple[int, int, FrontierRecord]]:
     """(topic id, partition start_ms, record) of one topic or of all."""
     for key, fields in rows(raw, fmt.prefix(Table.FRONTIER, topic_id)):
         yield fmt.leading_u32(key), fmt.trailing_u64(key), FrontierRecord.unpack(fields)
@@ -151,13 +164,13 @@ def frontiers(raw: lmdb.Transaction, topic_id: int | None = None) -> Iterator[tu
 # -- subscriptions -----------------------------------------------------------------------------
 
 
-def cursors(raw: lmdb.Transaction, topic_id: int | None = None) -> Iterator[tuple[int, str, CursorRecord]]:
+def cursors(raw: Reads, topic_id: int | None = None) -> Iterator[tuple[int, str, CursorRecord]]:
     """(topic id, subscription name, record) of one topic or of all."""
     for key, fields in rows(raw, fmt.prefix(Table.CURSOR, topic_id)):
         yield *fmt.split_named_key(key), CursorRecord.unpack(fields)
 
 
-def acked(raw: lmdb.Transaction, subscription_id: int) -> Iterator[tuple[int, bytes]]:
+def acked(raw: Reads, subscription_id: int) -> Iterator[tuple[int, bytes]]:
     """(ledger id, serialised bitmap) of the entries acknowledged after the mark-delete position."""
     for key, fields in rows(raw, fmt.prefix(Table.ACKED, subscription_id)):
         yield fmt.trailing_u64(key), fields

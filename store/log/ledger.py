@@ -9,26 +9,30 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-import lmdb
 import numpy as np
 import numpy.typing as npt
 
 from ..codec.bodies import Bodies
 from ..codec.format import MAX_ENTRY_ID, is_run_of, run_key
 from ..codec.frontier import HELD
-from ..codec.run import Int64s, PackedRun, Run, UInt32s, cut, pack_markers, pack_message, pack_messages
-from ..env.transaction import Transaction
+from ..codec.run import (
+    Int64s,
+    PackedRun,
+    Run,
+    RunLimits,
+    UInt32s,
+    cut,
+    pack_groups,
+    pack_markers,
+    pack_message,
+    pack_messages,
+)
+from ..env.memtable import Reads, unapplied_runs
+from ..env.transaction import StagingTransaction
 from ..errors import BrokenInvariant, CorruptEntry, InvalidArgument
 
 MAX_RUN_ENTRIES = 65_535
 """No run holds more entries; the next id after a run whose header is damaged is so many higher."""
-
-
-class RunLimits(NamedTuple):
-    """Where a run of messages is cut (StoreConfig.run_entries, StoreConfig.run_bytes)."""
-
-    entries: int = 192
-    bytes: int = 256 * 1024
 
 
 class Replaced(NamedTuple):
@@ -68,6 +72,23 @@ class PackedMessages:
         self.count = len(bodies)
         ranges = _ranges(dues, bodies, base_ms, limits)
         self.runs = [PackedRun(base_ms, dues[start:limit], bodies[start:limit]) for start, limit in ranges]
+
+    @classmethod
+    def each(
+        cls, dues: Int64s, bodies: Bodies, groups: Sequence[tuple[int, int, int]], limits: RunLimits
+    ) -> list[PackedMessages]:
+        """Those of groups (base_ms, start, limit) of rows, which follow each other from 0 on."""
+        whole = max(limit - start for _, start, limit in groups) <= limits.entries and (
+            bodies.total() <= limits.bytes or int(bodies.sizes().max()) * limits.entries <= limits.bytes
+        )
+        if not whole or len(groups) == 1:
+            return [cls(dues[start:limit], bodies[start:limit], base_ms, limits) for base_ms, start, limit in groups]
+        found = []
+        for (_, start, limit), run in zip(groups, pack_groups(dues, bodies, groups), strict=True):
+            messages = cls.__new__(cls)
+            messages.dues, messages.count, messages.runs = dues[start:limit], limit - start, [run]
+            found.append(messages)
+        return found
 
 
 class _Piece:
@@ -165,7 +186,7 @@ class StagedLedger:
         self.next_entry = first + count
         return first
 
-    def flush(self, transaction: Transaction) -> None:
+    def flush(self, transaction: StagingTransaction) -> None:
         first = self.ledger.entries
         transaction.entries += self.next_entry - first
         self._written_bytes = 0
@@ -177,11 +198,13 @@ class StagedLedger:
             elif piece.entries is not None:
                 first = self._write_markers(transaction, first, piece, piece.entries)
 
-    def _write(self, transaction: Transaction, key: bytes, value: bytes | bytearray) -> None:
+    def _write(self, transaction: StagingTransaction, key: bytes, value: bytes | bytearray) -> None:
         transaction.insert_run(key, value)
         self._written_bytes += len(value)
 
-    def _write_messages(self, transaction: Transaction, first: int, piece: _Piece, bodies: list[bytes] | Bodies) -> int:
+    def _write_messages(
+        self, transaction: StagingTransaction, first: int, piece: _Piece, bodies: list[bytes] | Bodies
+    ) -> int:
         ledger_id = self.ledger.ledger_id
         if len(bodies) == 1 and piece.replaced is None:  # a single send, the commonest commit
             due_ms, body = int(piece.dues[0][0]), bodies[0]
@@ -201,14 +224,14 @@ class StagedLedger:
             self._write(transaction, key, value)
         return first + len(bodies)
 
-    def _write_packed(self, transaction: Transaction, first: int, runs: Sequence[PackedRun]) -> int:
+    def _write_packed(self, transaction: StagingTransaction, first: int, runs: Sequence[PackedRun]) -> int:
         for run in runs:
             key = run_key(self.ledger.ledger_id, first)
             self._write(transaction, key, run.sealed(key))
             first += run.count
         return first
 
-    def _write_markers(self, transaction: Transaction, first: int, piece: _Piece, entries: UInt32s) -> int:
+    def _write_markers(self, transaction: StagingTransaction, first: int, piece: _Piece, entries: UInt32s) -> int:
         base_ms = piece.base_ms
         if base_ms is None:
             raise BrokenInvariant(f"markers of ledger {piece.target} do not say which partition they point into")
@@ -249,20 +272,26 @@ def _joined(dues: Sequence[Dues]) -> Int64s:
     return np.asarray(dues[0], dtype=np.int64) if len(dues) == 1 else np.concatenate(dues, dtype=np.int64)
 
 
-def find_tail(raw: lmdb.Transaction, environment: str, ledger_id: int) -> int:
+def find_tail(raw: Reads, environment: str, ledger_id: int) -> int:
     """One past the last entry id of a ledger, 0 when it has none; O(log n).
 
     After a last run whose header is damaged it is MAX_RUN_ENTRIES on: no id is ever given out twice.
     """
+    rows = unapplied_runs(raw, ledger_id)
+    return max(applied_tail(raw, environment, ledger_id), rows[-1].limit if rows else 0)
+
+
+def applied_tail(raw: Reads, environment: str, ledger_id: int) -> int:
+    """As `find_tail`, of what is applied."""
     try:
-        run = last_run(raw, environment, ledger_id)
+        run = last_applied_run(raw, environment, ledger_id)
     except CorruptEntry as error:
         return error.entry_id + MAX_RUN_ENTRIES
     return 0 if run is None else run.limit
 
 
-def last_run(raw: lmdb.Transaction, environment: str, ledger_id: int) -> Run | None:
-    """The last run of a ledger; O(log n). Raises CorruptEntry with its first entry: its header is damaged."""
+def last_applied_run(raw: Reads, environment: str, ledger_id: int) -> Run | None:
+    """The last run of a ledger that is applied; O(log n). Raises CorruptEntry with its first entry: its header is."""
     cursor = raw.cursor()
     found = cursor.set_range(run_key(ledger_id + 1, 0))
     if not (cursor.prev() if found else cursor.last()):

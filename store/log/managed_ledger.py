@@ -9,21 +9,23 @@ is closed in the commit that fills it, so that it can be trimmed as soon as ever
 
 from __future__ import annotations
 
+from ..env.memtable import Reads
+
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import NamedTuple
 
-import lmdb
 
 from ..codec.format import LedgerRecord, LedgerState, ledger_key
 from ..codec.run import Int64s, UInt32s
-from ..env.transaction import Transaction
+from ..env.transaction import StagingTransaction
 from ..errors import CorruptRecord
 from ..position import Position
 from . import catalog
-from .ledger import Ledger, RunLimits, StagedLedger, find_tail
+from .ledger import Ledger, StagedLedger, find_tail
+from ..codec.run import RunLimits
 from .scan import runs
 from .visibility import Hidden, first_hidden, still_hidden
 
@@ -117,7 +119,7 @@ class ManagedLedger:
     @classmethod
     def load(
         cls,
-        raw: lmdb.Transaction,
+        raw: Reads,
         environment: str,
         topic_id: int,
         runs_: RunLimits,
@@ -214,7 +216,7 @@ class ManagedLedger:
     # -- changes ---------------------------------------------------------------------------------
 
     def append_messages(
-        self, transaction: Transaction, dues: Int64s, bodies: Sequence[bytes], now_ms: int
+        self, transaction: StagingTransaction, dues: Int64s, bodies: Sequence[bytes], now_ms: int
     ) -> list[Segment]:
         """Append messages; returns where they went, more than one segment where ledgers roll over."""
         staged = self._staged(transaction)
@@ -237,7 +239,7 @@ class ManagedLedger:
 
     def append_markers(
         self,
-        transaction: Transaction,
+        transaction: StagingTransaction,
         target: int,
         base_ms: int,
         entries: UInt32s,
@@ -267,12 +269,12 @@ class ManagedLedger:
         """The read limit: the first position that is not visible yet, or not appended; in a ledger that is kept."""
         return max(self.visible(now_ms).end, Position(self.first_ledger, 0))
 
-    def first_in(self, transaction: Transaction) -> int:
+    def first_in(self, transaction: StagingTransaction) -> int:
         """Id of the first ledger kept, what this transaction trims not counted."""
         staged = self._staged(transaction)
         return staged.closed[0].ledger_id if staged.closed else staged.current.ledger.ledger_id
 
-    def roll(self, transaction: Transaction, now_ms: int) -> bool:
+    def roll(self, transaction: StagingTransaction, now_ms: int) -> bool:
         """Close the open ledger and begin the next one; False when it is empty."""
         staged = self._staged(transaction)
         if not staged.current.next_entry:
@@ -285,7 +287,7 @@ class ManagedLedger:
         view = self._view
         return view.tail_created_ms + self._limits.age_ms if view.tail.entries else None
 
-    def trim(self, transaction: Transaction, first_kept: int) -> list[int]:
+    def trim(self, transaction: StagingTransaction, first_kept: int) -> list[int]:
         """Record that the closed ledgers before `first_kept` are to be removed; returns their ids."""
         staged = self._staged(transaction)
         trimmed = [info for info in staged.closed if info.ledger_id < first_kept]
@@ -298,7 +300,7 @@ class ManagedLedger:
             transaction.put(ledger_key(self.topic_id, info.ledger_id), record.pack())
         return [info.ledger_id for info in trimmed]
 
-    def _staged(self, transaction: Transaction) -> _StagedLog:
+    def _staged(self, transaction: StagingTransaction) -> _StagedLog:
         return transaction.stage(self, lambda: _StagedLog(self))
 
     def _publish(self, view: _View | None, look: bool) -> None:
@@ -312,7 +314,7 @@ def _info(ledger_id: int, record: LedgerRecord) -> LedgerInfo:
     return LedgerInfo(ledger_id, record.created_ms, record.closed_ms, record.entries, record.stored_bytes, True)
 
 
-def _measured(raw: lmdb.Transaction, environment: str, ledger_id: int) -> tuple[int, int]:
+def _measured(raw: Reads, environment: str, ledger_id: int) -> tuple[int, int]:
     """Bytes of a ledger's runs, and the latest due time of the messages that were not due when they were appended."""
     size = due_by_ms = 0
     for run in runs(raw, environment, ledger_id):
@@ -349,7 +351,7 @@ class _StagedLog:
         lengths = [segment.length for segment in segments]
         self.hidden = still_hidden(self.hidden, places, lengths, dues, now_ms)
 
-    def capacity(self, transaction: Transaction, now_ms: int) -> int:
+    def capacity(self, transaction: StagingTransaction, now_ms: int) -> int:
         """Entries that the current ledger still takes, a new one begun where it is full; at least 1."""
         self.roll_if_full(transaction, now_ms)
         return self._limits.entries - self.current.next_entry
@@ -358,13 +360,13 @@ class _StagedLog:
         self.bytes += size
         return Segment(self.current.ledger.ledger_id, first, count)
 
-    def roll_if_full(self, transaction: Transaction, now_ms: int) -> None:
+    def roll_if_full(self, transaction: StagingTransaction, now_ms: int) -> None:
         if self.current.next_entry >= self._limits.entries or (
             self.current.next_entry and self.bytes >= self._limits.bytes
         ):
             self.roll(transaction, now_ms)
 
-    def roll(self, transaction: Transaction, now_ms: int) -> None:
+    def roll(self, transaction: StagingTransaction, now_ms: int) -> None:
         ledger_id = self.current.ledger.ledger_id
         # A ledger is not complete, so nothing trims it, before its last message is visible.
         closed_ms = max(now_ms, self.current.due_by_ms, 0)
@@ -377,7 +379,7 @@ class _StagedLog:
         self.bytes = 0
         self.changed = True
 
-    def flush(self, transaction: Transaction) -> None:
+    def flush(self, transaction: StagingTransaction) -> None:
         for staged in (*self._filled, self.current):
             staged.flush(transaction)
 

@@ -1,18 +1,24 @@
 """Reading runs of a ledger in order, or the one that holds an entry.
 
-Everything here works inside a read transaction that the caller holds, and yields views into it.
+Everything here works inside a read transaction that the caller holds, and yields views into it. Unapplied runs, which
+follow the applied ones, come behind them.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import suppress
+from operator import attrgetter
 
 import lmdb
 
 from ..codec.format import is_run_of, run_key
 from ..codec.run import Run
+from ..env.memtable import Reads, UnappliedRun, unapplied_runs
 from ..errors import CorruptEntry
+
+_first = attrgetter("first")
 
 
 def seek(cursor: lmdb.Cursor, ledger_id: int, entry_id: int) -> bool:
@@ -31,52 +37,84 @@ def seek(cursor: lmdb.Cursor, ledger_id: int, entry_id: int) -> bool:
 
 
 def runs(
-    raw: lmdb.Transaction, environment: str, ledger_id: int, start: int = 0, limit: int | None = None
+    raw: Reads, environment: str, ledger_id: int, start: int = 0, limit: int | None = None
 ) -> Iterator[Run | CorruptEntry]:
     """The runs that hold entries of [start, limit), in order; a damaged one comes as its error."""
     cursor = raw.cursor()
     bound = None if limit is None else run_key(ledger_id, limit)
     more = seek(cursor, ledger_id, start)
+    applied = start
     while more:
         key = bytes(cursor.key())
-        if not is_run_of(key, ledger_id) or (bound is not None and key >= bound):
+        if not is_run_of(key, ledger_id):
+            break
+        if bound is not None and key >= bound:
             return
         try:
             run = Run(environment, key, cursor.value())
         except CorruptEntry as error:
             yield error
         else:
+            applied = max(applied, run.limit)
             if run.limit > start:
                 yield run
         more = cursor.next()
+    for row in unapplied_runs(raw, ledger_id):
+        if row.limit > applied and (limit is None or row.first < limit):
+            yield _run(environment, ledger_id, row)
 
 
-def find_run(cursor: lmdb.Cursor, environment: str, ledger_id: int, entry_id: int) -> Run | None:
-    """The run that holds an entry, or None. Raises CorruptEntry. O(log n), no payload touched."""
-    after = run_key(ledger_id, entry_id + 1)  # entry ids end below the largest number of 32 bits
-    if not (cursor.prev() if cursor.set_range(after) else cursor.last()):
-        return None
-    found, value = cursor.item()
-    found = bytes(found)
-    # A key before those of the ledger: the entry would lie before its first run.
-    if not is_run_of(found, ledger_id):
-        return None
-    run = Run(environment, found, value)
-    return run if entry_id < run.first_entry + run.count else None
+def _run(environment: str, ledger_id: int, row: UnappliedRun) -> Run:
+    return Run(environment, run_key(ledger_id, row.first), memoryview(row.value))
 
 
-def find_run_after(cursor: lmdb.Cursor, environment: str, last: Run, entry_id: int) -> Run | None:
-    """As `find_run`, for an entry after `last`, on which `cursor` stands.
+class RunFinder:
+    """Finds the run that holds an entry. REQUIRES: the read transaction lasts."""
 
-    Tries the run that follows first, where it holds the entry if it is as long as `last`.
-    """
-    if entry_id < last.limit + last.count and cursor.next():
-        key = run_key(last.ledger_id, entry_id)
+    def __init__(self, raw: Reads, environment: str) -> None:
+        """`environment`: its name, for errors."""
+        self._raw = raw
+        self._environment = environment
+        self._cursor = raw.cursor()
+        self._last: Run | None = None
+        """The run on which the cursor stands."""
+
+    def find(self, ledger_id: int, entry_id: int) -> Run | None:
+        """The run, or None where there is none. Raises CorruptEntry. O(log n), no payload touched.
+
+        Tries the run that follows the last one found first, where it holds the entry if it is as long.
+        """
+        rows = unapplied_runs(self._raw, ledger_id)
+        if rows and rows[0].first <= entry_id < rows[-1].limit:
+            return _run(self._environment, ledger_id, rows[bisect_right(rows, entry_id, key=_first) - 1])
+        run = self._follow(ledger_id, entry_id) or self._find(ledger_id, entry_id)
+        self._last = run
+        return run
+
+    def _find(self, ledger_id: int, entry_id: int) -> Run | None:
+        cursor = self._cursor
+        self._last = None
+        after = run_key(ledger_id, entry_id + 1)  # entry ids end below the largest number of 32 bits
+        if not (cursor.prev() if cursor.set_range(after) else cursor.last()):
+            return None
         found, value = cursor.item()
         found = bytes(found)
-        if is_run_of(found, last.ledger_id) and found <= key:
-            with suppress(CorruptEntry):  # it may be another run that holds the entry
-                run = Run(environment, found, value)
-                if entry_id < run.first_entry + run.count:
-                    return run
-    return find_run(cursor, environment, last.ledger_id, entry_id)
+        # A key before those of the ledger: the entry would lie before its first run.
+        if not is_run_of(found, ledger_id):
+            return None
+        run = Run(self._environment, found, value)
+        return run if entry_id < run.first_entry + run.count else None
+
+    def _follow(self, ledger_id: int, entry_id: int) -> Run | None:
+        last = self._last
+        if last is None or last.ledger_id != ledger_id or not last.limit <= entry_id < last.limit + last.count:
+            return None
+        if self._cursor.next():
+            found, value = self._cursor.item()
+            found = bytes(found)
+            if is_run_of(found, ledger_id) and found <= run_key(ledger_id, entry_id):
+                with suppress(CorruptEntry):  # it may be another run that holds the entry
+                    run = Run(self._environment, found, value)
+                    if entry_id < run.first_entry + run.count:
+                        return run
+        return None

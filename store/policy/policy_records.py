@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-import lmdb
 import msgpack
 
 from ..codec import format as fmt
 from ..codec.format import Table
+from ..env.memtable import Reads
 from ..env.transaction import Transaction
 from ..errors import CorruptRecord, FormatMismatch, InvalidArgument
 from ..log import catalog
@@ -131,7 +131,7 @@ class Rows(Protocol):
 _NOTHING = PolicyRecord()
 
 
-def find(raw: lmdb.Transaction, scope: Scope) -> Policies | None:
+def find(raw: Reads, scope: Scope) -> Policies | None:
     """The policies set at a scope; None: nothing is. Raises CorruptRecord."""
     policies = _read(raw, scope.key).at(scope.subscription)
     return policies if policies.fields_set() else None
@@ -165,7 +165,7 @@ def record_defaults(transaction: Transaction, policies: Policies) -> bool:
     return True
 
 
-def is_recorded(raw: lmdb.Transaction) -> bool:
+def is_recorded(raw: Reads) -> bool:
     """Whether the store knows what it is to keep."""
     return _read(raw, _STORE).recorded
 
@@ -179,7 +179,7 @@ def forget_subscription(transaction: Transaction, topic: TopicName, subscription
     return True
 
 
-def scopes_set(raw: lmdb.Transaction) -> list[tuple[Scope, Policies]]:
+def scopes_set(raw: Reads) -> list[tuple[Scope, Policies]]:
     """(scope, policies) of every scope at which something is set."""
     found = []
     for key, fields in catalog.rows(raw, fmt.prefix(Table.POLICY)):

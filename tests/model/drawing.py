@@ -45,7 +45,6 @@ CONFIGS = st.fixed_dictionaries(
         "max_open_partitions": st.integers(1, 3),
         "snapshot_every_entries": st.sampled_from((1, 5, 1_000_000)),
         "durability": st.sampled_from(("none", "relaxed", "commit", "commit")),
-        "journal_from": st.sampled_from((1, 1, 2)),
         "inline_delay_ms": INLINE,
         "tracker_idle_ms": st.sampled_from((0, 100, 60_000)),
         "ttl_ms": st.sampled_from((None, None, None, 40, 3_000)),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import shutil
 import tempfile
@@ -17,12 +16,11 @@ import pytest
 from duelog.background.expiry import Expiry
 from duelog.engine import Engine
 from duelog.metrics import SPECS
-from duelog.sending.worker_pool import run_in_turn
 from duelog.store.codec.body import decode_body
 from duelog.store.env.environment import Environment
 from duelog.store.errors import StoreFull
 from duelog.store.files import failpoints
-from duelog.store.log.managed_ledger import ManagedLedger, Segment
+from duelog.store.log.managed_ledger import ManagedLedger
 from duelog.store.position import MessageId
 from duelog.topics.seeking import expired
 from duelog.topics.subscription_state import SubscriptionState
@@ -67,13 +65,18 @@ def recorded() -> Iterator[Recorded]:
     def append_markers(log: ManagedLedger, transaction: Any, target: int, base: int, entries: Any, *rest: Any) -> Any:
         segments = markers(log, transaction, target, base, entries, *rest)
         ids = [MessageId(target, entry) for entry in entries.tolist()]
-        found.setdefault(log.topic_id, []).extend(ids)
-        found.fired_ms.update(dict.fromkeys(ids, rest[1]))
+
+        def note() -> None:
+            found.setdefault(log.topic_id, []).extend(ids)
+            found.fired_ms.update(dict.fromkeys(ids, rest[1]))
+
+        transaction.after_commit(note)
         return segments
 
     def append_messages(log: ManagedLedger, transaction: Any, dues: Any, bodies: Sequence[bytes], *rest: Any) -> Any:
         segments = messages(log, transaction, dues, bodies, *rest)
-        found.setdefault(log.topic_id, []).extend(int(decode_body(body)[1][:PAYLOAD]) for body in bodies)
+        numbers = [int(decode_body(body)[1][:PAYLOAD]) for body in bodies]
+        transaction.after_commit(lambda: found.setdefault(log.topic_id, []).extend(numbers))
         return segments
 
     def roll(log: ManagedLedger, transaction: Any, now_ms: int) -> bool:
@@ -98,28 +101,6 @@ def recorded() -> Iterator[Recorded]:
         patch.setattr(ManagedLedger, "append_messages", append_messages)
         patch.setattr(Expiry, "_expire", expire)
         yield found
-
-
-class Parts:
-    """Stands in for what writes the parts of a batch side by side: one after the other, so that what happens replays.
-
-    The part that `breaks` names, counted from 0, is not written: what it has instead is called.
-    """
-
-    def __init__(self) -> None:
-        self.breaks: tuple[int, Callable[[], object]] | None = None
-        self.written: list[list[Segment]] = []
-        """Where the entries of each part of the last batch went that was written."""
-
-    def __call__(self, jobs: Sequence[Callable[[], list[Segment]]]) -> list[list[Segment]]:
-        self.written = []
-        return run_in_turn([functools.partial(self._part, at, job) for at, job in enumerate(jobs)])
-
-    def _part(self, at: int, job: Callable[[], list[Segment]]) -> list[Segment]:
-        if self.breaks is not None and self.breaks[0] == at:
-            self.breaks[1]()
-        self.written.append(job())
-        return self.written[-1]
 
 
 class Told:

@@ -147,7 +147,7 @@ class BusyRules(SendingRules, DeliveryRules, SeekingRules, WithdrawalRules, Recu
                     self.send_numbered(topic, "p", [("after", ms)] * len(picks), None if ms < 5 else picks[0] % 6)
                 case "break":
                     dues: list[Spec] = [("partition", number, ms % 3) for number in picks]
-                    self.break_a_numbered_batch(topic, "p", [*dues, ("none",)], None, ms, picks[0] % 2 > 0, [1, 2])
+                    self.break_a_numbered_batch(topic, "p", [*dues, ("none",)], None, picks[0] % 2 > 0, [1, 2])
                 case "near":
                     self.write_ahead(topic, picks, ms)
                 case "reopen" if self.messages:

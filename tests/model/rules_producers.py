@@ -12,7 +12,7 @@ from duelog import Message, MessageId
 from duelog.errors import DelayTooLong, StoreFull
 
 from .drawing import DUES, TAKING_BACK, TOPICS, Spec, only
-from .driver import SimulatedCrash, copy_store
+from .driver import Once, SimulatedCrash, armed, copy_store
 from .rules_restarts import RestartRules
 from .rules_sending import no_room
 from .twin_topic import TwinProducer, TwinTopic
@@ -57,14 +57,13 @@ class ProducerRules(RestartRules):
         name=st.sampled_from(("p", "q")),
         specs=st.lists(DUES, min_size=2, max_size=5),
         first=FIRSTS,
-        part=st.integers(0, 2),
         crashes=st.booleans(),
         again=st.lists(st.integers(1, 4), min_size=1, max_size=3),
     )
     def break_a_numbered_batch(
-        self, topic: str, name: str, specs: list[Spec], first: int | None, part: int, crashes: bool, again: list[int]
+        self, topic: str, name: str, specs: list[Spec], first: int | None, crashes: bool, again: list[int]
     ) -> None:
-        """A part of a batch finds no space, or the process dies before it; the numbers are sent again in other groups.
+        """A batch finds no space, or the process dies before it is in the log; its numbers are sent again in others.
 
         again: of how many messages each batch is that is sent afterwards; single ones go on until all are sent.
         """
@@ -73,10 +72,8 @@ class ProducerRules(RestartRules):
         drawn, _ = self._drawn(topic, specs)
         first, start = producer.numbering(first)
         _, dues = self._wanted(topic, producer, start, drawn)
-        groups = self._groups(dues or {})
-        if dues is None or len(groups) < 2:
+        if not dues:
             return
-        part %= len(groups)
         target = self._next_copy()
 
         def crash() -> None:
@@ -84,26 +81,14 @@ class ProducerRules(RestartRules):
             raise SimulatedCrash
 
         self._learn()
-        self.parts.breaks = part, crash if crashes else lambda: no_room(self.store)
-        with pytest.raises(SimulatedCrash if crashes else StoreFull):
+        with (
+            armed("wal.before", Once(1, crash if crashes else lambda: no_room(self.store))),
+            pytest.raises(SimulatedCrash if crashes else StoreFull),
+        ):
             face.send_batch(drawn, first_sequence_id=first)
-        self.parts.breaks = None
-        written = groups[:part] if crashes else [*groups[:part], *groups[part + 1 :]]
-        ids: dict[int, MessageId] = {}
-        for group, segments in zip(written, self.parts.written, strict=True):
-            ids.update(zip(group, (place for segment in segments for place in _places(*segment)), strict=True))
-        producer.highest = max(producer.highest, start + len(drawn) - 1)
-        self._stored(twin, producer, start, drawn, dues, ids)
         if crashes:
             self._reopen_after_crash(target)
         self._send_again(topic, name, specs, start, again)
-
-    def _groups(self, dues: dict[int, int]) -> list[list[int]]:
-        """Rows of a batch by where they are written, in the order in which that is done."""
-        groups: dict[int, list[int]] = {}
-        for row, due_ms in dues.items():
-            groups.setdefault(self.twin.group(due_ms, self.twin.now_ms), []).append(row)
-        return [groups[group] for group in sorted(groups)]
 
     def _send_again(self, topic: str, name: str, specs: Sequence[Spec], start: int, sizes: Sequence[int]) -> None:
         at = 0
@@ -133,6 +118,3 @@ class ProducerRules(RestartRules):
         self._sent(topic, twins)
         producer.stored.update(start + row for row in rows)
 
-
-def _places(ledger_id: int, first: int, length: int) -> list[MessageId]:
-    return [MessageId(ledger_id, entry_id) for entry_id in range(first, first + length)]

@@ -32,7 +32,7 @@ from .drawing import (
     TakingCall,
     pick,
 )
-from .driver import PAYLOAD, Parts, Told, scratch_directory
+from .driver import PAYLOAD, Told, scratch_directory
 from .twin import Twin, TwinSlice
 from .twin_policies import KEPT
 from .twin_subscription import TwinSubscription
@@ -74,7 +74,7 @@ class Stage(RuleBasedStateMachine):
         self.copies = 0
         self.ever_inline = config["inline_delay_ms"] > 0
         self.ever_timed = config["ack_timeout_ms"] is not None
-        self.config = StoreConfig(map_bytes=64 << 20, journal_bytes=16 << 10, **config)
+        self.config = StoreConfig(map_bytes=64 << 20, wal_bytes=16 << 10, **config)
         self.clock = LeadingClock(START_MS + run["offset_ms"], lead_ms)
         self.twin = Twin(self.config, self.clock.now_ms(), lead_ms)
         self.consumers: list[Consumer] = []
@@ -124,8 +124,6 @@ class Stage(RuleBasedStateMachine):
         assert metrics is not None
         metrics._shared = self.told = Told()  # type: ignore[assignment]
         self.twin.counts.clear()
-        self.parts = Parts()
-        self.store._engine.sender._run_all = self.parts  # type: ignore[method-assign]
         self.consumers.clear()
         self.creation_failed = False
         self.twin.mark_ms = self.twin.saved_mark_ms

@@ -26,7 +26,7 @@ from duelog.snapshot.snapshot_format import snapshot_keys
 from duelog.snapshot.stored import inspect_snapshots
 from duelog.snapshot.writer import write_snapshots
 from duelog.store.codec.format import Table
-from duelog.store.log.ledger import RunLimits
+from duelog.store.codec.run import RunLimits
 from duelog.store.log.scan import runs
 from tests.partitions.packing_all import buckets_of
 

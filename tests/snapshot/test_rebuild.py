@@ -15,9 +15,9 @@ from duelog.snapshot import rebuild
 from duelog.snapshot.snapshot_format import snapshot_keys
 from duelog.snapshot.writer import remove_snapshots
 from duelog.store.codec.format import Table, run_key, seal, unseal
+from duelog.store.codec.run import RunLimits
 from duelog.store.env.environment import Environment
 from duelog.store.errors import InvalidArgument, StoreLocked, UnknownTopic
-from duelog.store.log.ledger import RunLimits
 from duelog.store.log.scan import runs
 from duelog.tools.snapshot_tool import list_snapshots, rebuild_snapshots, verify_snapshots
 from tests.conftest import START_MS, OpenStore

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from ...store.env.memtable import Reads
+
 from collections.abc import Iterable, Mapping
 from contextlib import closing
 from pathlib import Path
-
-import lmdb
 
 from ...check.check_partitions import was_used
 from ...cleanup.mend import Discarded
@@ -23,6 +23,7 @@ from ...store.codec.format import (
     TopicRecord,
 )
 from ...store.env.environment import Environment
+from ...store.env.memtable import Reads
 from ...store.env.transaction import Transaction
 from ...store.errors import DuelogError
 from ...store.log import catalog
@@ -33,17 +34,17 @@ RECOVERED = "recovered"
 """Begin of the names of topics, and name of their subscriptions, of messages whose topic nothing tells."""
 
 
-def topic_ids(raw: lmdb.Transaction) -> set[int]:
+def topic_ids(raw: Reads) -> set[int]:
     """The topics that have a name."""
     return {fmt.trailing_u32(key) for key, _ in catalog.rows(raw, fmt.prefix(Table.TOPIC_NAME))}
 
 
-def main_ledgers(raw: lmdb.Transaction) -> dict[int, int]:
+def main_ledgers(raw: Reads) -> dict[int, int]:
     """Ledger id -> topic id of the main logs."""
     return {fmt.trailing_u64(key): fmt.leading_u32(key) for key, _ in catalog.rows(raw, fmt.prefix(Table.LEDGER))}
 
 
-def kept_ledgers(raw: lmdb.Transaction, topic_id: int) -> dict[int, LedgerRecord]:
+def kept_ledgers(raw: Reads, topic_id: int) -> dict[int, LedgerRecord]:
     """The ledgers of a main log that are not being trimmed, by id."""
     return {number: row for number, row in catalog.ledgers(raw, topic_id) if row.state is not LedgerState.TRIMMING}
 
@@ -147,7 +148,7 @@ def _described(directory: Path) -> tuple[PartitionInfo | None, int]:
     return None if fields is None else PartitionInfo.unpack(fields), messages
 
 
-def run_ledgers(raw: lmdb.Transaction) -> list[int]:
+def run_ledgers(raw: Reads) -> list[int]:
     """The ledgers that have runs in an environment. O(ledgers)."""
     found = []
     cursor = raw.cursor()

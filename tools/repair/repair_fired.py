@@ -14,11 +14,12 @@ stays so; else they get markers at the end of the log, and those that a subscrip
 
 from __future__ import annotations
 
+from ...store.env.memtable import Reads
+
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import NamedTuple
 
-import lmdb
 import numpy as np
 from pyroaring import BitMap
 
@@ -42,7 +43,7 @@ OpenLog = Callable[[int], AbstractContextManager[tuple[Environment, int, int] | 
 """(environment, topic id, start of the partition) of the partition log with a ledger id, open inside the block."""
 
 
-def marker_runs(raw: lmdb.Transaction, ledgers: Iterable[int]) -> Iterator[Run]:
+def marker_runs(raw: Reads, ledgers: Iterable[int]) -> Iterator[Run]:
     """The runs of markers in some ledgers of main logs, as far as they can be read."""
     for ledger_id in ledgers:
         for run in runs(raw, "main", ledger_id):
@@ -62,7 +63,7 @@ class Marked(NamedTuple):
     last: Position
 
 
-def marked(raw: lmdb.Transaction, topic_id: int, target: int) -> Marked:
+def marked(raw: Reads, topic_id: int, target: int) -> Marked:
     """The markers of a log in its topic's main log, as far as they can be read."""
     entries = BitMap()
     first = latest = NOTHING_FIRED

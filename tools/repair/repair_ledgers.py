@@ -14,9 +14,10 @@ says whose they are.
 
 from __future__ import annotations
 
+from ...store.env.memtable import Reads
+
 from collections.abc import Iterable
 
-import lmdb
 
 from ...background.recurring import unpack_schedule
 from ...store.codec import format as fmt
@@ -142,7 +143,7 @@ def _begin_with(transaction: Transaction, topic_id: int, ledger_id: int) -> None
             transaction.put(fmt.cursor_key(topic_id, name), row._replace(ledger_id=ledger_id, next_entry=0).pack())
 
 
-def _owner(raw: lmdb.Transaction, ledger_id: int, lists: _Lists, logs: dict[int, int]) -> int | None:
+def _owner(raw: Reads, ledger_id: int, lists: _Lists, logs: dict[int, int]) -> int | None:
     """The topic that a ledger without a record belongs to, if the rest tells."""
     claims = {logs.get(run.target) for run in marker_runs(raw, [ledger_id])}
     claims |= {topic_id for topic_id, _, row in catalog.cursors(raw) if row.ledger_id == ledger_id}
@@ -157,7 +158,7 @@ def _owner(raw: lmdb.Transaction, ledger_id: int, lists: _Lists, logs: dict[int,
     return claims.pop() if len(claims) == 1 else None
 
 
-def _has_gap(raw: lmdb.Transaction, topic_id: int, ledger_id: int, lists: _Lists) -> bool:
+def _has_gap(raw: Reads, topic_id: int, ledger_id: int, lists: _Lists) -> bool:
     """Whether a topic's list lacks a ledger where `ledger_id` would stand."""
     before = [row for row in lists[topic_id] if row[0] < ledger_id]
     after = [row for row in lists[topic_id] if row[0] > ledger_id]
@@ -170,7 +171,7 @@ def _has_gap(raw: lmdb.Transaction, topic_id: int, ledger_id: int, lists: _Lists
 
 
 def _record(
-    raw: lmdb.Transaction, topic_id: int, ledger_id: int, ledgers: list[tuple[int, LedgerRecord]], logs: dict[int, int]
+    raw: Reads, topic_id: int, ledger_id: int, ledgers: list[tuple[int, LedgerRecord]], logs: dict[int, int]
 ) -> LedgerRecord:
     """What the record of a ledger said, as its runs and its neighbours tell."""
     found = [run for run in runs(raw, "main", ledger_id) if isinstance(run, Run)]

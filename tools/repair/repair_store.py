@@ -80,7 +80,6 @@ class _Repair:
         self._store_id = identity.store_id
         self._partition_ms = identity.partition_ms
         self._account = account
-        self._wal = WalRepair(path, identity.store_id, account.discard)
 
     def run(self) -> None:
         # Before LMDB opens any of them: what is broken may kill the process.
@@ -91,6 +90,10 @@ class _Repair:
         with closing(Environment(self._path / "main", name="main")) as main:
             self._describe(main, about_main)
             lost = mend_records(main, self._account)
+            oldest = main.get(fmt.counter_key(catalog.WAL))
+            self._wal = WalRepair(
+                self._path, self._store_id, None if oldest is None else fmt.unpack_u64(oldest), self._account.discard
+            )
             logs: dict[int, int] = {}
             lost_in: dict[Path, list[bytes]] = {}
             for directory in partition_directories(self._path):

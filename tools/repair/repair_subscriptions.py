@@ -11,9 +11,10 @@ What points at a discarded entry is acknowledged for every subscription, so that
 
 from __future__ import annotations
 
+from ...store.env.memtable import Reads
+
 from collections.abc import Iterable
 
-import lmdb
 from pyroaring import BitMap
 
 from ...cleanup.mend import mend_ledger
@@ -94,7 +95,7 @@ def _drop_acked(transaction: Transaction, account: Account) -> None:
         account.say(f"main: removed the acknowledgements of {len(bad)} ledgers that are gone")
 
 
-def _report_acked(raw: lmdb.Transaction, key: bytes, account: Account) -> None:
+def _report_acked(raw: Reads, key: bytes, account: Account) -> None:
     """Say what the loss of acknowledged entries means: they are delivered again."""
     number, ledger_id = fmt.leading_u32(key), fmt.trailing_u64(key)
     for topic_id, name, row in catalog.cursors(raw):

@@ -11,33 +11,50 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Collection
 from pathlib import Path
+from typing import NamedTuple
 
 from pyroaring import BitMap
 
 from ...cleanup.mend import Discarded
+from ...store.codec.run import Run
 from ...store.errors import DamagedStore
 from ...store.files.directory import make_directory, move_away
-from ...store.wal.wal_file import FILE_NAME, WalRecord, read_wal, salvage
+from ...store.wal.segment import Group, RowKind, numbers_in, salvage
+from ...store.wal.wal_reader import DIRECTORY, read_wal
 
 Discard = Callable[[Discarded], object]
+
+
+class WalRecord(NamedTuple):
+    """A message of the log: the environment, its ledger, its entry id, and its body."""
+
+    start_ms: int
+    ledger_id: int
+    entry_id: int
+    body: bytes
+
+
 _Held = dict[int, WalRecord]
 
 
 class WalRepair:
     """What the WAL of a store under repair holds, and what a log has to become for it."""
 
-    def __init__(self, path: Path, store_id: bytes, discard: Discard) -> None:
-        """Read it. Raises FormatMismatch: a later version wrote it."""
+    def __init__(self, path: Path, store_id: bytes, oldest: int | None, discard: Discard) -> None:
+        """Read it from the segment `oldest` on (catalog.WAL). Raises FormatMismatch: a later version wrote it."""
         self._path = path
         self._discard = discard
         self._lost = 0
         self._damage: str | None = None
-        counts: list[WalRecord] = []
+        directory = path / DIRECTORY
+        numbers = numbers_in(directory)
+        counts: list[Group] = []
         try:
-            counts = read_wal(path, store_id)
+            counts = read_wal(path, store_id, min(numbers) if oldest is None and numbers else oldest).groups
         except DamagedStore as error:
-            self._damage = error.reason
-        salvaged = salvage(path, store_id)
+            self._damage = f"{error.path.name}: {error.reason}"
+        salvaged = [group for number in numbers for group in salvage(directory, number, store_id)]
+        salvaged.sort(key=lambda group: group.position)
         self._salvaged = _by_log(salvaged)
         self._counts = _by_log(salvaged if self._damage else counts)
 
@@ -70,15 +87,21 @@ class WalRepair:
         """Move a damaged WAL away. REQUIRES: every log was mended."""
         if self._damage is None:
             return []
-        trash = self._path / "trash" / "repair-journal"
+        trash = self._path / "trash" / "repair-wal"
         make_directory(trash)
-        move_away(self._path / FILE_NAME, trash / FILE_NAME)
-        return [f"{FILE_NAME}: {self._damage}; discarded, with {self._lost} messages that no partition has"]
+        move_away(self._path / DIRECTORY, trash / DIRECTORY)
+        return [f"{DIRECTORY}: {self._damage}; discarded, with {self._lost} messages that no partition has"]
 
 
-def _by_log(records: list[WalRecord]) -> dict[int, dict[int, _Held]]:
+def _by_log(groups: list[Group]) -> dict[int, dict[int, _Held]]:
     """By start of the partition, ledger id and entry id."""
     found: dict[int, dict[int, _Held]] = defaultdict(lambda: defaultdict(dict))
-    for record in records:
-        found[record.start_ms][record.ledger_id][record.entry_id] = record
+    for group in groups:
+        for row in group.rows():
+            if row.kind != RowKind.RUN:
+                continue
+            run = Run("the write-ahead log", row.key, memoryview(row.value))
+            for index in range(run.count):
+                record = WalRecord(row.start_ms, run.ledger_id, run.first_entry + index, run.body(index) or b"")
+                found[row.start_ms][run.ledger_id][record.entry_id] = record
     return found

@@ -7,12 +7,13 @@ read, but never half of a run. Everything here needs the main environment, so it
 
 from __future__ import annotations
 
+from ...store.env.memtable import Reads
+
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import lmdb
 import numpy as np
 import pyarrow as pa
 from pyroaring import BitMap
@@ -120,7 +121,7 @@ class MarkerLedger(NamedTuple):
     entries: int
 
 
-def partitions(raw: lmdb.Transaction, store: Path) -> Rows:
+def partitions(raw: Reads, store: Path) -> Rows:
     """Every registered partition, by start."""
     rows = []
     for start_ms, record in catalog.partitions(raw):
@@ -136,7 +137,7 @@ def partitions(raw: lmdb.Transaction, store: Path) -> Rows:
     return rows
 
 
-def subscriptions(raw: lmdb.Transaction, store: Path) -> Rows:
+def subscriptions(raw: Reads, store: Path) -> Rows:
     """Every subscription, by topic."""
     rows = []
     for topic_id, name, record in catalog.cursors(raw):
@@ -157,7 +158,7 @@ def subscriptions(raw: lmdb.Transaction, store: Path) -> Rows:
     return rows
 
 
-def frontiers(raw: lmdb.Transaction, store: Path) -> Rows:
+def frontiers(raw: Reads, store: Path) -> Rows:
     """Every partition log of which something has fired, with what main says of its entries."""
     rows = []
     for topic_id, start_ms, record in catalog.frontiers(raw):
@@ -171,7 +172,7 @@ def frontiers(raw: lmdb.Transaction, store: Path) -> Rows:
     return rows
 
 
-def ledgers(raw: lmdb.Transaction, store: Path) -> Rows:
+def ledgers(raw: Reads, store: Path) -> Rows:
     """Every ledger of a main log, by topic and age."""
     rows = []
     for key, fields in catalog.rows(raw, fmt.prefix(Table.LEDGER)):
@@ -181,7 +182,7 @@ def ledgers(raw: lmdb.Transaction, store: Path) -> Rows:
     return rows
 
 
-def acknowledgements(raw: lmdb.Transaction, store: Path) -> Rows:
+def acknowledgements(raw: Reads, store: Path) -> Rows:
     """What subscriptions have acknowledged after their mark-delete positions, by subscription and ledger."""
     rows = []
     for topic_id, _, record in catalog.cursors(raw):
@@ -191,7 +192,7 @@ def acknowledgements(raw: lmdb.Transaction, store: Path) -> Rows:
     return rows
 
 
-SMALL: dict[str, tuple[pa.Schema, Callable[[lmdb.Transaction, Path], Rows]]] = {
+SMALL: dict[str, tuple[pa.Schema, Callable[[Reads, Path], Rows]]] = {
     "partitions": (PARTITIONS, partitions),
     "subscriptions": (SUBSCRIPTIONS, subscriptions),
     "frontiers": (FRONTIERS, frontiers),
@@ -209,7 +210,7 @@ def read_small(store: Path, table: str) -> pa.RecordBatch:
         return small_in(raw, store, table)
 
 
-def small_in(raw: lmdb.Transaction, store: Path, table: str) -> pa.RecordBatch:
+def small_in(raw: Reads, store: Path, table: str) -> pa.RecordBatch:
     """The same in a transaction of the caller's."""
     schema, rows = SMALL[table]
     return pa.RecordBatch.from_pylist(rows(raw, store), schema=schema)
@@ -218,7 +219,7 @@ def small_in(raw: lmdb.Transaction, store: Path, table: str) -> pa.RecordBatch:
 # -- markers -------------------------------------------------------------------------------------
 
 
-def marker_ledgers(raw: lmdb.Transaction, topics: frozenset[str] | None = None) -> list[MarkerLedger]:
+def marker_ledgers(raw: Reads, topics: frozenset[str] | None = None) -> list[MarkerLedger]:
     """The ledgers of the main logs of all topics, or of some; those being removed are left out."""
     found = []
     for key, fields in catalog.rows(raw, fmt.prefix(Table.LEDGER)):
@@ -232,7 +233,7 @@ def marker_ledgers(raw: lmdb.Transaction, topics: frozenset[str] | None = None) 
 
 
 def scan_markers(
-    ledger: MarkerLedger, transaction: Callable[[], AbstractContextManager[lmdb.Transaction]]
+    ledger: MarkerLedger, transaction: Callable[[], AbstractContextManager[Reads]]
 ) -> Iterator[pa.RecordBatch]:
     """The markers of one ledger, in order; each batch in a read transaction of the main environment."""
     start = 0
@@ -243,7 +244,7 @@ def scan_markers(
             yield batch
 
 
-def _some_markers(raw: lmdb.Transaction, ledger: MarkerLedger, start: int) -> tuple[pa.RecordBatch | None, int]:
+def _some_markers(raw: Reads, ledger: MarkerLedger, start: int) -> tuple[pa.RecordBatch | None, int]:
     """A batch of markers from `start` on, and where the next begins; -1: there is no more."""
     found: list[Run] = []
     errors: list[CorruptEntry] = []

@@ -11,14 +11,13 @@ from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-import lmdb
-
 from ...opening import Identity
 from ...partitions import cancellations
 from ...partitions.timespan import parse_directory_name
 from ...store.codec import format as fmt
 from ...store.codec.format import Table
 from ...store.env.environment import Environment
+from ...store.env.memtable import Reads
 from ...store.log import catalog
 from ...store.log.ledger import find_tail
 from ...store.message import MAX_DUE_MS
@@ -113,14 +112,14 @@ def plan_scan(
     `claims`: read what main says of cancelled and admitted entries too. O(partition logs).
     """
 
-    def plan(raw: lmdb.Transaction, identity: Identity, generations: list[Sealed]) -> list[Slice]:
+    def plan(raw: Reads, identity: Identity, generations: list[Sealed]) -> list[Slice]:
         return plan_in(raw, identity.store_id, generations, wanted or Wanted(), claims, slice_entries, slice_bytes)
 
     return read_sealed(store, plan)
 
 
 def plan_in(
-    raw: lmdb.Transaction,
+    raw: Reads,
     store_id: bytes,
     generations: Iterable[Sealed],
     wanted: Wanted,
@@ -146,9 +145,7 @@ def logs_of(environment: Environment) -> list[tuple[int, int, int]]:
         return [(topic_id, ledger_id, find_tail(raw, environment.name, ledger_id)) for topic_id, ledger_id in logs]
 
 
-def _ranges(
-    raw: lmdb.Transaction, logs: list[tuple[int, int, int]], wanted: Wanted, claims: bool
-) -> Iterator[LogRange]:
+def _ranges(raw: Reads, logs: list[tuple[int, int, int]], wanted: Wanted, claims: bool) -> Iterator[LogRange]:
     for topic_id, ledger_id, tail in logs:
         topic = catalog.topic_name(raw, topic_id)
         if not tail or (wanted.topics is not None and topic not in wanted.topics):

@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-import lmdb
 import numpy as np
 import numpy.typing as npt
 from pyroaring import BitMap
 
 from ...store.codec.frontier import UNREADABLE_DUE
 from ...store.codec.run import Int64s, Run
+from ...store.env.memtable import Reads
 from ...store.errors import CorruptEntry
 from ...store.log.scan import runs
 from .scan_plan import LogRange, Slice, Wanted
@@ -43,7 +43,7 @@ class Piece(NamedTuple):
     reason: str | None
 
 
-def pieces(raw: lmdb.Transaction, part: Slice) -> Iterator[Piece]:
+def pieces(raw: Reads, part: Slice) -> Iterator[Piece]:
     """Every run that a slice's ranges touch, in order of range (`place`) and entry."""
     for place, (_, _, ledger_id, start, limit, *_) in enumerate(part.ranges):
         for run in runs(raw, part.sealed.name, ledger_id, start, limit):
@@ -181,7 +181,7 @@ def _mark(column: Bools, members: BitMap, first: int, limit: int, at: int, *, va
 
 
 def batches(
-    raw: lmdb.Transaction, part: Slice, wanted: Wanted, *, rows: int = BATCH_ROWS, bodies: bool = False
+    raw: Reads, part: Slice, wanted: Wanted, *, rows: int = BATCH_ROWS, bodies: bool = False
 ) -> Iterator[Batch]:
     """The rows of a slice that are due when `wanted` says, in order of range and entry; no batch is empty."""
     found: list[Piece] = []

@@ -10,13 +10,14 @@ it is open can be read to its end.
 
 from __future__ import annotations
 
+from ...store.env.memtable import Reads
+
 import os
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-import lmdb
 
 from ...opening import Identity, open_main
 from ...partitions.partition import Partition, partition_path
@@ -79,7 +80,7 @@ def sealed_generations(store: Path) -> list[Sealed]:
     return read_sealed(store, lambda _raw, _identity, generations: generations)
 
 
-def read_sealed(store: Path, work: Callable[[lmdb.Transaction, Identity, list[Sealed]], T]) -> T:
+def read_sealed(store: Path, work: Callable[[Reads, Identity, list[Sealed]], T]) -> T:
     """What `work` makes of one read transaction of the main environment and the generations sealed as of it.
 
     It is run again where one of them has gone meanwhile because the store deleted or replaced it; so it changes

@@ -8,6 +8,8 @@ destination as it was found: empty.
 
 from __future__ import annotations
 
+from ...store.env.memtable import Reads
+
 import os
 import pickle
 import time
@@ -17,7 +19,6 @@ from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import lmdb
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -100,7 +101,7 @@ def export_store(
 
 
 def _export(store: Path, dest: Path, wanted: Wanted, run: Runner, progress: Progress) -> Exported:
-    def read_main(raw: lmdb.Transaction, identity: Identity, generations: list[Sealed]) -> Any:
+    def read_main(raw: Reads, identity: Identity, generations: list[Sealed]) -> Any:
         for name in SMALL:
             _write(dest / f"{name}.parquet", [small_in(raw, store, name)], TABLE_SCHEMAS[name])
         markers = (batch for each in marker_ledgers(raw) for batch in scan_markers(each, lambda: nullcontext(raw)))

@@ -6,12 +6,13 @@ finding, and what depends on it is not judged.
 
 from __future__ import annotations
 
+from ....store.env.memtable import Reads
+
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
-import lmdb
 from pyroaring import BitMap
 
 from ....cleanup.claims import acknowledged_by_all
@@ -183,7 +184,7 @@ def read_facts(main: Environment) -> StoreFacts:
     return _Reader(copied).facts()
 
 
-def records_before(raw: lmdb.Transaction, limit: bytes) -> Iterator[tuple[bytes, bytes]]:
+def records_before(raw: Reads, limit: bytes) -> Iterator[tuple[bytes, bytes]]:
     """(key, value) of every record whose key is below `limit`: copied, with the checksum that it has."""
     for view, value in raw.cursor():
         key = bytes(view)
@@ -192,7 +193,7 @@ def records_before(raw: lmdb.Transaction, limit: bytes) -> Iterator[tuple[bytes,
         yield key, bytes(value)
 
 
-def _copy(raw: lmdb.Transaction, name: str) -> _Copy:
+def _copy(raw: Reads, name: str) -> _Copy:
     rows: dict[int, Rows] = {}
     for key, value in records_before(raw, fmt.RUN_PREFIX):
         rows.setdefault(key[0], []).append((key, value))
@@ -206,7 +207,7 @@ def _copy(raw: lmdb.Transaction, name: str) -> _Copy:
     return _Copy(rows, ledgers)
 
 
-def _copy_ledger(raw: lmdb.Transaction, name: str, ledger_id: int) -> _LedgerCopy:
+def _copy_ledger(raw: Reads, name: str, ledger_id: int) -> _LedgerCopy:
     markers: list[MarkerRun] = []
     damage: list[AuditFinding] = []
     expected = stored = messages = 0

@@ -1,0 +1,68 @@
+"""Checkpoint: what a full segment of the write-ahead log has is applied to LMDB, environment by environment.
+
+Partitions are applied side by side, each in one commit, the main environment last; when all of them are on disk the
+record of the oldest segment moves on (catalog.WAL), and the file may be used again. Meanwhile the next segment is
+written, and its rows are applied along.
+"""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from duelog.partitions.partition import Partition
+from duelog.partitions.partition_set import PartitionSet
+from duelog.store.codec import format as fmt
+from duelog.store.env.environment import Environment
+from duelog.store.env.transaction import Transaction
+from duelog.store.files.failpoints import reach
+from duelog.store.log import catalog
+
+
+class Checkpoint:
+    """Applies a segment, and all before it. Begun once; `finish` may be called again after an error."""
+
+    def __init__(self, main: Environment, partitions: PartitionSet, segment: int) -> None:
+        self._main = main
+        self._partitions = partitions
+        self.segment = segment
+        self._lock = threading.Lock()
+        self.done = False
+        self._under_way: list[Future[None]] = []
+
+    def begin(self, pool: ThreadPoolExecutor) -> None:
+        """Have threads of `pool` apply the partitions; where none can be started `finish` applies them."""
+        for partition in self._partitions.unapplied():
+            try:
+                self._under_way.append(pool.submit(self._apply, partition))
+            except RuntimeError:
+                return
+
+    def finish(self) -> None:
+        """Wait until everything is applied, in this thread what no other has. Raises StoreFull, StoreFailed.
+
+        What could not be applied is tried again by the next call.
+        """
+        with self._lock:
+            if self.done:
+                return
+            for future in self._under_way:
+                future.exception()
+            self._under_way = []
+            for partition in self._partitions.unapplied():
+                self._apply(partition)
+            reach("wal.applied")
+            oldest = fmt.pack_u64(self.segment + 1)
+
+            def record(transaction: Transaction) -> None:
+                transaction.put(fmt.counter_key(catalog.WAL), oldest)
+
+            self._main.write(record)
+            self._main.sync()
+            self.done = True
+        reach("wal.released")
+
+    def _apply(self, partition: Partition) -> None:
+        with self._partitions.lease(partition):
+            partition.environment.apply()
+            partition.environment.sync()

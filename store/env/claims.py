@@ -1,0 +1,57 @@
+"""Claims: which of two writers may append to a log now, a group of the write-ahead log or a commit of an environment.
+
+Both give a log's entries their ids before the entries are durable, so a log has one of them at a time. A commit waits
+for a group, which is one flush; a group never waits while it holds a claim, it gives all back and begins anew. So no
+two wait for each other.
+"""
+
+from __future__ import annotations
+
+import threading
+
+from ..errors import DuelogError
+
+_LOOK_AGAIN_S = 0.1
+"""How long a wait lasts at most: an interrupt may have come between a release and its notification."""
+
+
+class Conflict(DuelogError):
+    """A group wants a log that a commit appends to. Never leaves the write-ahead log's writer."""
+
+    def __init__(self, owner: object) -> None:
+        super().__init__("a commit appends to the log")
+        self.owner = owner
+
+
+class Claims:
+    """The logs that are being appended to, of one store. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._mutex = threading.Lock()
+        self._released = threading.Condition(self._mutex)
+        self._by_owner: dict[object, object] = {}
+
+    def take(self, owner: object, holder: object) -> None:
+        """For a commit: claim the log `owner` for `holder`, and wait for it. Nothing is done where it has the claim."""
+        with self._mutex:
+            while self._by_owner.setdefault(owner, holder) is not holder:
+                self._released.wait(_LOOK_AGAIN_S)
+
+    def try_take(self, owner: object, holder: object) -> None:
+        """For a group of the write-ahead log: claim the log. Raises Conflict where a commit has it."""
+        if self._by_owner.setdefault(owner, holder) is not holder:  # one step, without the mutex
+            raise Conflict(owner)
+
+    def wait(self, owner: object) -> None:
+        """Wait until no claim on the log is held. REQUIRES: the calling thread holds none."""
+        with self._mutex:
+            while owner in self._by_owner:
+                self._released.wait(_LOOK_AGAIN_S)
+
+    def release(self, holder: object, owners: list[object]) -> None:
+        """Give the claims of `holder` on `owners` back; one that it does not hold is left. Never raises."""
+        for owner in owners:
+            if self._by_owner.get(owner) is holder:
+                del self._by_owner[owner]
+        with self._mutex:
+            self._released.notify_all()

@@ -1,0 +1,209 @@
+"""Memtable: what of one environment is durable in the write-ahead log and not yet applied to LMDB.
+
+Readers find its rows behind those of LMDB. The unapplied runs of a ledger follow its applied ones, and are applied from
+the first on. So a reader that takes the memtable's view before it begins its transaction misses nothing, and a row of
+the view that it finds in LMDB as well is one that LMDB's last run of the ledger has passed.
+
+A view is never shortened: applying puts a new one in its place.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+import lmdb
+from pyroaring import BitMap64
+
+from ..codec.format import counter_key, pack_u64, run_key, seal, unseal
+from ..codec.run import RunLimits, merged_runs
+from .claims import Claims
+
+APPLIED_KEY = counter_key("wal_applied")
+"""The record of the last group of the write-ahead log whose rows the environment has (`Memtable.position`)."""
+
+
+class UnappliedRun(NamedTuple):
+    """A run of entries [first, limit) of a ledger."""
+
+    first: int
+    limit: int
+    value: bytes | bytearray
+
+
+class Unapplied(NamedTuple):
+    """The rows of a memtable.
+
+    runs: by ledger id, in order. records: fields by key. numbers: bitmaps to be united with the record of their key.
+    """
+
+    runs: dict[int, list[UnappliedRun]]
+    records: dict[bytes, bytes]
+    numbers: list[tuple[bytes, BitMap64]]
+
+    @classmethod
+    def nothing(cls) -> Unapplied:
+        return cls({}, {}, [])
+
+    def __bool__(self) -> bool:
+        return bool(self.runs or self.records or self.numbers)
+
+
+class Memtable:
+    """The unapplied rows of one environment, which need not be open. Thread-safe."""
+
+    def __init__(self, claims: Claims, limits: RunLimits) -> None:
+        """`limits`: of the runs that several are made one of when they are applied."""
+        self.claims = claims
+        self.limits = limits
+        self.view = Unapplied.nothing()
+        """Replaced by what is left when some is applied; rows are added in place."""
+        self._lock = threading.Lock()
+        self.position = 0
+        """The place in the write-ahead log of the last group whose rows are here: segment number << 32 | sequence."""
+        self.publishing = threading.Lock()
+        """Held while rows are added and memory hears of them: what is in the view is what was heard."""
+
+    def __bool__(self) -> bool:
+        return bool(self.view)
+
+    def add_run(self, ledger_id: int, run: UnappliedRun) -> None:
+        """Add the run that follows the ledger's last."""
+        with self._lock:
+            self.view.runs.setdefault(ledger_id, []).append(run)
+
+    def add_record(self, key: bytes, fields: bytes) -> None:
+        """Add a small record, in place of what is there."""
+        with self._lock:
+            self.view.records[key] = fields
+
+    def add_numbers(self, key: bytes, numbers: BitMap64) -> None:
+        """Add numbers to the record of a key."""
+        with self._lock:
+            self.view.numbers.append((key, numbers))
+
+    def drop(self, ledger_id: int, entries: int) -> None:
+        """Forget the runs of a ledger below an entry id: they are applied. For recovery, where nothing reads."""
+        runs = self.view.runs
+        runs[ledger_id] = [run for run in runs[ledger_id] if run.first >= entries]
+        if not runs[ledger_id]:
+            del runs[ledger_id]
+
+
+class Applied:
+    """How much of a memtable a transaction has applied."""
+
+    def __init__(self, memtable: Memtable) -> None:
+        self._memtable = memtable
+        self._runs: dict[int, int] = {}
+        self._records: dict[bytes, bytes] = {}
+        self._numbers = 0
+
+    def rows(self) -> Iterator[tuple[int, list[UnappliedRun]]]:
+        """The runs by ledger that the transaction has not been given yet, and are given now."""
+        runs = self._memtable.view.runs
+        for ledger_id in list(runs):
+            given = self._runs.get(ledger_id, 0)
+            left = runs[ledger_id][given:]
+            if left:
+                self._runs[ledger_id] = given + len(left)
+                yield ledger_id, left
+
+    def records(self) -> list[tuple[bytes, bytes]]:
+        """As `rows`, of small records."""
+        found = [
+            (key, fields)
+            for key, fields in list(self._memtable.view.records.items())
+            if self._records.get(key) is not fields
+        ]
+        self._records.update(found)
+        return found
+
+    def numbers(self) -> list[tuple[bytes, BitMap64]]:
+        """As `rows`, of numbers."""
+        found = self._memtable.view.numbers[self._numbers :]
+        self._numbers += len(found)
+        return found
+
+    def committed(self) -> None:
+        """The transaction is on disk: the memtable forgets what was given."""
+        memtable = self._memtable
+        with memtable._lock:
+            runs, records, numbers = memtable.view
+            memtable.view = Unapplied(
+                {ledger: left for ledger, rows in runs.items() if (left := rows[self._runs.get(ledger, 0) :])},
+                {key: fields for key, fields in records.items() if self._records.get(key) is not fields},
+                numbers[self._numbers :],
+            )
+
+
+class ReadTransaction:
+    """A read transaction of an environment with unapplied rows: as lmdb.Transaction, small records merged.
+
+    Runs are merged by store/log/scan.py.
+    """
+
+    __slots__ = ("cursor", "id", "raw", "stat", "unapplied")
+
+    def __init__(self, raw: lmdb.Transaction, unapplied: Unapplied) -> None:
+        self.raw = raw
+        self.unapplied = unapplied
+        self.cursor: Callable[[], lmdb.Cursor] = raw.cursor
+        self.stat = raw.stat
+        self.id: Callable[[], int] = raw.id
+
+    def get(self, key: bytes, default: Any = None) -> Any:
+        """The value of a key."""
+        fields = self.unapplied.records.get(key)
+        return self.raw.get(key, default) if fields is None else memoryview(seal(key, fields))
+
+
+Reads = lmdb.Transaction | ReadTransaction
+"""What can be read from."""
+
+
+def unapplied_runs(raw: Reads, ledger_id: int) -> list[UnappliedRun]:
+    """The unapplied runs of a ledger, in order."""
+    return raw.unapplied.runs.get(ledger_id, []) if isinstance(raw, ReadTransaction) else []
+
+
+def unapplied_records(raw: Reads, prefix: bytes) -> dict[bytes, bytes]:
+    """The unapplied small records whose keys begin with `prefix`: fields by key."""
+    if not isinstance(raw, ReadTransaction) or not raw.unapplied.records:
+        return {}
+    return {key: fields for key, fields in list(raw.unapplied.records.items()) if key.startswith(prefix)}
+
+
+def unapplied_numbers(raw: Reads, prefix: bytes) -> BitMap64:
+    """The unapplied numbers of all keys that begin with `prefix`."""
+    found = BitMap64()
+    if isinstance(raw, ReadTransaction):
+        for key, numbers in raw.unapplied.numbers:
+            if key.startswith(prefix):
+                found |= numbers
+    return found
+
+
+def apply_rows(applied: Applied, memtable: Memtable, transaction: Any) -> None:
+    """Have a write transaction store what the memtable holds and it has not stored yet."""
+    with memtable.publishing:  # all of a group, or nothing
+        position = memtable.position
+        records, united, runs_by_ledger = applied.records(), applied.numbers(), list(applied.rows())
+    if not (records or united or runs_by_ledger):
+        return
+    transaction.put(APPLIED_KEY, pack_u64(position))
+    for key, fields in records:
+        transaction.put(key, fields)
+    for key, numbers in united:
+        value = transaction.raw.get(key)
+        both = numbers | (BitMap64() if value is None else BitMap64.deserialize(unseal(key, value)))
+        both.run_optimize()
+        transaction.put(key, bytes(both.serialize()))
+    for ledger_id, runs in runs_by_ledger:
+        first = runs[0].first
+        keys = partial(run_key, ledger_id)
+        for key, value, entries in merged_runs(keys, first, [run.value for run in runs], memtable.limits):
+            transaction.insert_run(key, value)
+            transaction.entries += entries

@@ -1,0 +1,368 @@
+"""A segment: one file of the write-ahead log, groups of rows for several environments made durable by one flush each.
+
+    segment := header group*                              groups from byte 4096 on, each at a multiple of 512
+    header  := crc:u32 version:u32 size:u64 store_id:byte[16]
+    group   := crc:u32 number:u64 sequence:u32 flushed:u32 count:u32 length:u32 row[count]
+    row     := kind:u8 start_ms:i64 key_length:u32 length:u32 key value
+
+Little-endian. A segment has a number, which its file is named after; `number` of a group is that of the segment when
+the group was written. A segment whose rows are all applied is renamed to a higher number and overwritten from its
+beginning, so what follows the last group is an older group, a torn one, or zeros. The groups of a number are counted
+from 0 in `sequence`; those below `flushed` were on disk before this one was written. A group without rows is the last:
+the log goes on in the segment of the next number. `start_ms` is the partition's, -1 for the main environment. `crc`
+covers what follows it, after the group's place (u64) and the store's id, since a value may hold such a file.
+
+A group that cannot be read ends the segment where no group after it says that it was flushed; else it is damage. A
+damaged last group is taken for torn: bit rot there looks the same.
+
+The file is zeros of its full size from the beginning, for growing it has the file system write its own log at each
+flush. Groups begin at sectors: one in which flushed bytes lie is never written again.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import struct
+import time
+from collections.abc import Iterator, Sequence
+from enum import IntEnum
+from pathlib import Path
+from typing import NamedTuple
+
+from ..codec.checksum import crc32
+from ..errors import BrokenInvariant, DamagedStore, FormatMismatch
+from ..files.datafile import InPlace
+from ..files.directory import move
+
+SEGMENT_VERSION = 1
+MAIN = -1
+"""In place of a partition's start: the main environment."""
+
+_HEADER = struct.Struct("<IQ16s")
+_GROUP = struct.Struct("<QIIII")
+_ROW = struct.Struct("<BqII")
+_CRC = struct.Struct("<I")
+_PLACE = struct.Struct("<Q")
+
+_GROUPS_AT = 4096
+_ALIGNMENT = 512
+"""A sector: none is written again while what lies in it counts."""
+
+_ENDING_BYTES = _ALIGNMENT
+"""Kept for the group that ends a segment."""
+
+
+class RowKind(IntEnum):
+    """What a row does to its environment."""
+
+    RUN = 1
+    """A run of a ledger is inserted."""
+    RECORD = 2
+    """A small record is stored; the value is its fields."""
+    NUMBERS = 3
+    """Numbers are united with a record: a roaring bitmap of 64 bits."""
+
+
+class Row(NamedTuple):
+    """A row of a group."""
+
+    kind: int
+    start_ms: int
+    key: bytes
+    value: bytes | bytearray
+
+
+class Group(NamedTuple):
+    """A group that was read whole."""
+
+    number: int
+    sequence: int
+    flushed: int
+    row_count: int
+    content: memoryview
+
+    @property
+    def position(self) -> int:
+        """Its place in the log."""
+        return place_of(self.number, self.sequence)
+
+    def rows(self) -> Iterator[Row]:
+        """What is in it, in order."""
+        at = 0
+        for _ in range(self.row_count):
+            kind, start_ms, key_length, length = _ROW.unpack_from(self.content, at)
+            at += _ROW.size
+            key = bytes(self.content[at : at + key_length])
+            at += key_length
+            yield Row(kind, start_ms, key, bytes(self.content[at : at + length]))
+            at += length
+
+
+def group_bytes(rows: Sequence[Row]) -> int:
+    """Bytes that rows take in a segment as one group, at most."""
+    needed = sum(_ROW.size + len(row.key) + len(row.value) for row in rows)
+    return _CRC.size + _GROUP.size + needed + _ALIGNMENT
+
+
+def capacity_of(size: int) -> int:
+    """The largest group, by `group_bytes`, that a segment of `size` bytes takes."""
+    return size - _GROUPS_AT - _ENDING_BYTES
+
+
+def place_of(number: int, sequence: int) -> int:
+    """The place of a group in the log, as one number: later groups have higher ones."""
+    return number << 32 | sequence
+
+
+def file_name(number: int) -> str:
+    """Of a segment."""
+    return f"{number:012d}.wal"
+
+
+def numbers_in(directory: Path) -> list[int]:
+    """The numbers of the segments in a directory, ascending."""
+    try:
+        names = os.listdir(directory)
+    except FileNotFoundError:
+        return []
+    return sorted(int(name[:-4]) for name in names if name.endswith(".wal") and name[:-4].isdecimal())
+
+
+class Segment:
+    """A segment open for appending. For one thread at a time."""
+
+    def __init__(
+        self, directory: Path, number: int, store_id: bytes, size: int, *, at: int = _GROUPS_AT, sequence: int = 0
+    ) -> None:
+        """Use the file of `number` in a directory, made of `size` bytes where there is none. Raises OSError.
+
+        at, sequence: where to go on.
+        """
+        self._path = directory / file_name(number)
+        self.number = number
+        self._store_id = store_id
+        if not self._path.exists():
+            _make(self._path, store_id, size)
+        self._descriptor = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            self.size = _read_header(os.pread(self._descriptor, _GROUPS_AT, 0), self._path, store_id)
+            self._in_place = InPlace(self._path)
+        except BaseException:
+            os.close(self._descriptor)
+            raise
+        self._at = at
+        self._sequence = self._flushed = sequence
+
+    @property
+    def used(self) -> int:
+        """Bytes of the groups."""
+        return self._at - _GROUPS_AT
+
+    @property
+    def position(self) -> int:
+        """The place of the next group (`place_of`)."""
+        return place_of(self.number, self._sequence)
+
+    def fits(self, size: int) -> bool:
+        """Whether a group of so many bytes (`group_bytes`) can be appended, and the last one after it."""
+        return self._at + size <= self.size - _ENDING_BYTES
+
+    def append(self, rows: Sequence[Row], *, flush: bool) -> None:
+        """Append a group, and wait until it is on disk where `flush`. Raises OSError; the segment is of no use then.
+
+        An interrupted one (KeyboardInterrupt) may be there or not, and the next takes its place. No rows: the last.
+        """
+        parts: list[bytes | bytearray] = []
+        for kind, start_ms, key, value in rows:
+            parts += (_ROW.pack(kind, start_ms, len(key), len(value)), key, value)
+        content = b"".join(parts)
+        header = _GROUP.pack(self.number, self._sequence, self._flushed, len(rows), len(content))
+        crc = crc32(content, crc32(header, _seed(self._at, self._store_id)))
+        group = b"".join((_CRC.pack(crc), header, content))
+        if self._at + len(group) > self.size:
+            raise BrokenInvariant(f"{self._path}: a group of {len(group)} bytes does not fit at {self._at}")
+        follows, sequence = _aligned(self._at + len(group)), self._sequence + 1
+        if os.pwrite(self._descriptor, group, self._at) != len(group):
+            raise OSError(errno.EIO, "a write was cut short", os.fspath(self._path))
+        if flush:
+            os.fdatasync(self._descriptor)
+            self._in_place.verify(time.perf_counter_ns())
+        self._at, self._sequence, self._flushed = follows, sequence, sequence if flush else self._flushed
+
+    @property
+    def is_flushed(self) -> bool:
+        """Whether every group is known to be on disk."""
+        return self._flushed == self._sequence
+
+    def flush(self) -> None:
+        """Wait until every group is on disk. Raises OSError."""
+        sequence = self._sequence
+        os.fdatasync(self._descriptor)
+        self._in_place.verify(time.perf_counter_ns())
+        self._flushed = max(self._flushed, sequence)
+
+    def close(self) -> None:
+        """Close the file; a second call does nothing."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+class SegmentContent(NamedTuple):
+    """What a segment holds: its groups in order; `ended`: the log goes on in the next segment; `size`: the file's."""
+
+    groups: list[Group]
+    ended: bool
+    size: int
+    end: int
+    """The byte after the last group."""
+
+
+def read_segment(directory: Path, number: int, store_id: bytes) -> SegmentContent:
+    """Read a segment from its beginning. O(bytes).
+
+    Raises DamagedStore: a group that was flushed cannot be read; FormatMismatch; FileNotFoundError.
+    """
+    path = directory / file_name(number)
+    content = path.read_bytes()
+    size = _read_header(content, path, store_id)
+    if len(content) < size:
+        raise DamagedStore(path, f"ends at byte {len(content)} of {size}")
+    groups: list[Group] = []
+    at = _GROUPS_AT
+    while (group := read_group(content, at, store_id, number)) is not None and group.sequence == len(groups):
+        at = _aligned(at + _CRC.size + _GROUP.size + len(group.content))
+        if not group.row_count:
+            return SegmentContent(groups, True, size, at)
+        groups.append(group)
+    for beyond in range(at + _ALIGNMENT, size, _ALIGNMENT):
+        lost = read_group(content, beyond, store_id, number)
+        if lost is not None and lost.flushed > len(groups):
+            raise DamagedStore(
+                path, f"group {len(groups)} at byte {at} cannot be read, and was flushed before group {lost.sequence}"
+            )
+    return SegmentContent(groups, False, size, at)
+
+
+def salvage(directory: Path, number: int, store_id: bytes) -> list[Group]:
+    """Every group in a segment that can be read, whatever is damaged around it, by number and sequence. O(bytes)."""
+    try:
+        content = (directory / file_name(number)).read_bytes()
+    except FileNotFoundError:
+        return []
+    places = range(_GROUPS_AT, len(content), _ALIGNMENT)
+    return sorted(
+        (group for at in places if (group := read_group(content, at, store_id, None)) is not None),
+        key=lambda group: group.position,
+    )
+
+
+def read_group(content: bytes, at: int, store_id: bytes, number: int | None, place: int | None = None) -> Group | None:
+    """The group of a segment `number` at a byte; None where none is there whole. number None: of any number.
+
+    place: the byte of the segment that byte `at` of `content` is, where that is not the whole segment.
+    """
+    begins = at + _CRC.size + _GROUP.size
+    if begins > len(content):
+        return None
+    found, sequence, flushed, count, length = _GROUP.unpack_from(content, at + _CRC.size)
+    if begins + length > len(content) or found != (found if number is None else number):
+        return None
+    whole = memoryview(content)[at + _CRC.size : begins + length]
+    if crc32(whole, _seed(at if place is None else place, store_id)) != _CRC.unpack_from(content, at)[0]:
+        return None
+    return Group(found, sequence, flushed, count, whole[_GROUP.size :])
+
+
+class SegmentFollower:
+    """What a segment holds, read on while it is written, by this process or another. For one thread at a time."""
+
+    def __init__(self, directory: Path, number: int, store_id: bytes) -> None:
+        self._path = directory / file_name(number)
+        self._number = number
+        self._store_id = store_id
+        self._at = _GROUPS_AT
+        self._sequence = 0
+        self.ended = False
+
+    def follow(self) -> list[Group]:
+        """The groups written since the last call. Raises FileNotFoundError where it was renamed: it is applied."""
+        found: list[Group] = []
+        if self.ended:
+            return found
+        with self._path.open("rb") as file:
+            while True:
+                file.seek(self._at)
+                head = file.read(_CRC.size + _GROUP.size)
+                if len(head) < _CRC.size + _GROUP.size or _GROUP.unpack_from(head, _CRC.size)[0] != self._number:
+                    return found
+                content = head + file.read(_GROUP.unpack_from(head, _CRC.size)[4])
+                group = read_group(content, 0, self._store_id, self._number, self._at)
+                if group is None or group.sequence != self._sequence:
+                    return found
+                self._at = _aligned(self._at + len(content))
+                self._sequence += 1
+                if not group.row_count:
+                    self.ended = True
+                    return found
+                found.append(group)
+
+
+def _aligned(at: int) -> int:
+    return at + -at % _ALIGNMENT
+
+
+def _seed(at: int, store_id: bytes) -> int:
+    """What the checksum of a group begins with: a payload that holds a WAL is none."""
+    return crc32(store_id, crc32(_PLACE.pack(at)))
+
+
+def _read_header(content: bytes, path: Path, store_id: bytes) -> int:
+    """The size that a header says. Raises DamagedStore, FormatMismatch."""
+    fields = content[_CRC.size : _CRC.size + _HEADER.size]
+    if len(fields) < _HEADER.size or crc32(fields) != _CRC.unpack_from(content, 0)[0]:
+        raise DamagedStore(path, "does not begin like a segment of the write-ahead log")
+    version, size, found = _HEADER.unpack(fields)
+    if found != store_id:
+        raise DamagedStore(path, "belongs to another store")
+    if version > SEGMENT_VERSION:
+        raise FormatMismatch(path, "version", version, SEGMENT_VERSION)
+    return int(size)
+
+
+def _make(path: Path, store_id: bytes, size: int) -> None:
+    """A segment of zeros, so that no write to it has the file system allocate blocks or write its own log."""
+    temporary = path.with_suffix(".tmp")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    try:
+        fields = _HEADER.pack(SEGMENT_VERSION, size, store_id)
+        content = (_CRC.pack(crc32(fields)) + fields).ljust(size, b"\0")
+        if os.write(descriptor, content) != len(content):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), os.fspath(temporary))
+        os.fsync(descriptor)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    finally:
+        os.close(descriptor)
+    move(temporary, path)
+
+
+def write_segment(directory: Path, number: int, store_id: bytes, groups: Sequence[Group], *, ended: bool) -> Path:
+    """Make a segment of a copy of a store, with groups at the places that they have; its file, on disk.
+
+    ended: the log goes on in the next. Raises OSError.
+    """
+    rows = [list(group.rows()) for group in groups]
+    size = _aligned(_GROUPS_AT + _ENDING_BYTES + sum(map(group_bytes, rows)))
+    segment = Segment(directory, number, store_id, size)
+    try:
+        for each in rows:
+            segment.append(each, flush=False)
+        if ended:
+            segment.append([], flush=False)
+        segment.flush()
+    finally:
+        segment.close()
+    return directory / file_name(number)

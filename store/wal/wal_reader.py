@@ -1,0 +1,94 @@
+"""Reading the write-ahead log: all of it when a store is opened, or on and on beside the process that writes it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from ..errors import DamagedStore
+from ..files.directory import make_directory
+from .segment import Group, SegmentContent, SegmentFollower, file_name, numbers_in, read_segment, write_segment
+
+DIRECTORY = "wal"
+"""Of the segments, in the store's."""
+
+
+class WalContent(NamedTuple):
+    """What a write-ahead log holds.
+
+    groups: in the order in which they were written; some may be applied. last: the number of the last segment, whether
+    it is used or not; 0: there is none. tail: where the last one ends, None where the log has not been begun.
+    """
+
+    groups: list[Group]
+    last: int
+    tail: SegmentContent | None
+
+
+def read_wal(path: Path, store_id: bytes, oldest: int | None) -> WalContent:
+    """What the log of the store in `path` holds, from the segment `oldest` on (catalog.WAL). O(bytes).
+
+    Raises DamagedStore where a segment or a group that was flushed is missing, FormatMismatch.
+    """
+    directory = path / DIRECTORY
+    if oldest is None:
+        return WalContent([], max(numbers_in(directory), default=0), None)
+    groups: list[Group] = []
+    number = oldest
+    while True:
+        try:
+            content = read_segment(directory, number, store_id)
+        except FileNotFoundError as error:
+            raise DamagedStore(directory / file_name(number), "is missing: what it holds was acknowledged") from error
+        groups += content.groups
+        if not content.ended:
+            break
+        number += 1
+    following = number + 1
+    if (directory / file_name(following)).exists() and read_segment(directory, following, store_id).groups:
+        raise DamagedStore(
+            directory / file_name(number),
+            f"its end, from byte {content.end} on, cannot be read, and {following} follows",
+        )
+    return WalContent(groups, number, content)
+
+
+def write_wal(path: Path, store_id: bytes, groups: Sequence[Group], oldest: int) -> list[Path]:
+    """Make the log of a copy of a store in `path`, with `groups` from the segment `oldest` on; its files.
+
+    Raises OSError.
+    """
+    directory = path / DIRECTORY
+    make_directory(directory)
+    last = max([oldest, *(group.number for group in groups)])
+    return [
+        write_segment(
+            directory, number, store_id, [group for group in groups if group.number == number], ended=number < last
+        )
+        for number in range(oldest, last + 1)
+    ]
+
+
+class WalFollower:
+    """The write-ahead log of the store in `path`, read on while it is written. For one thread at a time."""
+
+    def __init__(self, path: Path, store_id: bytes) -> None:
+        self._directory = path / DIRECTORY
+        self._store_id = store_id
+        self._segments: dict[int, tuple[SegmentFollower, list[Group]]] = {}
+
+    def follow(self) -> list[Group]:
+        """All groups of the segments that are there now, in order: those that are not applied, and perhaps more."""
+        there = numbers_in(self._directory)
+        for number in set(self._segments) - set(there):
+            del self._segments[number]
+        for number in there:
+            follower, groups = self._segments.setdefault(
+                number, (SegmentFollower(self._directory, number, self._store_id), [])
+            )
+            try:
+                groups += follower.follow()
+            except FileNotFoundError:  # applied meanwhile
+                del self._segments[number]
+        return [group for number in sorted(self._segments) for group in self._segments[number][1]]

@@ -1,0 +1,105 @@
+"""The write-ahead log of a store: segments, one of which is appended to while the one before is applied.
+
+    wal/000000000007.wal      one that is applied may be renamed to a higher number and used again
+
+The number of the oldest segment that is needed stands in the main environment (catalog.WAL): it and those after it must
+be there. No record: the log has not been begun, and nothing was lost with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from ..errors import BrokenInvariant
+from ..files.directory import make_directory, move
+from .segment import Row, Segment, capacity_of, file_name, numbers_in
+from .wal_reader import DIRECTORY, WalContent
+
+
+class WriteAheadLog:
+    """The log of a store open for writing. For one thread at a time."""
+
+    def __init__(self, path: Path, store_id: bytes, found: WalContent) -> None:
+        """`path` is the store's directory, `found` what its log held when it was opened; groups go behind that."""
+        self._directory = path / DIRECTORY
+        self._store_id = store_id
+        self._next_number = found.last + 1
+        self._active: Segment | None = None
+        self._recovered = found.tail is not None
+        """Whether the active segment is that of before a crash or a close: nothing more is appended to it."""
+        if found.tail is not None:
+            sequence, at = len(found.tail.groups), found.tail.end
+            self._active = Segment(self._directory, found.last, store_id, 0, at=at, sequence=sequence)
+        oldest = found.groups[0].number if found.groups else found.last
+        self._spare = [number for number in numbers_in(self._directory) if number < oldest]
+
+    @property
+    def active(self) -> Segment | None:
+        """The segment that is appended to; None before the first."""
+        return self._active
+
+    def fits(self, size: int) -> bool:
+        """Whether a group of so many bytes (`group_bytes`) can be appended to the active segment."""
+        return self._active is not None and not self._recovered and self._active.fits(size)
+
+    def append(self, rows: Sequence[Row], *, flush: bool) -> int:
+        """Append a group (`Segment.append`); its place. REQUIRES: it fits."""
+        if self._active is None:
+            raise BrokenInvariant("no segment has been begun")
+        position = self._active.position
+        self._active.append(rows, flush=flush)
+        return position
+
+    def flush(self) -> None:
+        """Wait until every group is on disk. Raises OSError."""
+        active = self._active
+        if active is not None and not active.is_flushed:
+            active.flush()
+
+    def begin_segment(self, size: int, group: int) -> int | None:
+        """Go on in the next segment, of `size` bytes or what one group of `group` bytes needs; the last one's number.
+
+        All groups of the last are on disk then. Raises OSError with nothing changed.
+        """
+        size = max(size, group + size - capacity_of(size))
+        number = self._next_number
+        self._prepare(number, size)
+        following = Segment(self._directory, number, self._store_id, size)
+        before = self._active
+        try:
+            if before is not None:
+                before.append([], flush=True)
+        except BaseException:
+            following.close()
+            raise
+        self._active, self._next_number, self._recovered = following, number + 1, False
+        if before is None:
+            return None
+        before.close()
+        return before.number
+
+    def _prepare(self, number: int, size: int) -> None:
+        """Have a spare segment of about the size be that of `number`; others are removed."""
+        make_directory(self._directory)
+        if (self._directory / file_name(number)).exists():  # prepared, and not begun
+            return
+        while self._spare:
+            spare = self._directory / file_name(self._spare[-1])
+            with suppress(FileNotFoundError):
+                if size <= spare.stat().st_size <= 2 * size:
+                    move(spare, self._directory / file_name(number))
+                    self._spare.pop()
+                    return
+                spare.unlink()
+            self._spare.pop()
+
+    def release(self, number: int) -> None:
+        """A segment is applied, and the record says so: its file may be used again."""
+        self._spare.append(number)
+
+    def close(self) -> None:
+        """Close the files; a second call does nothing."""
+        if self._active is not None:
+            self._active.close()
