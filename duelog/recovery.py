@@ -15,6 +15,7 @@ from duelog.partitions.followed_set import FollowedPartitionSet
 from duelog.partitions.partition_set import PartitionSet
 from duelog.store.clock import Clock, StoreClock
 from duelog.store.codec import format as fmt
+from duelog.store.codec.run import RunLimits
 from duelog.store.config import StoreConfig
 from duelog.store.env.claims import Claims
 from duelog.store.env.environment import Environment
@@ -22,7 +23,6 @@ from duelog.store.env.memtable import Memtable
 from duelog.store.files.directory import make_directory
 from duelog.store.listener import Listeners
 from duelog.store.log import catalog
-from duelog.store.codec.run import RunLimits
 from duelog.store.wal.wal_reader import WalContent
 
 from .opening import Identity, StoreLock, create, open_main, read_identity, refuse_foreign, refuse_lost_entries

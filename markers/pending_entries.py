@@ -12,8 +12,6 @@ frontier is not above it then: one that firing has gone ahead of (C) is late, as
 
 from __future__ import annotations
 
-from ..store.env.memtable import Reads
-
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -31,12 +29,12 @@ from ..partitions.timespan import partition_start
 from ..store.codec import format as fmt
 from ..store.codec.format import PartitionRecord, PartitionState, Table
 from ..store.codec.frontier import FrontierRecord
-from ..store.codec.run import Int64s, RunKind, UInt32s
+from ..store.codec.run import Int64s, RunKind, RunLimits, UInt32s
 from ..store.env.environment import Environment
+from ..store.env.memtable import Reads
 from ..store.env.transaction import Transaction
 from ..store.errors import BrokenInvariant, CorruptEntry
 from ..store.log.ledger import Replaced
-from ..store.codec.run import RunLimits
 from ..store.log.managed_ledger import ManagedLedger
 from ..store.log.scan import RunFinder
 from ..store.position import MessageId

@@ -9,14 +9,11 @@ acknowledged.
 
 from __future__ import annotations
 
-from ..store.env.memtable import Reads
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import NamedTuple, Protocol
 
-import lmdb
 import numpy as np
 from pyroaring import BitMap
 
@@ -25,6 +22,7 @@ from ..partitions.partition_set import PartitionSet
 from ..partitions.timespan import partition_start
 from ..store.codec.run import Run, RunKind, UInt32s
 from ..store.env.environment import Environment
+from ..store.env.memtable import Reads
 from ..store.errors import CorruptEntry, DamagedStore
 from ..store.log.managed_ledger import ManagedLedger
 from ..store.log.scan import RunFinder, runs

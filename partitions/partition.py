@@ -16,8 +16,8 @@ import numpy as np
 from ..store.codec import format as fmt
 from ..store.codec.format import PartitionInfo, PartitionState
 from ..store.codec.run import Int64s, RunLimits
-from ..store.env.environment import Environment
 from ..store.env.claims import Claims
+from ..store.env.environment import Environment
 from ..store.env.memtable import Memtable
 from ..store.env.transaction import StagingTransaction
 from ..store.errors import DamagedStore

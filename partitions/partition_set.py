@@ -61,8 +61,9 @@ class PartitionSet:
         read_only: bool = False,
         listeners: Sequence[StoreListener] = (),
     ) -> None:
-        """`claims`: on the logs that are appended to. `listeners` hear of partitions that come into being, and
-        of the commits and failures of each.
+        """`claims` are on the logs that are appended to.
+
+        `listeners` hear of partitions that come into being, and of the commits and failures of each.
         """
         self._path = path
         self._main = main

@@ -5,8 +5,6 @@ The modules of the room fill it and read it; it knows none of them but for the c
 
 from __future__ import annotations
 
-from duelog.store.env.memtable import Reads
-
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,6 +14,7 @@ from duelog.partitions.partition_set import PartitionSet
 from duelog.store.codec.format import LedgerRecord, PartitionRecord
 from duelog.store.codec.frontier import FrontierRecord
 from duelog.store.env.environment import Environment
+from duelog.store.env.memtable import Reads
 
 from .check_withdrawals import Conditionals
 

@@ -9,23 +9,20 @@ is closed in the commit that fills it, so that it can be trimmed as soon as ever
 
 from __future__ import annotations
 
-from ..env.memtable import Reads
-
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import NamedTuple
 
-
 from ..codec.format import LedgerRecord, LedgerState, ledger_key
-from ..codec.run import Int64s, UInt32s
+from ..codec.run import Int64s, RunLimits, UInt32s
+from ..env.memtable import Reads
 from ..env.transaction import StagingTransaction
 from ..errors import CorruptRecord
 from ..position import Position
 from . import catalog
 from .ledger import Ledger, StagedLedger, find_tail
-from ..codec.run import RunLimits
 from .scan import runs
 from .visibility import Hidden, first_hidden, still_hidden
 

@@ -21,7 +21,7 @@ from .segment import Row, RowKind
 class EnvironmentBatch(StagingTransaction):
     """The rows of one environment in a batch."""
 
-    __slots__ = ("_put", "_read", "claim", "memtable", "rows", "start_ms")
+    __slots__ = ("_claim_in_group", "_put", "_read", "memtable", "rows", "start_ms")
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class EnvironmentBatch(StagingTransaction):
     ) -> None:
         """`claim` has a log or a record be changed by the batch alone; `read` gives a small record's fields."""
         super().__init__(None)
-        self.claim = claim  # type: ignore[method-assign]
+        self._claim_in_group = claim
         self._read = read
         self._put: dict[bytes, bytes] = {}
         self.start_ms = start_ms
@@ -42,6 +42,10 @@ class EnvironmentBatch(StagingTransaction):
     def get(self, key: bytes) -> bytes | None:
         """Fields of a small record. REQUIRES: a claim on what may change it."""
         return self._put.get(key) or self._read(key)
+
+    def claim(self, owner: object) -> None:
+        """Have `owner`, a log or a record, be changed by the group alone. Raises Conflict."""
+        self._claim_in_group(owner)
 
     def put(self, key: bytes, fields: bytes) -> None:
         """Store a small record, replacing what is there."""

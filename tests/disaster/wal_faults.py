@@ -15,7 +15,7 @@ from duelog.errors import StoreFull
 from duelog.store.env.environment import Environment
 
 HOUR_MS = 3_600_000
-CONFIG = StoreConfig(partition_ms=HOUR_MS, map_bytes=1 << 20, ack_flush_ms=0, journal_from=1, journal_bytes=16 << 10)
+CONFIG = StoreConfig(partition_ms=HOUR_MS, map_bytes=1 << 20, ack_flush_ms=0, wal_bytes=16 << 10)
 """Every send goes through a WAL, which is begun anew after some dozen messages."""
 HOURS = (2, 3, 4)
 """How long before their time messages are sent: to three partitions, none of which has begun."""

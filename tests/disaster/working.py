@@ -78,7 +78,7 @@ CONFIG = StoreConfig(
     map_bytes=1 << 20,
     run_entries=4,
     run_bytes=1024,
-    journal_bytes=16 << 10,  # sixteen small groups, then it is begun anew
+    wal_bytes=16 << 10,  # sixteen small groups, then it is begun anew
     max_clock_jump_ms=None,
 )
 """Everything tiny, so that every run rolls, trims, closes and deletes, and the maps grow."""

@@ -117,4 +117,3 @@ class ProducerRules(RestartRules):
         )
         self._sent(topic, twins)
         producer.stored.update(start + row for row in rows)
-

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from ...store.env.memtable import Reads
-
 from collections.abc import Iterable, Mapping
 from contextlib import closing
 from pathlib import Path

@@ -14,8 +14,6 @@ stays so; else they get markers at the end of the log, and those that a subscrip
 
 from __future__ import annotations
 
-from ...store.env.memtable import Reads
-
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import NamedTuple
@@ -31,6 +29,7 @@ from ...store.codec.format import LedgerState, PartitionRecord, PartitionState, 
 from ...store.codec.frontier import HELD, NOTHING_FIRED, FrontierRecord, at_or_before
 from ...store.codec.run import Int64s, Run, RunKind, UInt32s, pack_markers
 from ...store.env.environment import Environment
+from ...store.env.memtable import Reads
 from ...store.env.transaction import Transaction
 from ...store.log import catalog
 from ...store.log.ledger import MAX_RUN_ENTRIES, find_tail

@@ -14,16 +14,14 @@ says whose they are.
 
 from __future__ import annotations
 
-from ...store.env.memtable import Reads
-
 from collections.abc import Iterable
-
 
 from ...background.recurring import unpack_schedule
 from ...store.codec import format as fmt
 from ...store.codec.format import LedgerRecord, LedgerState, Table
 from ...store.codec.run import Run, RunKind
 from ...store.env.environment import Environment
+from ...store.env.memtable import Reads
 from ...store.env.transaction import Transaction
 from ...store.errors import CorruptRecord
 from ...store.log import catalog

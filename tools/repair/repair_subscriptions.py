@@ -11,8 +11,6 @@ What points at a discarded entry is acknowledged for every subscription, so that
 
 from __future__ import annotations
 
-from ...store.env.memtable import Reads
-
 from collections.abc import Iterable
 
 from pyroaring import BitMap
@@ -21,10 +19,12 @@ from ...cleanup.mend import mend_ledger
 from ...delivery.acks import AckSet
 from ...store.codec import format as fmt
 from ...store.codec.format import CursorRecord, LedgerRecord, LedgerState, Table
+from ...store.codec.run import RunLimits
 from ...store.env.environment import Environment
+from ...store.env.memtable import Reads
 from ...store.env.transaction import Transaction
 from ...store.log import catalog
-from ...store.log.ledger import RunLimits, find_tail
+from ...store.log.ledger import find_tail
 from ...store.log.managed_ledger import LedgerLimits, ManagedLedger
 from .repair_catalog import RECOVERED, kept_ledgers, main_ledgers, topic_ids
 from .repair_fired import OpenLog, marker_runs, restore_markers

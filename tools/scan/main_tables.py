@@ -7,8 +7,6 @@ read, but never half of a run. Everything here needs the main environment, so it
 
 from __future__ import annotations
 
-from ...store.env.memtable import Reads
-
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -24,6 +22,7 @@ from ...partitions.timespan import directory_name
 from ...store.codec import format as fmt
 from ...store.codec.format import LedgerState, PartitionState, Table
 from ...store.codec.run import Run, RunKind
+from ...store.env.memtable import Reads
 from ...store.errors import CorruptEntry, InvalidArgument
 from ...store.log import catalog
 from ...store.log.scan import runs

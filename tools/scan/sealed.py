@@ -10,14 +10,11 @@ it is open can be read to its end.
 
 from __future__ import annotations
 
-from ...store.env.memtable import Reads
-
 import os
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import NamedTuple, TypeVar
-
 
 from ...opening import Identity, open_main
 from ...partitions.partition import Partition, partition_path
@@ -25,6 +22,7 @@ from ...partitions.timespan import directory_name
 from ...store.codec.format import PartitionRecord, PartitionState
 from ...store.config import StoreConfig
 from ...store.env.environment import Environment
+from ...store.env.memtable import Reads
 from ...store.errors import CorruptRecord, DamagedStore
 from ...store.log import catalog
 from ..values import require_store, stored_identity

@@ -8,8 +8,6 @@ destination as it was found: empty.
 
 from __future__ import annotations
 
-from ...store.env.memtable import Reads
-
 import os
 import pickle
 import time
@@ -25,6 +23,7 @@ import pyarrow.parquet as pq
 
 from ...cleanup.retention import retention_by_topic
 from ...opening import Identity
+from ...store.env.memtable import Reads
 from ...store.errors import InvalidArgument
 from ...store.files.directory import make_directory, refuse_inside, remove_tree, sync_directory
 from ..scan.main_tables import MARKERS, SMALL, marker_ledgers, scan_markers, small_in

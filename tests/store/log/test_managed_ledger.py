@@ -12,12 +12,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from duelog.store.codec.format import LedgerState
-from duelog.store.codec.run import Run
+from duelog.store.codec.run import Run, RunLimits
 from duelog.store.env.environment import Environment
 from duelog.store.env.transaction import Transaction
 from duelog.store.errors import CorruptRecord
 from duelog.store.log import catalog
-from duelog.store.log.ledger import RunLimits
 from duelog.store.log.managed_ledger import LedgerLimits, ManagedLedger, Segment
 from duelog.store.log.scan import runs
 from duelog.store.position import Position

@@ -6,8 +6,6 @@ finding, and what depends on it is not judged.
 
 from __future__ import annotations
 
-from ....store.env.memtable import Reads
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -22,6 +20,7 @@ from ....store.codec.format import CursorRecord, LedgerRecord, LedgerState, Part
 from ....store.codec.frontier import FrontierRecord
 from ....store.codec.run import RunKind
 from ....store.env.environment import Environment
+from ....store.env.memtable import Reads
 from ....store.errors import CorruptEntry, CorruptRecord, FormatMismatch, InvalidArgument
 from ....store.log.ledger import find_tail
 from ....store.log.scan import runs
