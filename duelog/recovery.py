@@ -79,7 +79,7 @@ def recover(path: Path, config: StoreConfig, clock: Clock, undo: ExitStack, *, r
     partitions = kind(path, main, config, identity.store_id, claims, read_only=read_only, listeners=listeners)
     undo.callback(partitions.close)
     partitions.load()  # before anything is swept: what it refuses is left as it is
-    wal = WalContent([], 0, None)
+    wal = WalContent([], 0, None, 1)
     if not read_only:
         sweep(path, main)
         wal = replay_wal(path, identity.store_id, main, memtable, partitions)

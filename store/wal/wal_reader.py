@@ -18,12 +18,14 @@ class WalContent(NamedTuple):
     """What a write-ahead log holds.
 
     groups: in the order in which they were written; some may be applied. last: the number of the last segment, whether
-    it is used or not; 0: there is none. tail: where the last one ends, None where the log has not been begun.
+    it is used or not; 0: there is none. tail: where the last one ends, None where the log has not been begun. oldest: the
+    number of the first that is needed, whether it holds groups or not.
     """
 
     groups: list[Group]
     last: int
     tail: SegmentContent | None
+    oldest: int
 
 
 def read_wal(path: Path, store_id: bytes, oldest: int | None) -> WalContent:
@@ -33,7 +35,8 @@ def read_wal(path: Path, store_id: bytes, oldest: int | None) -> WalContent:
     """
     directory = path / DIRECTORY
     if oldest is None:
-        return WalContent([], max(numbers_in(directory), default=0), None)
+        last = max(numbers_in(directory), default=0)
+        return WalContent([], last, None, last + 1)
     groups: list[Group] = []
     number = oldest
     while True:
@@ -51,7 +54,7 @@ def read_wal(path: Path, store_id: bytes, oldest: int | None) -> WalContent:
             directory / file_name(number),
             f"its end, from byte {content.end} on, cannot be read, and {following} follows",
         )
-    return WalContent(groups, number, content)
+    return WalContent(groups, number, content, oldest)
 
 
 def write_wal(path: Path, store_id: bytes, groups: Sequence[Group], oldest: int) -> list[Path]:

@@ -32,8 +32,7 @@ class WriteAheadLog:
         if found.tail is not None:
             sequence, at = len(found.tail.groups), found.tail.end
             self._active = Segment(self._directory, found.last, store_id, 0, at=at, sequence=sequence)
-        oldest = found.groups[0].number if found.groups else found.last
-        self._spare = [number for number in numbers_in(self._directory) if number < oldest]
+        self._spare = [number for number in numbers_in(self._directory) if number < found.oldest]
 
     @property
     def active(self) -> Segment | None:
