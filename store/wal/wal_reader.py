@@ -18,8 +18,8 @@ class WalContent(NamedTuple):
     """What a write-ahead log holds.
 
     groups: in the order in which they were written; some may be applied. last: the number of the last segment, whether
-    it is used or not; 0: there is none. tail: where the last one ends, None where the log has not been begun. oldest: the
-    number of the first that is needed, whether it holds groups or not.
+    it is used or not; 0: there is none. tail: where the last one ends, None where the log has not been begun.
+    oldest: the number of the first that is needed, whether it holds groups or not.
     """
 
     groups: list[Group]
