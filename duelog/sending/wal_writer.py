@@ -102,6 +102,8 @@ class WalWriter:
         self._queue = CommitQueue(self._admit, self._commit_group, self._broke_off)
         self._publishing = False
         """Between a flush and the end of what follows from it in memory."""
+        self._unrecorded = False
+        """Whether the first segment was begun, and the main environment does not say so yet."""
         self._checkpoint: Checkpoint | None = None
         """The last that was begun."""
         self._pool: ThreadPoolExecutor | None = None
@@ -176,9 +178,11 @@ class WalWriter:
                     return [*self._halves(units)]
                 current = units[0]
                 raise InvalidArgument("messages", size, f"bytes, more than a group of {self.largest_group} takes")
-            if rows and not self._wal.fits(size):
+            if rows and (self._unrecorded or not self._wal.fits(size)):
                 batch.release()  # a commit that applies may append to the same logs
-                self._next_segment(size)
+                if not self._wal.fits(size):
+                    self._next_segment(size)
+                self._record_first()
                 return units
             if rows:
                 self._append(batch, rows)
@@ -265,10 +269,8 @@ class WalWriter:
         with explained(self._main.path.parent):
             ended = self._wal.begin_segment(min(size, self._most_bytes), group)
         begun_ms, self._begun_ms = self._begun_ms, None
-        active = self._wal.active
         if ended is None:
-            if active is not None:
-                self._record_first(active.number)
+            self._unrecorded = True
         elif begun_ms is not None:
             self._checkpoint = Checkpoint(self._main, self._partitions, ended)
             if not self._background:
@@ -278,10 +280,14 @@ class WalWriter:
                 self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="duelog-apply")
             self._checkpoint.begin(self._pool)
 
-    def _record_first(self, number: int) -> None:
-        oldest = fmt.pack_u64(number)
-        self._main.write(lambda transaction: transaction.put(fmt.counter_key(catalog.WAL), oldest))
-        self._main.sync()
+    def _record_first(self) -> None:
+        """Have the main environment say that there is a log, before anything is in it. Raises StoreFull, StoreFailed."""
+        active = self._wal.active
+        if self._unrecorded and active is not None:
+            oldest = fmt.pack_u64(active.number)
+            self._main.write(lambda transaction: transaction.put(fmt.counter_key(catalog.WAL), oldest))
+            self._main.sync()
+            self._unrecorded = False
 
     def _finish_checkpoint(self) -> None:
         checkpoint = self._checkpoint
