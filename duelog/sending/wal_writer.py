@@ -281,7 +281,7 @@ class WalWriter:
             self._checkpoint.begin(self._pool)
 
     def _record_first(self) -> None:
-        """Have the main environment say that there is a log, before anything is in it. Raises StoreFull, StoreFailed."""
+        """Have main say that there is a log, before anything is in it. Raises StoreFull, StoreFailed."""
         active = self._wal.active
         if self._unrecorded and active is not None:
             oldest = fmt.pack_u64(active.number)
