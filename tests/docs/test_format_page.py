@@ -12,9 +12,13 @@ from duelog.store.codec import format as fmt
 from duelog.store.codec.body import encode_one
 from duelog.store.codec.copies import copy_key
 from duelog.store.codec.frontier import FrontierRecord
-from duelog.store.codec.run import pack_markers, pack_messages
+from duelog.store.codec.run import pack_markers, pack_message, pack_messages
+from duelog.store.env.memtable import APPLIED_KEY
+from duelog.store.log import catalog
 from duelog.store.message import Message
-from duelog.store.wal.wal_file import FILE_NAME, WalFile, WalRecord
+from duelog.store.wal import segment as segments
+from duelog.store.wal.segment import Row, RowKind, Segment, file_name
+from duelog.store.wal.wal_reader import DIRECTORY
 
 PAGE = Path(__file__).parents[2] / "docs" / "format.md"
 START_MS = 1_789_948_800_000
@@ -30,6 +34,11 @@ def example(number: int) -> tuple[bytes, bytes]:
         return bytes.fromhex("".join(line.split("   ")[0] for line in text.splitlines()))
 
     return parse(key), parse(value)
+
+
+def whole(number: int) -> bytes:
+    """All bytes of the page's hex block `number`."""
+    return b"".join(example(number))
 
 
 def test_the_pages_run_of_messages_is_what_is_written() -> None:
@@ -65,18 +74,32 @@ def test_the_copy_of_the_pages_frontier_is_what_is_written() -> None:
     assert value == fmt.seal(key, FrontierRecord(7, SENT_MS + 60_000, 0, 2, 1, 3, 0, 0).pack())
 
 
-def test_the_pages_journal_is_what_is_written(tmp_path: Path) -> None:
-    """The slot of its epoch, and its group."""
-    store_id = bytes(range(16))
-    with closing(WalFile(tmp_path, store_id, 1 << 20)) as wal:
-        wal.restart()
-        due_ms, body = encode_one(Message(b"pay", deliver_at=SENT_MS + 60_000), SENT_MS, 1_000)
-        wal.append([WalRecord(START_MS, 7, due_ms, 0, body)])
-    content = (tmp_path / FILE_NAME).read_bytes()
-    slot, group = b"".join(example(4)), b"".join(example(5))
-    assert content.startswith(slot)
-    assert content[8192:].rstrip(b"\0") == group
+def test_the_pages_segment_is_what_is_written(tmp_path: Path) -> None:
+    """Its header, and a group of two rows."""
+    due_ms, body = encode_one(Message(b"pay", deliver_at=SENT_MS + 60_000), SENT_MS, 1_000)
+    log, run = fmt.log_key(1), fmt.run_key(7, 0)
+    rows = [
+        Row(RowKind.RECORD, START_MS, log, fmt.pack_u64(7)),
+        Row(RowKind.RUN, START_MS, run, pack_message(run, START_MS, due_ms, body)),
+    ]
+    with closing(Segment(tmp_path, 5, bytes(range(16)), 1 << 20)) as segment:
+        segment.append(rows, flush=True)
+    content = (tmp_path / file_name(5)).read_bytes()
+    header, group = whole(4), whole(5)
+    assert content[:4096].rstrip(b"\0") == header
+    assert content[4096:].rstrip(b"\0") == group
     assert len(content) == 1 << 20
+
+
+def test_the_page_has_the_log_as_the_module_has_it() -> None:
+    """The grammar of segments stands in both places, and the counters and the file's name are those of the code."""
+    text = PAGE.read_text()
+    grammar = [line for line in (segments.__doc__ or "").splitlines() if ":= " in line]
+    assert len(grammar) == 4
+    assert [line for line in grammar if line not in text] == []
+    for counter in (fmt.name_of(APPLIED_KEY), catalog.WAL, catalog.LEDGERS, catalog.TOPICS, catalog.SUBSCRIPTIONS):
+        assert f"`{counter}`" in text
+    assert f"{DIRECTORY}/{file_name(7)} " in text
 
 
 def test_every_table_of_the_format_stands_on_the_page() -> None:
