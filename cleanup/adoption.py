@@ -31,8 +31,8 @@ from ..store.errors import CorruptRecord, DuelogError, StoreFull
 from ..store.files.directory import move
 from ..store.files.failpoints import reach
 from ..store.log import catalog
-from .claims import acknowledged_by_all
 from .compaction import READY, ready_generations
+from .log_claims import acknowledged_by_all
 from .origin import OriginRecord, Relied
 from .sweep import throw_away
 

@@ -24,7 +24,7 @@ from ..store.errors import BrokenInvariant, CorruptEntry, DamagedStore
 from ..store.log import catalog
 from ..store.log.ledger import find_tail
 from ..store.log.scan import runs
-from .claims import LogClaims, needed
+from .log_claims import LogClaims, needed
 from .origin import OriginRecord, Relied
 
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..cleanup.adoption import Adopted, Refused, adopt_ready
-from ..cleanup.claims import claims_of_logs, read_claims
 from ..cleanup.compaction import Finished
 from ..cleanup.compaction_plan import partition_logs
+from ..cleanup.log_claims import claims_of_logs, read_claims
 from ..cleanup.origin import Relied
 from ..cleanup.retention import reason_to_keep
 from ..opening import Identity, StoreLock, open_main

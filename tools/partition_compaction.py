@@ -13,9 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from ..cleanup.claims import LogClaims
 from ..cleanup.compaction import Staged, hand_over, stage_generation
 from ..cleanup.compaction_plan import plan_generation
+from ..cleanup.log_claims import LogClaims
 from ..store.errors import DamagedStore, DuelogError, StoreFailed, StoreUnavailable
 from .scan.sealed import Sealed, open_sealed
 

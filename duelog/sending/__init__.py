@@ -1,1 +1,1 @@
-"""From encoded messages to durable entries: partitions and main log side by side, delay policies, producers."""
+"""From encoded messages to durable entries: delay policies, producers, the WAL writer, its checkpoints, replay."""

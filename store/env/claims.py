@@ -31,15 +31,15 @@ class Claims:
         self._released = threading.Condition(self._mutex)
         self._by_owner: dict[object, object] = {}
 
-    def take(self, owner: object, holder: object) -> None:
-        """For a commit: claim the log `owner` for `holder`, and wait for it. Nothing is done where it has the claim."""
+    def take(self, owner: object, claimant: object) -> None:
+        """For a commit: claim the log `owner`, and wait for that. Nothing is done where `claimant` has the claim."""
         with self._mutex:
-            while self._by_owner.setdefault(owner, holder) is not holder:
+            while self._by_owner.setdefault(owner, claimant) is not claimant:
                 self._released.wait(_LOOK_AGAIN_S)
 
-    def try_take(self, owner: object, holder: object) -> None:
+    def try_take(self, owner: object, claimant: object) -> None:
         """For a group of the write-ahead log: claim the log. Raises Conflict where a commit has it."""
-        if self._by_owner.setdefault(owner, holder) is not holder:  # one step, without the mutex
+        if self._by_owner.setdefault(owner, claimant) is not claimant:  # one step, without the mutex
             raise Conflict(owner)
 
     def wait(self, owner: object) -> None:
@@ -48,10 +48,10 @@ class Claims:
             while owner in self._by_owner:
                 self._released.wait(_LOOK_AGAIN_S)
 
-    def release(self, holder: object, owners: list[object]) -> None:
-        """Give the claims of `holder` on `owners` back; one that it does not hold is left. Never raises."""
+    def release(self, claimant: object, owners: list[object]) -> None:
+        """Give the claims of `claimant` on `owners` back; one that it does not hold is left. Never raises."""
         for owner in owners:
-            if self._by_owner.get(owner) is holder:
+            if self._by_owner.get(owner) is claimant:
                 del self._by_owner[owner]
         with self._mutex:
             self._released.notify_all()

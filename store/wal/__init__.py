@@ -1,4 +1,4 @@
-"""The write-ahead log: a file of groups in which single messages are made durable together before they are applied.
+"""The write-ahead log: segments of groups, each of which makes rows for several environments durable with one flush.
 
-Knows records and flushes; its writer, replay and check stand above.
+Knows rows, memtables and flushes, and nothing of what a row means; its writer, checkpoints and replay stand above.
 """

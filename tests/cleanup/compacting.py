@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from duelog import DelayedStore, ManualClock, MessageId
-from duelog.cleanup.claims import claims_of_logs, read_claims
 from duelog.cleanup.compaction import Finished, hand_over, stage_generation
 from duelog.cleanup.compaction_plan import CompactionPlan, partition_logs, plan_generation
+from duelog.cleanup.log_claims import claims_of_logs, read_claims
 from duelog.partitions.partition import Partition
 from duelog.store.env.environment import Environment
 

@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyroaring import BitMap
 
-from duelog.cleanup import adoption, claims, compaction_plan
-from duelog.cleanup.claims import LogClaims
+from duelog.cleanup import adoption, compaction_plan, log_claims
+from duelog.cleanup.log_claims import LogClaims
 from tests.cleanup.side_by_side import HOUR_MS, SideBySide, Step
 
 topics = st.sampled_from("ab")
@@ -103,7 +103,7 @@ def by_anybody(cursors: object, ledger_id: int, tail: int) -> BitMap:
     return BitMap.union(BitMap(), *each)
 
 
-claims_by_all = claims.acknowledged_by_all
+claims_by_all = log_claims.acknowledged_by_all
 
 
 def too_little(log: LogClaims, tail: int, conditional: BitMap | None) -> BitMap:
@@ -122,10 +122,10 @@ def nothing_needed(log: LogClaims, tail: int, conditional: BitMap | None) -> Bit
 
 
 MUTANTS: dict[str, tuple[object, str, Callable[..., object]]] = {
-    "acknowledged by one is enough": (claims, "acknowledged_by_all", by_anybody),
+    "acknowledged by one is enough": (log_claims, "acknowledged_by_all", by_anybody),
     "no subscription, so it is not needed": (compaction_plan, "needed", too_little),
     "nothing is needed": (compaction_plan, "needed", nothing_needed),
-    "seeks are not looked at": (claims, "acknowledged_by_all", by_all),
+    "seeks are not looked at": (log_claims, "acknowledged_by_all", by_all),
 }
 
 

@@ -16,7 +16,7 @@ from pyroaring import BitMap
 
 from duelog import recovery
 from duelog.background import adopting, maintenance
-from duelog.cleanup import adoption, claims
+from duelog.cleanup import adoption, log_claims
 from duelog.cleanup.deletion import deletable
 from duelog.markers.firing.firing import Firing
 from duelog.partitions import creation, partition_set
@@ -206,7 +206,7 @@ def drop_what_anybody_has_acknowledged() -> None:
 
         return by_anybody
 
-    _patch(claims, "acknowledged_by_all", wrap)
+    _patch(log_claims, "acknowledged_by_all", wrap)
     _patch(adoption, "_taken_back", lambda _: lambda raw, topic_id, relied_on: None)
     _patch(adopting.Adopting, "_gone_back", lambda _: lambda self, relied_on: None)
 

@@ -48,9 +48,9 @@ from duelog import (
     StoreConfig,
     Subscription,
 )
-from duelog.cleanup.claims import claims_of_logs, read_claims
 from duelog.cleanup.compaction import hand_over, stage_generation
 from duelog.cleanup.compaction_plan import partition_logs, plan_generation
+from duelog.cleanup.log_claims import claims_of_logs, read_claims
 from duelog.store.codec.format import PartitionState
 from duelog.store.errors import DamagedStore
 

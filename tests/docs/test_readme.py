@@ -128,6 +128,7 @@ def test_every_function_on_a_messages_way_exists() -> None:
     section = README.partition("## Follow a message\n")[2].partition("\n## ")[0]
     assert re.findall(r"^- \*\*(\w+)\.\*\*", section, re.MULTILINE) == [
         "Send",
+        "Apply",
         "Fire",
         "Receive",
         "Acknowledge",

@@ -42,6 +42,8 @@ ALLOWED = {
     "ReadAhead": "likewise",
     "ReadAheadBudget": "likewise",
     "look_ahead": "how many messages a look-ahead reads past those that it may hand out",
+    "write_ahead_log": "a write-ahead log is what the field calls it",
+    "WriteAheadLog": "likewise",
     "_lead": "the leader of a group commit leads",
     "serve_prometheus": "a server serves",
 }

@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeVar
 
 from pyroaring import BitMap
 
-from ....cleanup.claims import acknowledged_by_all
+from ....cleanup.log_claims import acknowledged_by_all
 from ....partitions.timespan import directory_name
 from ....store.codec import format as fmt
 from ....store.codec.format import CursorRecord, LedgerRecord, LedgerState, PartitionRecord, Table

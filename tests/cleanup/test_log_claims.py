@@ -7,7 +7,7 @@ import pickle
 from pyroaring import BitMap
 
 from duelog import DelayedStore, ManualClock, Message, Policies, StoreConfig
-from duelog.cleanup.claims import (
+from duelog.cleanup.log_claims import (
     LogClaims,
     claims_of_logs,
     claims_without_frontier,
