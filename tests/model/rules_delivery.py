@@ -147,6 +147,8 @@ class DeliveryRules(Machine):
         wanted: list[Item] = []
         dead: list[Item] = []
         foreign: list[Item] = []
+        # What the consumer was given knows more than what is compared of it: what was postponed first.
+        items = [(place, position, message) for (place, position, _), message in zip(items, batch, strict=True)]
         for item in items:
             message = item[2]
             if message.addressee not in (None, consumer.twin.name):

@@ -86,6 +86,9 @@ class ProducerRules(RestartRules):
             pytest.raises(SimulatedCrash if crashes else StoreFull),
         ):
             face.send_batch(drawn, first_sequence_id=first)
+        for due_ms in dues.values():  # their partitions are there, and nothing in them
+            if due_ms > self.twin.now_ms + self.config.inline_delay_ms:
+                self.twin.add_partition(due_ms)
         if crashes:
             self._reopen_after_crash(target)
         self._send_again(topic, name, specs, start, again)
