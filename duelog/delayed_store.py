@@ -14,9 +14,11 @@ from duelog.store.clock import Clock, SystemClock
 from duelog.store.config import StoreConfig
 from duelog.store.errors import ClosedError, InvalidArgument
 from duelog.store.files.system_errors import explained
+from duelog.store.message import Message
 from duelog.store.names import SCHEME, TopicName, validate_namespace_name
 from duelog.store.policy.policies import DelayedDeliveryPolicies, EffectivePolicies, Policies, PolicyValue
 from duelog.store.policy.policy_records import Scope
+from duelog.store.position import MessageId
 
 from .assembly import open_engine
 from .background.maintenance import TickResult
@@ -25,7 +27,7 @@ from .check.check_store import check
 from .check.finding import Finding
 from .engine import Engine
 from .stats import PartitionStats, StoreStats
-from .topic import Topic
+from .topic import Topic, name_in
 from .topics.dead_letters import DeadLetter
 
 
@@ -112,6 +114,39 @@ class DelayedStore:
         """Delete a topic with its messages and subscriptions, and release all it holds. Raises UnknownTopic."""
         self._engine.check_writable()
         self._engine.removal.remove_topic(self._engine.topics.get(TopicName.parse(name)))
+
+    def send_batch(
+        self, messages: Iterable[tuple[str | Topic, Message]], *, allow_past: bool = False
+    ) -> list[MessageId]:
+        """Append messages to several topics as one atomic group: after a crash all of them are there, or none.
+
+        messages: (topic, message), the topic by name or as `topic` gives it; topics that do not exist come into being.
+        Returns the ids in the order of the messages, once all are as durable as the store's `durability` says. All are
+        checked before anything is written. `allow_past`: as in `Topic.send`. Raises InvalidMessage naming the first
+        that cannot be taken (`messages[3].deliver_at`), InvalidArgument where they may be more than one group takes
+        (`StoreConfig.wal_bytes`), DelayTooLong, StoreFull, StoreFailed; then none was appended.
+        """
+        sender, engine = self._engine.sender_to_topics(), self._engine
+        engine.check_writable()
+        if isinstance(messages, (Message, str, bytes)) or not isinstance(messages, Iterable):
+            raise InvalidArgument("messages", messages, "expected a sequence of (topic, Message)")
+        names: dict[TopicName, int] = {}
+        places: dict[str | Topic, int] = {}  # by what was given
+        owners: list[int] = []
+        found: list[Message] = []
+        for pair in messages:
+            if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+                raise InvalidArgument(f"messages[{len(found)}]", pair, "expected (topic, Message)")
+            given, message = pair
+            if not isinstance(given, (str, Topic)):
+                raise InvalidArgument(f"messages[{len(found)}]", given, "expected a topic, or its name")
+            place = places.get(given)
+            if place is None:
+                name = name_in(engine, given) if isinstance(given, Topic) else TopicName.parse(given)
+                place = places[given] = names.setdefault(name, len(names))
+            owners.append(place)
+            found.append(message)
+        return sender.send(list(names), owners, found, allow_past=allow_past).to_list()
 
     def set_policies(
         self,

@@ -30,6 +30,7 @@ from .opening import StoreLock
 from .sending.delay_policies import DelayPolicies
 from .sending.outbox import Outbox
 from .sending.sender import Sender
+from .sending.store_sender import StoreSender
 from .sending.topic_sender import TopicSender
 from .sending.topic_withdrawals import TopicWithdrawals
 from .sending.wal_writer import WalWriter
@@ -137,6 +138,10 @@ class Engine:
             self.writing_at,
             self.config.max_message_bytes,
         )
+
+    def sender_to_topics(self) -> StoreSender:
+        """What sends to several topics at once."""
+        return StoreSender(self.topics, self.policies, self.sender, self.writing_at, self.config.max_message_bytes)
 
     def tick(self) -> TickResult:
         self.check_writable()

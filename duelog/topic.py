@@ -90,10 +90,11 @@ class Topic:
     def send_batch(self, messages: Iterable[Message], *, allow_past: bool = False) -> list[MessageId]:
         """Append messages; returns their ids, in the order of the messages, once all are durable.
 
-        All are checked before any is written. The messages of one time partition are one transaction, and the
-        partitions are committed side by side: if one fails (StoreFull, StoreFailed) others may stand. `allow_past`: as
-        in `send`, for all of them. Raises InvalidMessage naming the first that cannot be taken
-        (`messages[3].deliver_at`), and DelayTooLong.
+        All are checked before any is written. They are one atomic group, over any number of time partitions: after a
+        crash all of them are there, or none. More than a segment of the write-ahead log takes (`StoreConfig.wal_bytes`)
+        are several groups: if one fails (StoreFull, StoreFailed) those before it stand. `allow_past`: as in `send`, for
+        all of them. Raises InvalidMessage naming the first that cannot be taken (`messages[3].deliver_at`), and
+        DelayTooLong.
         """
         return self.sender.send_batch(messages, allow_past=allow_past).to_list()
 
@@ -299,3 +300,10 @@ class Topic:
 
     def __repr__(self) -> str:
         return f"<Topic {self.name}>"
+
+
+def name_in(engine: Engine, topic: Topic) -> TopicName:
+    """The name of a topic of the open store of `engine`. Raises InvalidArgument for one of another."""
+    if topic._engine is not engine:
+        raise InvalidArgument("topic", topic.name, f"a topic of another open store, {topic._engine.path}")
+    return topic._name

@@ -8,7 +8,7 @@ one partition are serialised by its environment; `listener` hears of each in com
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +18,7 @@ from ..store.codec.format import PartitionInfo, PartitionState
 from ..store.codec.run import Int64s, RunLimits
 from ..store.env.claims import Claims
 from ..store.env.environment import Environment
-from ..store.env.memtable import Memtable
+from ..store.env.memtable import Memtable, Reads
 from ..store.env.transaction import StagingTransaction
 from ..store.errors import DamagedStore
 from ..store.files.page_scan import refuse_broken
@@ -170,21 +170,23 @@ class Partition:
         return [log for log in map(self.log, ids) if log is not None]
 
     def _read_log(self, topic_id: int) -> PartitionLog | None:
-        key = fmt.log_key(topic_id)
         with self.environment.read() as raw:
-            value = raw.get(key)
-            if value is None:
-                return None
-            ledger_id = fmt.unpack_u64(fmt.unseal(key, value))
-            entries = find_tail(raw, self.name, ledger_id)
-        log = PartitionLog(topic_id, Ledger(ledger_id, entries), registered=True)
+            return self._find_log(raw, topic_id)
+
+    def _find_log(self, raw: Reads, topic_id: int) -> PartitionLog | None:
+        key = fmt.log_key(topic_id)
+        value = raw.get(key)
+        if value is None:
+            return None
+        ledger_id = fmt.unpack_u64(fmt.unseal(key, value))
+        log = PartitionLog(topic_id, Ledger(ledger_id, find_tail(raw, self.name, ledger_id)), registered=True)
         if not self.environment.read_only:
             self._logs[topic_id] = log
         return log
 
-    def has_read(self, topic_id: int) -> bool:
-        """Whether `log_to_append` needs no environment."""
-        return topic_id in self._logs
+    def has_read(self, topic_ids: Iterable[int]) -> bool:
+        """Whether `log_to_append` and `logs_to_append` of these topics need no environment."""
+        return all(map(self._logs.__contains__, topic_ids))
 
     def log_to_append(self, topic_id: int, new_ledger: Callable[[], int]) -> PartitionLog:
         """The topic's log, or one that its first entry registers. REQUIRES: an append lease.
@@ -198,6 +200,17 @@ class Partition:
                 if log is None:
                     log = self._logs[topic_id] = PartitionLog(topic_id, Ledger(new_ledger()), registered=False)
         return log
+
+    def logs_to_append(self, topic_ids: Sequence[int], new_ledger: Callable[[], int]) -> list[PartitionLog]:
+        """As `log_to_append`, of several topics, whose logs are looked for in one read transaction."""
+        if not self.has_read(topic_ids):
+            with self._lock:
+                missing = [topic_id for topic_id in topic_ids if topic_id not in self._logs]
+                with self.environment.read() as raw:
+                    missing = [topic_id for topic_id in missing if self._find_log(raw, topic_id) is None]
+                for topic_id in missing:
+                    self._logs[topic_id] = PartitionLog(topic_id, Ledger(new_ledger()), registered=False)
+        return [self._logs[topic_id] for topic_id in topic_ids]
 
     def add(
         self,

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -205,10 +205,12 @@ class PartitionSet:
 
         topic_id: given, the environment is opened only where the end of the topic's log is not known.
         """
-        return self.begin_appends([start_ms], now_ms, topic_id)[0]
+        return self.begin_appends([start_ms], now_ms, None if topic_id is None else [(topic_id,)])[0]
 
-    def begin_appends(self, starts: Sequence[int], now_ms: int, topic_id: int | None = None) -> list[Partition | None]:
-        """As `begin_append`, for many partitions; those that are missing are created side by side."""
+    def begin_appends(
+        self, starts: Sequence[int], now_ms: int, topic_ids: Sequence[Collection[int]] | None = None
+    ) -> list[Partition | None]:
+        """As `begin_append`, for many partitions, each of some topics; those that are missing are created together."""
         missing = [start_ms for start_ms in starts if start_ms not in self._partitions]
         if missing:
             self._create(missing, now_ms)
@@ -218,12 +220,12 @@ class PartitionSet:
             if self._closed:
                 raise ClosedError("store")
             try:
-                for start_ms in starts:
+                for at, start_ms in enumerate(starts):
                     partition = self._partitions.get(start_ms)
                     if partition is None or partition.state is not PartitionState.OPEN:
                         accepted.append(None)
                         continue
-                    if topic_id is None or not partition.has_read(topic_id):
+                    if topic_ids is None or not partition.has_read(topic_ids[at]):
                         if not partition.is_open:
                             self._open_environment(partition)
                         self._open.move_to_end(start_ms)

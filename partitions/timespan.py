@@ -71,6 +71,31 @@ def group_by_partition(
     return order, [(first + head * span_ms, *cut) for head, cut in zip(heads, pairwise(cuts), strict=True)]
 
 
+def group_by_log(
+    owners: npt.NDArray[np.intp], dues: npt.NDArray[np.int64], span_ms: int
+) -> tuple[npt.NDArray[np.intp], list[tuple[int, int, int, int]]]:
+    """As `group_by_partition`, of messages of several owners: groups are ``(start_ms, owner, start, limit)``.
+
+    By partition, then by owner, a number from 0.
+    """
+    _require_span(span_ms)
+    if not len(dues):
+        return np.empty(0, dtype=np.intp), []
+    earliest, latest = _require_dues(dues)
+    first = earliest - earliest % span_ms
+    width = int(owners.max()) + 1
+    numbers = (dues - first) // span_ms * width + owners
+    if ((latest - first) // span_ms + 1) * width <= 1 << 16:
+        numbers = numbers.astype(np.uint16)
+    order = numbers.argsort(kind="stable")
+    ordered = numbers[order]
+    cuts = [0, *((ordered[1:] != ordered[:-1]).nonzero()[0] + 1).tolist(), len(dues)]
+    heads = [divmod(head, width) for head in ordered[cuts[:-1]].tolist()]
+    return order, [
+        (first + number * span_ms, owner, *cut) for (number, owner), cut in zip(heads, pairwise(cuts), strict=True)
+    ]
+
+
 def directory_name(start_ms: int) -> str:
     """Directory of the partition that starts at ``start_ms``: ``20261120T000000Z``.
 

@@ -127,13 +127,11 @@ class MessageIds(Sequence[MessageId]):
     def columns(self) -> tuple[Int64s, Int64s]:
         """Ledger ids and entry ids, not to be written to. O(ids) at first use."""
         if self._columns is None:
-            counts = [count for _, _, count in self._segments]
-            ledgers: Int64s = np.repeat(np.array([ledger for ledger, _, _ in self._segments], dtype=np.int64), counts)
-            entries: Int64s = np.empty(len(ledgers), dtype=np.int64)
-            at = 0
-            for _, first, count in self._segments:
-                entries[at : at + count] = np.arange(first, first + count)
-                at += count
+            segments = np.array([tuple(segment) for segment in self._segments], dtype=np.int64).reshape(-1, 3)
+            counts = segments[:, 2]
+            ledgers: Int64s = np.repeat(segments[:, 0], counts)
+            before = np.cumsum(counts) - counts
+            entries: Int64s = np.arange(len(ledgers), dtype=np.int64) + np.repeat(segments[:, 1] - before, counts)
             if self._places is not None:
                 placed = np.empty_like(ledgers), np.empty_like(entries)
                 placed[0][self._places], placed[1][self._places] = ledgers, entries

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import functools
 import os
-from collections.abc import AsyncIterator, Callable, Generator
-from typing import Any, Self
+from collections.abc import AsyncIterator, Callable, Generator, Iterable
+from typing import Any, Self, cast
 
 import duelog
 from duelog.markers.firing.suspensions import Suspension
 
 from .threads import InThreads, Threads, close_result, in_thread
-from .topic import Topic
+from .topic import Topic, plain_topic
 
 
 class DelayedStore(InThreads[duelog.DelayedStore]):
@@ -43,6 +43,13 @@ class DelayedStore(InThreads[duelog.DelayedStore]):
         """As `duelog.DelayedStore.topics`."""
         async for topic in self._threads.iterate(lambda: self._inner.topics(namespace, pattern)):
             yield Topic(topic, self._threads)
+
+    async def send_batch(
+        self, messages: Iterable[tuple[str | Topic, duelog.Message]], *, allow_past: bool = False
+    ) -> list[duelog.MessageId]:
+        """As `duelog.DelayedStore.send_batch`. What it is given is iterated over in another thread."""
+        pairs = map(_plain, messages) if isinstance(messages, Iterable) else messages
+        return await self._threads.run(self._inner.send_batch, pairs, allow_past=allow_past)
 
     delete_topic = in_thread(duelog.DelayedStore.delete_topic)
     set_policies = in_thread(duelog.DelayedStore.set_policies)
@@ -90,6 +97,13 @@ class DelayedStore(InThreads[duelog.DelayedStore]):
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+
+def _plain(pair: tuple[str | Topic, duelog.Message]) -> tuple[str | duelog.Topic, duelog.Message]:
+    """A pair with a topic of `duelog` in place of one for asyncio; what is no pair is refused by the store."""
+    if isinstance(pair, (tuple, list)) and len(pair) == 2 and isinstance(pair[0], Topic):
+        return plain_topic(pair[0]), pair[1]
+    return cast("tuple[str | duelog.Topic, duelog.Message]", pair)
 
 
 class _Opening:

@@ -86,6 +86,11 @@ class Topic(InThreads[duelog.Topic]):
     stats = in_thread(duelog.Topic.stats)
 
 
+def plain_topic(topic: Topic) -> duelog.Topic:
+    """The topic itself, for other threads."""
+    return topic._inner
+
+
 class Producer(InThreads[producer.Producer]):
     """See `duelog.Topic.producer`. After a cancelled send its number may be sent again."""
 

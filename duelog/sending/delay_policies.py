@@ -190,6 +190,24 @@ class DelayPolicies:
         batch.dues = dues
         batch.delayed = dues > now_ms
 
+    def apply_each(
+        self, topics: Sequence[TopicName], owners: npt.NDArray[np.intp], batch: EncodedBatch, now_ms: int
+    ) -> None:
+        """As `apply`, of messages of several topics; `owners`: whose each is, as a place in `topics`."""
+        if not self._any:
+            return
+        order = owners.argsort(kind="stable")
+        edges = np.searchsorted(owners[order], np.arange(len(topics) + 1))
+        overridden = np.zeros(len(batch), dtype=np.bool_)
+        for at, topic in enumerate(topics):
+            rows = order[edges[at] : edges[at + 1]]
+            own = EncodedBatch(batch.dues[rows], batch.delayed[rows], [])
+            self.apply(topic, own, now_ms)
+            batch.dues[rows], batch.delayed[rows] = own.dues, own.delayed
+            if own.overridden is not None:
+                overridden[rows] = own.overridden
+        batch.overridden = overridden
+
     def retry_due_ms(self, topic: TopicName, due_ms: int, now_ms: int) -> int:
         """When a message comes again whose consumer asked for `due_ms`. Raises DelayTooLong.
 
@@ -205,9 +223,11 @@ class DelayPolicies:
                 listener.rejected(topic, 1)
             raise
 
-    def stored(self, topic: TopicName, overridden: npt.NDArray[np.bool_] | bool | None) -> None:
-        """Messages that `apply` marked so are on disk: count those that did not get the delay they asked for."""
-        count = 0 if overridden is None else int(np.count_nonzero(overridden))
+    def stored(self, topic: TopicName, overridden: npt.NDArray[np.bool_] | bool | int | None) -> None:
+        """Count messages that did not get the delay they asked for: those that `apply` marked, or so many; on disk."""
+        if isinstance(overridden, np.ndarray):
+            overridden = int(np.count_nonzero(overridden))
+        count = int(overridden or 0)
         if count:
             for listener in self._listeners:
                 listener.overridden(topic, count)

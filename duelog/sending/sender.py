@@ -15,12 +15,12 @@ import numpy.typing as npt
 
 from duelog.partitions.partition import Partition, PartitionLog
 from duelog.partitions.partition_set import PartitionSet
-from duelog.partitions.timespan import group_by_partition
+from duelog.partitions.timespan import group_by_log, group_by_partition
 from duelog.store.codec.bodies import Bodies
 from duelog.store.codec.body import EncodedBatch
 from duelog.store.codec.run import Int64s, RunLimits
 from duelog.store.config import StoreConfig
-from duelog.store.errors import BrokenInvariant, UnknownTopic
+from duelog.store.errors import BrokenInvariant, InvalidArgument, UnknownTopic
 from duelog.store.log.ledger import PackedMessages
 from duelog.store.log.managed_ledger import Segment
 from duelog.store.position import MessageId, MessageIds
@@ -54,6 +54,17 @@ class _Part(NamedTuple):
     dues: Int64s
     messages: Sequence[bytes] | PackedMessages
     entries: int
+
+
+def _by_owner(owners: Places | None, places: Places) -> tuple[Places, list[tuple[int, int, int]]]:
+    """Places of a batch by owner, and the (owner, start, limit) of each in them."""
+    if owners is None:
+        return places, [(0, 0, len(places))]
+    found = owners[places]
+    order = found.argsort(kind="stable")
+    values, starts = np.unique(found[order], return_index=True)
+    limits = [*starts[1:].tolist(), len(places)]
+    return places[order], list(zip(values.tolist(), starts.tolist(), limits, strict=True))
 
 
 class Sender:
@@ -93,7 +104,8 @@ class Sender:
         for start, limit in self._pieces(batch):
             piece = batch if limit - start == len(batch) else batch.part(start, limit)
             extra = None if also is None else _at(also, range(start, limit))
-            ids += self._send_group([(topic, piece)], now_ms, extra)
+            ids.append(self._send_group([topic], None, piece, now_ms, extra))
+            self._policies.stored(topic.name, piece.overridden)
         return ids[0] if len(ids) == 1 else MessageIds.joined(ids)
 
     def _pieces(self, batch: EncodedBatch) -> list[tuple[int, int]]:
@@ -111,73 +123,127 @@ class Sender:
             start = limit
         return pieces
 
-    def send_all(self, batches: Sequence[tuple[TopicState, EncodedBatch]], now_ms: int) -> list[MessageIds]:
-        """Append batches of several topics as one group; the ids of each in the order of its messages.
+    def send_all(self, topics: Sequence[TopicState], owners: Places, batch: EncodedBatch, now_ms: int) -> MessageIds:
+        """Append messages of several topics as one group; the ids in the order of the messages.
 
-        Raises InvalidArgument, with nothing stored, where one group does not take them.
+        owners: whose each message is, as a place in `topics`. Raises InvalidArgument, with nothing stored, where one
+        group does not take them.
         """
-        return self._send_group(batches, now_ms, None)
+        ids = self._send_group(topics, owners, batch, now_ms, None)
+        if batch.overridden is not None:
+            counts = np.bincount(owners[batch.overridden], minlength=len(topics))
+            for at in counts.nonzero()[0].tolist():
+                self._policies.stored(topics[at].name, int(counts[at]))
+        return ids
+
+    def refuse_too_large(self, batch: EncodedBatch, owners: Places) -> None:
+        """Raise InvalidArgument where `send_all` might not take a batch, for it may be more than a group takes."""
+        count, size = len(batch), Bodies.of(batch.bodies).total()
+        most = self._wal_writer.largest_group
+        if size + _COLUMN_BYTES * count <= most:
+            logs = len(np.unique(batch.dues // self._span_ms * (int(owners.max()) + 1) + owners)) if count else 0
+            runs = 2 * logs + count // self._run_limits.entries + 2 * size // self._run_limits.bytes
+            size += _ROW_BYTES * (runs + 1)
+        size += _COLUMN_BYTES * count
+        if size > most:
+            raise InvalidArgument("messages", count, f"they take {size} bytes, a group of messages at most {most}")
 
     def _send_group(
         self,
-        batches: Sequence[tuple[TopicState, EncodedBatch]],
+        topics: Sequence[TopicState],
+        owners: Places | None,
+        batch: EncodedBatch,
         now_ms: int,
         also: Callable[[WriteBatch], None] | None,
-    ) -> list[MessageIds]:
+    ) -> MessageIds:
+        """`owners` None: all are of one topic."""
         with ExitStack() as leases:
-            parts: list[_Part] = []
-            counts: list[int] = []
-            orders: list[Places | None] = []
-            for topic, batch in batches:
-                routed, order = self._route(topic, batch, now_ms, leases)
-                parts += routed
-                counts.append(len(routed))
-                orders.append(order)
+            parts, order = self._route(topics, owners, batch, now_ms, leases)
             written = self._wal_writer.write(lambda group: self._write(group, parts, now_ms, also))
-        found, at = [], 0
-        for (topic, batch), count, order in zip(batches, counts, orders, strict=True):
-            segments = [segment for part in written[at : at + count] for segment in part]
-            found.append(MessageIds(segments, order))
-            self._policies.stored(topic.name, batch.overridden)
-            at += count
-        return found
+        return MessageIds([segment for part in written for segment in part], order)
 
     def _route(
-        self, topic: TopicState, batch: EncodedBatch, now_ms: int, leases: ExitStack
+        self,
+        topics: Sequence[TopicState],
+        owners: Places | None,
+        batch: EncodedBatch,
+        now_ms: int,
+        leases: ExitStack,
     ) -> tuple[list[_Part], Places | None]:
         """The parts of a batch, one for each log, and the places of their messages in it; None: in order."""
-        count = len(batch)
         if self._inline_ms:  # what is due soon waits in the main log (PIP-448)
             batch.delayed = batch.dues > now_ms + self._inline_ms
-        delayed = int(np.count_nonzero(batch.delayed))
-        if not delayed:
-            return [_Part(topic, None, None, batch.dues, batch.bodies, count)], None
-        if delayed == count:
-            order, groups = group_by_partition(batch.dues, self._span_ms)
-            ahead = 0
-        else:
-            direct, later = (~batch.delayed).nonzero()[0], batch.delayed.nonzero()[0]
-            order, groups = group_by_partition(batch.dues[later], self._span_ms)
-            order = np.concatenate((direct, later[order]))
-            ahead = len(direct)
-        alone = len(groups) == 1 and not ahead
+        count, delayed = len(batch), int(np.count_nonzero(batch.delayed))
+        direct, order = np.empty(0, dtype=np.intp), np.empty(0, dtype=np.intp)
+        direct_groups: list[tuple[int, int, int]] = []
+        groups: list[tuple[int, int, int, int]] = []
+        if delayed < count:
+            direct, direct_groups = _by_owner(owners, (~batch.delayed).nonzero()[0])
+        if delayed:
+            later = None if delayed == count else batch.delayed.nonzero()[0]
+            order, groups = self._by_log(owners, batch.dues, later)
+        alone = len(groups) + len(direct_groups) == 1
+        order = np.concatenate((direct, order))
         if not alone:
             batch = batch.rows(order)
-        parts = []
-        if ahead:
-            parts.append(_Part(topic, None, None, batch.dues[:ahead], batch.bodies[:ahead], ahead))
-        dues, bodies = batch.dues[ahead:], Bodies.of(batch.bodies)[ahead:]
-        partitions = self._partitions.begin_appends([start_ms for start_ms, _, _ in groups], now_ms, topic.topic_id)
-        leases.callback(self._partitions.end_appends, partitions)
-        packed = PackedMessages.each(dues, bodies, groups, self._run_limits)
-        new_ledger = self._partitions.new_ledger
-        for partition, (_, low, high), messages in zip(partitions, groups, packed, strict=True):
-            if partition is None:  # it has closed meanwhile, so its messages are due
-                parts.append(_Part(topic, None, None, dues[low:high], bodies[low:high], high - low))
-                continue
-            log = partition.log_to_append(topic.topic_id, new_ledger)
-            parts.append(_Part(topic, partition, log, messages.dues, messages, high - low))
+        bodies = Bodies.of(batch.bodies)
+        parts = [
+            _Part(topics[owner], None, None, batch.dues[low:high], bodies[low:high], high - low)
+            for owner, low, high in direct_groups
+        ]
+        if groups:
+            ahead = len(direct)
+            parts += self._to_partitions(topics, groups, batch.dues[ahead:], bodies[ahead:], now_ms, leases)
         return parts, None if alone else order
+
+    def _by_log(
+        self, owners: Places | None, dues: Int64s, places: Places | None
+    ) -> tuple[Places, list[tuple[int, int, int, int]]]:
+        """As `group_by_log`, of the messages at some places; None: of all."""
+        if places is not None:
+            dues = dues[places]
+        if owners is None:
+            order, groups = group_by_partition(dues, self._span_ms)
+            found = [(start_ms, 0, low, high) for start_ms, low, high in groups]
+        else:
+            order, found = group_by_log(owners if places is None else owners[places], dues, self._span_ms)
+        return order if places is None else places[order], found
+
+    def _to_partitions(
+        self,
+        topics: Sequence[TopicState],
+        groups: Sequence[tuple[int, int, int, int]],
+        dues: Int64s,
+        bodies: Bodies,
+        now_ms: int,
+        leases: ExitStack,
+    ) -> list[_Part]:
+        """The parts of messages in the order of their groups, packed."""
+        topic_ids: dict[int, list[int]] = {}
+        for start_ms, owner, _, _ in groups:
+            topic_ids.setdefault(start_ms, []).append(topics[owner].topic_id)
+        partitions = self._partitions.begin_appends(list(topic_ids), now_ms, list(topic_ids.values()))
+        leases.callback(self._partitions.end_appends, partitions)
+        places = [
+            (partition, log)
+            for partition, ids in zip(partitions, topic_ids.values(), strict=True)
+            for log in self._logs(partition, ids)
+        ]
+        packed = PackedMessages.each(
+            dues, bodies, [(base, low, high) for base, _, low, high in groups], self._run_limits
+        )
+        parts = []
+        for (partition, log), (_, owner, low, high), messages in zip(places, groups, packed, strict=True):
+            if log is None:  # the partition has closed meanwhile, so they are due
+                parts.append(_Part(topics[owner], None, None, dues[low:high], bodies[low:high], high - low))
+            else:
+                parts.append(_Part(topics[owner], partition, log, messages.dues, messages, high - low))
+        return parts
+
+    def _logs(self, partition: Partition | None, topic_ids: Sequence[int]) -> Sequence[PartitionLog | None]:
+        if partition is None:
+            return [None] * len(topic_ids)
+        return partition.logs_to_append(topic_ids, self._partitions.new_ledger)
 
     def _write(
         self, group: WriteBatch, parts: Sequence[_Part], now_ms: int, also: Callable[[WriteBatch], None] | None

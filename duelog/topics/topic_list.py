@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from pyroaring import BitMap
 
@@ -68,6 +68,34 @@ class Topics:
             self._main.write(lambda transaction: catalog.add_topic(transaction, str(name), now_ms))
             state = self.get(name)
         return state
+
+    def get_or_create_all(self, names: Sequence[TopicName], now_ms: int) -> list[TopicState]:
+        """The topics of several names; those that there are not are created in one commit."""
+        absent = self._load_all(names)
+        if absent:
+
+            def add(transaction: Transaction) -> None:
+                for name in absent:
+                    catalog.add_topic(transaction, str(name), now_ms)
+
+            self._main.write(add)
+            self._load_all(absent)
+        return [self.get(name) for name in names]
+
+    def _load_all(self, names: Sequence[TopicName]) -> list[TopicName]:
+        """Have topics be in memory; those that there are not."""
+        if all(map(self._by_name.__contains__, names)):
+            return []
+        absent = []
+        with self._lock, self._main.read() as raw:
+            for name in names:
+                if name not in self._by_name:
+                    record = catalog.find_topic(raw, str(name))
+                    if record is None:
+                        absent.append(name)
+                    else:
+                        self._load(raw, record.topic_id, name)
+        return absent
 
     def by_id(self, topic_id: int) -> TopicState | None:
         """The topic of an id, None when it was deleted."""

@@ -1,0 +1,259 @@
+"""`DelayedStore.send_batch`: messages to several topics, all of them or none, and how it is done for many topics."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+
+import pytest
+
+import duelog
+from duelog import DelayedDeliveryPolicies, DelayedStore, ManualClock, Message, StoreConfig, aio
+from duelog.errors import DelayTooLong, InvalidArgument, InvalidMessage
+from duelog.store.files import failpoints
+from duelog.store.names import TopicName
+from tests.conftest import START_MS, OpenStore
+
+HOUR_MS = 3_600_000
+CONFIG = StoreConfig(partition_ms=HOUR_MS, max_clock_jump_ms=None, retention_ms=1_000 * HOUR_MS)
+
+
+def sends(count: int, seed: int = 0) -> list[tuple[str, Message]]:
+    """Messages of five topics over four partitions, and some that are due at once."""
+    random = Random(seed)
+    pairs = []
+    for number in range(count):
+        delay_ms = random.choice((0, random.randrange(1, 4 * HOUR_MS)))
+        pairs.append((f"t{random.randrange(5)}", Message(b"%d" % number, deliver_at=START_MS + delay_ms)))
+    return pairs
+
+
+def stored(store: DelayedStore) -> dict[str, list[bytes]]:
+    """Payloads by topic of all that there is, fired or not, in order of due time; it consumes them."""
+    found: dict[str, list[bytes]] = {}
+    for topic in store.topics():
+        with topic.subscribe("all") as reader:
+            found[topic.name.rpartition("/")[2]] = sorted(m.payload for m in reader.receive(10_000, timeout=0))
+    return found
+
+
+def of(pairs: list[tuple[str, Message]]) -> dict[str, list[bytes]]:
+    """As `stored`, of what was sent."""
+    found: dict[str, list[bytes]] = {}
+    for topic, message in pairs:
+        found.setdefault(topic, []).append(bytes(message.payload))
+    return {topic: sorted(payloads) for topic, payloads in sorted(found.items())}
+
+
+def end_of_time(store: DelayedStore, clock: ManualClock) -> None:
+    """Have all be due."""
+    clock.advance(6 * HOUR_MS)
+    store.tick()
+
+
+def test_each_topic_gets_its_messages_and_each_message_its_id(store: DelayedStore, clock: ManualClock) -> None:
+    """Due at once or later, in topics that were there and topics that were not."""
+    store.topic("t1").send(b"before", deliver_after=1)
+    pairs = sends(300)
+    ids = store.send_batch(pairs)
+    assert len(set(ids)) == 300
+    for (topic, message), message_id in zip(pairs, ids, strict=True):
+        found = store.topic(topic).get(message_id)
+        assert found is not None
+        assert found.payload == message.payload
+    expected = of([*pairs, ("t1", Message(b"before"))])
+    end_of_time(store, clock)
+    assert stored(store) == expected
+    assert list(store.check(deep=True)) == []
+
+
+def test_messages_of_one_topic_and_due_time_keep_their_order(store: DelayedStore, clock: ManualClock) -> None:
+    """As they were given, among those of other topics."""
+    pairs = [(f"t{number % 3}", Message(b"%03d" % number, deliver_after=60)) for number in range(90)]
+    pairs += [(f"t{number % 3}", Message(b"%03d" % number)) for number in range(90, 120)]
+    store.send_batch(pairs)
+    end_of_time(store, clock)
+    with store.topic("t1").subscribe("s") as reader:
+        got = [message.payload for message in reader.receive(100, timeout=0)]
+    assert got == [b"%03d" % n for n in (*range(91, 120, 3), *range(1, 90, 3))]
+
+
+def test_a_topic_is_named_or_given_and_both_are_the_same_topic(store: DelayedStore) -> None:
+    """Short, full, or as `DelayedStore.topic` gives it."""
+    topic = store.topic("a")
+    ids = store.send_batch([("a", Message(b"0")), (topic, Message(b"1")), (topic.name, Message(b"2"))])
+    assert len({message_id.ledger_id for message_id in ids}) == 1
+    assert [message_id.entry_id for message_id in ids] == [0, 1, 2]
+    assert [each.name for each in store.topics()] == [topic.name]
+
+
+def test_nothing_is_no_group(store: DelayedStore) -> None:
+    """No message, no id."""
+    assert store.send_batch([]) == []
+
+
+@pytest.mark.usefixtures("unchanged")
+@pytest.mark.parametrize(
+    ("wrong", "error", "said"),
+    [
+        (("new", Message(b"x", deliver_at=1_000)), InvalidMessage, r"messages\[2\]\.deliver_at"),
+        (("new", Message("text")), InvalidMessage, r"messages\[2\]\.payload"),  # type: ignore[arg-type]
+        (("new", b"x"), InvalidMessage, r"messages\[2\]"),
+        (("a//b", Message(b"x")), InvalidArgument, "topic"),
+        ((7, Message(b"x")), InvalidArgument, r"messages\[2\]"),
+        (Message(b"x"), InvalidArgument, r"messages\[2\]"),
+        (("new", Message(b"x"), 1), InvalidArgument, r"messages\[2\]"),
+    ],
+)
+def test_all_are_checked_before_any_is_stored(
+    store: DelayedStore, wrong: object, error: type[Exception], said: str
+) -> None:
+    """Not even a topic comes into being."""
+    with pytest.raises(error, match=said):
+        store.send_batch([("t", Message(b"1")), ("other", Message(b"2")), wrong])  # type: ignore[list-item]
+    assert not store.topic("other").exists()
+
+
+@pytest.mark.parametrize("messages", [Message(b"x"), "t", 3, None])
+def test_what_is_no_sequence_of_pairs_is_refused(store: DelayedStore, messages: object) -> None:
+    """By name."""
+    with pytest.raises(InvalidArgument, match="messages"):
+        store.send_batch(messages)  # type: ignore[arg-type]
+
+
+def test_a_topic_of_another_store_is_refused(store: DelayedStore, open_store: OpenStore, tmp_path: Path) -> None:
+    """Its messages would be found in this one by nobody."""
+    other = open_store(tmp_path / "other")
+    with pytest.raises(InvalidArgument, match="topic"):
+        store.send_batch([(other.topic("a"), Message(b"x"))])
+    assert list(store.topics()) == []
+
+
+def test_more_than_a_group_takes_is_refused_with_the_limit_and_nothing_is_stored(open_store: OpenStore) -> None:
+    """No message, no topic, no partition; as much as a group takes is taken."""
+    store = open_store(config=replace(CONFIG, wal_bytes=1 << 20, max_message_bytes=100_000))
+    limit = store._engine.writer().largest_group
+    pairs = [(f"t{number % 7}", Message(bytes(10_000), deliver_after=number * 600)) for number in range(105)]
+    with pytest.raises(InvalidArgument, match=rf"messages=105: they take 10\d{{5}} bytes, .* at most {limit}"):
+        store.send_batch(pairs)
+    assert list(store.topics()) == []
+    assert store.partitions() == []
+    assert len(store.send_batch(pairs[:100])) == 100
+
+
+def test_no_batch_that_passes_the_check_is_refused_by_the_log(open_store: OpenStore) -> None:
+    """The check before anything is stored counts no less than the group has: many logs, runs that are cut by size."""
+    store = open_store(config=replace(CONFIG, wal_bytes=1 << 18, max_message_bytes=1 << 17, run_bytes=1 << 16))
+    limit = store._engine.writer().largest_group
+    for seed in range(40):
+        random = Random(seed)
+        low, high = random.choice([(0, 10), (1_000, 3_000), (30_000, 66_000)])
+        pairs = []
+        for number in range(20_000):
+            due_ms = START_MS + random.randrange(6 * HOUR_MS)
+            pairs.append((f"t{number % (seed + 1)}", Message(bytes(random.randint(low, high)), deliver_at=due_ms)))
+            if sum(len(message.payload) + 40 for _, message in pairs[-500:]) * len(pairs) // 500 > 2 * limit:
+                break
+        while True:
+            try:
+                ids = store.send_batch(pairs)
+            except InvalidArgument as error:
+                if "they take" not in str(error):
+                    raise
+                del pairs[-max(len(pairs) // 50, 1) :]
+            else:
+                assert len(ids) == len(pairs) > 0
+                break
+
+
+def test_delay_policies_apply_topic_by_topic(store: DelayedStore) -> None:
+    """A fixed delay of one topic is none of the others; one delay that is too long refuses all."""
+    store.set_policies(DelayedDeliveryPolicies(fixed_delivery_delay_ms=60_000), topic="fixed")
+    store.set_policies(DelayedDeliveryPolicies(max_delivery_delay_ms=5_000), topic="short")
+    now_ms = store.clock.now_ms()
+    pairs = [("free", Message(b"0")), ("fixed", Message(b"1")), ("short", Message(b"2", deliver_after=4)),
+             ("fixed", Message(b"3", deliver_after=1)), ("free", Message(b"4", deliver_after=7))]  # fmt: skip
+    ids = store.send_batch(pairs)
+    found = [store.topic(topic).get(id_) for (topic, _), id_ in zip(pairs, ids, strict=True)]
+    assert [message.due_ms - now_ms for message in found if message] == [0, 60_000, 4_000, 60_000, 7_000]
+    with pytest.raises(DelayTooLong):
+        store.send_batch([("new", Message(b"0")), ("short", Message(b"1", deliver_after=6))])
+    assert not store.topic("new").exists()
+
+
+def test_two_thousand_new_topics_are_one_commit_of_the_main_environment(store: DelayedStore) -> None:
+    """And so are their logs in a partition few: ids of ledgers are reserved in blocks."""
+    store.topic("first").send(b"x", deliver_after=5)
+    before = store._engine.main.counts.commits
+    store.send_batch([(f"t{number}", Message(b"x", deliver_after=5)) for number in range(2_000)])
+    assert store._engine.main.counts.commits - before < 12
+    before = store._engine.main.counts.commits
+    store.send_batch([(f"t{number}", Message(b"x", deliver_after=5)) for number in range(2_000)])
+    assert store._engine.main.counts.commits == before
+
+
+@pytest.mark.parametrize(("point", "there"), [("wal.before", False), ("wal.after", True)])
+def test_after_a_crash_all_of_it_is_there_or_nothing(
+    store: DelayedStore, open_store: OpenStore, clock: ManualClock, tmp_path: Path, point: str, there: bool
+) -> None:
+    """Over topics, partitions and the main environment: a copy of the files as they were at the point."""
+    earlier = sends(40)
+    store.send_batch(earlier)
+    pairs = sends(300, seed=1)
+    crash_at(point, lambda: shutil.copytree(store.path, tmp_path / "crashed"))
+    store.send_batch(pairs)
+    failpoints.disarm()
+    crashed = open_store(tmp_path / "crashed", CONFIG)
+    end_of_time(crashed, clock)
+    assert stored(crashed) == of(earlier + pairs if there else earlier)
+    assert list(crashed.check(deep=True)) == []
+
+
+def crash_at(point: str, action: Callable[[], object]) -> None:
+    """Do something the first time that the point is reached."""
+    left = [action]
+
+    def once() -> None:
+        if left:
+            left.pop()()
+
+    failpoints.arm(point, once)
+
+
+def test_a_deleted_topic_among_them_refuses_all(store: DelayedStore, clock: ManualClock) -> None:
+    """A topic that is deleted while the batch is on its way, and is created anew by the next."""
+    store.send_batch([("a", Message(b"1", deliver_after=5)), ("b", Message(b"1", deliver_after=5))])
+    topics = store._engine.topics
+    make = topics.get_or_create_all
+
+    def make_and_delete(names: list[TopicName], now_ms: int) -> object:
+        states = make(names, now_ms)
+        store.delete_topic("b")
+        return states
+
+    topics.get_or_create_all = make_and_delete  # type: ignore[method-assign, assignment]
+    with pytest.raises(duelog.errors.UnknownTopic):
+        store.send_batch([("a", Message(b"2", deliver_after=5)), ("b", Message(b"2", deliver_after=5))])
+    del topics.get_or_create_all
+    store.send_batch([("a", Message(b"3", deliver_after=5)), ("b", Message(b"3", deliver_after=5))])
+    end_of_time(store, clock)
+    assert stored(store) == {"a": [b"1", b"3"], "b": [b"3"]}
+
+
+def test_a_group_is_sent_from_asyncio(tmp_path: Path, clock: ManualClock) -> None:
+    """By name or by the topic of that face."""
+
+    async def send() -> None:
+        async with aio.DelayedStore.open(tmp_path / "s", CONFIG, clock=clock) as store:
+            ids = await store.send_batch([("a", Message(b"0")), (store.topic("a"), Message(b"1", deliver_after=1))])
+            assert await store.topic("a").get(ids[1]) is not None
+            with pytest.raises(InvalidArgument):
+                await store.send_batch([(5, Message(b"0"))])  # type: ignore[list-item]
+            with pytest.raises(InvalidArgument):
+                await store.send_batch(5)  # type: ignore[arg-type]
+
+    asyncio.run(send())
