@@ -20,7 +20,7 @@ from duelog.store.codec import format as fmt
 from duelog.store.codec.format import PartitionInfo, PartitionState
 from duelog.store.config import StoreConfig
 from duelog.store.env.environment import Environment
-from duelog.store.env.memtable import Memtable
+from duelog.store.env.memtable import Follow, Memtable
 from duelog.store.env.transaction import Transaction
 from duelog.store.errors import DamagedStore, FormatMismatch, StoreLocked
 from duelog.store.files import datafile
@@ -151,10 +151,14 @@ def open_main(
     identity: Identity,
     listeners: Sequence[StoreListener] = (),
     memtable: Memtable | None = None,
+    follow: Follow | None = None,
     *,
     read_only: bool,
 ) -> Environment:
-    """Open the main environment and see that it is whole and belongs to this store. Raises DamagedStore."""
+    """Open the main environment and see that it is whole and belongs to this store. Raises DamagedStore.
+
+    `follow`: how what is unapplied is read, where another process writes.
+    """
     refuse_broken(path / "main")
     environment = Environment(
         path / "main",
@@ -164,6 +168,7 @@ def open_main(
         read_only=read_only,
         listeners=listeners,
         memtable=memtable,
+        follow=follow,
     )
     try:
         fields = environment.get(fmt.PARTITION_INFO_KEY)

@@ -23,6 +23,8 @@ from duelog.store.env.memtable import Memtable
 from duelog.store.files.directory import make_directory
 from duelog.store.listener import Listeners
 from duelog.store.log import catalog
+from duelog.store.wal.followed_wal import FollowedWal
+from duelog.store.wal.segment import MAIN
 from duelog.store.wal.wal_reader import WalContent
 
 from .opening import Identity, StoreLock, create, open_main, read_identity, refuse_foreign, refuse_lost_entries
@@ -72,11 +74,16 @@ def recover(path: Path, config: StoreConfig, clock: Clock, undo: ExitStack, *, r
     listeners: Listeners = []
     claims, limits = Claims(), RunLimits(config.run_entries, config.run_bytes)
     memtable = Memtable(claims, limits)
-    main = open_main(path, config, identity, listeners, memtable, read_only=read_only)
+    followed = FollowedWal(path, identity.store_id) if read_only else None
+    follow = None if followed is None else followed.of(MAIN)
+    main = open_main(path, config, identity, listeners, memtable, follow, read_only=read_only)
     undo.callback(main.close)
     mark = main.get(fmt.counter_key(catalog.CLOCK))
-    kind = FollowedPartitionSet if read_only else PartitionSet
-    partitions = kind(path, main, config, identity.store_id, claims, read_only=read_only, listeners=listeners)
+    partitions = (
+        PartitionSet(path, main, config, identity.store_id, claims, listeners=listeners)
+        if followed is None
+        else FollowedPartitionSet(path, main, config, identity.store_id, followed)
+    )
     undo.callback(partitions.close)
     partitions.load()  # before anything is swept: what it refuses is left as it is
     wal = WalContent([], 0, None, 1)

@@ -1,6 +1,7 @@
 """The partitions of a store that another process writes: they come, change state and go without being asked.
 
-The catalog is read anew whenever the partitions are listed, one is missing, or one cannot be opened. A partition that
+The catalog is read anew whenever the partitions are listed, one is missing, or one cannot be opened; the write-ahead
+log is followed at each read. A partition that
 has gone keeps its environment open as long as there is a lease: its files are unlinked, not emptied. One that has a
 newer generation, which compaction made, is never taken for gone: the next lease is on that one.
 
@@ -13,8 +14,14 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from ..store.codec.format import PartitionState
+from ..store.config import StoreConfig
+from ..store.env.claims import Claims
+from ..store.env.environment import Environment
+from ..store.env.memtable import Follow
 from ..store.errors import DamagedStore
 from ..store.log import catalog
+from ..store.wal.followed_wal import FollowedWal
 from .partition import Partition
 from .partition_set import PartitionSet
 
@@ -24,6 +31,11 @@ _REGISTERED_WITHIN_S = 60.0
 
 class FollowedPartitionSet(PartitionSet):
     """The partitions of a store open read-only. Thread-safe."""
+
+    def __init__(self, path: Path, main: Environment, config: StoreConfig, store_id: bytes, wal: FollowedWal) -> None:
+        """`wal`: what is not applied of the store."""
+        super().__init__(path, main, config, store_id, Claims(), read_only=True)
+        self._wal = wal
 
     def load(self) -> None:
         """Read the catalog. A missing directory is noticed when it is opened: it may just have been deleted."""
@@ -41,6 +53,10 @@ class FollowedPartitionSet(PartitionSet):
                     self._partitions[start_ms].state = record.state
                     continue
                 self._partitions[start_ms] = self._new(start_ms, record.end_ms, record.generation, record.state)
+
+    def _follow(self, partition: Partition) -> Follow | None:
+        """A partition that has closed is applied, and a newer generation of it does not say so."""
+        return self._wal.of(partition.start_ms) if partition.state is PartitionState.OPEN else None
 
     def _retire(self, partition: Partition) -> None:
         del self._partitions[partition.start_ms]

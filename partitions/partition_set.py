@@ -26,7 +26,7 @@ from ..store.codec.run import RunLimits
 from ..store.config import StoreConfig
 from ..store.env.claims import Claims
 from ..store.env.environment import Environment
-from ..store.env.memtable import Memtable
+from ..store.env.memtable import Follow, Memtable
 from ..store.env.transaction import Transaction
 from ..store.errors import ClosedError, DamagedStore
 from ..store.files.directory import discard_tree
@@ -288,6 +288,7 @@ class PartitionSet:
             evicts=partition.state is PartitionState.OPEN,
             listeners=self._listeners,
             memtable=partition.memtable,
+            follow=self._follow(partition),
             before_commit=self.before_commit,
         )
         try:
@@ -301,6 +302,10 @@ class PartitionSet:
         if self._watcher is not None:
             self._watcher(partition, environment)
         self._close_surplus(keep=partition)
+
+    def _follow(self, partition: Partition) -> Follow | None:
+        """How what is unapplied of a partition is read, where another process writes it."""
+        return None
 
     def _close_surplus(self, keep: Partition | None = None) -> None:
         surplus = len(self._open) - self._config.max_open_partitions

@@ -37,7 +37,7 @@ from .file_opening import open_lmdb
 from .group_commit import CommitCounts, GroupCommit
 from .held_read import HeldRead
 from .map_size import MapSize
-from .memtable import Memtable, Reads, ReadTransaction
+from .memtable import Follow, Memtable, Reads, ReadTransaction, applied_position
 from .reader_gate import ReaderGate
 from .transaction import Transaction
 from .upkeep import Upkeep
@@ -62,6 +62,7 @@ class Environment(GroupCommit):
         evicts: bool = False,
         listeners: Sequence[StoreListener] = (),
         memtable: Memtable | None = None,
+        follow: Follow | None = None,
         before_commit: Callable[[], None] | None = None,
     ) -> None:
         """Open `path`, a directory; `name` is what errors and findings call it.
@@ -71,6 +72,7 @@ class Environment(GroupCommit):
         writer it reads wrong rows silently.
         `evicts`: what is written does not stay in the page cache, until `stop_evicting` is called (eviction.py).
         `listeners` hear of its commits and of its failure. `memtable`: what the write-ahead log has of it;
+        `follow`: how that is read where another process writes it;
         `before_commit` is called by the leader of each commit, before LMDB commits.
         Raises DamagedStore when the data file is missing, empty, no LMDB file, or truncated so that
         reading it would kill the process.
@@ -84,6 +86,7 @@ class Environment(GroupCommit):
         self._process = here.pid
         self._durability = durability
         self._memtable = memtable
+        self._follow = follow
         self.before_commit = before_commit
         """Called by the leader of each commit, before LMDB commits."""
         self._read_only = read_only
@@ -116,6 +119,7 @@ class Environment(GroupCommit):
         Keep it short: a reader keeps every page that was freed since it began. No `write` inside.
         """
         unapplied = self._memtable.view if self._memtable else None  # before the transaction begins
+        look = None if self._follow is None else self._follow()
         while True:
             with self._gate.reading():
                 self._check_open()
@@ -123,6 +127,8 @@ class Environment(GroupCommit):
                 if raw is not None:
                     try:
                         with raw:
+                            if look is not None:
+                                unapplied = look(applied_position(raw)) or None
                             yield raw if unapplied is None else ReadTransaction(raw, unapplied)
                     except lmdb.Error as error:
                         raise explain(self.path, error) from error

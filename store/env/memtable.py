@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import lmdb
 from pyroaring import BitMap64
 
-from ..codec.format import counter_key, pack_u64, run_key, seal, unseal
+from ..codec.format import counter_key, pack_u64, run_key, seal, unpack_u64, unseal
 from ..codec.run import RunLimits, merged_runs
 from .claims import Claims
 
@@ -47,8 +47,33 @@ class Unapplied(NamedTuple):
     def nothing(cls) -> Unapplied:
         return cls({}, {}, [])
 
+    def copy(self) -> Unapplied:
+        """The same rows, to which others may be added."""
+        return Unapplied(
+            {ledger: list(rows) for ledger, rows in self.runs.items()}, dict(self.records), self.numbers[:]
+        )
+
     def __bool__(self) -> bool:
         return bool(self.runs or self.records or self.numbers)
+
+    def add_run(self, ledger_id: int, run: UnappliedRun) -> None:
+        """Add the run that follows the ledger's last."""
+        self.runs.setdefault(ledger_id, []).append(run)
+
+    def add_record(self, key: bytes, fields: bytes) -> None:
+        """Add a small record, in place of what is there."""
+        self.records[key] = fields
+
+    def add_numbers(self, key: bytes, numbers: BitMap64) -> None:
+        """Add numbers to the record of a key."""
+        self.numbers.append((key, numbers))
+
+
+Look = Callable[[int], Unapplied]
+"""Gives the rows of groups after the one at a place, which is the last that a read transaction finds applied."""
+
+Follow = Callable[[], Look]
+"""Reads what another process has put into the write-ahead log of an environment; before the transaction begins."""
 
 
 class Memtable:
@@ -72,17 +97,17 @@ class Memtable:
     def add_run(self, ledger_id: int, run: UnappliedRun) -> None:
         """Add the run that follows the ledger's last."""
         with self._lock:
-            self.view.runs.setdefault(ledger_id, []).append(run)
+            self.view.add_run(ledger_id, run)
 
     def add_record(self, key: bytes, fields: bytes) -> None:
         """Add a small record, in place of what is there."""
         with self._lock:
-            self.view.records[key] = fields
+            self.view.add_record(key, fields)
 
     def add_numbers(self, key: bytes, numbers: BitMap64) -> None:
         """Add numbers to the record of a key."""
         with self._lock:
-            self.view.numbers.append((key, numbers))
+            self.view.add_numbers(key, numbers)
 
     def drop(self, ledger_id: int, entries: int) -> None:
         """Forget the runs of a ledger below an entry id: they are applied. For recovery, where nothing reads."""
@@ -162,6 +187,12 @@ class ReadTransaction:
 
 Reads = lmdb.Transaction | ReadTransaction
 """What can be read from."""
+
+
+def applied_position(raw: lmdb.Transaction) -> int:
+    """The place of the last group of the write-ahead log that is applied; -1: none is. Raises CorruptRecord."""
+    value = raw.get(APPLIED_KEY)
+    return -1 if value is None else unpack_u64(unseal(APPLIED_KEY, value))
 
 
 def unapplied_runs(raw: Reads, ledger_id: int) -> list[UnappliedRun]:

@@ -119,6 +119,14 @@ class Transaction(StagingTransaction):
         if self._memtable and self._applied is not None:
             apply_rows(self._applied, self._memtable, self)
 
+    def flush(self) -> None:
+        """Write what was staged, after what became unapplied while the work was done.
+
+        So no commit says anything of an entry of this environment that is not applied by it or before it.
+        """
+        self._apply()
+        super().flush()
+
     def get(self, key: bytes) -> bytes | None:
         """Fields of a small record, verified. Raises CorruptRecord."""
         value = self.raw.get(key)

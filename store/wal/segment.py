@@ -28,7 +28,7 @@ import time
 from collections.abc import Iterator, Sequence
 from enum import IntEnum
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 from ..codec.checksum import crc32
 from ..errors import BrokenInvariant, DamagedStore, FormatMismatch
@@ -283,30 +283,43 @@ class SegmentFollower:
         self._number = number
         self._store_id = store_id
         self._at = _GROUPS_AT
-        self._sequence = 0
+        self._last = (_GROUPS_AT, b"")
+        """Where the last group begins, and what it begins with."""
+        self.groups: list[Group] = []
+        """What was read so far, in order."""
         self.ended = False
 
-    def follow(self) -> list[Group]:
-        """The groups written since the last call. Raises FileNotFoundError where it was renamed: it is applied."""
-        found: list[Group] = []
-        if self.ended:
-            return found
+    def follow(self) -> None:
+        """Read on. Raises FileNotFoundError where the file was renamed: its groups are applied."""
         with self._path.open("rb") as file:
-            while True:
-                file.seek(self._at)
-                head = file.read(_CRC.size + _GROUP.size)
-                if len(head) < _CRC.size + _GROUP.size or _GROUP.unpack_from(head, _CRC.size)[0] != self._number:
-                    return found
-                content = head + file.read(_GROUP.unpack_from(head, _CRC.size)[4])
-                group = read_group(content, 0, self._store_id, self._number, self._at)
-                if group is None or group.sequence != self._sequence:
-                    return found
-                self._at = _aligned(self._at + len(content))
-                self._sequence += 1
-                if not group.row_count:
+            self._look_again(file)
+            while not self.ended and (group := self._next(file)) is not None:
+                if group.row_count:
+                    self.groups.append(group)
+                else:
                     self.ended = True
-                    return found
-                found.append(group)
+
+    def _look_again(self, file: BinaryIO) -> None:
+        """Forget the last group if another has taken its place: its append was interrupted."""
+        at, head = self._last
+        file.seek(at)
+        if file.read(len(head)) != head:
+            if not self.ended:
+                self.groups.pop()
+            self._at, self._last, self.ended = at, (at, b""), False
+
+    def _next(self, file: BinaryIO) -> Group | None:
+        file.seek(self._at)
+        head = file.read(_CRC.size + _GROUP.size)
+        if len(head) < _CRC.size + _GROUP.size or _GROUP.unpack_from(head, _CRC.size)[0] != self._number:
+            return None
+        content = head + file.read(_GROUP.unpack_from(head, _CRC.size)[4])
+        group = read_group(content, 0, self._store_id, self._number, self._at)
+        if group is None or group.sequence != len(self.groups):
+            return None
+        self._last = self._at, head
+        self._at = _aligned(self._at + len(content))
+        return group
 
 
 def _aligned(at: int) -> int:

@@ -79,19 +79,30 @@ class WalFollower:
     def __init__(self, path: Path, store_id: bytes) -> None:
         self._directory = path / DIRECTORY
         self._store_id = store_id
-        self._segments: dict[int, tuple[SegmentFollower, list[Group]]] = {}
+        self._segments: dict[int, SegmentFollower] = {}
 
     def follow(self) -> list[Group]:
-        """All groups of the segments that are there now, in order: those that are not applied, and perhaps more."""
+        """All groups of the segments that are there now, in order: those that are not applied, and perhaps more.
+
+        What is missing of those was applied before the call began, or written after it: nothing is between them.
+        """
         there = numbers_in(self._directory)
         for number in set(self._segments) - set(there):
             del self._segments[number]
         for number in there:
-            follower, groups = self._segments.setdefault(
-                number, (SegmentFollower(self._directory, number, self._store_id), [])
-            )
-            try:
-                groups += follower.follow()
-            except FileNotFoundError:  # applied meanwhile
-                del self._segments[number]
-        return [group for number in sorted(self._segments) for group in self._segments[number][1]]
+            self._follow(number)
+        later = False
+        for number in sorted(self._segments, reverse=True):
+            if later and not self._segments[number].ended:
+                self._follow(number)  # it came to its end after it was read, and before the next one was
+            later = later or (number in self._segments and bool(self._segments[number].groups))
+        return [group for number in sorted(self._segments) for group in self._segments[number].groups]
+
+    def _follow(self, number: int) -> None:
+        follower = self._segments.get(number)
+        if follower is None:
+            follower = self._segments[number] = SegmentFollower(self._directory, number, self._store_id)
+        try:
+            follower.follow()
+        except FileNotFoundError:  # applied meanwhile
+            del self._segments[number]

@@ -13,7 +13,7 @@ from pyroaring import BitMap64
 from ..codec.format import split_run_key
 from ..codec.run import HEADER
 from ..env.claims import Claims
-from ..env.memtable import Memtable, UnappliedRun
+from ..env.memtable import Memtable, Unapplied, UnappliedRun
 from ..env.transaction import StagingTransaction
 from .segment import Row, RowKind
 
@@ -122,8 +122,8 @@ class WriteBatch:
             self._owners = []
 
 
-def add_row(memtable: Memtable, row: Row) -> None:
-    """Add a row of a group to the memtable of its environment."""
+def add_row(memtable: Memtable | Unapplied, row: Row) -> None:
+    """Add a row of a group to the memtable of its environment, or to what is unapplied of it."""
     if row.kind == RowKind.RUN:
         ledger_id, first = split_run_key(row.key)
         memtable.add_run(ledger_id, UnappliedRun(first, first + HEADER.unpack_from(row.value)[4], row.value))

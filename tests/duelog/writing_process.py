@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import select
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -98,12 +99,18 @@ class WritingProcess:
         sent: list[str] = self.do("send", topic, text, delays_ms)
         return sent
 
+    def kill(self) -> None:
+        """End it as a crash does."""
+        self._process.kill()
+        self._process.wait()
+
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
+        killed = self._process.poll() == -signal.SIGKILL
         self._process.stdin.close()
         self._process.stdout.close()
-        assert self._process.wait(timeout=60) == 0
+        assert killed or self._process.wait(timeout=60) == 0

@@ -1,0 +1,85 @@
+"""What another process has put into the write-ahead log and not applied yet, by environment, for a store open to read.
+
+A reader of an environment looks here first and begins its transaction then. What was acknowledged before the look is
+in the log, or in LMDB by the time the transaction begins. The rows of groups that the transaction finds applied
+(memtable.APPLIED_KEY) are left out; those that are left follow what it finds, without a gap.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from ..env.memtable import Follow, Look, Unapplied
+from .segment import Group, Row
+from .wal_reader import WalFollower
+from .write_batch import add_row
+
+_BEYOND = 1 << 64
+"""Past the place of every group."""
+
+_Placed = tuple[int, Row]
+"""The place of a group, and a row of it."""
+
+
+class FollowedWal:
+    """The write-ahead log of the store in `path`, which another process writes. Thread-safe.
+
+    Memory: twice the bytes of the segments that there are.
+    """
+
+    def __init__(self, path: Path, store_id: bytes) -> None:
+        self._wal = WalFollower(path, store_id)
+        self._lock = threading.Lock()
+        self._last: Group | None = None
+        """The last group whose rows are in `_rows`."""
+        self._rows: dict[int, list[_Placed]] = {}
+        self._made: dict[int, tuple[int, int, Unapplied]] = {}
+        """By environment, the rows of groups after one place, up to another."""
+
+    def of(self, start_ms: int) -> Follow:
+        """How the rows of the environment of a partition, or of the main one (MAIN), are read."""
+        return partial(self._look, start_ms)
+
+    def _look(self, start_ms: int) -> Look:
+        with self._lock:
+            self._read_on()
+            return partial(self._unapplied, start_ms, self._rows.get(start_ms, [])[:])
+
+    def _read_on(self) -> None:
+        groups = self._wal.follow()
+        last = self._last
+        if last is not None and any(group.position == last.position and group is not last for group in groups):
+            self._last, self._rows, self._made = None, {}, {}  # its append was interrupted, another took its place
+        oldest = groups[0].position if groups else _BEYOND
+        for start_ms, rows in list(self._rows.items()):
+            if rows[0][0] < oldest:
+                self._rows[start_ms] = [row for row in rows if row[0] >= oldest]
+                if not self._rows[start_ms]:
+                    del self._rows[start_ms]
+        known = -1 if self._last is None else self._last.position
+        for group in groups:
+            if group.position > known:
+                for row in group.rows():
+                    self._rows.setdefault(row.start_ms, []).append((group.position, row))
+        if groups:
+            self._last = groups[-1]
+
+    def _unapplied(self, start_ms: int, rows: Sequence[_Placed], applied: int) -> Unapplied:
+        if not rows or rows[-1][0] <= applied:
+            return Unapplied.nothing()
+        last = rows[-1][0]
+        with self._lock:
+            after, until, made = self._made.get(start_ms, (applied, applied, Unapplied.nothing()))
+        if after != applied or until > last:
+            until, made = applied, Unapplied.nothing()
+        if until < last:
+            made = made.copy()
+            for position, row in rows:
+                if position > until:
+                    add_row(made, row)
+            with self._lock:
+                self._made[start_ms] = applied, last, made
+        return made

@@ -1,0 +1,110 @@
+"""The write-ahead log followed by another process: nothing between two groups is missing, nothing is seen twice."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from duelog.store.codec.format import counter_key
+from duelog.store.wal import segment as segments
+from duelog.store.wal.followed_wal import FollowedWal
+from duelog.store.wal.segment import MAIN, Row, RowKind, Segment, numbers_in, place_of
+from duelog.store.wal.wal_reader import DIRECTORY
+
+STORE_ID = bytes(range(16))
+SIZE = 16 << 10
+
+
+def record(number: int, start_ms: int = MAIN) -> Row:
+    """A small record that is told by its number."""
+    return Row(RowKind.RECORD, start_ms, counter_key(str(number)), b"%d" % number)
+
+
+def of(number: int, *keys: int) -> dict[bytes, bytes]:
+    """What is unapplied after rows of `record`."""
+    return {counter_key(str(each)): b"%d" % each for each in (number, *keys)}
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    """Of the segments."""
+    (tmp_path / DIRECTORY).mkdir()
+    return tmp_path / DIRECTORY
+
+
+def test_rows_of_an_environment_are_those_after_its_last_applied_group(directory: Path) -> None:
+    """By environment, and by the place that the reader's transaction finds."""
+    followed = FollowedWal(directory.parent, STORE_ID)
+    segment = Segment(directory, 1, STORE_ID, SIZE)
+    segment.append([record(0), record(7, 3_600_000)], flush=True)
+    segment.append([record(1)], flush=True)
+    look = followed.of(MAIN)
+    assert look()(-1).records == of(0, 1)
+    assert look()(place_of(1, 0)).records == of(1)
+    assert not look()(place_of(1, 1))
+    assert followed.of(3_600_000)()(-1).records == of(7)
+    before = look()
+    segment.append([record(2)], flush=True)
+    assert before(-1).records == of(0, 1)
+    assert look()(-1).records == of(0, 1, 2)
+    segment.close()
+
+
+def test_a_segment_that_ends_after_it_was_read_is_read_to_its_end(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the groups of the next one would be seen without those before them."""
+    segment = Segment(directory, 1, STORE_ID, SIZE)
+    segment.append([record(0)], flush=True)
+    following = Segment(directory, 2, STORE_ID, SIZE)
+    follow = segments.SegmentFollower.follow
+    begun: list[int] = []
+
+    def slowly(follower: segments.SegmentFollower) -> None:
+        follow(follower)
+        if not begun:
+            begun.append(1)
+            segment.append([record(1)], flush=True)
+            segment.append([], flush=True)
+            following.append([record(2)], flush=True)
+
+    monkeypatch.setattr(segments.SegmentFollower, "follow", slowly)
+    assert FollowedWal(directory.parent, STORE_ID).of(MAIN)()(-1).records == of(0, 1, 2)
+    segment.close()
+    following.close()
+
+
+@pytest.mark.parametrize("first", [[record(1)], []])
+def test_a_group_whose_append_was_interrupted_gives_way_to_the_next(directory: Path, first: list[Row]) -> None:
+    """It was seen, and another takes its place; so too where it was the one that ends a segment."""
+    look = FollowedWal(directory.parent, STORE_ID).of(MAIN)
+    segment = Segment(directory, 1, STORE_ID, SIZE)
+    segment.append([record(0)], flush=True)
+    at, sequence = segment.used + 4096, 1
+    segment.append(first, flush=False)
+    assert look()(-1).records == (of(0, 1) if first else of(0))
+    segment.close()
+    segment = Segment(directory, 1, STORE_ID, SIZE, at=at, sequence=sequence)
+    segment.append([record(2), record(3)], flush=True)
+    assert look()(-1).records == of(0, 2, 3)
+    segment.append([record(4)], flush=True)
+    assert look()(-1).records == of(0, 2, 3, 4)
+    segment.close()
+
+
+def test_a_segment_that_was_renamed_is_forgotten(directory: Path) -> None:
+    """Its rows are applied, and those of the one that it has become are read as they come."""
+    look = FollowedWal(directory.parent, STORE_ID).of(MAIN)
+    segment = Segment(directory, 1, STORE_ID, SIZE)
+    segment.append([record(0)], flush=True)
+    segment.append([], flush=True)
+    segment.close()
+    assert look()(-1).records == of(0)
+    (directory / "000000000001.wal").rename(directory / "000000000002.wal")
+    assert not look()(place_of(1, 0))
+    segment = Segment(directory, 2, STORE_ID, SIZE)
+    segment.append([record(1)], flush=True)
+    assert look()(place_of(1, 0)).records == of(1)
+    assert numbers_in(directory) == [2]
+    segment.close()
