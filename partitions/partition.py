@@ -72,7 +72,7 @@ class Partition:
     ) -> None:
         """`memtable`: None where nothing is written."""
         self.path = path
-        self.memtable = memtable or Memtable(Claims(), RunLimits())
+        self.memtable = Memtable(Claims(), RunLimits()) if memtable is None else memtable
         self.start_ms = start_ms
         self.end_ms = end_ms
         self.generation = generation

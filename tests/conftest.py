@@ -23,6 +23,12 @@ class LeadingClock(ManualClock):
         self.lead_ms = lead_ms
 
 
+def applied(store: DelayedStore) -> DelayedStore:
+    """Have all that was sent be in LMDB; the store."""
+    store._engine.writer().apply_all()
+    return store
+
+
 @pytest.fixture
 def clock() -> ManualClock:
     """A clock that tests move."""

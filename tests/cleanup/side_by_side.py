@@ -174,7 +174,8 @@ class SideBySide:
                 side.store.topic(topic).unsubscribe(name)
 
     def seek(self, topic: str, name: str, to: int) -> None:
-        """To the earliest, the latest, or a time."""
+        """To the earliest, the latest, or a time; where that is depends on what is trimmed."""
+        self.tick()
         for side in self.sides:
             with side.store.topic(topic).subscribe(name) as subscription:
                 subscription.seek({0: "earliest", 1: "latest"}.get(to, side.clock.now_ms() - to * HOUR_MS // 2))

@@ -17,7 +17,7 @@ from duelog.snapshot.snapshot_format import snapshot_keys
 from duelog.store.codec.format import Table
 from duelog.store.env.environment import Environment
 from duelog.store.errors import DamagedStore
-from tests.conftest import START_MS, OpenStore
+from tests.conftest import START_MS, OpenStore, applied
 
 MINUTE_MS = 60_000
 HOUR_MS = 60 * MINUTE_MS
@@ -55,6 +55,7 @@ def test_messages_fire_between_the_slices_of_a_load(
     send(store, [FIRST_MS + HOUR_MS - 30_000 + at * 100 for at in range(100)])
     store.tick()
     send(store, [FIRST_MS + HOUR_MS + at for at in range(200)])
+    applied(store)
     clock.set(FIRST_MS + HOUR_MS - 40_000)  # within preload_ms of the next hour
     fired = []
     more = True
