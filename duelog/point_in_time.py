@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,10 +27,11 @@ from duelog.store.env.held_read import HeldRead
 from duelog.store.errors import BrokenInvariant, DamagedStore, DuelogError, StoreBusy
 from duelog.store.log import catalog
 from duelog.store.wal.segment import Group
-from duelog.store.wal.wal_reader import WalFollower, read_wal
+from duelog.store.wal.wal_reader import WalFollower, read_beside
 
 from .engine import Engine
 
+_WAL_KEY = fmt.counter_key(catalog.WAL)
 _PATIENCE_S = 60.0
 """How long an instant between two commits is looked for."""
 
@@ -67,9 +67,7 @@ class PointInTime:
         """The store's time at the instant."""
         self.wal: list[Group] = []
         """What the write-ahead log held at the instant, some of it applied."""
-        oldest = engine.main.get(fmt.counter_key(catalog.WAL))
-        with suppress(FileNotFoundError):  # one that is damaged would end where the damage is
-            read_wal(engine.path, engine.store_id, None if oldest is None else fmt.unpack_u64(oldest))
+        read_beside(engine.path, engine.store_id, lambda: catalog.oldest_segment(engine.main))  # refuses damage
         self.oldest_segment: int | None = None
         """The first segment of the log that the copy needs; None: it has none."""
         self.main = engine.main.hold()
@@ -105,10 +103,8 @@ class PointInTime:
             self._hold_all()  # it has come, or has been replaced, since
             return False
         self._left = left
-        oldest = self.main.raw.get(fmt.counter_key(catalog.WAL))
-        self.oldest_segment = (
-            None if oldest is None else fmt.unpack_u64(fmt.unseal(fmt.counter_key(catalog.WAL), oldest))
-        )
+        oldest = self.main.raw.get(_WAL_KEY)
+        self.oldest_segment = None if oldest is None else fmt.unpack_u64(fmt.unseal(_WAL_KEY, oldest))
         return True
 
     # -- holding -----------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from duelog.store.errors import CorruptEntry, CorruptRecord, DamagedStore, Forma
 from duelog.store.log import catalog
 from duelog.store.log.ledger import applied_tail
 from duelog.store.wal.segment import MAIN, Group, RowKind
-from duelog.store.wal.wal_reader import DIRECTORY, read_wal
+from duelog.store.wal.wal_reader import DIRECTORY, read_beside
 
 from .finding import Finding, error
 
@@ -32,11 +32,9 @@ def check_wal(path: Path, store_id: bytes, main: Environment, partitions: Partit
     beside a writer, because the log is read before any environment.
     """
     try:
-        oldest = main.get(fmt.counter_key(catalog.WAL))
-        groups = read_wal(path, store_id, None if oldest is None else fmt.unpack_u64(oldest)).groups
+        groups = read_beside(path, store_id, lambda: catalog.oldest_segment(main)).groups
     except DamagedStore as found:
-        if main.get(fmt.counter_key(catalog.WAL)) == oldest:  # else the segment was applied meanwhile
-            yield error("wal", str(found.path), found.reason)
+        yield error("wal", str(found.path), found.reason)
         return
     except FormatMismatch as found:
         yield error("wal", str(found.path), f"{found.field} is {found.found}, {found.expected} is known here", _LATER)

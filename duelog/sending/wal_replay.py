@@ -29,8 +29,7 @@ def replay_wal(
 
     Raises DamagedStore where a segment, a group or entries before it are missing; FormatMismatch.
     """
-    oldest = main.get(fmt.counter_key(catalog.WAL))
-    content = read_wal(path, store_id, None if oldest is None else fmt.unpack_u64(oldest))
+    content = read_wal(path, store_id, catalog.oldest_segment(main))
     fill_memtables(path, content.groups, main, memtable, partitions)
     return content
 

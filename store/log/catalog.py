@@ -122,6 +122,12 @@ def topic_names(environment: Environment, prefix: str = "") -> Iterator[tuple[st
             yield fmt.name_of(key), TopicRecord.unpack(fields)
 
 
+def oldest_segment(environment: Environment) -> int | None:
+    """The number of the oldest segment of the write-ahead log that is needed; None: the log has not been begun."""
+    fields = environment.get(fmt.counter_key(WAL))
+    return None if fields is None else fmt.unpack_u64(fields)
+
+
 # -- ledgers of main logs ----------------------------------------------------------------------
 
 

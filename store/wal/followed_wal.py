@@ -50,10 +50,10 @@ class FollowedWal:
 
     def _read_on(self) -> None:
         groups = self._wal.follow()
-        last = self._last
-        if last is not None and any(group.position == last.position and group is not last for group in groups):
-            self._last, self._rows, self._made = None, {}, {}  # its append was interrupted, another took its place
         oldest = groups[0].position if groups else _BEYOND
+        last = self._last
+        if last is not None and last.position >= oldest and not any(group is last for group in groups):
+            self._last, self._rows, self._made = None, {}, {}  # its append was interrupted, another took its place
         for start_ms, rows in list(self._rows.items()):
             if rows[0][0] < oldest:
                 self._rows[start_ms] = [row for row in rows if row[0] >= oldest]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -71,6 +71,23 @@ def write_wal(path: Path, store_id: bytes, groups: Sequence[Group], oldest: int)
         )
         for number in range(oldest, last + 1)
     ]
+
+
+def read_beside(path: Path, store_id: bytes, oldest: Callable[[], int | None]) -> WalContent:
+    """As `read_wal`, beside the process that writes the log; `oldest` reads the record.
+
+    What was read while it was being written looks like damage, at another place each time: damage is what is found
+    twice. Raises as `read_wal`.
+    """
+    found: tuple[int | None, str] | None = None
+    while True:
+        first = oldest()
+        try:
+            return read_wal(path, store_id, first)
+        except DamagedStore as error:
+            if found == (first, str(error)):
+                raise
+            found = first, str(error)
 
 
 class WalFollower:

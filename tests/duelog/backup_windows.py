@@ -57,6 +57,7 @@ def trusting_what_is_newer() -> Iterator[None]:
     hold = PointInTime.partitions
 
     def partitions(point: PointInTime) -> Iterator[HeldPartition]:
+        point.wal = point._wal.follow()
         for held in hold(point):
             held.read.renew()
             yield held

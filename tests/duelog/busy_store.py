@@ -10,20 +10,23 @@ from typing import NamedTuple
 from duelog import DelayedStore, ManualClock, Message, MessageId, StoreConfig
 from duelog.cleanup.compaction import hand_over, stage_generation
 from duelog.store.codec.format import PartitionState
+from duelog.store.config import Durability
 from tests.cleanup.compacting import plan_compaction
 
 HOUR_MS = 3_600_000
 START_MS = 1_790_035_200_000
+SMALL_SEGMENT = 16 << 10
+"""Bytes of a segment of the write-ahead log that is full after some sends: there are many checkpoints then."""
 SUBSCRIPTIONS = ("quick", "slow")
 TOPICS = ("a", "b")
 
 
-def config(journal_from: int = 0) -> StoreConfig:
+def config(durability: Durability = "none", wal_bytes: int = 64 << 20) -> StoreConfig:
     """Snapshots, ledgers, partitions and firings come often; ten partitions and two open at a time."""
     return StoreConfig(
         partition_ms=HOUR_MS,
-        durability="commit" if journal_from else "none",  # the WAL is for the former only
-        journal_from=journal_from,
+        durability=durability,
+        wal_bytes=wal_bytes,
         ledger_max_entries=10,
         snapshot_every_entries=10,
         snapshot_part_bytes=1 << 10,
@@ -48,7 +51,7 @@ class BusyStore:
     def __init__(self, path: Path, seed: int) -> None:
         self.random = Random(seed)
         self.clock = ManualClock(START_MS)
-        self.config = config(int(seed % 3 == 0))
+        self.config = config("none" if seed % 3 else "commit", SMALL_SEGMENT if seed % 2 else 64 << 20)
         self.store = DelayedStore.open(path, self.config, clock=self.clock)
         self.done: dict[str, int] = {}
         """How often each kind of thing was done."""
