@@ -205,7 +205,19 @@ class PartitionSet:
 
         topic_id: given, the environment is opened only where the end of the topic's log is not known.
         """
-        return self.begin_appends([start_ms], now_ms, None if topic_id is None else [(topic_id,)])[0]
+        partition = self._partitions.get(start_ms)
+        if partition is None or topic_id is None or not partition.has_read(topic_id):
+            return self.begin_appends([start_ms], now_ms, None if topic_id is None else [(topic_id,)])[0]
+        with self._lock:
+            if self._closed:
+                raise ClosedError("store")
+            if partition.state is not PartitionState.OPEN or self._partitions.get(start_ms) is not partition:
+                return None
+            partition.leases += 1
+            partition.appenders += 1
+        if partition.is_open and not partition.keeps_pages and start_ms - self._config.preload_ms <= now_ms:
+            partition.stop_evicting()
+        return partition
 
     def begin_appends(
         self, starts: Sequence[int], now_ms: int, topic_ids: Sequence[Collection[int]] | None = None
@@ -244,7 +256,11 @@ class PartitionSet:
 
     def end_append(self, partition: Partition) -> None:
         """Give a lease of `begin_append` back."""
-        self.end_appends([partition])
+        with self._lock:
+            partition.leases -= 1
+            partition.appenders -= 1
+            if len(self._open) > self._config.max_open_partitions:
+                self._close_surplus()
 
     def end_appends(self, partitions: Sequence[Partition | None]) -> None:
         """Give leases of `begin_appends` back."""

@@ -28,6 +28,7 @@ from duelog.store.wal.write_batch import WriteBatch
 
 from ..topics.topic_state import TopicState
 from .delay_policies import DelayPolicies
+from .lone_message import LoneDelayed, LoneDirect
 from .wal_writer import WalWriter
 
 Places = npt.NDArray[np.intp]
@@ -266,26 +267,17 @@ class Sender:
 
     def send_one(self, topic: TopicState, due_ms: int, body: bytes, now_ms: int) -> MessageId:
         """Append one message: `send` without what a batch needs."""
+        writer = self._wal_writer
         if due_ms > now_ms + self._inline_ms:
-            start_ms = due_ms - due_ms % self._span_ms
-            partition = self._partitions.begin_append(start_ms, now_ms, topic.topic_id)
+            partition = self._partitions.begin_append(due_ms - due_ms % self._span_ms, now_ms, topic.topic_id)
             if partition is not None:
                 try:
                     log = partition.log_to_append(topic.topic_id, self._partitions.new_ledger)
-
-                    def add(group: WriteBatch) -> int:
-                        if topic.deleted:
-                            raise UnknownTopic(str(topic.name))
-                        rows = group.to(start_ms, partition.memtable)
-                        return partition.add(rows, log, (due_ms,), (body,), self._run_limits)
-
-                    return MessageId(log.ledger_id, self._wal_writer.write(add))
+                    message = LoneDelayed(topic, partition, log, self._run_limits, due_ms, body)
+                    return MessageId(*writer.write(message))
                 finally:
                     self._partitions.end_append(partition)
-        dues = np.array((due_ms,), dtype=np.int64)
-        part = _Part(topic, None, None, dues, [body], 1)
-        (segments,) = self._wal_writer.write(lambda group: self._write(group, [part], now_ms, None))
-        return MessageId(*segments[0][:2])
+        return MessageId(*writer.write(LoneDirect(topic, writer.memtable, writer.main_rows, due_ms, body, now_ms)))
 
     def close(self) -> None:
         """Take no more; those that were begun are written."""

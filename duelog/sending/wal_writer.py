@@ -21,22 +21,25 @@ from typing import TypeVar, cast
 from duelog.partitions.partition_set import PartitionSet
 from duelog.store.clock import Clock
 from duelog.store.codec import format as fmt
+from duelog.store.codec.format import run_key
+from duelog.store.codec.run import pack_message
 from duelog.store.config import KIB, MIB, StoreConfig
 from duelog.store.env.claims import Claims, Conflict
 from duelog.store.env.commit_queue import CommitQueue, Request
 from duelog.store.env.environment import Environment
-from duelog.store.env.memtable import Memtable
+from duelog.store.env.memtable import Memtable, UnappliedRun
 from duelog.store.errors import ClosedError, DuelogError, InvalidArgument
 from duelog.store.files.failpoints import reach
 from duelog.store.files.process import here
 from duelog.store.files.system_errors import explained
 from duelog.store.listener import StoreListener
 from duelog.store.log import catalog
-from duelog.store.wal.segment import MAIN, Row, capacity_of, group_bytes
+from duelog.store.wal.segment import MAIN, Row, RowKind, capacity_of, group_bytes
 from duelog.store.wal.write_ahead_log import WriteAheadLog
 from duelog.store.wal.write_batch import EnvironmentBatch, WriteBatch
 
 from .checkpoint import Checkpoint
+from .lone_message import LoneMessage
 
 T = TypeVar("T")
 Work = Callable[[WriteBatch], T]
@@ -87,7 +90,7 @@ class WalWriter:
         returns.
         """
         self._main = main
-        self._memtable = memtable
+        self.memtable = memtable
         self._partitions = partitions
         self._claims = claims
         self._wal = wal
@@ -130,7 +133,7 @@ class WalWriter:
 
     def main_rows(self, batch: WriteBatch) -> EnvironmentBatch:
         """The rows of the main environment in a batch."""
-        return batch.to(MAIN, self._memtable, self._main.get)
+        return batch.to(MAIN, self.memtable, self._main.get)
 
     # -- leading -----------------------------------------------------------------------------------
 
@@ -158,8 +161,53 @@ class WalWriter:
                 request.error = ClosedError("store")
             else:
                 units.append(request)
+        if len(units) == 1 and isinstance(units[0].work, LoneMessage) and self._commit_alone(units[0], units[0].work):
+            return
         while units:
             units = self._commit(units)
+
+    def _commit_alone(self, request: Request, message: LoneMessage) -> bool:
+        """Append a message as a group of its own; False, with nothing done, where it has to be a unit of work."""
+        claims, owner, wal = self._claims, message.owner, self._wal
+        if self._unrecorded or message.topic.deleted or not claims.is_taken(owner, request):
+            return False
+        try:
+            ledger = message.ledger()
+            if ledger is None:
+                return False
+            started = time.perf_counter_ns()
+            entry_id, ledger_id = ledger.entries, ledger.ledger_id
+            key = run_key(ledger_id, entry_id)
+            value = pack_message(key, message.base_ms, message.due_ms, message.body, early=message.is_early)
+            row = Row(RowKind.RUN, message.start_ms, key, value)
+            if not wal.fits(group_bytes((row,))):
+                return False
+            reach("wal.before")
+            now_ms = self._clock.now_ms()
+            position = wal.append((row,), flush=self._is_to_flush(now_ms))
+            self._publishing = True
+            reach("wal.after")
+            if self._begun_ms is None:
+                self._begun_ms = now_ms
+                self._wake()
+            memtable = message.memtable
+            with memtable.publishing:
+                memtable.position = position
+                memtable.add_run(ledger_id, UnappliedRun(entry_id, entry_id + 1, value))
+                message.appended(entry_id)
+            request.value = ledger_id, entry_id
+            request.done = True
+            self._publishing = False
+            self._count(time.perf_counter_ns() - started, 1, 1)
+        except OSError as error:
+            request.error = self._main.fail(error)
+        except Exception as error:
+            if self._publishing:
+                raise
+            request.error = error
+        finally:
+            claims.release(request, (owner,))
+        return True
 
     def _commit(self, units: list[Request]) -> list[Request]:
         """Commit units of work, all of them or those before one that is too many; what is left of them."""
@@ -190,8 +238,7 @@ class WalWriter:
             elapsed_ns = time.perf_counter_ns() - started
             for request in units:
                 request.done = True
-            for listener in self._listeners:
-                listener.committed("wal", elapsed_ns, len(units), batch.entries)
+            self._count(elapsed_ns, len(units), batch.entries)
             return []
         except Conflict as conflict:
             batch.release()
@@ -210,6 +257,10 @@ class WalWriter:
             return [] if current is None else [request for request in units if request is not current]
         finally:
             batch.release()
+
+    def _count(self, elapsed_ns: int, requests: int, entries: int) -> None:
+        for listener in self._listeners:
+            listener.committed("wal", elapsed_ns, requests, entries)
 
     def _halves(self, units: list[Request]) -> list[Request]:
         """Commit the first half; the rest."""

@@ -202,6 +202,9 @@ class PendingLog:
             raise BrokenInvariant(f"entry {first_entry} of ledger {self.ledger_id} comes twice, tail {self.tail}")
         frontier = self.frontier
         self.tail = first_entry + len(dues)
+        if len(dues) == 1 and frontier.due_ms < int(dues[0]) != HELD:  # a single send, the commonest
+            self._index.add_one(first_entry, int(dues[0]))
+            return
         held = dues == HELD
         if held.any():
             self._place(np.arange(first_entry, self.tail, dtype=np.uint32)[~held], dues[~held])

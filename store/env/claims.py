@@ -8,6 +8,8 @@ two wait for each other.
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from ..errors import DuelogError
 
@@ -30,28 +32,44 @@ class Claims:
         self._mutex = threading.Lock()
         self._released = threading.Condition(self._mutex)
         self._by_owner: dict[object, object] = {}
+        self._waiting = 0
+        """Threads that wait for a claim; counted before they look, so that who gives one back sees them."""
 
     def take(self, owner: object, claimant: object) -> None:
         """For a commit: claim the log `owner`, and wait for that. Nothing is done where `claimant` has the claim."""
-        with self._mutex:
-            while self._by_owner.setdefault(owner, claimant) is not claimant:
-                self._released.wait(_LOOK_AGAIN_S)
+        if not self.is_taken(owner, claimant):
+            with self._mutex, self._counted():
+                while not self.is_taken(owner, claimant):
+                    self._released.wait(_LOOK_AGAIN_S)
+
+    def is_taken(self, owner: object, claimant: object) -> bool:
+        """Claim the log, without waiting; whether `claimant` has the claim."""
+        return self._by_owner.setdefault(owner, claimant) is claimant  # one step, without the mutex
 
     def try_take(self, owner: object, claimant: object) -> None:
         """For a group of the write-ahead log: claim the log. Raises Conflict where a commit has it."""
-        if self._by_owner.setdefault(owner, claimant) is not claimant:  # one step, without the mutex
+        if not self.is_taken(owner, claimant):
             raise Conflict(owner)
 
     def wait(self, owner: object) -> None:
         """Wait until no claim on the log is held. REQUIRES: the calling thread holds none."""
-        with self._mutex:
+        with self._mutex, self._counted():
             while owner in self._by_owner:
                 self._released.wait(_LOOK_AGAIN_S)
 
-    def release(self, claimant: object, owners: list[object]) -> None:
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        self._waiting += 1
+        try:
+            yield
+        finally:
+            self._waiting -= 1
+
+    def release(self, claimant: object, owners: Sequence[object]) -> None:
         """Give the claims of `claimant` on `owners` back; one that it does not hold is left. Never raises."""
         for owner in owners:
             if self._by_owner.get(owner) is claimant:
                 del self._by_owner[owner]
-        with self._mutex:
-            self._released.notify_all()
+        if self._waiting:
+            with self._mutex:
+                self._released.notify_all()

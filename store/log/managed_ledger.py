@@ -210,6 +210,24 @@ class ManagedLedger:
         tail = self._view.tail
         return Position(tail.ledger_id, tail.entries)
 
+    def ledger_for_one(self, size: int) -> Ledger | None:
+        """The open ledger, where one message of `size` bytes does not fill it; None: it would be closed."""
+        tail = self._view.tail
+        limits = self._limits
+        return tail if tail.entries + 1 < limits.entries and tail.stored_bytes + size < limits.bytes else None
+
+    def appended_one(self, size: int, due_by_ms: int) -> None:
+        """One message is durable in the write-ahead log behind the last entry; `due_by_ms` > 0: it is not due before.
+
+        REQUIRES: `ledger_for_one` gave the ledger, and the log has been claimed since.
+        """
+        tail = self._view.tail
+        tail.due_by_ms = max(tail.due_by_ms, due_by_ms)  # before readers can find the entry
+        look = not tail.entries
+        tail.entries += 1
+        tail.stored_bytes += size
+        self._publish(None, look)
+
     # -- changes ---------------------------------------------------------------------------------
 
     def append_messages(
