@@ -206,7 +206,7 @@ class PartitionSet:
         topic_id: given, the environment is opened only where the end of the topic's log is not known.
         """
         partition = self._partitions.get(start_ms)
-        if partition is None or topic_id is None or not partition.has_read(topic_id):
+        if partition is None or topic_id is None or not partition.has_read((topic_id,)):
             return self.begin_appends([start_ms], now_ms, None if topic_id is None else [(topic_id,)])[0]
         with self._lock:
             if self._closed:
