@@ -15,6 +15,7 @@ from duelog.partitions.partition_set import PartitionSet
 from duelog.store.codec import format as fmt
 from duelog.store.env.environment import Environment
 from duelog.store.env.transaction import Transaction
+from duelog.store.errors import DuelogError
 from duelog.store.files.failpoints import reach
 from duelog.store.log import catalog
 
@@ -49,8 +50,7 @@ class Checkpoint:
             for future in self._under_way:
                 future.exception()
             self._under_way = []
-            for partition in self._partitions.unapplied():
-                self._apply(partition)
+            self._apply_rest()
             reach("wal.applied")
             oldest = fmt.pack_u64(self.segment + 1)
 
@@ -62,7 +62,21 @@ class Checkpoint:
             self.done = True
         reach("wal.released")
 
+    def _apply_rest(self) -> None:
+        """Have everything be in LMDB and on disk, as far as that can be; then raise the first error that there was."""
+        failed: DuelogError | None = None
+        for partition in self._partitions.unapplied():
+            try:
+                self._apply(partition)
+            except DuelogError as error:
+                failed = failed or error
+        if failed is not None:
+            raise failed
+        for partition in self._partitions.held(lambda each: each.is_open):
+            partition.environment.sync()  # another commit may have applied its rows, and is not known to be on disk
+
     def _apply(self, partition: Partition) -> None:
         with self._partitions.lease(partition):
             partition.environment.apply()
             partition.environment.sync()
+        reach("wal.part")

@@ -20,7 +20,11 @@ POINTS = (
     "commit.after",  # on disk, no caller told yet
     "wal.before",  # messages have reserved ids, the WAL does not have them
     "wal.after",  # the WAL has them on disk, no caller told yet
-    "wal.applied",  # the reserved entries are applied, the WAL is not begun anew
+    "wal.prepared",  # the next segment is there, the last one goes on
+    "wal.ended",  # the last segment has its end, its checkpoint is not begun
+    "wal.part",  # of a segment one more partition is applied
+    "wal.applied",  # all partitions are, the record still names the segment
+    "wal.released",  # the record names the next one
     "directory.staged",  # a directory is complete in staging/
     "directory.renamed",  # it has its final name, and is not registered
     "partition.registered",  # it is in the catalog

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from ..errors import BrokenInvariant
 from ..files.directory import make_directory, move
+from ..files.failpoints import reach
 from .segment import Row, Segment, capacity_of, file_name, numbers_in
 from .wal_reader import DIRECTORY, WalContent
 
@@ -68,6 +69,7 @@ class WriteAheadLog:
         following = Segment(self._directory, number, self._store_id, size)
         before = self._active
         try:
+            reach("wal.prepared")
             if before is not None:
                 before.append([], flush=True)
         except BaseException:
@@ -77,6 +79,7 @@ class WriteAheadLog:
         if before is None:
             return None
         before.close()
+        reach("wal.ended")
         return before.number
 
     def _prepare(self, number: int, size: int) -> None:

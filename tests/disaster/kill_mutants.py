@@ -8,7 +8,7 @@ engine as it is.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +21,16 @@ from duelog.cleanup.deletion import deletable
 from duelog.markers.firing.firing import Firing
 from duelog.partitions import creation, partition_set
 from duelog.partitions import producer_numbers as producers
-from duelog.sending import wal_replay, wal_writer
-from duelog.store.codec.format import PartitionState, Table
+from duelog.sending import wal_replay
+from duelog.sending.checkpoint import Checkpoint
+from duelog.store.codec.format import PartitionState, Table, counter_key, pack_u64, split_run_key
+from duelog.store.codec.run import HEADER
+from duelog.store.env.memtable import UnappliedRun
 from duelog.store.files.directory import move
 from duelog.store.files.failpoints import reach
+from duelog.store.log import catalog
+from duelog.store.wal.segment import RowKind, group_bytes
+from duelog.store.wal.write_ahead_log import WriteAheadLog
 from duelog.topics.consumer import Consumer
 
 
@@ -211,42 +217,71 @@ def drop_what_anybody_has_acknowledged() -> None:
     _patch(adopting.Adopting, "_gone_back", lambda _: lambda self, relied_on: None)
 
 
-def wal_restarted_before_applying() -> None:
-    """The WAL is begun anew before the partitions have applied their reserved entries."""
+def released_before_applying() -> None:
+    """The record of the oldest segment moves on before the partitions have its rows."""
 
-    def wrap(_: Any) -> Any:
-        def anew_first(self: Any, wal: Any) -> None:
-            wal.restart()
-            reach("wal.applied")
-            while self._partitions.apply_one_partition():
-                pass
+    def wrap(finish: Any) -> Any:
+        def record_first(self: Any) -> None:
+            oldest = pack_u64(self.segment + 1)
+            self._main.write(lambda transaction: transaction.put(counter_key(catalog.WAL), oldest))
+            self._main.sync()
+            reach("wal.released")
+            finish(self)
 
-        return anew_first
+        return record_first
 
-    _patch(wal_writer.WalWriter, "_checkpoint_all", wrap)
+    _patch(Checkpoint, "finish", wrap)
 
 
 def no_replay() -> None:
-    """Opening leaves what the WAL holds in the WAL, and begins it anew."""
-    _patch(wal_replay, "replay", lambda _: lambda *arguments: 0)
+    """Opening leaves what the write-ahead log holds where it is, and goes on behind it."""
+    _patch(wal_replay, "fill_memtables", lambda _: lambda *arguments: None)
 
 
 def replay_doubles() -> None:
-    """Opening appends all that the WAL holds, also what the partitions have."""
+    """Opening appends all runs that the write-ahead log holds, also those that the partitions have."""
 
-    def wrap(_: Any) -> Any:
-        def every_entry(path: Path, records: Any, partitions: Any) -> Iterator[Any]:
-            records = list(records)
+    def wrap(fill: Any) -> Any:
+        def every_run(path: Any, groups: Any, main: Any, memtable: Any, partitions: Any) -> None:
+            fill(path, groups, main, memtable, partitions)
+            rows = [row for group in groups for row in group.rows() if row.kind == RowKind.RUN]
             for partition in partitions.held(lambda each: each.state is PartitionState.OPEN):
                 for log in partition.logs():
-                    held = [record for record in records if record.ledger_id == log.ledger_id]
-                    tail = log.ledger.entries
-                    if held:
-                        yield partition, log, [row._replace(entry_id=tail + at) for at, row in enumerate(held)]
+                    for row in rows:
+                        ledger_id, first = split_run_key(row.key)
+                        tail = log.ledger.entries
+                        if ledger_id == log.ledger_id and first < tail:
+                            run = UnappliedRun(tail, tail + HEADER.unpack_from(row.value)[4], row.value)
+                            partition.memtable.add_run(ledger_id, run)
+                            log.ledger.entries = run.limit
 
-        return every_entry
+        return every_run
 
-    _patch(wal_replay, "missing_entries", wrap)
+    _patch(wal_replay, "fill_memtables", wrap)
+
+
+def replays_what_is_applied() -> None:
+    """Opening takes every row of the write-ahead log for unapplied."""
+    _patch(wal_replay, "_position", lambda _: lambda environment: -1)
+
+
+def group_in_parts() -> None:
+    """The rows of a send are a group each."""
+
+    def wrap(append: Any) -> Any:
+        def one_by_one(self: Any, rows: Any, *, flush: bool) -> int:
+            if not self._active.fits(sum(group_bytes([row]) for row in rows)):
+                rows_of_each = [rows]
+            else:
+                rows_of_each = [[row] for row in rows]
+            for part in rows_of_each:
+                position = append(self, part, flush=flush)
+                reach("wal.after")
+            return int(position)
+
+        return one_by_one
+
+    _patch(WriteAheadLog, "append", wrap)
 
 
 def takes_gaps_for_stored() -> None:

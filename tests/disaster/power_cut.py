@@ -15,6 +15,7 @@ import argparse
 import functools
 import json
 import random
+import re
 import shutil
 import sys
 import tempfile
@@ -22,6 +23,7 @@ import time
 from collections import Counter
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import TypeGuard
 
 from duelog import DelayedStore, ManualClock
 from tests.disaster.power_disk import MODES, Disk
@@ -29,6 +31,9 @@ from tests.disaster.power_trace import Edit, Fact, Operation, Sync, Trace, Write
 from tests.disaster.running import forked, memory, module
 from tests.disaster.told import Told, litter
 from tests.disaster.working import CONFIG, SPAN_MS, Worker
+
+_SEGMENT = re.compile(r"\d{12}\.(wal|tmp)")
+"""The name under which a segment of the write-ahead log was made."""
 
 QUESTIONED = replace(CONFIG, durability="none", max_open_partitions=64, fire_batch=5_000, map_bytes=1 << 24)
 """Nothing that happens after the cut has to outlive another one, and it need not be done in small pieces."""
@@ -43,7 +48,7 @@ class Outcome:
     points: dict[str, int]
     """Failpoints of the engine that the run came by: what it covers."""
     groups: int = 0
-    """Writes to the WAL that hold several messages."""
+    """Writes to the write-ahead log that hold several rows."""
     differs: list[str] = field(default_factory=list)
     """Files that are not on the disk what the recording, done to its end, says: it was not followed."""
     states: int = 0
@@ -123,10 +128,16 @@ def _question(
     disk, told = Disk(trace.root), Told()
     rng = random.Random(str(options["seed"]))
     kinds: Counter[str] = Counter()
+    last_group: Write | None = None
     for at, operation in enumerate(operations):
         disk.do(operation)
         if isinstance(operation, Fact):
             told.take(operation.fact)
+        elif _is_group(operation):
+            last_group = operation
+        elif last_group is not None and isinstance(operation, Sync) and operation.node is last_group.file:
+            if last_group.number < operation.limit:
+                told.flushed()
         for _ in range(cuts[at]):
             mode = MODES[outcome.states % len(MODES)]
             disk.leave(target, mode, rng)
@@ -158,11 +169,15 @@ def _differs(trace: Trace, disk: Disk, target: Path) -> list[str]:
     return found
 
 
+def _is_group(operation: Operation) -> TypeGuard[Write]:
+    """Whether it writes a group to a segment of the write-ahead log: a file that may have been renamed since."""
+    return isinstance(operation, Write) and operation.offset > 0 and _SEGMENT.fullmatch(operation.file.name) is not None
+
+
 def _groups(operations: list[Operation]) -> int:
-    """Writes of groups of several messages to the WAL: its count is the second field of a group."""
-    writes = [each for each in operations if isinstance(each, Write) and each.file.name.startswith("JOURNAL")]
-    groups = [write.data for write in writes if write.data is not None and write.offset >= 8192]
-    return sum(int.from_bytes(group[4:8], "little") > 1 for group in groups)
+    """Writes of groups of several rows to the write-ahead log."""
+    groups = [each.data for each in operations if _is_group(each) and each.data is not None]
+    return sum(int.from_bytes(group[20:24], "little") > 1 for group in groups)
 
 
 def troubles_of(told: Told, path: Path, *, relaxed: bool) -> list[str]:

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
+from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
 import lmdb
 
+from duelog.sending.checkpoint import Checkpoint
 from duelog.snapshot import writer
 from duelog.store.env import environment
 from duelog.store.env.environment import Environment
 from duelog.store.files import directory
-from duelog.store.wal.wal_file import WalFile
-from tests.disaster.kill_mutants import trash_before_record, wal_restarted_before_applying
+from duelog.store.wal.segment import Segment
+from tests.disaster.kill_mutants import group_in_parts, no_replay, released_before_applying, trash_before_record
 
-__all__ = ["apply", "trash_before_record", "wal_restarted_before_applying"]
+__all__ = ["apply", "group_in_parts", "no_replay", "released_before_applying", "trash_before_record"]
 
 
 def _unsynced(wrong: Callable[[Path], bool]) -> None:
@@ -78,12 +79,26 @@ def metadata_before_parts() -> None:
 
 
 def wal_not_flushed() -> None:
-    """A group is written to the WAL, and the disk is not waited for."""
+    """A group is written to the write-ahead log, and the disk is not waited for."""
+    Segment.append = partialmethod(_append_flushing_nothing, Segment.append)  # type: ignore[method-assign]
 
-    def write(self: Any, content: bytes, at: int) -> None:
-        os.pwrite(self._descriptor, content, at)
 
-    WalFile._write = write  # type: ignore[method-assign]
+def _append_flushing_nothing(self: Any, append: Any, rows: Any, *, flush: bool) -> None:
+    append(self, rows, flush=False)
+
+
+def released_before_sync() -> None:
+    """The record of the oldest segment moves on before the partitions that have its rows are on disk."""
+
+    def apply_alone(self: Any, partition: Any) -> None:
+        with self._partitions.lease(partition):
+            partition.environment.apply()
+
+    def apply_all(self: Any) -> None:
+        for partition in self._partitions.unapplied():
+            apply_alone(self, partition)
+
+    Checkpoint._apply_rest = apply_all  # type: ignore[method-assign]
 
 
 def apply(name: str) -> None:

@@ -4,6 +4,7 @@ The rules:
 
 - an acknowledged send is delivered to every subscription, with the payload that was sent;
 - no id is given out twice;
+- of a batch that a crash cut off all is there or nothing;
 - nothing is delivered twice without a crash or a nack between, under two ids, or from two positions of a main log;
 - what was cancelled is never delivered, and what was rescheduled once, whether or not the answer was heard;
 - what was acknowledged durably is never delivered again, nor what was acknowledged before a close;
@@ -39,6 +40,11 @@ class Told:
         self._numbers: dict[str, dict[int, tuple[int, str]]] = defaultdict(dict)
         """By topic and number, due time and text of what a numbered producer was asked to send."""
         self._answered: dict[str, set[int]] = defaultdict(set)
+        self._sending: dict[str, list[set[str]]] = defaultdict(list)
+        """By topic, the texts of each batch that was begun."""
+        self._unflushed: list[tuple[str, set[str]]] = []
+        """Topic and texts of what was sent since the write-ahead log was last flushed, in order."""
+        self._unflushed_at_cut: list[tuple[str, set[str]]] = []
         self._cancelled: set[str] = set()
         """Texts that were cancelled, or may have been."""
         self._taken: dict[str, set[Id]] = defaultdict(set)
@@ -60,11 +66,15 @@ class Told:
         self._draining = draining
 
     def power_goes(self, *, relaxed: bool) -> None:
-        """Every number is in doubt. relaxed: so is all that the last commit of each environment was about."""
+        """Every number is in doubt.
+
+        relaxed: so is what was sent since the last flush, and all that the last commit of each environment was about.
+        """
         self._answered.clear()
         if not relaxed:
             return
-        lost = set[str]().union(*self._last.values())
+        self._unflushed_at_cut = list(self._unflushed)
+        lost = set[str]().union(*self._last.values(), *(texts for _, texts in self._unflushed))
         gone = {id_ for ids in self.sent.values() for id_, text in ids.items() if text in lost}
         for ids in self.sent.values():
             for id_ in gone & ids.keys():
@@ -75,6 +85,10 @@ class Told:
             texts.difference_update(lost)
         self.listeners = {listener for listener in self.listeners if "/".join(listener) not in lost}
         self._delivered.clear()
+
+    def flushed(self) -> None:
+        """The write-ahead log is on disk."""
+        self._unflushed.clear()
 
     def unanswered(self) -> dict[str, list[tuple[int, int, str]]]:
         """By topic, the numbers of which it is not known whether they are stored, with due time and text."""
@@ -91,6 +105,17 @@ class Told:
             missing = owed - self._cancelled - self._acking[listener] - self._came[listener]
             if missing:
                 self.troubles.append(f"{listener} never got {len(missing)} acknowledged sends: {sorted(missing)[:5]}")
+            came = self._came[listener] | self._delivered[listener].keys()
+            excused = came | self._acking[listener] | self._cancelled
+            for texts in self._sending[topic]:
+                if texts & came and texts - excused:
+                    self.troubles.append(f"{listener} got a part of a batch: {texts & came}, not {texts - excused}")
+            excused |= {text for _, text in self._numbers[topic].values()}  # sent again
+            lost: set[str] = set()
+            for texts in (texts for sent_to, texts in self._unflushed_at_cut if sent_to == topic):
+                if lost and texts & self._came[listener] - {text for _, text in self._numbers[topic].values()}:
+                    self.troubles.append(f"{listener} got {texts}, and not {lost}, which was sent before")
+                lost |= texts - excused
 
     def take(self, fact: Sequence[Any]) -> None:
         """Note a fact."""
@@ -103,8 +128,11 @@ class Told:
                 if (topic, name) not in self.listeners:
                     self.listeners.add((topic, name))
                     self._last["main"] = {f"{topic}/{name}"}
+            case ["sending", str(topic), [*texts]]:
+                self._sending[topic].append(set(texts))
             case ["sent", str(topic), str(environment), [*rows]]:
-                self._last[environment] = {text for _, _, text in rows}
+                texts = {text for _, _, text in rows}
+                self._unflushed.append((topic, texts))
                 for ledger, entry, text in rows:
                     self._sent(topic, (ledger, entry), text)
             case ["numbering", str(topic), int(first), [*rows]]:
@@ -172,8 +200,8 @@ class Told:
 
 def litter(store: DelayedStore) -> Iterator[str]:
     """What an opened store must not have: leftovers of a crash, damaged snapshots, and findings."""
-    if (store.path / "JOURNAL.tmp").exists():
-        yield "JOURNAL.tmp is there after opening"
+    for unmade in sorted((store.path / "wal").glob("*.tmp")):
+        yield f"wal/{unmade.name} is there after opening"
     with store._engine.maintenance.lock:  # the scheduler may be at work already
         for folder in ("staging", "trash"):
             for child in sorted((store.path / folder).iterdir()):

@@ -5,6 +5,7 @@ text, and by its id, which changes when it is rescheduled:
 
     ["listen", topic, subscription]         subscribe has returned
     ["clock", ms]                           the simulated clock was moved
+    ["sending", topic, texts]               about to be sent as a batch: all of them are stored, or none
     ["sent", topic, environment, [[ledger, entry, text], ...]]   send or send_batch has returned; for each environment
     ["numbering", topic, first, [[due, text], ...]]              a numbered producer is about to send these
     ["numbered", topic, first, count]       it has returned: each of them is stored
@@ -78,7 +79,7 @@ CONFIG = StoreConfig(
     map_bytes=1 << 20,
     run_entries=4,
     run_bytes=1024,
-    wal_bytes=16 << 10,  # sixteen small groups, then it is begun anew
+    wal_bytes=16 << 10,  # twenty small groups, then the next segment is begun
     max_clock_jump_ms=None,
 )
 """Everything tiny, so that every run rolls, trims, closes and deletes, and the maps grow."""
@@ -213,23 +214,17 @@ class Worker:
             payload = self._text() + b"." * rng.choice((0, 0, 20, 900))
             messages.append(Message(payload, deliver_at=due_ms, key=rng.choice((None, "k"))))
         if len(messages) > 1 and rng.random() < 0.4:
+            self._tell("sending", name, [text_of(message) for message in messages])
             self._tell_sent(name, messages, topic.send_batch(messages))
             return
         for one in messages:
-            self._send_from(rng.choice((1, 1, 1, 2)))
             self._tell_sent(name, [one], [topic.send(one.payload, deliver_at=one.deliver_at, key=one.key)])
 
     def _text(self) -> bytes:
         return f"{self._tag}-{next(self._count)}".encode()
 
-    def _send_from(self, together: int) -> None:
-        """From how many sends under way on the next ones go through the WAL, where there is one."""
-        if self.store._engine.wal_writer is not None:
-            self.store._engine.wal_writer.together = together
-
     def _send_together(self) -> None:
         """Four messages for three partitions, each by a thread of its own: a group of the WAL may have several."""
-        self._send_from(1)
         name, all_there = self.random.choice(TOPICS), threading.Barrier(4)
 
         def send(message: Message) -> None:
