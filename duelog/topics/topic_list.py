@@ -66,6 +66,7 @@ class Topics:
         state = self.find(name)
         if state is None:
             self._main.write(lambda transaction: catalog.add_topic(transaction, str(name), now_ms))
+            self._main.sync()  # its id would be given out again, and partitions have messages of it by then
             state = self.get(name)
         return state
 
@@ -79,6 +80,7 @@ class Topics:
                     catalog.add_topic(transaction, str(name), now_ms)
 
             self._main.write(add)
+            self._main.sync()  # as in `get_or_create`
             self._load_all(absent)
         return [self.get(name) for name in names]
 

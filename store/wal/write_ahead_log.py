@@ -8,6 +8,7 @@ be there. No record: the log has not been begun, and nothing was lost with it.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -20,12 +21,14 @@ from .wal_reader import DIRECTORY, WalContent
 
 
 class WriteAheadLog:
-    """The log of a store open for writing. For one thread at a time."""
+    """The log of a store open for writing. For one thread at a time, but `flush`."""
 
     def __init__(self, path: Path, store_id: bytes, found: WalContent) -> None:
         """`path` is the store's directory, `found` what its log held when it was opened; groups go behind that."""
         self._directory = path / DIRECTORY
         self._store_id = store_id
+        self._flushing = threading.Lock()
+        """Held while the active segment is flushed by any thread, or replaced."""
         self._next_number = found.last + 1
         self._active: Segment | None = None
         self._recovered = found.tail is not None
@@ -33,6 +36,8 @@ class WriteAheadLog:
         if found.tail is not None:
             sequence, at = len(found.tail.groups), found.tail.end
             self._active = Segment(self._directory, found.last, store_id, 0, at=at, sequence=sequence)
+        for unmade in self._directory.glob("*.tmp"):  # a crash left it
+            unmade.unlink()
         self._spare = [number for number in numbers_in(self._directory) if number < found.oldest]
 
     @property
@@ -54,9 +59,10 @@ class WriteAheadLog:
 
     def flush(self) -> None:
         """Wait until every group is on disk. Raises OSError."""
-        active = self._active
-        if active is not None and not active.is_flushed:
-            active.flush()
+        with self._flushing:
+            active = self._active
+            if active is not None and not active.is_flushed:
+                active.flush()
 
     def begin_segment(self, size: int, group: int) -> int | None:
         """Go on in the next segment, of `size` bytes or what one group of `group` bytes needs; the last one's number.
@@ -75,10 +81,11 @@ class WriteAheadLog:
         except BaseException:
             following.close()
             raise
-        self._active, self._next_number, self._recovered = following, number + 1, False
-        if before is None:
-            return None
-        before.close()
+        with self._flushing:
+            self._active, self._next_number, self._recovered = following, number + 1, False
+            if before is None:
+                return None
+            before.close()
         reach("wal.ended")
         return before.number
 

@@ -20,17 +20,15 @@ from duelog.cleanup import adoption, log_claims
 from duelog.cleanup.deletion import deletable
 from duelog.markers.firing.firing import Firing
 from duelog.partitions import creation, partition_set
-from duelog.partitions import producer_numbers as producers
 from duelog.sending import wal_replay
 from duelog.sending.checkpoint import Checkpoint
-from duelog.store.codec.format import PartitionState, Table, counter_key, pack_u64, split_run_key
-from duelog.store.codec.run import HEADER
-from duelog.store.env.memtable import UnappliedRun
+from duelog.store.codec.format import Table, counter_key, pack_u64
 from duelog.store.files.directory import move
 from duelog.store.files.failpoints import reach
 from duelog.store.log import catalog
 from duelog.store.wal.segment import RowKind, group_bytes
 from duelog.store.wal.write_ahead_log import WriteAheadLog
+from duelog.store.wal.write_batch import EnvironmentBatch
 from duelog.topics.consumer import Consumer
 
 
@@ -238,63 +236,32 @@ def no_replay() -> None:
     _patch(wal_replay, "fill_memtables", lambda _: lambda *arguments: None)
 
 
-def replay_doubles() -> None:
-    """Opening appends all runs that the write-ahead log holds, also those that the partitions have."""
-
-    def wrap(fill: Any) -> Any:
-        def every_run(path: Any, groups: Any, main: Any, memtable: Any, partitions: Any) -> None:
-            fill(path, groups, main, memtable, partitions)
-            rows = [row for group in groups for row in group.rows() if row.kind == RowKind.RUN]
-            for partition in partitions.held(lambda each: each.state is PartitionState.OPEN):
-                for log in partition.logs():
-                    for row in rows:
-                        ledger_id, first = split_run_key(row.key)
-                        tail = log.ledger.entries
-                        if ledger_id == log.ledger_id and first < tail:
-                            run = UnappliedRun(tail, tail + HEADER.unpack_from(row.value)[4], row.value)
-                            partition.memtable.add_run(ledger_id, run)
-                            log.ledger.entries = run.limit
-
-        return every_run
-
-    _patch(wal_replay, "fill_memtables", wrap)
-
-
 def replays_what_is_applied() -> None:
     """Opening takes every row of the write-ahead log for unapplied."""
     _patch(wal_replay, "_position", lambda _: lambda environment: -1)
 
 
 def group_in_parts() -> None:
-    """The rows of a send are a group each."""
+    """The rows of a send are a group each, but for those with the numbers of a producer."""
 
     def wrap(append: Any) -> Any:
         def one_by_one(self: Any, rows: Any, *, flush: bool) -> int:
-            if not self._active.fits(sum(group_bytes([row]) for row in rows)):
-                rows_of_each = [rows]
-            else:
-                rows_of_each = [[row] for row in rows]
-            for part in rows_of_each:
-                position = append(self, part, flush=flush)
-                reach("wal.after")
-            return int(position)
+            numbered = any(row.kind == RowKind.NUMBERS for row in rows)
+            if numbered or not self._active.fits(sum(group_bytes([row]) for row in rows)):
+                return int(append(self, rows, flush=flush))
+            for row in rows[:-1]:
+                append(self, [row], flush=flush)
+                reach("wal.ended")  # rare elsewhere
+            return int(append(self, rows[-1:], flush=flush))
 
         return one_by_one
 
     _patch(WriteAheadLog, "append", wrap)
 
 
-def takes_gaps_for_stored() -> None:
-    """Opening takes every number below the highest that is stored for stored."""
-
-    def wrap(read: Any) -> Any:
-        def without_gaps(*arguments: Any) -> Any:
-            record = read(*arguments)
-            return record._replace(watermark=int(record.above.max()) if record.above else record.watermark)
-
-        return without_gaps
-
-    _patch(producers, "read", wrap)
+def numbers_left_out() -> None:
+    """The numbers of a named producer are known in memory, and not in the group that stores their messages."""
+    _patch(EnvironmentBatch, "add_numbers", lambda _: lambda self, key, numbers: None)
 
 
 def apply(name: str) -> None:

@@ -80,7 +80,7 @@ def metadata_before_parts() -> None:
 
 def wal_not_flushed() -> None:
     """A group is written to the write-ahead log, and the disk is not waited for."""
-    Segment.append = partialmethod(_append_flushing_nothing, Segment.append)  # type: ignore[method-assign]
+    Segment.append = partialmethod(_append_flushing_nothing, Segment.append)  # type: ignore[assignment,method-assign]
 
 
 def _append_flushing_nothing(self: Any, append: Any, rows: Any, *, flush: bool) -> None:

@@ -24,6 +24,7 @@ STATES = int(os.environ.get("DUELOG_POWER_CUTS", "150"))
 PASSED = [point for point in failpoints.POINTS if not point.startswith("commit.")]
 """What a recorded run must come by; commits are everywhere."""
 
+
 def _why_not() -> str | None:
     """Why nothing can be recorded here; None if it can."""
     if shutil.which("strace") is None:
@@ -71,9 +72,9 @@ MUTANTS = {
     "trash_before_record": ("commit", "delete.recorded", 16, 3),
     "metadata_before_parts": ("commit", "snapshot.meta", 24, 3),
     "wal_not_flushed": ("commit", None, 24, 3),
-    "released_before_applying": ("commit", "wal.applied", 48, 3),
+    "released_before_applying": ("commit", "wal.part", 48, 3),
     "released_before_sync": ("relaxed", "wal.applied", 48, 1),
-    "group_in_parts": ("commit", "wal.after", 48, 1),
+    "group_in_parts": ("commit", "wal.ended", 48, 1),
     "fires_before_sync": ("relaxed", "fire.before", 48, 1),
 }
 """Wrong engines: durability, before which step the power goes, how many states, how many must be found bad at least."""

@@ -131,8 +131,7 @@ class Told:
             case ["sending", str(topic), [*texts]]:
                 self._sending[topic].append(set(texts))
             case ["sent", str(topic), str(environment), [*rows]]:
-                texts = {text for _, _, text in rows}
-                self._unflushed.append((topic, texts))
+                self._unflushed.append((topic, {text for _, _, text in rows}))
                 for ledger, entry, text in rows:
                     self._sent(topic, (ledger, entry), text)
             case ["numbering", str(topic), int(first), [*rows]]:

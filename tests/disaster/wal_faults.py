@@ -83,7 +83,7 @@ class Sent:
 
     @property
     def has_unapplied(self) -> bool:
-        return self.store._engine.partitions.has_unapplied()
+        return bool(self.store._engine.partitions.unapplied())
 
     def crash(self, path: Path) -> Path:
         """What a kill at this moment leaves, in another place."""

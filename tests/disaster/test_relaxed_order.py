@@ -1,0 +1,78 @@
+"""Durability "relaxed": nothing is on disk before what it follows, so that a power cut takes the last alone.
+
+The power cuts found each of these out; here is the order itself, without a disk that forgets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from duelog import ManualClock, Message
+from duelog.store.env.environment import Environment
+from duelog.store.files import failpoints
+from tests.conftest import OpenStore
+from tests.disaster.wal_faults import CONFIG, HOUR_MS, Sent
+
+pytestmark = pytest.mark.fault
+
+RELAXED = replace(CONFIG, durability="relaxed")
+
+
+@pytest.fixture(autouse=True)
+def disarmed() -> Iterator[None]:
+    """No failpoint stays armed."""
+    yield
+    failpoints.disarm()
+
+
+@pytest.fixture
+def sent(open_store: OpenStore) -> Sent:
+    """A store with durability "relaxed" whose write-ahead log holds something."""
+    return Sent(open_store(config=RELAXED))
+
+
+def unsynced_at(point: str, environment: Environment) -> list[bool]:
+    """Whether the last commit of an environment may not be on disk, each time that a point is reached."""
+    found: list[bool] = []
+    failpoints.arm(point, lambda: found.append(environment._unsynced))
+    return found
+
+
+def test_a_segment_is_released_after_a_sync_of_what_another_commit_applied(sent: Sent) -> None:
+    """A checkpoint has nothing to apply to a partition that has committed, and the commit is not on disk yet."""
+    environment = sent.environment(2)
+    environment.write(lambda transaction: None)
+    assert not environment.has_unapplied
+    assert environment._unsynced
+    found = unsynced_at("wal.applied", environment)
+    assert sent.store._engine.wal_writer is not None
+    sent.store._engine.wal_writer.apply_all()
+    assert found == [False]
+
+
+def test_rows_of_the_main_log_are_not_written_before_the_commit_that_they_follow(
+    sent: Sent, clock: ManualClock
+) -> None:
+    """What has fired is in the main log by a commit: a group behind it alone would be a gap."""
+    clock.advance(3 * HOUR_MS)
+    sent.store.tick()
+    main = sent.store._engine.main
+    assert main._unsynced
+    found = unsynced_at("wal.before", main)
+    sent.topic.send(b"at once")
+    assert found == [False]
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_a_topic_is_on_disk_before_partitions_have_messages_of_it(sent: Sent, together: bool) -> None:
+    """Else its id would be given out again, and another topic have its messages."""
+    found = unsynced_at("wal.before", sent.store._engine.main)
+    sent.send("makes the partition", 2)
+    if together:
+        sent.store.send_batch([("b", Message(b"x", deliver_after=2 * 3_600)), ("c", Message(b"y"))])
+    else:
+        sent.store.topic("b").send(b"x", deliver_after=2 * 3_600)
+    assert found[-1] is False
