@@ -82,7 +82,7 @@ class Partition:
         self.dues_read = 0
         """Due times read one by one since pages were last given back; each may have mapped 16 pages."""
         self.keeps_pages = False
-        """Whether what is written to the open environment stays in the page cache (`stop_evicting`)."""
+        """Whether what is written stays in the page cache, also once its environment is opened (`stop_evicting`)."""
         self._scanned: Path | None = None
         """The generation whose pages this process has looked at."""
         self.leases = 0
@@ -112,7 +112,6 @@ class Partition:
             if self._environment is not None:
                 self._parked.append(self._environment)
             self._environment = environment
-            self.keeps_pages = False
             self.outdated = False
 
     def environments(self) -> list[Environment]:
@@ -139,8 +138,9 @@ class Partition:
 
     def stop_evicting(self) -> None:
         """Have what is written stay in the page cache: the partition has begun, it is read soon. REQUIRES: a lease."""
-        self.environment.stop_evicting()
         self.keeps_pages = True
+        if self._environment is not None:
+            self._environment.stop_evicting()
 
     def give_back_pages(self) -> None:
         """Have the pages that many due times were read from no longer count as memory of this process.

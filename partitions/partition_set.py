@@ -244,7 +244,7 @@ class PartitionSet:
                     partition.leases += 1
                     partition.appenders += 1
                     accepted.append(partition)
-                    if partition.is_open and not partition.keeps_pages:
+                    if not partition.keeps_pages:
                         begun.append(partition)
             except BaseException:
                 self._end_appends(accepted)
@@ -301,7 +301,7 @@ class PartitionSet:
             durability=self._config.durability,
             map_bytes=self._config.map_bytes,
             read_only=self._read_only,
-            evicts=partition.state is PartitionState.OPEN,
+            evicts=partition.state is PartitionState.OPEN and not partition.keeps_pages,
             listeners=self._listeners,
             memtable=partition.memtable,
             follow=self._follow(partition),

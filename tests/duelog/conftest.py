@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from duelog import DelayedStore, StoreConfig, Subscription, Topic
-from tests.conftest import OpenStore
+from tests.conftest import OpenStore, applied
 from tests.duelog.store_state import records
 
 Plant = Callable[..., None]
@@ -44,6 +44,7 @@ def unchanged(store: DelayedStore, topic: Topic) -> Iterator[None]:
     topic.subscribe("s").close()
     topic.send(b"now")
     topic.send(b"later", deliver_after=60)
+    applied(store)
     before = records(store)
     yield
     if not store.closed:

@@ -17,7 +17,7 @@ from duelog import DelayedDeliveryPolicies, DelayedStore, ManualClock, Message, 
 from duelog.aio.threads import Threads
 from duelog.aio.topic import Topic as AsyncTopic
 from duelog.errors import CorruptEntry, DelayTooLong
-from tests.conftest import START_MS, LeadingClock, OpenStore
+from tests.conftest import START_MS, LeadingClock, OpenStore, applied
 from tests.model.driver import armed
 
 TOPIC = {
@@ -257,15 +257,18 @@ def test_partitions_are_counted_by_state_and_measured(
     assert collector.value("duelog.entries.trimmed") >= 1
 
 
-def test_commits_tell_their_time_their_entries_and_their_callers(topic: Topic, collector: Collector) -> None:
-    """By environment: a batch for one partition is one commit there of so many entries."""
+def test_commits_tell_their_time_their_entries_and_their_callers(
+    store: DelayedStore, topic: Topic, collector: Collector
+) -> None:
+    """A batch is one group of the write-ahead log of so many entries, applied by a commit of each environment."""
     topic.send_batch([Message(b"x", deliver_after=60) for _ in range(7)])
     topic.send_batch([Message(b"x") for _ in range(5)])
+    applied(store)
     sums = {
         point.attributes["duelog.environment"]: (point.count, point.sum)
         for point in collector.points()["duelog.commit.entries"]
     }
-    assert sums == {"partition": (1, 7), "main": (1, 5)}
+    assert sums == {"wal": (2, 12), "partition": (1, 7), "main": (1, 5)}
     assert collector.value("duelog.commit.duration", duelog_environment="partition") >= 1
     assert collector.value("duelog.commit.requests", duelog_environment="main") >= 1
 

@@ -13,12 +13,12 @@ import pytest
 
 from duelog import DelayedStore, ManualClock, StoreConfig
 from duelog.errors import DamagedStore, ResourceShortage, StoreFull
-from duelog.markers import reader
 from duelog.markers.received import MessageMaker
 from duelog.metrics import instruments
+from duelog.store.codec.run import Run
 from duelog.store.env.environment import Environment
 from duelog.store.files import datafile, pages, system_errors
-from duelog.store.log import scan
+from duelog.store.log.scan import RunFinder
 from tests.conftest import START_MS, OpenStore
 
 SPAN_MS = 20_000
@@ -96,17 +96,14 @@ def test_a_damaged_page_quarantines_what_lies_on_it_and_nothing_else(
     with topic.subscribe("s") as consumer:
         ids = [topic.send(b"%d" % number, deliver_after=1) for number in range(10)]
         clock.advance(1_000)
-        find_run = scan.find_run
+        find = RunFinder.find
 
-        def finding(cursor: lmdb.Cursor, name: str, ledger_id: int, entry_id: int) -> Any:
+        def finding(finder: RunFinder, ledger_id: int, entry_id: int) -> Run | None:
             if (ledger_id, entry_id) == ids[4]:
                 raise lmdb.CorruptedError("mdb_get: MDB_CORRUPTED: Located page was wrong type")
-            return find_run(cursor, name, ledger_id, entry_id)
+            return find(finder, ledger_id, entry_id)
 
-        monkeypatch.setattr(reader, "find_run", finding)
-        monkeypatch.setattr(
-            reader, "find_run_after", lambda cursor, name, last, entry: finding(cursor, name, last.ledger_id, entry)
-        )
+        monkeypatch.setattr(RunFinder, "find", finding)
         assert [message.payload for message in consumer.receive(10)] == [b"%d" % at for at in range(10) if at != 4]
         assert store.stats().set_aside == 1
     store._engine.quarantine._known.clear()

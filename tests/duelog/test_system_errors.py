@@ -161,15 +161,14 @@ def replaced(path: Path) -> None:
 
 
 @pytest.mark.parametrize("gone", [removed, moved, replaced])
-@pytest.mark.parametrize("what", ["a partition", "the main log", "several partitions", "the journal"])
+@pytest.mark.parametrize("what", ["a partition", "the main log", "several partitions"])
 def test_a_store_whose_directory_was_removed_acknowledges_nothing_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gone: Callable[[Path], None], what: str
 ) -> None:
     """The first send at which its file is looked for raises StoreFailed that says so, and so does every later call."""
     monkeypatch.setattr(datafile, "LOOK_NS", 0)
     clock = ManualClock(START_MS)
-    config = StoreConfig(partition_ms=HOUR_MS, journal_from=1 if what == "the journal" else 2)
-    store = DelayedStore.open(tmp_path / "store", config, clock=clock)
+    store = DelayedStore.open(tmp_path / "store", StoreConfig(partition_ms=HOUR_MS), clock=clock)
     topic = store.topic("t")
     with topic.subscribe("s") as consumer:
         ways: dict[str, Callable[[], object]] = {
@@ -178,7 +177,6 @@ def test_a_store_whose_directory_was_removed_acknowledges_nothing_more(
             "several partitions": lambda: topic.send_batch(
                 [Message(b"x", deliver_after=60 + 3600 * at) for at in (0, 1)]
             ),
-            "the journal": lambda: topic.send(b"x", deliver_after=60),
         }
         for _ in range(3):
             ways[what]()

@@ -87,9 +87,9 @@ async def test_the_loop_goes_on_while_a_commit_hangs(tmp_path: Path, clock: Manu
     async with aio.DelayedStore.open(tmp_path / "s", clock=clock) as store:
         topic = store.topic("t")
         await topic.send(b"before")
-        main_environment = store.sync._engine.main
-        gate = Gate(main_environment.write)
-        main_environment.write = gate  # type: ignore[method-assign]
+        writer = store.sync._engine.writer()
+        gate = Gate(writer.write)
+        writer.write = gate  # type: ignore[method-assign]
         sending = [asyncio.create_task(topic.send(b"x")) for _ in range(50)]
         batch = asyncio.create_task(topic.send_batch([Message(b"y")]))
         await gate.wait_until_reached()
@@ -97,7 +97,7 @@ async def test_the_loop_goes_on_while_a_commit_hangs(tmp_path: Path, clock: Manu
         gate.opened.set()
         assert len(set(await asyncio.gather(*sending))) == 50
         await batch
-        del main_environment.write
+        del writer.write  # type: ignore[method-assign]
     assert findings(tmp_path / "s") == []
 
 

@@ -13,7 +13,7 @@ from duelog.markers.firing.loading import Loading, LoadStep
 from duelog.snapshot.restore import PartRead, RestoreStep
 from duelog.store.env import eviction as behind
 from duelog.store.env import page_cache, upkeep
-from tests.conftest import START_MS, OpenStore
+from tests.conftest import START_MS, OpenStore, applied
 from tests.store.group_commits import until
 from tests.store.page_cache_calls import (
     DROP,
@@ -47,11 +47,12 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
 
 
 def send(store: DelayedStore, due_ms: int, batches: int = 30) -> list[bytes]:
-    """Batches of messages of 1 KiB due from an instant on; their payloads, in the order in which they are due."""
+    """Batches of messages of 1 KiB due from an instant on, each applied; their payloads, in order of due time."""
     payloads = [b"%015d" % number + bytes(1_009) for number in range(20 * batches)]
     for at in range(0, len(payloads), 20):
         some = payloads[at : at + 20]
         store.topic("t").send_payloads(some, deliver_at=[due_ms + at + place for place in range(len(some))])
+        applied(store)
     return payloads
 
 

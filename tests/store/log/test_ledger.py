@@ -30,7 +30,7 @@ from duelog.store.log.ledger import (
     StagedLedger,
     find_tail,
 )
-from duelog.store.log.scan import find_run, find_run_after, runs
+from duelog.store.log.scan import RunFinder, runs
 from tests.store.group_commits import share
 
 LIMITS = RunLimits(entries=4, bytes=1024)
@@ -136,7 +136,7 @@ def test_the_listener_hears_first_entry_and_due_times_once_a_commit(environment:
     environment.write(appending(ledger, [b"d"], 7, heard=hear, replaced=replaced))
     assert heard == [(0, [5, 6, 6]), (3, [HELD])]
     with environment.read() as raw:
-        run = find_run(raw.cursor(), "main", 7, 3)
+        run = RunFinder(raw, "main").find(7, 3)
         assert run is not None
         assert (run.conditional, run.due(0)) == (True, 7)
 
@@ -306,7 +306,7 @@ def test_runs_of_a_range_hold_it_and_no_run_besides(
             last = total if limit is None else limit
             assert found == [(first, end) for first, end in whole if end > start and first < last]
             entry_id = data.draw(st.integers(0, total + 2))
-            run = find_run(raw.cursor(), "main", 7, entry_id)
+            run = RunFinder(raw, "main").find(7, entry_id)
             if entry_id >= total:
                 assert run is None
             else:
@@ -327,8 +327,8 @@ def test_a_damaged_run_comes_as_its_error_and_the_rest_goes_on(environment: Envi
         assert isinstance(error, CorruptEntry)
         assert (error.environment, error.ledger_id, error.entry_id) == ("main", 7, 4)
         with pytest.raises(CorruptEntry):
-            find_run(raw.cursor(), "main", 7, 5)
-        assert find_run(raw.cursor(), "main", 7, 8) is not None
+            RunFinder(raw, "main").find(7, 5)
+        assert RunFinder(raw, "main").find(7, 8) is not None
 
 
 def test_the_run_that_follows_is_found_as_any_other(environment: Environment) -> None:
@@ -340,9 +340,9 @@ def test_the_run_that_follows_is_found_as_any_other(environment: Environment) ->
     damage(environment, 7, 7, at=30)
     environment.write(lambda transaction: transaction.raw.delete(run_key(7, 15)))
 
-    def found(lookup: Callable[..., Run | None], *arguments: Any) -> object:
+    def found(finder: RunFinder, entry_id: int) -> object:
         try:
-            run = lookup(*arguments)
+            run = finder.find(7, entry_id)
         except CorruptEntry as error:
             return str(error)
         return None if run is None else (run.ledger_id, run.first_entry, run.count)
@@ -350,9 +350,6 @@ def test_the_run_that_follows_is_found_as_any_other(environment: Environment) ->
     with environment.read() as raw:
         for before in (entry_id for entry_id in range(27) if entry_id not in (*range(7, 11), *range(15, 18))):
             for entry_id in range(before + 1, 29):
-                cursor = raw.cursor()
-                last = find_run(cursor, "main", 7, before)
-                assert last is not None
-                if entry_id >= last.limit:
-                    expected = found(find_run, raw.cursor(), "main", 7, entry_id)
-                    assert found(find_run_after, cursor, "main", last, entry_id) == expected
+                finder = RunFinder(raw, "main")
+                assert finder.find(7, before) is not None
+                assert found(finder, entry_id) == found(RunFinder(raw, "main"), entry_id)
