@@ -20,6 +20,7 @@ from duelog.cleanup.origin import OriginRecord
 from duelog.store.codec import format as fmt
 from duelog.store.codec.run import Run
 from duelog.store.env.environment import Environment
+from duelog.store.env.memtable import Reads
 from duelog.store.errors import BrokenInvariant, DamagedStore
 from duelog.store.log.scan import runs
 from tests.cleanup.compacting import DAY, close_day, finish, plan_of, send_day, source_of
@@ -51,7 +52,7 @@ def copied(store: DelayedStore, tmp_path: Path, plan: CompactionPlan) -> Path:
     return tmp_path / "copy"
 
 
-def stored(raw: lmdb.Transaction, key: bytes) -> bytes:
+def stored(raw: Reads, key: bytes) -> bytes:
     """A value as it is."""
     value = raw.get(key)
     assert value is not None

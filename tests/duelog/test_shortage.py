@@ -13,6 +13,7 @@ import pytest
 
 from duelog import DelayedStore, ManualClock, StoreConfig
 from duelog.errors import DamagedStore, ResourceShortage, StoreFull
+from duelog.markers import reader
 from duelog.markers.received import MessageMaker
 from duelog.metrics import instruments
 from duelog.store.codec.run import Run
@@ -96,14 +97,14 @@ def test_a_damaged_page_quarantines_what_lies_on_it_and_nothing_else(
     with topic.subscribe("s") as consumer:
         ids = [topic.send(b"%d" % number, deliver_after=1) for number in range(10)]
         clock.advance(1_000)
-        find = RunFinder.find
 
-        def finding(finder: RunFinder, ledger_id: int, entry_id: int) -> Run | None:
-            if (ledger_id, entry_id) == ids[4]:
-                raise lmdb.CorruptedError("mdb_get: MDB_CORRUPTED: Located page was wrong type")
-            return find(finder, ledger_id, entry_id)
+        class Refusing(RunFinder):
+            def find(self, ledger_id: int, entry_id: int) -> Run | None:
+                if (ledger_id, entry_id) == ids[4]:
+                    raise lmdb.CorruptedError("mdb_get: MDB_CORRUPTED: Located page was wrong type")
+                return super().find(ledger_id, entry_id)
 
-        monkeypatch.setattr(RunFinder, "find", finding)
+        monkeypatch.setattr(reader, "RunFinder", Refusing)
         assert [message.payload for message in consumer.receive(10)] == [b"%d" % at for at in range(10) if at != 4]
         assert store.stats().set_aside == 1
     store._engine.quarantine._known.clear()

@@ -97,7 +97,7 @@ async def test_the_loop_goes_on_while_a_commit_hangs(tmp_path: Path, clock: Manu
         gate.opened.set()
         assert len(set(await asyncio.gather(*sending))) == 50
         await batch
-        del writer.write  # type: ignore[method-assign]
+        del writer.write
     assert findings(tmp_path / "s") == []
 
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from duelog.store.codec.bodies import Bodies
 from duelog.store.codec.format import MAX_ENTRY_ID, run_key
 from duelog.store.codec.frontier import HELD
-from duelog.store.codec.run import Run, RunKind
+from duelog.store.codec.run import Run, RunKind, RunLimits
 from duelog.store.env.environment import Environment
 from duelog.store.env.transaction import Transaction
 from duelog.store.errors import CorruptEntry, InvalidArgument
@@ -26,7 +26,6 @@ from duelog.store.log.ledger import (
     Ledger,
     PackedMessages,
     Replaced,
-    RunLimits,
     StagedLedger,
     find_tail,
 )
