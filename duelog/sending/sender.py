@@ -19,7 +19,7 @@ from duelog.partitions.timespan import group_by_log, group_by_partition
 from duelog.store.codec.bodies import Bodies
 from duelog.store.codec.body import EncodedBatch
 from duelog.store.codec.run import Int64s, RunLimits
-from duelog.store.config import StoreConfig
+from duelog.store.config import KIB, StoreConfig
 from duelog.store.errors import BrokenInvariant, InvalidArgument, UnknownTopic
 from duelog.store.log.ledger import PackedMessages
 from duelog.store.log.managed_ledger import Segment
@@ -40,6 +40,9 @@ _ROW_BYTES = 128
 """What a run takes in the log besides bodies and columns, at most."""
 
 _COLUMN_BYTES = 12
+
+_GROUP_BYTES = 4 * KIB
+"""What a group takes besides its runs: its frame, and the numbers of a producer."""
 
 
 def _at(also: Also, places: range) -> Callable[[WriteBatch], None]:
@@ -111,7 +114,7 @@ class Sender:
 
     def _pieces(self, batch: EncodedBatch) -> list[tuple[int, int]]:
         """Where a batch is cut that one group does not take."""
-        bodies, most = Bodies.of(batch.bodies), self._wal_writer.largest_group
+        bodies, most = Bodies.of(batch.bodies), self._wal_writer.largest_group - _GROUP_BYTES
         each = _ROW_BYTES + _COLUMN_BYTES
         if bodies.total() + each * len(bodies) <= most:
             return [(0, len(bodies))]

@@ -15,10 +15,11 @@ from duelog.store.codec.format import PartitionState
 from duelog.store.env.environment import Environment
 from duelog.store.env.memtable import APPLIED_KEY, Memtable
 from duelog.store.errors import CorruptEntry, DamagedStore
+from duelog.store.files.system_errors import explained
 from duelog.store.log import catalog
 from duelog.store.log.ledger import applied_tail, last_applied_run
 from duelog.store.wal.segment import MAIN, Group
-from duelog.store.wal.wal_reader import DIRECTORY, WalContent, read_wal
+from duelog.store.wal.wal_reader import DIRECTORY, WalContent, flush_wal, read_wal
 from duelog.store.wal.write_batch import add_row
 
 
@@ -30,6 +31,8 @@ def replay_wal(
     Raises DamagedStore where a segment, a group or entries before it are missing; FormatMismatch.
     """
     content = read_wal(path, store_id, catalog.oldest_segment(main))
+    with explained(path):
+        flush_wal(path, content)
     fill_memtables(path, content.groups, main, memtable, partitions)
     return content
 

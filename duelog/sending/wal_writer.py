@@ -320,7 +320,11 @@ class WalWriter:
             else:
                 size = active.size
         with explained(self._main.path.parent):
-            ended = self._wal.begin_segment(min(size, self._most_bytes), group)
+            following = self._wal.prepare_segment(min(size, self._most_bytes), group)
+        try:
+            ended = self._wal.begin_segment(following)
+        except OSError as error:
+            raise self._main.fail(error) from error
         begun_ms, self._begun_ms = self._begun_ms, None
         if ended is None:
             self._unrecorded = True

@@ -46,6 +46,15 @@ def write_file(path: Path, content: bytes) -> None:
     move(temporary, path)
 
 
+def flush_file(path: Path) -> None:
+    """Make what was written to a file durable, by whichever process."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        os.fdatasync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def move(source: Path, target: Path) -> None:
     """Rename within one file system: `target` is there durably, `source` may come back at a power cut.
 

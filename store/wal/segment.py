@@ -153,6 +153,8 @@ class Segment:
             raise
         self._at = at
         self._sequence = self._flushed = sequence
+        self._writing = False
+        """Whether a group was begun to be written at the place of the next, and its append has not ended."""
 
     @property
     def used(self) -> int:
@@ -171,7 +173,8 @@ class Segment:
     def append(self, rows: Sequence[Row], *, flush: bool) -> None:
         """Append a group, and wait until it is on disk where `flush`. Raises OSError; the segment is of no use then.
 
-        An interrupted one (KeyboardInterrupt) may be there or not, and the next takes its place. No rows: the last.
+        An interrupted one (KeyboardInterrupt) may be there or not, and the next takes its place, flushed whatever
+        `flush` is: a power cut could bring the interrupted one back before a later group. No rows: the last.
         """
         parts: list[bytes | bytearray] = []
         for kind, start_ms, key, value in rows:
@@ -183,12 +186,15 @@ class Segment:
         if self._at + len(group) > self.size:
             raise BrokenInvariant(f"{self._path}: a group of {len(group)} bytes does not fit at {self._at}")
         follows, sequence = _aligned(self._at + len(group)), self._sequence + 1
+        flush = flush or self._writing
+        self._writing = True
         if os.pwrite(self._descriptor, group, self._at) != len(group):
             raise OSError(errno.EIO, "a write was cut short", os.fspath(self._path))
         if flush:
             os.fdatasync(self._descriptor)
             self._in_place.verify(time.perf_counter_ns())
         self._at, self._sequence, self._flushed = follows, sequence, sequence if flush else self._flushed
+        self._writing = False
 
     @property
     def is_flushed(self) -> bool:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..errors import DamagedStore
-from ..files.directory import make_directory
+from ..files.directory import flush_file, make_directory
 from .segment import Group, SegmentContent, SegmentFollower, file_name, numbers_in, read_segment, write_segment
 
 DIRECTORY = "wal"
@@ -49,12 +49,23 @@ def read_wal(path: Path, store_id: bytes, oldest: int | None) -> WalContent:
             break
         number += 1
     following = number + 1
-    if (directory / file_name(following)).exists() and read_segment(directory, following, store_id).groups:
+    found = read_segment(directory, following, store_id) if (directory / file_name(following)).exists() else None
+    if found is not None and (found.groups or found.ended):
         raise DamagedStore(
             directory / file_name(number),
             f"its end, from byte {content.end} on, cannot be read, and {following} follows",
         )
     return WalContent(groups, number, content, oldest)
+
+
+def flush_wal(path: Path, content: WalContent) -> None:
+    """Have what was read be on disk: what a killed process has written may not be, and is built upon from now on.
+
+    Raises OSError.
+    """
+    if content.tail is not None:
+        for number in range(content.oldest, content.last + 1):
+            flush_file(path / DIRECTORY / file_name(number))
 
 
 def write_wal(path: Path, store_id: bytes, groups: Sequence[Group], oldest: int) -> list[Path]:

@@ -28,7 +28,7 @@ class WriteAheadLog:
         self._directory = path / DIRECTORY
         self._store_id = store_id
         self._flushing = threading.Lock()
-        """Held while the active segment is flushed by any thread, or replaced."""
+        """Held while the active segment is flushed by any thread, or replaced and closed."""
         self._next_number = found.last + 1
         self._active: Segment | None = None
         self._recovered = found.tail is not None
@@ -58,21 +58,26 @@ class WriteAheadLog:
         return position
 
     def flush(self) -> None:
-        """Wait until every group is on disk. Raises OSError."""
-        with self._flushing:
+        """Wait until every group is on disk. Raises OSError. Any thread may call it."""
+        with self._flushing:  # a segment that is followed by another is on disk
             active = self._active
             if active is not None and not active.is_flushed:
                 active.flush()
 
-    def begin_segment(self, size: int, group: int) -> int | None:
-        """Go on in the next segment, of `size` bytes or what one group of `group` bytes needs; the last one's number.
+    def prepare_segment(self, size: int, group: int) -> Segment:
+        """The next segment, of `size` bytes or what one group of `group` bytes needs. Raises OSError.
 
-        All groups of the last are on disk then. Raises OSError with nothing changed.
+        It is for `begin_segment`, or to be closed; another call prepares the same again.
         """
         size = max(size, group + size - capacity_of(size))
-        number = self._next_number
-        self._prepare(number, size)
-        following = Segment(self._directory, number, self._store_id, size)
+        self._prepare(self._next_number, size)
+        return Segment(self._directory, self._next_number, self._store_id, size)
+
+    def begin_segment(self, following: Segment) -> int | None:
+        """Go on in the segment that was prepared; the number of the last one, of which all groups are on disk then.
+
+        Raises OSError; the log is of no use then.
+        """
         before = self._active
         try:
             reach("wal.prepared")
@@ -82,7 +87,7 @@ class WriteAheadLog:
             following.close()
             raise
         with self._flushing:
-            self._active, self._next_number, self._recovered = following, number + 1, False
+            self._active, self._next_number, self._recovered = following, following.number + 1, False
             if before is None:
                 return None
             before.close()
@@ -92,8 +97,11 @@ class WriteAheadLog:
     def _prepare(self, number: int, size: int) -> None:
         """Have a spare segment of about the size be that of `number`; others are removed."""
         make_directory(self._directory)
-        if (self._directory / file_name(number)).exists():  # prepared, and not begun
-            return
+        prepared = self._directory / file_name(number)
+        if prepared.exists():  # and not begun
+            if prepared.stat().st_size >= size:
+                return
+            prepared.unlink()
         while self._spare:
             spare = self._directory / file_name(self._spare[-1])
             with suppress(FileNotFoundError):
@@ -110,5 +118,6 @@ class WriteAheadLog:
 
     def close(self) -> None:
         """Close the files; a second call does nothing."""
-        if self._active is not None:
-            self._active.close()
+        with self._flushing:
+            if self._active is not None:
+                self._active.close()

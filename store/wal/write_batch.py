@@ -41,7 +41,8 @@ class EnvironmentBatch(StagingTransaction):
 
     def get(self, key: bytes) -> bytes | None:
         """Fields of a small record. REQUIRES: a claim on what may change it."""
-        return self._put.get(key) or self._read(key)
+        fields = self._put.get(key)
+        return self._read(key) if fields is None else fields
 
     def claim(self, owner: object) -> None:
         """Have `owner`, a log or a record, be changed by the group alone. Raises Conflict."""

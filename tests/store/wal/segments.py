@@ -1,0 +1,119 @@
+"""Segments of the write-ahead log for tests: rows told by their numbers, and what a power cut leaves of files."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from duelog.store.wal.segment import Group, Row, RowKind, Segment, file_name
+from duelog.store.wal.wal_reader import DIRECTORY
+
+STORE_ID = bytes(range(16))
+SIZE = 16 << 10
+SECTOR = 512
+GROUPS_AT = 4096
+
+
+def row(number: int, value: bytes = b"value") -> Row:
+    """One of many that differ."""
+    return Row(RowKind.RUN, 86_400_000 * (number % 3), b"%08d" % number, value)
+
+
+def numbers(groups: Sequence[Group]) -> list[list[int]]:
+    """Which rows groups have."""
+    return [[int(each.key) for each in group.rows()] for group in groups]
+
+
+def write_at(file: Path, at: int, content: bytes) -> None:
+    """Overwrite some bytes."""
+    with file.open("r+b") as opened:
+        opened.seek(at)
+        opened.write(content)
+
+
+def flip(file: Path, at: int, bit: int = 0) -> None:
+    """Change one bit of a file."""
+    write_at(file, at, bytes([file.read_bytes()[at] ^ 1 << bit]))
+
+
+def make_segment(
+    directory: Path, number: int, groups: Sequence[Sequence[int]], *, ended: bool = False, flush: bool = True
+) -> Path:
+    """A segment of groups of rows, told by their numbers; its file."""
+    directory.mkdir(exist_ok=True)
+    segment = Segment(directory, number, STORE_ID, SIZE)
+    for group in groups:
+        segment.append([row(each) for each in group], flush=flush)
+    if ended:
+        segment.append([], flush=flush)
+    segment.close()
+    return directory / file_name(number)
+
+
+class Disk:
+    """What is written to files of a log and not flushed, so that a power cut may take any sector of it."""
+
+    def __init__(self, path: Path, patch: pytest.MonkeyPatch, rng: random.Random) -> None:
+        self._path = path
+        self._rng = rng
+        self._durable: dict[int, bytes] = {}
+        self._pending: dict[int, list[tuple[int, bytes]]] = {}
+        self.event: Callable[[], None] = lambda: None
+        """Called after each write and before each flush."""
+        self._write, self._flush = os.pwrite, os.fdatasync
+        patch.setattr(os, "pwrite", self._pwrite)
+        patch.setattr(os, "fdatasync", self._fdatasync)
+
+    def _pwrite(self, descriptor: int, content: bytes, at: int) -> int:
+        number = os.fstat(descriptor).st_ino
+        if number not in self._durable:
+            self._durable[number] = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
+        self._pending.setdefault(number, []).append((at, content))
+        written = self._write(descriptor, content, at)
+        self.event()
+        return written
+
+    def _fdatasync(self, descriptor: int) -> None:
+        self.event()
+        number = os.fstat(descriptor).st_ino
+        self._flush(descriptor)
+        self._durable[number] = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
+        self._pending[number] = []
+
+    def forget(self) -> None:
+        """The files are all on disk as they are."""
+        self._durable, self._pending = {}, {}
+
+    def cut(self, target: Path) -> None:
+        """Make a copy of the log as a power cut now could leave it: with any sectors of what is not flushed."""
+        (target / DIRECTORY).mkdir(exist_ok=True)
+        for old in (target / DIRECTORY).iterdir():
+            old.unlink()
+        for file in (self._path / DIRECTORY).iterdir():
+            number = file.stat().st_ino
+            content = bytearray(self._durable.get(number) or file.read_bytes())
+            share = self._rng.choice((0.0, 0.2, 0.5, 0.8, 1.0))
+            for at, written in self._pending.get(number, []):
+                for start in range(0, len(written), SECTOR):
+                    if self._rng.random() < share:
+                        piece = written[start : start + SECTOR]
+                        content[at + start : at + start + len(piece)] = piece
+            (target / DIRECTORY / file.name).write_bytes(content)
+
+
+@contextmanager
+def interrupted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The block is interrupted when it waits for the disk."""
+
+    def interrupt(_: int) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fdatasync", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            yield
