@@ -7,7 +7,7 @@ written, and its rows are applied along.
 
 from __future__ import annotations
 
-import threading
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from duelog.partitions.partition import Partition
@@ -23,49 +23,54 @@ from duelog.store.log import catalog
 class Checkpoint:
     """Applies a segment, and all before it. Begun once; `finish` may be called again after an error."""
 
-    def __init__(self, main: Environment, partitions: PartitionSet, segment: int) -> None:
+    def __init__(self, main: Environment, partitions: PartitionSet, segment: int, ready: Callable[[], None]) -> None:
+        """`ready` is called, by any thread, when `finish` has nothing left to wait for."""
         self._main = main
         self._partitions = partitions
         self.segment = segment
-        self._lock = threading.Lock()
-        self.done = False
+        self._ready = ready
+        self._left = dict.fromkeys(partitions.unapplied())
+        """The partitions that are not applied yet."""
         self._under_way: list[Future[None]] = []
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether `finish` has nothing to wait for."""
+        return all(future.done() for future in self._under_way)
 
     def begin(self, pool: ThreadPoolExecutor) -> None:
         """Have threads of `pool` apply the partitions; where none can be started `finish` applies them."""
-        for partition in self._partitions.unapplied():
+        for partition in list(self._left):
             try:
                 self._under_way.append(pool.submit(self._apply, partition))
             except RuntimeError:
-                return
+                break
+        if not self._under_way:
+            self._ready()
 
     def finish(self) -> None:
         """Wait until everything is applied, in this thread what no other has. Raises StoreFull, StoreFailed.
 
         What could not be applied is tried again by the next call.
         """
-        with self._lock:
-            if self.done:
-                return
-            for future in self._under_way:
-                future.exception()
-            self._under_way = []
-            self._apply_rest()
-            reach("wal.applied")
-            oldest = fmt.pack_u64(self.segment + 1)
+        for future in self._under_way:
+            future.exception()
+        self._under_way = []
+        self._apply_rest()
+        reach("wal.applied")
+        oldest = fmt.pack_u64(self.segment + 1)
 
-            def record(transaction: Transaction) -> None:
-                transaction.put(fmt.counter_key(catalog.WAL), oldest)
+        def record(transaction: Transaction) -> None:
+            transaction.put(fmt.counter_key(catalog.WAL), oldest)
 
-            self._main.write(record)
-            self._main.sync()
-            self.done = True
+        self._main.write(record)
+        self._main.sync()
         reach("wal.released")
 
     def _apply_rest(self) -> None:
         """Have everything be in LMDB and on disk, as far as that can be; then raise the first error that there was."""
         failed: DuelogError | None = None
-        for partition in self._partitions.unapplied():
+        for partition in list(self._left):
             try:
                 self._apply(partition)
             except DuelogError as error:
@@ -76,7 +81,12 @@ class Checkpoint:
             partition.environment.sync()  # another commit may have applied its rows, and is not known to be on disk
 
     def _apply(self, partition: Partition) -> None:
-        with self._partitions.lease(partition):
-            partition.environment.apply()
-            partition.environment.sync()
-        reach("wal.part")
+        try:
+            with self._partitions.lease(partition):
+                partition.environment.apply()
+                partition.environment.sync()
+            del self._left[partition]
+            reach("wal.part")
+        finally:
+            if self._under_way and sum(not future.done() for future in self._under_way) <= 1:
+                self._ready()

@@ -309,16 +309,16 @@ class WalWriter:
         Waits for the checkpoint before: producers are held back, and nothing is queued without bound. Raises as
         `Checkpoint.finish`; StoreFull.
         """
-        self._finish_checkpoint()
         active = self._wal.active
         size = _LEAST_BYTES
         if active is not None:
-            touched = len(self._partitions.unapplied()) + 1
+            touched = len(self._partitions.unapplied()) + 1  # before some of them are applied
             wait_ms = self._clock.now_ms() - (self._begun_ms or 0)
             if group and wait_ms < CHECKPOINT_MS:  # it is full before it is due
                 size = max(min(active.size * 2, _USUAL_BYTES), touched * _BYTES_A_PARTITION)
             else:
                 size = active.size
+        self._finish_checkpoint()
         with explained(self._main.path.parent):
             following = self._wal.prepare_segment(min(size, self._most_bytes), group)
         try:
@@ -329,7 +329,7 @@ class WalWriter:
         if ended is None:
             self._unrecorded = True
         elif begun_ms is not None:
-            self._checkpoint = Checkpoint(self._main, self._partitions, ended)
+            self._checkpoint = Checkpoint(self._main, self._partitions, ended, self._wake)
             if not self._background:
                 self._finish_checkpoint()
                 return
@@ -357,6 +357,9 @@ class WalWriter:
         """When `checkpoint` has something to do; None: never, as it is. Soon, also where the clock was set back."""
         due_ms: int | None = None
         now_ms = self._clock.now_ms()
+        checkpoint = self._checkpoint
+        if checkpoint is not None and checkpoint.is_ready:
+            return now_ms
         if self._begun_ms is not None:
             due_ms = min(self._begun_ms, now_ms) + CHECKPOINT_MS
         if self._durability == "relaxed" and self._wal.active is not None and not self._wal.active.is_flushed:
@@ -371,6 +374,9 @@ class WalWriter:
         ):
             self._flushed_ms = now_ms
             self.sync()
+        checkpoint = self._checkpoint
+        if checkpoint is not None and checkpoint.is_ready:
+            self._queue.run(_Action(self._finish_checkpoint))
         if self._begun_ms is not None and now_ms >= self._begun_ms + CHECKPOINT_MS:
             self._queue.run(_Action(lambda: self._next_segment(0)))
         elif self._begun_ms is not None and self._begun_ms > now_ms:  # the clock was set back
