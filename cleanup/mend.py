@@ -78,7 +78,7 @@ def mend_ledger(
                 changes.append((key, None))
                 if cursor.next() and is_run_of(cursor.key(), ledger_id):
                     continue
-                least = max(least, first + (_count_of(value) or MAX_RUN_ENTRIES))
+                least = max(least, first + (entries_told(value) or MAX_RUN_ENTRIES))
                 break
             holes.add_range(expected, first)
             expected = run.limit
@@ -101,7 +101,7 @@ def mend_ledger(
     return Mended(max(expected, least), holes, bodies)
 
 
-def _count_of(value: bytes) -> int | None:
+def entries_told(value: bytes) -> int | None:
     """How many entries a run had whose header does not match its checksum; None: its length does not agree.
 
     The count, the columns that it makes and the length of the value tell the same, or one of them is damaged.

@@ -252,16 +252,19 @@ def read_segment(directory: Path, number: int, store_id: bytes) -> SegmentConten
 
 
 def salvage(directory: Path, number: int, store_id: bytes) -> list[Group]:
-    """Every group in a segment that can be read, whatever is damaged around it, by number and sequence. O(bytes)."""
+    """Every group in a segment that can be read, whatever is damaged around it, by number and sequence. O(bytes).
+
+    Without what a crash left behind the group that ends a segment: nothing told that it was stored.
+    """
     try:
         content = (directory / file_name(number)).read_bytes()
     except FileNotFoundError:
         return []
     places = range(_GROUPS_AT, len(content), _ALIGNMENT)
-    return sorted(
-        (group for at in places if (group := read_group(content, at, store_id, None)) is not None),
-        key=lambda group: group.position,
-    )
+    groups = [group for at in places if (group := read_group(content, at, store_id, None)) is not None]
+    ends = {group.number: group.sequence for group in groups if not group.row_count}
+    kept = (group for group in groups if group.sequence < ends.get(group.number, group.sequence + 1))
+    return sorted(kept, key=lambda group: group.position)
 
 
 def read_group(content: bytes, at: int, store_id: bytes, number: int | None, place: int | None = None) -> Group | None:

@@ -35,6 +35,10 @@ def read_wal(path: Path, store_id: bytes, oldest: int | None) -> WalContent:
     """
     directory = path / DIRECTORY
     if oldest is None:
+        for number in numbers_in(directory):
+            if read_segment(directory, number, store_id).groups:
+                reason = "holds messages, and the main environment does not say that the log was begun"
+                raise DamagedStore(directory / file_name(number), reason)
         last = max(numbers_in(directory), default=0)
         return WalContent([], last, None, last + 1)
     groups: list[Group] = []

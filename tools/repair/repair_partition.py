@@ -25,15 +25,13 @@ from ...store.log.ledger import find_tail
 from .repair_catalog import main_ledgers, topic_ids
 from .repair_fired import marker_runs
 from .repair_report import Account
-from .repair_wal import WalRepair
 
 
 class PartitionRepair:
     """Mends the logs of partitions, one after the other."""
 
-    def __init__(self, main: Environment, wal: WalRepair, account: Account) -> None:
+    def __init__(self, main: Environment, account: Account) -> None:
         self._main = main
-        self._wal = wal
         self._account = account
         self._markers: dict[int, dict[int, int]] = {}
         """What the markers of the main logs point at: due times by entry, by ledger of a partition log."""
@@ -42,13 +40,9 @@ class PartitionRepair:
                 pairs = zip(run.targets().tolist(), run.dues().tolist(), strict=True)
                 self._markers.setdefault(run.target, {}).update(pairs)
 
-    def mend(
-        self, environment: Environment, start_ms: int, state: PartitionState, logs: dict[int, int]
-    ) -> dict[int, BitMap]:
+    def mend(self, environment: Environment, start_ms: int, logs: dict[int, int]) -> dict[int, BitMap]:
         """Mend a partition; the entries of its logs that were discarded, by ledger. logs: ledger ids by topic."""
         lost: dict[int, BitMap] = {}
-        if state is PartitionState.OPEN:
-            self._wal.discard_logs(environment.name, start_ms, set(logs.values()))
         for topic_id, ledger_id in logs.items():
             mended = self._mend_log(environment, start_ms, topic_id, ledger_id)
             if mended.holes or mended.bodies:
@@ -70,7 +64,6 @@ class PartitionRepair:
             max(named, default=-1) + 1,
             max(known, default=-1) + 1,
         ]
-        least.append(self._wal.least_entries(start_ms, ledger_id))
         for snapshot in inspect_snapshots(environment, ledger_id):
             if snapshot.metadata is not None:
                 least.append(snapshot.metadata.tail)
@@ -82,7 +75,6 @@ class PartitionRepair:
             dues=known,
             discard=self._account.discard,
         )
-        self._wal.discard_holes(environment.name, start_ms, ledger_id, mended.holes)
         passed = BitMap() if frontier is None else _passed(environment, frontier, mended.bodies)
         unfired = (mended.holes | mended.bodies) - BitMap(known) - passed
         if unfired:

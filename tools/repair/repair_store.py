@@ -6,7 +6,8 @@ else tells of them: topics, partitions and counters (repair_catalog.py), ledgers
 (repair_ledgers.py), frontiers (repair_fired.py), cancellations (repair_withdrawals.py), subscriptions
 (repair_subscriptions.py). Then holes and damaged bodies of every ledger are discarded (cleanup/mend.py); what points at
 them is acknowledged for every subscription, or cancelled where it has not fired; counts are counted again; snapshots of
-a partition that was changed are removed; a damaged WAL is discarded (repair_wal.py). At last the store is checked: what
+a partition that was changed are removed. Before a log is looked at it gets what the write-ahead log has of it, and a
+damaged write-ahead log is begun anew at the end (repair_wal.py). At last the store is checked: what
 is left is reported, and needs a backup.
 
 Deliberately not here: guessing. Without the main environment nothing tells what has fired and what each subscription
@@ -34,6 +35,7 @@ from ...store.errors import CorruptRecord, DamagedStore
 from ...store.files.directory import make_directory, move, refuse_inside, remove_tree
 from ...store.files.pages import read_values
 from ...store.log import catalog
+from ...store.wal.segment import MAIN
 from ..store_check import check_file, check_store
 from ..values import stored_identity
 from .repair_catalog import drop_strangers, mend_counters, mend_partitions, mend_topics, partition_directories
@@ -90,10 +92,8 @@ class _Repair:
         with closing(Environment(self._path / "main", name="main")) as main:
             self._describe(main, about_main)
             lost = mend_records(main, self._account)
-            oldest = main.get(fmt.counter_key(catalog.WAL))
-            self._wal = WalRepair(
-                self._path, self._store_id, None if oldest is None else fmt.unpack_u64(oldest), self._account.discard
-            )
+            self._wal = WalRepair(self._path, self._store_id, catalog.oldest_segment(main), self._account)
+            self._wal.apply(main, MAIN)
             logs: dict[int, int] = {}
             lost_in: dict[Path, list[bytes]] = {}
             for directory in partition_directories(self._path):
@@ -102,8 +102,7 @@ class _Repair:
             mend_counters(main, logs, self._account)
             mend_partitions(main, self._path, self._account)
             self._mend_logs(main, lost, logs, lost_in)
-        for action in self._wal.end():
-            self._account.say(action)
+            self._wal.end(main)
 
     def _mend_directory(self, directory: Path, logs: dict[int, int]) -> list[bytes]:
         """Mend the records of a generation, registered or not; the keys of lost ones. Adds its logs to `logs`."""
@@ -128,6 +127,7 @@ class _Repair:
             directory = partition_path(self._path, start_ms, record.generation)
             self._rewrite_file(directory, _name(start_ms), self._about(start_ms, record.generation))  # if it is missing
             with self._open(start_ms, record) as environment:
+                self._wal.apply(environment, start_ms)
                 here = mend_logs(main, environment, start_ms, lost_in.get(directory, []), logs, account)
             of_partition[start_ms] = here
             logs.update({ledger_id: topic_id for topic_id, ledger_id in here.items()})
@@ -142,11 +142,11 @@ class _Repair:
         mend_cursors(main, lost, account)
         drop_strangers(main, account)
         mend_counters(main, logs, account)
-        work = PartitionRepair(main, self._wal, account)
+        work = PartitionRepair(main, account)
         discarded: dict[int, BitMap] = {}
         for start_ms, record in partitions:
             with self._open(start_ms, record) as environment:
-                discarded.update(work.mend(environment, start_ms, record.state, of_partition[start_ms]))
+                discarded.update(work.mend(environment, start_ms, of_partition[start_ms]))
         reconcile(main, discarded, open_log, account)
         for start_ms, record in partitions:
             with self._open(start_ms, record) as environment:

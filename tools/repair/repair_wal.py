@@ -1,107 +1,181 @@
-"""The write-ahead log's part of a repair: it is discarded where it is damaged, else it is left for replay at opening.
+"""The write-ahead log's part of a repair: what can be read of it is applied, and a damaged one is begun anew.
 
-Opening the store needs each log to lead up to what an intact WAL holds of it. Where a log has lost its end, the
-entries in between are discarded like any others of it, and the WAL stays: only what is lost is discarded. A damaged
-WAL goes, since what it has lost cannot be told; what can be read of it, and no partition has, is reported first,
-and the ids that were reserved for those messages are not given out again.
+A row whose group an environment has not applied yet is applied as opening would, whether its log leads up to it or not:
+entries that are missing between are a hole like any other. What was applied is still in the files until they are used
+again: it fills what an environment has lost since. A damaged log goes to the trash then, since what it has lost cannot
+be told; an intact one stays, and opening finds all of it applied.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import NamedTuple
 
-from pyroaring import BitMap
+from pyroaring import BitMap, BitMap64
 
-from ...cleanup.mend import Discarded
+from ...cleanup.mend import Discarded, entries_told
+from ...store.codec import format as fmt
+from ...store.codec.format import Table, is_run_of, run_key, split_run_key
 from ...store.codec.run import Run
-from ...store.errors import DamagedStore
-from ...store.files.directory import make_directory, move_away
-from ...store.wal.segment import Group, RowKind, numbers_in, salvage
+from ...store.config import MIB
+from ...store.env.environment import Environment
+from ...store.env.memtable import APPLIED_KEY, Reads
+from ...store.env.transaction import Transaction
+from ...store.errors import CorruptEntry, DamagedStore
+from ...store.files.directory import make_directory, move, remove_tree
+from ...store.log import catalog
+from ...store.wal.segment import MAIN, Group, Row, RowKind, Segment, file_name, numbers_in, place_of, salvage
 from ...store.wal.wal_reader import DIRECTORY, read_wal
+from .repair_catalog import main_ledgers
+from .repair_report import Account
 
-Discard = Callable[[Discarded], object]
-
-
-class WalRecord(NamedTuple):
-    """A message of the log: the environment, its ledger, its entry id, and its body."""
-
-    start_ms: int
-    ledger_id: int
-    entry_id: int
-    body: bytes
+_THE_LOG = "the write-ahead log"
 
 
-_Held = dict[int, WalRecord]
+class _Placed(NamedTuple):
+    """A row, and the place of its group."""
+
+    position: int
+    row: Row
 
 
 class WalRepair:
-    """What the WAL of a store under repair holds, and what a log has to become for it."""
+    """What the log of a store under repair holds, and what becomes of it."""
 
-    def __init__(self, path: Path, store_id: bytes, oldest: int | None, discard: Discard) -> None:
+    def __init__(self, path: Path, store_id: bytes, oldest: int | None, account: Account) -> None:
         """Read it from the segment `oldest` on (catalog.WAL). Raises FormatMismatch: a later version wrote it."""
         self._path = path
-        self._discard = discard
-        self._lost = 0
+        self._store_id = store_id
+        self._oldest = oldest
+        self._account = account
         self._damage: str | None = None
         directory = path / DIRECTORY
-        numbers = numbers_in(directory)
-        counts: list[Group] = []
+        needed: list[Group] | None = None
         try:
-            counts = read_wal(path, store_id, min(numbers) if oldest is None and numbers else oldest).groups
+            needed = read_wal(path, store_id, oldest).groups
         except DamagedStore as error:
             self._damage = f"{error.path.name}: {error.reason}"
-        salvaged = [group for number in numbers for group in salvage(directory, number, store_id)]
-        salvaged.sort(key=lambda group: group.position)
-        self._salvaged = _by_log(salvaged)
-        self._counts = _by_log(salvaged if self._damage else counts)
+        numbers = numbers_in(directory)
+        self._last = max([oldest or 0, *numbers])
+        """The number of the last segment that there was, or that an environment knows of."""
+        salvaged = {group.position: group for number in numbers for group in salvage(directory, number, store_id)}
+        if needed is not None:  # what lies behind its end was never told to be stored
+            first = place_of(oldest or 0, 0)
+            salvaged = {at: group for at, group in salvaged.items() if at < first}
+            salvaged |= {group.position: group for group in needed}
+        self._rows: dict[int, list[_Placed]] = defaultdict(list)
+        """By start of the partition, in order."""
+        for position, group in sorted(salvaged.items()):
+            for row in group.rows():
+                self._rows[row.start_ms].append(_Placed(position, row))
 
-    def least_entries(self, start_ms: int, ledger_id: int) -> int:
-        """How many entries a log must have: as many as lead up to the WAL, or, if that goes, were reserved."""
-        held = self._counts.get(start_ms, {}).get(ledger_id, {})
-        at = max(held, default=-1) + 1
-        while self._damage is None and at - 1 in held:
-            at -= 1
-        return at
+    def apply(self, environment: Environment, start_ms: int) -> None:
+        """Have an environment, whose small records are mended, store what it lacks. Once for each."""
+        rows = self._rows.pop(start_ms, [])
+        fields = environment.get(APPLIED_KEY)
+        applied = -1 if fields is None else fmt.unpack_u64(fields)
+        if fields is None and start_ms == MAIN:
+            applied = place_of(self._oldest or 0, 0) - 1
+        self._last = max(self._last, applied >> 32)
+        if not rows:
+            return
+        runs = self._missing_runs(environment, start_ms, applied, rows)
 
-    def discard_holes(self, environment: str, start_ms: int, ledger_id: int, holes: BitMap) -> None:
-        """Report what the WAL has of entries that a log has lost, or never got."""
-        held = self._salvaged.get(start_ms, {}).get(ledger_id, {})
-        self._report(environment, [held[entry] for entry in sorted(held) if entry in holes], "no partition has it")
+        def work(transaction: Transaction) -> None:
+            for position, row in rows:
+                if row.kind == RowKind.RECORD:
+                    if position > applied or (row.key[0] == Table.LOG and transaction.get(row.key) is None):
+                        transaction.put(row.key, bytes(row.value))
+                elif row.kind == RowKind.NUMBERS:
+                    known = transaction.get(row.key)
+                    both = BitMap64.deserialize(bytes(row.value))
+                    both |= BitMap64() if known is None else BitMap64.deserialize(known)
+                    transaction.put(row.key, bytes(both.serialize()))
+            for row in runs:
+                transaction.raw.put(row.key, bytes(row.value))
+            transaction.put(APPLIED_KEY, fmt.pack_u64(max(rows[-1].position, applied)))
 
-    def discard_logs(self, environment: str, start_ms: int, ledgers: Collection[int]) -> None:
-        """Report what the WAL has for other logs than the partition's: they were lost with its file."""
-        for ledger_id, held in self._counts.get(start_ms, {}).items():
-            if ledger_id not in ledgers:
-                self._report(environment, [held[entry] for entry in sorted(held)], "its log is gone")
+        environment.write(work)
+        if runs:
+            entries = sum(_run(row).count for row in runs)
+            self._account.say(f"{environment.name}: {entries} entries applied from {_THE_LOG}")
 
-    def _report(self, environment: str, records: list[WalRecord], reason: str) -> None:
-        for record in records:
-            reason_here = f"{reason}; this is from the write-ahead log"
-            self._discard(Discarded(environment, record.ledger_id, record.entry_id, reason_here, record.body))
-        self._lost += len(records)
+    def _missing_runs(self, environment: Environment, start_ms: int, applied: int, rows: list[_Placed]) -> list[Row]:
+        """The runs that an environment lacks; of two of one entry the later one."""
+        found: list[Row] = []
+        with environment.read() as raw:
+            known = main_ledgers(raw) if start_ms == MAIN else None
+            covered: dict[int, BitMap] = {}
+            in_log: dict[int, BitMap] = defaultdict(BitMap)
+            for _, row in rows:
+                if row.kind == RowKind.RUN:
+                    in_log[split_run_key(row.key)[0]] |= _entries(row)
+            for position, row in reversed(rows):
+                if row.kind != RowKind.RUN:
+                    continue
+                ledger_id = split_run_key(row.key)[0]
+                if position <= applied and known is not None and ledger_id not in known:
+                    continue  # trimmed
+                if ledger_id not in covered:
+                    covered[ledger_id] = _readable(raw, environment.name, ledger_id, in_log[ledger_id])
+                entries = _entries(row)
+                if not entries & covered[ledger_id]:
+                    covered[ledger_id] |= entries
+                    found.append(row)
+        return found
 
-    def end(self) -> list[str]:
-        """Move a damaged WAL away. REQUIRES: every log was mended."""
+    def end(self, main: Environment) -> None:
+        """Report what is of partitions that are gone, and begin a damaged log anew. REQUIRES: the rest is applied."""
+        for start_ms, rows in self._rows.items():
+            for _, row in rows:
+                if row.kind == RowKind.RUN and self._damage is not None:
+                    run = _run(row)
+                    for entry_id, body in run.bodies():
+                        raw = body if isinstance(body, bytes) else b""
+                        reason = f"its partition, from {start_ms} on, is gone; this is from {_THE_LOG}"
+                        self._account.discard(Discarded(_THE_LOG, run.ledger_id, entry_id, reason, raw))
         if self._damage is None:
-            return []
+            return
+        directory = self._path / DIRECTORY
+        make_directory(directory)
+        Segment(directory, self._last + 1, self._store_id, MIB).close()
+        begins = fmt.pack_u64(self._last + 1)
+        main.write(lambda transaction: transaction.put(fmt.counter_key(catalog.WAL), begins))
         trash = self._path / "trash" / "repair-wal"
+        remove_tree(trash)
         make_directory(trash)
-        move_away(self._path / DIRECTORY, trash / DIRECTORY)
-        return [f"{DIRECTORY}: {self._damage}; discarded, with {self._lost} messages that no partition has"]
+        for number in numbers_in(directory):
+            if number <= self._last:
+                move(directory / file_name(number), trash / file_name(number))
+        self._account.say(f"{DIRECTORY}: {self._damage}; what can be read of it is applied, and it is begun anew")
 
 
-def _by_log(groups: list[Group]) -> dict[int, dict[int, _Held]]:
-    """By start of the partition, ledger id and entry id."""
-    found: dict[int, dict[int, _Held]] = defaultdict(lambda: defaultdict(dict))
-    for group in groups:
-        for row in group.rows():
-            if row.kind != RowKind.RUN:
-                continue
-            run = Run("the write-ahead log", row.key, memoryview(row.value))
-            for index in range(run.count):
-                record = WalRecord(row.start_ms, run.ledger_id, run.first_entry + index, run.body(index) or b"")
-                found[row.start_ms][run.ledger_id][record.entry_id] = record
+def _run(row: Row) -> Run:
+    return Run(_THE_LOG, row.key, memoryview(row.value))
+
+
+def _entries(row: Row) -> BitMap:
+    run = _run(row)
+    return BitMap(range(run.first_entry, run.limit))
+
+
+def _readable(raw: Reads, environment: str, ledger_id: int, in_log: BitMap) -> BitMap:
+    """Entries of a ledger that an environment has; a run that is damaged counts unless the log has all of it."""
+    found = BitMap()
+    cursor = raw.cursor()
+    more = cursor.set_range(run_key(ledger_id, 0))
+    while more:
+        key = bytes(cursor.key())
+        if not is_run_of(key, ledger_id):
+            break
+        try:
+            run = Run(environment, key, cursor.value())
+            found.add_range(run.first_entry, run.limit)
+        except CorruptEntry as error:
+            count = entries_told(bytes(cursor.value()))
+            lost = BitMap(range(error.entry_id, error.entry_id + (count or 1)))
+            if count is None or lost - in_log:
+                found |= lost
+        more = cursor.next()
     return found
