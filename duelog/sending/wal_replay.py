@@ -6,6 +6,7 @@ applied ones without a gap; else entries were lost, and the store is refused.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from duelog.store.errors import CorruptEntry, DamagedStore
 from duelog.store.files.system_errors import explained
 from duelog.store.log import catalog
 from duelog.store.log.ledger import applied_tail, last_applied_run
-from duelog.store.wal.segment import MAIN, Group
+from duelog.store.wal.segment import MAIN, Group, Row
 from duelog.store.wal.wal_reader import DIRECTORY, WalContent, flush_wal, read_wal
 from duelog.store.wal.write_batch import add_row
 
@@ -44,32 +45,29 @@ def fill_memtables(
 
     What is of a partition that has closed, or is gone, was applied. Raises DamagedStore.
     """
-    memtables: dict[int, Memtable] = {MAIN: memtable}
-    applied: dict[int, int] = {MAIN: _position(main)}
+    by_environment: dict[int, list[tuple[int, Row]]] = defaultdict(list)
     for group in groups:
+        position = group.position
         for row in group.rows():
-            start_ms = row.start_ms
-            if start_ms not in memtables:
-                partition = partitions.get(start_ms)
-                if partition is None or partition.state is not PartitionState.OPEN:
-                    continue
-                memtables[start_ms] = partition.memtable
-                with partitions.lease(partition):
-                    applied[start_ms] = _position(partition.environment)
-            if group.position > applied[start_ms]:
-                add_row(memtables[start_ms], row)
-                memtables[start_ms].position = group.position
-    _refuse_gaps(path, main, memtable)
-    for start_ms, filled in memtables.items():
+            by_environment[row.start_ms].append((position, row))
+    for start_ms, rows in by_environment.items():
+        if start_ms == MAIN:
+            _fill(path, main, memtable, rows)
+            continue
         partition = partitions.get(start_ms)
-        if partition is not None and filled:
+        if partition is not None and partition.state is PartitionState.OPEN:
             with partitions.lease(partition):
-                _refuse_gaps(path, partition.environment, filled)
+                _fill(path, partition.environment, partition.memtable, rows)
 
 
-def _position(environment: Environment) -> int:
+def _fill(path: Path, environment: Environment, memtable: Memtable, rows: Iterable[tuple[int, Row]]) -> None:
     fields = environment.get(APPLIED_KEY)
-    return -1 if fields is None else fmt.unpack_u64(fields)
+    applied = -1 if fields is None else fmt.unpack_u64(fields)
+    for position, row in rows:
+        if position > applied:
+            add_row(memtable, row)
+            memtable.position = position
+    _refuse_gaps(path, environment, memtable)
 
 
 def _refuse_gaps(path: Path, environment: Environment, memtable: Memtable) -> None:
