@@ -30,6 +30,8 @@ from enum import IntEnum
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
+import numpy as np
+
 from ..codec.checksum import crc32
 from ..errors import BrokenInvariant, DamagedStore, FormatMismatch
 from ..files.datafile import InPlace
@@ -242,13 +244,21 @@ def read_segment(directory: Path, number: int, store_id: bytes) -> SegmentConten
         if not group.row_count:
             return SegmentContent(groups, True, size, at)
         groups.append(group)
-    for beyond in range(at + _ALIGNMENT, size, _ALIGNMENT):
+    for beyond in _places_of(content, number, at + _ALIGNMENT):
         lost = read_group(content, beyond, store_id, number)
         if lost is not None and lost.flushed > len(groups):
             raise DamagedStore(
                 path, f"group {len(groups)} at byte {at} cannot be read, and was flushed before group {lost.sequence}"
             )
     return SegmentContent(groups, False, size, at)
+
+
+def _places_of(content: bytes, number: int, begin: int) -> list[int]:
+    """The places from `begin` on, a multiple of the alignment, where a group of a segment `number` may be."""
+    sectors = np.frombuffer(content, np.uint8, (len(content) - begin) // _ALIGNMENT * _ALIGNMENT, begin)
+    fields = sectors.reshape(-1, _ALIGNMENT)[:, _CRC.size : _CRC.size + _PLACE.size]
+    found = np.ascontiguousarray(fields).view("<u8")[:, 0] == number
+    return (np.flatnonzero(found) * _ALIGNMENT + begin).tolist()
 
 
 def salvage(directory: Path, number: int, store_id: bytes) -> list[Group]:
