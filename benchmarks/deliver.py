@@ -15,7 +15,7 @@ from .harness.machine import cpu_seconds
 from .harness.options import parse
 from .harness.plots import bars, short
 from .harness.results import Measure, Results
-from .peers import LIMITS, PEERS, at_most, make, subjects
+from .peers import PEERS, at_most, make, subjects
 from .peers.beanstalkd_peer import BeanstalkdPeer
 
 RATE = Measure("rate", "messages/s", show=short)
@@ -57,7 +57,7 @@ def main(argv: list[str]) -> int:
     results = Results("deliver", options)
     for n in options.n:
         case = f"{n:,} messages"
-        chosen = subjects("duelog", "duelog:flush", *LIMITS, *PEERS)
+        chosen = subjects("duelog", "duelog:flush", "raw-lmdb", "raw-file", *PEERS)
         compare(results, case, "benchmarks.deliver:measure", {"n": n}, [RATE, CPU], chosen)
         ours, best = results.find(case, "duelog", RATE.name), results.best(case, RATE.name, PEERS)
         if ours is not None and best is not None:

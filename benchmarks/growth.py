@@ -63,7 +63,7 @@ def measure(subject: str, n: int, topics: int, days: int, subscriptions: int, di
     answer: dict[str, float] = {}
     names = [f"topic-{number:05}" for number in range(topics)]
     batch = max(1, min(load.BATCH, n // topics))
-    with DelayedStore.open(path, StoreConfig(), clock=clock) as store:
+    with DelayedStore.open(path, StoreConfig(background=True), clock=clock) as store:
         for name in names:
             for number in range(subscriptions):
                 store.topic(name).subscribe(f"reader-{number}").close()
@@ -75,7 +75,7 @@ def measure(subject: str, n: int, topics: int, days: int, subscriptions: int, di
             faces[number % topics].send_batch(messages)
         answer[SENT.name] = n / (time.perf_counter() - started)
         answer[FILES.name] = open_files() - files
-    answer[DISK.name] = disk_bytes(path) / n
+    answer[DISK.name] = disk_bytes(path, logs=False) / n
     started = time.perf_counter()
     with DelayedStore.open(path, StoreConfig(), clock=clock) as store:
         answer[OPENED.name] = (time.perf_counter() - started) * 1_000

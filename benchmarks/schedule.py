@@ -1,7 +1,7 @@
 """schedule: messages per second into the store, in batches of 1,000 due over seven days, each batch durable.
 
-The limits write the same bytes with nothing around them: raw LMDB a value for each message with the same commits, side
-by side, and a file with one fdatasync for each batch.
+The limits write the same bytes with nothing around them: raw LMDB a value for each message, a commit for each day that
+a batch touches, side by side; a file that grows, and one that is written over, with one fdatasync for each batch.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def measure(subject: str, n: int, directory: Path) -> dict[str, float]:
     """Schedule `n` messages; payloads and due times are made before."""
     n = at_most(subject, n)
     payloads, dues = load.payloads(load.BATCH), load.dues(n).tolist()
-    peer = make(subject)
+    peer = make(subject, background=True)
     peer.open(directory, load.NOW_MS)
     try:
         peer.schedule_batch(payloads, dues[: load.BATCH])  # every day comes into being

@@ -2,7 +2,8 @@
 
 Arrivals and delays are those of the demo's trace, compressed: each 50 ms get as many messages as the trace had in a
 slice of its own time (scaled to the mean rate), with delays from the trace (scaled, the longest two minutes). The store
-is on the system clock, with partitions of 20 seconds, so that they come, close and go all the time.
+is on the system clock, with partitions of 20 seconds, so that they come, close and go all the time. Each slice is sent
+as a batch, or, with `--threads`, singly by so many threads.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import argparse
 import statistics
 import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -65,10 +68,11 @@ class _Consumer(threading.Thread):
         return np.concatenate(taken) if taken else np.zeros(1)
 
 
-def measure(subject: str, rate: int, seconds: int, directory: Path) -> dict[str, Any]:
+def measure(subject: str, rate: int, seconds: int, threads: int, directory: Path) -> dict[str, Any]:
     """Run for `seconds`; returns a list of samples for each figure, and the memory at the end in MB.
 
-    That is what is held: the allocator is told to give back what is free, which it does not by itself.
+    threads: that send singly; 0: batches. The memory is what is held: the allocator is told to give back what is free,
+    which it does not by itself.
     """
     counts, delays = _shape(rate, seconds)
     payload = load.payloads(1)[0]
@@ -79,7 +83,8 @@ def measure(subject: str, rate: int, seconds: int, directory: Path) -> dict[str,
         consumer = _Consumer(topic.subscribe("reader"))
         consumer.start()
         try:
-            _produce(topic, counts, delays, payload, consumer, samples, directory)
+            with ThreadPoolExecutor(threads or 1) as pool:
+                _produce(_sending(topic, payload, pool, threads), counts, delays, consumer, samples, directory)
         finally:
             consumer.stopping = True
             consumer.join()
@@ -90,11 +95,27 @@ def measure(subject: str, rate: int, seconds: int, directory: Path) -> dict[str,
     return {"samples": samples, "held": held}
 
 
+def _sending(topic: Topic, payload: bytes, pool: ThreadPoolExecutor, threads: int) -> Callable[[list[int]], None]:
+    """Sends a message for each due time, and returns when all are durable."""
+
+    def each(dues: list[int]) -> None:
+        for due_ms in dues:
+            topic.send(payload, deliver_at=due_ms)
+
+    def singly(dues: list[int]) -> None:
+        for _ in pool.map(each, [dues[at::threads] for at in range(threads)]):
+            pass
+
+    def together(dues: list[int]) -> None:
+        topic.send_batch([Message(payload, deliver_at=due_ms) for due_ms in dues])
+
+    return singly if threads else together
+
+
 def _produce(
-    topic: Topic,
+    send: Callable[[list[int]], None],
     counts: list[int],
     delays: npt.NDArray[np.int64],
-    payload: bytes,
     consumer: _Consumer,
     samples: dict[str, list[float]],
     directory: Path,
@@ -107,7 +128,7 @@ def _produce(
             time.sleep(pause)
         now_ms = time.time_ns() // 1_000_000
         dues = (now_ms + delays[np.arange(sent, sent + count) % len(delays)]).tolist()
-        topic.send_batch([Message(payload, deliver_at=due_ms) for due_ms in dues])
+        send(dues)
         sent += count
         now = time.monotonic()
         if now - sampled >= _SAMPLE_SECONDS or number == len(counts) - 1:
@@ -145,6 +166,7 @@ def _shape(rate: int, seconds: int) -> tuple[list[int], npt.NDArray[np.int64]]:
 def _options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seconds", type=int, metavar="S", help="how long (300; quick: 10)")
     parser.add_argument("--rate", type=int, default=20_000, metavar="R", help="messages a second (20,000)")
+    parser.add_argument("--threads", type=int, default=0, metavar="T", help="send singly by so many threads (a batch)")
 
 
 def main(argv: list[str]) -> int:
@@ -152,7 +174,8 @@ def main(argv: list[str]) -> int:
     options = parse(argv, "steady", __doc__, more=_options)
     results = Results("steady", options)
     seconds, rate = options.extra.seconds or (10 if options.quick else 300), options.extra.rate
-    arguments = {"subject": "duelog", "rate": rate, "seconds": seconds}
+    threads = options.extra.threads
+    arguments = {"subject": "duelog", "rate": rate, "seconds": seconds, "threads": threads}
     try:
         answer = run_isolated("benchmarks.steady:measure", arguments, directory=options.directory)
     except MeasurementFailed as error:
@@ -163,7 +186,10 @@ def main(argv: list[str]) -> int:
     # The store fills for as long as the longest delay; flat is what comes after it.
     begun = [at for at, second in enumerate(samples["seconds"]) if second > min(_LONGEST_MS / 1_000, seconds / 3)]
     parts = {"second third": begun[: len(begun) // 2], "last third": begun[len(begun) // 2 :]}
-    for case, places in parts.items():
+    minute = round(min(60, seconds / 3) / _SAMPLE_SECONDS) or 1
+    every = list(range(len(samples["seconds"])))
+    minutes = {"first minute": every[:minute], "last minute": every[-minute:]}
+    for case, places in {**minutes, **parts}.items():
         for name in FIGURES:
             measure_ = Measure(name, "", "more" if name.endswith("second") else "less")
             value = statistics.median(samples[name][at] for at in places)
@@ -173,6 +199,9 @@ def main(argv: list[str]) -> int:
     for name in FIGURES[2:]:
         before, after = (results.median(case, DUELOG.key, name) or 0.0 for case in parts)
         results.target(f"{name}: last third to second third", after / before if before else None, 1.1, "less", "x")
+    first, last = (results.median(case, DUELOG.key, FIGURES[0]) or 0.0 for case in minutes)
+    results.target(f"{FIGURES[0]}: last minute to first", last / first if first else None, 0.95, "more", "x")
+    results.target(FIGURES[0], last, 0.95 * rate, "more")
     results.show()
     panels = [
         ("messages a second", [Line(name, samples["seconds"], samples[name]) for name in FIGURES[:2]]),
@@ -180,5 +209,6 @@ def main(argv: list[str]) -> int:
         ("anonymous memory, MB", [Line("memory", samples["seconds"], samples[FIGURES[3]])]),
         ("lateness, ms", [Line(name, samples["seconds"], samples[name]) for name in FIGURES[4:]]),
     ]
-    lines(results, "steady", f"{rate:,} messages a second in and out", panels, "seconds")
+    name, how = ("steady-singly", f", sent singly by {threads} threads") if threads else ("steady", "")
+    lines(results, name, f"{rate:,} messages a second in and out{how}", panels, "seconds")
     return 0

@@ -39,7 +39,7 @@ def measure(subject: str, topics: int, directory: Path) -> dict[str, float]:
     memory, files = anonymous_bytes(), open_files()
     most_files = files
     answer: dict[str, float] = {}
-    with DelayedStore.open(path, StoreConfig(), clock=clock) as store:
+    with DelayedStore.open(path, StoreConfig(background=True), clock=clock) as store:
         names = [f"topic-{number:05}" for number in range(topics)]
         for name in names:
             store.topic(name).subscribe("reader").close()

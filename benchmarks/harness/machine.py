@@ -44,10 +44,12 @@ def open_files() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-def disk_bytes(directory: Path) -> int:
-    """Bytes allocated to the files below a directory."""
+def disk_bytes(directory: Path, *, logs: bool = True) -> int:
+    """Bytes allocated to the files below a directory; `logs`: duelog's write-ahead log counts."""
     total = 0
     for folder, _, names in os.walk(directory):
+        if not logs and os.path.basename(folder) == "wal":
+            continue
         for name in names:
             try:
                 total += os.lstat(os.path.join(folder, name)).st_blocks * 512

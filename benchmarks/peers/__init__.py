@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from ..harness.compare import Subject
 from .beanstalkd_peer import BeanstalkdPeer
 from .duelog_peer import DuelogPeer
 from .huey_peer import HueyPeer
-from .limits import RawFilePeer, RawLmdbPeer
+from .limits import PreallocatedFilePeer, RawFilePeer, RawLmdbPeer
 from .peer import Peer
 from .postgres_peer import PostgresPeer
 from .redis_peer import RedisPeer
@@ -39,7 +40,6 @@ KINDS: dict[str, Kind] = {
     "duelog": Kind("duelog", DuelogPeer, _present, True),
     "duelog:messages": Kind("duelog, Message objects", lambda: DuelogPeer(messages=True), _present, True),
     "duelog:flush": Kind("duelog, acks every 100 ms", lambda: DuelogPeer(durable_acks=False), _present, True),
-    "duelog:journal": Kind("duelog, journal_from=1", lambda: DuelogPeer(journal_from=1), _present, True),
     "duelog:relaxed": Kind("duelog, relaxed", lambda: DuelogPeer(durability="relaxed"), _present, False),
     "duelog:none": Kind("duelog, none", lambda: DuelogPeer(durability="none"), _present, False),
     "sqlite-full": Kind("SQLite FULL", lambda: SqlitePeer("FULL"), SqlitePeer.missing, True),
@@ -55,6 +55,7 @@ KINDS: dict[str, Kind] = {
     "huey": Kind("huey", lambda: HueyPeer(fsync=False), HueyPeer.missing, False, most=_SLOW),
     "raw-lmdb": Kind("limit: raw LMDB", RawLmdbPeer, _present, True, limit=True),
     "raw-file": Kind("limit: raw file", RawFilePeer, _present, True, limit=True),
+    "raw-in-place": Kind("limit: preallocated file", PreallocatedFilePeer, _present, True, limit=True),
 }
 
 PEERS = [key for key, kind in KINDS.items() if not kind.limit and not key.startswith("duelog")]
@@ -68,9 +69,12 @@ def at_most(key: str, n: int) -> int:
     return n if most is None else min(n, most)
 
 
-def make(key: str) -> Peer:
-    """A new peer by key; not open yet."""
-    return KINDS[key].make()
+def make(key: str, **settings: Any) -> Peer:
+    """A new peer by key; not open yet. `settings` are of duelog, besides those of its kind."""
+    peer = KINDS[key].make()
+    if isinstance(peer, DuelogPeer):
+        peer.settings.update(settings)
+    return peer
 
 
 def subjects(*keys: str) -> list[Subject]:

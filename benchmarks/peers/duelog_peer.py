@@ -26,14 +26,14 @@ class DuelogPeer(Peer):
         self._durable_acks = durable_acks
         self._messages = messages
         self._real_time = real_time
-        self._settings = settings
+        self.settings = settings
         self._flush_at = 0.0
 
     def open(self, directory: Path, now_ms: int) -> None:
         duelog = module("duelog")
         self._message = duelog.Message
         self.clock = None if self._real_time else duelog.ManualClock(now_ms)
-        config = duelog.StoreConfig(**self._settings)
+        config = duelog.StoreConfig(**self.settings)
         self.store = duelog.DelayedStore.open(directory / "store", config, clock=self.clock)
         self.topic = self.store.topic("benchmark")
         self.subscription = self.topic.subscribe("reader")

@@ -1,0 +1,94 @@
+"""recover: opening a store that was killed with its largest write-ahead log, and sending again.
+
+A process sends batches due over 365 days, so that the segments grow to `wal_bytes`, and ends without closing the store
+when one of them is nearly full. Nothing of it is applied. Then the store is opened, which reads the log into memory; a
+message is sent; and the store is closed, which applies everything.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+from duelog import DelayedStore, ManualClock, StoreConfig
+
+from .harness import load
+from .harness.compare import compare
+from .harness.options import parse
+from .harness.results import Measure, Results
+
+OPENED = Measure("opened", "s", "less")
+SENT = Measure("first send", "ms", "less")
+CLOSED = Measure("applied and closed", "s", "less")
+MESSAGES = Measure("in the log", "messages")
+SEGMENT = Measure("segment", "MB")
+
+_PAYLOADS = {"1 KiB": 1_024, "20 bytes": 20}
+_DAYS = 365
+
+
+def fill(path: Path, size: int, wal_bytes: int) -> None:
+    """Send until a segment of `wal_bytes` is nearly full; no thread applies it meanwhile."""
+    payloads = load.payloads(load.BATCH, size)
+    dues = load.dues(1_000_000, load.START_MS, load.START_MS + _DAYS * load.DAY_MS)
+    store = DelayedStore.open(path, StoreConfig(wal_bytes=wal_bytes), clock=ManualClock(load.NOW_MS))
+    topic = store.topic("recover")
+    at = 0
+    while True:
+        topic.send_payloads(payloads, deliver_at=dues[at : at + load.BATCH])
+        at = (at + load.BATCH) % len(dues)
+        assert store._engine.wal_writer is not None
+        active = store._engine.wal_writer._wal.active
+        if active is not None and active.size >= wal_bytes and active.used > 0.95 * wal_bytes:
+            return
+
+
+def measure(subject: str, size: int, wal_bytes: int, directory: Path) -> dict[str, float]:
+    """Fill a log in another process, and open the store in this one."""
+    path = directory / "store"
+    pid = os.fork()
+    if not pid:
+        status = 1
+        try:
+            fill(path, size, wal_bytes)
+            status = 0
+        finally:
+            os._exit(status)
+    if os.waitpid(pid, 0)[1]:
+        raise RuntimeError("the log was not filled")
+    segment = max(file.stat().st_size for file in (path / "wal").iterdir())
+    started = time.perf_counter()
+    store = DelayedStore.open(path, StoreConfig(wal_bytes=wal_bytes), clock=ManualClock(load.NOW_MS))
+    opened = time.perf_counter()
+    store.topic("recover").send(b"again", deliver_at=load.START_MS)
+    sent = time.perf_counter()
+    unapplied = sum(
+        run.limit - run.first
+        for partition in store._engine.partitions.unapplied()
+        for runs in partition.memtable.view.runs.values()
+        for run in runs
+    )
+    closing = time.perf_counter()
+    store.close()
+    return {
+        OPENED.name: opened - started,
+        SENT.name: (sent - opened) * 1e3,
+        CLOSED.name: time.perf_counter() - closing,
+        MESSAGES.name: unapplied,
+        SEGMENT.name: segment / 1e6,
+    }
+
+
+def main(argv: list[str]) -> int:
+    """Run the workload."""
+    options = parse(argv, "recover", __doc__)
+    results = Results("recover", options)
+    wal_bytes = 2**22 if options.quick else StoreConfig().wal_bytes
+    for name, size in _PAYLOADS.items():
+        case = f"payloads of {name}"
+        arguments = {"size": size, "wal_bytes": wal_bytes}
+        compare(results, case, "benchmarks.recover:measure", arguments, [OPENED, SENT, CLOSED, MESSAGES, SEGMENT])
+        results.target(case, results.median(case, "duelog", OPENED.name), 0.3, "less", "s")
+    results.show()
+    return 0
