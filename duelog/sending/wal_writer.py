@@ -34,6 +34,7 @@ from duelog.store.files.process import here
 from duelog.store.files.system_errors import explained
 from duelog.store.listener import StoreListener
 from duelog.store.log import catalog
+from duelog.store.log.ledger import Ledger
 from duelog.store.wal.segment import MAIN, Row, RowKind, capacity_of, group_bytes
 from duelog.store.wal.write_ahead_log import WriteAheadLog
 from duelog.store.wal.write_batch import EnvironmentBatch, WriteBatch
@@ -161,53 +162,82 @@ class WalWriter:
                 request.error = ClosedError("store")
             else:
                 units.append(request)
-        if len(units) == 1 and isinstance(units[0].work, LoneMessage) and self._commit_alone(units[0], units[0].work):
+        if units and all(isinstance(unit.work, LoneMessage) for unit in units) and self._commit_lone(units):
             return
         while units:
             units = self._commit(units)
 
-    def _commit_alone(self, request: Request, message: LoneMessage) -> bool:
-        """Append a message as a group of its own; False, with nothing done, where it has to be a unit of work."""
-        claims, owner, wal = self._claims, message.owner, self._wal
-        if self._unrecorded or message.topic.deleted or not claims.is_taken(owner, request):
+    def _commit_lone(self, units: list[Request]) -> bool:
+        """Append single messages as a group; False, with nothing done, where they have to be units of work."""
+        if self._unrecorded:
             return False
+        started = time.perf_counter_ns()
+        ends: dict[object, tuple[Ledger, int, int]] = {}  # by claimed log: its ledger, entries and bytes in the group
+        placed: dict[Memtable, list[tuple[Request, LoneMessage, int, UnappliedRun]]] = {}
+        rows: list[Row] = []
         try:
-            ledger = message.ledger()
-            if ledger is None:
+            for unit in units:
+                message: LoneMessage = unit.work
+                owner = message.owner
+                found, count, size = ends.get(owner) or (None, 0, 0)
+                if found is None and (message.topic.deleted or not self._claims.is_taken(owner, units)):
+                    return False
+                ledger = message.ledger(count, size)
+                if found is None and ledger is not None:
+                    ends[owner] = ledger, 0, 0
+                elif ledger is None:
+                    self._claims.release(units, (owner,))
+                    return False
+                entry_id = ledger.entries + count
+                key = run_key(ledger.ledger_id, entry_id)
+                value = pack_message(key, message.base_ms, message.due_ms, message.body, early=message.is_early)
+                ends[owner] = ledger, count + 1, size + len(value)
+                rows.append(Row(RowKind.RUN, message.start_ms, key, value))
+                run = UnappliedRun(entry_id, entry_id + 1, value)
+                placed.setdefault(message.memtable, []).append((unit, message, ledger.ledger_id, run))
+            if not self._wal.fits(group_bytes(rows)):
                 return False
-            started = time.perf_counter_ns()
-            entry_id, ledger_id = ledger.entries, ledger.ledger_id
-            key = run_key(ledger_id, entry_id)
-            value = pack_message(key, message.base_ms, message.due_ms, message.body, early=message.is_early)
-            row = Row(RowKind.RUN, message.start_ms, key, value)
-            if not wal.fits(group_bytes((row,))):
-                return False
-            reach("wal.before")
-            now_ms = self._clock.now_ms()
-            position = wal.append((row,), flush=self._is_to_flush(now_ms))
-            self._publishing = True
-            reach("wal.after")
-            if self._begun_ms is None:
-                self._begun_ms = now_ms
-                self._wake()
-            memtable = message.memtable
-            with memtable.publishing:
-                memtable.position = position
-                memtable.add_run(ledger_id, UnappliedRun(entry_id, entry_id + 1, value))
-                message.appended(entry_id)
-            request.value = ledger_id, entry_id
-            request.done = True
+            position = self._flush_rows(rows)
+            for memtable, members in placed.items():
+                with memtable.publishing:  # all of a group, or nothing
+                    memtable.position = position
+                    for unit, message, ledger_id, run in members:
+                        memtable.add_run(ledger_id, run)
+                        message.appended(run.first)
+                        unit.value = ledger_id, run.first
+            for unit in units:
+                unit.done = True
             self._publishing = False
-            self._count(time.perf_counter_ns() - started, 1, 1)
+            self._count(time.perf_counter_ns() - started, len(units), len(units))
         except OSError as error:
-            request.error = self._main.fail(error)
+            failed = self._main.fail(error)
+            for unit in units:
+                unit.error = failed
         except Exception as error:
             if self._publishing:
                 raise
-            request.error = error
+            for unit in units:
+                unit.error = error
         finally:
-            claims.release(request, (owner,))
+            self._claims.release(units, tuple(ends))
         return True
+
+    def _flush_rows(self, rows: Sequence[Row]) -> int:
+        """Append a group; its place, once it is as durable as it is to be. Memory is to hear of it then.
+
+        Raises OSError, StoreFailed.
+        """
+        if self._durability == "relaxed" and any(row.start_ms == MAIN for row in rows):
+            self._main.sync()  # a commit that a power cut took back would leave a gap before these rows
+        reach("wal.before")
+        now_ms = self._clock.now_ms()
+        position = self._wal.append(rows, flush=self._is_to_flush(now_ms))
+        self._publishing = True
+        reach("wal.after")
+        if self._begun_ms is None:
+            self._begun_ms = now_ms
+            self._wake()
+        return position
 
     def _commit(self, units: list[Request]) -> list[Request]:
         """Commit units of work, all of them or those before one that is too many; what is left of them."""
@@ -233,7 +263,7 @@ class WalWriter:
                 self._record_first()
                 return units
             if rows:
-                self._append(batch, rows)
+                batch.publish(self._flush_rows(rows))
             self._publishing = False
             elapsed_ns = time.perf_counter_ns() - started
             for request in units:
@@ -269,20 +299,6 @@ class WalWriter:
         while first:
             first = self._commit(first)
         return units[middle:]
-
-    def _append(self, batch: WriteBatch, rows: Sequence[Row]) -> None:
-        """Append the group, and have memory know of it. Raises OSError, StoreFailed."""
-        if self._durability == "relaxed" and batch.has(MAIN):
-            self._main.sync()  # a commit that a power cut took back would leave a gap before these rows
-        reach("wal.before")
-        now_ms = self._clock.now_ms()
-        position = self._wal.append(rows, flush=self._is_to_flush(now_ms))
-        self._publishing = True
-        reach("wal.after")
-        if self._begun_ms is None:
-            self._begun_ms = now_ms
-            self._wake()
-        batch.publish(position)
 
     def _is_to_flush(self, now_ms: int) -> bool:
         if self._durability != "relaxed":

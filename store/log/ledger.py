@@ -56,10 +56,9 @@ class Ledger:
         self.due_by_ms = 0
         """Of a main log: latest due time of the messages that were not due when they were appended; 0: all were."""
 
-    @property
-    def takes_one(self) -> bool:
-        """Whether an id is left for one more entry."""
-        return self.entries < MAX_ENTRY_ID
+    def takes(self, count: int) -> bool:
+        """Whether ids are left for so many more entries."""
+        return self.entries + count <= MAX_ENTRY_ID
 
 
 Dues = Int64s | tuple[int]

@@ -210,16 +210,15 @@ class ManagedLedger:
         tail = self._view.tail
         return Position(tail.ledger_id, tail.entries)
 
-    def ledger_for_one(self, size: int) -> Ledger | None:
-        """The open ledger, where one message of `size` bytes does not fill it; None: it would be closed."""
-        tail = self._view.tail
-        limits = self._limits
-        return tail if tail.entries + 1 < limits.entries and tail.stored_bytes + size < limits.bytes else None
+    def ledger_for(self, count: int, size: int) -> Ledger | None:
+        """The open ledger, where messages of `size` bytes together do not fill it; None: it would be closed."""
+        tail, limits = self._view.tail, self._limits
+        return tail if tail.entries + count < limits.entries and tail.stored_bytes + size < limits.bytes else None
 
     def appended_one(self, size: int, due_by_ms: int) -> None:
         """One message is durable in the write-ahead log behind the last entry; `due_by_ms` > 0: it is not due before.
 
-        REQUIRES: `ledger_for_one` gave the ledger, and the log has been claimed since.
+        REQUIRES: `ledger_for` gave the ledger, and the log has been claimed since.
         """
         tail = self._view.tail
         tail.due_by_ms = max(tail.due_by_ms, due_by_ms)  # before readers can find the entry

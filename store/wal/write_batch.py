@@ -88,10 +88,6 @@ class WriteBatch:
             batch = self._batches[start_ms] = EnvironmentBatch(self._claim, start_ms, memtable, read)
         return batch
 
-    def has(self, start_ms: int) -> bool:
-        """Whether it has rows of the environment of a partition, or of the main one."""
-        return start_ms in self._batches
-
     def _claim(self, owner: object) -> None:
         self._claims.try_take(owner, self)
         self._owners.append(owner)
