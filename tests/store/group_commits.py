@@ -9,9 +9,8 @@ import time
 from collections.abc import Callable
 from typing import Any, Self
 
-import lmdb
-
 from duelog.store.env.environment import Environment
+from duelog.store.env.memtable import Reads
 from duelog.store.env.transaction import Transaction
 
 PATIENCE_S = 20.0
@@ -33,7 +32,7 @@ def putting(key: bytes, fields: bytes) -> Callable[[Transaction], None]:
     return lambda transaction: transaction.put(key, fields)
 
 
-def raw_value(raw: lmdb.Transaction, key: bytes) -> bytes:
+def raw_value(raw: Reads, key: bytes) -> bytes:
     """What is stored under a key, checksum and all."""
     value = raw.get(key)
     assert value is not None

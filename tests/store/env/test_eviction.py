@@ -186,7 +186,6 @@ def test_a_kernel_that_refuses_fails_no_commit(opened: Open, monkeypatch: pytest
         raise OSError("not today")
 
     with monkeypatch.context() as patch:
-        patch.setattr("duelog.store.env.upkeep.Preallocation.look", lambda *arguments: None)  # which opens it, too
         patch.setattr(os, where, refuse)
         fill(environment, 200)
     assert len(refused) > 3

@@ -1,0 +1,116 @@
+"""Runs made of others, or of many logs at once: each is byte for byte the run that packing its messages gives."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from duelog.store.codec.bodies import Bodies
+from duelog.store.codec.format import run_key
+from duelog.store.codec.run import (
+    HEADER_BYTES,
+    MAX_DUE_SPAN_MS,
+    PackedRun,
+    RunLimits,
+    merged_runs,
+    pack_groups,
+    pack_message,
+    pack_messages,
+)
+
+MESSAGES = st.lists(st.tuples(st.integers(0, 5_000), st.binary(max_size=60)), min_size=1, max_size=5)
+KEY = partial(run_key, 7)
+
+
+def packed(first: int, base_ms: int, messages: list[tuple[int, bytes]], *, early: bool = False) -> bytearray:
+    """The run of messages of (ms after the base, body)."""
+    dues = base_ms + np.array([due for due, _ in messages], dtype=np.int64)
+    return pack_messages(KEY(first), base_ms, dues, [body for _, body in messages], early=early)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    parts=st.lists(MESSAGES, min_size=1, max_size=12),
+    first=st.integers(0, 1_000),
+    entries=st.integers(1, 12),
+    size=st.integers(100, 2_000),
+)
+def test_runs_that_are_merged_are_those_that_packing_at_once_gives(
+    parts: list[list[tuple[int, bytes]]], first: int, entries: int, size: int
+) -> None:
+    """Under the keys of their first entries, as few as the limits allow; what is over a limit stays as it is."""
+    values, at = [], first
+    for part in parts:
+        values.append(packed(at, 1_000, part))
+        at += len(part)
+    found = list(merged_runs(KEY, first, values, RunLimits(entries, size)))
+    taken, at = 0, first
+    for key, value, count in found:
+        members: list[tuple[int, bytes]] = []
+        begin = taken
+        while len(members) < count:
+            members += parts[taken]
+            taken += 1
+        assert len(members) == count
+        assert (key, value) == (KEY(at), packed(at, 1_000, members))
+        one = taken - begin == 1
+        assert one or (count <= entries and sum(map(len, values[begin:taken])) <= size)
+        if taken < len(parts):
+            together = sum(map(len, values[begin : taken + 1]))
+            assert count + len(parts[taken]) > entries or together > size, "another would have had space"
+        at += count
+    assert taken == len(parts)
+
+
+@settings(max_examples=100, deadline=None)
+@given(dues=st.lists(st.integers(0, 10**12), min_size=2, max_size=8), early=st.booleans())
+def test_single_messages_with_bases_of_their_own_get_the_earliest(dues: list[int], early: bool) -> None:
+    """As sends into a main log have; where they lie too far apart they stay single."""
+    bodies = [b"%d" % due for due in dues]
+    values = [pack_message(KEY(at), due, due, bodies[at], early=early) for at, due in enumerate(dues)]
+    found = list(merged_runs(KEY, 0, values, RunLimits(100, 1 << 20)))
+    base_ms = min(dues)
+    if max(dues) - base_ms > MAX_DUE_SPAN_MS:
+        assert found == [(KEY(at), value, 1) for at, value in enumerate(values)]
+    else:
+        expected = pack_messages(KEY(0), base_ms, np.array(dues, dtype=np.int64), bodies, early=early)
+        assert [(key, bytes(value), count) for key, value, count in found] == [(KEY(0), bytes(expected), len(dues))]
+
+
+def test_a_merged_run_has_early_entries_if_any_of_its_parts_has() -> None:
+    """Readers look at due times then."""
+    values = [packed(0, 0, [(1, b"a")]), packed(1, 0, [(2, b"b")], early=True), packed(2, 0, [(3, b"c")])]
+    ((_, value, _),) = merged_runs(KEY, 0, values, RunLimits(10, 1_000))
+    assert value == packed(0, 0, [(1, b"a"), (2, b"b"), (3, b"c")], early=True)
+
+
+def test_bodies_are_not_read_when_runs_are_merged() -> None:
+    """A damaged one goes on being found by its own checksum."""
+    values = [packed(0, 0, [(1, b"aaaa")]), packed(1, 0, [(2, b"bbbb")])]
+    values[0][HEADER_BYTES + 12] ^= 1
+    ((_, value, _),) = merged_runs(KEY, 0, values, RunLimits(10, 1_000))
+    whole = packed(0, 0, [(1, b"aaaa"), (2, b"bbbb")])
+    whole[HEADER_BYTES + 24] ^= 1
+    assert value == whole
+
+
+@settings(max_examples=150, deadline=None)
+@given(groups=st.lists(st.tuples(st.integers(-(10**12), 10**12), MESSAGES), min_size=1, max_size=10))
+def test_groups_that_are_packed_at_once_are_as_packed_one_by_one(
+    groups: list[tuple[int, list[tuple[int, bytes]]]],
+) -> None:
+    """Each with its own base; under any key."""
+    dues = np.array([base + due for base, messages in groups for due, _ in messages], dtype=np.int64)
+    bodies = Bodies([body for _, messages in groups for _, body in messages])
+    rows, start = [], 0
+    for base_ms, messages in groups:
+        rows.append((base_ms, start, start + len(messages)))
+        start += len(messages)
+    for run, (base_ms, low, high) in zip(pack_groups(dues, bodies, rows), rows, strict=True):
+        alone = PackedRun(base_ms, dues[low:high], bodies[low:high])
+        assert run.count == alone.count == high - low
+        for entry_id in (0, 5_000):
+            assert bytes(run.sealed(KEY(entry_id))) == bytes(alone.sealed(KEY(entry_id)))

@@ -1,0 +1,338 @@
+"""The memtable of an environment: its rows are read behind those of LMDB, and applied exactly once."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+
+import lmdb
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
+from pyroaring import BitMap64
+
+from duelog.store.codec.format import counter_key, run_key, sequence_key, sequence_prefix, unpack_u64, unseal
+from duelog.store.codec.run import Run, RunLimits, pack_messages
+from duelog.store.env.claims import Claims
+from duelog.store.env.environment import Environment
+from duelog.store.env.memtable import (
+    APPLIED_KEY,
+    Memtable,
+    Reads,
+    Unapplied,
+    UnappliedRun,
+    applied_position,
+    unapplied_numbers,
+)
+from duelog.store.env.transaction import Transaction
+from duelog.store.errors import StoreFull
+from duelog.store.log import catalog
+from duelog.store.log.ledger import find_tail
+from duelog.store.log.scan import RunFinder, runs
+from tests.store.group_commits import raw_value
+
+LIMITS = RunLimits(entries=6, bytes=4_096)
+KEY = counter_key("a")
+NUMBERS = sequence_key(1, "p", 0)
+
+
+@pytest.fixture
+def memtable() -> Memtable:
+    """An empty one."""
+    return Memtable(Claims(), LIMITS)
+
+
+@pytest.fixture
+def opened(tmp_path: Path, memtable: Memtable) -> Iterator[Environment]:
+    """The environment of `memtable`."""
+    with closing(Environment(tmp_path / "e", name="e", create=True, memtable=memtable)) as made:
+        yield made
+
+
+def add(memtable: Memtable, ledger_id: int, first: int, count: int) -> None:
+    """Messages that say their entry ids."""
+    dues = np.arange(count, dtype=np.int64)
+    value = pack_messages(run_key(ledger_id, first), 0, dues, [b"%d" % entry for entry in range(first, first + count)])
+    memtable.add_run(ledger_id, UnappliedRun(first, first + count, value))
+
+
+def entries(raw: Reads, ledger_id: int, start: int = 0, limit: int | None = None) -> list[int]:
+    """What the runs of a ledger say."""
+    found: list[int] = []
+    for run in runs(raw, "e", ledger_id, start, limit):
+        assert isinstance(run, Run)
+        assert [int(body) for _, body in run.bodies() if isinstance(body, bytes)] == list(
+            range(run.first_entry, run.limit)
+        )
+        found += range(run.first_entry, run.limit)
+    return found
+
+
+@contextmanager
+def applied(environment: Environment) -> Iterator[lmdb.Transaction]:
+    """What LMDB has."""
+    held = environment.hold()
+    try:
+        yield held.raw
+    finally:
+        held.release()
+
+
+def runs_in_lmdb(environment: Environment, ledger_id: int) -> list[tuple[int, int]]:
+    """The applied runs of a ledger: [first, limit) of each."""
+    with applied(environment) as raw:
+        return [(run.first_entry, run.limit) for run in runs(raw, "e", ledger_id) if isinstance(run, Run)]
+
+
+def test_unapplied_rows_are_read_behind_those_of_lmdb(opened: Environment, memtable: Memtable) -> None:
+    """Runs, records and numbers, in one transaction and by key."""
+    add(memtable, 7, 0, 3)
+    opened.apply()
+    assert not opened.has_unapplied
+    add(memtable, 7, 3, 2)
+    add(memtable, 7, 5, 1)
+    memtable.add_record(KEY, b"new")
+    memtable.add_numbers(NUMBERS, BitMap64([5]))
+    with opened.read() as raw:
+        assert entries(raw, 7) == [0, 1, 2, 3, 4, 5]
+        assert entries(raw, 7, 4, 5) == [3, 4]
+        assert entries(raw, 8) == []
+        assert find_tail(raw, "e", 7) == 6
+        for entry in range(6):
+            run = RunFinder(raw, "e").find(7, entry)
+            assert run is not None
+            assert run.body(entry - run.first_entry) == b"%d" % entry
+        assert RunFinder(raw, "e").find(7, 6) is None
+        assert unseal(KEY, raw_value(raw, KEY)) == b"new"
+        assert list(unapplied_numbers(raw, sequence_prefix(1, "p"))) == [5]
+        assert not unapplied_numbers(raw, sequence_prefix(1, "q"))
+        assert dict(catalog.rows(raw, KEY[:1]))[KEY] == b"new"
+    assert opened.get(KEY) == b"new"
+
+
+def test_records_of_both_come_in_order(opened: Environment, memtable: Memtable) -> None:
+    """Each once, the unapplied one in place of the applied, between any bounds."""
+    for name, fields in (("b", b"1"), ("d", b"2"), ("f", b"3")):
+        opened.write(lambda transaction, name=name, fields=fields: transaction.put(counter_key(name), fields))  # type: ignore[misc]
+    for name, fields in (("a", b"4"), ("d", b"5"), ("e", b"6"), ("g", b"7")):
+        memtable.add_record(counter_key(name), fields)
+    expected = [("a", b"4"), ("b", b"1"), ("d", b"5"), ("e", b"6"), ("f", b"3"), ("g", b"7")]
+    with opened.read() as raw:
+        rows = [(counter_key(name), fields) for name, fields in expected]
+        assert list(catalog.rows(raw, KEY[:1])) == rows
+        for low in range(6):
+            for high in range(low, 6):
+                assert list(catalog.rows(raw, KEY[:1], rows[low][0], rows[high][0])) == rows[low:high]
+
+
+def test_a_commit_applies_what_is_unapplied_with_its_place(opened: Environment, memtable: Memtable) -> None:
+    """All of it in few runs, before its own work reads; the memtable has nothing left then."""
+    for at in range(8):
+        add(memtable, 7, at, 1)
+    memtable.add_record(KEY, b"new")
+    memtable.add_numbers(NUMBERS, BitMap64([1, 5]))
+    memtable.add_numbers(NUMBERS, BitMap64([9]))
+    memtable.position = 77
+    seen = opened.write(lambda transaction: transaction.get(KEY))
+    assert seen == b"new"
+    assert not memtable
+    assert runs_in_lmdb(opened, 7) == [(0, 6), (6, 8)]
+    with opened.read() as raw:
+        value = raw_value(raw, NUMBERS)
+        assert list(BitMap64.deserialize(unseal(NUMBERS, value))) == [1, 5, 9]
+    fields = opened.get(APPLIED_KEY)
+    assert fields is not None
+    assert unpack_u64(fields) == 77
+
+
+def test_a_commit_that_finds_nothing_unapplied_leaves_the_place(opened: Environment, memtable: Memtable) -> None:
+    """It says what is applied, not what was appended of others."""
+    add(memtable, 7, 0, 1)
+    memtable.position = 5
+    opened.apply()
+    memtable.position = 9
+    opened.write(lambda transaction: transaction.put(KEY, b"x"))
+    fields = opened.get(APPLIED_KEY)
+    assert fields is not None
+    assert unpack_u64(fields) == 5
+
+
+@pytest.mark.parametrize("where", ["work", "map"])
+def test_a_commit_that_fails_leaves_everything_unapplied(
+    opened: Environment, memtable: Memtable, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """It is applied by the next one, once."""
+    add(memtable, 7, 0, 2)
+    memtable.add_record(KEY, b"new")
+    memtable.add_numbers(NUMBERS, BitMap64([1]))
+
+    def refuse(transaction: Transaction) -> None:
+        raise LookupError
+
+    if where == "work":
+        with pytest.raises(LookupError):
+            opened.write(refuse)
+    else:
+        monkeypatch.setattr(opened._map, "grow", lambda: False)
+        with pytest.raises(StoreFull):
+            opened.write(fill)
+    assert runs_in_lmdb(opened, 7) == []
+    with opened.read() as raw:
+        assert entries(raw, 7) == [0, 1]
+    opened.apply()
+    assert runs_in_lmdb(opened, 7) == [(0, 2)]
+    assert opened.get(KEY) == b"new"
+
+
+def fill(transaction: Transaction) -> None:
+    """A work for which no map is large enough."""
+    raise lmdb.MapFullError("full")
+
+
+def test_rows_that_come_while_a_commit_works_are_applied_before_a_log_is_appended_to(
+    opened: Environment, memtable: Memtable
+) -> None:
+    """Each once, whether it came before the commit, while it worked, or after it had claimed the log."""
+    add(memtable, 7, 0, 1)
+    add(memtable, 8, 0, 1)
+
+    def work(transaction: Transaction) -> None:
+        add(memtable, 7, 1, 2)
+        memtable.add_record(KEY, b"1")
+        transaction.claim("log 7")
+        transaction.insert_run(run_key(7, 3), pack_messages(run_key(7, 3), 0, np.zeros(1, np.int64), [b"3"]))
+        add(memtable, 8, 1, 1)
+        memtable.add_record(KEY, b"2")
+
+    opened.write(work)
+    with opened.read() as raw:
+        assert entries(raw, 7) == [0, 1, 2, 3]
+        assert entries(raw, 8) == [0, 1]
+    assert runs_in_lmdb(opened, 7) == [(0, 1), (1, 3), (3, 4)]
+    opened.apply()
+    assert opened.get(KEY) == b"2"
+    assert not memtable
+
+
+# -- views -----------------------------------------------------------------------------------------
+
+
+class Views(RuleBasedStateMachine):
+    """Readers that begin at any time beside groups and commits: each finds all rows there were, each once, in order."""
+
+    def __init__(self) -> None:
+        """An environment, and what is in it: ends of its logs, a record, numbers."""
+        super().__init__()
+        self.stack = ExitStack()
+        path = Path(self.stack.enter_context(tempfile.TemporaryDirectory()))
+        self.memtable = Memtable(Claims(), LIMITS)
+        self.environment = self.stack.enter_context(
+            closing(Environment(path / "e", name="e", create=True, durability="none", memtable=self.memtable))
+        )
+        self.ends = {7: 0, 8: 0}
+        self.record = b"0"
+        self.numbers: set[int] = set()
+        self.view: tuple[Unapplied | None, dict[int, int], bytes, set[int]] | None = None
+
+    @rule(ledger=st.sampled_from((7, 8)), count=st.integers(1, 4), with_record=st.booleans())
+    def group(self, ledger: int, count: int, with_record: bool) -> None:
+        """A group of the write-ahead log is durable."""
+        add(self.memtable, ledger, self.ends[ledger], count)
+        self.ends[ledger] += count
+        self.memtable.position += 1
+        if with_record:
+            self.record = b"%d" % self.memtable.position
+            self.memtable.add_record(KEY, self.record)
+            self.numbers.add(self.memtable.position)
+            self.memtable.add_numbers(NUMBERS, BitMap64([self.memtable.position]))
+
+    @rule()
+    def apply(self) -> None:
+        """A commit applies what there is."""
+        self.environment.apply()
+
+    @rule(ledger=st.sampled_from((7, 8)), meanwhile=st.integers(0, 2))
+    def append(self, ledger: int, meanwhile: int) -> None:
+        """A commit appends to a log; groups become durable while it works."""
+
+        def work(transaction: Transaction) -> None:
+            for _ in range(meanwhile):
+                self.group(ledger, 1, True)
+            transaction.claim(("log", ledger))
+            first = self.ends[ledger]
+            key = run_key(ledger, first)
+            transaction.insert_run(key, pack_messages(key, 0, np.zeros(1, np.int64), [b"%d" % first]))
+
+        self.environment.write(work)
+        self.ends[ledger] += 1
+
+    @precondition(lambda self: self.view is None)
+    @rule()
+    def look(self) -> None:
+        """A reader takes the view, and begins its transaction later (`Environment.read`)."""
+        view = self.memtable.view if self.memtable else None
+        self.view = view, dict(self.ends), self.record, set(self.numbers)
+
+    @precondition(lambda self: self.view is not None)
+    @rule()
+    def read(self) -> None:
+        """It finds what there was when it looked, and perhaps what came since, without a gap."""
+        assert self.view is not None
+        view, ends, record, numbers = self.view
+        self.view = None
+        memtable, self.environment._memtable = self.environment._memtable, Memtable(Claims(), LIMITS)
+        try:
+            if view is not None:
+                self.environment._memtable.view = view
+            with self.environment.read() as raw:
+                self.check(raw, ends, record, numbers)
+        finally:
+            self.environment._memtable = memtable
+
+    @rule()
+    def read_at_once(self) -> None:
+        """A reader that is not held up finds exactly what there is."""
+        with self.environment.read() as raw:
+            self.check(raw, self.ends, self.record, self.numbers)
+            assert {ledger: find_tail(raw, "e", ledger) for ledger in self.ends} == self.ends
+
+    def check(self, raw: Reads, ends: dict[int, int], record: bytes, numbers: set[int]) -> None:
+        """What is read is what there was, or more."""
+        for ledger, end in ends.items():
+            tail = find_tail(raw, "e", ledger)
+            assert end <= tail <= self.ends[ledger]
+            assert entries(raw, ledger) == list(range(tail))
+            finder = RunFinder(raw, "e")
+            for entry in range(tail):
+                run = finder.find(ledger, entry)
+                assert run is not None
+                assert run.body(entry - run.first_entry) == b"%d" % entry
+        value = raw.get(KEY)
+        assert int(b"0" if value is None else unseal(KEY, value)) >= int(record)
+        stored = raw.get(NUMBERS)
+        found = set() if stored is None else set(BitMap64.deserialize(unseal(NUMBERS, stored)))
+        found |= set(unapplied_numbers(raw, sequence_prefix(1, "p")))
+        assert numbers <= found <= self.numbers
+
+    @rule()
+    def place(self) -> None:
+        """The place says what is applied: all rows of the groups up to it, and none of a later one."""
+        with applied(self.environment) as raw:
+            assert isinstance(applied_position(raw), int)
+            stored = raw.get(NUMBERS)
+            found = set() if stored is None else set(BitMap64.deserialize(unseal(NUMBERS, stored)))
+            assert found == {number for number in self.numbers if number <= applied_position(raw)}
+
+    def teardown(self) -> None:
+        """Close and remove all."""
+        self.stack.close()
+
+
+Views.TestCase.settings = settings(
+    max_examples=60, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
+)
+TestViews = Views.TestCase
