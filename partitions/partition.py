@@ -114,6 +114,12 @@ class Partition:
             self._environment = environment
             self.outdated = False
 
+    def refuse_failed(self) -> None:
+        """Raise StoreFailed where a commit has failed: nothing more is applied until the store is opened again."""
+        environment = self._environment
+        if environment is not None and environment.failed is not None:
+            raise environment.failed
+
     def environments(self) -> list[Environment]:
         """Every environment that is open."""
         environment = self._environment

@@ -208,6 +208,7 @@ class PartitionSet:
         partition = self._partitions.get(start_ms)
         if partition is None or topic_id is None or not partition.has_read((topic_id,)):
             return self.begin_appends([start_ms], now_ms, None if topic_id is None else [(topic_id,)])[0]
+        partition.refuse_failed()
         with self._lock:
             if self._closed:
                 raise ClosedError("store")
@@ -215,14 +216,17 @@ class PartitionSet:
                 return None
             partition.leases += 1
             partition.appenders += 1
-        if partition.is_open and not partition.keeps_pages and start_ms - self._config.preload_ms <= now_ms:
+        if not partition.keeps_pages and start_ms - self._config.preload_ms <= now_ms:
             partition.stop_evicting()
         return partition
 
     def begin_appends(
         self, starts: Sequence[int], now_ms: int, topic_ids: Sequence[Collection[int]] | None = None
     ) -> list[Partition | None]:
-        """As `begin_append`, for many partitions, each of some topics; those that are missing are created together."""
+        """As `begin_append`, for many partitions, each of some topics; those that are missing are created together.
+
+        Raises StoreFailed for one whose environment has failed, with no lease given.
+        """
         missing = [start_ms for start_ms in starts if start_ms not in self._partitions]
         if missing:
             self._create(missing, now_ms)
@@ -237,6 +241,7 @@ class PartitionSet:
                     if partition is None or partition.state is not PartitionState.OPEN:
                         accepted.append(None)
                         continue
+                    partition.refuse_failed()
                     if topic_ids is None or not partition.has_read(topic_ids[at]):
                         if not partition.is_open:
                             self._open_environment(partition)
