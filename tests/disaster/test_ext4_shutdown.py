@@ -1,0 +1,110 @@
+"""The power goes for a real ext4: a file system on a loop device is shut down in the middle of a run, then mounted.
+
+What the page cache holds and the file system's log has not is gone then; a simulated power cut (test_power_cut) is
+harsher, and this shows that it asks for nothing that a kernel would not do. Needs root and a loop device.
+`DUELOG_EXT4_CUTS=100` in the environment makes more rounds than the default.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import random
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.disaster.power_cut import troubles_of
+from tests.disaster.running import module
+from tests.disaster.told import Told
+
+CUTS = int(os.environ.get("DUELOG_EXT4_CUTS", "3"))
+DISK_BYTES = 192 << 20
+FACTS = 900
+"""A run tells about so many before it ends; the power goes after some of them."""
+
+_SHUTDOWN = 0x8004587D
+"""FS_IOC_SHUTDOWN of the kernel's include/uapi/linux/fs.h."""
+_NO_LOG_FLUSH = b"\2\0\0\0"
+
+
+def _run(*command: str) -> None:
+    subprocess.run(command, check=True, capture_output=True)
+
+
+def _why_not(directory: Path) -> str | None:
+    """Why no file system can be mounted here; None if it can."""
+    if os.geteuid():
+        return "not root"
+    missing = [name for name in ("mkfs.ext4", "mount", "umount") if shutil.which(name) is None]
+    if missing:
+        return f"there is no {missing[0]}"
+    try:
+        Disk(directory).unmount()
+    except (OSError, subprocess.CalledProcessError) as error:
+        return f"no loop device can be mounted: {error}"
+    return None
+
+
+class Disk:
+    """An ext4 in a file of a directory, mounted on `root`."""
+
+    def __init__(self, directory: Path) -> None:
+        self._image = directory / "disk.img"
+        self.root = directory / "mounted"
+        self.root.mkdir(exist_ok=True)
+        with self._image.open("wb") as image:
+            image.truncate(DISK_BYTES)
+        _run("mkfs.ext4", "-q", "-F", str(self._image))
+        self.mount()
+
+    def mount(self) -> None:
+        """Mount it, which recovers its log."""
+        _run("mount", "-o", "loop", str(self._image), str(self.root))
+
+    def unmount(self) -> None:
+        _run("umount", str(self.root))
+
+    def shut_down(self) -> None:
+        """Have nothing more of it reach the disk, its log neither."""
+        descriptor = os.open(self.root, os.O_RDONLY)
+        try:
+            fcntl.ioctl(descriptor, _SHUTDOWN, _NO_LOG_FLUSH)
+        finally:
+            os.close(descriptor)
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize("cut", range(CUTS))
+def test_what_was_acknowledged_outlives_a_file_system_that_is_shut_down(cut: int, tmp_path: Path) -> None:
+    """The store opens on what the file system has after it, and the rules of the kill test hold."""
+    reason = _why_not(tmp_path)
+    if reason is not None:
+        pytest.skip(reason)
+    disk = Disk(tmp_path)
+    told = Told()
+    wait_for = random.Random(cut).randrange(20, FACTS)
+    try:
+        options = json.dumps({"seed": f"ext4/{cut}", "durability": "commit", "steps": 60})
+        command = module("tests.disaster.power_child", str(disk.root / "store"), options)
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as child:
+            assert child.stdout is not None
+            facts = []
+            for line in child.stdout:
+                if not line.endswith(b"\n"):  # it was killed in the middle of it
+                    break
+                facts.append(json.loads(line))
+                if len(facts) == wait_for:
+                    disk.shut_down()
+                    child.kill()
+        for fact in facts:
+            told.take(fact)
+        assert told.listeners and len(facts) >= wait_for, f"{len(facts)} facts, {wait_for} were waited for"
+        disk.unmount()
+        disk.mount()
+        assert not troubles_of(told, disk.root / "store", relaxed=False)
+    finally:
+        disk.unmount()
