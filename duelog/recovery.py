@@ -28,6 +28,7 @@ from duelog.store.wal.segment import MAIN
 from duelog.store.wal.wal_reader import WalContent
 
 from .opening import Identity, StoreLock, create, open_main, read_identity, refuse_foreign, refuse_lost_entries
+from .sending.older_replay import replay_older_wal
 from .sending.wal_replay import replay_wal
 
 
@@ -89,6 +90,7 @@ def recover(path: Path, config: StoreConfig, clock: Clock, undo: ExitStack, *, r
     wal = WalContent([], 0, None, 1)
     if not read_only:
         sweep(path, main)
+        replay_older_wal(path, identity.store_id, partitions, limits)
         wal = replay_wal(path, identity.store_id, main, memtable, partitions)
         refuse_lost_entries(main, partitions)
     store_clock = StoreClock(clock, 0 if mark is None else fmt.unpack_u64(mark))

@@ -17,6 +17,7 @@ from duelog.store.env.memtable import APPLIED_KEY
 from duelog.store.errors import CorruptEntry, CorruptRecord, DamagedStore, FormatMismatch
 from duelog.store.log import catalog
 from duelog.store.log.ledger import applied_tail
+from duelog.store.wal.older_wal import read_older_wal
 from duelog.store.wal.segment import MAIN, Group, RowKind
 from duelog.store.wal.wal_reader import DIRECTORY, read_beside
 
@@ -32,6 +33,7 @@ def check_wal(path: Path, store_id: bytes, main: Environment, partitions: Partit
     beside a writer, because the log is read before any environment.
     """
     try:
+        read_older_wal(path, store_id)
         groups = read_beside(path, store_id, lambda: catalog.oldest_segment(main)).groups
     except DamagedStore as found:
         yield error("wal", str(found.path), found.reason)

@@ -101,7 +101,7 @@ def test_what_was_applied_and_removed_does_not_come_back_from_a_segment(path: Pa
                 assert raw.get(fmt.counter_key(catalog.LEDGERS)) is not None
 
 
-def test_a_reader_of_a_store_that_nobody_writes_sees_what_a_crash_left(path: Path) -> None:
+def test_a_reader_of_a_store_that_no_process_writes_sees_what_a_crash_left(path: Path) -> None:
     """The process was killed before anything was applied."""
     with WritingProcess(path) as writer:
         sent = writer.send("a", "x", 1_000, HOUR_MS)

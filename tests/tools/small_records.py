@@ -31,6 +31,14 @@ def without_copies(store: Path) -> None:
                 raw.delete(key)
 
 
+def forget_applied(store: Path) -> None:
+    """Leave nothing in the segments of the write-ahead log, all of which are applied: else a repair draws on them."""
+    for segment in (store / "wal").glob("*.wal"):
+        with segment.open("r+b") as file:
+            file.seek(4096)
+            file.write(bytes(segment.stat().st_size - 4096))
+
+
 def flip(directory: Path, key: bytes, at: int | None = None) -> None:
     """Flip a bit of a value: of the byte `at`, else in the middle of a record's fields, or of its checksum."""
     with lmdb.open(str(directory), map_size=1 << 30) as environment, environment.begin(write=True) as raw:

@@ -25,6 +25,7 @@ from ...store.env.transaction import Transaction
 from ...store.errors import CorruptEntry, DamagedStore
 from ...store.files.directory import make_directory, move, remove_tree
 from ...store.log import catalog
+from ...store.wal.older_wal import FILE_NAME, read_older_wal
 from ...store.wal.segment import MAIN, Group, Row, RowKind, Segment, file_name, numbers_in, place_of, salvage
 from ...store.wal.wal_reader import DIRECTORY, read_wal
 from .repair_catalog import main_ledgers
@@ -118,7 +119,7 @@ class WalRepair:
                 if position <= applied and known is not None and ledger_id not in known:
                     continue  # trimmed
                 if ledger_id not in covered:
-                    covered[ledger_id] = _readable(raw, environment.name, ledger_id, in_log[ledger_id])
+                    covered[ledger_id] = _intact(raw, environment.name, ledger_id, in_log[ledger_id])
                 entries = _entries(row)
                 if not entries & covered[ledger_id]:
                     covered[ledger_id] |= entries
@@ -135,6 +136,7 @@ class WalRepair:
                         raw = body if isinstance(body, bytes) else b""
                         reason = f"its partition, from {start_ms} on, is gone; this is from {_THE_LOG}"
                         self._account.discard(Discarded(_THE_LOG, run.ledger_id, entry_id, reason, raw))
+        self._end_older()
         if self._damage is None:
             return
         directory = self._path / DIRECTORY
@@ -150,6 +152,17 @@ class WalRepair:
                 move(directory / file_name(number), trash / file_name(number))
         self._account.say(f"{DIRECTORY}: {self._damage}; what can be read of it is applied, and it is begun anew")
 
+    def _end_older(self) -> None:
+        """Move the file of an older version away if it is damaged; else opening replays it."""
+        try:
+            read_older_wal(self._path, self._store_id)
+        except DamagedStore as error:
+            trash = self._path / "trash" / f"repair-{FILE_NAME}"
+            make_directory(trash.parent)
+            remove_tree(trash)
+            move(self._path / FILE_NAME, trash)
+            self._account.say(f"{FILE_NAME}: {error.reason}; discarded")
+
 
 def _run(row: Row) -> Run:
     return Run(_THE_LOG, row.key, memoryview(row.value))
@@ -160,7 +173,7 @@ def _entries(row: Row) -> BitMap:
     return BitMap(range(run.first_entry, run.limit))
 
 
-def _readable(raw: Reads, environment: str, ledger_id: int, in_log: BitMap) -> BitMap:
+def _intact(raw: Reads, environment: str, ledger_id: int, in_log: BitMap) -> BitMap:
     """Entries of a ledger that an environment has; a run that is damaged counts unless the log has all of it."""
     found = BitMap()
     cursor = raw.cursor()

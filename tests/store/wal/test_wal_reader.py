@@ -33,8 +33,16 @@ def test_a_log_is_read_from_the_segment_that_the_record_names(log: Path, tmp_pat
     assert numbers(read_wal(tmp_path, STORE_ID, 4).groups) == [[4], [5]]
 
 
+def test_groups_that_no_record_leads_to_are_an_error(log: Path, tmp_path: Path) -> None:
+    """The log is begun by the record: it has been lost."""
+    with pytest.raises(DamagedStore, match="does not say that the log was begun"):
+        read_wal(tmp_path, STORE_ID, None)
+
+
 def test_a_log_that_was_not_begun_is_empty(log: Path, tmp_path: Path) -> None:
     """Segments that no record names were never appended to; numbers go on behind theirs."""
+    for segment in log.iterdir():
+        segment.write_bytes(segment.read_bytes()[:4096].ljust(segment.stat().st_size, b"\0"))
     found = read_wal(tmp_path, STORE_ID, None)
     assert (found.groups, found.last, found.tail, found.oldest) == ([], 5, None, 6)
     assert read_wal(tmp_path / "nowhere", STORE_ID, None).last == 0

@@ -15,7 +15,7 @@ from duelog.tools.repair.repair_store import repair_store
 from duelog.tools.store_check import check_store
 from tests.conftest import START_MS
 from tests.tools.repair.test_repair_records import CONFIG, DAY_MS, delivered, repaired
-from tests.tools.small_records import environments, remove
+from tests.tools.small_records import environments, forget_applied, remove
 
 SENT = [b"%d %d" % (day, number) for day in range(2, 5) for number in range(50)]
 
@@ -83,6 +83,7 @@ def test_directories_that_a_killed_repair_was_putting_back_are_put_back_by_the_n
 def test_a_directory_whose_place_is_taken_goes_to_the_quarantine(path: Path) -> None:
     """A copy of one day in the place of another: that day is lost, which is said, and nothing comes twice."""
     one, other, _ = environments(path)[1:]
+    forget_applied(path)
     shutil.copy(one / "data.mdb", other / "data.mdb")
     report = repaired(path)
     assert [each.name for each in (path / "quarantine").iterdir()] == [f"{other.parent.name}-{other.name}-1"]

@@ -14,7 +14,7 @@ from duelog.store.codec.format import Table
 from duelog.tools.repair.repair_store import RepairReport, repair_store
 from duelog.tools.store_check import check_store
 from tests.conftest import START_MS
-from tests.tools.small_records import DAMAGES, environments, flip, keys, remove, without_copies
+from tests.tools.small_records import DAMAGES, environments, flip, forget_applied, keys, remove, without_copies
 
 DAY_MS = 86_400_000
 CONFIG = StoreConfig(background=False, max_clock_jump_ms=None)
@@ -95,6 +95,7 @@ def test_a_log_that_may_have_been_of_a_deleted_topic_gets_a_topic_of_its_own(tmp
         store.delete_topic("gone")
         store.topic("t").send_payloads([b"x"] * 50, deliver_at=START_MS + 5 * DAY_MS)
     without_copies(path)
+    forget_applied(path)
     (partition,) = environments(path)[1:]
     (key,) = keys(partition, Table.LOG)
     remove(partition, key)
