@@ -131,7 +131,7 @@ def test_a_log_that_an_append_tears_while_it_fires_is_loaded_anew(
         commit(firing, *arguments)
         (log,) = (logs[store.topic("a")._existing().topic_id] for logs in firing.loaded.logs.values())
         with monkeypatch.context() as patch:
-            patch.setattr(DelayIndex, "add", raising(KeyboardInterrupt)(DelayIndex.add))
+            patch.setattr(DelayIndex, "add_one", raising(KeyboardInterrupt)(DelayIndex.add_one))
             with pytest.raises(KeyboardInterrupt):
                 log.hear(log.tail, np.array([START_MS + 3_000]))
 
