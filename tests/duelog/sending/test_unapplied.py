@@ -1,0 +1,122 @@
+"""What is done to a store while what was sent is still unapplied: as after it is applied, and after a crash too."""
+
+from __future__ import annotations
+
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from duelog import DelayedStore, ManualClock, Message, StoreConfig
+from tests.conftest import START_MS, OpenStore, applied
+
+HOUR_MS = 3_600_000
+CONFIG = StoreConfig(partition_ms=HOUR_MS, ledger_max_entries=4, max_clock_jump_ms=None)
+
+
+def crashed(store: DelayedStore, path: Path) -> Path:
+    """The files as they are now."""
+    return Path(shutil.copytree(store.path, path / "crashed"))
+
+
+def fill(store: DelayedStore, *names: str) -> None:
+    """Ten messages that are due at once and ten in each of two hours, for each topic, unapplied."""
+    for name in names:
+        store.topic(name).subscribe("s").close()
+        store.topic(name).send_batch(
+            [Message(b"%d" % at, deliver_at=START_MS + (1 + at % 2) * HOUR_MS + at) for at in range(10, 30)]
+        )
+    for name in names:
+        store.topic(name).send_batch([Message(b"%d" % at) for at in range(10)])
+    assert store._engine.main.has_unapplied
+
+
+def received(store: DelayedStore, name: str, clock: ManualClock) -> list[int]:
+    """All payloads of a topic, in the end; acknowledged."""
+    clock.set(START_MS + 20 * HOUR_MS)
+    store.tick()
+    found = []
+    with store.topic(name).subscribe("s") as reader:
+        while batch := reader.receive(100, timeout=0):
+            found += [int(message.payload) for message in batch]
+            reader.ack(batch, durable=True)
+    return sorted(found)
+
+
+@pytest.mark.parametrize("after_a_crash", [False, True])
+def test_a_topic_is_deleted_with_what_is_unapplied_of_it(
+    store: DelayedStore, open_store: OpenStore, clock: ManualClock, tmp_path: Path, after_a_crash: bool
+) -> None:
+    """One of its name that is made anew has nothing of it; another topic has all of its own."""
+    fill(store, "a", "b")
+    store.delete_topic("a")
+    if after_a_crash:
+        store = open_store(crashed(store, tmp_path), CONFIG)
+    assert [topic.name.rpartition("/")[2] for topic in store.topics()] == ["b"]
+    fill(store, "a")
+    store.topic("a").send(b"99", deliver_after=1)
+    assert list(store.check(deep=True)) == []
+    assert received(store, "a", clock) == [*range(30), 99]
+    assert received(store, "b", clock) == list(range(30))
+    clock.advance(100 * HOUR_MS)
+    store.tick()
+    assert store.partitions() == []
+
+
+@pytest.mark.parametrize("after_a_crash", [False, True])
+def test_ledgers_that_filled_in_the_log_are_trimmed_once_acknowledged(
+    store: DelayedStore, open_store: OpenStore, clock: ManualClock, tmp_path: Path, after_a_crash: bool
+) -> None:
+    """The records of ledgers that a group closes are unapplied as its entries are."""
+    fill(store, "a")
+    assert store.topic("a").stats().ledgers == 3
+    with store.topic("a").subscribe("s") as reader:
+        reader.ack(reader.receive(100), durable=True)
+    if after_a_crash:
+        store = open_store(crashed(store, tmp_path), CONFIG)
+    store.tick()
+    clock.advance(5 * HOUR_MS)
+    store.tick()
+    assert received(store, "a", clock) == list(range(10, 30))
+    clock.advance(100 * HOUR_MS)
+    store.tick()
+    store.tick()
+    assert store.topic("a").stats().ledgers == 1
+    assert store.partitions() == []
+
+
+def test_figures_are_the_same_before_and_after_it_is_applied(store: DelayedStore) -> None:
+    """But for the bytes of runs: applying makes one of several."""
+    fill(store, "t")
+    topic = store.topic("t")
+
+    def figures() -> list[object]:
+        stats, partitions = topic.stats(), store.partitions()
+        return [
+            replace(stats, stored_bytes=0),
+            [(row.start_ms, row.pending, row.messages, row.topics, row.state) for row in partitions],
+            [(message.message_id, message.payload, message.due_ms) for message in topic.scheduled()],
+            store.stats().pending,
+            list(store.check(deep=True)),
+        ]
+
+    before = figures()
+    assert topic.stats().pending == 20
+    applied(store)
+    assert not store._engine.main.has_unapplied
+    assert figures() == before
+
+
+def test_a_receiver_that_waits_is_woken_by_a_message_that_is_unapplied(tmp_path: Path) -> None:
+    """A send that is due at once is no commit, and a receiver hears of it all the same."""
+    with DelayedStore.open(tmp_path / "s", CONFIG) as store, ThreadPoolExecutor(1) as pool:
+        topic = store.topic("t")
+        with topic.subscribe("s") as reader:
+            waiting = pool.submit(reader.receive, 1, timeout=60)
+            topic.send(b"now")
+            (message,) = waiting.result(60)
+            assert message.payload == b"now"
+            assert store._engine.main.has_unapplied
+            reader.ack(message)
