@@ -33,6 +33,7 @@ from .sending.delay_policies import DelayPolicies
 from .sending.outbox import Outbox
 from .sending.sender import Sender
 from .sending.topic_withdrawals import TopicWithdrawals
+from .sending.wal_segments import WalSegments
 from .sending.wal_writer import WalWriter
 from .shutdown import OpenState
 from .stats import Figures
@@ -88,18 +89,17 @@ def assemble(found: Recovered, config: StoreConfig, undo: ExitStack, *, records_
     policies.warn_of(config)
     wal_writer: WalWriter | None = None
     if not found.read_only:
-        wal_writer = WalWriter(
+        segments = WalSegments(
             main,
-            found.memtable,
             partitions,
-            found.claims,
             WriteAheadLog(found.path, found.identity.store_id, found.wal),
             clock,
             config,
             wakeups.wake,
-            listeners,
+            unapplied=bool(found.memtable or partitions.unapplied()),
             background=scheduler is not None,
         )
+        wal_writer = WalWriter(main, found.memtable, found.claims, segments, config, listeners)
         undo.callback(wal_writer.close)
         if config.durability == "relaxed":
             main.before_commit = partitions.before_commit = wal_writer.sync

@@ -5,25 +5,18 @@ batch, which gives the entries their ids, appends the rows as one group, flushes
 delay indexes, readers of main logs. The rows are applied to LMDB later, by a checkpoint, when the segment is full or
 `CHECKPOINT_MS` after its first group. A unit of work may run more than once, as in a transaction of LMDB.
 
-A segment is followed by a larger one where it was full before it was due: up to `_BYTES_A_PARTITION` for each
-environment that it has rows of, so that applying commits something worth a commit in each. A small one stays in the
-page cache.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TypeVar, cast
 
-from duelog.partitions.partition_set import PartitionSet
-from duelog.store.clock import Clock
-from duelog.store.codec import format as fmt
 from duelog.store.codec.format import run_key
 from duelog.store.codec.run import pack_message
-from duelog.store.config import KIB, MIB, StoreConfig
+from duelog.store.config import KIB, StoreConfig
 from duelog.store.env.claims import Claims, Conflict
 from duelog.store.env.commit_queue import CommitQueue, Request
 from duelog.store.env.environment import Environment
@@ -31,31 +24,16 @@ from duelog.store.env.memtable import Memtable, UnappliedRun
 from duelog.store.errors import ClosedError, DuelogError, InvalidArgument
 from duelog.store.files.failpoints import reach
 from duelog.store.files.process import here
-from duelog.store.files.system_errors import explained
 from duelog.store.listener import StoreListener
-from duelog.store.log import catalog
 from duelog.store.log.ledger import Ledger
 from duelog.store.wal.segment import MAIN, Row, RowKind, capacity_of, group_bytes
-from duelog.store.wal.write_ahead_log import WriteAheadLog
 from duelog.store.wal.write_batch import EnvironmentBatch, WriteBatch
 
-from .checkpoint import Checkpoint
 from .lone_message import LoneMessage
+from .wal_segments import WalSegments
 
 T = TypeVar("T")
 Work = Callable[[WriteBatch], T]
-
-CHECKPOINT_MS = 10_000
-"""After so long a segment is applied, where a thread looks after the store."""
-
-_LEAST_BYTES = MIB
-_USUAL_BYTES = 16 * MIB
-"""The most that a segment of few environments grows to."""
-
-_BYTES_A_PARTITION = 256 * KIB
-_THREADS = 4
-"""That apply partitions side by side; started when they are first needed."""
-
 
 _ADDED_BYTES = 64 * KIB
 """What is stored with a message besides what counts for its size."""
@@ -75,47 +53,21 @@ class WalWriter:
         self,
         main: Environment,
         memtable: Memtable,
-        partitions: PartitionSet,
         claims: Claims,
-        wal: WriteAheadLog,
-        clock: Clock,
+        segments: WalSegments,
         config: StoreConfig,
-        wake: Callable[[], None],
         listeners: Sequence[StoreListener],
-        *,
-        background: bool,
     ) -> None:
-        """`memtable` is that of `main`. `wake` is called when `due_ms` has come forward.
-
-        `background`: a thread looks after the store; without it a checkpoint has ended when the call that began it
-        returns.
-        """
+        """`memtable` is that of `main`."""
         self._main = main
         self.memtable = memtable
-        self._partitions = partitions
         self._claims = claims
-        self._wal = wal
-        self._clock = clock
-        self._most_bytes = config.wal_bytes
-        self._durability = config.durability
-        self._relaxed_ms = config.relaxed_ms
+        self._segments = segments
         self.largest_group = max(capacity_of(config.wal_bytes), config.max_message_bytes + _ADDED_BYTES)
         """Bytes of rows that one group takes at most; any message is taken."""
-        self._wake = wake
-        self._background = background
         self._queue = CommitQueue(self._admit, self._commit_group, self._broke_off)
         self._publishing = False
         """Between a flush and the end of what follows from it in memory."""
-        self._unrecorded = False
-        """Whether the first segment was begun, and the main environment does not say so yet."""
-        self._checkpoint: Checkpoint | None = None
-        """The last that was begun."""
-        self._pool: ThreadPoolExecutor | None = None
-        self._begun_ms: int | None = None
-        """When the first group of the segment was appended; None: it has none."""
-        self._flushed_ms: int | None = None
-        if memtable or partitions.unapplied():
-            self._begun_ms = clock.now_ms()
         self._closed = False
         self._process = here.pid
         self._listeners = listeners
@@ -169,8 +121,6 @@ class WalWriter:
 
     def _commit_lone(self, units: list[Request]) -> bool:
         """Append single messages as a group; False, with nothing done, where they have to be units of work."""
-        if self._unrecorded:
-            return False
         started = time.perf_counter_ns()
         ends: dict[object, tuple[Ledger, int, int]] = {}  # by claimed log: its ledger, entries and bytes in the group
         placed: dict[Memtable, list[tuple[Request, LoneMessage, int, UnappliedRun]]] = {}
@@ -195,9 +145,9 @@ class WalWriter:
                 rows.append(Row(RowKind.RUN, message.start_ms, key, value))
                 run = UnappliedRun(entry_id, entry_id + 1, value)
                 placed.setdefault(message.memtable, []).append((unit, message, ledger.ledger_id, run))
-            if not self._wal.fits(group_bytes(rows)):
+            if not self._segments.fits(group_bytes(rows)):
                 return False
-            position = self._flush_rows(rows)
+            position = self._append(rows)
             for memtable, members in placed.items():
                 with memtable.publishing:  # all of a group, or nothing
                     memtable.position = position
@@ -222,21 +172,15 @@ class WalWriter:
             self._claims.release(units, tuple(ends))
         return True
 
-    def _flush_rows(self, rows: Sequence[Row]) -> int:
+    def _append(self, rows: Sequence[Row]) -> int:
         """Append a group; its place, once it is as durable as it is to be. Memory is to hear of it then.
 
         Raises OSError, StoreFailed.
         """
-        if self._durability == "relaxed" and any(row.start_ms == MAIN for row in rows):
-            self._main.sync()  # a commit that a power cut took back would leave a gap before these rows
         reach("wal.before")
-        now_ms = self._clock.now_ms()
-        position = self._wal.append(rows, flush=self._is_to_flush(now_ms))
+        position = self._segments.append(rows)
         self._publishing = True
         reach("wal.after")
-        if self._begun_ms is None:
-            self._begun_ms = now_ms
-            self._wake()
         return position
 
     def _commit(self, units: list[Request]) -> list[Request]:
@@ -256,14 +200,12 @@ class WalWriter:
                     return [*self._halves(units)]
                 current = units[0]
                 raise InvalidArgument("messages", size, f"bytes, more than a group of {self.largest_group} takes")
-            if rows and (self._unrecorded or not self._wal.fits(size)):
+            if rows and not self._segments.fits(size):
                 batch.release()  # a commit that applies may append to the same logs
-                if not self._wal.fits(size):
-                    self._next_segment(size)
-                self._record_first()
+                self._segments.make_space(size)
                 return units
             if rows:
-                batch.publish(self._flush_rows(rows))
+                batch.publish(self._append(rows))
             self._publishing = False
             elapsed_ns = time.perf_counter_ns() - started
             for request in units:
@@ -300,113 +242,28 @@ class WalWriter:
             first = self._commit(first)
         return units[middle:]
 
-    def _is_to_flush(self, now_ms: int) -> bool:
-        if self._durability != "relaxed":
-            return self._durability == "commit"
-        if self._flushed_ms is None or not 0 <= now_ms - self._flushed_ms < self._relaxed_ms:
-            self._flushed_ms = now_ms
-            return True
-        self._wake()
-        return False
+    # -- segments and checkpoints ------------------------------------------------------------------
 
     def sync(self) -> None:
         """Have all groups be on disk where a commit that follows may tell of them. Raises StoreFailed."""
-        if self._durability == "relaxed":
-            try:
-                self._wal.flush()
-            except OSError as error:
-                raise self._main.fail(error) from error
-
-    # -- segments and checkpoints ------------------------------------------------------------------
-
-    def _next_segment(self, group: int) -> None:
-        """Begin a segment that takes a group of so many bytes, and a checkpoint of the one before.
-
-        Waits for the checkpoint before: producers are held back, and nothing is queued without bound. Raises as
-        `Checkpoint.finish`; StoreFull.
-        """
-        active = self._wal.active
-        size = _LEAST_BYTES
-        if active is not None:
-            touched = len(self._partitions.unapplied()) + 1  # before some of them are applied
-            wait_ms = self._clock.now_ms() - (self._begun_ms or 0)
-            if group and wait_ms < CHECKPOINT_MS:  # it is full before it is due
-                size = max(min(active.size * 2, _USUAL_BYTES), touched * _BYTES_A_PARTITION)
-            else:
-                size = active.size
-        self._finish_checkpoint()
-        with explained(self._main.path.parent):
-            following = self._wal.prepare_segment(min(size, self._most_bytes), group)
-        try:
-            ended = self._wal.begin_segment(following)
-        except OSError as error:
-            raise self._main.fail(error) from error
-        begun_ms, self._begun_ms = self._begun_ms, None
-        if ended is None:
-            self._unrecorded = True
-        elif begun_ms is not None:
-            self._checkpoint = Checkpoint(self._main, self._partitions, ended, self._wake)
-            if not self._background:
-                self._finish_checkpoint()
-                return
-            if self._pool is None:
-                self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="duelog-apply")
-            self._checkpoint.begin(self._pool)
-
-    def _record_first(self) -> None:
-        """Have main say that there is a log, before anything is in it. Raises StoreFull, StoreFailed."""
-        active = self._wal.active
-        if self._unrecorded and active is not None:
-            oldest = fmt.pack_u64(active.number)
-            self._main.write(lambda transaction: transaction.put(fmt.counter_key(catalog.WAL), oldest))
-            self._main.sync()
-            self._unrecorded = False
-
-    def _finish_checkpoint(self) -> None:
-        checkpoint = self._checkpoint
-        if checkpoint is not None:
-            checkpoint.finish()
-            self._wal.release(checkpoint.segment)
-            self._checkpoint = None
+        self._segments.sync()
 
     def due_ms(self) -> int | None:
         """When `checkpoint` has something to do; None: never, as it is. Soon, also where the clock was set back."""
-        due_ms: int | None = None
-        now_ms = self._clock.now_ms()
-        checkpoint = self._checkpoint
-        if checkpoint is not None and checkpoint.is_ready:
-            return now_ms
-        if self._begun_ms is not None:
-            due_ms = min(self._begun_ms, now_ms) + CHECKPOINT_MS
-        if self._durability == "relaxed" and self._wal.active is not None and not self._wal.active.is_flushed:
-            flush_ms = min(self._flushed_ms or now_ms, now_ms) + self._relaxed_ms
-            due_ms = flush_ms if due_ms is None else min(due_ms, flush_ms)
-        return due_ms
+        return self._segments.due_ms()
 
     def checkpoint(self, now_ms: int) -> bool:
-        """Flush, and begin a checkpoint, if it is time; False. Raises StoreFull, StoreFailed."""
-        if self._durability == "relaxed" and (
-            self._flushed_ms is None or now_ms >= self._flushed_ms + self._relaxed_ms
-        ):
-            self._flushed_ms = now_ms
-            self.sync()
-        checkpoint = self._checkpoint
-        if checkpoint is not None and checkpoint.is_ready:
-            self._queue.run(_Action(self._finish_checkpoint))
-        if self._begun_ms is not None and now_ms >= self._begun_ms + CHECKPOINT_MS:
-            self._queue.run(_Action(lambda: self._next_segment(0)))
-        elif self._begun_ms is not None and self._begun_ms > now_ms:  # the clock was set back
-            self._begun_ms = now_ms
+        """Flush, and begin or end a checkpoint, if it is time; False. Raises StoreFull, StoreFailed."""
+        self._segments.flush_if_due(now_ms)
+        if self._segments.is_applied:
+            self._queue.run(_Action(self._segments.finish_checkpoint))
+        if self._segments.is_due(now_ms):
+            self._queue.run(_Action(self._segments.begin_next))
         return False
 
     def apply_all(self) -> None:
         """Have everything be applied, and the log be empty. Raises StoreFull, StoreFailed."""
-        self._queue.run(_Action(self._apply_all))
-
-    def _apply_all(self) -> None:
-        if self._begun_ms is not None:
-            self._next_segment(0)
-        self._finish_checkpoint()
+        self._queue.run(_Action(self._segments.apply_all))
 
     def close(self) -> None:
         """Take nothing more, and apply what is unapplied.
@@ -421,10 +278,8 @@ class WalWriter:
                 self._queue.run(_Action(self._close))
         finally:
             self._closed = True
-            if self._pool is not None:
-                self._pool.shutdown(wait=True)
-            self._wal.close()
+            self._segments.close()
 
     def _close(self) -> None:
         self._closed = True
-        self._apply_all()
+        self._segments.apply_all()

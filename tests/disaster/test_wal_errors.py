@@ -13,7 +13,7 @@ import pytest
 
 from duelog import ManualClock, Message
 from duelog.errors import StoreFailed, StoreFull
-from duelog.sending.wal_writer import CHECKPOINT_MS
+from duelog.sending.wal_segments import CHECKPOINT_MS
 from duelog.store.env import map_size
 from duelog.store.env.environment import Environment
 from duelog.store.files import failpoints

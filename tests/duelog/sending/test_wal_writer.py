@@ -17,7 +17,7 @@ from duelog import DelayedStore, ManualClock, MessageId
 from duelog.errors import StoreFailed, StoreFull
 from duelog.partitions.partition import Partition, PartitionLog
 from duelog.sending import wal_writer as intake_module
-from duelog.sending.wal_writer import CHECKPOINT_MS
+from duelog.sending.wal_segments import CHECKPOINT_MS
 from duelog.store.config import Durability
 from duelog.store.log.ledger import Ledger
 from duelog.store.wal.wal_file import FILE_NAME

@@ -1,0 +1,211 @@
+"""The segments of an open store's write-ahead log: which is appended to, which is being applied, how large the next is.
+
+A segment is followed by a larger one where it was full before it was due: up to `_BYTES_A_PARTITION` for each
+environment that it has rows of, so that applying commits something worth a commit in each. A small one stays in the
+page cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from duelog.partitions.partition_set import PartitionSet
+from duelog.store.clock import Clock
+from duelog.store.codec import format as fmt
+from duelog.store.config import KIB, MIB, StoreConfig
+from duelog.store.env.environment import Environment
+from duelog.store.files.system_errors import explained
+from duelog.store.log import catalog
+from duelog.store.wal.segment import MAIN, Row
+from duelog.store.wal.write_ahead_log import WriteAheadLog
+
+from .checkpoint import Checkpoint
+
+CHECKPOINT_MS = 10_000
+"""After so long a segment is applied, where a thread looks after the store."""
+
+_LEAST_BYTES = MIB
+_USUAL_BYTES = 16 * MIB
+"""The most that a segment of few environments grows to."""
+
+_BYTES_A_PARTITION = 256 * KIB
+_THREADS = 4
+"""That apply partitions side by side; started when they are first needed."""
+
+
+class WalSegments:
+    """The segments of one store. For the leader of the WAL writer, but for `sync`, `flush_if_due` and questions."""
+
+    def __init__(
+        self,
+        main: Environment,
+        partitions: PartitionSet,
+        wal: WriteAheadLog,
+        clock: Clock,
+        config: StoreConfig,
+        wake: Callable[[], None],
+        *,
+        unapplied: bool,
+        background: bool,
+    ) -> None:
+        """`wake` is called when `due_ms` has come forward. `unapplied`: recovery has left rows to be applied.
+
+        `background`: a thread looks after the store; without it a checkpoint has ended when the call that began it
+        returns.
+        """
+        self._main = main
+        self._partitions = partitions
+        self._wal = wal
+        self._clock = clock
+        self._most_bytes = config.wal_bytes
+        self._durability = config.durability
+        self._relaxed_ms = config.relaxed_ms
+        self._wake = wake
+        self._background = background
+        self._unrecorded = False
+        """Whether the first segment was begun, and the main environment does not say so yet."""
+        self._checkpoint: Checkpoint | None = None
+        """The last that was begun."""
+        self._pool: ThreadPoolExecutor | None = None
+        self._begun_ms: int | None = clock.now_ms() if unapplied else None
+        """When the first group of the segment was appended; None: it has none."""
+        self._flushed_ms: int | None = None
+
+    # -- groups ------------------------------------------------------------------------------------
+
+    def fits(self, size: int) -> bool:
+        """Whether a group of so many bytes (`group_bytes`) can be appended; else `make_space` makes space for it."""
+        return not self._unrecorded and self._wal.fits(size)
+
+    def make_space(self, size: int) -> None:
+        """Have a segment that takes a group of so many bytes. Raises as `begin_next`."""
+        if not self._wal.fits(size):
+            self.begin_next(size)
+        active = self._wal.active
+        if self._unrecorded and active is not None:  # before anything is in it
+            oldest = fmt.pack_u64(active.number)
+            self._main.write(lambda transaction: transaction.put(fmt.counter_key(catalog.WAL), oldest))
+            self._main.sync()
+            self._unrecorded = False
+
+    def append(self, rows: Sequence[Row]) -> int:
+        """Append a group; its place, once it is as durable as the store's durability says. REQUIRES: it fits.
+
+        Raises OSError, StoreFailed.
+        """
+        if self._durability == "relaxed" and any(row.start_ms == MAIN for row in rows):
+            self._main.sync()  # a commit that a power cut took back would leave a gap before these rows
+        now_ms = self._clock.now_ms()
+        position = self._wal.append(rows, flush=self._is_to_flush(now_ms))
+        if self._begun_ms is None:
+            self._begun_ms = now_ms
+            self._wake()
+        return position
+
+    def _is_to_flush(self, now_ms: int) -> bool:
+        if self._durability != "relaxed":
+            return self._durability == "commit"
+        if self._flushed_ms is None or not 0 <= now_ms - self._flushed_ms < self._relaxed_ms:
+            self._flushed_ms = now_ms
+            return True
+        self._wake()
+        return False
+
+    def sync(self) -> None:
+        """Have all groups be on disk where a commit that follows may tell of them. Raises StoreFailed."""
+        if self._durability == "relaxed":
+            try:
+                self._wal.flush()
+            except OSError as error:
+                raise self._main.fail(error) from error
+
+    # -- segments and checkpoints ------------------------------------------------------------------
+
+    def begin_next(self, group: int = 0) -> None:
+        """Begin a segment that takes a group of so many bytes, and a checkpoint of the one before.
+
+        Waits for the checkpoint before: producers are held back, and nothing is queued without bound. Raises as
+        `Checkpoint.finish`; StoreFull.
+        """
+        active = self._wal.active
+        size = _LEAST_BYTES
+        if active is not None:
+            touched = len(self._partitions.unapplied()) + 1  # before some of them are applied
+            wait_ms = self._clock.now_ms() - (self._begun_ms or 0)
+            if group and wait_ms < CHECKPOINT_MS:  # it is full before it is due
+                size = max(min(active.size * 2, _USUAL_BYTES), touched * _BYTES_A_PARTITION)
+            else:
+                size = active.size
+        self.finish_checkpoint()
+        with explained(self._main.path.parent):
+            following = self._wal.prepare_segment(min(size, self._most_bytes), group)
+        try:
+            ended = self._wal.begin_segment(following)
+        except OSError as error:
+            raise self._main.fail(error) from error
+        begun_ms, self._begun_ms = self._begun_ms, None
+        if ended is None:
+            self._unrecorded = True
+        elif begun_ms is not None:
+            self._checkpoint = Checkpoint(self._main, self._partitions, ended, self._wake)
+            if not self._background:
+                self.finish_checkpoint()
+                return
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="duelog-apply")
+            self._checkpoint.begin(self._pool)
+
+    def finish_checkpoint(self) -> None:
+        """Wait for the checkpoint that was begun, if there is one. Raises as `Checkpoint.finish`."""
+        checkpoint = self._checkpoint
+        if checkpoint is not None:
+            checkpoint.finish()
+            self._wal.release(checkpoint.segment)
+            self._checkpoint = None
+
+    def due_ms(self) -> int | None:
+        """When there is something to do (`is_due`, `is_applied`, `flush_if_due`); None: never, as it is.
+
+        Soon, also where the clock was set back.
+        """
+        due_ms: int | None = None
+        now_ms = self._clock.now_ms()
+        if self.is_applied:
+            return now_ms
+        if self._begun_ms is not None:
+            due_ms = min(self._begun_ms, now_ms) + CHECKPOINT_MS
+        if self._durability == "relaxed" and self._wal.active is not None and not self._wal.active.is_flushed:
+            flush_ms = min(self._flushed_ms or now_ms, now_ms) + self._relaxed_ms
+            due_ms = flush_ms if due_ms is None else min(due_ms, flush_ms)
+        return due_ms
+
+    def is_due(self, now_ms: int) -> bool:
+        """Whether the segment is to be applied by now."""
+        if self._begun_ms is not None:
+            self._begun_ms = min(self._begun_ms, now_ms)  # the clock may have been set back
+        return self._begun_ms is not None and now_ms >= self._begun_ms + CHECKPOINT_MS
+
+    @property
+    def is_applied(self) -> bool:
+        """Whether the checkpoint that was begun has nothing left to wait for."""
+        checkpoint = self._checkpoint
+        return checkpoint is not None and checkpoint.is_ready
+
+    def flush_if_due(self, now_ms: int) -> None:
+        """Flush what has waited for `relaxed_ms`. Raises StoreFailed."""
+        if self._flushed_ms is None or now_ms >= self._flushed_ms + self._relaxed_ms:
+            self._flushed_ms = now_ms
+            self.sync()
+
+    def apply_all(self) -> None:
+        """Have everything be applied, and the log be empty. Raises StoreFull, StoreFailed."""
+        if self._begun_ms is not None:
+            self.begin_next()
+        self.finish_checkpoint()
+
+    def close(self) -> None:
+        """End the threads, and close the files."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=True)
+        self._wal.close()
