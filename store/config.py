@@ -87,13 +87,13 @@ class StoreConfig:
 
     partition_ms: span of due time of one partition, 1 to 2**32 - 1; a day. Written into the store when it is made:
         another value at a later open is FormatMismatch. Shorter gives space back sooner and loads smaller indexes;
-        each partition costs a directory, three file descriptors while open, and an fsync in every commit that
-        touches it, so spread-out due times want it longer.
+        each partition costs a directory, three file descriptors while open, and an fsync whenever what was sent to it
+        is applied, so spread-out due times want it longer.
     durability: ``"commit"``: a send returns when it is on disk, and nothing is lost at a crash or a power loss.
         ``"relaxed"``: it is in the page cache, and on disk within `relaxed_ms`; a power loss takes at most what was
-        sent, fired or acknowledged in that time, and never corrupts. ``"none"``: it is in the page cache; a process
-        crash loses nothing, a power loss may lose everything or leave an unusable file. For data that can be made
-        again.
+        sent in that time, and the last commit of what was fired, acknowledged or cancelled, and never corrupts.
+        ``"none"``: it is in the page cache; a process crash loses nothing, a power loss may lose everything or leave an
+        unusable file. For data that can be made again.
     inline_delay_ms: a message due within this goes to the main log at once and is tracked in memory until due; 0:
         none does, which is the default: a message in the main log that is not yet visible can be neither
         cancelled nor rescheduled, and what it saves is one write of two where messages are sent one by one, and
