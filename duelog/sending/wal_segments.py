@@ -97,11 +97,18 @@ class WalSegments:
         if self._durability == "relaxed" and any(row.start_ms == MAIN for row in rows):
             self._main.sync()  # a commit that a power cut took back would leave a gap before these rows
         now_ms = self._clock.now_ms()
-        position = self._wal.append(rows, flush=self._is_to_flush(now_ms))
+        flush, was_flushed = self._is_to_flush(now_ms), self._is_flushed
+        position = self._wal.append(rows, flush=flush)
         if self._begun_ms is None:
             self._begun_ms = now_ms
             self._wake()
+        elif self._durability == "relaxed" and was_flushed and not flush:
+            self._wake()
         return position
+
+    @property
+    def _is_flushed(self) -> bool:
+        return self._wal.active is None or self._wal.active.is_flushed
 
     def _is_to_flush(self, now_ms: int) -> bool:
         if self._durability != "relaxed":
@@ -109,7 +116,6 @@ class WalSegments:
         if self._flushed_ms is None or not 0 <= now_ms - self._flushed_ms < self._relaxed_ms:
             self._flushed_ms = now_ms
             return True
-        self._wake()
         return False
 
     def sync(self) -> None:
@@ -175,7 +181,7 @@ class WalSegments:
             return now_ms
         if self._begun_ms is not None:
             due_ms = min(self._begun_ms, now_ms) + CHECKPOINT_MS
-        if self._durability == "relaxed" and self._wal.active is not None and not self._wal.active.is_flushed:
+        if self._durability == "relaxed" and not self._is_flushed:
             flush_ms = min(self._flushed_ms or now_ms, now_ms) + self._relaxed_ms
             due_ms = flush_ms if due_ms is None else min(due_ms, flush_ms)
         return due_ms
