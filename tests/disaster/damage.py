@@ -17,7 +17,7 @@ from typing import Any
 from duelog import DelayedStore, Finding, ManualClock, MessageId, ReceivedMessage, StoreConfig, Topic
 from duelog.tools import store_check
 from tests.disaster.running import forked
-from tests.disaster.wal_stores import in_wal, taken_home, with_wal
+from tests.disaster.wal_stores import in_wal, needed, salvaged, with_wal
 from tests.model.driver import copy_store
 
 HOUR_MS = 3_600_000
@@ -108,15 +108,16 @@ def build(path: Path, config: StoreConfig = CONFIG, many: int = 1) -> Facts:
 
 
 def _leave_wal(live: Path, path: Path, config: StoreConfig, clock: ManualClock, facts: Facts) -> None:
-    """Send one by one until the WAL has been begun anew, and leave the files as a crash then would."""
+    """Send one by one until segments have been used again, and leave the files as a crash then would."""
     with DelayedStore.open(live, with_wal(config), clock=clock) as store:
         for number in range(40):
-            payload = f"journal {number} ".encode() * (150 if number % 20 == 17 else 2)
+            payload = f"single {number} ".encode() * (150 if number % 20 == 17 else 2)
             due_ms = START_MS + (2 + number // 2 % 2) * HOUR_MS + 1_800_000 + number
             facts.sent(store.topic(TOPICS[number % 2]).send(payload, deliver_at=due_ms), payload)
         copy_store(live, path)
     facts.in_wal = in_wal(path)
-    assert len(taken_home(path)) > len(facts.in_wal) > 4
+    assert len(salvaged(path)) > len(facts.in_wal) > 4
+    assert len(needed(path)) == 1
 
 
 @dataclass

@@ -23,7 +23,7 @@ SPAN_MS = 60_000
 LEAD_MS = 4
 """How early what is due may be written."""
 BASE = StoreConfig(partition_ms=SPAN_MS, bucket_ms=1_000, map_bytes=1 << 24)
-CONFIG = replace(BASE, run_entries=3, journal_from=0)
+CONFIG = replace(BASE, run_entries=3)
 SHORT_LEDGERS = replace(BASE, ledger_max_entries=2)
 SAVING = replace(BASE, snapshot_every_entries=4)
 SERVED_S = 4.0

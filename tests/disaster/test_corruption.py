@@ -20,13 +20,12 @@ import pytest
 
 from duelog.tools import store_check
 from tests.disaster.damage import Facts, Outcome, build, copy, flip, try_out, write_at
-from tests.disaster.wal_stores import SECTOR, groups
+from tests.disaster.wal_stores import GROUP_BYTES, HEADER_BYTES, SECTOR, groups, needed
 
 SEED = 20261121
 FLIPS = int(os.environ.get("DUELOG_FLIPS", "420"))
 """Flipped bits; about 0.1 s each."""
 PAGE = 4096
-JOURNAL = Path("JOURNAL")
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +47,16 @@ class Trials:
         whole = self._places / "whole"
         found = sorted(path.relative_to(whole) for path in whole.rglob("*") if path.is_file())
         return [path for path in found if path.name not in ("LOCK", "lock.mdb")]
+
+    def files_of_wal(self) -> set[Path]:
+        """The segments, those that are needed and others."""
+        return {file for file in self.files() if file.parts[0] == "wal"}
+
+    @property
+    def segment(self) -> Path:
+        """The one that is needed."""
+        (file,) = needed(self._places / "whole")
+        return file
 
     def content(self, file: Path) -> bytes:
         return (self._places / "whole" / file).read_bytes()
@@ -172,59 +181,54 @@ def test_zeroed_pages_are_found_or_were_free(trials: Trials) -> None:
 
 
 def test_missing_files_are_found(trials: Trials) -> None:
-    """Each file, and each directory of a partition, is missing once; the WAL has a test of its own."""
+    """Each file, and each directory of a partition, is missing once; of the write-ahead log those that are needed."""
+    spare = trials.files_of_wal() - {trials.segment}
+    assert spare
     for file in trials.files():
-        if file == JOURNAL:
-            continue
         outcome = trials.run(f"{file} missing", lambda store: (store / file).unlink())  # noqa: B023
-        assert outcome.detected, file
+        assert outcome.detected == (file not in spare), file
     for file in trials.files():
         if file.parts[0] == "partitions":
             parent = file.parent.parent
             outcome = trials.run(f"{parent} missing", lambda store: shutil.rmtree(store / parent))  # noqa: B023
             assert outcome.detected, parent
+    assert trials.run("wal missing", lambda store: shutil.rmtree(store / "wal")).detected
 
 
-def test_a_missing_wal_loses_what_it_alone_had_and_nothing_else(trials: Trials, facts: Facts) -> None:
-    """It cannot be found out: a store without sends side by side has none, and nothing else names it."""
-    outcome = trials.run("JOURNAL missing", lambda store: (store / JOURNAL).unlink(), excused=facts.in_wal)
-    assert outcome.codes == []
-    assert outcome.missing(facts) == set(facts.in_wal)
-
-
-def test_flipped_bits_of_the_wal_are_found_or_harmless(trials: Trials, facts: Facts) -> None:
-    """Of every group, of both slots, of what is older and between.
+def test_flipped_bits_of_a_segment_are_found_or_harmless(trials: Trials, facts: Facts) -> None:
+    """Of its header, of every group, of what is older and between.
 
     The last group alone can go unseen: broken, it looks as if the power had gone while it was written, and no send
     of it had returned.
     """
     random_ = random.Random(SEED)
-    places = groups(trials.content(JOURNAL))
+    file, places = trials.segment, groups(trials.content(trials.segment))
     assert len(places) == len(facts.in_wal)
-    spots = [(at + random_.randrange(28), True) for at, _ in places[:-1]]
-    spots += [(random_.randrange(at + 28, limit), True) for at, limit in places[:-1]]
-    spots += [(slot + random_.randrange(40), False) for slot in (0, PAGE) for _ in range(8)]
-    spots += [(random_.randrange(places[-1][1], trials.size(JOURNAL)), False) for _ in range(8)]
+    spots = [(at + random_.randrange(GROUP_BYTES), True) for at, _ in places[:-1]]
+    spots += [(random_.randrange(at + GROUP_BYTES, limit), True) for at, limit in places[:-1]]
+    spots += [(at, True) for at in range(HEADER_BYTES)]
+    spots += [(random_.randrange(HEADER_BYTES, places[0][0]), False) for _ in range(4)]
+    spots += [(random_.randrange(places[-1][1], trials.size(file)), False) for _ in range(8)]
     spots += [(random_.randrange(limit, at), False) for (_, limit), (at, _) in itertools.pairwise(places) if limit < at]
     for at, counts in spots:
         bit = random_.randrange(8)
-        outcome = trials.run(f"bit {bit} of byte {at} of JOURNAL", lambda store: flip(store / JOURNAL, at, bit))  # noqa: B023
+        outcome = trials.run(f"bit {bit} of byte {at} of {file}", lambda store: flip(store / file, at, bit))  # noqa: B023
         assert outcome.detected or not counts, at
     first, limit = places[-1]
     for _ in range(6):
         at = random_.randrange(first, limit)
         name = f"bit of byte {at} of the last group"
-        trials.run(name, lambda store: flip(store / JOURNAL, at, 3), excused=facts.in_wal[-1:])  # noqa: B023
+        trials.run(name, lambda store: flip(store / file, at, 3), excused=facts.in_wal[-1:])  # noqa: B023
 
 
-def test_a_group_of_the_wal_that_was_never_written_is_found(trials: Trials, facts: Facts) -> None:
+def test_a_group_of_a_segment_that_was_never_written_is_found(trials: Trials, facts: Facts) -> None:
     """Each reads as zeros, as after a lost write; the last is as one of which no send has returned."""
-    places = groups(trials.content(JOURNAL))
+    file, places = trials.segment, groups(trials.content(trials.segment))
     for number, (at, limit) in enumerate(places):
         zeros = bytes(limit - at + -(limit - at) % SECTOR)
         outcome = trials.run(
             f"group {number} is zeros",
-            lambda store: write_at(store / JOURNAL, at, zeros),  # noqa: B023
+            lambda store: write_at(store / file, at, zeros),  # noqa: B023
             excused=facts.in_wal[-1:] if number == len(places) - 1 else (),
         )
         assert outcome.detected == (number < len(places) - 1), number

@@ -226,7 +226,8 @@ class Child:
             max_open_partitions=rng.choice((1, 3, 64)),
             fire_batch=rng.choice((10, 5_000)),
             ack_flush_ms=rng.choice((0, 20, 100)),
-            journal_from=rng.choice((0, 1, 2)),
+            durability=rng.choice(("commit", "commit", "relaxed")),
+            wal_bytes=rng.choice((16 << 10, 1 << 20, 64 << 20)),
             inline_delay_ms=rng.choice((0, 0, 5)),
         )
         self.session += 1

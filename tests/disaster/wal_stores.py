@@ -1,4 +1,4 @@
-"""A WAL that a test forces into use, keeps small, and looks at as bytes."""
+"""The write-ahead log of a store as a test looks at it: as ids, and as bytes."""
 
 from __future__ import annotations
 
@@ -8,17 +8,26 @@ from pathlib import Path
 
 from duelog import StoreConfig
 from duelog.opening import read_identity, stored_span_ms
-from duelog.store.wal.wal_file import WalRecord, read_wal, salvage
+from duelog.store.codec import format as fmt
+from duelog.store.codec.run import HEADER
+from duelog.store.env.environment import Environment
+from duelog.store.log import catalog
+from duelog.store.wal.segment import Group, RowKind, file_name, numbers_in, salvage
+from duelog.store.wal.wal_reader import DIRECTORY, read_wal
 
 SECTOR = 512
-_FIRST_GROUP = 8192
-_GROUP = struct.Struct("<IIQII")
-"""crc, count, epoch, number, length of the records."""
+FIRST_GROUP = 4096
+HEADER_BYTES = 32
+"""Of a segment: its checksum, version, size and store."""
+GROUP_BYTES = 28
+"""Of a group, before its rows."""
+_GROUP = struct.Struct("<IQIIII")
+"""crc, number, sequence, flushed, count, length of the rows."""
 
 
 def with_wal(config: StoreConfig) -> StoreConfig:
-    """With every single send going by the WAL that can, and a WAL that is soon full."""
-    return replace(config, journal_from=1, journal_bytes=24 << 10)
+    """With segments that are soon full."""
+    return replace(config, wal_bytes=24 << 10)
 
 
 def store_id(path: Path) -> bytes:
@@ -26,27 +35,51 @@ def store_id(path: Path) -> bytes:
     return read_identity(path, StoreConfig(partition_ms=stored_span_ms(path) or 0)).store_id
 
 
-def _ids(records: list[WalRecord]) -> list[str]:
-    return [f"{record.ledger_id}:{record.entry_id}" for record in records]
+def oldest_segment(path: Path) -> int:
+    """The number of the oldest segment that a store needs which nothing has open."""
+    main = Environment(path / "main", name="main", read_only=True)
+    try:
+        fields = main.get(fmt.counter_key(catalog.WAL))
+    finally:
+        main.close()
+    assert fields is not None, "the write-ahead log was not begun"
+    return fmt.unpack_u64(fields)
+
+
+def needed(path: Path) -> list[Path]:
+    """The segments, relative to the store, that hold what is needed."""
+    directory, oldest = path / DIRECTORY, oldest_segment(path)
+    return [Path(DIRECTORY, file_name(number)) for number in numbers_in(directory) if number >= oldest]
+
+
+def _ids(groups: list[Group]) -> list[str]:
+    found: list[str] = []
+    for group in groups:
+        for row in group.rows():
+            if row.kind == RowKind.RUN:
+                ledger_id, first = fmt.split_run_key(row.key)
+                found += [f"{ledger_id}:{first + at}" for at in range(HEADER.unpack_from(row.value)[4])]
+    return found
 
 
 def in_wal(path: Path) -> list[str]:
-    """Ids of the messages that the WAL holds, in order."""
-    return _ids(read_wal(path, store_id(path)))
+    """Ids of the messages that the needed segments hold, in order."""
+    return _ids(read_wal(path, store_id(path), oldest_segment(path)).groups)
 
 
-def taken_home(path: Path) -> list[str]:
-    """Ids of the messages of earlier epochs that can still be read, too."""
-    return _ids(salvage(path, store_id(path)))
+def salvaged(path: Path) -> list[str]:
+    """Ids of the messages that can be read in any segment."""
+    directory, id_ = path / DIRECTORY, store_id(path)
+    return _ids([group for number in numbers_in(directory) for group in salvage(directory, number, id_)])
 
 
 def groups(content: bytes) -> list[tuple[int, int]]:
-    """Where the groups of the newest epoch begin and end."""
+    """Where the groups of a segment begin and end."""
     found: list[tuple[int, int]] = []
-    at, newest = _FIRST_GROUP, _GROUP.unpack_from(content, _FIRST_GROUP)[2]
-    while at < len(content):
-        _, count, epoch, number, length = _GROUP.unpack_from(content, at)
-        if not count or (epoch, number) != (newest, len(found)):
+    at, newest = FIRST_GROUP, _GROUP.unpack_from(content, FIRST_GROUP)[1]
+    while at + GROUP_BYTES < len(content):
+        _, number, sequence, _, count, length = _GROUP.unpack_from(content, at)
+        if not count or (number, sequence) != (newest, len(found)):
             break
         limit = at + _GROUP.size + length
         found.append((at, limit))
