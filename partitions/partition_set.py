@@ -374,23 +374,28 @@ class PartitionSet:
                 return
             span_ms = self._config.partition_ms
             made = [self._new(start_ms, start_ms + span_ms, 1, PartitionState.OPEN) for start_ms in missing]
-            registered: list[Partition] = []
+            registered = False
+
+            def publish() -> None:
+                """By the leader of the commit: an interrupt of another thread leaves nothing half known."""
+                nonlocal registered
+                registered = True
+                self._main.sync()  # else a power cut takes it, with all the commits that come after this one
+                with self._lock:
+                    self._partitions.update((each.start_ms, each) for each in made)
 
             def register(transaction: Transaction) -> None:
                 for partition in made:
                     record = PartitionRecord(partition.end_ms, 1, PartitionState.OPEN, 0, now_ms)
                     transaction.put(fmt.partition_key(partition.start_ms), record.pack())
-                transaction.after_commit(lambda: registered.extend(made))
+                transaction.after_commit(publish)
 
             try:
                 with explained(self._path):
                     self._build(made)
                 self._main.write(register)
-                self._main.sync()  # else a power cut takes it, with all the commits that come after this one
                 reach("partition.registered")
             finally:
-                with self._lock:
-                    self._partitions.update((each.start_ms, each) for each in registered)
                 if not registered and self._main.failed is None:  # else they may be in the catalog
                     for partition in made:
                         discard_tree(partition.path.parent)

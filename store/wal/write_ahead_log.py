@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from ..errors import BrokenInvariant
+from ..errors import BrokenInvariant, DamagedStore, FormatMismatch
 from ..files.directory import make_directory, move
 from ..files.failpoints import reach
 from .segment import Row, Segment, capacity_of, file_name, numbers_in
@@ -71,6 +71,13 @@ class WriteAheadLog:
         """
         size = max(size, group + size - capacity_of(size))
         self._prepare(self._next_number, size)
+        prepared = self._directory / file_name(self._next_number)
+        with suppress(DamagedStore, FormatMismatch):
+            segment = Segment(self._directory, self._next_number, self._store_id, size)
+            if segment.size == prepared.stat().st_size:
+                return segment
+            segment.close()
+        prepared.unlink()  # it was applied, and damaged since: nothing in it counts
         return Segment(self._directory, self._next_number, self._store_id, size)
 
     def begin_segment(self, following: Segment) -> int | None:
