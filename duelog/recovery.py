@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from duelog.cleanup.older_replay import replay_older_wal
 from duelog.cleanup.sweep import sweep
 from duelog.partitions.followed_set import FollowedPartitionSet
 from duelog.partitions.partition_set import PartitionSet
@@ -28,7 +29,6 @@ from duelog.store.wal.segment import MAIN
 from duelog.store.wal.wal_reader import WalContent
 
 from .opening import Identity, StoreLock, create, open_main, read_identity, refuse_foreign, refuse_lost_entries
-from .sending.older_replay import replay_older_wal
 from .sending.wal_replay import replay_wal
 
 

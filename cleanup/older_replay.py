@@ -11,15 +11,15 @@ from pathlib import Path
 
 import numpy as np
 
-from duelog.partitions.partition import Partition, PartitionLog
-from duelog.partitions.partition_set import PartitionSet
-from duelog.store.codec.bodies import Bodies
-from duelog.store.codec.format import PartitionState
-from duelog.store.codec.run import RunLimits
-from duelog.store.errors import BrokenInvariant, CorruptEntry, DamagedStore
-from duelog.store.files.directory import sync_directory
-from duelog.store.log.ledger import last_applied_run
-from duelog.store.wal.older_wal import FILE_NAME, OlderRecord, read_older_wal
+from ..partitions.partition import Partition, PartitionLog
+from ..partitions.partition_set import PartitionSet
+from ..store.codec.bodies import Bodies
+from ..store.codec.format import PartitionState
+from ..store.codec.run import RunLimits
+from ..store.errors import BrokenInvariant, CorruptEntry, DamagedStore
+from ..store.files.directory import sync_directory
+from ..store.log.ledger import last_applied_run
+from ..store.wal.older_wal import FILE_NAME, OlderRecord, read_older_wal
 
 _AT_ONCE = 5_000
 
