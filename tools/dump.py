@@ -16,18 +16,20 @@ from typing import Any, NamedTuple
 from pyroaring import BitMap, BitMap64
 
 from ..cleanup.origin import OriginRecord
-from ..partitions.timespan import parse_directory_name
+from ..partitions.timespan import directory_name, parse_directory_name
 from ..store.codec import format as fmt
 from ..store.codec.body import decode_body
 from ..store.codec.copies import copied_key
-from ..store.codec.format import Table
+from ..store.codec.format import Table, seal
 from ..store.codec.frontier import FrontierRecord
 from ..store.codec.run import Run, RunKind
 from ..store.env.environment import Environment
 from ..store.errors import CorruptEntry, DamagedStore, DuelogError, InvalidArgument
 from ..store.log import catalog
+from ..store.wal.segment import MAIN, RowKind, numbers_in, salvage
+from ..store.wal.wal_reader import DIRECTORY
 from .output import payload_fields, preview, printable
-from .values import iso_time
+from .values import iso_time, stored_identity
 
 _KEYS_A_TRANSACTION = 500
 _SHOWN_RANGES = 20
@@ -131,6 +133,28 @@ def rows(
         yield from page
         if not more:
             return
+
+
+def wal_rows(store: Path, *, entries: bool = False) -> Iterator[Row]:
+    """The groups of the write-ahead log, each followed by its rows, as they are applied or will be.
+
+    Also those of segments that are applied and will be used again. `entries`: each run is followed by its entries.
+    Raises InvalidArgument, DamagedStore.
+    """
+    store_id = stored_identity(store).store_id
+    for number in numbers_in(store / DIRECTORY):
+        for group in salvage(store / DIRECTORY, number, store_id):
+            key = {"segment": group.number, "sequence": group.sequence}
+            where = {} if group.number == number else {"in_segment": number}
+            yield Row("GROUP", key, {"flushed": group.flushed, "rows": group.row_count, **where})
+            for row in group.rows():
+                place = "main" if row.start_ms == MAIN else f"partition {directory_name(row.start_ms)}"
+                if row.kind == RowKind.RUN:
+                    found = _rows_of(place, row.key, bytes(row.value), entries)
+                else:
+                    found = _rows_of(place, row.key, seal(row.key, bytes(row.value)), entries)
+                for each in found:
+                    yield each._replace(value={"environment": place, **each.value})
 
 
 def _rows_of(environment: str, key: bytes, value: bytes | memoryview, entries: bool) -> Iterator[Row]:

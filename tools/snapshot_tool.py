@@ -32,6 +32,8 @@ from ..store.errors import InvalidArgument, UnknownTopic
 from ..store.log import catalog
 from ..store.log.ledger import find_tail
 from ..store.names import TopicName
+from ..store.wal.followed_wal import FollowedWal
+from ..store.wal.segment import MAIN
 from .values import require_store, stored_identity
 
 
@@ -88,11 +90,12 @@ class _Log(NamedTuple):
 class _Offline:
     """A store's environments, opened one by one."""
 
-    def __init__(self, path: Path, main: Environment, store_id: bytes, *, read_only: bool) -> None:
+    def __init__(self, path: Path, main: Environment, store_id: bytes, wal: FollowedWal | None) -> None:
+        """`wal`: what another process may not have applied yet; None: nothing is written beside."""
         self.main = main
         self._path = path
         self._store_id = store_id
-        self._read_only = read_only
+        self._wal = wal
 
     @classmethod
     @contextmanager
@@ -104,9 +107,11 @@ class _Offline:
                 stack.callback(StoreLock(path).release)
             identity = stored_identity(path)
             config = StoreConfig(partition_ms=identity.partition_ms)
-            main = open_main(path, config, identity, read_only=not lock)
+            wal = None if lock else FollowedWal(path, identity.store_id)
+            follow = None if wal is None else wal.of(MAIN)
+            main = open_main(path, config, identity, follow=follow, read_only=not lock)
             stack.callback(main.close)
-            yield cls(path, main, identity.store_id, read_only=not lock)
+            yield cls(path, main, identity.store_id, wal)
 
     def partitions(self, name: str | None) -> list[tuple[int, PartitionRecord]]:
         """Registered partitions that are not being deleted, or the one of that name. Raises InvalidArgument."""
@@ -136,7 +141,12 @@ class _Offline:
         """A partition's environment, of this store. Raises DamagedStore."""
         path = partition_path(self._path, start_ms, record.generation)
         partition = Partition(path, start_ms, record.end_ms, record.generation, record.state)
-        with closing(Environment(path, name=partition.name, read_only=self._read_only)) as environment:
+        follow = None
+        if self._wal is not None and record.state is PartitionState.OPEN:
+            follow = self._wal.of(start_ms)
+        with closing(
+            Environment(path, name=partition.name, read_only=self._wal is not None, follow=follow)
+        ) as environment:
             partition.verify_identity(self._store_id, environment)
             yield environment
 

@@ -16,6 +16,7 @@ from ...partitions.partition import partition_path
 from ...store.codec.format import PartitionRecord, PartitionState
 from ...store.env.environment import Environment
 from ...store.log import catalog
+from ...store.wal.followed_wal import FollowedWal
 from ..scan.sealed import Sealed, open_main_to_read
 from ..store_check import check_file
 from ..values import require_store
@@ -121,9 +122,10 @@ def _partitions(
         if progress is not None:
             progress(done, len(records))
 
+    wal = FollowedWal(path, store_id)
     for start_ms, record in records.items():
         if record.state is PartitionState.OPEN:
-            result = audit_open(task_of(start_ms), patience_s)
+            result = audit_open(task_of(start_ms), wal, patience_s)
             for log in result.logs:
                 left.pop(log.ledger_id, None)
             take(result, "open")

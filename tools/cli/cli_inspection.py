@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import asdict
 from itertools import islice
 from typing import Annotated
@@ -15,7 +15,7 @@ from ...partitions.timespan import directory_name
 from ...stats import SubscriptionStats, TopicStats
 from ...store.codec.format import Table
 from ...store.errors import InvalidArgument
-from ..dump import open_environment, partition_directory, rows
+from ..dump import open_environment, partition_directory, rows, wal_rows
 from ..output import (
     answer,
     message_json,
@@ -219,10 +219,11 @@ def dump(
     ] = None,
     ledger: Annotated[int | None, typer.Option(min=0, help="Only the runs of this ledger.")] = None,
     entries: Annotated[bool, typer.Option("--entries", help="Every message and marker of the runs too.")] = False,
+    wal: Annotated[bool, typer.Option("--wal", help="The groups of the write-ahead log, and nothing else.")] = False,
     limit: Annotated[int | None, typer.Option(min=1, help="At most this many rows.")] = None,
     json_: Json = False,
 ) -> None:
-    """Print what lies in the store, key by key: the main environment, or one time partition.
+    """Print what lies in the store, key by key: the main environment, one time partition, or the write-ahead log.
 
     A run is what one commit appended to one ledger; markers point from the main log at messages of partitions. What
     is damaged is printed as such. docs/format.md says what the tables and fields are.
@@ -230,16 +231,24 @@ def dump(
     ```
     duelog dump data --table FRONTIER
     duelog dump data --partition 20261201T000000Z --entries
+    duelog dump data --wal
     ```
     """
     require_store(store)
     wanted = None if table is None else _table(table)
     if wanted is not None and ledger is not None:
         raise InvalidArgument("--ledger", ledger, "not together with --table: a ledger's rows are its runs")
-    path = store / "main" if partition is None else partition_directory(store, partition)
-    name = "main" if partition is None else f"partition {partition}"
-    with closing(open_environment(path, name)) as environment:
-        for row in islice(rows(environment, table=wanted, ledger_id=ledger, entries=entries), limit):
+    with ExitStack() as stack:
+        if wal:
+            if (partition, table, ledger) != (None, None, None):
+                raise InvalidArgument("--wal", True, "not together with --partition, --table or --ledger")
+            found = wal_rows(store, entries=entries)
+        else:
+            path = store / "main" if partition is None else partition_directory(store, partition)
+            name = "main" if partition is None else f"partition {partition}"
+            environment = stack.enter_context(closing(open_environment(path, name)))
+            found = rows(environment, table=wanted, ledger_id=ledger, entries=entries)
+        for row in islice(found, limit):
             if json_:
                 write_json(row.as_json())
             else:

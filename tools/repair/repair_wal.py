@@ -157,10 +157,10 @@ class WalRepair:
         try:
             read_older_wal(self._path, self._store_id)
         except DamagedStore as error:
-            trash = self._path / "trash" / f"repair-{FILE_NAME}"
-            make_directory(trash.parent)
+            trash = self._path / "trash" / "repair-older-wal"
             remove_tree(trash)
-            move(self._path / FILE_NAME, trash)
+            make_directory(trash)
+            move(self._path / FILE_NAME, trash / FILE_NAME)
             self._account.say(f"{FILE_NAME}: {error.reason}; discarded")
 
 

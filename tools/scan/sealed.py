@@ -25,6 +25,8 @@ from ...store.env.environment import Environment
 from ...store.env.memtable import Reads
 from ...store.errors import CorruptRecord, DamagedStore
 from ...store.log import catalog
+from ...store.wal.followed_wal import FollowedWal
+from ...store.wal.segment import MAIN
 from ..values import require_store, stored_identity
 
 T = TypeVar("T")
@@ -63,10 +65,14 @@ def identity_of(store: Path) -> Identity:
 
 @contextmanager
 def open_main_to_read(store: Path) -> Iterator[tuple[Identity, Environment]]:
-    """The main environment, under LMDB's reader locks, beside a process that writes it; not in that process."""
+    """The main environment, under LMDB's reader locks, beside a process that writes it; not in that process.
+
+    With what the write-ahead log has of it.
+    """
     identity = identity_of(store)
     config = StoreConfig(partition_ms=identity.partition_ms)
-    with closing(open_main(store, config, identity, read_only=True)) as main:
+    follow = FollowedWal(store, identity.store_id).of(MAIN)
+    with closing(open_main(store, config, identity, follow=follow, read_only=True)) as main:
         yield identity, main
 
 

@@ -12,6 +12,7 @@ from duelog.store.codec.format import Table
 from duelog.tools.dump import _KEYS
 from tests.tools.command_line import FUTURE_MS, PAST_MS, flip, json_lines_of, make_store, ok, refused, run
 
+ROW_TABLES = {"RUN", "LOG", "LEDGER", "COUNTER", "SEQUENCE"}
 PARTITION = "20010909T000000Z"
 
 
@@ -152,9 +153,31 @@ def test_a_store_that_does_not_open_can_be_dumped(store: Path) -> None:
 def test_a_dump_is_read_in_short_transactions(store: Path) -> None:
     """More keys than one transaction reads come in order and once."""
     with make_store(store, durability="none") as opened:
-        for _ in range(600):
-            opened.topic("t").send(b"x", deliver_at=FUTURE_MS)
-    arguments = ["dump", str(store), "--partition", "21000101T000000Z"]
-    keys = [(row["table"] == "RUN", row["key"].get("first_entry", 0)) for row in json_lines_of(*arguments)]
+        for number in range(600):
+            opened.topic(f"t{number}").send(b"x", deliver_at=FUTURE_MS)
+    arguments = ["dump", str(store), "--partition", "21000101T000000Z", "--table", "LOG"]
+    keys = [row["key"]["topic_id"] for row in json_lines_of(*arguments)]
     assert keys == sorted(keys)
-    assert len(set(keys)) == 602
+    assert len(set(keys)) == 601
+
+
+def test_the_write_ahead_log_is_dumped_group_by_group(tmp_path: Path) -> None:
+    """Each group with what it has for every environment; damaged ones are passed over."""
+    path = tmp_path / "store"
+    with make_store(path) as opened:
+        topic = opened.topic("t")
+        topic.send_batch([Message(b"due"), Message(b"far", deliver_at=FUTURE_MS)])
+        topic.producer("p").send(Message(b"numbered", deliver_at=FUTURE_MS), sequence_id=1)
+        found = json_lines_of("dump", path, "--wal", "--entries")
+    groups = [row for row in found if row["table"] == "GROUP"]
+    assert [row["key"] for row in groups] == [{"segment": 1, "sequence": number} for number in range(2)]
+    assert sum(row["value"]["rows"] for row in groups) == len([row for row in found if row["table"] in ROW_TABLES])
+    bodies = [(row["value"]["environment"], row["value"]["payload"]) for row in found if row["table"] == "MESSAGE"]
+    assert sorted(bodies) == [
+        ("main", "due"),
+        ("partition 21000101T000000Z", "far"),
+        ("partition 21000101T000000Z", "numbered"),
+    ]
+    assert [row["value"]["environment"] for row in found if row["table"] == "SEQUENCE"] == ["main"]
+    assert "GROUP" in ok("dump", path, "--wal")
+    assert "not together" in refused("dump", path, "--wal", "--table", "RUN")

@@ -3,9 +3,9 @@
 Of sealed partitions the command line calls it in a loop, Spark's tasks call it on other machines: arguments and result
 are picklable. It opens the generation without locks, touches nothing else, and changes nothing.
 
-An open partition is read under LMDB's locks beside a writing process: headers only, as of that moment. What the facts
-say has fired lies in entries that never change, so losses are told exactly here too; what is pending is of the moment
-of reading, not of the facts.
+An open partition is read under LMDB's locks beside a writing process, with what the write-ahead log has of it: headers
+only, as of that moment. What the facts say has fired lies in entries that never change, so losses are told exactly here
+too; what is pending is of the moment of reading, not of the facts.
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ from ....store.codec import format as fmt
 from ....store.codec.format import Table
 from ....store.codec.run import Run
 from ....store.env.environment import Environment
+from ....store.env.memtable import unapplied_records
 from ....store.errors import CorruptEntry, CorruptRecord, DamagedStore
 from ....store.log.scan import runs
+from ....store.wal.followed_wal import FollowedWal
 from ...scan.sealed import Sealed, open_sealed
 from ...store_check import check_file
 from ..reading.facts import records_before
@@ -70,25 +72,29 @@ def audit_partition(task: PartitionTask) -> PartitionResult:
     return _audit(task, None)
 
 
-def audit_open(task: PartitionTask, patience_s: float = PATIENCE_S) -> PartitionResult:
-    """As `audit_partition`, of a partition that a process may be writing to. Bodies are not read."""
-    return _audit(task, patience_s)
+def audit_open(task: PartitionTask, wal: FollowedWal, patience_s: float = PATIENCE_S) -> PartitionResult:
+    """As `audit_partition`, of a partition that a process may be writing to, and has in `wal`. Bodies are not read."""
+    return _audit(task, wal, patience_s)
 
 
-def _audit(task: PartitionTask, patience_s: float | None) -> PartitionResult:
-    """patience_s: how long an unfinished snapshot of an open partition is watched; None: the partition is sealed."""
+def _audit(task: PartitionTask, wal: FollowedWal | None, patience_s: float = 0) -> PartitionResult:
+    """wal: what is not applied of the store; None: the partition is sealed.
+
+    patience_s: how long an unfinished snapshot of an open one is watched.
+    """
     sealed = task.sealed
     try:
         if task.verify and (problems := [found.message for found in check_file(sealed.path)]):
             return PartitionResult(sealed.start_ms, "; ".join(problems[:5]), sealed.file_bytes, [], [])
-        if patience_s is None:
+        if wal is None:
             with open_sealed(sealed, task.store_id) as environment:
                 logs, issues = audit_environment(environment, task)
                 if any(inspect_snapshots(environment)):
                     message = "snapshots were left when the partition closed"
                     issues.append(Issue("incomplete-snapshot", NO_ENTRY, message, 0))
             return PartitionResult(sealed.start_ms, "", sealed.file_bytes, logs, issues)
-        with closing(Environment(sealed.path, name=sealed.name, read_only=True)) as environment:
+        follow = wal.of(sealed.start_ms)
+        with closing(Environment(sealed.path, name=sealed.name, read_only=True, follow=follow)) as environment:
             logs, issues = audit_environment(environment, task._replace(verify=False))
             issues += _incomplete_snapshots(environment, patience_s)
             return PartitionResult(sealed.start_ms, "", environment.file_bytes(), logs, issues)
@@ -109,6 +115,8 @@ def audit_environment(environment: Environment, task: PartitionTask) -> tuple[li
                     found[fmt.trailing_u32(key)] = fmt.unpack_u64(fields)
             except ValueError as error:
                 issues.append(Issue("corrupt-record", NO_ENTRY, f"{_table(key)} {key.hex()}: {error}", 0))
+        for key, fields in unapplied_records(raw, fmt.prefix(Table.LOG)).items():
+            found[fmt.trailing_u32(key)] = fmt.unpack_u64(fields)
     known = {log.topic_id: log for log in task.logs}
     results = []
     for topic_id, ledger_id in sorted(found.items()):
