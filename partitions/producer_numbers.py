@@ -1,13 +1,13 @@
 """Which sequence numbers a named producer has stored, so that one that is sent again is not stored again.
 
-Every environment that the producer has written to records exactly the numbers whose messages it stores, in the
-transaction that stores them: after any crash a number is recorded if and only if its message is there. A number is
-stored if any environment has it. No record says anything of a number between two others, or of one that lies in
-another environment: after a crash between the commits of a batch, numbers below the highest may be missing.
+The main environment records exactly the numbers whose messages are stored: they are rows of the group of the
+write-ahead log that stores these, so after any crash a number is recorded if and only if its message is there. No
+record says anything of a number between two others: numbers may be left out, and of a batch that is several groups a
+crash may leave the first.
 
-Numbers lie in blocks of 65,536, each a roaring bitmap in a row of its own: a send rewrites the blocks of its numbers,
-and consecutive numbers cost one row of some 60 bytes a block. What a partition has recorded goes to the main
-environment when the partition is deleted; the keys are the same.
+Numbers lie in blocks of 65,536, each a roaring bitmap in a row of its own, and consecutive numbers cost one row of some
+60 bytes a block. Older versions recorded in each partition the numbers of the messages there, under the same keys, so a
+number is stored if any environment has it; what a partition has goes to the main environment when it is deleted.
 
 Stores written before that have a record of another form, which is read and never written for new numbers: a watermark,
 up to which every number is taken for stored, and single numbers above it.

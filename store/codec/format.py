@@ -29,7 +29,7 @@ MAX_ENTRY_ID = ENTRY_MASK - 1
 class Table(IntEnum):
     """First byte of every key."""
 
-    COUNTER = 0x01  # main: name -> u64 (allocators, clock mark)
+    COUNTER = 0x01  # both: name -> u64 (allocators, clock mark, places in the write-ahead log)
     TOPIC = 0x02  # main: full topic name -> TopicRecord
     TOPIC_NAME = 0x03  # main: topic id -> full topic name
     POLICY = 0x04  # main: scope name -> msgpack of the policies set there (policy_records.py)
@@ -45,7 +45,7 @@ class Table(IntEnum):
     ADMITTED = 0x41  # main: partition log's ledger id, block -> roaring bitmap of conditional entries that may fire
     PRODUCER = 0x50  # main and partition: topic id, producer name -> ProducerRecord, of old stores
     SCHEDULE = 0x51  # main: topic id, schedule name -> msgpack
-    SEQUENCE = 0x52  # main and partition: topic id, producer name, block -> roaring bitmap of numbers
+    SEQUENCE = 0x52  # main, by older versions partitions too: topic id, producer name, block -> roaring bitmap
     SET_ASIDE = 0x60  # main: ledger id, entry id -> reason
     SNAPSHOT_PART = 0x70  # partition: ledger id, snapshot id, part -> bitmaps (snapshot/snapshot_format.py)
     SNAPSHOT_META = 0x71  # partition: ledger id, snapshot id -> snapshot/snapshot_format.py: Metadata
