@@ -30,8 +30,7 @@ from .opening import StoreLock
 from .sending.delay_policies import DelayPolicies
 from .sending.outbox import Outbox
 from .sending.sender import Sender
-from .sending.store_sender import StoreSender
-from .sending.topic_sender import TopicSender
+from .sending.topic_sender import StoreSender, TopicSender
 from .sending.topic_withdrawals import TopicWithdrawals
 from .sending.wal_writer import WalWriter
 from .shutdown import OpenState, Shutdown

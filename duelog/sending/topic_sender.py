@@ -1,6 +1,7 @@
-"""What sending to one topic is made of: messages are checked, encoded, given their due times by policies, and appended.
+"""What sending is made of: messages are checked, encoded, given their due times by policies, and appended.
 
-Nothing is written before all of a call is checked. The public face is `Topic` (topic.py).
+Nothing is written before all of a call is checked. Messages of several topics are encoded, routed and packed as one
+batch, nothing topic by topic. The public faces are `Topic` (topic.py) and `DelayedStore.send_batch`.
 """
 
 from __future__ import annotations
@@ -140,3 +141,39 @@ class TopicSender:
     def append(self, topic: TopicState, batch: EncodedBatch, now_ms: int, also: Also) -> MessageIds:
         """As `Sender.send`: to the topic as a producer knows it, with what `also` writes."""
         return self._sender.send(topic, batch, now_ms, also)
+
+
+class StoreSender:
+    """Sends to several topics of a store as one atomic group; they come into being with it. Thread-safe."""
+
+    def __init__(
+        self,
+        topics: Topics,
+        policies: DelayPolicies,
+        sender: Sender,
+        writing_at: Callable[[], int],
+        max_message_bytes: int,
+    ) -> None:
+        """`writing_at`: as of `TopicSender`."""
+        self._topics = topics
+        self._policies = policies
+        self._sender = sender
+        self._writing_at = writing_at
+        self._max_bytes = max_message_bytes
+
+    def send(
+        self, names: Sequence[TopicName], owners: Sequence[int], messages: Sequence[Message], *, allow_past: bool
+    ) -> MessageIds:
+        """As `DelayedStore.send_batch`. owners: whose each message is, as a place in `names`, which are all different.
+
+        Every name is one of an owner.
+        """
+        now_ms = self._writing_at()
+        batch = encode_batch(messages, now_ms, self._max_bytes, allow_past=allow_past)
+        if not len(batch):
+            return MessageIds.run(0, 0, 0)
+        column = np.array(owners, dtype=np.intp)
+        self._policies.apply_each(names, column, batch, now_ms)
+        self._sender.refuse_too_large(batch, column)
+        topics = self._topics.get_or_create_all(names, now_ms)
+        return self._sender.send_all(topics, column, batch, now_ms)

@@ -18,7 +18,8 @@ import lmdb
 from pyroaring import BitMap64
 
 from ..codec.format import counter_key, pack_u64, run_key, seal, unpack_u64, unseal
-from ..codec.run import RunLimits, merged_runs
+from ..codec.run import RunLimits
+from ..codec.run_lengths import merged_runs
 from .claims import Claims
 
 APPLIED_KEY = counter_key("wal_applied")

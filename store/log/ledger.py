@@ -21,12 +21,12 @@ from ..codec.run import (
     Run,
     RunLimits,
     UInt32s,
-    cut,
     pack_groups,
     pack_markers,
     pack_message,
     pack_messages,
 )
+from ..codec.run_lengths import cut
 from ..env.memtable import Reads, unapplied_runs
 from ..env.transaction import StagingTransaction
 from ..errors import BrokenInvariant, CorruptEntry, InvalidArgument

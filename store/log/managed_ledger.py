@@ -15,6 +15,9 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import NamedTuple
 
+import numpy as np
+
+from ..codec.bodies import Bodies
 from ..codec.format import LedgerRecord, LedgerState, ledger_key
 from ..codec.run import Int64s, RunLimits, UInt32s
 from ..env.memtable import Reads
@@ -23,7 +26,7 @@ from ..errors import CorruptRecord
 from ..position import Position
 from . import catalog
 from .ledger import Ledger, StagedLedger, find_tail
-from .scan import runs
+from .scan import measured
 from .visibility import Hidden, first_hidden, still_hidden
 
 
@@ -134,7 +137,7 @@ class ManagedLedger:
         created_ms = 0
         for ledger_id, record in catalog.ledgers(raw, topic_id):
             if record.state is LedgerState.OPEN:
-                size, due_by_ms = _measured(raw, environment, ledger_id)
+                size, due_by_ms = measured(raw, environment, ledger_id)
                 tail = Ledger(ledger_id, find_tail(raw, environment, ledger_id), size)
                 tail.due_by_ms = due_by_ms
                 created_ms = record.created_ms
@@ -144,7 +147,7 @@ class ManagedLedger:
             raise CorruptRecord(f"topic {topic_id} has no open ledger")
         for at, info in enumerate(closed):
             if info.closed_ms <= created_ms < info.closed_ms + inline_ms:
-                _, due_by_ms = _measured(raw, environment, info.ledger_id)
+                _, due_by_ms = measured(raw, environment, info.ledger_id)
                 closed[at] = info._replace(closed_ms=max(info.closed_ms, due_by_ms))
         return cls(topic_id, _view(tuple(closed), tail, created_ms), runs_, limits, changed)
 
@@ -234,20 +237,16 @@ class ManagedLedger:
     ) -> list[Segment]:
         """Append messages; returns where they went, more than one segment where ledgers roll over."""
         staged = self._staged(transaction)
-        segments = []
-        start = 0
+        segments, start, before = [], 0, 0
+        ends = np.cumsum(Bodies.of(bodies).sizes())
         while start < len(bodies):
             capacity = staged.capacity(transaction, now_ms)
-            limit = start + 1
-            size = len(bodies[start])
-            while limit < min(len(bodies), start + capacity) and staged.bytes + size < self._limits.bytes:
-                size += len(bodies[limit])
-                limit += 1
-            part = dues[start:limit]
-            early = bool(part.max() > now_ms)
-            first = staged.current.add_messages(part, bodies[start:limit], None, early=early)
-            segments.append(staged.took(first, limit - start, size))
-            start = limit
+            full = int(np.searchsorted(ends, before + self._limits.bytes - staged.bytes)) + 1
+            limit = max(min(full, start + capacity, len(bodies)), start + 1)
+            part, end = dues[start:limit], int(ends[limit - 1])
+            first = staged.current.add_messages(part, bodies[start:limit], None, early=bool(part.max() > now_ms))
+            segments.append(staged.took(first, limit - start, end - before))
+            start, before = limit, end
         staged.roll_if_full(transaction, now_ms)
         return segments
 
@@ -326,17 +325,6 @@ class ManagedLedger:
 
 def _info(ledger_id: int, record: LedgerRecord) -> LedgerInfo:
     return LedgerInfo(ledger_id, record.created_ms, record.closed_ms, record.entries, record.stored_bytes, True)
-
-
-def _measured(raw: Reads, environment: str, ledger_id: int) -> tuple[int, int]:
-    """Bytes of a ledger's runs, and the latest due time of the messages that were not due when they were appended."""
-    size = due_by_ms = 0
-    for run in runs(raw, environment, ledger_id):
-        if not isinstance(run, Exception):
-            size += run.stored_bytes
-            if run.early:
-                due_by_ms = max(due_by_ms, int(run.dues().max()))
-    return size, due_by_ms
 
 
 def _view(closed: tuple[LedgerInfo, ...], tail: Ledger, created_ms: int) -> _View:

@@ -68,6 +68,17 @@ def _run(environment: str, ledger_id: int, row: UnappliedRun) -> Run:
     return Run(environment, run_key(ledger_id, row.first), memoryview(row.value))
 
 
+def measured(raw: Reads, environment: str, ledger_id: int) -> tuple[int, int]:
+    """Bytes of a ledger's runs, and the latest due time of the messages that were not due when they were appended."""
+    size = due_by_ms = 0
+    for run in runs(raw, environment, ledger_id):
+        if not isinstance(run, Exception):
+            size += run.stored_bytes
+            if run.early:
+                due_by_ms = max(due_by_ms, int(run.dues().max()))
+    return size, due_by_ms
+
+
 class RunFinder:
     """Finds the run that holds an entry. REQUIRES: the read transaction lasts."""
 

@@ -15,11 +15,11 @@ from duelog.store.codec.run import (
     MAX_DUE_SPAN_MS,
     PackedRun,
     RunLimits,
-    merged_runs,
     pack_groups,
     pack_message,
     pack_messages,
 )
+from duelog.store.codec.run_lengths import merged_runs
 
 MESSAGES = st.lists(st.tuples(st.integers(0, 5_000), st.binary(max_size=60)), min_size=1, max_size=5)
 KEY = partial(run_key, 7)

@@ -16,11 +16,11 @@ from duelog.store.codec.run import (
     MAX_DUE_SPAN_MS,
     Run,
     RunKind,
-    cut,
     pack_markers,
     pack_message,
     pack_messages,
 )
+from duelog.store.codec.run_lengths import cut
 from duelog.store.errors import CorruptEntry
 
 U32 = st.integers(0, 2**32 - 1)
