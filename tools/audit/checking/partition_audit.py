@@ -24,7 +24,6 @@ from ....store.codec import format as fmt
 from ....store.codec.format import Table
 from ....store.codec.run import Run
 from ....store.env.environment import Environment
-from ....store.env.memtable import unapplied_records
 from ....store.errors import CorruptEntry, CorruptRecord, DamagedStore
 from ....store.log.scan import runs
 from ....store.wal.followed_wal import FollowedWal
@@ -115,8 +114,6 @@ def audit_environment(environment: Environment, task: PartitionTask) -> tuple[li
                     found[fmt.trailing_u32(key)] = fmt.unpack_u64(fields)
             except ValueError as error:
                 issues.append(Issue("corrupt-record", NO_ENTRY, f"{_table(key)} {key.hex()}: {error}", 0))
-        for key, fields in unapplied_records(raw, fmt.prefix(Table.LOG)).items():
-            found[fmt.trailing_u32(key)] = fmt.unpack_u64(fields)
     known = {log.topic_id: log for log in task.logs}
     results = []
     for topic_id, ledger_id in sorted(found.items()):

@@ -20,7 +20,7 @@ from ....store.codec.format import CursorRecord, LedgerRecord, LedgerState, Part
 from ....store.codec.frontier import FrontierRecord
 from ....store.codec.run import RunKind
 from ....store.env.environment import Environment
-from ....store.env.memtable import Reads
+from ....store.env.memtable import Reads, unapplied_records
 from ....store.errors import CorruptEntry, CorruptRecord, FormatMismatch, InvalidArgument
 from ....store.log.ledger import find_tail
 from ....store.log.scan import runs
@@ -184,12 +184,24 @@ def read_facts(main: Environment) -> StoreFacts:
 
 
 def records_before(raw: Reads, limit: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """(key, value) of every record whose key is below `limit`: copied, with the checksum that it has."""
+    """(key, value) of every record whose key is below `limit`: copied, with the checksum that it has. By key."""
+    unapplied = sorted(unapplied_records(raw, b"").items(), reverse=True)
+
+    def before(key: bytes) -> Iterator[tuple[bytes, bytes]]:
+        while unapplied and unapplied[-1][0] < min(key, limit):
+            later, fields = unapplied.pop()
+            yield later, fmt.seal(later, fields)
+
     for view, value in raw.cursor():
         key = bytes(view)
+        yield from before(key)
         if key >= limit:
             return
-        yield key, bytes(value)
+        if unapplied and unapplied[-1][0] == key:
+            yield from before(key + b"\0")
+        else:
+            yield key, bytes(value)
+    yield from before(limit)
 
 
 def _copy(raw: Reads, name: str) -> _Copy:
