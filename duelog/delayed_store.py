@@ -135,13 +135,14 @@ class DelayedStore:
         owners: list[int] = []
         found: list[Message] = []
         for pair in messages:
-            if not isinstance(pair, (tuple, list)) or len(pair) != 2:
-                raise InvalidArgument(f"messages[{len(found)}]", pair, "expected (topic, Message)")
-            given, message = pair
-            if not isinstance(given, (str, Topic)):
-                raise InvalidArgument(f"messages[{len(found)}]", given, "expected a topic, or its name")
-            place = places.get(given)
+            try:
+                given, message = pair
+                place = places.get(given)
+            except (TypeError, ValueError):
+                raise InvalidArgument(f"messages[{len(found)}]", pair, "expected (topic, Message)") from None
             if place is None:
+                if not isinstance(given, (str, Topic)):
+                    raise InvalidArgument(f"messages[{len(found)}]", given, "expected a topic, or its name")
                 name = name_in(engine, given) if isinstance(given, Topic) else TopicName.parse(given)
                 place = places[given] = names.setdefault(name, len(names))
             owners.append(place)
