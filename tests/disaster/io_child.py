@@ -27,7 +27,7 @@ from pathlib import Path
 from duelog import DelayedStore, DuelogError, ManualClock, Message, StoreConfig
 
 START_MS = 1_790_000_000_000
-CONFIG = StoreConfig(partition_ms=3_600_000, ack_flush_ms=0, map_bytes=1 << 20)
+CONFIG = StoreConfig(partition_ms=3_600_000, ack_flush_ms=0, map_bytes=1 << 20, wal_bytes=16 << 10)
 
 
 def say(*fact: object) -> None:
@@ -47,7 +47,11 @@ def prepare(path: Path) -> None:
 def work(path: Path) -> None:
     """Send, fire, receive and acknowledge; an error is told, and the next step is tried."""
     clock = ManualClock(START_MS)
-    store = DelayedStore.open(path, CONFIG, clock=clock)
+    try:
+        store = DelayedStore.open(path, CONFIG, clock=clock)
+    except DuelogError as error:
+        say("failed", "open", type(error).__name__)
+        return
     topic = store.topic("a")
     reader = topic.subscribe("reader")
 
