@@ -1,4 +1,4 @@
-"""A store whose single messages go by the WAL, groups of them, and what other processes see of it."""
+"""A store whose write-ahead log is soon full, groups of sends, and what other processes see of it."""
 
 from __future__ import annotations
 
@@ -12,25 +12,33 @@ from pathlib import Path
 
 from duelog import DelayedStore, MessageId, StoreConfig
 from duelog.partitions.partition import Partition
+from duelog.store.codec.run import HEADER
 from duelog.store.files import failpoints
-from duelog.store.wal.wal_file import WalRecord, read_wal
+from duelog.store.log import catalog
+from duelog.store.wal.segment import Group, RowKind
+from duelog.store.wal.wal_reader import read_wal
 from tests.conftest import START_MS
 from tests.store.group_commits import until
 
 HOUR_MS = 3_600_000
-CONFIG = StoreConfig(partition_ms=HOUR_MS, preload_ms=0, journal_from=1, journal_bytes=24 << 10)
-"""Every single message goes through a WAL that is soon full."""
+CONFIG = StoreConfig(partition_ms=HOUR_MS, preload_ms=0, wal_bytes=24 << 10)
+"""A write-ahead log of which a segment is soon full."""
 FIRST_MS = START_MS // HOUR_MS * HOUR_MS + 2 * HOUR_MS
 """Start of a partition that has not begun, nor the two after it."""
 
 
-def in_wal(store: DelayedStore) -> list[WalRecord]:
-    """What the WAL of an open store holds."""
-    return read_wal(store.path, store._engine.store_id)
+def in_wal(store: DelayedStore) -> list[Group]:
+    """The groups that the write-ahead log of an open store holds, applied or not."""
+    return read_wal(store.path, store._engine.store_id, catalog.oldest_segment(store._engine.main)).groups
 
 
-def owing(store: DelayedStore) -> list[Partition]:
-    """The partitions with reserved entries that are not applied."""
+def entries_in(group: Group) -> int:
+    """Entries of a group's runs."""
+    return sum(HEADER.unpack_from(row.value)[4] for row in group.rows() if row.kind == RowKind.RUN)
+
+
+def unapplied(store: DelayedStore) -> list[Partition]:
+    """The partitions with entries that are not applied."""
     return [partition for partition in store._engine.partitions if partition.has_unapplied]
 
 
@@ -50,7 +58,7 @@ def send(store: DelayedStore, number: int, hour: int = 0) -> MessageId:
     return store.topic("a").send(b"%d" % number, deliver_at=FIRST_MS + hour * HOUR_MS + 1 + number)
 
 
-class Group:
+class Together:
     """Sends that are one group: threads queue up while the leader of the one before is held up at its failpoint."""
 
     def __init__(self, store: DelayedStore, sends: Sequence[Callable[[], MessageId]]) -> None:

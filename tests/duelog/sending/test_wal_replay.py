@@ -1,127 +1,240 @@
-"""What is in the WAL when a store is opened: each message gets its place, once, or opening says what is missing."""
+"""What is in the write-ahead log when a store is opened: each row counts once, or opening says what is missing."""
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from duelog import DelayedStore, ManualClock, StoreConfig
+from duelog import DelayedStore, ManualClock, Message, StoreConfig
 from duelog.errors import DamagedStore, StoreFull
-from duelog.store.codec.body import encode_one
 from duelog.store.codec.format import run_key
 from duelog.store.env.environment import Environment
 from duelog.store.env.transaction import Transaction
-from duelog.store.message import Message
-from duelog.store.wal.wal_file import FILE_NAME, WalRecord, read_wal, write_wal
+from duelog.store.wal.segment import Group, Row, Segment, file_name, read_segment
+from duelog.store.wal.wal_reader import DIRECTORY
 from tests.conftest import START_MS, OpenStore
+from tests.duelog.side_by_side import CONFIG, FIRST_MS, HOUR_MS, crashed, held, in_wal, send, unapplied
 
-HOUR_MS = 3_600_000
-CONFIG = StoreConfig(partition_ms=HOUR_MS, preload_ms=0)
-FIRST_MS = START_MS // HOUR_MS * HOUR_MS + 2 * HOUR_MS
-
-
-@pytest.fixture
-def made(tmp_path: Path) -> tuple[Path, bytes, list[int]]:
-    """A closed store with a message in each of two partitions: its path and id, and the ledgers of the logs."""
-    path = tmp_path / "store"
-    with DelayedStore.open(path, CONFIG, clock=ManualClock(START_MS)) as store:
-        ids = store.topic("a").send_payloads([b"0", b"0"], deliver_at=[FIRST_MS + 1, FIRST_MS + HOUR_MS + 1])
-        return path, store._engine.store_id, [id_.ledger_id for id_ in ids]
+ROOM = replace(CONFIG, wal_bytes=1 << 20)
 
 
-def record(made: tuple[Path, bytes, list[int]], entry_id: int, hour: int = 0) -> WalRecord:
-    """A message of a WAL, told by its entry."""
-    due_ms, body = encode_one(Message(b"%d" % entry_id, deliver_at=FIRST_MS + hour * HOUR_MS + 9), START_MS, 1 << 20)
-    return WalRecord(FIRST_MS + hour * HOUR_MS, made[2][hour], due_ms, entry_id, body)
+def messages(*hours: int) -> list[Message]:
+    """Due so many hours later; 0: at once."""
+    return [Message(b"%d" % hour, deliver_at=FIRST_MS + hour * HOUR_MS if hour else START_MS) for hour in hours]
 
 
-def payloads(store: DelayedStore) -> list[tuple[int, bytes]]:
-    """Entry ids and payloads of what waits."""
-    return [(message.message_id.entry_id, bytes(message.payload)) for message in store.topic("a").scheduled()]
+def delivered(store: DelayedStore, clock: ManualClock) -> list[bytes]:
+    """What a topic delivers once all of it is due."""
+    clock.advance(1_000 * HOUR_MS)
+    found: list[bytes] = []
+    with store.topic("a").subscribe("all") as consumer:
+        store.tick()
+        while received := consumer.receive(1_000):
+            found += [bytes(message.payload) for message in received]
+            consumer.ack(received)
+    return sorted(found)
 
 
-@settings(max_examples=40, deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 1), st.integers(0, 4)), max_size=6), st.booleans())
-def test_a_replay_appends_what_is_missing_once(
-    tmp_path_factory: pytest.TempPathFactory, runs: list[tuple[int, int]], twice: bool
+def rewrite(path: Path, change: Callable[[list[list[Row]]], Sequence[Sequence[Row]]]) -> None:
+    """Have the last segment of a store that is not open hold other groups."""
+    file = max((path / DIRECTORY).glob("*.wal"))
+    number = int(file.stem)
+    with DelayedStore.open(path, ROOM, clock=ManualClock(START_MS), read_only=True) as store:
+        store_id = store._engine.store_id
+    groups: list[Group] = read_segment(path / DIRECTORY, number, store_id).groups
+    rows = [list(group.rows()) for group in groups]
+    size = file.stat().st_size
+    file.unlink()
+    segment = Segment(path / DIRECTORY, number, store_id, size)
+    for group in change(rows):
+        segment.append(group, flush=True)
+    segment.close()
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    steps=st.lists(
+        st.one_of(
+            st.lists(st.integers(0, 3), min_size=1, max_size=6),
+            st.sampled_from(("apply main", "apply 1", "apply 2", "checkpoint", "crash")),
+        ),
+        min_size=1,
+        max_size=14,
+    )
+)
+def test_rows_are_applied_once_whatever_was_applied_before_a_crash(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[list[int] | str]
 ) -> None:
-    """Whatever part of it the partitions have, and however often groups were written."""
-    path = tmp_path_factory.mktemp("replay") / "store"
-    with DelayedStore.open(path, CONFIG, clock=ManualClock(START_MS)) as store:
-        topic = store.topic("a")
-        ids = topic.send_payloads([b"0", b"0"], deliver_at=[FIRST_MS + 1, FIRST_MS + HOUR_MS + 1])
-        made = path, store._engine.store_id, [id_.ledger_id for id_ in ids]
-        stored = [1, 1]
-        for hour, count in runs[: len(runs) // 2]:  # the partitions have these
-            for _ in range(count):
-                topic.send(b"%d" % stored[hour], deliver_at=FIRST_MS + hour * HOUR_MS + 9)
-                stored[hour] += 1
-    records: list[WalRecord] = []
-    tails = [1, 1]
-    for hour, count in runs:
-        group = [record(made, tails[hour] + each, hour) for each in range(count)]
-        tails[hour] += count
-        records += group * (1 + twice)
-    if records:
-        write_wal(path, made[1], records)
-    for _ in range(2):
-        with DelayedStore.open(path, CONFIG, clock=ManualClock(START_MS)) as store:
-            expected = [(entry, b"%d" % entry) for tail in tails for entry in range(tail)]
-            assert payloads(store) == expected
-            assert list(store.check()) == []
-            assert read_wal(path, made[1]) == []
+    """All of it, in part, or nothing; and again after the next crash."""
+    path = tmp_path_factory.mktemp("replay")
+    clock = ManualClock(START_MS)
+    opened, sent = 0, list[bytes]()
+    store = DelayedStore.open(path / "0", replace(ROOM, ledger_max_entries=3), clock=clock)
+    try:
+        for step in [*steps, "crash", "crash"]:
+            engine = store._engine
+            if isinstance(step, list):
+                store.topic("a").send_batch(messages(*step))
+                sent += [b"%d" % hour for hour in step]
+            elif step == "apply main":
+                engine.main.apply()
+            elif step == "checkpoint":
+                assert engine.wal_writer is not None
+                engine.wal_writer.apply_all()
+            elif step == "crash":
+                opened += 1
+                crashed(store, path / str(opened))
+                store.close()
+                store = DelayedStore.open(path / str(opened), replace(ROOM, ledger_max_entries=3), clock=clock)
+            else:
+                partition = engine.partitions.get(FIRST_MS + int(step[-1]) * HOUR_MS)
+                if partition is not None:
+                    with engine.partitions.lease(partition):
+                        partition.environment.apply()
+        assert list(store.check(deep=True)) == []
+        assert delivered(store, clock) == sorted(sent)
+    finally:
+        store.close()
 
 
-def test_a_message_whose_partition_or_log_is_gone_is_passed_over(
-    made: tuple[Path, bytes, list[int]], open_store: OpenStore
+def test_what_is_unapplied_after_a_crash_stays_so_until_it_is_time(open_store: OpenStore, tmp_path: Path) -> None:
+    """Opening applies nothing; ids go on behind, and the next checkpoint applies all."""
+    store = open_store(config=ROOM)
+    sent = {send(store, number, number % 3): b"%d" % number for number in range(9)}
+    again = open_store(crashed(store, tmp_path / "copy"), ROOM)
+    assert len(unapplied(again)) == 3
+    assert held(again) == sent
+    sent[send(again, 9)] = b"9"
+    assert len(sent) == 10
+    assert again._engine.wal_writer is not None
+    again._engine.wal_writer.apply_all()
+    assert in_wal(again) == []
+    assert not unapplied(again)
+    assert held(again) == sent
+
+
+def test_the_ledgers_of_a_main_log_that_were_rolled_in_the_log_are_there_after_a_crash(
+    open_store: OpenStore, tmp_path: Path, clock: ManualClock
 ) -> None:
-    """The partition was deleted since, or a later one stands in its place: its reserved entries were applied."""
-    other = record(made, 5)._replace(ledger_id=99)
-    gone = record(made, 5)._replace(start_ms=FIRST_MS + 9 * HOUR_MS)
-    write_wal(made[0], made[1], [other, gone, record(made, 1)])
-    assert payloads(open_store(config=CONFIG)) == [(0, b"0"), (1, b"1"), (0, b"0")]
+    """Their records and their runs; the next message goes behind them."""
+    config = replace(ROOM, ledger_max_entries=3)
+    store = open_store(config=config)
+    ids = list(store.topic("a").send_payloads([b"%d" % number for number in range(8)]))
+    assert len({id_.ledger_id for id_ in ids}) == 3
+    again = open_store(crashed(store, tmp_path / "copy"), config)
+    following = again.topic("a").send(b"8")
+    assert (following.ledger_id, following.entry_id) == (ids[-1].ledger_id, 2)
+    assert delivered(again, clock) == [b"%d" % number for number in range(9)]
 
 
-def test_a_message_of_a_partition_that_has_closed_is_passed_over(
-    made: tuple[Path, bytes, list[int]], open_store: OpenStore, clock: ManualClock
+def test_the_numbers_of_a_producer_are_there_after_a_crash_if_its_messages_are(
+    open_store: OpenStore, tmp_path: Path, clock: ManualClock
 ) -> None:
-    """It was read, and all its reserved entries with it."""
-    store = open_store(config=CONFIG)
+    """Of every group that was written; none is stored again, however much of it was applied."""
+    store = open_store(config=ROOM)
+    producer = store.topic("a").producer("p")
+    producer.send_batch(messages(0, 1, 2))
+    store._engine.main.apply()
+    producer.send_batch(messages(1, 0), first_sequence_id=7)
+    again = open_store(crashed(store, tmp_path / "copy"), ROOM)
+    producer = again.topic("a").producer("p")
+    assert producer.last_sequence_id == 8
+    found = [producer.send(message, sequence_id=at) is None for at, message in enumerate(messages(*[3] * 9))]
+    assert found == [True] * 3 + [False] * 4 + [True] * 2
+    assert delivered(again, clock) == sorted([b"0", b"1", b"2", b"1", b"0"] + [b"3"] * 4)
+
+
+def test_a_row_of_a_partition_that_has_closed_or_is_gone_is_passed_over(
+    open_store: OpenStore, clock: ManualClock
+) -> None:
+    """It was applied before that was recorded: it is not applied again."""
+    store = open_store(config=ROOM)
     store.topic("a").subscribe("s")
-    clock.set(FIRST_MS + HOUR_MS)
+    store.topic("a").send_batch(messages(1, 2))
+    rows = [row for group in in_wal(store) for row in group.rows() if row.start_ms == FIRST_MS + HOUR_MS]
+    assert rows
+    clock.set(FIRST_MS + 2 * HOUR_MS)
     assert store.tick().closed == 1
     store.close()
-    write_wal(made[0], made[1], [record(made, 1), record(made, 1, 1)])
-    again = open_store(config=CONFIG)
-    assert payloads(again) == [(0, b"0"), (1, b"1")]
-    for partition in again._engine.partitions.held():
-        assert [log.ledger.entries for log in partition.logs()] == [1 if partition.start_ms == FIRST_MS else 2]
+    gone = [row._replace(start_ms=FIRST_MS + 9 * HOUR_MS) for row in rows]
+    rewrite(store.path, lambda _: [rows, gone])
+    again = open_store(config=ROOM)
+    assert not unapplied(again)
+    assert delivered(again, clock) == [b"1", b"2"]
 
 
-@pytest.mark.parametrize("entries", [(2,), (1, 3), (0, 2, 3)])
-def test_a_store_that_has_lost_what_lies_before_the_wal_is_refused(
-    made: tuple[Path, bytes, list[int]], entries: tuple[int, ...]
+@pytest.mark.parametrize("lost", [[0], [1], [0, 1]])
+def test_a_store_that_has_lost_groups_before_others_is_refused(
+    open_store: OpenStore, tmp_path: Path, lost: list[int]
 ) -> None:
-    """Else an id would be given out twice; nothing is changed."""
-    write_wal(made[0], made[1], [record(made, entry) for entry in entries])
+    """Else an id would be given out twice; nothing is changed, and the error says what is missing."""
+    store = open_store(config=ROOM)
+    for number in range(4):
+        send(store, number)
+    copy = crashed(store, tmp_path / "copy")
+    rewrite(copy, lambda groups: [group for at, group in enumerate(groups) if at not in lost])
+    first = max(lost) + 1
     for _ in range(2):
-        with pytest.raises(DamagedStore, match=r"ends at entry 1, and not entry [12]: entries were lost") as caught:
-            DelayedStore.open(made[0], CONFIG, clock=ManualClock(START_MS))
-        assert caught.value.path == made[0] / FILE_NAME
-    assert len(read_wal(made[0], made[1])) == len(entries)
+        with pytest.raises(DamagedStore, match=rf"holds entry {first} .* which ends at entry \d: entries were lost"):
+            DelayedStore.open(copy, ROOM, clock=ManualClock(START_MS))
+    assert len(list((copy / DIRECTORY).glob("*.wal"))) == 1
 
 
-def test_a_damaged_last_run_does_not_make_the_store_forget_what_the_wal_holds(
-    made: tuple[Path, bytes, list[int]],
+def test_a_partition_that_was_put_back_from_an_older_copy_is_refused(open_store: OpenStore, tmp_path: Path) -> None:
+    """The log does not hold any more what was applied to it."""
+    store = open_store(config=ROOM)
+    send(store, 0)
+    store.close()
+    shutil.copytree(store.path / "partitions", tmp_path / "old")
+    store = open_store(config=ROOM)
+    send(store, 1)
+    assert store._engine.wal_writer is not None
+    store._engine.wal_writer.apply_all()
+    send(store, 2)
+    copy = crashed(store, tmp_path / "copy")
+    shutil.rmtree(copy / "partitions")
+    shutil.copytree(tmp_path / "old", copy / "partitions", ignore=shutil.ignore_patterns("lock.mdb"))
+    with pytest.raises(DamagedStore, match="entries were lost"):
+        DelayedStore.open(copy, ROOM, clock=ManualClock(START_MS))
+
+
+@pytest.mark.parametrize("what", ["missing", "foreign"])
+def test_a_store_without_its_log_is_refused(open_store: OpenStore, tmp_path: Path, what: str) -> None:
+    """Also where it holds nothing that is not applied: that cannot be known."""
+    other = open_store(tmp_path / "other", ROOM)
+    store = open_store(config=ROOM)
+    for each in (other, store):
+        send(each, 0)
+        each.close()
+    number = max(int(file.stem) for file in (store.path / DIRECTORY).iterdir())
+    file = store.path / DIRECTORY / file_name(number)
+    if what == "missing":
+        file.unlink()
+    else:
+        shutil.copy(other.path / DIRECTORY / file_name(number), file)
+    with pytest.raises(DamagedStore, match="is missing" if what == "missing" else "another store"):
+        DelayedStore.open(store.path, ROOM, clock=ManualClock(START_MS))
+
+
+def test_a_damaged_last_run_does_not_make_the_store_forget_what_the_log_holds(
+    open_store: OpenStore, tmp_path: Path
 ) -> None:
-    """The log seems to go on far behind it; where the WAL's entries lie before, or in other logs, it opens."""
-    path, store_id, ledgers = made
-    (directory, _) = sorted((path / "partitions").glob("*/g*"))
+    """The ledger seems to go on far behind it: the store is refused."""
+    store = open_store(config=ROOM)
+    ledger_id = send(store, 0).ledger_id
+    assert store._engine.wal_writer is not None
+    store._engine.wal_writer.apply_all()
+    send(store, 1)
+    copy = crashed(store, tmp_path / "copy")
+    (directory,) = (copy / "partitions").glob("*/g*")
     environment = Environment(directory, name="partition")
-    key = run_key(ledgers[0], 0)
+    key = run_key(ledger_id, 0)
 
     def damage(transaction: Transaction) -> None:
         value = bytearray(transaction.raw.get(key) or b"")
@@ -130,46 +243,39 @@ def test_a_damaged_last_run_does_not_make_the_store_forget_what_the_wal_holds(
 
     environment.write(damage)
     environment.close()
-    write_wal(path, store_id, [record(made, 1), record(made, 1, 1)])
     for _ in range(2):
-        with pytest.raises(DamagedStore, match="whose last run, from entry 0 on, cannot be read") as caught:
-            DelayedStore.open(path, CONFIG, clock=ManualClock(START_MS))
-        assert caught.value.path == path / FILE_NAME
-    (path / FILE_NAME).unlink()
-    write_wal(path, store_id, [record(made, 1, 1)])
-    with DelayedStore.open(path, CONFIG, clock=ManualClock(START_MS)) as store:
-        assert payloads(store) == [(0, b"0"), (1, b"1")]
+        with pytest.raises(DamagedStore, match="whose last run, from entry 0 on, cannot be read"):
+            DelayedStore.open(copy, ROOM, clock=ManualClock(START_MS))
 
 
-def test_a_store_without_room_for_what_the_wal_holds_is_not_opened(
-    made: tuple[Path, bytes, list[int]], monkeypatch: pytest.MonkeyPatch, open_store: OpenStore
+def test_a_full_disk_keeps_what_the_log_holds_unapplied(
+    open_store: OpenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is opened once there is room, and nothing is lost."""
-    write_wal(made[0], made[1], [record(made, 1), record(made, 1, 1)])
+    """The store opens, closes without it, and applies it once there is space."""
+    store = open_store(config=ROOM)
+    sent = {send(store, number, number % 3): b"%d" % number for number in range(5)}
+    copy = crashed(store, tmp_path / "copy")
     with monkeypatch.context() as patch:
-        replaced = []
 
-        def fail(environment, work):  # type: ignore[no-untyped-def]
-            replaced.append(work)
-            raise StoreFull(environment.path, "no room, says the test")
+        def refuse(environment: Environment, work: object) -> None:
+            raise StoreFull(environment.path, "no space")
 
-        patch.setattr(Environment, "write", fail)
-        with pytest.raises(StoreFull):
-            DelayedStore.open(made[0], CONFIG, clock=ManualClock(START_MS))
-    assert replaced
-    assert payloads(open_store(config=CONFIG)) == [(0, b"0"), (1, b"1"), (0, b"0"), (1, b"1")]
+        again = open_store(copy, ROOM)
+        assert held(again) == sent
+        patch.setattr(Environment, "write", refuse)
+        again.close()
+    again = open_store(copy, ROOM)
+    assert len(unapplied(again)) == 3
+    assert held(again) == sent
 
 
 @pytest.mark.parametrize("durability", ["relaxed", "none"])
-def test_what_is_replayed_is_on_disk_whatever_the_durability_is(
-    made: tuple[Path, bytes, list[int]], durability: str, monkeypatch: pytest.MonkeyPatch, open_store: OpenStore
+def test_what_a_killed_process_has_written_is_there_whatever_the_durability(
+    open_store: OpenStore, tmp_path: Path, durability: str
 ) -> None:
-    """The WAL is begun anew after that."""
-    write_wal(made[0], made[1], [record(made, 1)])
-    synced: list[str] = []
-    monkeypatch.setattr(
-        "duelog.store.env.environment.Environment.sync", lambda environment: synced.append(environment.name)
-    )
-    store = open_store(config=StoreConfig(partition_ms=HOUR_MS, durability=durability))  # type: ignore[arg-type]
-    assert any(name.startswith("partition") for name in synced)
-    assert payloads(store) == [(0, b"0"), (1, b"1"), (0, b"0")]
+    """A crash of the process loses nothing."""
+    config: StoreConfig = replace(ROOM, durability=durability)  # type: ignore[arg-type]
+    store = open_store(config=config)
+    sent = {send(store, number, number % 3): b"%d" % number for number in range(20)}
+    again = open_store(crashed(store, tmp_path / "copy"), config)
+    assert held(again) == sent

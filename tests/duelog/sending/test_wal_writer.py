@@ -1,7 +1,8 @@
-"""Messages that many threads send one by one: they share flushes by the WAL, and nothing else is to be seen."""
+"""Sends of many threads share flushes of the write-ahead log: groups, segments, checkpoints, interrupts."""
 
 from __future__ import annotations
 
+import errno
 import functools
 import os
 import signal
@@ -11,29 +12,36 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from duelog import DelayedStore, ManualClock, MessageId
-from duelog.errors import StoreFailed, StoreFull
-from duelog.partitions.partition import Partition, PartitionLog
-from duelog.sending import wal_writer as intake_module
+from duelog import DelayedStore, ManualClock, Message, MessageId
+from duelog.errors import ClosedError, StoreFailed, StoreFull
+from duelog.sending.checkpoint import Checkpoint
 from duelog.sending.wal_segments import CHECKPOINT_MS
+from duelog.sending.wal_writer import WalWriter
 from duelog.store.config import Durability
-from duelog.store.log.ledger import Ledger
-from duelog.store.wal.wal_file import FILE_NAME
+from duelog.store.env.environment import Environment
+from duelog.store.env.transaction import Transaction
+from duelog.store.files import failpoints
+from duelog.store.names import TopicName
+from duelog.store.wal import segment as segment_module
+from duelog.store.wal.segment import MAIN, capacity_of
 from tests.conftest import START_MS, OpenStore
 from tests.duelog.side_by_side import (
     CONFIG,
     FIRST_MS,
     HOUR_MS,
-    Group,
+    Together,
     crashed,
+    entries_in,
     held,
     in_wal,
     open_store_elsewhere,
-    owing,
     send,
+    unapplied,
 )
+from tests.store.group_commits import until
 
 
 @pytest.fixture
@@ -44,36 +52,136 @@ def store(open_store: OpenStore) -> DelayedStore:
     return store
 
 
-def test_messages_sent_together_are_one_group_of_the_wal(store: DelayedStore) -> None:
-    """With the ids that they are told, in as many partitions as there are."""
+def writer(store: DelayedStore) -> WalWriter:
+    """Of a store that is open for writing."""
+    found = store._engine.wal_writer
+    assert found is not None
+    return found
+
+
+def everything(store: DelayedStore, clock: ManualClock) -> list[bytes]:
+    """What a topic delivers once all of it is due."""
+    clock.advance(1_000 * HOUR_MS)
+    found: list[bytes] = []
+    with store.topic("a").subscribe("all") as consumer:
+        store.tick()
+        while messages := consumer.receive(1_000):
+            found += [bytes(message.payload) for message in messages]
+            consumer.ack(messages)
+    return sorted(found)
+
+
+# -- groups ----------------------------------------------------------------------------------------
+
+
+def test_messages_sent_together_are_one_group(store: DelayedStore) -> None:
+    """With the ids that they are told, in as many partitions as there are; nothing is applied for it."""
+    before = len(in_wal(store))
     sends = [functools.partial(send, store, number, number % 3) for number in range(1, 9)]
-    futures = Group(store, sends).run(lambda: send(store, 0))
-    assert len(owing(store)) == 3
-    records = in_wal(store)
-    assert [record.body.endswith(b"0") for record in records] == [True] + [False] * 8
+    futures = Together(store, sends).run(lambda: send(store, 0))
+    assert len(unapplied(store)) == 3
+    assert [entries_in(group) for group in in_wal(store)[before:]] == [1, 8]
     ids = {future.result(): b"%d" % number for number, future in enumerate(futures, 1)}
-    assert {(record.ledger_id, record.entry_id) for record in records[1:]} == set(ids)
     assert {id_: payload for id_, payload in held(store).items() if id_ in ids} == ids
-    assert not owing(store)
+    assert len(unapplied(store)) == 3
 
 
-@pytest.mark.parametrize("journal_from", [0, 2])
-def test_a_message_that_is_sent_alone_makes_no_wal(open_store: OpenStore, journal_from: int) -> None:
-    """Where it is not to: it is a commit of its partition."""
-    store = open_store(config=replace(CONFIG, journal_from=journal_from))
-    for number in range(5):
-        send(store, number)
-    assert not (store.path / FILE_NAME).exists()
-    assert not owing(store)
+@pytest.mark.parametrize("numbered", [False, True])
+def test_a_batch_is_one_group_over_partitions_and_main(
+    open_store: OpenStore, tmp_path: Path, clock: ManualClock, numbered: bool
+) -> None:
+    """A crash before it is written leaves nothing of it, one after that all of it."""
+    store = open_store(config=CONFIG)
+    topic, copies = store.topic("a"), list[Path]()
+    topic.send(b"begun")
+    batch = [Message(b"%d" % at, deliver_at=START_MS + (0 if at % 4 == 0 else at % 4 * HOUR_MS)) for at in range(12)]
+    producer = topic.producer("p")
+    before = len(in_wal(store))
+    for point in ("wal.before", "wal.after"):
+        failpoints.arm(point, lambda: copies.append(crashed(store, tmp_path / f"copy{len(copies)}")))
+    try:
+        if numbered:
+            producer.send_batch(batch)
+        else:
+            topic.send_batch(batch)
+    finally:
+        failpoints.disarm()
+    (group,) = in_wal(store)[before:]
+    assert len({row.start_ms for row in group.rows()}) == 4
+    assert MAIN in {row.start_ms for row in group.rows()}
+    assert len(copies) == 2
+    for copy, expected in zip(copies, ([], range(12)), strict=True):
+        again = open_store(copy, CONFIG)
+        assert again.topic("a").producer("p").last_sequence_id == (11 if expected and numbered else -1)
+        assert everything(again, clock) == sorted([b"begun", *(b"%d" % number for number in expected)])
 
 
-@pytest.mark.parametrize("durability", ["relaxed", "none"])
-def test_there_is_no_wal_where_sends_do_not_wait_for_the_disk(open_store: OpenStore, durability: Durability) -> None:
-    """Nothing of it would be saved."""
-    store = open_store(config=replace(CONFIG, durability=durability))
-    for number in range(5):
-        send(store, number)
-    assert not (store.path / FILE_NAME).exists()
+def test_a_group_waits_for_a_commit_that_appends_to_the_same_log(
+    open_store: OpenStore, tmp_path: Path, clock: ManualClock
+) -> None:
+    """It begins anew behind it; other logs are appended to meanwhile."""
+    store = open_store(config=CONFIG)
+    engine = store._engine
+    for name in ("a", "b"):
+        store.topic(name).send(b"0")
+    log = engine.topics.get_or_create(TopicName.parse("a"), START_MS).log
+    entered, go = threading.Event(), threading.Event()
+
+    def append(transaction: Transaction) -> None:
+        log.append_messages(transaction, np.array([START_MS]), [b"\0" * 20], START_MS)
+        entered.set()
+        assert go.wait(20)
+
+    with ThreadPoolExecutor(2) as pool:
+        committing = pool.submit(engine.main.write, append)
+        assert entered.wait(20)
+        store.topic("b").send(b"not held up")
+        sending = pool.submit(store.topic("a").send, b"1")
+        until(lambda: engine.partitions._claims._waiting)
+        assert not sending.done()
+        go.set()
+        committing.result()
+        assert sending.result().entry_id == 2
+    again = open_store(crashed(store, tmp_path / "copy"), CONFIG)
+    assert again._engine.topics.get_or_create(TopicName.parse("a"), START_MS).log.end.entry_id == 3
+
+
+@pytest.mark.parametrize("short_of", range(0, 700, 100))
+def test_a_batch_that_is_larger_than_a_group_is_several(open_store: OpenStore, short_of: int) -> None:
+    """However near to the limit its messages come; each is in its place, and the ids are in order."""
+    config = replace(CONFIG, wal_bytes=256 << 10, max_message_bytes=90_000)
+    store = open_store(config=config)
+    most = writer(store).largest_group
+    assert most == capacity_of(config.wal_bytes)
+    size = (most - 3 * 140 - short_of) // 3
+    payloads = [bytes([at]) * size for at in range(7)]
+    ids = list(store.topic("a").send_payloads(payloads, deliver_after=3_600))
+    assert [id_.entry_id for id_ in ids] == list(range(7))
+    assert held(store) == dict(zip(ids, payloads, strict=True))
+
+
+def test_a_message_that_is_larger_than_the_log_is_taken(open_store: OpenStore, tmp_path: Path) -> None:
+    """Its segment is made for it; the next one is as large as it is to be."""
+    store = open_store(config=replace(CONFIG, wal_bytes=16 << 10))
+    sent = {store.topic("a").send(bytes([at]) * (at << 20), deliver_after=3_600): at << 20 for at in (0, 1, 0, 3)}
+    assert max((store.path / "wal").iterdir()).stat().st_size > 3 << 20
+    again = open_store(crashed(store, tmp_path / "copy"), CONFIG)
+    assert {id_: len(payload) for id_, payload in held(again).items()} == sent
+    store.topic("a").send(bytes(12 << 10), deliver_after=3_600)
+    for _ in range(400):
+        store.topic("a").send(bytes(12 << 10), deliver_after=3_600)
+    assert max((store.path / "wal").iterdir()).stat().st_size <= 32 << 10
+
+
+def test_ids_go_on_from_single_messages_to_batches(store: DelayedStore) -> None:
+    """In the order of the sends."""
+    ids = [send(store, 0), send(store, 1)]
+    ids += store.topic("a").send_payloads([b"2", b"3"], deliver_at=FIRST_MS + 5)
+    ids += [send(store, 4), send(store, 5)]
+    first = ids[0].entry_id
+    assert [id_.entry_id - first for id_ in ids] == list(range(6))
+    found = held(store)
+    assert [found[id_] for id_ in ids] == [b"%d" % number for number in range(6)]
 
 
 @pytest.mark.parametrize(
@@ -85,156 +193,218 @@ def test_there_is_no_wal_where_sends_do_not_wait_for_the_disk(open_store: OpenSt
         lambda store, id_: store.topic("a").reschedule(id_, deliver_after=7200),
         lambda store, id_: list(store.topic("a").scheduled())[1].message_id == id_,
         lambda store, _: store.topic("a").stats().pending == 4,
-        lambda store, _: store.check() is not None and list(store.check()) == [],
+        lambda store, _: list(store.check()) == [],
     ],
     ids=["get", "state", "cancel", "reschedule", "scheduled", "stats", "check"],
 )
-def test_whoever_looks_finds_a_message_as_soon_as_it_is_sent(
+def test_a_message_is_found_as_soon_as_it_is_sent(
     store: DelayedStore, look: Callable[[DelayedStore, MessageId], object]
 ) -> None:
-    """The partition writes what it owes before it is read."""
+    """Though it is not applied."""
     id_ = send(store, 1)
-    assert len(owing(store)) == 1
+    assert len(unapplied(store)) == 3
     assert look(store, id_)
-    assert not owing(store)
 
 
-def test_ids_go_on_from_one_way_of_sending_to_the_other(store: DelayedStore) -> None:
-    """What is promised comes first, then what is appended behind it, in the order of the sends."""
-    ids = [send(store, 0), send(store, 1)]
-    ids += store.topic("a").send_payloads([b"2", b"3"], deliver_at=FIRST_MS + 5)
-    ids += [send(store, 4), send(store, 5)]
-    first = ids[0].entry_id
-    assert [id_.entry_id - first for id_ in ids] == list(range(6))
-    found = held(store)
-    assert [found[id_] for id_ in ids] == [b"%d" % number for number in range(6)]
-
-
-def test_the_first_message_of_a_log_is_appended(open_store: OpenStore) -> None:
-    """The WAL is for logs that are there."""
-    store = open_store(config=CONFIG)
-    send(store, 0)
-    assert in_wal(store) == []
-    send(store, 1)
-    assert len(in_wal(store)) == 1
-
-
-def test_a_log_that_no_commit_has_promises_nothing(store: DelayedStore) -> None:
-    """Its first message is on its way; a crash would leave a WAL that names a log nobody has heard of."""
-    partition = next(iter(store._engine.partitions))
-    limits = store._engine.topics.run_limits
-    with store._engine.partitions.lease(partition):
-        partition._logs[77] = PartitionLog(77, Ledger(7_777), registered=False)
-        assert partition.reserve([(77, FIRST_MS + 1, b"x")], limits) == [None]
-        partition._logs[77].registered = True
-        assert partition.reserve([(77, FIRST_MS + 1, b"x")] * 2, limits) == [(7_777, 0), (7_777, 1)]
-        partition.environment._deferred.clear()
-
-
-def test_a_large_message_is_written_once(store: DelayedStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Into its partition."""
-    monkeypatch.setattr(intake_module, "_MOST_BYTES", 100)
-    store.topic("a").send(bytes(200), deliver_at=FIRST_MS + 5)
-    assert not owing(store)
-
-
-def test_a_message_for_a_partition_that_has_begun_is_appended(store: DelayedStore, clock: ManualClock) -> None:
-    """Its index has to hear of it."""
+def test_a_message_for_a_partition_that_has_begun_is_fired_from_memory(store: DelayedStore, clock: ManualClock) -> None:
+    """Its index hears of it with the group."""
     send(store, 0)
     clock.set(FIRST_MS)
-    assert store.tick().fired == 1
-    assert not owing(store)
+    store.tick()
     send(store, 1)
-    assert not owing(store)
     clock.advance(100)
-    assert store.tick().fired == 2
+    with store.topic("a").subscribe("s") as consumer:
+        store.tick()
+        assert sorted(bytes(message.payload) for message in consumer.receive(10)) == [b"0", b"1", b"first"]
 
 
-def test_partitions_write_what_they_owe_after_a_while(store: DelayedStore, clock: ManualClock) -> None:
-    """A tick says when, and does it."""
+# -- durability ------------------------------------------------------------------------------------
+
+
+class Flushes:
+    """Counts flushes of the write-ahead log."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count = 0
+        flush = os.fdatasync
+
+        def counted(descriptor: int) -> None:
+            self.count += 1
+            flush(descriptor)
+
+        monkeypatch.setattr(os, "fdatasync", counted)
+
+
+@pytest.mark.parametrize(("durability", "expected"), [("commit", 6), ("relaxed", 2), ("none", 0)])
+def test_the_log_is_flushed_as_often_as_the_durability_says(
+    open_store: OpenStore,
+    clock: ManualClock,
+    monkeypatch: pytest.MonkeyPatch,
+    durability: Durability,
+    expected: int,
+) -> None:
+    """For each group, once in `relaxed_ms`, or never."""
+    store = open_store(config=replace(CONFIG, durability=durability, relaxed_ms=20))
+    for number in range(3):
+        send(store, number)
+    clock.advance(100)
+    send(store, 3)
+    flushes = Flushes(monkeypatch)
+    clock.advance(15)
+    send(store, 4)
+    clock.advance(5)
+    for number in range(5, 8):
+        send(store, number)
+    clock.advance(20)
+    for number in range(8, 10):
+        send(store, number)
+    assert flushes.count == expected
+
+
+def test_what_relaxed_sends_left_unflushed_is_flushed_in_time_and_before_a_commit_tells_of_it(
+    open_store: OpenStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a tick, which says when; by the commit of a partition or of the main environment."""
+    store = open_store(config=replace(CONFIG, durability="relaxed", relaxed_ms=20))
+    send(store, 0)
+    send(store, 1)
+    flushes = Flushes(monkeypatch)
+    assert store.tick().next_due_ms == clock.now_ms() + 20
+    clock.advance(19)
+    store.tick()
+    assert flushes.count == 0
+    clock.advance(1)
+    store.tick()
+    assert flushes.count == 1
+    send(store, 2)
+    assert flushes.count == 1
+    store._engine.main.write(lambda _: None)
+    assert flushes.count == 2
+    store._engine.main.write(lambda _: None)
+    assert flushes.count == 2
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
+@pytest.mark.parametrize("where", ["group", "end of a segment"])
+def test_a_flush_that_fails_closes_the_store_for_writing(
+    store: DelayedStore, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch, where: str, number: int
+) -> None:
+    """What is on disk is not known then; what was acknowledged is there when it is opened again."""
+    sent = {send(store, 0): b"0"}
+    with monkeypatch.context() as patch:
+
+        def fail(_: int) -> None:
+            raise OSError(number, os.strerror(number))
+
+        patch.setattr(os, "fdatasync", fail)
+        act = functools.partial(send, store, 1) if where == "group" else writer(store).apply_all
+        with pytest.raises(StoreFailed):
+            act()
+    with pytest.raises(StoreFailed):
+        send(store, 2)
+    store.close()
+    assert sent.items() <= held(open_store(config=CONFIG)).items()
+
+
+# -- segments and checkpoints ----------------------------------------------------------------------
+
+
+def test_a_full_segment_is_applied_and_its_file_used_again(store: DelayedStore, tmp_path: Path) -> None:
+    """The log does not grow; everything is there."""
+    sent = {send(store, number, number % 3): b"%d" % number for number in range(150)}
+    assert 0 < len(in_wal(store)) < 40
+    files = list((store.path / "wal").iterdir())
+    assert len(files) <= 3
+    assert {file.stat().st_size for file in files} == {24 << 10}
+    assert sent.items() <= held(store).items()
+
+
+def test_a_full_log_holds_producers_back(
+    tmp_path: Path, clock: ManualClock, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While one segment is applied by threads of the store the next one is written, and no third."""
+    store = open_store(tmp_path / "busy", replace(CONFIG, background=True))
+    go, waits = threading.Event(), threading.Event()
+    sent: list[MessageId] = []
+    finish = Checkpoint.finish
+
+    def hold() -> None:
+        if threading.current_thread().name.startswith("duelog-apply"):
+            assert go.wait(30)
+
+    def finishing(self: Checkpoint) -> None:
+        if threading.current_thread() is thread:
+            waits.set()
+        finish(self)
+
+    def produce() -> None:
+        for number in range(200):
+            sent.append(send(store, number))
+
+    monkeypatch.setattr(Checkpoint, "finish", finishing)
+    failpoints.arm("commit.before", hold)
+    thread = threading.Thread(target=produce)
+    try:
+        thread.start()
+        assert waits.wait(30)
+        while sum(file.stat().st_size for file in (store.path / "wal").glob("*.wal")) < 2 * (24 << 10):
+            assert thread.is_alive()
+        assert len(sent) < 100
+        assert len(held(store)) == len(sent)  # readers do not wait
+    finally:
+        go.set()
+        failpoints.disarm()
+        thread.join()
+    assert len(held(store)) == len(sent) == 200
+
+
+def test_partitions_are_applied_after_a_while(store: DelayedStore, clock: ManualClock) -> None:
+    """A tick says when, and does it; what is sent after that is applied as much later."""
     send(store, 0, 0)
     send(store, 1, 2)
     assert store.tick().next_due_ms == START_MS + CHECKPOINT_MS
     clock.advance(CHECKPOINT_MS - 1)
     store.tick()
-    assert len(owing(store)) == 2
+    assert len(unapplied(store)) == 3
     clock.advance(1)
     assert store.tick().next_due_ms != clock.now_ms()
-    assert not owing(store)
+    assert not unapplied(store)
+    assert in_wal(store) == []
     send(store, 2)
     assert store.tick().next_due_ms == clock.now_ms() + CHECKPOINT_MS
 
 
-def test_partitions_write_what_they_owe_soon_after_the_clock_was_set_back(
-    store: DelayedStore, clock: ManualClock
-) -> None:
+def test_partitions_are_applied_soon_after_the_clock_was_set_back(store: DelayedStore, clock: ManualClock) -> None:
     """Not when it has come to where it was."""
     send(store, 0)
     clock.set(START_MS - HOUR_MS)
     assert store.tick().next_due_ms == clock.now_ms() + CHECKPOINT_MS
     clock.advance(CHECKPOINT_MS)
     store.tick()
-    assert not owing(store)
+    assert not unapplied(store)
 
 
-def test_what_was_promised_while_it_was_looked_for_is_written_a_while_later(
-    store: DelayedStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+def test_closing_applies_everything_and_the_next_opening_reads_an_empty_log(
+    store: DelayedStore, open_store: OpenStore, tmp_path: Path
 ) -> None:
-    """It is not forgotten."""
-    send(store, 0)
-    clock.advance(CHECKPOINT_MS)
-    apply_one_partition = store._engine.partitions.apply_one_partition
-
-    def found_none() -> bool:
-        if apply_one_partition():
-            return True
-        monkeypatch.undo()
-        send(store, 1)
-        return False
-
-    monkeypatch.setattr(store._engine.partitions, "apply_one_partition", found_none)
-    assert store.tick().next_due_ms == clock.now_ms() + CHECKPOINT_MS
-    clock.advance(CHECKPOINT_MS)
-    store.tick()
-    assert not owing(store)
-
-
-def test_a_full_wal_is_begun_anew(store: DelayedStore) -> None:
-    """The partitions have what it held by then, and it stays as long as it was."""
-    sent = {send(store, number, number % 3): b"%d" % number for number in range(120)}
-    assert 0 < len(in_wal(store)) < 40
-    assert (store.path / FILE_NAME).stat().st_size == 24 << 10
-    assert sent.items() <= held(store).items()
-
-
-def test_closing_leaves_nothing_in_the_wal(store: DelayedStore, open_store: OpenStore) -> None:
-    """The partitions have it."""
+    """It appends behind it, with ids that go on; however often that is done there are few files."""
     sent = {send(store, number, number % 3): b"%d" % number for number in range(5)}
     store.close()
-    assert in_wal(store) == []
-    again = open_store(config=CONFIG)
-    assert not owing(again)
-    assert sent.items() <= held(again).items()
-
-
-def test_what_a_crash_left_in_the_wal_gets_home(store: DelayedStore, tmp_path: Path, open_store: OpenStore) -> None:
-    """Each message once, with its id; then the WAL is empty, and ids go on behind."""
-    sent = {send(store, number, number % 3): b"%d" % number for number in range(9)}
-    held(store)
-    sent |= {send(store, number, number % 2): b"%d" % number for number in range(9, 15)}
-    copy = crashed(store, tmp_path / "copy")
-    assert len(in_wal(store)) == 15
-    for _ in range(2):
-        again = open_store(copy, CONFIG)
+    for number in range(5, 12):
+        again = open_store(config=CONFIG)
         assert in_wal(again) == []
-        assert {id_: payload for id_, payload in held(again).items() if payload != b"first"} == sent
+        assert not unapplied(again)
+        assert sent.items() <= held(again).items()
+        sent[send(again, number)] = b"%d" % number
         again.close()
-    again = open_store(copy, CONFIG)
-    assert send(again, 99) not in sent
+    assert len(set(sent)) == 12
+    assert len(list((store.path / "wal").iterdir())) <= 4
+    with pytest.raises(ClosedError):
+        send(again, 99)
 
 
-def test_the_threads_of_a_store_with_a_thread_of_its_own_lose_nothing(tmp_path: Path, open_store: OpenStore) -> None:
-    """Senders, somebody who looks and cancels, and the store's own thread, side by side; then everything is there."""
+def test_threads_of_a_store_that_is_busy_lose_nothing(tmp_path: Path, open_store: OpenStore) -> None:
+    """Senders that look and cancel, and the store's own threads, side by side; then everything is there."""
     config = replace(CONFIG, max_open_partitions=2)
     with DelayedStore.open(tmp_path / "busy", config) as busy:
         topic = busy.topic("a")
@@ -243,9 +413,13 @@ def test_the_threads_of_a_store_with_a_thread_of_its_own_lose_nothing(tmp_path: 
         cancelled: list[MessageId] = []
 
         def produce(thread: int) -> None:
-            for number in range(150):
+            for number in range(100):
                 payload = b"%d/%d" % (thread, number)
-                id_ = topic.send(payload, deliver_at=now_ms + HOUR_MS + (thread * 7 + number) % 5 * HOUR_MS)
+                due_ms = now_ms + HOUR_MS + (thread * 7 + number) % 5 * HOUR_MS
+                if number % 7:
+                    id_ = topic.send(payload, deliver_at=due_ms)
+                else:
+                    (id_,) = topic.send_batch([Message(payload, deliver_at=due_ms)])
                 sent[id_] = payload
                 if number % 10 == 0:
                     assert topic.cancel(id_)
@@ -258,7 +432,7 @@ def test_the_threads_of_a_store_with_a_thread_of_its_own_lose_nothing(tmp_path: 
         with ThreadPoolExecutor(6) as pool:
             for future in [pool.submit(produce, thread) for thread in range(6)]:
                 future.result()
-        assert len(sent) == 900
+        assert len(sent) == 600
         expected = {id_: payload for id_, payload in sent.items() if id_ not in set(cancelled)}
         assert {message.message_id: bytes(message.payload) for message in topic.scheduled()} == expected
         assert list(busy.check()) == []
@@ -266,34 +440,82 @@ def test_the_threads_of_a_store_with_a_thread_of_its_own_lose_nothing(tmp_path: 
     assert held(again) == expected
 
 
-def test_a_partition_that_owes_stays_open(open_store: OpenStore) -> None:
-    """However few may be: what is closed forgets it."""
-    store = open_store(config=replace(CONFIG, max_open_partitions=2))
-    for number in range(4):
-        send(store, number, number // 2)
-    assert len(owing(store)) == 2
-    for number in range(4, 7):
-        send(store, number, 2)
-    assert len(owing(store)) == 2
-    assert len(held(store)) == 7
-    assert store._engine.partitions.open_count() == 2
+# -- no space --------------------------------------------------------------------------------------
 
 
-def test_a_partition_that_owes_takes_messages_until_it_has_written_them(store: DelayedStore) -> None:
-    """It is not closed with entries that no commit has."""
-    send(store, 0)
+def no_segment(patch: pytest.MonkeyPatch) -> None:
+    """No segment can be made, nor an old one be used again."""
+
+    def refuse(path: Path, *_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), os.fspath(path))
+
+    patch.setattr(segment_module, "_make", refuse)
+    patch.setattr("duelog.store.wal.write_ahead_log.move", refuse)
+
+
+def no_commit(name: str, patch: pytest.MonkeyPatch) -> None:
+    """No commit of an environment finds space."""
+    write = Environment.write
+
+    def refuse(self: Environment, work: Callable[[Transaction], object]) -> object:
+        if self.name.startswith(name):
+            raise StoreFull(self.path, "no space")
+        return write(self, work)
+
+    patch.setattr(Environment, "write", refuse)
+
+
+@pytest.mark.parametrize("begun", [False, True], ids=["first", "later"])
+@pytest.mark.parametrize(
+    "fails",
+    [no_segment, functools.partial(no_commit, "main"), functools.partial(no_commit, "partition")],
+    ids=["segment", "main", "partition"],
+)
+def test_without_space_nothing_is_half_done_and_nothing_lost(
+    open_store: OpenStore,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    fails: Callable[[pytest.MonkeyPatch], None],
+    begun: bool,
+) -> None:
+    """A send is stored or refused with StoreFull; once there is space sending goes on, and crashes find the same."""
+    store = open_store(config=CONFIG)
+    store._engine.topics.get_or_create(TopicName.parse("a"), START_MS)
     partitions = store._engine.partitions
-    (partition,) = owing(store)
-    assert not partitions.stop_appends(partition)
-    assert partitions.apply_one_partition()
-    assert partitions.stop_appends(partition)
-    partitions.resume_appends(partition)
+    for hour in range(3):
+        partitions.end_append(partitions.begin_append(FIRST_MS + hour * HOUR_MS, START_MS))  # type: ignore[arg-type]
+    sent: dict[MessageId, bytes] = {}
+    refused = 0
+    for number in range(20 if begun else 0):
+        sent[send(store, number, number % 3)] = b"%d" % number
+    log = partitions.get(FIRST_MS)
+    assert log is not None
+    with monkeypatch.context() as patch:
+        fails(patch)
+        for number in range(100, 190):
+            try:
+                sent[send(store, number, number % 3)] = b"%d" % number
+            except StoreFull:
+                refused += 1
+        assert held(store) == sent
+    assert refused
+    full = open_store(crashed(store, tmp_path / "full"), CONFIG)
+    assert held(full) == sent
+    for number in range(200, 290):
+        sent[send(store, number, number % 3)] = b"%d" % number
+    assert held(store) == sent
+    assert held(open_store(crashed(store, tmp_path / "copy"), CONFIG)) == sent
+    store.close()
+    assert held(open_store(config=CONFIG)) == sent
+
+
+# -- interrupts and other processes ----------------------------------------------------------------
 
 
 def test_an_interrupted_leader_leaves_the_others_their_places(
     store: DelayedStore, tmp_path: Path, open_store: OpenStore
 ) -> None:
-    """Promised before the interrupt, they are in the next group, with the message of whoever was interrupted."""
+    """They are in the next group, without the message of the caller that was interrupted."""
     interrupted = threading.Event()
 
     def interrupt() -> None:
@@ -302,92 +524,77 @@ def test_an_interrupted_leader_leaves_the_others_their_places(
             raise KeyboardInterrupt
 
     sends = [functools.partial(send, store, number) for number in range(1, 6)]
-    futures = Group(store, sends).run(lambda: send(store, 0), interrupt)
+    futures = Together(store, sends).run(lambda: send(store, 0), interrupt)
     outcomes = [future.exception() for future in futures]
     assert sum(isinstance(outcome, KeyboardInterrupt) for outcome in outcomes) == 1
-    ids = [future.result() for future, outcome in zip(futures, outcomes, strict=True) if outcome is None]
-    assert len(set(ids)) == 4
+    ids = {
+        future.result(): b"%d" % number
+        for number, (future, outcome) in enumerate(zip(futures, outcomes, strict=True), 1)
+        if outcome is None
+    }
+    assert len(ids) == 4
     again = open_store(crashed(store, tmp_path / "copy"), CONFIG)
     for both in (store, again):
         found = held(both)
-        assert sorted(found.values()) == sorted([b"first"] * 3 + [b"%d" % number for number in range(6)])
-        assert set(ids) <= set(found)
+        assert sorted(found.values()) == sorted([b"first"] * 3 + [b"0", *ids.values()])
+        assert ids.items() <= found.items()
 
 
-def test_an_interrupt_while_places_are_promised_closes_the_store_for_writing(
-    store: DelayedStore, monkeypatch: pytest.MonkeyPatch, open_store: OpenStore
+def test_an_interrupt_while_memory_hears_of_a_group_closes_the_store_for_writing(
+    store: DelayedStore, open_store: OpenStore
 ) -> None:
-    """Memory may not know what was reserved; what is on disk is whole."""
+    """Memory may not know what was appended; what is on disk is whole."""
     id_ = send(store, 0)
 
-    def interrupt(*_: object) -> None:
+    def interrupt() -> None:
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch:
-        patch.setattr(Partition, "reserve", interrupt)
+    failpoints.arm("wal.after", interrupt)
+    try:
         with pytest.raises(KeyboardInterrupt):
             send(store, 1)
+    finally:
+        failpoints.disarm()
     with pytest.raises(StoreFailed):
         send(store, 2)
     store.close()
-    assert held(open_store(config=CONFIG))[id_] == b"0"
+    found = held(open_store(config=CONFIG))
+    assert found[id_] == b"0"
+    assert sorted(found.values()) == [b"0", b"1", b"first", b"first", b"first"]
 
 
-def test_without_room_for_a_wal_messages_are_appended(store: DelayedStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is not tried again as long as the store is open."""
-    tried: list[int] = []
-
-    def no_room(_: object) -> None:
-        tried.append(1)
-        raise StoreFull(store.path, "no room, says the test")
-
-    monkeypatch.setattr(store._engine.wal_writer, "_open_wal", lambda: no_room(store))
-    sent = {send(store, number): b"%d" % number for number in range(3)}
-    assert tried == [1]
-    assert sent.items() <= held(store).items()
-
-
-def test_a_reader_in_another_process_sees_a_message_when_its_partition_has_it(
-    store: DelayedStore, open_store: OpenStore
-) -> None:
-    """Reading the store's own environments has them write; a reader beside it waits for that."""
+def test_a_reader_in_another_process_sees_a_message_as_soon_as_it_is_sent(store: DelayedStore) -> None:
+    """It reads the log."""
     id_ = send(store, 1)
-    reader = open_store_elsewhere(store.path)
-    assert str(id_) not in reader()
-    held(store)
-    assert str(id_) in reader()
+    assert str(id_) in open_store_elsewhere(store.path)()
+    assert unapplied(store)
 
 
-def test_a_backup_made_by_another_process_has_what_the_wal_holds(
-    store: DelayedStore, tmp_path: Path, open_store: OpenStore
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_a_backup_has_what_only_the_log_has(
+    store: DelayedStore, tmp_path: Path, open_store: OpenStore, elsewhere: bool
 ) -> None:
-    """It was acknowledged before the backup began."""
-    held(store)
+    """Also one that another process makes: it was acknowledged before the backup began."""
     sent = {send(store, number, number % 3): b"%d" % number for number in range(5)}
-    open_store_elsewhere(store.path)(str(tmp_path / "backup"))
-    assert len(owing(store)) == 3
-    again = open_store(tmp_path / "backup", CONFIG)
-    assert sent.items() <= held(again).items()
-
-
-def test_a_backup_made_by_the_writing_process_has_what_only_the_wal_has(
-    store: DelayedStore, tmp_path: Path, open_store: OpenStore
-) -> None:
-    """The copy is what a crash at its instant would leave."""
-    sent = {send(store, number, number % 3): b"%d" % number for number in range(5)}
-    store.backup(tmp_path / "backup")
+    if elsewhere:
+        open_store_elsewhere(store.path)(str(tmp_path / "backup"))
+    else:
+        store.backup(tmp_path / "backup")
+    assert len(unapplied(store)) == 3
     assert sent.items() <= held(open_store(tmp_path / "backup", CONFIG)).items()
 
 
-def test_a_child_leaves_the_wal_alone(store: DelayedStore) -> None:
-    """Closing what it has inherited waits for nobody, whoever led when it was made."""
+def test_a_child_leaves_the_log_alone(store: DelayedStore) -> None:
+    """Closing what it has inherited waits for nothing, also where a thread led when it was made."""
+    before = len(in_wal(store))
     send(store, 0)
-    store._engine.wal_writer._queue._led = True  # type: ignore[union-attr]
+    queue = writer(store)._queue
+    queue._led = True
     child = os.fork()
     if not child:
         signal.alarm(20)
         store.close()
         os._exit(7)
-    store._engine.wal_writer._queue._led = False  # type: ignore[union-attr]
+    queue._led = False
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-    assert len(in_wal(store)) == 1
+    assert len(in_wal(store)) == before + 1
