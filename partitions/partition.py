@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -231,19 +232,18 @@ class Partition:
 
         REQUIRES: an append lease until it ends. Packed messages have their due times with them.
         """
-
-        def heard(first: int, appended: Dues) -> None:
-            log.registered = True
-            listener = self.listener
-            if listener is not None:
-                listener(log, first, np.asarray(appended, dtype=np.int64))
-
-        staged = transaction.stage(log, lambda: StagedLedger(log.ledger, limits, heard))
+        staged = transaction.stage(log, lambda: StagedLedger(log.ledger, limits, partial(self._heard, log)))
         if not log.registered and staged.next_entry == log.ledger.entries:
             transaction.put(fmt.log_key(log.topic_id), fmt.pack_u64(log.ledger_id))
         if isinstance(messages, PackedMessages):
             return staged.add_packed(messages)
         return staged.add_messages(dues, messages, self.start_ms, replaced)
+
+    def _heard(self, log: PartitionLog, first: int, appended: Dues) -> None:
+        log.registered = True
+        listener = self.listener
+        if listener is not None:
+            listener(log, first, np.asarray(appended, dtype=np.int64))
 
     def append(
         self,

@@ -66,7 +66,7 @@ Dues = Int64s | tuple[int]
 
 
 class PackedMessages:
-    """Messages for a partition log in runs that want nothing but their keys: packed before a commit, by any thread."""
+    """Messages for a log in runs that want nothing but their keys: packed before they are appended, by any thread."""
 
     __slots__ = ("count", "dues", "runs")
 
@@ -96,9 +96,9 @@ class PackedMessages:
 
 
 class _Piece:
-    """Consecutive entries of one kind; messages have bodies or are packed, markers have a target."""
+    """Consecutive entries of one kind; messages have bodies, markers have a target."""
 
-    __slots__ = ("base_ms", "bodies", "dues", "early", "entries", "fired_ms", "packed", "replaced", "target")
+    __slots__ = ("base_ms", "bodies", "dues", "early", "entries", "fired_ms", "replaced", "target")
 
     def __init__(
         self,
@@ -117,11 +117,12 @@ class _Piece:
         self.replaced = replaced
         self.early = False
         self.fired_ms: int | None = None
-        self.packed: list[PackedRun] | None = None
 
 
 class StagedLedger:
     """What one transaction appends to one ledger."""
+
+    __slots__ = ("_callback", "_limits", "_pieces", "_written_bytes", "due_by_ms", "ledger", "next_entry")
 
     def __init__(self, ledger: Ledger, limits: RunLimits, committed: Callable[[int, Dues], None] | None = None) -> None:
         """`committed` is called once with (first entry id, due times) when messages are on disk.
@@ -133,7 +134,7 @@ class StagedLedger:
         self.due_by_ms = ledger.due_by_ms
         self._limits = limits
         self._callback = committed
-        self._pieces: list[_Piece] = []
+        self._pieces: list[_Piece | PackedMessages] = []
         self._written_bytes = 0
 
     def add_messages(
@@ -154,12 +155,17 @@ class StagedLedger:
         if type(bodies) is Bodies:  # a batch of its own, not copied to be one with its neighbours
             last = _Piece([dues], bodies, base_ms, replaced=replaced)
             self._pieces.append(last)
-        elif last is None or type(last.bodies) is not list or last.base_ms != base_ms or last.replaced or replaced:
-            last = _Piece([dues], list(bodies), base_ms, replaced=replaced)
-            self._pieces.append(last)
-        else:
+        elif (
+            isinstance(last, _Piece)
+            and type(last.bodies) is list
+            and last.base_ms == base_ms
+            and not (last.replaced or replaced)
+        ):
             last.dues.append(dues)
             last.bodies.extend(bodies)
+        else:
+            last = _Piece([dues], list(bodies), base_ms, replaced=replaced)
+            self._pieces.append(last)
         if early:
             last.early = True
             self.due_by_ms = max(self.due_by_ms, int(np.max(dues)))
@@ -168,9 +174,7 @@ class StagedLedger:
     def add_packed(self, messages: PackedMessages) -> int:
         """Append packed messages; returns the id of the first."""
         first = self._advance(messages.count)
-        piece = _Piece([messages.dues], None, None)
-        piece.packed = messages.runs
-        self._pieces.append(piece)
+        self._pieces.append(messages)
         return first
 
     def add_markers(
@@ -195,10 +199,10 @@ class StagedLedger:
         transaction.entries += self.next_entry - first
         self._written_bytes = 0
         for piece in self._pieces:
-            if piece.bodies is not None:
+            if isinstance(piece, PackedMessages):
+                first = self._write_packed(transaction, first, piece.runs)
+            elif piece.bodies is not None:
                 first = self._write_messages(transaction, first, piece, piece.bodies)
-            elif piece.packed is not None:
-                first = self._write_packed(transaction, first, piece.packed)
             elif piece.entries is not None:
                 first = self._write_markers(transaction, first, piece, piece.entries)
 
@@ -253,15 +257,15 @@ class StagedLedger:
         self.ledger.entries = self.next_entry
         self.ledger.stored_bytes += self._written_bytes
         if self._callback is not None:
-            if len(self._pieces) == 1 and self._pieces[0].replaced is None and len(self._pieces[0].dues) == 1:
-                self._callback(first, self._pieces[0].dues[0])
-                return
-            dues: list[Dues] = [
-                due if piece.replaced is None else np.full(len(due), HELD)
-                for piece in self._pieces
-                for due in piece.dues
-            ]
-            self._callback(first, _joined(dues))
+            dues: list[Dues] = []
+            for piece in self._pieces:
+                if isinstance(piece, PackedMessages):
+                    dues.append(piece.dues)
+                elif piece.replaced is None:
+                    dues += piece.dues
+                else:
+                    dues += [np.full(len(due), HELD) for due in piece.dues]
+            self._callback(first, dues[0] if len(dues) == 1 else _joined(dues))
 
 
 def _ranges(dues: Int64s, bodies: Bodies, base_ms: int | None, limits: RunLimits) -> Iterable[tuple[int, int]]:

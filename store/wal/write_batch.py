@@ -34,14 +34,14 @@ class EnvironmentBatch(StagingTransaction):
         super().__init__(None)
         self._claim_in_group = claim
         self._read = read
-        self._put: dict[bytes, bytes] = {}
+        self._put: dict[bytes, bytes] | None = None
         self.start_ms = start_ms
         self.memtable = memtable
         self.rows: list[Row] = []
 
     def get(self, key: bytes) -> bytes | None:
         """Fields of a small record. REQUIRES: a claim on what may change it."""
-        fields = self._put.get(key)
+        fields = None if self._put is None else self._put.get(key)
         return self._read(key) if fields is None else fields
 
     def claim(self, owner: object) -> None:
@@ -50,6 +50,8 @@ class EnvironmentBatch(StagingTransaction):
 
     def put(self, key: bytes, fields: bytes) -> None:
         """Store a small record, replacing what is there."""
+        if self._put is None:
+            self._put = {}
         self._put[key] = fields
         self.rows.append(Row(RowKind.RECORD, self.start_ms, key, fields))
 
