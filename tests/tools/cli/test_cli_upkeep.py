@@ -19,6 +19,9 @@ def path(tmp_path: Path) -> Path:
         store.topic("t").subscribe("s")
         for number in range(100):
             store.topic("t").send(b"payload %d" % number, deliver_at=FUTURE_MS + number)
+            if number % 10 == 9:
+                assert store._engine.wal_writer is not None
+                store._engine.wal_writer.apply_all()  # a run for each ten
     return tmp_path / "store"
 
 
@@ -26,8 +29,9 @@ def test_check_finds_keys_that_a_page_hides(path: Path) -> None:
     """The newest entries are gone without a gap: only the count of the tree tells."""
     (file,) = path.glob("partitions/*/*/data.mdb")
     content = bytearray(file.read_bytes())
-    leaf = next(at for at in range(2 * 4096, len(content), 4096) if content[at + 10] == 2)
-    content[leaf + 12] -= 2  # one node fewer
+    leaves = [at for at in range(2 * 4096, len(content), 4096) if content[at + 10] == 2]
+    for leaf in leaves:  # some are of earlier commits
+        content[leaf + 12] -= 2  # one node fewer
     file.write_bytes(content)
     result = run("check", path)
     assert result.exit_code == 1
