@@ -39,7 +39,7 @@ def fill(path: Path, size: int, wal_bytes: int) -> None:
         topic.send_payloads(payloads, deliver_at=dues[at : at + load.BATCH])
         at = (at + load.BATCH) % len(dues)
         assert store._engine.wal_writer is not None
-        active = store._engine.wal_writer._wal.active
+        active = store._engine.wal_writer._segments._wal.active
         assert active is not None
         if active.size >= wal_bytes and active.size < active.used + 2 * (active.used - used):  # the next may not fit
             return

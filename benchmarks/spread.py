@@ -96,10 +96,10 @@ def measure_topics(subject: str, topics: int, directory: Path) -> dict[str, floa
 
 def main(argv: list[str]) -> int:
     """Run the workload."""
-    options = parse(argv, "spread", __doc__, n=(200_000,), quick_n=(5_000,))
+    options = parse(argv, "spread", __doc__, n=(1_000_000,), quick_n=(5_000,))
     results = Results("spread", options)
     for n in options.n:
-        for days, least in _LEAST.items():
+        for days, least in list(_LEAST.items())[: 2 if options.quick else None]:
             case = f"{n:,} messages over {days:,} days"
             arguments = {"n": n, "days": days}
             chosen = subjects("duelog", "postgres")
@@ -109,7 +109,8 @@ def main(argv: list[str]) -> int:
                 results.target(f"{case}, against {other.label}", results.ratio(ours, other), 1.0, "more", "x")
             if least is not None and ours is not None:
                 results.target(case, ours.median, least, "more", "messages/s")
-            results.target(f"{case}, disk", results.median(case, "duelog", DISK.name), 1_150, "less", "B")
+            if days < max(_LEAST):  # else a partition's first pages are much of it
+                results.target(f"{case}, disk", results.median(case, "duelog", DISK.name), 1_150, "less", "B")
     topics = 100 if options.quick else 2_000
     case = f"{topics:,} topics, {_EACH} messages each over 7 days"
     compare(results, case, "benchmarks.spread:measure_topics", {"topics": topics}, [RATE, DISK], WAYS)
