@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import random
 import shutil
 import threading
@@ -13,8 +15,7 @@ from pathlib import Path
 import pytest
 
 from duelog import DelayedDeliveryPolicies, DelayedStore, ManualClock, Message, StoreConfig
-from duelog.errors import DelayTooLong, DuelogError, InvalidArgument, InvalidMessage, StoreFailed
-from duelog.partitions.partition import Partition
+from duelog.errors import DelayTooLong, DuelogError, InvalidArgument, InvalidMessage, StoreFailed, StoreFull
 from duelog.sending.producer import Claim
 from duelog.store.errors import BrokenInvariant
 from duelog.store.files.failpoints import arm, disarm
@@ -61,10 +62,10 @@ def test_a_number_that_is_stored_is_not_stored_again(open_store: OpenStore, cloc
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_a_batch_broken_off_between_its_partitions_is_completed_by_sending_it_again(
+def test_a_batch_that_was_broken_off_is_stored_once_by_sending_it_again(
     open_store: OpenStore, clock: ManualClock, seed: int
 ) -> None:
-    """Some partitions committed and some not: the retry stores the missing ones and no other."""
+    """It was stored, or not, or is in doubt: sent again it is there once."""
     chance = random.Random(seed)
     store = open_store(config=HOURS)
     topic = store.topic("t")
@@ -72,7 +73,7 @@ def test_a_batch_broken_off_between_its_partitions_is_completed_by_sending_it_ag
     number = 0
     for _ in range(12):
         batch = [Message(b"%d" % (number + at), deliver_after=chance.choice([0, 600, 4_000, 9_000])) for at in range(5)]
-        left = chance.randrange(1, 6)
+        left = chance.randrange(1, 3)
 
         def break_off() -> None:
             nonlocal left
@@ -80,14 +81,14 @@ def test_a_batch_broken_off_between_its_partitions_is_completed_by_sending_it_ag
             if left == 0:
                 raise Lost
 
-        point = chance.choice(["commit.before", "commit.after"])
+        point = chance.choice(["wal.before", "wal.after"])
         arm(point, break_off)
         try:
             with suppress(Lost, StoreFailed):
                 producer.send_batch(batch, first_sequence_id=number)
         finally:
             disarm()
-        if point == "commit.after" or chance.random() < 0.5:  # a commit in doubt asks for a reopen
+        if point == "wal.after" or chance.random() < 0.5:  # a commit in doubt asks for a reopen
             store.close()
             store = open_store(config=HOURS)
             topic = store.topic("t")
@@ -147,30 +148,37 @@ def test_a_message_that_is_refused_takes_no_number(open_store: OpenStore) -> Non
 @pytest.mark.parametrize("groups", [[1] * 9, [2, 3, 4], [4, 1, 4], [9]], ids=str)
 @pytest.mark.parametrize("backwards", [False, True])
 @pytest.mark.parametrize("moved", [0.0, 1.0])
-def test_numbers_of_a_batch_that_a_crash_broke_off_are_stored_however_they_are_sent_again(
+def test_numbers_of_a_large_batch_that_a_crash_broke_off_are_stored_however_they_are_sent_again(
     open_store: OpenStore, tmp_path: Path, clock: ManualClock, groups: list[int], backwards: bool, moved: float
 ) -> None:
-    """One by one, in other groups, in other order, with other due times: a number in a gap is not taken for stored."""
-    store = open_store(config=replace(HOURS, durability="none"))
+    """One by one, in other groups, in other order, with other due times: a number that is not there is stored."""
+    config = replace(HOURS, durability="none", wal_bytes=16 << 10, max_message_bytes=40_000)
+    store = open_store(config=config)
     left = 2
 
     def die() -> None:
         nonlocal left
         left -= 1
-        if left == 0:  # two of the three hours are not there
+        if left == 0:  # the first group of three is there
             shutil.copytree(store.path, tmp_path / "died")
             raise Lost
 
-    store.topic("t").producer("p")
-    store.topic("other").send_batch(batch_of(3, lambda at: 1.5 + at))  # so that only commits of the batch come
-    arm("commit.before", die)
-    with pytest.raises(Lost):
-        store.topic("t").producer("p").send_batch(batch_of(9, lambda at: 1.5 + at % 3), first_sequence_id=0)
-    disarm()
-    store = open_store(tmp_path / "died", config=HOURS)
+    def large(delay: float) -> list[Message]:
+        return [
+            replace(each, payload=bytes(each.payload).ljust(30_000)) for each in batch_of(9, lambda at: delay + at % 3)
+        ]
+
     producer = store.topic("t").producer("p")
-    assert producer.last_sequence_id == 6
-    again = batch_of(9, lambda at: 1.5 + moved + at % 3)
+    arm("wal.before", die)
+    try:
+        with pytest.raises(Lost):
+            producer.send_batch(large(1.5), first_sequence_id=0)
+    finally:
+        disarm()
+    store = open_store(tmp_path / "died", config=config)
+    producer = store.topic("t").producer("p")
+    assert producer.last_sequence_id == 2
+    again = large(1.5 + moved)
     parts = [(sum(groups[:at]), sum(groups[: at + 1])) for at in range(len(groups))]
     stored = [
         start + at
@@ -178,8 +186,29 @@ def test_numbers_of_a_batch_that_a_crash_broke_off_are_stored_however_they_are_s
         for at, message_id in enumerate(producer.send_batch(again[start:limit], first_sequence_id=start))
         if message_id is not None
     ]
-    assert sorted(stored) == [1, 2, 4, 5, 7, 8]
+    assert sorted(stored) == [3, 4, 5, 6, 7, 8]
     assert delivered(store, clock) == list(range(9))
+
+
+def test_numbers_that_found_no_space_are_sent_again(
+    open_store: OpenStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The call that failed claims them no more; what it would have written later is refused."""
+    store = open_store(config=replace(HOURS, wal_bytes=16 << 10))
+    producer = store.topic("t").producer("p")
+    with monkeypatch.context() as patch:
+
+        def refuse(path: Path, *_: object) -> None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), os.fspath(path))
+
+        patch.setattr("duelog.store.wal.segment._make", refuse)
+        for _ in range(2):
+            with pytest.raises(StoreFull):
+                producer.send_batch(batch_of(3, lambda at: at), first_sequence_id=0)
+        assert producer.last_sequence_id == -1
+    assert None not in producer.send_batch(batch_of(3, lambda at: at), first_sequence_id=0)
+    assert producer.send_batch(batch_of(3, lambda at: at), first_sequence_id=0) == [None] * 3
+    assert delivered(store, clock) == [0, 1, 2]
 
 
 def test_a_number_that_was_left_out_is_stored_when_it_comes(open_store: OpenStore, clock: ManualClock) -> None:
@@ -216,7 +245,7 @@ def test_two_calls_that_send_one_number_at_once_store_it_once(open_store: OpenSt
         messages = [Message(b"%d" % number, deliver_after=3_600 * hours) for number in (first, first + 1)]
         answers.append([each is not None for each in producer.send_batch(messages, first_sequence_id=first)])
 
-    arm("commit.before", hold)
+    arm("wal.before", hold)
     one = threading.Thread(target=send, args=(0, 1))
     one.start()
     assert committing.wait(60)
@@ -231,10 +260,10 @@ def test_two_calls_that_send_one_number_at_once_store_it_once(open_store: OpenSt
     assert delivered(store, clock) == [0, 1, 2]
 
 
-def test_a_number_whose_commit_is_in_doubt_is_refused_until_the_store_is_opened_again(
+def test_a_number_whose_group_is_in_doubt_is_refused_until_the_store_is_opened_again(
     open_store: OpenStore, clock: ManualClock
 ) -> None:
-    """It is not sent to another partition meanwhile, where it would be a second time; other numbers are."""
+    """As is every other; then it is known to be stored."""
     store = open_store(config=HOURS)
     producer = store.topic("t").producer("p")
     producer.send_batch(batch_of(2, lambda at: at + 1), first_sequence_id=0)
@@ -242,74 +271,31 @@ def test_a_number_whose_commit_is_in_doubt_is_refused_until_the_store_is_opened_
     def lose() -> None:
         raise Lost
 
-    arm("commit.after", lose)
-    with pytest.raises(Lost):
-        producer.send(Message(b"2", deliver_after=3_600), sequence_id=2)
-    disarm()
-    with pytest.raises(StoreFailed):
-        producer.send(Message(b"2", deliver_after=7_200), sequence_id=2)
-    assert producer.send(Message(b"3", deliver_after=7_200), sequence_id=3) is not None
+    arm("wal.after", lose)
+    try:
+        with pytest.raises(Lost):
+            producer.send(Message(b"2", deliver_after=3_600), sequence_id=2)
+    finally:
+        disarm()
+    for number in (2, 3):
+        with pytest.raises(StoreFailed):
+            producer.send(Message(b"%d" % number, deliver_after=7_200), sequence_id=number)
     store.close()
     store = open_store(config=HOURS)
     assert store.topic("t").producer("p").send(Message(b"2", deliver_after=7_200), sequence_id=2) is None
-    assert delivered(store, clock) == [0, 1, 2, 3]
-
-
-@pytest.mark.parametrize("begun", [True, False], ids=["committing", "not begun"])
-def test_a_batch_that_goes_on_after_its_caller_was_interrupted_stores_nothing_twice(
-    open_store: OpenStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, begun: bool
-) -> None:
-    """Another thread still writes a part of it when the numbers are sent again."""
-    store = open_store(config=HOURS)
-    producer = store.topic("t").producer("p")
-    producer.send_batch(batch_of(2, lambda at: at + 1), first_sequence_id=10)
-    caller, waits, go, ended = threading.current_thread(), threading.Event(), threading.Event(), threading.Event()
-    append = Partition.append
-
-    def hold() -> None:
-        if threading.current_thread() is caller:
-            waits.wait(60)
-            raise KeyboardInterrupt
-        waits.set()
-        go.wait(60)
-
-    def held(self: Partition, *args: object, **named: object) -> object:
-        if not begun and threading.current_thread() is not caller and not waits.is_set():
-            hold()
-        try:
-            return append(self, *args, **named)  # type: ignore[arg-type]
-        finally:
-            if threading.current_thread() is not caller and go.is_set():
-                ended.set()
-
-    monkeypatch.setattr(Partition, "append", held)
-
-    def hold_caller() -> None:
-        if threading.current_thread() is caller:
-            hold()
-
-    arm("commit.before", hold if begun else hold_caller)
-    with pytest.raises(KeyboardInterrupt):
-        producer.send_batch(batch_of(2, lambda at: at + 1), first_sequence_id=0)
-    disarm()
-    if begun:
-        go.set()
-    ids = producer.send_batch(batch_of(2, lambda at: 3), first_sequence_id=0)  # by this thread
-    assert [each is not None for each in ids] == [True, not begun]
-    go.set()
-    assert ended.wait(60)
-    assert delivered(store, clock) == [0, 0, 1, 1]  # numbers 10 and 11 say 0 and 1 too
+    assert delivered(store, clock) == [0, 1, 2]
 
 
 def test_a_call_that_has_ended_cannot_store_numbers_that_another_has_claimed(open_store: OpenStore) -> None:
     """What it left to other threads is refused, also before the other call has stored them."""
     store = open_store()
     state = store.topic("t").producer("p")._producer
-    main = store._engine.main
+    wal_writer = store._engine.wal_writer
+    assert wal_writer is not None
     ended, now = Claim(), Claim()
     with ended.calling:
         state.claim(ended, 0, 3)
-        main.write(lambda transaction: state.write(transaction, ended, [1]))
+        wal_writer.write(lambda group: state.write(group, ended, [1]))
     with now.calling:
         state.claim(now, None, 1)
         assert list(now.numbers) == [3]  # above those that were not stored
@@ -317,10 +303,10 @@ def test_a_call_that_has_ended_cannot_store_numbers_that_another_has_claimed(ope
         state.claim(now, 0, 4)
         assert list(now.numbers) == [0, 2, 3]
         with pytest.raises(DuelogError, match="has ended"):
-            main.write(lambda transaction: state.write(transaction, ended, [2]))
-        main.write(lambda transaction: state.write(transaction, now, [0, 2, 3]))
+            wal_writer.write(lambda group: state.write(group, ended, [2]))
+        wal_writer.write(lambda group: state.write(group, now, [0, 2, 3]))
         with pytest.raises(BrokenInvariant):
-            main.write(lambda transaction: state.write(transaction, now, [2]))
+            wal_writer.write(lambda group: state.write(group, now, [2]))
 
 
 def test_a_number_that_is_stored_is_known_also_when_its_delay_is_refused_by_now(open_store: OpenStore) -> None:
