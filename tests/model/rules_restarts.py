@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from hypothesis.stateful import precondition, rule
 from .drawing import CONFIGS, HANDING_OUT, STORING, TAKING_BACK, only
 from .driver import Once, SimulatedCrash, armed, copy_store
 from .machine import Machine
-from .rules_sending import CLEANUP, FIRING
+from .rules_sending import APPLYING, CLEANUP, FIRING
 
 
 class RestartRules(Machine):
@@ -49,6 +50,16 @@ class RestartRules(Machine):
     @only(STORING, TAKING_BACK)
     @rule(point=st.sampled_from((*FIRING, *CLEANUP)), count=st.integers(1, 3))
     def crash_in_a_tick(self, point: str, count: int) -> None:
+        self._crash_in(self.store.tick, point, count)
+
+    @only(STORING, TAKING_BACK)
+    @rule(point=st.sampled_from(APPLYING), count=st.integers(1, 3))
+    def crash_in_a_checkpoint(self, point: str, count: int) -> None:
+        """All of the write-ahead log is being applied."""
+        assert self.store._engine.wal_writer is not None
+        self._crash_in(self.store._engine.wal_writer.apply_all, point, count)
+
+    def _crash_in(self, call: Callable[[], object], point: str, count: int) -> None:
         target = self._next_copy()
 
         def crash() -> None:
@@ -57,7 +68,7 @@ class RestartRules(Machine):
 
         try:
             with armed(point, Once(count, crash)):
-                self.store.tick()
+                call()
         except SimulatedCrash:
             pass
         else:

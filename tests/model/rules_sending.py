@@ -16,6 +16,7 @@ from .driver import Once, armed, full_disk, stalled_sender
 from .machine import Machine
 
 FIRING = ("fire.before", "fire.after", "close.before", "close.after")
+APPLYING = ("wal.prepared", "wal.ended", "wal.part", "wal.applied", "wal.released")
 CLEANUP = ("acks.before", "trim.recorded", "trim.part", "delete.recorded", "delete.moved", "delete.removed")
 
 
