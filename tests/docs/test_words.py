@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.test_references import DOCUMENTS
+from tests.docs.test_references import DOCUMENTS, SOURCES
+from tests.packaging.tree import ROOT
 
 GONE = (
     "nobody",
@@ -54,3 +55,24 @@ def test_a_document_uses_no_word_that_has_a_better_one(document: Path) -> None:
     """Each word as a whole, in any case; names in backticks do not count."""
     found = re.findall(rf"\b({'|'.join(GONE)})\b", prose(document), re.IGNORECASE)
     assert found == []
+
+
+JOURNAL = {
+    "store/wal/older_wal.py": "the file of older versions",
+    "cleanup/older_replay.py": "likewise",
+    "docs/format.md": "likewise",
+    "CHANGELOG.md": "settings that are gone",
+    "benchmarks/peers/sqlite_peer.py": "a setting of SQLite",
+}
+"""Where the word that the write-ahead log once had still stands."""
+
+
+def test_the_write_ahead_log_has_one_name() -> None:
+    """In code, comments and documents, but for what older versions left and what other programs say."""
+    about = {Path(__file__), ROOT / "tests" / "packaging" / "test_words.py"}
+    found = {
+        str(path.relative_to(ROOT))
+        for path in {*DOCUMENTS, *SOURCES} - about
+        if re.search("journal", path.read_text(encoding="utf-8"), re.IGNORECASE)
+    }
+    assert found == JOURNAL.keys()
