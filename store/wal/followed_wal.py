@@ -13,8 +13,9 @@ from functools import partial
 from pathlib import Path
 
 from ..env.memtable import Follow, Look, Unapplied
+from ..files.system_errors import explained
 from .segment import Group, Row
-from .wal_reader import WalFollower
+from .wal_reader import DIRECTORY, WalFollower
 from .write_batch import add_row
 
 _BEYOND = 1 << 64
@@ -31,6 +32,7 @@ class FollowedWal:
     """
 
     def __init__(self, path: Path, store_id: bytes) -> None:
+        self._path = path / DIRECTORY
         self._wal = WalFollower(path, store_id)
         self._lock = threading.Lock()
         self._last: Group | None = None
@@ -44,7 +46,7 @@ class FollowedWal:
         return partial(self._look, start_ms)
 
     def _look(self, start_ms: int) -> Look:
-        with self._lock:
+        with self._lock, explained(self._path):
             self._read_on()
             return partial(self._unapplied, start_ms, self._rows.get(start_ms, [])[:])
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from ..errors import DamagedStore
 from ..files.directory import flush_file, make_directory
+from ..files.system_errors import explained
 from .segment import Group, SegmentContent, SegmentFollower, file_name, numbers_in, read_segment, write_segment
 
 DIRECTORY = "wal"
@@ -98,7 +99,8 @@ def read_beside(path: Path, store_id: bytes, oldest: Callable[[], int | None]) -
     while True:
         first = oldest()
         try:
-            return read_wal(path, store_id, first)
+            with explained(path / DIRECTORY):
+                return read_wal(path, store_id, first)
         except DamagedStore as error:
             if found == (first, str(error)):
                 raise

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
 
+from duelog.errors import ResourceShortage
 from duelog.store.codec.format import counter_key
 from duelog.store.wal import segment as segments
 from duelog.store.wal.followed_wal import FollowedWal
@@ -108,3 +111,20 @@ def test_a_segment_that_was_renamed_is_forgotten(directory: Path) -> None:
     assert look()(place_of(1, 0)).records == of(1)
     assert numbers_in(directory) == [2]
     segment.close()
+
+
+def test_a_log_that_may_not_be_read_is_no_empty_one(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the system refuses is told as for the rest of the store."""
+    segment = Segment(directory, 1, STORE_ID, SIZE)
+    segment.append([record(0)], flush=True)
+    segment.close()
+
+    def refuse(path: Path, mode: str) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), str(path))
+
+    look = FollowedWal(directory.parent, STORE_ID).of(MAIN)
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "open", refuse)
+        with pytest.raises(ResourceShortage):
+            look()
+    assert look()(-1).records == of(0)
