@@ -1,20 +1,102 @@
-"""Making the directory of a new time partition: complete and durable before it has its name.
+"""Making new time partitions: each is complete and durable before it has its name, and registered before it is used.
 
-It is built in staging/, which every open clears, and renamed into place. Registering it in the catalog is left to the
-partition set; a crash before that leaves a directory that nothing refers to, which the next open removes.
+A directory is built in staging/, which every open clears, renamed into place, and registered in the catalog, several by
+one commit; a crash before that leaves a directory that nothing refers to, which the next open removes. And the ids of
+ledgers for their logs, which no two logs of a store share.
 """
 
 from __future__ import annotations
 
+import threading
 import uuid
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from ..store.codec import format as fmt
-from ..store.codec.format import PartitionInfo
+from ..store.codec.format import PartitionInfo, PartitionRecord, PartitionState
 from ..store.env.environment import Environment
 from ..store.env.transaction import Transaction
 from ..store.files.directory import discard_tree, make_directory, move, remove_tree
 from ..store.files.failpoints import reach
+from ..store.files.system_errors import explained
+from ..store.log import catalog
+from .partition import Partition
+
+_BUILDERS = 8
+"""Threads that make the directories of several partitions."""
+
+_LEDGER_BLOCK, _MOST_LEDGERS = 64, 4_096
+"""Ledger ids reserved at once for partition logs, twice as many each time; what a crash leaves is never given out."""
+
+
+class LedgerNumbers:
+    """Ids of ledgers for the logs of partitions, reserved in blocks. Thread-safe."""
+
+    def __init__(self, main: Environment) -> None:
+        self._main = main
+        self._lock = threading.Lock()
+        self._left = iter(range(0))
+        self._block = _LEDGER_BLOCK
+
+    def next(self) -> int:
+        """An id that no ledger of the store has. Not inside a transaction of the main environment."""
+        with self._lock:
+            for ledger_id in self._left:
+                return ledger_id
+            count = self._block
+            first = self._main.write(lambda transaction: catalog.take_numbers(transaction, catalog.LEDGERS, count))
+            self._main.sync()  # ids that a power cut takes back would be given out again
+            self._left = iter(range(first, first + count))
+            self._block = min(2 * count, _MOST_LEDGERS)
+            return next(self._left)
+
+
+def create_partitions(
+    store: Path,
+    main: Environment,
+    made: Sequence[Partition],
+    now_ms: int,
+    store_id: bytes,
+    map_bytes: int,
+    publish: Callable[[], None],
+) -> None:
+    """Make the directories of new partitions side by side, and register them by one commit of the main environment.
+
+    `publish` has them be known, once that is on disk; an interrupt leaves nothing half known. Raises as
+    `build_partition`, StoreFailed; then nothing is left, or what the next opening removes.
+    """
+    registered: list[bool] = []
+
+    def register(transaction: Transaction) -> None:
+        for partition in made:
+            record = PartitionRecord(partition.end_ms, 1, PartitionState.OPEN, 0, now_ms)
+            transaction.put(fmt.partition_key(partition.start_ms), record.pack())
+        transaction.after_commit(lambda: registered.append(True))
+
+    def build(partition: Partition) -> None:
+        target = partition.path.parent
+        build_partition(store, target, partition.start_ms, partition.end_ms, store_id, map_bytes)
+
+    try:
+        with explained(store):
+            if len(made) == 1:
+                build(made[0])
+            else:
+                with ThreadPoolExecutor(min(len(made), _BUILDERS)) as pool:
+                    for _ in pool.map(build, made):
+                        pass
+        main.write(register)
+    finally:
+        if registered:
+            try:
+                main.sync()  # else a power cut takes it, and groups that were sent to them are not whole
+            finally:
+                publish()
+        elif main.failed is None:  # else they may be in the catalog
+            for partition in made:
+                discard_tree(partition.path.parent)
+    reach("partition.registered")
 
 
 def build_partition(store: Path, target: Path, start_ms: int, end_ms: int, store_id: bytes, map_bytes: int) -> None:

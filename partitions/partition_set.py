@@ -3,10 +3,6 @@
 A lease keeps a partition's environment open for reading or appending; without leases the least
 recently used environment is closed once more than `max_open_partitions` are open. An append lease is
 refused by a partition that is closing or closed, and a partition closes only without append leases.
-
-Creation: a complete directory is built in staging/, renamed into place, registered in the main
-environment, then used. A crash before the registration leaves a directory that nothing refers to, which
-the next open removes.
 """
 
 from __future__ import annotations
@@ -14,34 +10,22 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
 from sortedcontainers import SortedDict
 
-from ..store.codec import format as fmt
-from ..store.codec.format import PartitionRecord, PartitionState
+from ..store.codec.format import PartitionState
 from ..store.codec.run import RunLimits
 from ..store.config import StoreConfig
 from ..store.env.claims import Claims
 from ..store.env.environment import Environment
 from ..store.env.memtable import Follow, Memtable
-from ..store.env.transaction import Transaction
 from ..store.errors import ClosedError, DamagedStore
-from ..store.files.directory import discard_tree
-from ..store.files.failpoints import reach
-from ..store.files.system_errors import explained
 from ..store.listener import StoreListener
 from ..store.log import catalog
-from .creation import build_partition
+from .creation import LedgerNumbers, create_partitions
 from .partition import Partition, partition_path
-
-_LEDGER_BLOCK, _MOST_LEDGERS = 64, 4_096
-"""Ledger ids reserved at once for partition logs, twice as many each time; what a crash leaves is never given out."""
-
-_BUILDERS = 8
-"""Threads that make the directories of several partitions."""
 
 Watcher = Callable[[Partition, Environment], None]
 """Told of an environment that was opened."""
@@ -72,11 +56,10 @@ class PartitionSet:
         self._claims = claims
         self._read_only = read_only
         self._lock = threading.Lock()
-        self._creating, self._numbering = threading.Lock(), threading.Lock()
+        self._creating = threading.Lock()
         self._partitions: SortedDict[int, Partition] = SortedDict()
         self._open: OrderedDict[int, Partition] = OrderedDict()
-        self._ledger_ids = iter(range(0))
-        self._ledger_block = _LEDGER_BLOCK
+        self._ledger_numbers = LedgerNumbers(main)
         self._closed = False
         self._listeners = listeners
         self._watcher: Watcher | None = None
@@ -374,52 +357,15 @@ class PartitionSet:
                 return
             span_ms = self._config.partition_ms
             made = [self._new(start_ms, start_ms + span_ms, 1, PartitionState.OPEN) for start_ms in missing]
-            registered = False
 
             def publish() -> None:
-                """By the leader of the commit: an interrupt of another thread leaves nothing half known."""
-                nonlocal registered
-                registered = True
-                self._main.sync()  # else a power cut takes it, with all the commits that come after this one
                 with self._lock:
                     self._partitions.update((each.start_ms, each) for each in made)
 
-            def register(transaction: Transaction) -> None:
-                for partition in made:
-                    record = PartitionRecord(partition.end_ms, 1, PartitionState.OPEN, 0, now_ms)
-                    transaction.put(fmt.partition_key(partition.start_ms), record.pack())
-                transaction.after_commit(publish)
-
-            try:
-                with explained(self._path):
-                    self._build(made)
-                self._main.write(register)
-                reach("partition.registered")
-            finally:
-                if not registered and self._main.failed is None:  # else they may be in the catalog
-                    for partition in made:
-                        discard_tree(partition.path.parent)
+            create_partitions(self._path, self._main, made, now_ms, self._store_id, self._config.map_bytes, publish)
             for partition in made:
                 for listener in self._listeners:
                     listener.partition_created(partition.start_ms)
-
-    def _build(self, partitions: Sequence[Partition]) -> None:
-        def build(partition: Partition) -> None:
-            build_partition(
-                self._path,
-                partition.path.parent,
-                partition.start_ms,
-                partition.end_ms,
-                self._store_id,
-                self._config.map_bytes,
-            )
-
-        if len(partitions) == 1:
-            build(partitions[0])
-            return
-        with ThreadPoolExecutor(min(len(partitions), _BUILDERS)) as pool:
-            for _ in pool.map(build, partitions):
-                pass
 
     def retire(self, partition: Partition) -> bool:
         """Close a partition whose deletion is recorded, for good; False while there is a lease.
@@ -440,15 +386,7 @@ class PartitionSet:
 
     def new_ledger(self) -> int:
         """A ledger id for a new partition log. Not inside a transaction of the main environment."""
-        with self._numbering:
-            for ledger_id in self._ledger_ids:
-                return ledger_id
-            count = self._ledger_block
-            first = self._main.write(lambda transaction: catalog.take_numbers(transaction, catalog.LEDGERS, count))
-            self._main.sync()  # ids that a power cut takes back would be given out again
-            self._ledger_ids = iter(range(first, first + count))
-            self._ledger_block = min(2 * count, _MOST_LEDGERS)
-            return next(self._ledger_ids)
+        return self._ledger_numbers.next()
 
     def close(self) -> None:
         """Close every environment; the caller has seen to it that none is used, but by a backup: it is awaited."""

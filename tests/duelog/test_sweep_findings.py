@@ -12,7 +12,7 @@ from duelog.cleanup import deletion
 from duelog.delivery.outstanding import Outstanding
 from duelog.delivery.read_ahead import ReadAhead
 from duelog.markers.firing.pending_log import PendingLog
-from duelog.partitions import partition_set
+from duelog.partitions import creation
 from duelog.partitions.partition import Partition
 from duelog.partitions.partition_set import PartitionSet
 from duelog.store.env.environment import Environment
@@ -80,7 +80,7 @@ def test_what_was_taken_of_a_log_and_not_handed_over_is_read_back(
     assert payloads_of(store) == [b"0", b"1"]
 
 
-@pytest.mark.parametrize("owner", [Environment, partition_set])
+@pytest.mark.parametrize("owner", [Environment, creation])
 def test_a_partition_whose_making_broke_off_is_there_or_leaves_nothing(
     store: DelayedStore, clock: ManualClock, plant: Plant, owner: Any
 ) -> None:
