@@ -19,6 +19,7 @@ from duelog import DelayedStore, ManualClock, Message, MessageId, Outcome, Store
 from duelog.store.config import Durability
 from duelog.store.env.claims import Conflict
 from duelog.store.env.transaction import Transaction
+from duelog.store.log.ledger import applied_tail
 from duelog.store.wal.write_batch import WriteBatch
 from tests.conftest import OpenStore
 from tests.model.driver import armed
@@ -209,3 +210,19 @@ def test_a_log_of_a_partition_is_not_in_a_commit_and_in_a_group_at_once(store: D
     assert partition.memtable.claims is engine.writer()._claims
     with engine.partitions.lease(partition):
         partition.environment.write(claim_twice)
+
+
+def test_a_commit_applies_what_came_while_its_work_was_done(store: DelayedStore) -> None:
+    """So a message that the work knows of, as an acknowledgement does, is in LMDB as soon as what tells of it."""
+    topic, main = store.topic("t"), store._engine.main
+    first = topic.send(b"before")
+
+    def work(transaction: Transaction) -> None:
+        if not sent:
+            sent.append(topic.send(b"meanwhile"))
+
+    sent: list[MessageId] = []
+    main.write(work)
+    assert sent == [MessageId(first.ledger_id, first.entry_id + 1)]
+    with main.read() as raw:
+        assert applied_tail(raw, "main", first.ledger_id) == 2
