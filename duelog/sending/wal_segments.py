@@ -15,6 +15,7 @@ from duelog.store.clock import Clock
 from duelog.store.codec import format as fmt
 from duelog.store.config import KIB, MIB, StoreConfig
 from duelog.store.env.environment import Environment
+from duelog.store.files.failpoints import reach
 from duelog.store.files.system_errors import explained
 from duelog.store.log import catalog
 from duelog.store.wal.segment import MAIN, Row
@@ -98,6 +99,7 @@ class WalSegments:
             self._main.sync()  # a commit that a power cut took back would leave a gap before these rows
         now_ms = self._clock.now_ms()
         flush, was_flushed = self._is_to_flush(now_ms), self._is_flushed
+        reach("wal.before")
         position = self._wal.append(rows, flush=flush)
         if self._begun_ms is None:
             self._begun_ms = now_ms

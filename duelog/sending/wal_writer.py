@@ -177,7 +177,6 @@ class WalWriter:
 
         Raises OSError, StoreFailed.
         """
-        reach("wal.before")
         position = self._segments.append(rows)
         self._publishing = True
         reach("wal.after")
