@@ -152,11 +152,13 @@ def test_an_error_of_the_write_is_in_every_future_of_its_batch(small: DelayedSto
     held = Held(small)
     topic = small.topic("t")
     futures = [topic.send_async(b"x"), topic.send_async(b"y")]
-    small._engine.main.write = lambda work: (_ for _ in ()).throw(RuntimeError("made up"))  # type: ignore[method-assign]
-    held._write = small._engine.main.write
+
+    def fail(work: object) -> Any:
+        raise RuntimeError("made up")
+
+    held._write = fail
     held.let_go.set()
     assert all(isinstance(future.exception(LIMIT_S), RuntimeError) for future in futures)
-    del small._engine.main.write
 
 
 def test_closing_the_store_in_a_callback_is_refused_and_does_not_deadlock(open_store: OpenStore) -> None:
