@@ -1,8 +1,8 @@
 """Producers against a dict: whatever breaks a send off, and however its numbers are sent again, each is stored once.
 
-Sends and ticks fail, die (a copy of the directory as it is at that commit is opened in place of the store) or are left
-in doubt, between any two commits of a batch; partitions are deleted and compacted in between. What the twin knows of
-the store is the answers alone.
+Sends and ticks fail, die (a copy of the directory as it is then is opened in place of the store) or are left in doubt:
+before or after the group of a batch is written, or at a commit that it needs; partitions are deleted and compacted in
+between. What the twin knows of the store is the answers alone.
 """
 
 from __future__ import annotations
@@ -27,11 +27,18 @@ from tests.cleanup.compacting import plan_compaction
 from tests.conftest import START_MS
 
 SPAN_MS = 1_000
-# Without waiting for the disk the parts of a batch are written in turn, so that a copy never meets half a commit.
 CONFIG = StoreConfig(partition_ms=SPAN_MS, ledger_max_entries=2, durability="none", background=False)
 DUES = st.lists(st.sampled_from((0, 300, 900, 1_500, 2_500)), min_size=1, max_size=6)
 ENDS = st.sampled_from(("fails", "dies", "doubt", "dies"))
 TICK_POINTS = st.sampled_from(("commit.before", "commit.after", "delete.recorded", "delete.moved", "delete.removed"))
+
+
+POINTS = {
+    "fails": ("wal.before", "commit.before"),
+    "dies": ("wal.before", "wal.after"),
+    "doubt": ("wal.after", "wal.after"),
+}
+"""Where a send breaks off, by how it ends: before its group is written, after it, or at a commit that it needs."""
 
 
 class Lost(Exception):
@@ -96,12 +103,12 @@ class ProducerMachine(RuleBasedStateMachine):
             self.doubtful.discard(number)
         assert max(self.stored) <= self.producer.last_sequence_id <= max(self.stored | self.doubtful)
 
-    @rule(first=st.integers(0, 14), dues=DUES, at=st.integers(1, 4), end=ENDS, again=st.booleans())
-    def send_and_break_off(self, first: int, dues: list[int], at: int, end: str, again: bool) -> None:
-        """Some partitions have their part of the batch, and the others do not."""
-        point = "commit.after" if end == "doubt" else "commit.before"
+    @rule(first=st.integers(0, 14), dues=DUES, late=st.booleans(), end=ENDS, again=st.booleans())
+    def send_and_break_off(self, first: int, dues: list[int], late: bool, end: str, again: bool) -> None:
+        """All of the batch is there, or nothing of it."""
+        new = set(range(first, first + len(dues))) - self.stored - self.doubtful
         messages = [Message(b"%d" % number, deliver_after=due / 1_000) for number, due in enumerate(dues, first)]
-        with self.breaking(point, at, end) as broken:
+        with self.breaking(POINTS[end][late], 1, end) as broken:
             try:
                 self.producer.send_batch(messages, first_sequence_id=first)
             except (Lost, StoreFailed):
@@ -110,6 +117,8 @@ class ProducerMachine(RuleBasedStateMachine):
             else:
                 self.stored |= set(range(first, first + len(dues)))
                 self.doubtful -= self.stored
+        known = self.producer._producer._stored
+        assert {number for number in new if number in known} in (set(), new)
         if again:
             self.send(first, dues)
 
