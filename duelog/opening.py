@@ -33,6 +33,9 @@ from duelog.store.log.ledger import find_tail
 from duelog.store.policy import policy_records
 from duelog.store.policy.policies import of_config
 
+STORE_VERSION = 2
+"""Version of a store as a whole: since 2 what was sent may stand in the write-ahead log alone."""
+
 _OWN_NAMES = {"LOCK", "STORE.tmp", "main", "partitions", "staging", "trash", "wal"}
 
 
@@ -108,10 +111,21 @@ def _create(path: Path, config: StoreConfig) -> Identity:
     finally:
         environment.close()
     move(staged, path / "main")
-    fields = {"format": fmt.FORMAT_VERSION, "store_id": identity.store_id.hex(), "partition_ms": config.partition_ms}
+    _write_identity(path, identity)
+    return identity
+
+
+def _write_identity(path: Path, identity: Identity) -> None:
+    fields = {"format": STORE_VERSION, "store_id": identity.store_id.hex(), "partition_ms": identity.partition_ms}
     fields["crc"] = _checksum(fields)
     write_file(path / "STORE", json.dumps(fields).encode() + b"\n")
-    return identity
+
+
+def raise_version(path: Path, identity: Identity) -> None:
+    """Have earlier versions of duelog refuse the store from now on, where they would open it. Raises StoreFull."""
+    with explained(path / "STORE"):
+        if json.loads((path / "STORE").read_bytes())["format"] < STORE_VERSION:
+            _write_identity(path, identity)
 
 
 def read_identity(path: Path, config: StoreConfig) -> Identity:
@@ -127,8 +141,8 @@ def read_identity(path: Path, config: StoreConfig) -> Identity:
         version = fields["format"]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DamagedStore(path / "STORE", f"cannot be read: {content[:80]!r}") from error
-    if not isinstance(version, int) or version > fmt.FORMAT_VERSION:
-        raise FormatMismatch(path, "format", version, fmt.FORMAT_VERSION)
+    if not isinstance(version, int) or version > STORE_VERSION:
+        raise FormatMismatch(path, "format", version, STORE_VERSION)
     if checksum != _checksum(fields):
         raise DamagedStore(path / "STORE", "does not match its checksum")
     if fields["partition_ms"] != config.partition_ms:

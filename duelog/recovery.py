@@ -28,7 +28,16 @@ from duelog.store.wal.followed_wal import FollowedWal
 from duelog.store.wal.segment import MAIN
 from duelog.store.wal.wal_reader import WalContent
 
-from .opening import Identity, StoreLock, create, open_main, read_identity, refuse_foreign, refuse_lost_entries
+from .opening import (
+    Identity,
+    StoreLock,
+    create,
+    open_main,
+    raise_version,
+    read_identity,
+    refuse_foreign,
+    refuse_lost_entries,
+)
 from .sending.wal_replay import replay_wal
 
 
@@ -72,6 +81,8 @@ def recover(path: Path, config: StoreConfig, clock: Clock, undo: ExitStack, *, r
         undo.callback(lock.release)
     is_new = not read_only and not (path / "STORE").exists()
     identity = create(path, config) if is_new else read_identity(path, config)
+    if not read_only:
+        raise_version(path, identity)
     listeners: Listeners = []
     claims, limits = Claims(), RunLimits(config.run_entries, config.run_bytes)
     memtable = Memtable(claims, limits)

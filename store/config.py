@@ -131,7 +131,7 @@ class StoreConfig:
 
     max_in_flight_bytes: memory that messages of `send_async` may take until they are written; 64 MiB. More takes longer
         bursts without waiting, and loses as much of them at a crash.
-    wal_bytes: largest segment of the write-ahead log; 64 MiB, 16 KiB to 1 GiB. There are two at most, and what they
+    wal_bytes: largest segment of the write-ahead log; 128 MiB, 16 KiB to 1 GiB. There are two at most, and what they
         hold is in memory until it is applied. They begin small, and grow with the rate of sends and the number of
         partitions that these touch. Larger is applied more seldom, in larger commits, and read when a crash left it.
         A batch is atomic up to about this size.
@@ -191,7 +191,7 @@ class StoreConfig:
 
     # -- speed
     max_in_flight_bytes: int = _integer(64 * MIB, 1, _INT64_MAX)
-    wal_bytes: int = _integer(64 * MIB, 16 * KIB, GIB)
+    wal_bytes: int = _integer(128 * MIB, 16 * KIB, GIB)
     relaxed_ms: int = _integer(20, 0, 60_000)
     bucket_ms: int = _integer(60_000, 1, _UINT32_MAX)
     preload_ms: int = _integer(60_000, 0, _INT64_MAX)

@@ -13,7 +13,6 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-import lmdb
 import numpy as np
 from pyroaring import BitMap
 
@@ -26,6 +25,7 @@ from duelog.store.codec.format import LedgerState, PartitionRecord, PartitionSta
 from duelog.store.codec.frontier import FrontierRecord
 from duelog.store.codec.run import Run, RunKind, pack_markers
 from duelog.store.env.environment import Environment
+from duelog.store.env.memtable import Reads
 from duelog.store.log import catalog
 from duelog.store.log.ledger import find_tail
 from duelog.store.log.scan import runs
@@ -67,7 +67,7 @@ class Victim:
         return Environment(self.path / "main", name="main")
 
     @contextmanager
-    def reading(self) -> Iterator[lmdb.Transaction]:
+    def reading(self) -> Iterator[Reads]:
         with closing(self.main()) as main, main.read() as raw:
             yield raw
 
@@ -235,7 +235,7 @@ def deleted_too_early(victim: Victim) -> list[Expected]:
     return [Expected("deleted-too-early", f"{names[topic]}, {place}", count) for topic, count in markers.items()]
 
 
-def _markers_into(raw: lmdb.Transaction, topic_id: int, start_ms: int) -> int:
+def _markers_into(raw: Reads, topic_id: int, start_ms: int) -> int:
     found = (run for ledger_id, _ in catalog.ledgers(raw, topic_id) for run in runs(raw, "main", ledger_id))
     return sum(
         run.count for run in found if isinstance(run, Run) and run.kind == RunKind.MARKERS and run.base_ms == start_ms

@@ -80,13 +80,13 @@ def test_another_partition_span_is_refused_with_both_values(path: Path) -> None:
     DelayedStore.open(path, CONFIG, clock=ManualClock(START_MS)).close()
 
 
-@pytest.mark.parametrize("version", [2, 99, "2", None])
+@pytest.mark.parametrize("version", [3, 99, "2", None])
 def test_a_store_of_a_later_format_is_refused_with_both_versions(path: Path, version: object) -> None:
     """Also where what else the later format says is not understood."""
     fill(path)
     write_store_file(path, format=version, invented_later={"a": 1})
     error = refused(path, FormatMismatch)
-    assert (error.field, error.found, error.expected) == ("format", version, 1)
+    assert (error.field, error.found, error.expected) == ("format", version, 2)
     (path / "STORE").write_text(json.dumps({"format": version, "crc": 0}))
     assert refused(path, FormatMismatch).found == version
 
@@ -282,3 +282,18 @@ def test_a_partition_that_lost_what_had_fired_is_refused(path: Path) -> None:
     error = refused(path, DamagedStore)
     assert error.path == first / "g000001"
     assert "entries were lost" in error.reason
+
+
+def test_a_store_of_version_1_is_of_version_2_once_it_was_opened_for_writing(tmp_path: Path) -> None:
+    """Version 1 knows nothing of the write-ahead log: it would give ids out again. Reading changes nothing."""
+    DelayedStore.open(tmp_path).close()
+    fields = json.loads((tmp_path / "STORE").read_text())
+    fields.pop("crc")
+    fields["format"] = 1
+    older = json.dumps({**fields, "crc": crc32(json.dumps(fields, sort_keys=True).encode())})
+    (tmp_path / "STORE").write_text(older)
+    DelayedStore.open(tmp_path, read_only=True).close()
+    assert (tmp_path / "STORE").read_text() == older
+    DelayedStore.open(tmp_path).close()
+    assert json.loads((tmp_path / "STORE").read_text())["format"] == 2
+    DelayedStore.open(tmp_path).close()

@@ -28,7 +28,7 @@ DEFAULTS = {
     "max_redeliveries": None,
     "dead_letter_topic": None,
     "max_in_flight_bytes": 64 * 1024 * 1024,
-    "wal_bytes": 64 * 1024 * 1024,
+    "wal_bytes": 128 * 1024 * 1024,
     "relaxed_ms": 20,
     "bucket_ms": 60_000,
     "preload_ms": 60_000,
