@@ -238,7 +238,7 @@ def no_replay() -> None:
 
 def replays_what_is_applied() -> None:
     """Opening takes every row of the write-ahead log for unapplied."""
-    _patch(wal_replay, "_position", lambda _: lambda environment: -1)
+    _patch(wal_replay, "APPLIED_KEY", lambda _: counter_key("nothing is applied"))
 
 
 def group_in_parts() -> None:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from duelog import DelayedStore, Message, MessageId, ReceivedMessage, StoreConfig, Subscription
 from duelog.errors import ClosedError, DuelogError, StoreFailed
+from duelog.sending.wal_segments import CHECKPOINT_MS
 from tests.conftest import LeadingClock
 
 START_MS = 1_790_000_040_000
@@ -258,6 +259,14 @@ def send(run: Run) -> None:
     run.send("a", (b"five", 900), (b"six", 0), (b"seven", 7 * SPAN_MS), (b"eight", 901), columns=True)
 
 
+def apply_log(run: Run) -> None:
+    """A checkpoint of the write-ahead log, which has rows of the main environment and of several partitions."""
+    run.send("a", (b"in a while", 40_000), (b"later", 2 * SPAN_MS), (b"now", 0))
+    run.clock.advance(CHECKPOINT_MS)
+    run.store.tick()
+    run.send("b", (b"behind it", 50_000))
+
+
 def fire(run: Run) -> None:
     """Ahead of the time, at it, and the whole backlog of a partition."""
     for time_ms in (997, 1_001, 61_000):
@@ -381,6 +390,7 @@ def serve(run: Run) -> None:
 
 _ALL = (
     Scenario("send", CONFIG, waiting_messages, loaded, send),
+    Scenario("apply", CONFIG, waiting_messages, loaded, apply_log),
     Scenario("fire", CONFIG, waiting_messages, loaded, fire),
     Scenario("fire_late", CONFIG, waiting_messages, loaded, fire_beside_sends),
     Scenario("load", SAVING, waiting_messages, nothing, load),
