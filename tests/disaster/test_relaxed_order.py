@@ -5,6 +5,7 @@ The power cuts found each of these out; here is the order itself, without a disk
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -13,6 +14,7 @@ import pytest
 from duelog import ManualClock, Message
 from duelog.store.env.environment import Environment
 from duelog.store.files import failpoints
+from duelog.store.wal import segment
 from tests.conftest import OpenStore
 from tests.disaster.wal_faults import CONFIG, HOUR_MS, Sent
 
@@ -76,3 +78,33 @@ def test_a_topic_is_on_disk_before_partitions_have_messages_of_it(sent: Sent, to
     else:
         sent.store.topic("b").send(b"x", deliver_after=2 * 3_600)
     assert found[-1] is False
+
+
+def test_a_segment_is_not_closed_while_a_commit_flushes_it(sent: Sent, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A commit's flush of the log would fail on a closed file, and the store with it."""
+    assert sent.store._engine.wal_writer is not None
+    writer = sent.store._engine.wal_writer
+    ended, failed = threading.Event(), list[BaseException]()
+    failpoints.arm("wal.ended", ended.set)
+
+    def go_on() -> None:
+        try:
+            writer.apply_all()
+        except Exception as error:
+            failed.append(error)
+
+    going_on = threading.Thread(target=go_on)
+    flush = segment.Segment.flush
+
+    def flush_beside(self: segment.Segment) -> None:
+        if going_on.ident is None:
+            going_on.start()
+            assert not ended.wait(0.3), "the segment was closed"
+        flush(self)
+
+    monkeypatch.setattr(segment.Segment, "flush", flush_beside)
+    sent.send("is not flushed", 2)
+    writer.sync()
+    going_on.join()
+    assert ended.is_set()
+    assert not failed
