@@ -125,18 +125,18 @@ class WalWriter:
         ends: dict[object, tuple[Ledger, int, int]] = {}  # by claimed log: its ledger, entries and bytes in the group
         placed: dict[Memtable, list[tuple[Request, LoneMessage, int, UnappliedRun]]] = {}
         rows: list[Row] = []
+        owners: list[object] = []
         try:
             for unit in units:
                 message: LoneMessage = unit.work
                 owner = message.owner
                 found, count, size = ends.get(owner) or (None, 0, 0)
-                if found is None and (message.topic.deleted or not self._claims.is_taken(owner, units)):
-                    return False
+                if found is None:
+                    owners.append(owner)  # first: an interrupt leaves no claim behind
+                    if message.topic.deleted or not self._claims.is_taken(owner, units):
+                        return False
                 ledger = message.ledger(count, size)
-                if found is None and ledger is not None:
-                    ends[owner] = ledger, 0, 0
-                elif ledger is None:
-                    self._claims.release(units, (owner,))
+                if ledger is None:
                     return False
                 entry_id = ledger.entries + count
                 key = run_key(ledger.ledger_id, entry_id)
@@ -169,7 +169,7 @@ class WalWriter:
             for unit in units:
                 unit.error = error
         finally:
-            self._claims.release(units, tuple(ends))
+            self._claims.release(units, owners)
         return True
 
     def _append(self, rows: Sequence[Row]) -> int:

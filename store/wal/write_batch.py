@@ -91,8 +91,8 @@ class WriteBatch:
         return batch
 
     def _claim(self, owner: object) -> None:
+        self._owners.append(owner)  # first: an interrupt leaves no claim behind
         self._claims.try_take(owner, self)
-        self._owners.append(owner)
 
     def after_commit(self, callback: Callable[[], None]) -> None:
         """Have `callback` run once the group is durable and memory knows its rows; it must not raise."""
