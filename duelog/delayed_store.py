@@ -27,7 +27,7 @@ from .check.check_store import check
 from .check.finding import Finding
 from .engine import Engine
 from .stats import PartitionStats, StoreStats
-from .topic import Topic, name_in
+from .topic import Topic
 from .topics.dead_letters import DeadLetter
 
 
@@ -143,7 +143,7 @@ class DelayedStore:
             if place is None:
                 if not isinstance(given, (str, Topic)):
                     raise InvalidArgument(f"messages[{len(found)}]", given, "expected a topic, or its name")
-                name = name_in(engine, given) if isinstance(given, Topic) else TopicName.parse(given)
+                name = _name_in(engine, given) if isinstance(given, Topic) else TopicName.parse(given)
                 place = places[given] = names.setdefault(name, len(names))
             owners.append(place)
             found.append(message)
@@ -354,3 +354,10 @@ def _letters(letters: DeadLetter | Iterable[DeadLetter]) -> list[DeadLetter]:
         if not isinstance(letter, DeadLetter):
             raise InvalidArgument(f"letters[{at}]", letter, "expected a DeadLetter")
     return found
+
+
+def _name_in(engine: Engine, topic: Topic) -> TopicName:
+    """The name of a topic of the open store of `engine`. Raises InvalidArgument for one of another."""
+    if topic._engine is not engine:
+        raise InvalidArgument("topic", topic.name, f"a topic of another open store, {topic._engine.path}")
+    return topic._name

@@ -119,11 +119,10 @@ class Topic:
 
         All producers of one name share their numbers. Raises InvalidArgument.
         """
-        engine, now_ms = self._engine, self._engine.writing_at()
+        engine, writer = self._engine, self._engine.writer()
         validate_subscription_name(name, "producer")
-        return Producer.of(
-            self.sender, self.sender.topic(now_ms), engine.main, engine.partitions, engine.writer(), name
-        )
+        topic = self.sender.topic(engine.clock.now_ms())
+        return Producer.of(self.sender, topic, engine.main, engine.partitions, writer, name)
 
     def subscribe(
         self, name: str, *, type: SubscriptionType = "exclusive", initial_position: str = "earliest"
@@ -300,10 +299,3 @@ class Topic:
 
     def __repr__(self) -> str:
         return f"<Topic {self.name}>"
-
-
-def name_in(engine: Engine, topic: Topic) -> TopicName:
-    """The name of a topic of the open store of `engine`. Raises InvalidArgument for one of another."""
-    if topic._engine is not engine:
-        raise InvalidArgument("topic", topic.name, f"a topic of another open store, {topic._engine.path}")
-    return topic._name
