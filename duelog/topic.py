@@ -92,9 +92,8 @@ class Topic:
 
         All are checked before any is written. They are one atomic group, over any number of time partitions: after a
         crash all of them are there, or none. More than a segment of the write-ahead log takes (`StoreConfig.wal_bytes`)
-        are several groups: if one fails (StoreFull, StoreFailed) those before it stand. `allow_past`: as in `send`, for
-        all of them. Raises InvalidMessage naming the first that cannot be taken (`messages[3].deliver_at`), and
-        DelayTooLong.
+        are several groups: if one fails (StoreFull, StoreFailed) those before it stand. Raises InvalidMessage naming
+        the first that cannot be taken (`messages[3].deliver_at`), and DelayTooLong.
         """
         return self.sender.send_batch(messages, allow_past=allow_past).to_list()
 
@@ -109,8 +108,7 @@ class Topic:
         """`send_batch` for bulk: messages that are nothing but payloads, without an object for each.
 
         deliver_at: epoch ms for each payload (ints, or an integer array), or one time for all. deliver_after: for all.
-        allow_past: as in `send`. Each of the ids returned is made when it is looked at. Raises as `send_batch`, naming
-        `deliver_at[3]`.
+        Each of the ids returned is made when it is looked at. Raises as `send_batch`, naming `deliver_at[3]`.
         """
         return self.sender.send_payloads(payloads, deliver_at, deliver_after, allow_past=allow_past)
 

@@ -110,13 +110,6 @@ class Memtable:
         with self._lock:
             self.view.add_numbers(key, numbers)
 
-    def drop(self, ledger_id: int, entries: int) -> None:
-        """Forget the runs of a ledger below an entry id: they are applied. For recovery, where nothing reads."""
-        runs = self.view.runs
-        runs[ledger_id] = [run for run in runs[ledger_id] if run.first >= entries]
-        if not runs[ledger_id]:
-            del runs[ledger_id]
-
 
 class Applied:
     """How much of a memtable a transaction has applied."""

@@ -113,7 +113,7 @@ class Tracer:
 
     @contextlib.contextmanager
     def tracing(self, everywhere: bool) -> Iterator[None]:
-        """Trace this thread for the block, and with `everywhere` the threads that are started in it."""
+        """Trace this thread for the block, and with `everywhere` the threads started in it; none raises after it."""
         if everywhere:
             threading.settrace(self._called)
         else:
@@ -123,6 +123,7 @@ class Tracer:
         finally:
             sys.settrace(None)
             threading.settrace(None)
+            self._place = None  # a thread that goes on is traced still
 
     def caused(self, error: BaseException | None) -> bool:
         """Whether an exception is the one that was raised here, or came of it."""

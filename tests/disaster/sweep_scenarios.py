@@ -29,6 +29,8 @@ SHORT_LEDGERS = replace(BASE, ledger_max_entries=2)
 SAVING = replace(BASE, snapshot_every_entries=4)
 SERVED_S = 4.0
 """How long the store's own thread has to fire what is due."""
+_ROUNDS, _ROUNDS_AFTER_ERRORS = 4, 100
+"""How often everything is received at the end, and at most while the store's thread still pauses."""
 
 
 @dataclass
@@ -163,7 +165,10 @@ class Run:
         times = sorted({due_ms - early for due_ms in self.twin.from_ms.values() for early in (1, 0)})
         last = max([self.clock.now_ms(), *times]) + 50_000
         stopped: DuelogError | None = None
-        for time_ms in [*times, *range(last, last + 200_000, 50_000)]:
+        ends = (last + 50_000 * round for round in range(_ROUNDS_AFTER_ERRORS))
+        for at, time_ms in enumerate((*times, *ends)):
+            if stopped is None and at >= len(times) + _ROUNDS:
+                break
             self.clock.set(max(time_ms, self.clock.now_ms()))
             try:
                 self._receive_all()
