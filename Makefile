@@ -75,7 +75,7 @@ $(VENV)/.ready-run: pyproject.toml | $(VENV)/bin/python
 $(VENV)/.ready-dev: pyproject.toml | $(VENV)/bin/python
 	@echo "installing what duelog and its tests need into $(VENV)"
 	@$(PIP) install 'setuptools>=77'
-	@$(PIP) install --no-build-isolation '.[dev,plot,spark,speed]'
+	@$(PIP) install --no-build-isolation '.[broker,dev,plot,spark,speed]'
 	@rm -rf build duelog.egg-info
 	@touch $@
 

@@ -14,7 +14,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 
-FLOORS = ("store", "partitions", "snapshot", "markers", "cleanup", "duelog", "tools")
+FLOORS = ("store", "partitions", "snapshot", "markers", "cleanup", "duelog", "broker", "tools")
 """Each may import those to its left."""
 
 FACE = "duelog"

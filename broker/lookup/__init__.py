@@ -1,0 +1,1 @@
+"""LOOKUP, partition metadata, listings, schemas: names and documents. Knows no socket."""

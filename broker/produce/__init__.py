@@ -1,0 +1,1 @@
+"""PRODUCER and SEND: access modes, answers in order, what goes to the engine. Knows no socket."""

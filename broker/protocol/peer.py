@@ -1,0 +1,54 @@
+"""A client's connection as the rooms that serve its commands see it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+from .commands import Command
+
+
+class Peer(Protocol):
+    """One connection. All of it belongs to the event loop's thread."""
+
+    number: int
+    """Tells connections of one broker apart; never used again."""
+    address: str
+    client_version: str
+    protocol_version: int
+    role: str | None
+    """Who authenticated; None: the broker asks nobody."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether the connection is gone; what is sent to it then is dropped."""
+        ...
+
+    @property
+    def writable(self) -> bool:
+        """Whether its write queue is below the high mark; messages are sent to it only then."""
+        ...
+
+    def send(self, command: Command, blob: bytes | memoryview | None = None) -> None:
+        """Queue a command, with the blob of a MESSAGE. Never waits."""
+        ...
+
+    def close(self, reason: str) -> None:
+        """End the connection when what is queued has left."""
+        ...
+
+    def on_writable(self, call: Callable[[], object]) -> None:
+        """Call once, when the write queue has fallen below its low mark."""
+        ...
+
+    def pause_reading(self, reason: str) -> None:
+        """Read nothing more until every reason is given to `resume_reading`."""
+        ...
+
+    def resume_reading(self, reason: str) -> None:
+        """See `pause_reading`."""
+        ...
+
+    def ping(self, within_s: float) -> Awaitable[bool]:
+        """Whether the client answers a PING in time."""
+        ...
