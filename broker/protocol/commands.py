@@ -1,9 +1,205 @@
-"""Commands of the binary protocol, one dataclass each, and one table by which they are encoded and decoded."""
+"""Commands of the binary protocol: one dataclass each, encoded and decoded by the table that their annotations make.
+
+On the wire a command is a message with its type in field 1, and its own fields in the field whose number is the type.
+"""
 
 from __future__ import annotations
 
+import struct
 
-class Command:
-    """A command of the protocol."""
+from .answers import (
+    AckResponse,
+    ActiveConsumerChange,
+    AddPartitionToTxnResponse,
+    AddSubscriptionToTxnResponse,
+    AuthChallenge,
+    Connected,
+    ConsumerStatsResponse,
+    EndTxnResponse,
+    Error,
+    GetLastMessageIdResponse,
+    GetOrCreateSchemaResponse,
+    GetSchemaResponse,
+    GetTopicsResponse,
+    LookupResponse,
+    Message,
+    NewTxnResponse,
+    PartitionedMetadataResponse,
+    ProducerSuccess,
+    SendError,
+    SendReceipt,
+    Success,
+    TcClientConnectResponse,
+    WatchTopicListSuccess,
+    WatchTopicUpdate,
+)
+from .failures import ServerError
+from .fields import CLASSES, DECODERS, ENCODERS, Command
+from .parts import (
+    AccessMode,
+    AckType,
+    AuthData,
+    FeatureFlags,
+    HashRange,
+    InitialPosition,
+    KeySharedMeta,
+    KeySharedMode,
+    KeyValue,
+    LookupKind,
+    MessageIdData,
+    MetadataResult,
+    Schema,
+    SubscriptionType,
+    TopicsMode,
+)
+from .requests import (
+    Ack,
+    AddPartitionToTxn,
+    AddSubscriptionToTxn,
+    AuthResponse,
+    CloseConsumer,
+    CloseProducer,
+    Connect,
+    ConsumerStats,
+    EndTxn,
+    Flow,
+    GetLastMessageId,
+    GetOrCreateSchema,
+    GetSchema,
+    GetTopics,
+    Lookup,
+    NewTxn,
+    PartitionedMetadata,
+    Ping,
+    Pong,
+    Producer,
+    Redeliver,
+    Seek,
+    Send,
+    Subscribe,
+    TcClientConnect,
+    Unsubscribe,
+    WatchTopicList,
+    WatchTopicListClose,
+)
+from .wire import BYTES, VARINT, ProtocolError, read_varint, skip, tag, varint
 
-    __slots__ = ()
+__all__ = [
+    "NO_REQUEST",
+    "AccessMode",
+    "Ack",
+    "AckResponse",
+    "AckType",
+    "ActiveConsumerChange",
+    "AddPartitionToTxn",
+    "AddPartitionToTxnResponse",
+    "AddSubscriptionToTxn",
+    "AddSubscriptionToTxnResponse",
+    "AuthChallenge",
+    "AuthData",
+    "AuthResponse",
+    "CloseConsumer",
+    "CloseProducer",
+    "Command",
+    "Connect",
+    "Connected",
+    "ConsumerStats",
+    "ConsumerStatsResponse",
+    "EndTxn",
+    "EndTxnResponse",
+    "Error",
+    "FeatureFlags",
+    "Flow",
+    "GetLastMessageId",
+    "GetLastMessageIdResponse",
+    "GetOrCreateSchema",
+    "GetOrCreateSchemaResponse",
+    "GetSchema",
+    "GetSchemaResponse",
+    "GetTopics",
+    "GetTopicsResponse",
+    "HashRange",
+    "InitialPosition",
+    "KeySharedMeta",
+    "KeySharedMode",
+    "KeyValue",
+    "Lookup",
+    "LookupKind",
+    "LookupResponse",
+    "Message",
+    "MessageIdData",
+    "MetadataResult",
+    "NewTxn",
+    "NewTxnResponse",
+    "PartitionedMetadata",
+    "PartitionedMetadataResponse",
+    "Ping",
+    "Pong",
+    "Producer",
+    "ProducerSuccess",
+    "Redeliver",
+    "Schema",
+    "Seek",
+    "Send",
+    "SendError",
+    "SendReceipt",
+    "ServerError",
+    "Subscribe",
+    "SubscriptionType",
+    "Success",
+    "TcClientConnect",
+    "TcClientConnectResponse",
+    "TopicsMode",
+    "Unsubscribe",
+    "WatchTopicList",
+    "WatchTopicListClose",
+    "WatchTopicListSuccess",
+    "WatchTopicUpdate",
+    "decode",
+    "encode",
+]
+
+NO_REQUEST = (1 << 64) - 1
+"""The request_id of what answers no request: CLOSE_PRODUCER and CLOSE_CONSUMER of the broker, and some errors."""
+
+_TYPE = tag(1, VARINT)
+_BEFORE = {cls: _TYPE + varint(number) + tag(number, BYTES) for number, cls in CLASSES.items()}
+_BY_TYPE = {number: (number << 3 | BYTES, DECODERS[cls]) for number, cls in CLASSES.items()}
+
+
+def encode(command: Command) -> bytes:
+    """The bytes of a command."""
+    cls = type(command)
+    body = ENCODERS[cls](command)
+    return _BEFORE[cls] + varint(len(body)) + body
+
+
+def decode(data: bytes) -> Command:
+    """The command that bytes are; raises ProtocolError, also for a type that is not known."""
+    try:
+        return _decode(data)
+    except (IndexError, UnicodeDecodeError, struct.error) as error:
+        raise ProtocolError(f"malformed command: {error}") from error
+
+
+def _decode(data: bytes) -> Command:
+    at, end, number = 0, len(data), 0
+    bodies: dict[int, tuple[int, int]] = {}
+    while at < end:
+        found, at = read_varint(data, at)
+        if found == 8:
+            number, at = read_varint(data, at)
+        elif found & 7 == BYTES:
+            size, start = read_varint(data, at)
+            at = start + size
+            bodies[found] = (start, at)
+        else:
+            at = skip(data, at, found)
+    if at != end:
+        raise ProtocolError("a command is cut off")
+    if number not in _BY_TYPE:
+        raise ProtocolError(f"there is no command of type {number}")
+    wanted, decoder = _BY_TYPE[number]
+    start, end = bodies.get(wanted, (end, end))
+    command: Command = decoder(data, start, end)
+    return command

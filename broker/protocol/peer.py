@@ -17,7 +17,7 @@ class Peer(Protocol):
     client_version: str
     protocol_version: int
     role: str | None
-    """Who authenticated; None: the broker asks nobody."""
+    """The authenticated role; None: the broker asks for no credentials."""
 
     @property
     def closed(self) -> bool:
