@@ -17,7 +17,8 @@ class MessageMetadata:
     publish_time: Annotated[int, 3]
     """Milliseconds since 1970, by the producer's clock."""
     partition_key: Annotated[str | None, 6] = None
-    num_messages_in_batch: Annotated[int, 11, SIGNED] = 1
+    num_messages_in_batch: Annotated[int | None, 11, SIGNED] = None
+    """Of a batch, which may be of one; None: this is no batch, but one message."""
     key_is_base64: Annotated[bool, 17] = False
     ordering_key: Annotated[bytes | None, 18] = None
     deliver_at_time: Annotated[int | None, 19, SIGNED] = None

@@ -1,0 +1,128 @@
+"""Frames: bytes are cut into them, and commands joined to them; the blob's checksum.
+
+A frame is `u32 size of the rest | u32 command size | command`, then for SEND and MESSAGE the blob, which is
+`[u16 0x0e01 | u32 CRC-32C of all that follows] u32 metadata size | metadata | payload`. Integers are big-endian.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import NamedTuple
+
+import crc32c
+
+from .commands import encode
+from .fields import Command
+from .wire import ProtocolError
+
+MAX_MESSAGE_SIZE = 5 * 1024 * 1024
+"""Bytes of a blob that CONNECTED promises to take, unless configured otherwise."""
+
+FRAME_ROOM = 10 * 1024
+"""What a frame may have beyond the largest message, for its command."""
+
+BEFORE_CONNECT = 64 * 1024
+"""Bytes of a frame before the connection is ready."""
+
+MAGIC = b"\x0e\x01"
+
+_SIZE = Struct(">I")
+_SIZES = Struct(">II")
+
+
+class Frame(NamedTuple):
+    """A command's bytes, and what stands behind it."""
+
+    command: bytes
+    blob: memoryview
+
+
+class FrameCutter:
+    """Frames out of bytes that come in pieces of any size.
+
+    Blobs are views of the bytes that came. A piece is copied only if a frame continues in the next, once.
+    """
+
+    __slots__ = ("_at", "_data", "_more", "_size", "_wanted", "limit")
+
+    def __init__(self, limit: int = BEFORE_CONNECT) -> None:
+        self.limit = limit
+        """Bytes that a frame may have; may be changed between two calls."""
+        self._data = b""
+        self._at = 0
+        self._more: list[bytes] = []
+        self._size = 0
+        self._wanted = 0
+
+    @property
+    def kept(self) -> int:
+        """Bytes that wait for the rest of their frame, or to be asked for."""
+        return self._size - self._at
+
+    def feed(self, data: bytes) -> None:
+        """Take bytes; call `cut` until it gives None before more are fed."""
+        self._more.append(data)
+        self._size += len(data)
+
+    def cut(self) -> Frame | None:
+        """The next frame, None until it is complete. Raises ProtocolError, after which there is no next."""
+        if self._more:
+            if self._size - self._at < self._wanted:
+                return None
+            rest = self._data[self._at :]
+            self._data = b"".join((rest, *self._more)) if rest or len(self._more) > 1 else self._more[0]
+            self._more.clear()
+            self._at, self._size = 0, len(self._data)
+        at, have = self._at, self._size - self._at
+        if have < 8:
+            self._wanted = 8
+            if have >= 4:
+                self._check(_SIZE.unpack_from(self._data, at)[0])
+            return None
+        size, command_size = _SIZES.unpack_from(self._data, at)
+        self._check(size)
+        if command_size > size - 4:
+            raise ProtocolError(f"a frame of {size} bytes has a command of {command_size}")
+        if have < size + 4:
+            self._wanted = size + 4
+            return None
+        start = at + 8
+        self._at = end = at + 4 + size
+        data = self._data
+        command = data[start : start + command_size]
+        return Frame(command, memoryview(data)[start + command_size : end])
+
+    def _check(self, size: int) -> None:
+        if not 4 <= size <= self.limit:
+            raise ProtocolError(f"a frame of {size} bytes; {self.limit} are allowed")
+
+
+def head(command: Command, blob_size: int = 0) -> bytes:
+    """The frame of a command, up to its blob of so many bytes."""
+    encoded = encode(command)
+    size = len(encoded)
+    return _SIZES.pack(size + 4 + blob_size, size) + encoded
+
+
+def checksum_matches(blob: memoryview) -> bool:
+    """Whether a blob is what its checksum says, or has none."""
+    if blob[:2] != MAGIC or len(blob) < 6:
+        return True
+    return bool(crc32c.crc32c(blob[6:]) == _SIZE.unpack_from(blob, 2)[0])
+
+
+def metadata_of(blob: memoryview) -> memoryview:
+    """The bytes of a blob's metadata; raises ProtocolError."""
+    at = 6 if blob[:2] == MAGIC else 0
+    if len(blob) < at + 4:
+        raise ProtocolError(f"a blob of {len(blob)} bytes has no metadata")
+    (size,) = _SIZE.unpack_from(blob, at)
+    if size > len(blob) - at - 4:
+        raise ProtocolError(f"a blob of {len(blob)} bytes has metadata of {size}")
+    return blob[at + 4 : at + 4 + size]
+
+
+def join_blob(metadata: bytes, payload: bytes) -> bytes:
+    """A blob with its checksum."""
+    covered = b"".join((_SIZE.pack(len(metadata)), metadata, payload))
+    return b"".join((MAGIC, _SIZE.pack(crc32c.crc32c(covered)), covered))
