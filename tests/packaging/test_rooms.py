@@ -29,6 +29,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "": {"delivery", "topics", "sending", "background", "check"},
     "check": {"background"},
     "aio": {"", "delivery", "sending"},
+    "broker.lookup": {"broker.protocol", "broker.security"},
+    "broker.security": {"broker.protocol"},
     "tools": {"tools.scan"},
     "tools.scan": {"tools"},
     "tools.transfer": {"tools", "tools.scan"},

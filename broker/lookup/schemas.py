@@ -1,0 +1,166 @@
+"""Schemas of topics: stored as documents, one a version; GET_SCHEMA and GET_OR_CREATE_SCHEMA.
+
+A version is a number from 0, on the wire its 8 bytes, big-endian. Partitions share the schemas of their partitioned
+topic.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+from collections.abc import Callable
+from typing import NamedTuple
+
+from ...store.errors import DuelogError
+from ...store.names import TopicName
+from ..protocol.commands import (
+    GetOrCreateSchema,
+    GetOrCreateSchemaResponse,
+    GetSchema,
+    GetSchemaResponse,
+    KeyValue,
+    Schema,
+)
+from ..protocol.failures import Refused, ServerError, server_error
+from ..protocol.peer import Peer
+from ..security.permissions import Action
+from .compatibility import Compatibility, is_schema, misfit, same
+from .records import Documents
+from .resources import Resources, path_of
+from .topic_access import TopicAccess
+
+
+class StoredSchema(NamedTuple):
+    """A schema and its version."""
+
+    version: int
+    schema: Schema
+
+    @property
+    def wire_version(self) -> bytes:
+        return self.version.to_bytes(8, "big")
+
+
+class Schemas:
+    """Stores, finds and compares schemas. Of the event loop's thread."""
+
+    def __init__(self, documents: Documents, resources: Resources, access: TopicAccess) -> None:
+        self._documents = documents
+        self._resources = resources
+        self._access = access
+
+    async def get(self, peer: Peer, command: GetSchema) -> None:
+        """Answer with the version asked for, or the last."""
+        try:
+            address = self._access.admit(peer.role, command.topic, *Action)
+            stored = await asyncio.to_thread(self._read, address.base)
+            if command.schema_version:
+                version = int.from_bytes(command.schema_version, "big")
+                stored = [each for each in stored if each.version == version]
+            if not stored:
+                raise Refused(ServerError.TOPIC_NOT_FOUND, f"{address.base} has no such schema")
+        except (Refused, DuelogError) as error:
+            answer = GetSchemaResponse(command.request_id, server_error(error), str(error))
+        else:
+            found = stored[-1]
+            answer = GetSchemaResponse(command.request_id, schema=found.schema, schema_version=found.wire_version)
+        peer.send(answer)
+
+    async def get_or_create(self, peer: Peer, command: GetOrCreateSchema) -> None:
+        """Answer with the version of a schema, stored if it is new and fits."""
+        try:
+            address = self._access.admit(peer.role, command.topic, Action.PRODUCE)
+            if not await self._access.exists(address):
+                raise Refused(ServerError.TOPIC_NOT_FOUND, f"topic {address.name} does not exist")
+            version = await self.for_producer(address.base, command.schema)
+        except (Refused, DuelogError) as error:
+            answer = GetOrCreateSchemaResponse(command.request_id, server_error(error), str(error))
+        else:
+            answer = GetOrCreateSchemaResponse(command.request_id, schema_version=version)
+        peer.send(answer)
+
+    async def for_producer(self, topic: TopicName, schema: Schema | None) -> bytes:
+        """The version of a producer's schema, stored if it is new; empty: it has none. Refused: IncompatibleSchema.
+
+        topic: of a partition, the partitioned topic (`TopicAddress.base`).
+        """
+        if schema is None or not is_schema(schema):
+            return b""
+        asked = self._resources.compatibility(topic.namespace_name)
+        return await asyncio.to_thread(self._store, topic, schema, lambda earlier: misfit(schema, earlier, asked))
+
+    async def for_consumer(self, topic: TopicName, schema: Schema | None) -> None:
+        """Have a consumer's schema be the first of a topic that has none; else it has to read the last one.
+
+        Refused: IncompatibleSchema.
+        """
+        if schema is None or not is_schema(schema):
+            return
+        asked = self._resources.compatibility(topic.namespace_name)
+        if asked not in (Compatibility.ALWAYS_COMPATIBLE, Compatibility.ALWAYS_INCOMPATIBLE):
+            asked = Compatibility.BACKWARD
+        await asyncio.to_thread(
+            self._store, topic, schema, lambda earlier: misfit(schema, earlier, asked), only_first=True
+        )
+
+    async def forget(self, topic: TopicName) -> None:
+        """Delete the schemas of a topic that was deleted."""
+
+        def work() -> None:
+            for document in list(self._documents.scan(_prefix(topic))):
+                self._documents.delete(document.key, document.version)
+
+        await asyncio.to_thread(work)
+
+    # -- in a thread -------------------------------------------------------------------------
+
+    def _read(self, topic: TopicName) -> list[StoredSchema]:
+        """By version."""
+        prefix = _prefix(topic)
+        return [
+            StoredSchema(int(each.key.removeprefix(prefix), 16), _from_json(each.value))
+            for each in self._documents.scan(prefix)
+        ]
+
+    def _store(
+        self,
+        topic: TopicName,
+        schema: Schema,
+        reason: Callable[[list[Schema]], str | None],
+        *,
+        only_first: bool = False,
+    ) -> bytes:
+        while True:
+            stored = self._read(topic)
+            for each in stored:
+                if same(schema, each.schema):
+                    return each.wire_version
+            if (found := reason([each.schema for each in stored])) is not None:
+                raise Refused(ServerError.INCOMPATIBLE_SCHEMA, f"{topic}: {found}")
+            if stored and only_first:
+                return stored[-1].wire_version
+            new = StoredSchema(stored[-1].version + 1 if stored else 0, schema)
+            if self._documents.put(f"{_prefix(topic)}{new.version:016x}", _to_json(schema), None):
+                return new.wire_version
+
+
+def _prefix(topic: TopicName) -> str:
+    return f"schema/{path_of(topic)}/"
+
+
+def _to_json(schema: Schema) -> bytes:
+    return json.dumps(
+        {
+            "name": schema.name,
+            "type": schema.type,
+            "data": base64.b64encode(schema.schema_data).decode(),
+            "properties": [[each.key, each.value] for each in schema.properties],
+        }
+    ).encode()
+
+
+def _from_json(value: bytes) -> Schema:
+    found = json.loads(value)
+    properties = [KeyValue(key, value) for key, value in found["properties"]]
+    return Schema(found["name"], base64.b64decode(found["data"]), found["type"], properties)

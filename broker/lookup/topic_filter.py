@@ -1,0 +1,63 @@
+"""Which topics a pattern means, and the hash by which a client tells that a list has not changed.
+
+Pure functions of names; listing and watching share them, so that their hashes agree.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Protocol
+
+import crc32c
+import re2
+
+from ...store.names import SCHEME
+from .topic_address import PARTITION_MARK
+
+_SCHEMES = re.compile("(?:non-)?persistent://")
+_PARTITION = re.compile(rf"{PARTITION_MARK}[0-9]+\Z")
+
+
+class Pattern(Protocol):
+    """A compiled regular expression."""
+
+    def fullmatch(self, text: str, /) -> object: ...
+
+
+class UnreadablePattern(ValueError):
+    """It is no regular expression of RE2."""
+
+
+def compiled(pattern: str) -> Pattern:
+    """A pattern to be matched against `tenant/namespace/name`. Raises UnreadablePattern.
+
+    A scheme in it is dropped, also behind `\\Q`: names of all lists are of one scheme. RE2 takes linear time, so that a
+    pattern cannot hold up the broker.
+    """
+    options = re2.Options()
+    options.log_errors = False
+    try:
+        found: Pattern = re2.compile(_SCHEMES.sub("", pattern, count=1), options)
+    except re2.error as error:
+        raise UnreadablePattern(str(error)) from error
+    return found
+
+
+def selected(names: Iterable[str], pattern: Pattern) -> list[str]:
+    """The full names whose topic the pattern matches in full; a partition goes by its partitioned topic."""
+    return [name for name in names if pattern.fullmatch(_PARTITION.sub("", name.removeprefix(SCHEME)))]
+
+
+def is_internal(name: str) -> bool:
+    """Whether a topic is the broker's own; it stands in no list."""
+    return name.rpartition("/")[2].startswith("__")
+
+
+def topics_hash(names: Iterable[str]) -> str:
+    """The hash of a list, in any order.
+
+    >>> topics_hash(["persistent://tenant/ns/topic1"])
+    'fd59a01d'
+    """
+    return int(crc32c.crc32c(",".join(sorted(names)).encode())).to_bytes(4, "little").hex()

@@ -1,0 +1,73 @@
+"""Who a connection is: CONNECT, AUTH_RESPONSE, and what has to happen when credentials expire.
+
+session: CONNECT -> begin -> Proven -> CONNECTED
+later:   check, each minute: CHALLENGE -> AUTH_CHALLENGE, AUTH_RESPONSE -> respond -> Proven; CLOSE
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from enum import Enum, auto
+
+from ..protocol.commands import AuthResponse, Connect
+from ..protocol.failures import Refused, ServerError
+from .credentials import InvalidCredentials, Method, Proven
+
+REFRESH_CHECK_S = 60.0
+"""Between two checks of a connection's credentials."""
+
+
+class Verdict(Enum):
+    """What is to be done with a connection."""
+
+    GOOD = auto()
+    CHALLENGE = auto()
+    CLOSE = auto()
+
+
+class Authentication:
+    """Proves roles by the methods that are configured; without any, every connection is let in without a role."""
+
+    def __init__(self, methods: Mapping[str, Method], anonymous_role: str | None = None) -> None:
+        """methods: by the name that clients give, `token`, `basic`. anonymous_role: of clients that give none."""
+        self._methods = methods
+        self._anonymous_role = anonymous_role
+
+    async def begin(self, command: Connect) -> Proven:
+        """Prove the role of a new connection. Refused: Authentication."""
+        if not self._methods:
+            return Proven(self._anonymous_role)
+        method = command.auth_method_name or "none"
+        if method == "none" and self._anonymous_role is not None:
+            return Proven(self._anonymous_role)
+        return await self._prove(method, command.auth_data or b"")
+
+    async def respond(self, held: Proven, command: AuthResponse) -> Proven:
+        """Prove the same role again. Refused: Authentication."""
+        given = command.response
+        method = (given and given.method) or held.method
+        found = await self._prove(method, (given and given.data) or b"")
+        if found.role != held.role:
+            raise Refused(ServerError.AUTHENTICATION, "the new credentials are of another role")
+        return found
+
+    async def prove(self, method: str, data: bytes) -> Proven:
+        """Prove a role by credentials from elsewhere, as a request over HTTP. Raises InvalidCredentials."""
+        checks = self._methods.get(method)
+        if checks is None:
+            raise InvalidCredentials(f"{method!r} is no authentication method here")
+        return await asyncio.to_thread(checks.prove, data)
+
+    async def _prove(self, method: str, data: bytes) -> Proven:
+        try:
+            return await self.prove(method, data)
+        except InvalidCredentials as error:
+            raise Refused(ServerError.AUTHENTICATION, str(error)) from error
+
+
+def check(held: Proven, now_ms: int, *, challenged: bool, can_refresh: bool) -> Verdict:
+    """What a check finds. challenged: an AUTH_CHALLENGE went out. can_refresh: the client says that it answers one."""
+    if held.expires_ms is None or now_ms < held.expires_ms:
+        return Verdict.GOOD
+    return Verdict.CLOSE if challenged or not can_refresh else Verdict.CHALLENGE

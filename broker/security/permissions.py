@@ -1,0 +1,65 @@
+"""What a role may do, by namespace.
+
+Superusers may do everything, administrators of a tenant everything in it, other roles what the namespace grants them.
+Whether a namespace or topic exists makes no difference to the answer, so that a refusal tells nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from enum import StrEnum
+from typing import Protocol
+
+from ..protocol.failures import Refused, ServerError
+
+
+class Action(StrEnum):
+    """What a namespace grants a role."""
+
+    PRODUCE = "produce"
+    CONSUME = "consume"
+
+
+class Grants(Protocol):
+    """What tenants and namespaces say of roles."""
+
+    def administrators(self, tenant: str) -> Collection[str]:
+        """Roles that may do everything in a tenant."""
+        ...
+
+    def granted(self, namespace: str) -> Mapping[str, Collection[Action]]:
+        """By role, what it may do in `tenant/namespace`."""
+        ...
+
+
+class Permissions:
+    """Decides on requests by the role of a connection."""
+
+    def __init__(self, grants: Grants, *, enabled: bool = False, superusers: Collection[str] = ()) -> None:
+        """enabled: False allows everything to every connection that got in."""
+        self._grants = grants
+        self._enabled = enabled
+        self._superusers = frozenset(superusers)
+
+    def is_superuser(self, role: str | None) -> bool:
+        """Whether the role may do everything."""
+        return not self._enabled or role in self._superusers
+
+    def administers(self, role: str | None, tenant: str) -> bool:
+        """Whether the role may do everything in a tenant."""
+        return self.is_superuser(role) or role in self._grants.administrators(tenant)
+
+    def allows(self, role: str | None, namespace: str, *actions: Action) -> bool:
+        """Whether the role may do one of the actions at least, in `tenant/namespace`."""
+        if self.administers(role, namespace.partition("/")[0]):
+            return True
+        if role is None:
+            return False
+        granted = self._grants.granted(namespace).get(role, ())
+        return any(action in granted for action in actions)
+
+    def require(self, role: str | None, namespace: str, *actions: Action) -> None:
+        """Refused: Authorization, if `allows` says no."""
+        if not self.allows(role, namespace, *actions):
+            asked = " or ".join(actions)
+            raise Refused(ServerError.AUTHORIZATION, f"role {role!r} may not {asked} in namespace {namespace}")

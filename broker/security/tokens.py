@@ -1,0 +1,101 @@
+"""Tokens: JSON Web Tokens, signed with a key that the configuration names.
+
+The algorithms are the configuration's, never the token's own choice.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jwt
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.serialization import load_der_public_key, load_pem_public_key
+
+from .credentials import InvalidCredentials, Proven, UnusableSecurity
+
+_SECRET = {"HS256", "HS384", "HS512"}
+_PUBLIC = {"RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"}
+
+
+@dataclass(frozen=True, slots=True)
+class TokenSettings:
+    """Where keys are, and what a token has to say.
+
+    A key is a path, `file://` and a path, or `data:;base64,` and the key.
+    """
+
+    secret_key: str | None = None
+    """Key of HS256 and its like; this or `public_key`."""
+    public_key: str | None = None
+    """PEM or DER."""
+    algorithms: Sequence[str] = ()
+    """Those that are taken; none named: HS256 with a secret key, RS256 with a public one."""
+    auth_claim: str = "sub"
+    """The claim that names the role."""
+    audience_claim: str = "aud"
+    audience: str | None = None
+    """What the audience claim has to hold; None: it is not looked at."""
+
+
+class TokenMethod:
+    """Checks tokens. Thread-safe."""
+
+    def __init__(self, settings: TokenSettings) -> None:
+        """Reads the key. Raises UnusableSecurity."""
+        self._settings = settings
+        if (settings.secret_key is None) == (settings.public_key is None):
+            raise UnusableSecurity("tokens need a secret key or a public key, and not both")
+        allowed = _SECRET if settings.public_key is None else _PUBLIC
+        self._algorithms = list(settings.algorithms) or ["HS256" if settings.public_key is None else "RS256"]
+        if not set(self._algorithms) <= allowed:
+            raise UnusableSecurity(f"algorithms of such a key are {', '.join(sorted(allowed))}")
+        self._key: Any
+        if settings.public_key is None:
+            self._key = _read_key(settings.secret_key or "")
+            if len(self._key) < 32:
+                raise UnusableSecurity("the secret key of tokens has less than 32 bytes")
+        else:
+            self._key = _public_key(_read_key(settings.public_key))
+
+    def prove(self, data: bytes) -> Proven:
+        """The role of a token. Raises InvalidCredentials."""
+        try:
+            claims = jwt.decode(data, self._key, algorithms=self._algorithms, options={"verify_aud": False})
+        except (jwt.PyJWTError, ValueError) as error:
+            raise InvalidCredentials(f"the token is refused: {error}") from error
+        self._check_audience(claims)
+        role = claims.get(self._settings.auth_claim)
+        if isinstance(role, list) and role:
+            role = role[0]
+        if not isinstance(role, str) or not role:
+            raise InvalidCredentials(f"the token has no role in claim {self._settings.auth_claim!r}")
+        expires = claims.get("exp")
+        return Proven(role, "token", None if expires is None else int(expires) * 1_000)
+
+    def _check_audience(self, claims: dict[str, Any]) -> None:
+        if self._settings.audience is None:
+            return
+        found = claims.get(self._settings.audience_claim)
+        if self._settings.audience not in (found if isinstance(found, list) else [found]):
+            raise InvalidCredentials("the token is for another audience")
+
+
+def _read_key(place: str) -> bytes:
+    try:
+        if place.startswith("data:"):
+            return base64.b64decode(place.partition(",")[2], validate=True)
+        return Path(place.removeprefix("file://")).read_bytes()
+    except (OSError, ValueError) as error:
+        shown = "its data" if place.startswith("data:") else place
+        raise UnusableSecurity(f"the key of tokens cannot be read: {shown}: {error}") from error
+
+
+def _public_key(data: bytes) -> Any:
+    try:
+        return load_pem_public_key(data) if data.lstrip().startswith(b"-----") else load_der_public_key(data)
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise UnusableSecurity(f"the public key of tokens is none: {error}") from error
