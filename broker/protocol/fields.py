@@ -162,7 +162,7 @@ def _decoder(cls: type, table: list[Field]) -> list[str]:
     """Lines of a function from bytes, an offset and the end to an object."""
     lines = [f"def decode_{cls.__name__}(data, at, end):"]
     for field in table:
-        lines.append(f" {field.name} = {'None' if field.required else f'default_{field.name}'}")
+        lines.append(f" {_local(field)} = {'None' if field.required else f'default_{field.name}'}")
     lines += [" while at < end:", "  tag = data[at]", "  at += 1"]
     lines += ["  if tag > 127:", "   tag, at = read_rest(data, at, tag)"]
     test = "if"
@@ -182,8 +182,13 @@ def _decoder(cls: type, table: list[Field]) -> list[str]:
     for field in table:
         if field.required:
             message = f"{cls.__name__} has no {field.name}"
-            lines += [f" if {field.name} is None:", f"  raise ProtocolError({message!r})"]
-    return [*lines, f" return cls({', '.join(field.name for field in table)})"]
+            lines += [f" if {_local(field)} is None:", f"  raise ProtocolError({message!r})"]
+    return [*lines, f" return cls({', '.join(map(_local, table))})"]
+
+
+def _local(field: Field) -> str:
+    """The variable of a field: its name may be one that the function has for something else."""
+    return f"_{field.name}"
 
 
 def _read(field: Field) -> list[str]:
@@ -213,8 +218,8 @@ def _read(field: Field) -> list[str]:
     if field.repeated:
         return [
             *lines,
-            f"if {field.name} is default_{field.name}:",
-            f" {field.name} = []",
-            f"{field.name}.append(value)",
+            f"if {_local(field)} is default_{field.name}:",
+            f" {_local(field)} = []",
+            f"{_local(field)}.append(value)",
         ]
-    return [*lines, f"{field.name} = value"]
+    return [*lines, f"{_local(field)} = value"]

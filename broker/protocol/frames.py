@@ -60,7 +60,7 @@ class FrameCutter:
         return self._size - self._at
 
     def feed(self, data: bytes) -> None:
-        """Take bytes; call `cut` until it gives None before more are fed."""
+        """Take bytes that came."""
         self._more.append(data)
         self._size += len(data)
 
@@ -72,11 +72,13 @@ class FrameCutter:
             rest = self._data[self._at :]
             self._data = b"".join((rest, *self._more)) if rest or len(self._more) > 1 else self._more[0]
             self._more.clear()
-            self._at, self._size = 0, len(self._data)
+            self._at, self._size, self._wanted = 0, len(self._data), 0
         at, have = self._at, self._size - self._at
         if have < 8:
-            self._wanted = 8
-            if have >= 4:
+            self._wanted = 4 if have < 4 else 8
+            if not have:
+                self._data, self._at, self._size = b"", 0, 0
+            elif have >= 4:
                 self._check(_SIZE.unpack_from(self._data, at)[0])
             return None
         size, command_size = _SIZES.unpack_from(self._data, at)

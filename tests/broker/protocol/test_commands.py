@@ -1,0 +1,185 @@
+"""Commands against protobuf's own reading and writing of them."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from duelog.broker.protocol import commands, fields, metadata
+from duelog.broker.protocol.wire import ProtocolError, tag, varint
+from tests.broker.protocol.proto import MESSAGES, NUMBERS
+
+UNSIGNED = st.integers(0, 127) | st.integers(0, (1 << 64) - 1)
+SIGNED = st.integers(-2, 127) | st.integers(-(1 << 63), (1 << 63) - 1)
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=300)
+
+
+def values(field: fields.Field) -> st.SearchStrategy[Any]:
+    """What one value of a field may be."""
+    if issubclass(field.type, IntEnum):
+        return st.sampled_from(field.type)
+    if field.type is bool:
+        return st.booleans()
+    if field.type is int:
+        return SIGNED if field.signed else UNSIGNED
+    if field.type is float:
+        return st.floats(allow_nan=False)
+    if field.type is str:
+        return TEXT
+    return st.binary(max_size=300) if field.type is bytes else instances(field.type)
+
+
+def instances(cls: type) -> st.SearchStrategy[Any]:
+    """Any instance of a class of the table."""
+    arguments = {}
+    for field in fields.fields_of(cls):
+        one = values(field)
+        if field.repeated:
+            one = st.just(()) | st.lists(one, min_size=1, max_size=3)
+        elif not field.required:
+            one = st.just(field.default) | one
+        arguments[field.name] = one
+    return st.builds(cls, **arguments)
+
+
+def as_protobuf(value: Any) -> Any:
+    """A part or command of ours as protobuf's message."""
+    message = MESSAGES[type(value).__name__]()
+    for field in fields.fields_of(type(value)):
+        held, name = getattr(value, field.name), f"f{field.number}"
+        if field.repeated:
+            getattr(message, name).extend(
+                [as_protobuf(each) if field.type in fields.DECODERS else each for each in held]
+            )
+        elif held is not None:
+            if field.type in fields.DECODERS:
+                getattr(message, name).CopyFrom(as_protobuf(held))
+            else:
+                setattr(message, name, int(held) if isinstance(held, IntEnum) else held)
+    return message
+
+
+def without_defaults(message: Any) -> Any:
+    """The message with every field cleared that says what is so without it."""
+    for descriptor, held in message.ListFields():
+        if descriptor.is_repeated:
+            for each in held if descriptor.message_type else ():
+                without_defaults(each)
+        elif descriptor.message_type:
+            without_defaults(held)
+        elif not descriptor.is_required and held == descriptor.default_value:
+            message.ClearField(descriptor.name)
+    return message
+
+
+CLASSES = sorted(fields.CLASSES.values(), key=lambda cls: cls.type_number)
+
+
+def test_the_table_has_every_command_under_its_number() -> None:
+    """Names and numbers as in the other table."""
+    assert {cls.__name__: cls.type_number for cls in CLASSES} == NUMBERS
+
+
+@pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
+def test_protobuf_reads_what_is_encoded_and_writes_what_is_decoded(cls: type[commands.Command]) -> None:
+    """Both ways, every field at its number, with its presence and default."""
+
+    @settings(max_examples=60, deadline=None)
+    @given(instances(cls))
+    def check(command: commands.Command) -> None:
+        number = f"f{cls.type_number}"
+        read = MESSAGES["BaseCommand"]()
+        assert read.ParseFromString(commands.encode(command)) > 0
+        assert read.f1 == cls.type_number
+        wanted = as_protobuf(command)
+        assert without_defaults(getattr(read, number)) == without_defaults(as_protobuf(command))
+        full = MESSAGES["BaseCommand"](f1=cls.type_number)
+        getattr(full, number).CopyFrom(wanted)
+        assert commands.decode(full.SerializeToString()) == command
+
+    check()
+
+
+@settings(deadline=None)
+@given(instances(metadata.MessageMetadata), st.binary(max_size=40))
+def test_metadata_is_read_and_what_the_broker_does_not_know_of_it_is_skipped(
+    wanted: metadata.MessageMetadata, other: bytes
+) -> None:
+    """Producers write fields that later versions brought."""
+    data = as_protobuf(wanted).SerializeToString()
+    unknown = tag(4, 2) + varint(len(other)) + other + tag(12, 0) + varint(1 << 60) + tag(90, 1) + bytes(8)
+    assert metadata.decode_metadata(memoryview(unknown + data + unknown + tag(91, 5) + bytes(4))) == wanted
+
+
+def test_unknown_fields_of_a_command_are_skipped() -> None:
+    """Inside the command and beside it."""
+    send = commands.Send(1, 2)
+    body = fields.ENCODERS[commands.Send](send) + tag(200, 2) + varint(3) + b"abc"
+    data = tag(1, 0) + varint(6) + tag(99, 0) + varint(7) + tag(6, 2) + varint(len(body)) + body
+    assert commands.decode(data) == send
+
+
+def test_the_type_may_stand_behind_its_message() -> None:
+    """Protobuf gives no order of fields."""
+    assert commands.decode(tag(11, 2) + b"\x04\x08\x01\x10\x02" + tag(1, 0) + b"\x0b") == commands.Flow(1, 2)
+
+
+def test_a_set_of_acknowledged_messages_may_be_packed() -> None:
+    """Protobuf takes both forms of a repeated number."""
+    packed = tag(1, 0) + b"\x01" + tag(2, 0) + b"\x02" + tag(5, 2) + b"\x0b\x05" + varint(-1)
+    found = fields.DECODERS[commands.MessageIdData](packed, 0, len(packed))
+    assert found == commands.MessageIdData(1, 2, ack_set=[5, -1])
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (b"", "type 0"),
+        (b"\x08\x01", "type 1"),
+        (b"\x08\x7f", "type 127"),
+        (b"\x08", "malformed"),
+        (b"\x08\x06", "no producer_id"),
+        (b"\x08\x06\x32\x02\x08\x01", "no sequence_id"),
+        (b"\x08\x06\x32\x04\x08\x01\x10", "cut off"),
+        (b"\x5a\x03\x08\x01\x10\x08\x0b", "Flow is cut off"),
+        (b"\x08\x06\x32\x03\x08\x01\x10", "malformed"),
+        (b"\x08\x0b\x5a\x05\x08\x01\x10\x02\x0f", "wire type 7"),
+        (b"\x08\x0b\x5a\x05\x08\x01\x10\x02\x02", "no field number"),
+        (b"\x08\x0b\x5a\x0c\x08" + b"\xff" * 11, "ten bytes"),
+        (b"\x08\x0a\x52\x04\x08\x01\x10\x02", "unknown value"),
+        (b"\x08\x07\x3a\x07\x08\x01\x10\x02\x1a\x02\x08", "malformed"),
+        (b"\x08\x15\xaa\x01\x05\x0a\x01\xff\x10\x01", "malformed"),
+    ],
+)
+def test_a_malformed_command_is_a_protocol_error_that_says_what_it_is(data: bytes, says: str) -> None:
+    """One example of each fault."""
+    with pytest.raises(ProtocolError, match=says):
+        commands.decode(data)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_damaged_commands_decode_or_are_protocol_errors(data: st.DataObject) -> None:
+    """Bytes flipped, cut off and added anywhere."""
+    command = data.draw(instances(data.draw(st.sampled_from(CLASSES))))
+    damaged = bytearray(commands.encode(command))
+    for _ in range(data.draw(st.integers(1, 4))):
+        at = data.draw(st.integers(0, len(damaged) - 1))
+        damaged[at : at + data.draw(st.integers(0, 2))] = data.draw(st.binary(max_size=3))
+        if not damaged:
+            break
+    try:
+        found = commands.decode(bytes(damaged))
+    except ProtocolError:
+        return
+    assert commands.decode(commands.encode(found)) == found
+
+
+def test_text_that_is_no_unicode_is_still_sent() -> None:
+    """Error messages may name files whose names are no text."""
+    found = commands.decode(commands.encode(commands.Error(1, commands.ServerError.UNKNOWN, "a\udcffb")))
+    assert found == commands.Error(1, commands.ServerError.UNKNOWN, "a?b")

@@ -1,0 +1,239 @@
+"""The session: every command in every state, split at every byte, and bytes that are none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from duelog.broker.protocol import commands, fields, requests
+from duelog.broker.protocol.frames import BEFORE_CONNECT, FRAME_ROOM, head
+from duelog.broker.protocol.states import FLAGS, Session, State
+from duelog.broker.protocol.wire import ProtocolError
+from tests.broker.protocol.test_commands import CLASSES, instances
+
+BLOB = b"\0\0\0\0payload"
+
+
+class Talk:
+    """A session, and what it wrote."""
+
+    def __init__(self, state: State = State.START, max_message_size: int = 1 << 20) -> None:
+        self.written: list[commands.Command] = []
+        self.session = Session(self.written.append, 0, server_version="duelog", max_message_size=max_message_size)
+        if state is not State.START:
+            self.says(commands.Connect("test", protocol_version=19))
+        if state is State.READY:
+            self.session.accept()
+        if state is State.CLOSED:
+            self.session.close()
+        self.written.clear()
+
+    def says(self, *said: commands.Command) -> list[commands.Command]:
+        """Commands that come of commands, all in one piece."""
+        return self.feed(stream(*said))
+
+    def feed(self, data: bytes) -> list[commands.Command]:
+        """Commands that come of bytes."""
+        self.session.feed(data, 0)
+        found = []
+        while (received := self.session.next()) is not None:
+            assert bytes(received.blob) == (BLOB if isinstance(received.command, commands.Send) else b"")
+            found.append(received.command)
+        return found
+
+
+def stream(*said: commands.Command) -> bytes:
+    """The frames of commands."""
+    parts = []
+    for each in said:
+        blob = BLOB if isinstance(each, (commands.Send, commands.Message)) else b""
+        parts.append(head(each, len(blob)) + blob)
+    return b"".join(parts)
+
+
+BOTH_WAYS: set[type[commands.Command]] = {commands.Ping, commands.Pong}
+MAY_COME: dict[State, set[type[commands.Command]]] = {
+    State.START: {commands.Connect},
+    State.CONNECTING: BOTH_WAYS,
+    State.READY: {cls for cls in CLASSES if cls.__module__ == requests.__name__}
+    - {commands.Connect, commands.AuthResponse},
+}
+
+
+def example(cls: type) -> Any:
+    """A command, or a part of one, with its required fields alone."""
+    values: dict[type, Any] = {int: 1, str: "a", bytes: b"", bool: False}
+    return cls(
+        **{
+            field.name: values[field.type]
+            if field.type in values
+            else example(field.type)
+            if field.type in fields.DECODERS
+            else field.type(0)
+            for field in fields.fields_of(cls)
+            if field.required
+        }
+    )
+
+
+@pytest.mark.parametrize("state", State)
+@pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
+def test_each_command_in_each_state(cls: type[commands.Command], state: State) -> None:
+    """It comes out, or it closes the session; a closed one takes nothing."""
+    command = example(cls)
+    talk = Talk(state)
+    if state is State.CLOSED:
+        assert talk.says(command) == []
+    elif cls in MAY_COME[state]:
+        came = talk.says(command)
+        assert came == ([] if cls is commands.Ping else [command])
+        assert talk.written == ([commands.Pong()] if cls is commands.Ping else [])
+    else:
+        with pytest.raises(ProtocolError):
+            talk.says(command)
+        assert talk.session.state is State.CLOSED
+        assert talk.says(commands.Connect("again")) == []
+
+
+def test_a_conversation_split_at_every_byte_is_the_same() -> None:
+    """Two pieces, cut anywhere; and single bytes."""
+    said = [
+        commands.Ping(),
+        commands.Producer("t", 1, 2),
+        commands.Send(1, 0),
+        commands.Flow(1, 1000),
+        commands.Ack(1, commands.AckType.CUMULATIVE, [commands.MessageIdData(5, 6, 7, 8, [9])]),
+    ]
+    data = stream(*said)
+    for at in range(len(data) + 1):
+        talk = Talk(State.READY)
+        assert talk.feed(data[:at]) + talk.feed(data[at:]) == said[1:]
+    talk = Talk(State.READY)
+    assert [each for at in range(len(data)) for each in talk.feed(data[at : at + 1])] == said[1:]
+    assert talk.written == [commands.Pong()]
+
+
+def test_connected_says_the_smaller_version_and_what_the_broker_can_do() -> None:
+    """21 is the highest that is known."""
+    for offered, agreed in ((0, 0), (13, 13), (21, 21), (99, 21)):
+        talk = Talk()
+        flags = commands.FeatureFlags(supports_auth_refresh=True)
+        talk.says(commands.Connect("Pulsar-CPP-v3", protocol_version=offered, feature_flags=flags))
+        talk.session.accept()
+        assert talk.written == [commands.Connected("duelog", agreed, 1 << 20, FLAGS)]
+        assert (talk.session.client_version, talk.session.flags) == ("Pulsar-CPP-v3", flags)
+
+
+def test_the_broker_can_exactly_four_things_beyond_its_version() -> None:
+    """Flags 1, 4, 5 and 7."""
+    assert fields.ENCODERS[commands.FeatureFlags](FLAGS).hex() == "0801200128013801"
+
+
+def test_authentication_takes_as_many_challenges_as_the_broker_has() -> None:
+    """Each is answered once; an answer beside one closes the connection."""
+    talk = Talk(State.CONNECTING)
+    for _ in range(2):
+        talk.session.challenge(commands.AuthData("token", b"?"))
+        assert talk.says(commands.AuthResponse("v")) == [commands.AuthResponse("v")]
+    talk.session.accept()
+    assert [type(each) for each in talk.written] == [commands.AuthChallenge] * 2 + [commands.Connected]
+    talk.session.challenge(commands.AuthData("token"))
+    assert talk.says(commands.Flow(1, 1), commands.AuthResponse("v")) == [
+        commands.Flow(1, 1),
+        commands.AuthResponse("v"),
+    ]
+    with pytest.raises(ProtocolError, match="no challenge"):
+        talk.says(commands.AuthResponse("v"))
+
+
+def test_frames_are_small_before_the_connection_is_ready() -> None:
+    """64 KiB; then the largest message and room for its command."""
+    for state, limit in ((State.START, BEFORE_CONNECT), (State.READY, (1 << 20) + FRAME_ROOM)):
+        talk = Talk(state)
+        assert talk.feed(limit.to_bytes(4, "big")) == []
+        talk = Talk(state)
+        with pytest.raises(ProtocolError):
+            talk.feed((limit + 1).to_bytes(4, "big"))
+
+
+def test_a_send_has_a_message() -> None:
+    """A frame that ends with its command."""
+    with pytest.raises(ProtocolError, match="without a message"):
+        Talk(State.READY).feed(head(commands.Send(1, 2)))
+
+
+def test_a_silent_client_is_asked_once_and_then_closed() -> None:
+    """PING after the interval, the end after another."""
+    talk = Talk(State.READY)
+    assert talk.session.check(29.9) == 30
+    assert talk.written == []
+    assert talk.session.check(30) == 60
+    assert talk.session.check(59.9) == pytest.approx(60)
+    assert talk.written == [commands.Ping()]
+    with pytest.raises(ProtocolError, match="no answer"):
+        talk.session.check(60)
+    assert talk.session.state is State.CLOSED
+
+
+def test_anything_that_comes_is_a_sign_of_life() -> None:
+    """Not PONG alone; a part of a frame is enough."""
+    talk = Talk(State.READY)
+    talk.session.check(30)
+    talk.session.feed(b"\0", 50)
+    assert talk.session.check(60) == 80
+    assert talk.session.check(80) == 110
+    assert talk.written == [commands.Ping()] * 2
+
+
+def test_a_client_that_is_not_read_is_not_taken_for_dead() -> None:
+    """Its silence begins when it is read again."""
+    talk = Talk(State.READY)
+    talk.session.check(30)
+    for now in range(40, 200, 20):
+        talk.session.check(now, reading=False)
+    assert talk.session.check(209) == 210
+    assert len(talk.written) == 1
+
+
+def test_a_check_that_comes_late_still_asks_first() -> None:
+    """A loop that stood still for minutes closes no connection."""
+    talk = Talk(State.READY)
+    assert talk.session.check(500) == 530
+    assert talk.written == [commands.Ping()]
+
+
+@pytest.mark.parametrize("state", [State.START, State.CONNECTING])
+def test_a_handshake_has_a_time(state: State) -> None:
+    """From the first moment to CONNECTED."""
+    talk = Talk(state)
+    assert talk.session.check(29.9) == 30
+    with pytest.raises(ProtocolError, match="not connected"):
+        talk.session.check(30)
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    st.sampled_from(State),
+    st.lists(
+        st.binary(max_size=60) | st.sampled_from(CLASSES).flatmap(lambda cls: instances(cls).map(stream)),
+        max_size=6,
+    ),
+    st.data(),
+)
+def test_no_bytes_raise_anything_but_a_protocol_error(state: State, parts: list[bytes], data: st.DataObject) -> None:
+    """Noise, commands, commands with bytes changed; nothing is kept beyond what came."""
+    fed = bytearray(b"".join(parts))
+    for _ in range(data.draw(st.integers(0, 3))):
+        if fed:
+            fed[data.draw(st.integers(0, len(fed) - 1))] = data.draw(st.integers(0, 255))
+    talk = Talk(state)
+    try:
+        talk.session.feed(bytes(fed), 0)
+        while talk.session.next() is not None:
+            pass
+    except ProtocolError:
+        assert talk.session.state is State.CLOSED
+    assert talk.session.kept <= len(fed)
