@@ -16,6 +16,7 @@ from duelog.store.errors import DuelogError
 from duelog.store.message import Message, ReceivedMessage, ScheduledMessage
 from duelog.store.policy.policies import DelayedDeliveryPolicies, Policies
 from duelog.store.position import MessageId, MessageIds
+from duelog.store.received_messages import ReceivedMessages
 
 from .background.maintenance import TickResult
 from .background.recurring import Schedule
@@ -41,6 +42,7 @@ __all__ = [
     "Outcome",
     "Policies",
     "ReceivedMessage",
+    "ReceivedMessages",
     "Schedule",
     "ScheduledMessage",
     "StoreConfig",

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from datetime import datetime
 from typing import Self
 
 from duelog.store.clock import ManualClock, StoreClock
 from duelog.store.errors import ClockJumped, ClosedError, DuelogError, InvalidArgument, StoreFull, UnknownSubscription
-from duelog.store.message import ReceivedMessage, at_ms
+from duelog.store.message import ReceivedMessage
 from duelog.store.position import MessageId, Position
+from duelog.store.received_messages import ReceivedMessages
 
 from .delivery.consumer_arguments import Acknowledgeable, checked, deadline_of, delay_ms_of, entries_of, positions_of
 from .delivery.dispatcher import SubscriptionType
@@ -17,9 +17,11 @@ from .engine import Engine
 from .sending.failed_delivery import postpone
 from .stats import SubscriptionStats
 from .topics.consumer import Consumer
-from .topics.seeking import existing_position, position_at
+from .topics.seeking import SeekTarget, position_of
 from .topics.subscription_state import SubscriptionState
 from .topics.topic_state import TopicState
+
+_NONE = ReceivedMessages("", "")
 
 
 class Subscription:
@@ -117,9 +119,14 @@ class Subscription:
     def poll(self, max_messages: int = 1) -> tuple[list[ReceivedMessage], int | None]:
         """What is due now, at most `max_messages`, without waiting; and if that is nothing, when to ask again.
 
-        That is epoch ms, or None: when the topic has changed (`TopicState.changed`), as it may before the time
-        told, too. Raises as `receive`.
+        That is epoch ms, or None: when the topic has changed (`add_waker`), as it may before the time told, too.
+        Raises as `receive`.
         """
+        batch, again_ms = self.poll_columns(max_messages)
+        return batch.to_list(), again_ms
+
+    def poll_columns(self, max_messages: int = 1) -> tuple[ReceivedMessages, int | None]:
+        """As `poll`, without an object for each message. `ack` takes what it gives, or any part of its positions."""
         if isinstance(max_messages, bool) or not isinstance(max_messages, int) or max_messages < 1:
             raise InvalidArgument("max_messages", max_messages, "expected an int of at least 1")
         engine = self._engine
@@ -142,7 +149,7 @@ class Subscription:
                 continue
             if stopped is not None:
                 raise stopped
-            return [], min((ms for ms in (again_ms, due_ms) if ms is not None), default=None)
+            return _NONE, min((ms for ms in (again_ms, due_ms) if ms is not None), default=None)
 
     def _check_usable(self) -> None:
         self._engine.check_writable()
@@ -218,7 +225,7 @@ class Subscription:
 
     # -- moving --------------------------------------------------------------------------------------
 
-    def seek(self, to: MessageId | ReceivedMessage | datetime | int | str) -> Position:
+    def seek(self, to: SeekTarget) -> Position:
         """Go to a place in the main log: everything from there on is delivered (again). Durable when it returns.
 
         to: "earliest", "latest", a position (or a received message: its own), or a time (aware datetime or
@@ -228,18 +235,7 @@ class Subscription:
         What other consumers hold may be delivered twice. Returns the position. Raises InvalidArgument.
         """
         self._check_usable()
-        log = self._topic.log
-        if to == "earliest":
-            position = Position(log.first_ledger, 0)
-        elif to == "latest":
-            position = log.end
-        elif isinstance(to, (ReceivedMessage, MessageId)):
-            position = existing_position(log, positions_of(to)[0])
-        elif isinstance(to, str):
-            raise InvalidArgument("to", to, 'expected "earliest", "latest", a position or a time')
-        else:
-            position = position_at(self._engine.main, log, at_ms("to", to))
-        position = self._consumer.seek(position)
+        position = self._consumer.seek(position_of(self._engine.main, self._topic.log, to))
         self._engine.agenda.look_at(self._topic.topic_id, 0)
         self._topic.changed()
         return position

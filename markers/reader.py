@@ -9,12 +9,13 @@ acknowledged.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import NamedTuple, Protocol
 
 import numpy as np
+import numpy.typing as npt
 from pyroaring import BitMap
 
 from ..partitions.partition import Partition
@@ -26,8 +27,8 @@ from ..store.env.memtable import Reads
 from ..store.errors import CorruptEntry, DamagedStore
 from ..store.log.managed_ledger import ManagedLedger
 from ..store.log.scan import RunFinder, runs
-from ..store.message import ReceivedMessage
 from ..store.position import Place, Position, position_at
+from ..store.received_messages import ReceivedMessages
 from .received import MessageMaker
 
 
@@ -39,6 +40,8 @@ class Unacknowledged(Protocol):
     def unacked(self, ledger_id: int, start: int, limit: int) -> BitMap: ...
 
 
+Slots = npt.NDArray[np.intp]
+
 _LOOKED_AT_ONCE = 4_096
 """Entries looked at in one go where all before them are gone."""
 
@@ -46,27 +49,22 @@ _LOOKED_AT_ONCE = 4_096
 class _Markers(NamedTuple):
     """Markers that point into one partition log, as columns; a slot is a place in the batch being read."""
 
-    slots: list[int]
-    places: list[Place]
+    slots: Slots
     targets: UInt32s
-    dues: list[int]
+    due_ms: int
+    """When one of them is due."""
 
     def one(self, at: int) -> _Markers:
         """The marker at a place of the columns."""
-        return _Markers([self.slots[at]], [self.places[at]], self.targets[at : at + 1], [self.dues[at]])
+        return _Markers(self.slots[at : at + 1], self.targets[at : at + 1], self.due_ms)
 
     @classmethod
     def together(cls, pieces: list[_Markers]) -> _Markers:
-        """Pieces as one, so that those of many small firings are resolved run by run too."""
-        if len(pieces) == 1:
-            return pieces[0]
-        slots, places, targets, dues = zip(*pieces, strict=True)
-        return cls(
-            list(chain.from_iterable(slots)),
-            list(chain.from_iterable(places)),
-            np.concatenate(targets),
-            list(chain.from_iterable(dues)),
-        )
+        """Pieces as one in order of target, so that those of many small firings are resolved run by run too."""
+        slots = np.concatenate([piece.slots for piece in pieces])
+        targets = np.concatenate([piece.targets for piece in pieces])
+        order = np.argsort(targets, kind="stable")
+        return cls(slots[order], targets[order], pieces[0].due_ms)
 
 
 @dataclass(eq=False, repr=False)
@@ -101,7 +99,7 @@ class MainLogReader:
 
     def read(
         self, start: Position, max_entries: int, skip: Unacknowledged, now_ms: int
-    ) -> tuple[list[ReceivedMessage], Position, bool]:
+    ) -> tuple[ReceivedMessages, Position, bool]:
         """Messages from the first position at or after `start` that are due and not acknowledged, in log order.
 
         At most `max_entries`; also returns the position to go on from, one past the last looked at, and
@@ -116,8 +114,8 @@ class MainLogReader:
                 break
             start, looked_at = following, max(max_entries, min(looked_at * 4, _LOOKED_AT_ONCE))
         if len(messages) > max_entries:
-            following = messages[max_entries].position
-            messages = messages[:max_entries]
+            following = position_at(messages.places[max_entries])
+            messages = messages.part(0, max_entries)
         return messages, following, passed_over
 
     def _gather(
@@ -160,7 +158,7 @@ class MainLogReader:
                 ledger_id, entry_id = following, 0
         return batch, Position(ledger_id, entry_id), passed_over
 
-    def read_at(self, positions: Sequence[Position]) -> list[ReceivedMessage]:
+    def read_at(self, positions: Sequence[Position]) -> ReceivedMessages:
         """The messages at `positions`, in log order; those that are gone or unreadable are left out."""
         batch = _Batch(self)
         by_ledger: dict[int, BitMap] = {}
@@ -191,15 +189,15 @@ class MainLogReader:
         """Fill the slots of markers, given by the ledger they point into, from the partition logs."""
         for target, pieces in by_target.items():
             markers = _Markers.together(pieces)
-            start_ms = partition_start(markers.dues[0], self.span_ms)
+            start_ms = partition_start(markers.due_ms, self.span_ms)
             partition = self.partitions.get(start_ms)
             if partition is None:
-                self._dangling(markers, f"marker points into partition at {start_ms}, which does not exist")
+                self._dangling(markers, batch, f"marker points into partition at {start_ms}, which does not exist")
                 continue
             try:
                 self.partitions.acquire(partition)
             except DamagedStore as error:
-                self._dangling(markers, str(error))
+                self._dangling(markers, batch, str(error))
                 continue
             try:
                 self._resolve_intact(partition, target, markers, batch)
@@ -216,44 +214,34 @@ class MainLogReader:
                 self._resolve_in(raw, partition.name, target, markers, batch)
         except DamagedStore as error:
             if len(markers.slots) == 1:
-                self._dangling(markers, str(error))
+                self._dangling(markers, batch, str(error))
                 return
             for at in range(len(markers.slots)):
                 self._resolve_intact(partition, target, markers.one(at), batch)
 
     def _resolve_in(self, raw: Reads, name: str, ledger_id: int, markers: _Markers, batch: _Batch) -> None:
         finder = RunFinder(raw, name)
-        slots, make = batch.slots, batch.maker.make
-        places, dues, at_slots = markers.places, markers.dues, markers.slots
-        order = np.argsort(markers.targets, kind="stable")
-        before = ledger_id << 32
-        run: Run | None = None
-        first = limit = 0  # the entries of `run`; none without one
-        for at, entry_id in zip(order.tolist(), markers.targets[order].tolist(), strict=True):
+        targets, slots = markers.targets.tolist(), markers.slots.tolist()
+        limit = 0
+        while limit < len(slots):
+            at, entry_id = limit, targets[limit]
+            limit += 1
             try:
-                if entry_id >= limit:
-                    run, limit = None, 0  # where the next cannot be read
-                    run = finder.find(ledger_id, entry_id)
-                    if run is not None:
-                        first, limit = run.first_entry, run.limit
-                if run is not None:
-                    body = run.body_view(entry_id - first)
-                    if body is None:
-                        batch.gone.append(position_at(places[at]))
-                        continue
-                else:
-                    reason = f"marker points at entry {ledger_id}:{entry_id}, which does not exist"
-                    self._quarantined_at(places[at], reason)
-                    continue
-                slots[at_slots[at]] = make(body, before | entry_id, places[at], dues[at])
+                run = finder.find(ledger_id, entry_id)
             except CorruptEntry as error:
                 self.quarantine(CorruptEntry(error.environment, ledger_id, entry_id, error.reason))
-            except ValueError as error:
-                self.quarantine(CorruptEntry(name, ledger_id, entry_id, str(error)))
+            else:
+                if run is None:
+                    reason = f"marker points at entry {ledger_id}:{entry_id}, which does not exist"
+                    self._quarantined_at(batch.maker.place(slots[at]), reason)
+                else:
+                    limit = bisect_left(targets, run.limit, limit)
+                    first = run.first_entry
+                    batch.fill(run, [entry_id - first for entry_id in targets[at:limit]], slots[at:limit])
 
-    def _dangling(self, markers: _Markers, reason: str) -> None:
-        for place in markers.places:
-            self._quarantined_at(place, reason)
+    def _dangling(self, markers: _Markers, batch: _Batch, reason: str) -> None:
+        for slot in np.sort(markers.slots).tolist():
+            self._quarantined_at(batch.maker.place(slot), reason)
 
     def _quarantined_at(self, place: Place, reason: str) -> None:
         """Quarantine a marker."""
@@ -271,49 +259,51 @@ class _Batch:
     def __init__(self, reader: MainLogReader) -> None:
         self._reader = reader
         self.maker = MessageMaker(reader.topic, reader.subscription)
-        self.slots: list[ReceivedMessage | None] = []
         self.gone: list[Position] = []
         """Positions whose messages do not exist any more; complete once `messages` was called."""
         self._markers: dict[int, list[_Markers]] = {}
 
     def __len__(self) -> int:
-        return len(self.slots)
+        return len(self.maker)
 
     def add(self, run: Run, wanted: BitMap) -> None:
         """Take the entries `wanted` of a run, read inside the caller's transaction."""
         if not wanted:
             return
+        entries = np.frombuffer(wanted.to_array(), dtype=np.uint32)
+        at = entries - np.uint32(run.first_entry)
+        before = run.ledger_id << 32
+        places: list[Place] = [before | entry_id for entry_id in entries.tolist()]
+        dues = (run.due_offsets()[at].astype(np.int64) + run.base_ms).tolist()
         if run.kind == RunKind.MARKERS:
-            at = np.frombuffer(wanted.to_array(), dtype=np.uint32) - np.uint32(run.first_entry)
-            slots = list(range(len(self.slots), len(self.slots) + len(wanted)))
-            before = run.ledger_id << 32
-            places: list[Place] = [before | entry_id for entry_id in wanted]
-            piece = _Markers(slots, places, run.targets()[at], run.dues()[at].tolist())
+            targets = run.targets()[at]
+            before = run.target << 32
+            first = self.maker.reserve(places, [before | entry_id for entry_id in targets.tolist()], dues)
+            piece = _Markers(np.arange(first, first + len(places)), targets, dues[0])
             self._markers.setdefault(run.target, []).append(piece)
-            self.slots += [None] * len(slots)
-            return
-        for entry_id in wanted:
-            self.slots.append(self._message(run, entry_id))
+        else:
+            first = self.maker.reserve(places, places, dues)
+            self.fill(run, at.tolist(), range(first, first + len(places)))
 
-    def _message(self, run: Run, entry_id: int) -> ReceivedMessage | None:
-        place = run.ledger_id << 32 | entry_id
-        index = entry_id - run.first_entry
-        try:
-            body = run.body_view(index)
+    def fill(self, run: Run, indices: Sequence[int], slots: Sequence[int]) -> None:
+        """Make the messages of bodies of a run; what cannot be read is quarantined, what was dropped is `gone`."""
+        make = self.maker.make
+        for index, slot, body in zip(indices, slots, run.body_views(indices), strict=True):
             if body is None:
-                self.gone.append(Position(run.ledger_id, entry_id))
-                return None
-            return self.maker.make(body, place, place, run.due(index))
-        except CorruptEntry as error:
-            self._reader.quarantine(error)
-        except ValueError as error:
-            self._reader.quarantine(CorruptEntry(run.environment, run.ledger_id, entry_id, str(error)))
-        return None
+                self.gone.append(position_at(self.maker.place(slot)))
+            elif isinstance(body, CorruptEntry):
+                self._reader.quarantine(body)
+            else:
+                try:
+                    make(slot, body)
+                except ValueError as error:
+                    entry = run.environment, run.ledger_id, run.first_entry + index
+                    self._reader.quarantine(CorruptEntry(*entry, str(error)))
 
-    def messages(self) -> list[ReceivedMessage]:
+    def messages(self) -> ReceivedMessages:
         """What could be read, in log order. REQUIRES: the caller is done with the main environment."""
         if self._markers:
             self._reader._resolve(self._markers, self)
         if self.gone:
             self._reader.gone(self.gone)
-        return [message for message in self.slots if message is not None]
+        return self.maker.messages()

@@ -2,63 +2,83 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ..store.codec.body import decode_body
-from ..store.message import ReceivedMessage
 from ..store.position import MessageId, Place
+from ..store.received_messages import Facts, ReceivedMessages
 
 _SMALL_BYTES = 16_384
 """Bodies up to this size are worth a second copy where that saves decoding them."""
 
 
 class MessageMaker:
-    """Makes the messages of one batch. Not thread-safe.
+    """Makes the messages of one batch, in slots that are reserved before. Not thread-safe.
 
     Bare bodies (nothing but publish time and payload) of one size that were published together begin with the same
     bytes: what stands before the payload is decoded for the first of them, and compared for the others.
     """
 
-    __slots__ = ("_head", "_head_bytes", "_publish_ms", "_size", "_subscription", "_topic")
+    __slots__ = ("_head", "_head_bytes", "_made", "_payloads", "_publish_ms", "_published", "_size")
 
     def __init__(self, topic: str, subscription: str) -> None:
-        self._topic = topic
-        self._subscription = subscription
+        self._made = ReceivedMessages(topic, subscription)
+        self._payloads: list[bytes | None] = self._made.payloads  # type: ignore[assignment]  # None: not made
+        self._published = self._made.publish_ms
         self._head = b""
         self._head_bytes = self._publish_ms = 0
         self._size = -1
         """Of the last bare body that was decoded."""
 
-    def make(self, body: bytes | memoryview, message_id: Place, position: Place, due_ms: int) -> ReceivedMessage:
-        """The message of a body whose checksum was checked. Raises ValueError as `decode_body` does."""
-        message: ReceivedMessage = object.__new__(ReceivedMessage)  # its constructor takes three times as long
-        size = len(body)
-        if size == self._size and (data := bytes(body)).startswith(self._head):
-            message.payload = data[self._head_bytes :]
-            message.publish_ms = self._publish_ms
-            message.key = message._properties = message.addressee = None
-            message.retries = 0
-        else:
-            self._decode(message, body)
-        message._id_place = message_id
-        message._place = position
-        message.due_ms = due_ms
-        message.redelivery_count = 0
-        message.topic = self._topic
-        message.subscription = self._subscription
-        return message
+    def __len__(self) -> int:
+        """How many slots are reserved."""
+        return len(self._payloads)
 
-    def _decode(self, message: ReceivedMessage, body: bytes | memoryview) -> None:
-        message.publish_ms, message.payload, message.key, message._properties, extra = decode_body(body)
-        if extra is not None:
-            message.retries, message.addressee = _retry_facts(extra)
-            if "first" in extra:
-                message._first_try = _first_try(extra["first"])
+    def reserve(self, places: Sequence[Place], id_places: Sequence[Place], dues: Sequence[int]) -> int:
+        """Slots for messages at `places` with these ids and due times; returns the first."""
+        made, first, count = self._made, len(self._payloads), len(places)
+        made.places += places
+        made.id_places += id_places
+        made.due_ms += dues
+        made.keys += [None] * count
+        made.redelivery_counts += [0] * count
+        self._published += [0] * count
+        self._payloads += [None] * count
+        return first
+
+    def place(self, slot: int) -> Place:
+        """Where the message of a slot, or its marker, stands."""
+        return self._made.places[slot]
+
+    def make(self, slot: int, body: bytes | memoryview) -> None:
+        """Make a message of a body whose checksum was checked. Raises ValueError as `decode_body` does."""
+        if len(body) == self._size and (data := bytes(body)).startswith(self._head):
+            self._payloads[slot] = data[self._head_bytes :]
+            self._published[slot] = self._publish_ms
             return
-        message.retries, message.addressee = 0, None
-        if message.key is None and message._properties is None and len(body) <= _SMALL_BYTES:
+        made = self._made
+        publish_ms, payload, key, properties, extra = decode_body(body)
+        if extra is not None:
+            retries, addressee = _retry_facts(extra)
+            first_try = _first_try(extra["first"]) if "first" in extra else None
+            made.facts[made.places[slot]] = Facts(properties, retries, addressee, first_try)
+        elif properties is not None:
+            made.facts[made.places[slot]] = Facts(properties)
+        elif key is None and len(body) <= _SMALL_BYTES:
             self._size = len(body)
-            self._head_bytes = self._size - len(message.payload)  # the payload is the last of a bare body
+            self._head_bytes = self._size - len(payload)  # the payload is the last of a bare body
             self._head = bytes(body[: self._head_bytes])
-            self._publish_ms = message.publish_ms
+            self._publish_ms = publish_ms
+        made.keys[slot] = key
+        self._published[slot] = publish_ms
+        self._payloads[slot] = payload
+
+    def messages(self) -> ReceivedMessages:
+        """Those that were made, by slot."""
+        payloads = self._payloads
+        if None not in payloads:
+            return self._made
+        return self._made.pick([slot for slot, payload in enumerate(payloads) if payload is not None])
 
 
 def _retry_facts(extra: dict[str, object]) -> tuple[int, str | None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from operator import attrgetter
 from typing import TypeAlias
 
 from pyroaring import BitMap
@@ -11,14 +12,17 @@ from pyroaring import BitMap
 from duelog.store.errors import InvalidArgument
 from duelog.store.message import ReceivedMessage
 from duelog.store.names import validate_subscription_name
-from duelog.store.position import MessageId, Position
+from duelog.store.position import MessageId, MessageIds, Position
+from duelog.store.received_messages import ReceivedMessages
 
-from .position_set import group_by_ledger, group_messages
+from .position_set import group_by_ledger, group_ids, group_places
 
 Acknowledgeable: TypeAlias = ReceivedMessage | MessageId
 """What can be acknowledged: a received message, or the position of one."""
 
 _RECEIVED = {ReceivedMessage}
+_POSITION_TYPE = {MessageId}
+_PLACE = attrgetter("_place")
 
 _TYPES = ("exclusive", "failover", "shared", "key_shared")
 _POSITIONS = ("earliest", "latest")
@@ -35,8 +39,16 @@ def positions_of(messages: Acknowledgeable | Iterable[Acknowledgeable]) -> Seque
 
 def entries_of(messages: Acknowledgeable | Iterable[Acknowledgeable]) -> dict[int, BitMap]:
     """The positions of one message or many, as entry ids by ledger id. Raises InvalidArgument."""
-    if type(messages) is list and set(map(type, messages)) == _RECEIVED:  # what `receive` gave
-        return group_messages(messages)
+    if isinstance(messages, ReceivedMessages):
+        return group_places(messages.places)
+    if isinstance(messages, MessageIds):
+        return group_ids(messages)
+    if type(messages) is list and messages:
+        types = set(map(type, messages))
+        if types == _RECEIVED:  # what `receive` gave
+            return group_places(list(map(_PLACE, messages)))
+        if types == _POSITION_TYPE:
+            return group_by_ledger(messages)
     return group_by_ledger(positions_of(messages))
 
 

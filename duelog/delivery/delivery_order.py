@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 from pyroaring import BitMap
 
-from duelog.store.message import ReceivedMessage
 from duelog.store.position import Position
+from duelog.store.received_messages import ReceivedMessages
 
 from .position_set import PositionSet
 
@@ -42,19 +42,19 @@ class DeliveryOrder:
         """How many of ``count`` messages may be read from the log now."""
         return count
 
-    def admit(self, consumer_id: int, messages: list[ReceivedMessage]) -> list[ReceivedMessage]:
+    def admit(self, consumer_id: int, messages: ReceivedMessages) -> ReceivedMessages:
         """New messages from the log, asked for by this consumer: those that it may have; the rest becomes ready."""
         return messages
 
-    def split(self, messages: list[ReceivedMessage]) -> tuple[list[ReceivedMessage], list[ReceivedMessage]]:
-        """Ready messages as (handed out before, never handed out)."""
-        return messages, []
+    def handed_out_before(self, messages: ReceivedMessages) -> Sequence[int]:
+        """Which of these ready messages were handed out before, by their places in the batch."""
+        return range(len(messages))
 
-    def hand_out(self, consumer_id: int, messages: Sequence[ReceivedMessage]) -> None:
+    def hand_out(self, consumer_id: int, messages: ReceivedMessages) -> None:
         """The consumer has these now, which ``admit`` or ``peek`` allowed it."""
         if self._anyone:
-            for message in messages:
-                self._anyone.discard(message.position)
+            for position in messages.positions:
+                self._anyone.discard(position)
 
     def taken_back(self, ledger_id: int, entries: BitMap) -> None:
         """Entries that a consumer held await redelivery now."""

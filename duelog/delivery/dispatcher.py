@@ -24,8 +24,8 @@ from pyroaring import BitMap
 from duelog.delivery.acks import AckSet
 from duelog.delivery.ledger_list import LedgerList
 from duelog.store.errors import BrokenInvariant, DuelogError, InvalidArgument
-from duelog.store.message import ReceivedMessage
 from duelog.store.position import BEFORE_FIRST, Position
+from duelog.store.received_messages import ReceivedMessages
 
 from .delivery_order import DeliveryOrder
 from .key_order import KeyOrder
@@ -39,7 +39,7 @@ SubscriptionType = Literal["exclusive", "failover", "shared", "key_shared"]
 class LogReader(Protocol):
     """The engine's way to the messages of the main log; markers are resolved, ``redelivery_count`` is ignored."""
 
-    def read(self, start: Position, max_entries: int, skip: AckSet) -> tuple[list[ReceivedMessage], Position]:
+    def read(self, start: Position, max_entries: int, skip: AckSet) -> tuple[ReceivedMessages, Position]:
         """The next messages in log order from ``start`` on, and one past the last entry that was looked at.
 
         At most ``max_entries`` messages, none that ``skip`` has acknowledged, none that cannot be read. ``start``
@@ -49,7 +49,7 @@ class LogReader(Protocol):
         """
         ...
 
-    def read_at(self, positions: Sequence[Position]) -> list[ReceivedMessage]:
+    def read_at(self, positions: Sequence[Position]) -> ReceivedMessages:
         """The messages at these ascending positions in the same order, without those that cannot be read."""
         ...
 
@@ -200,25 +200,26 @@ class Dispatcher:
 
     # -- handing out ---------------------------------------------------------------------------
 
-    def next_batch(self, consumer_id: int, max_messages: int, now_ms: int) -> list[ReceivedMessage]:
+    def next_batch(self, consumer_id: int, max_messages: int, now_ms: int) -> ReceivedMessages:
         """Messages for one consumer: first what is ready, in log order, then new ones from the log.
 
-        An empty list means that there is nothing for this consumer before the log grows, time passes
+        None of them means that there is nothing for this consumer before the log grows, time passes
         (``next_redelivery_ms``) or another consumer acts. Fewer than ``max_messages`` does not mean that. If the
         reader raises, nothing was handed out and nothing is lost.
         """
         if max_messages < 1:
             raise InvalidArgument("max_messages", max_messages, "at least 1")
+        none = ReceivedMessages("", "")
         if not self.may_receive(consumer_id):
-            return []
+            return none
         self.torn = True
         self._bring_due(now_ms)
         order, start = self._order, self.read_position
         while True:
             self.torn = False
             ready = order.peek(consumer_id, max_messages)
-            found = self._reader.read_at(ready) if ready else []
-            fresh: list[ReceivedMessage] = []
+            found = self._reader.read_at(ready) if ready else none
+            fresh = none
             room = order.look_ahead(max_messages - len(ready))
             if room > 0:
                 fresh, start = self._reader.read(self.read_position, room, self.acks)
@@ -230,17 +231,16 @@ class Dispatcher:
                 self._skip(ready, found)
             moved = bool(ready or fresh) or start != self.read_position
             self.read_position = start
-            order_again, order_fresh = order.split(found)
+            again = order.handed_out_before(found)
             order.hand_out(consumer_id, found)
             fresh = order.admit(consumer_id, fresh)
             order.hand_out(consumer_id, fresh)
-            if found or fresh:
-                self._outstanding.hand_out(consumer_id, order_again, [*order_fresh, *fresh], now_ms)
+            batch = found + fresh
+            if batch:
+                self._outstanding.hand_out(consumer_id, batch, again, now_ms)
+            if batch or not moved:
                 self.torn = False
-                return [*found, *fresh]
-            if not moved:
-                self.torn = False
-                return []
+                return batch
 
     @_whole
     def nack(self, consumer_id: int, positions: Sequence[Position], redeliver_at_ms: int, now_ms: int) -> int:
@@ -346,8 +346,8 @@ class Dispatcher:
         for ledger_id, entries in self._redeliveries.take_due(now_ms):
             self._order.fell_due(ledger_id, entries)
 
-    def _skip(self, asked: Sequence[Position], found: Sequence[ReceivedMessage]) -> None:
-        intact = {message.position for message in found}
+    def _skip(self, asked: Sequence[Position], found: ReceivedMessages) -> None:
+        intact = set(found.positions)
         for ledger_id, entries in group_by_ledger([p for p in asked if p not in intact]).items():
             self._order.forget(ledger_id, entries)
 

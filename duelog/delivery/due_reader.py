@@ -13,8 +13,8 @@ from duelog.delivery.acks import AckSet
 from duelog.markers.reader import MainLogReader
 from duelog.markers.tracker import SubscriptionView
 from duelog.store.clock import StoreClock
-from duelog.store.message import ReceivedMessage
-from duelog.store.position import Position
+from duelog.store.position import Position, place_of
+from duelog.store.received_messages import ReceivedMessages
 
 from .read_ahead import ReadAhead, ReadAheadBudget
 
@@ -34,7 +34,7 @@ class DueReader:
         self._closed_at: tuple[int, Position] | None = None
         """How far the view had handed out when it was closed: a due time, and the last position of those due then."""
 
-    def read(self, start: Position, max_entries: int, skip: AckSet) -> tuple[list[ReceivedMessage], Position]:
+    def read(self, start: Position, max_entries: int, skip: AckSet) -> tuple[ReceivedMessages, Position]:
         """What has become due after `start`, then messages from `start` on that are due."""
         now_ms = self._clock.now_ms()
         if self._view is not None or self._reader.log.hides_some:
@@ -49,23 +49,24 @@ class DueReader:
 
     def _read_tracked(
         self, view: SubscriptionView, start: Position, limit: int, now_ms: int, skip: AckSet
-    ) -> tuple[list[ReceivedMessage], Position]:
+    ) -> tuple[ReceivedMessages, Position]:
         before = view.done_ms, view.done_position
         try:
             due = view.tracker.take(view, start, limit, now_ms, skip)
-            found: list[ReceivedMessage] = []
+            found = ReceivedMessages("", "")
             if due:
-                by_position = {message.position: message for message in self._reader.read_at(due)}
-                found = [by_position[position] for position in due if position in by_position]
+                found = self._reader.read_at(due)
+                rows = {place: row for row, place in enumerate(found.places)}
+                found = found.pick([rows[place] for place in map(place_of, due) if place in rows])
             if len(due) >= limit:
                 return found, start  # the log is read only when no tracked message is due
             fresh, following, _ = self._reader.read(start, limit - len(due), skip, now_ms)
-            return [*found, *fresh], following
+            return found + fresh, following
         except BaseException:
             view.tracker.untake(view, *before)
             raise
 
-    def read_at(self, positions: Sequence[Position]) -> list[ReceivedMessage]:
+    def read_at(self, positions: Sequence[Position]) -> ReceivedMessages:
         """The messages at these positions, due or not."""
         return self._reader.read_at(positions)
 

@@ -18,8 +18,8 @@ from collections.abc import Sequence
 from pyroaring import BitMap
 
 from duelog.store.errors import BrokenInvariant
-from duelog.store.message import ReceivedMessage
 from duelog.store.position import Position
+from duelog.store.received_messages import ReceivedMessages
 
 from .delivery_order import DeliveryOrder
 from .key_slots import KeySlots
@@ -110,36 +110,33 @@ class KeyOrder(DeliveryOrder):
     def look_ahead(self, count: int) -> int:
         return min(count, self._max_kept_back - len(self._kept_back))
 
-    def admit(self, consumer_id: int, messages: list[ReceivedMessage]) -> list[ReceivedMessage]:
-        admitted: list[ReceivedMessage] = []
-        for message in messages:
-            if message.key is None:
-                admitted.append(message)
+    def admit(self, consumer_id: int, messages: ReceivedMessages) -> ReceivedMessages:
+        admitted: list[int] = []
+        for row, (name, position) in enumerate(zip(messages.keys, messages.positions, strict=True)):
+            if name is None:
+                admitted.append(row)
                 continue
-            key = self._key(message.key)
+            key = self._key(name)
             if key.owner == consumer_id and not key.queued and self._is_free(key, consumer_id):
-                admitted.append(message)
+                admitted.append(row)
                 continue
-            position = message.position
             key.queued += 1
             self._key_at.setdefault(position[0], {})[position[1]] = key
             self._kept_back.add(position)
             self._ready_of(key).add(position)
-        return admitted
+        return messages if len(admitted) == len(messages) else messages.pick(admitted)
 
-    def split(self, messages: list[ReceivedMessage]) -> tuple[list[ReceivedMessage], list[ReceivedMessage]]:
+    def handed_out_before(self, messages: ReceivedMessages) -> Sequence[int]:
         if not self._kept_back:
-            return messages, []
-        again = [message for message in messages if message.position not in self._kept_back]
-        return again, [message for message in messages if message.position in self._kept_back]
+            return super().handed_out_before(messages)
+        return [row for row, position in enumerate(messages.positions) if position not in self._kept_back]
 
-    def hand_out(self, consumer_id: int, messages: Sequence[ReceivedMessage]) -> None:
-        for message in messages:
-            position = message.position
-            if message.key is None:
+    def hand_out(self, consumer_id: int, messages: ReceivedMessages) -> None:
+        for name, position in zip(messages.keys, messages.positions, strict=True):
+            if name is None:
                 self._anyone.discard(position)
                 continue
-            key = self._key(message.key)
+            key = self._key(name)
             if key.queued:
                 self._unqueue(key, position)
             self._key_at.setdefault(position[0], {})[position[1]] = key

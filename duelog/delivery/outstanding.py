@@ -17,10 +17,10 @@ from typing import NamedTuple
 from pyroaring import BitMap
 
 from duelog.store.errors import BrokenInvariant
-from duelog.store.message import ReceivedMessage
-from duelog.store.position import Position
+from duelog.store.position import Position, position_at
+from duelog.store.received_messages import ReceivedMessages
 
-from .position_set import PositionSet, group_messages
+from .position_set import PositionSet, group_places
 
 
 class _Batch(NamedTuple):
@@ -72,23 +72,20 @@ class Outstanding:
         """Number of messages that consumers hold. O(consumers and their ledgers)."""
         return sum(map(len, self._held.values()))
 
-    def hand_out(
-        self, consumer_id: int, again: Sequence[ReceivedMessage], fresh: Sequence[ReceivedMessage], now_ms: int
-    ) -> None:
-        """Record one batch and set ``redelivery_count``; no consumer may hold any of it.
+    def hand_out(self, consumer_id: int, batch: ReceivedMessages, again: Sequence[int], now_ms: int) -> None:
+        """Record one batch and set its redelivery counts; no consumer may hold any of it.
 
-        again: messages that were handed out before, and taken back (`note_failed`). fresh: messages that never were.
+        again: places in the batch of messages that were handed out before, and taken back (`note_failed`).
         """
         self._batch_number += 1
-        for message in again:
-            ledger_id, entry_id = message.position
+        counts = batch.redelivery_counts = [0] * len(batch)
+        for row in again:
+            ledger_id, entry_id = position_at(batch.places[row])
             of_ledger = self._failed[ledger_id]
             failed = of_ledger[entry_id]
-            message.redelivery_count = failed.times
+            counts[row] = failed.times
             of_ledger[entry_id] = failed._replace(times=failed.times + 1, batch=self._batch_number)
-        for message in fresh:
-            message.redelivery_count = 0
-        entries = group_messages([*again, *fresh] if again else fresh)
+        entries = group_places(batch.places)
         held = self._held[consumer_id]
         for ledger_id, of_batch in entries.items():
             held.update(ledger_id, of_batch)

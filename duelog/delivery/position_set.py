@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from operator import attrgetter, itemgetter
+from operator import itemgetter
 
+import numpy as np
 from pyroaring import BitMap
 
 from duelog.store.errors import BrokenInvariant, InvalidArgument
-from duelog.store.message import ReceivedMessage
-from duelog.store.position import ENTRY_MASK, Position
+from duelog.store.position import ENTRY_MASK, MessageIds, Place, Position, position_at
 
 
 class PositionSet:
@@ -118,7 +118,6 @@ class PositionSet:
 
 
 _LEDGER, _ENTRY = itemgetter(0), itemgetter(1)
-_PLACE = attrgetter("_place")
 _NUMBERS = {int}
 
 
@@ -139,14 +138,24 @@ def group_by_ledger(positions: Sequence[tuple[int, int]]) -> dict[int, BitMap]:
     return {ledger_id: _bitmap(entry_list) for ledger_id, entry_list in lists.items()}
 
 
-def group_messages(messages: Sequence[ReceivedMessage]) -> dict[int, BitMap]:
-    """The entry ids of the messages' positions by ledger id, as `group_by_ledger`."""
-    places = list(map(_PLACE, messages))
+def group_places(places: Sequence[Place]) -> dict[int, BitMap]:
+    """The entry ids of places by ledger id, as `group_by_ledger`."""
     if places and set(map(type, places)) == _NUMBERS:  # numbers, as the log's reader makes them
-        ledger_id = min(places) >> 32
-        if max(places) >> 32 == ledger_id:
-            return {ledger_id: BitMap([place & ENTRY_MASK for place in places])}
-    return group_by_ledger([message.position for message in messages])
+        ledger_id = min(places) >> 32  # type: ignore[operator]
+        if max(places) >> 32 == ledger_id:  # type: ignore[operator]
+            return {ledger_id: BitMap([place & ENTRY_MASK for place in places])}  # type: ignore[operator]
+    return group_by_ledger([position_at(place) for place in places])
+
+
+def group_ids(ids: MessageIds) -> dict[int, BitMap]:
+    """The entry ids of ids by ledger id, as `group_by_ledger`, column by column."""
+    ledgers, entries = ids.columns()
+    if len(ids) and (entries.min() < 0 or entries.max() > ENTRY_MASK):
+        return group_by_ledger(ids.to_list())
+    found = {}
+    for ledger_id in np.unique(ledgers).tolist():
+        found[ledger_id] = BitMap(entries[ledgers == ledger_id].astype(np.uint32))
+    return found
 
 
 def _bitmap(entry_ids: Iterable[int]) -> BitMap:

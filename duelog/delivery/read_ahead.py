@@ -10,12 +10,11 @@ gives is what reading would give now: entries never change, and what was acknowl
 from __future__ import annotations
 
 import threading
-from operator import attrgetter
 from typing import Protocol
 
 from duelog.delivery.acks import AckSet
-from duelog.store.message import ReceivedMessage
-from duelog.store.position import Position
+from duelog.store.position import Position, position_at
+from duelog.store.received_messages import ReceivedMessages
 
 _MOST = 4_096
 """Messages read in one go, unless more are asked for: some 15 ms."""
@@ -26,7 +25,7 @@ _MOST_BYTES = 6 << 20
 _EACH_BYTES = 512
 """What a message takes besides its payload, roughly."""
 
-_PAYLOAD = attrgetter("payload")
+_NONE = ReceivedMessages("", "")
 
 
 class Reader(Protocol):
@@ -34,7 +33,7 @@ class Reader(Protocol):
 
     def read(
         self, start: Position, max_entries: int, skip: AckSet, now_ms: int
-    ) -> tuple[list[ReceivedMessage], Position, bool]: ...
+    ) -> tuple[ReceivedMessages, Position, bool]: ...
 
 
 class ReadAheadBudget:
@@ -61,8 +60,9 @@ class ReadAhead:
     def __init__(self, reader: Reader, budget: ReadAheadBudget) -> None:
         self._reader = reader
         self._budget = budget
-        self._messages: list[ReceivedMessage] = []
-        """Read and not given yet, the last in the log first."""
+        self._messages = _NONE
+        """Read, and from `_given` on not given yet."""
+        self._given = 0
         self._start: Position | None = None
         """Where they begin, and where the next read is expected to; None: nowhere in particular."""
         self._limit: Position | None = None
@@ -75,29 +75,31 @@ class ReadAhead:
 
     def read(
         self, start: Position, max_entries: int, skip: AckSet, now_ms: int
-    ) -> tuple[list[ReceivedMessage], Position, bool]:
+    ) -> tuple[ReceivedMessages, Position, bool]:
         """As MainLogReader.read: fewer than `max_entries` where there are no more."""
         if start != self._start:
             self.clear()
         self._start = None  # until it is known again: what an interrupt leaves is not given
-        given: list[ReceivedMessage] = []
+        given = _NONE
         while self._messages and len(given) < max_entries:
-            room, limit = max_entries - len(given), self._limit or start
-            piece = self._messages[: -room - 1 : -1]
-            del self._messages[-room:]
-            start = self._messages[-1].position if self._messages else limit
-            if not self._messages:
+            messages, first = self._messages, self._given
+            limit = self._given = min(first + max_entries - len(given), len(messages))
+            if limit < len(messages):
+                start = position_at(messages.places[limit])
+            else:
+                start = self._limit or start
+                self._messages = _NONE
                 self._let_go()
-            given += _unacknowledged(piece, skip)
+            given += _unacknowledged(messages.part(first, limit), skip)
         if len(given) == max_entries:
             self._start = start
             return given, start, False
         more, start, passed_over = self._read(start, max_entries, max_entries - len(given), skip, now_ms)
-        return given + more if given else more, start, passed_over
+        return given + more, start, passed_over
 
     def _read(
         self, start: Position, asked: int, max_entries: int, skip: AckSet, now_ms: int
-    ) -> tuple[list[ReceivedMessage], Position, bool]:
+    ) -> tuple[ReceivedMessages, Position, bool]:
         """The rest, `max_entries`, of what was `asked` for. What it raises leaves nothing held."""
         pieces, self._pieces, self._start = self._pieces, 1, None
         wanted = max_entries
@@ -105,22 +107,22 @@ class ReadAhead:
             fitting = min(_MOST_BYTES, self._budget.left) // max(self._each, 1)
             wanted = max(min(asked * pieces, _MOST, fitting), max_entries)
         messages, following, passed_over = self._reader.read(start, wanted, skip, now_ms)
-        ahead = messages[max_entries:]
-        if ahead:
-            del messages[max_entries:]
+        ahead, next_start = _NONE, following
+        if len(messages) > max_entries:
+            messages, ahead = messages.part(0, max_entries), messages.part(max_entries, len(messages))
+            next_start = position_at(ahead.places[0])
         if passed_over:  # by the clock as it is now: what is read later may find it due
-            return messages, ahead[0].position if ahead else following, True
+            return messages, next_start, True
         if len(messages) == max_entries:
             self._pieces = min(pieces * 2, _MOST)
-            self._each = _EACH_BYTES + sum(map(len, map(_PAYLOAD, messages))) // max_entries
-        self._start = following
+            self._each = _EACH_BYTES + sum(map(len, messages.payloads)) // max_entries
         if ahead:
-            self._limit, self._start = following, ahead[0].position
-            self._bytes = _EACH_BYTES * len(ahead) + sum(map(len, map(_PAYLOAD, ahead)))
+            self._limit = following
+            self._bytes = _EACH_BYTES * len(ahead) + sum(map(len, ahead.payloads))
             self._budget.take(self._bytes)
-            ahead.reverse()
-            self._messages = ahead
-        return messages, self._start, False
+            self._messages, self._given = ahead, 0
+        self._start = next_start
+        return messages, next_start, False
 
     def _let_go(self) -> None:
         self._budget.give_back(self._bytes)
@@ -128,14 +130,14 @@ class ReadAhead:
 
     def clear(self) -> None:
         """Hold nothing."""
-        self._messages = []
+        self._messages = _NONE
         self._start = None
         self._pieces = 1
         self._let_go()
 
 
-def _unacknowledged(messages: list[ReceivedMessage], skip: AckSet) -> list[ReceivedMessage]:
-    (ledger_id, first), (last_ledger, last) = messages[0].position, messages[-1].position
+def _unacknowledged(messages: ReceivedMessages, skip: AckSet) -> ReceivedMessages:
+    (ledger_id, first), (last_ledger, last) = position_at(messages.places[0]), position_at(messages.places[-1])
     if ledger_id == last_ledger and len(skip.unacked(ledger_id, first, last + 1)) == last + 1 - first:
         return messages
-    return [message for message in messages if not skip.is_acked(message.position)]
+    return messages.pick([row for row, position in enumerate(messages.positions) if not skip.is_acked(position)])

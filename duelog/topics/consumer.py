@@ -11,9 +11,9 @@ from pyroaring import BitMap
 
 from duelog.store.clock import Clock
 from duelog.store.errors import ClosedError
-from duelog.store.message import ReceivedMessage
 from duelog.store.policy.policies import EffectivePolicies
 from duelog.store.position import Position
+from duelog.store.received_messages import Facts, ReceivedMessages
 
 from ..delivery.consumer_arguments import entries_of
 from ..delivery.dispatcher import Dispatcher, SubscriptionType
@@ -22,6 +22,8 @@ from .dead_letters import DeadLetters
 from .inline import InlineMessages
 from .subscription_state import SubscriptionState
 from .topic_state import TopicState
+
+_NO_FACTS = Facts(None)
 
 
 class Consumer:
@@ -57,17 +59,17 @@ class Consumer:
 
     # -- out ---------------------------------------------------------------------------------------
 
-    def hand_out(self, max_messages: int) -> tuple[list[ReceivedMessage] | None, int | None]:
+    def hand_out(self, max_messages: int) -> tuple[ReceivedMessages | None, int | None]:
         """Messages that are due now, at most `max_messages`; and if there are none, when to look again.
 
-        An empty list: what was due went elsewhere, and more may be. None: nothing is due. When: epoch ms, or None.
+        An empty batch: what was due went elsewhere, and more may be. None: nothing is due. When: epoch ms, or None.
         """
         subscription, topic = self._subscription, self._topic
         now_ms = self._clock.now_ms()
         with subscription.lock:
             dispatcher = self._dispatcher()
             kept_back = dispatcher.kept_back_count
-            batch = [] if subscription.paused else dispatcher.next_batch(self._id, max_messages, now_ms)
+            batch = None if subscription.paused else dispatcher.next_batch(self._id, max_messages, now_ms)
             passed_gone = self._pass_gone(dispatcher)
             kept_more = dispatcher.kept_back_count > kept_back
             passed_over = None if subscription.reader is None else subscription.reader.next_due_ms()
@@ -92,29 +94,32 @@ class Consumer:
         dispatcher.ack(None, gone)
         return self._moved_ledger(before)
 
-    def _route(self, batch: list[ReceivedMessage]) -> list[ReceivedMessage]:
+    def _route(self, batch: ReceivedMessages) -> ReceivedMessages:
         """What of a batch the handler is to get; the rest is for others, or dead, and is acknowledged here."""
         subscription = self._subscription
         limit = -1 if self._topic.keeps_dead_letters else subscription.policies.max_redeliveries
+        if not batch.facts and (limit < 0 or max(batch.redelivery_counts) <= limit):
+            return batch
         wanted, dead, foreign = [], [], []
-        for message in batch:
-            if message.addressee is not None and message.addressee != subscription.name:
-                foreign.append(message)
-            elif limit >= 0 and message.redelivery_count + message.retries > limit:
-                dead.append(message)
+        for row, (place, count) in enumerate(zip(batch.places, batch.redelivery_counts, strict=True)):
+            facts = batch.facts.get(place, _NO_FACTS)
+            if facts.addressee is not None and facts.addressee != subscription.name:
+                foreign.append(row)
+            elif limit >= 0 and count + facts.retries > limit:
+                dead.append(row)
             else:
-                wanted.append(message)
+                wanted.append(row)
         if dead:
             try:
-                self._dead_letters.bury(self._topic, subscription, dead)
+                self._dead_letters.bury(self._topic, subscription, batch.pick(dead).to_list())
             except BaseException:
                 now_ms = self._clock.now_ms()
                 with subscription.lock:
-                    self._dispatcher().nack(self._id, [message.position for message in batch], now_ms, now_ms)
+                    self._dispatcher().nack(self._id, batch.positions, now_ms, now_ms)
                 raise
         if foreign:
-            self.ack(entries_of(foreign))
-        return wanted
+            self.ack(entries_of(batch.pick(foreign)))
+        return batch if len(wanted) == len(batch) else batch.pick(wanted)
 
     # -- in ----------------------------------------------------------------------------------------
 

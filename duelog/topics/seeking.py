@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import datetime
+from typing import TypeAlias
 
 import numpy as np
 from pyroaring import BitMap
@@ -12,7 +14,11 @@ from duelog.store.env.environment import Environment
 from duelog.store.errors import CorruptEntry, InvalidArgument
 from duelog.store.log.managed_ledger import ManagedLedger
 from duelog.store.log.scan import runs
-from duelog.store.position import Position
+from duelog.store.message import ReceivedMessage, at_ms
+from duelog.store.position import MessageId, Position
+
+SeekTarget: TypeAlias = MessageId | ReceivedMessage | datetime | int | str
+"""Where to go in a log, see `Subscription.seek`."""
 
 
 def position_at(main: Environment, log: ManagedLedger, time_ms: int) -> Position:
@@ -32,7 +38,22 @@ def position_at(main: Environment, log: ManagedLedger, time_ms: int) -> Position
     return log.end
 
 
-def existing_position(log: ManagedLedger, position: Position) -> Position:
+def position_of(main: Environment, log: ManagedLedger, to: SeekTarget) -> Position:
+    """The position that `Subscription.seek` is asked for. Raises InvalidArgument."""
+    if to == "earliest":
+        return Position(log.first_ledger, 0)
+    if to == "latest":
+        return log.end
+    if isinstance(to, ReceivedMessage):
+        to = to.position
+    if isinstance(to, MessageId):
+        return _existing(log, to)
+    if isinstance(to, str):
+        raise InvalidArgument("to", to, 'expected "earliest", "latest", a position or a time')
+    return position_at(main, log, at_ms("to", to))
+
+
+def _existing(log: ManagedLedger, position: Position) -> Position:
     """The position, which the log has, or had before it was trimmed, or is its end. Raises InvalidArgument."""
     entries = log.entries_of(position.ledger_id)
     if entries is None and position.ledger_id > log.first_ledger:

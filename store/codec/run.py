@@ -168,6 +168,10 @@ def pack_markers(
     return seal_run(key, rest + columns.tobytes(), ())
 
 
+_FEW = 24
+"""So many bodies of a run are read one by one: gathering columns for them would take longer."""
+
+
 class RunLimits(NamedTuple):
     """Where a run of messages is cut (StoreConfig.run_entries, StoreConfig.run_bytes)."""
 
@@ -337,6 +341,28 @@ class Run:
             raise self._corrupt(self.first_entry + index, "body does not match its checksum")
         return body
 
+    def body_views(self, indices: Sequence[int]) -> Iterator[memoryview | bytes | CorruptEntry | None]:
+        """As `body_view` of entries in ascending order; a damaged one comes as its error."""
+        if len(indices) < _FEW:
+            yield from map(self._body_or_error, indices)
+            return
+        first, limit, value, bodies = indices[0], indices[-1] + 1, self._value, self._bodies
+        ends: list[int] = self._column(1)[max(first - 1, 0) : limit].tolist()
+        if not first:
+            ends.insert(0, 0)
+        checksums: list[int] = self._column(2)[first:limit].tolist()
+        for index in indices:
+            at = index - first
+            body = value[bodies + ends[at] : bodies + ends[at + 1]]
+            intact = len(body) == ends[at + 1] - ends[at] > 0 and crc32(body) == checksums[at]
+            yield body if intact else self._body_or_error(index)
+
+    def _body_or_error(self, index: int) -> memoryview | bytes | CorruptEntry | None:
+        try:
+            return self.body_view(index)
+        except CorruptEntry as error:
+            return error
+
     def raw_body(self, index: int) -> bytes:
         """The bytes of the body at `index` as far as they are there, unverified: for repair."""
         ends = self.ends()
@@ -358,17 +384,13 @@ class Run:
 
     def bodies(self) -> Iterator[tuple[int, bytes | CorruptEntry | None]]:
         """Every (entry id, body); a damaged one comes as the error that says so, and the rest goes on."""
-        for index in range(self.count):
-            try:
-                yield self.first_entry + index, self.body(index)
-            except CorruptEntry as error:
-                yield self.first_entry + index, error
+        for entry_id, body in enumerate(self.body_views(range(self.count)), self.first_entry):
+            yield entry_id, bytes(body) if isinstance(body, memoryview) else body
 
     def damaged_bodies(self) -> list[tuple[int, str]]:
         """(entry id, reason) of every body that does not match its checksum. O(bytes). REQUIRES: kind is MESSAGES."""
         found: list[tuple[int, str]] = []
-        value = memoryview(self._value)[self._bodies :]
-        start = 0
+        value, start = memoryview(self._value)[self._bodies :], 0
         for index, (end, crc) in enumerate(zip(self.ends().tolist(), self._column(2).tolist(), strict=True)):
             if end > len(value) or end < start:
                 found.append((self.first_entry + index, "body lies outside its run"))

@@ -27,6 +27,7 @@ NAMES = [
     "Outcome",
     "Policies",
     "ReceivedMessage",
+    "ReceivedMessages",
     "Schedule",
     "ScheduledMessage",
     "StoreConfig",

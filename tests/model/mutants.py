@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from duelog import subscription
 from duelog.background import recurring
 from duelog.background.recurring import Recurring
 from duelog.background.timetable import Timetable
@@ -117,14 +116,14 @@ def loses_dead_letters(patch: Patch) -> None:
 @broken(HANDING_OUT)
 def retries_for_everybody(patch: Patch) -> None:
     """A postponed message has no addressee."""
-    made = MessageMaker.make
+    made = MessageMaker.messages
 
-    def received(*arguments: Any) -> Any:
-        message = made(*arguments)
-        message.addressee = None
-        return message
+    def received(maker: Any) -> Any:
+        batch = made(maker)
+        batch.facts = {place: facts._replace(addressee=None) for place, facts in batch.facts.items()}
+        return batch
 
-    patch.setattr(MessageMaker, "make", received)
+    patch.setattr(MessageMaker, "messages", received)
 
 
 @broken(HANDING_OUT)
@@ -135,7 +134,7 @@ def seeks_past_the_first(patch: Patch) -> None:
     def position_at(main: Any, log: Any, time_ms: int) -> Any:
         return found(main, log, time_ms + 1)
 
-    patch.setattr(subscription, "position_at", position_at)
+    patch.setattr(seeking, "position_at", position_at)
 
 
 @broken(TAKING_BACK)

@@ -8,6 +8,7 @@ from dataclasses import asdict, fields, replace
 from datetime import UTC, datetime, timedelta, timezone
 from decimal import Decimal
 from fractions import Fraction
+from itertools import count
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -157,8 +158,12 @@ def _received(**others: object) -> ReceivedMessage:
 
 
 def _made() -> ReceivedMessage:
-    return MessageMaker("t", "s").make(encode_one(Message(b"p"), 6, 1_000)[1], place_of(MessageId(1, 2)),
-                                       place_of(MessageId(3, 4)), 5)  # fmt: skip
+    maker = MessageMaker("t", "s")
+    maker.make(
+        maker.reserve([place_of(MessageId(3, 4))], [place_of(MessageId(1, 2))], [5]),
+        encode_one(Message(b"p"), 6, 1_000)[1],
+    )
+    return maker.messages()[0]
 
 
 def test_a_received_message_is_a_dataclass_like_any_other() -> None:
@@ -202,10 +207,12 @@ def test_what_a_received_message_makes_on_demand_is_what_it_was_given() -> None:
 def test_bodies_of_one_batch_are_told_apart_by_all_that_stands_before_the_payload() -> None:
     """Of one size but published at another time, with a key, with facts added: each gives its own."""
     maker = MessageMaker("t", "s")
-    at = place_of(MessageId(1, 0))
+    places = map(place_of, (MessageId(1, number) for number in count()))
 
     def made(message: Message, now_ms: int, extra: dict[str, object] | None = None) -> ReceivedMessage:
-        return maker.make(memoryview(encode_one(message, now_ms, 100_000, extra)[1]), at, at, 0)
+        at = next(places)
+        maker.make(maker.reserve([at], [at], [0]), memoryview(encode_one(message, now_ms, 100_000, extra)[1]))
+        return maker.messages()[-1]
 
     for size in (0, 1, 255, 256, 16_371, 16_372, 16_384, 20_000, 65_536):
         for now_ms in (6, 1_700_000_000_000, 1_700_000_000_001):

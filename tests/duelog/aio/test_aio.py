@@ -224,7 +224,18 @@ async def test_a_message_that_cannot_be_taken_is_refused_by_send(tmp_path: Path,
 @pytest.mark.parametrize("name", ["DelayedStore", "Topic", "Subscription"])
 def test_both_faces_have_the_same_methods_and_arguments(name: str) -> None:
     """Whatever is public in one is in the other, but for what only threads need."""
-    only_for_threads = {"send_async", "put", "write", "encode", "poll", "wait", "wake", "add_waker", "remove_waker"}
+    only_for_threads = {
+        "send_async",
+        "put",
+        "write",
+        "encode",
+        "poll",
+        "poll_columns",
+        "wait",
+        "wake",
+        "add_waker",
+        "remove_waker",
+    }
     only_for_threads |= {"clock", "may_wait", "path", "config", "accept_clock", "closed"}
     sync_class, async_class = getattr(duelog, name), getattr(aio, name)
     for method in [method for method in vars(sync_class) if not method.startswith("_")]:

@@ -76,7 +76,7 @@ class DispatcherMachine(RuleBasedStateMachine):
         self.log.fails = True
         self.log.reads = 0
         try:
-            batch = self.dispatcher.next_batch(consumer_id, 3, self.now_ms)
+            batch = list(self.dispatcher.next_batch(consumer_id, 3, self.now_ms))
         except OSError:
             batch = []
         if self.log.reads or self.dispatcher.may_receive(consumer_id):

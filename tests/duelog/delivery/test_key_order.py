@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from duelog.delivery.acks import AckSet
 from duelog.delivery.key_slots import KeySlots
-from duelog.store.message import ReceivedMessage
 from duelog.store.position import Position
-from tests.duelog.delivery.twins import Log, at, dispatcher_on, entries, has_ready, log_of
+from duelog.store.received_messages import ReceivedMessages
+from tests.duelog.delivery.twins import Log, at, columns, dispatcher_on, entries, has_ready, log_of
 
 
 def key_of(consumer_id: int, consumers: Sequence[int], number: int = 0) -> str:
@@ -137,11 +137,11 @@ class LateLog(Log):
 
     late: list[Position]
 
-    def read(self, start: Position, max_entries: int, skip: AckSet) -> tuple[list[ReceivedMessage], Position]:
+    def read(self, start: Position, max_entries: int, skip: AckSet) -> tuple[ReceivedMessages, Position]:
         if start < self.end():
             self.late = self.positions()
-            return [], self.end()
-        return [self.message(self.late.pop(0))] if self.late else [], start
+            return columns([]), self.end()
+        return columns([self.message(self.late.pop(0))] if self.late else []), start
 
 
 def test_messages_that_come_late_from_the_reader_do_not_hide_each_other() -> None:

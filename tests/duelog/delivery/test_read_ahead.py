@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -13,6 +15,7 @@ from duelog.delivery.ledger_list import LedgerList
 from duelog.delivery.read_ahead import ReadAhead, ReadAheadBudget
 from duelog.store.message import ReceivedMessage
 from duelog.store.position import Position
+from duelog.store.received_messages import ReceivedMessages
 from tests.duelog.consuming import payloads, received
 
 
@@ -37,7 +40,7 @@ class Log:
 
     def read(
         self, start: Position, max_entries: int, skip: AckSet, now_ms: int
-    ) -> tuple[list[ReceivedMessage], Position, bool]:
+    ) -> tuple[ReceivedMessages, Position, bool]:
         self.reads.append(max_entries)
         if self.failing:
             raise OSError("unreadable")
@@ -57,7 +60,7 @@ class Log:
                     message = ReceivedMessage(self.payload, None, {}, position, position, 0, 0, 0, "t", "s")
                     found.append(message)
             entry_id += 1
-        return found, Position(ledger_id, entry_id), over
+        return ReceivedMessages.of("t", "s", found), Position(ledger_id, entry_id), over
 
 
 def nothing_acknowledged() -> AckSet:
@@ -65,7 +68,7 @@ def nothing_acknowledged() -> AckSet:
     return AckSet(Position(1, -1))
 
 
-def positions(messages: list[ReceivedMessage]) -> list[Position]:
+def positions(messages: Sequence[ReceivedMessage]) -> list[Position]:
     """Where messages stand."""
     return [message.position for message in messages]
 

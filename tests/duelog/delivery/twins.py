@@ -12,6 +12,7 @@ from duelog.delivery.dispatcher import Dispatcher, SubscriptionType
 from duelog.delivery.key_slots import KeySlots
 from duelog.store.message import ReceivedMessage
 from duelog.store.position import Position
+from duelog.store.received_messages import ReceivedMessages
 
 
 class Ledgers:
@@ -59,29 +60,34 @@ class Log(Ledgers):
     def message(self, position: Position) -> ReceivedMessage:
         return ReceivedMessage(b"", self.key_at(position), {}, position, position, 0, 0, 99, "topic", "subscription")
 
-    def read(self, start: Position, max_entries: int, skip: AckSet) -> tuple[list[ReceivedMessage], Position]:
+    def read(self, start: Position, max_entries: int, skip: AckSet) -> tuple[ReceivedMessages, Position]:
         self._touch()
         found: list[ReceivedMessage] = []
         for position in self.positions():
             if position >= start and self.readable(position) and not skip.is_acked(position):
                 found.append(self.message(position))
                 if len(found) == max_entries:
-                    return found, Position(position.ledger_id, position.entry_id + 1)
-        return found, max(start, self.end())
+                    return columns(found), Position(position.ledger_id, position.entry_id + 1)
+        return columns(found), max(start, self.end())
 
     def unseen(self, start: Position, limit: Position) -> dict[int, BitMap]:
         """Nothing is passed over."""
         return {}
 
-    def read_at(self, positions: Sequence[Position]) -> list[ReceivedMessage]:
+    def read_at(self, positions: Sequence[Position]) -> ReceivedMessages:
         self._touch()
         assert list(positions) == sorted(set(positions))
-        return [self.message(position) for position in positions if self.readable(position)]
+        return columns([self.message(position) for position in positions if self.readable(position)])
 
     def _touch(self) -> None:
         self.reads += 1
         if self.fails:
             raise OSError("the disk is gone")
+
+
+def columns(messages: Sequence[ReceivedMessage]) -> ReceivedMessages:
+    """Messages as a dispatcher gets them."""
+    return ReceivedMessages.of("topic", "subscription", messages)
 
 
 _slots = lru_cache(KeySlots)
