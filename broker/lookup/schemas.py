@@ -43,7 +43,7 @@ class StoredSchema(NamedTuple):
 
 
 class Schemas:
-    """Stores, finds and compares schemas. Of the event loop's thread."""
+    """Stores, finds and compares schemas."""
 
     def __init__(self, documents: Documents, resources: Resources, access: TopicAccess) -> None:
         self._documents = documents
@@ -73,14 +73,16 @@ class Schemas:
             address = self._access.admit(peer.role, command.topic, Action.PRODUCE)
             if not await self._access.exists(address):
                 raise Refused(ServerError.TOPIC_NOT_FOUND, f"topic {address.name} does not exist")
-            version = await self.for_producer(address.base, command.schema)
+            version = await asyncio.to_thread(self.for_producer, address.base, command.schema)
         except (Refused, DuelogError) as error:
             answer = GetOrCreateSchemaResponse(command.request_id, server_error(error), str(error))
         else:
             answer = GetOrCreateSchemaResponse(command.request_id, schema_version=version)
         peer.send(answer)
 
-    async def for_producer(self, topic: TopicName, schema: Schema | None) -> bytes:
+    # -- these wait for the disk: for a thread -----------------------------------------------
+
+    def for_producer(self, topic: TopicName, schema: Schema | None) -> bytes:
         """The version of a producer's schema, stored if it is new; empty: it has none. Refused: IncompatibleSchema.
 
         topic: of a partition, the partitioned topic (`TopicAddress.base`).
@@ -88,9 +90,9 @@ class Schemas:
         if schema is None or not is_schema(schema):
             return b""
         asked = self._resources.compatibility(topic.namespace_name)
-        return await asyncio.to_thread(self._store, topic, schema, lambda earlier: misfit(schema, earlier, asked))
+        return self._take(topic, schema, lambda earlier: misfit(schema, earlier, asked))
 
-    async def for_consumer(self, topic: TopicName, schema: Schema | None) -> None:
+    def for_consumer(self, topic: TopicName, schema: Schema | None) -> None:
         """Have a consumer's schema be the first of a topic that has none; else it has to read the last one.
 
         Refused: IncompatibleSchema.
@@ -100,20 +102,12 @@ class Schemas:
         asked = self._resources.compatibility(topic.namespace_name)
         if asked not in (Compatibility.ALWAYS_COMPATIBLE, Compatibility.ALWAYS_INCOMPATIBLE):
             asked = Compatibility.BACKWARD
-        await asyncio.to_thread(
-            self._store, topic, schema, lambda earlier: misfit(schema, earlier, asked), only_first=True
-        )
+        self._take(topic, schema, lambda earlier: misfit(schema, earlier, asked), only_first=True)
 
-    async def forget(self, topic: TopicName) -> None:
+    def forget(self, topic: TopicName) -> None:
         """Delete the schemas of a topic that was deleted."""
-
-        def work() -> None:
-            for document in list(self._documents.scan(_prefix(topic))):
-                self._documents.delete(document.key, document.version)
-
-        await asyncio.to_thread(work)
-
-    # -- in a thread -------------------------------------------------------------------------
+        for document in list(self._documents.scan(_prefix(topic))):
+            self._documents.delete(document.key, document.version)
 
     def _read(self, topic: TopicName) -> list[StoredSchema]:
         """By version."""
@@ -123,7 +117,7 @@ class Schemas:
             for each in self._documents.scan(prefix)
         ]
 
-    def _store(
+    def _take(
         self,
         topic: TopicName,
         schema: Schema,

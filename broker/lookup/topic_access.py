@@ -11,6 +11,7 @@ from typing import NamedTuple
 from ...delayed_store import DelayedStore
 from ...topic import Topic
 from ..protocol.failures import Refused, ServerError
+from ..protocol.peer import Peer
 from ..security.permissions import Action, Permissions
 from .namespace_settings import PartitionedTopic
 from .resources import Resources, path_of
@@ -67,6 +68,16 @@ class TopicAccess:
                 raise Refused(ServerError.TOPIC_NOT_FOUND, f"topic {address.name} does not exist")
             await asyncio.to_thread(_create, topic)
         return OpenedTopic(topic, address)
+
+    async def to_produce(self, peer: Peer, text: str) -> tuple[Topic, int]:
+        """`open` for a producer: the topic, and its partition or -1."""
+        topic, address = await self.open(peer.role, text, Action.PRODUCE)
+        return topic, address.partition
+
+    async def to_consume(self, peer: Peer, text: str, create: bool) -> tuple[Topic, int]:
+        """`open` for a consumer: the topic, and its partition or -1."""
+        topic, address = await self.open(peer.role, text, Action.CONSUME, create=create)
+        return topic, address.partition
 
     async def make_partitioned(self, address: TopicAddress, partitions: int) -> int:
         """Have there be a partitioned topic with its partitions; how many it has, if there was one before."""
