@@ -13,11 +13,14 @@ from typing import Any
 
 import jwt
 from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 from cryptography.hazmat.primitives.serialization import load_der_public_key, load_pem_public_key
 
 from .credentials import InvalidCredentials, Proven, UnusableSecurity
 
-_SECRET = {"HS256", "HS384", "HS512"}
+_SECRET = {"HS256": 32, "HS384": 48, "HS512": 64}
+"""Algorithms of a secret key, and how many bytes it has at least (RFC 7518, section 3.2)."""
+
 _PUBLIC = {"RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"}
 
 
@@ -49,17 +52,19 @@ class TokenMethod:
         self._settings = settings
         if (settings.secret_key is None) == (settings.public_key is None):
             raise UnusableSecurity("tokens need a secret key or a public key, and not both")
-        allowed = _SECRET if settings.public_key is None else _PUBLIC
+        allowed = set(_SECRET) if settings.public_key is None else _PUBLIC
         self._algorithms = list(settings.algorithms) or ["HS256" if settings.public_key is None else "RS256"]
         if not set(self._algorithms) <= allowed:
             raise UnusableSecurity(f"algorithms of such a key are {', '.join(sorted(allowed))}")
-        self._key: Any
-        if settings.public_key is None:
-            self._key = _read_key(settings.secret_key or "")
-            if len(self._key) < 32:
-                raise UnusableSecurity("the secret key of tokens has less than 32 bytes")
-        else:
-            self._key = _public_key(_read_key(settings.public_key))
+        data = _read_key(settings.public_key or settings.secret_key or "")
+        self._key = data if settings.public_key is None else _public_key(data)
+        for name in self._algorithms:
+            if len(data) < _SECRET.get(name, 0):
+                raise UnusableSecurity(f"a secret key of {name} has {_SECRET[name]} bytes at least")
+            try:
+                jwt.get_algorithm_by_name(name).prepare_key(self._key)
+            except (jwt.PyJWTError, TypeError) as error:
+                raise UnusableSecurity(f"the key of tokens is none of {name}") from error
 
     def prove(self, data: bytes) -> Proven:
         """The role of a token. Raises InvalidCredentials."""
@@ -96,6 +101,9 @@ def _read_key(place: str) -> bytes:
 
 def _public_key(data: bytes) -> Any:
     try:
-        return load_pem_public_key(data) if data.lstrip().startswith(b"-----") else load_der_public_key(data)
+        key = load_pem_public_key(data) if data.lstrip().startswith(b"-----") else load_der_public_key(data)
     except (ValueError, UnsupportedAlgorithm) as error:
         raise UnusableSecurity(f"the public key of tokens is none: {error}") from error
+    if isinstance(key, RSAPublicKey) and key.key_size < 2048:
+        raise UnusableSecurity("the public key of tokens has less than 2,048 bits")
+    return key

@@ -1,0 +1,120 @@
+"""A broker's lookup room over a store, without a server: what commands are answered with."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, cast
+
+from duelog import DelayedStore
+from duelog.broker.lookup.compatibility import Compatibility
+from duelog.broker.lookup.namespace_settings import AutoCreation, NamespaceSettings
+from duelog.broker.lookup.records import Documents
+from duelog.broker.lookup.resources import Defaults, Resources
+from duelog.broker.lookup.schemas import Schemas
+from duelog.broker.lookup.topic_access import TopicAccess
+from duelog.broker.lookup.topic_facts import TopicFacts
+from duelog.broker.lookup.topic_listing import TopicListing
+from duelog.broker.lookup.topic_lookup import TopicLookup, Urls
+from duelog.broker.protocol.commands import Command
+from duelog.broker.protocol.peer import Peer
+from duelog.broker.security.permissions import Action, Permissions
+
+
+class KeptDocument(NamedTuple):
+    """A document."""
+
+    key: str
+    value: bytes
+    version: int
+
+
+class KeptDocuments:
+    """Documents in memory."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, KeptDocument] = {}
+
+    def get(self, key: str) -> KeptDocument | None:
+        return self.kept.get(key)
+
+    def put(self, key: str, value: bytes, expected: int | None) -> bool:
+        before = self.kept.get(key)
+        if (before and before.version) != expected:
+            return False
+        self.kept[key] = KeptDocument(key, value, (expected or 0) + 1)
+        return True
+
+    def delete(self, key: str, expected: int) -> bool:
+        before = self.kept.get(key)
+        if before is None or before.version != expected:
+            return False
+        del self.kept[key]
+        return True
+
+    def scan(self, prefix: str) -> Iterable[KeptDocument]:
+        return [self.kept[key] for key in sorted(self.kept) if key.startswith(prefix)]
+
+
+class AnsweredPeer:
+    """A connection that keeps what it is sent."""
+
+    def __init__(self, role: str | None = None) -> None:
+        self.role = role
+        self.answers: list[Command] = []
+
+    def send(self, command: Command, blob: object = None) -> None:
+        self.answers.append(command)
+
+
+@dataclass
+class Stage:
+    """The room's services over one store."""
+
+    store: DelayedStore
+    defaults: Defaults = field(default_factory=Defaults)
+    secured: bool = False
+    documents: Documents = field(default_factory=KeptDocuments)
+
+    def __post_init__(self) -> None:
+        self.resources = Resources(self.documents, self.defaults)
+        self.permissions = Permissions(self.resources, enabled=self.secured, superusers={"root"})
+        self.access = TopicAccess(self.store, self.resources, self.permissions)
+        urls = {"": Urls("pulsar://here:6650", "pulsar+ssl://here:6651"), "inner": Urls("pulsar://inner:6650")}
+        self.lookup = TopicLookup(self.access, self.resources, urls)
+        self.listing = TopicListing(self.store, self.permissions)
+        self.schemas = Schemas(self.documents, self.resources, self.access)
+        self.facts = TopicFacts(self.documents, self.resources, self.schemas)
+
+    def ask(self, method: Any, command: Command, role: str | None = None) -> Any:
+        """The one answer to a command."""
+        peer = AnsweredPeer(role)
+
+        async def run() -> None:
+            await self.resources.load()
+            answering = method(cast(Peer, peer), command)
+            if answering is not None:
+                await answering
+
+        asyncio.run(run())
+        (answer,) = peer.answers
+        return answer
+
+    def set(self, namespace: str, **values: Any) -> None:
+        """Have a namespace be set so."""
+
+        async def run() -> None:
+            await self.resources.load()
+            await self.resources.namespaces.change(namespace, lambda before: NamespaceSettings(**values))
+
+        asyncio.run(run())
+
+    def topics(self) -> list[str]:
+        return [topic.name for topic in self.store.topics()]
+
+
+PARTITIONED = AutoCreation(allowed=True, partitions=3)
+FORBIDDEN = AutoCreation(allowed=False)
+ANY = Compatibility.ALWAYS_COMPATIBLE
+BOTH = frozenset(Action)

@@ -1,0 +1,168 @@
+"""Which schema may follow which."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from duelog.broker.lookup.compatibility import Compatibility, SchemaType, is_schema, misfit, same
+from duelog.broker.protocol.parts import KeyValue, Schema
+
+
+def avro(schema: Any, kind: int = SchemaType.AVRO) -> Schema:
+    """An Avro schema, or another kind that is written so."""
+    return Schema("s", json.dumps(schema).encode(), kind)
+
+
+def record(*fields: dict[str, Any], name: str = "R") -> Schema:
+    """A record's."""
+    return avro({"type": "record", "name": name, "fields": list(fields)})
+
+
+def field(name: str, kind: Any, **more: Any) -> dict[str, Any]:
+    """A record's field."""
+    return {"name": name, "type": kind, **more}
+
+
+A, B = field("a", "int"), field("b", "string")
+B_OPTIONAL = field("b", ["null", "string"], default=None)
+NODE = {"type": "record", "name": "Node", "fields": [field("next", ["null", "Node"]), A]}
+
+READS = [
+    (record(A), record(A, B)),  # what a reader does not know, it passes over
+    (record(A, B_OPTIONAL), record(A)),
+    (record(field("a", "long")), record(A)),
+    (record(field("a", "double")), record(field("a", "float"))),
+    (record(field("a", "bytes")), record(field("a", "string"))),
+    (record(field("a", ["null", "int"])), record(A)),
+    (record(field("new", "int", aliases=["a"])), record(A)),
+    (record(A, name="other.R"), record(A)),
+    (avro({"type": "array", "items": "long"}), avro({"type": "array", "items": "int"})),
+    (avro({"type": "map", "values": "long"}), avro({"type": "map", "values": "int"})),
+    (avro({"type": "enum", "name": "E", "symbols": ["x", "y"]}), avro({"type": "enum", "name": "E", "symbols": ["x"]})),
+    (avro({"type": "fixed", "name": "F", "size": 2}), avro({"type": "fixed", "name": "F", "size": 2})),
+    (avro(NODE), avro({**NODE, "fields": [*NODE["fields"], B]})),
+    (record(field("a", {"type": "int", "logicalType": "date"})), record(A)),
+    (avro({"type": {"type": "int"}}), avro("int")),
+]
+
+READS_NOT = [
+    (record(A, B), record(A), "b is new and has no default"),
+    (record(field("a", "string")), record(A), "a: int became string"),
+    (record(A), record(field("a", "long")), "a: long became int"),
+    (record(A), record(field("a", ["null", "int"])), "a: null became int"),
+    (record(field("a", ["null", "string"])), record(A), "a: no branch reads int"),
+    (avro({"type": "array", "items": "int"}), avro({"type": "array", "items": "long"}), "[]: long became int"),
+    (
+        avro({"type": "enum", "name": "E", "symbols": ["x"]}),
+        avro({"type": "enum", "name": "E", "symbols": ["x", "y"]}),
+        "it: symbols y are gone",
+    ),
+    (
+        avro({"type": "fixed", "name": "F", "size": 1}),
+        avro({"type": "fixed", "name": "F", "size": 2}),
+        "it: its size changed",
+    ),
+    (avro(NODE), avro({**NODE, "fields": NODE["fields"][:1]}), "a is new and has no default"),
+]
+
+
+@pytest.mark.parametrize(("new", "old"), READS)
+def test_a_schema_that_reads_what_is_there_may_follow(new: Schema, old: Schema) -> None:
+    """By Avro's rules, for AVRO and JSON alike."""
+    assert misfit(new, [old], Compatibility.BACKWARD) is None
+    assert misfit(old, [new], Compatibility.FORWARD) is None
+
+
+@pytest.mark.parametrize(("new", "old", "reason"), READS_NOT)
+def test_a_schema_that_cannot_read_what_is_there_is_refused_with_the_place(
+    new: Schema, old: Schema, reason: str
+) -> None:
+    """The text leads to the field."""
+    assert misfit(new, [old], Compatibility.BACKWARD) == f"it cannot read what is there: {reason}"
+    assert misfit(old, [new], Compatibility.FORWARD) == f"what is there cannot read it: {reason}"
+    assert misfit(new, [old], Compatibility.FULL) is not None
+    assert misfit(old, [new], Compatibility.FULL) is not None
+    assert misfit(new, [old], Compatibility.ALWAYS_COMPATIBLE) is None
+
+
+def test_a_branch_that_failed_once_does_not_count_as_fitting_later() -> None:
+    """A pair of records is taken for fitting only while it is compared."""
+    new = {"type": "record", "name": "N", "fields": [field("z", "int")]}
+    reader = record(field("x", ["null", new]), field("y", "N"))
+    old = {"type": "record", "name": "N", "fields": []}
+    writer = record(field("x", ["null", old]), field("y", "N"))
+    assert misfit(reader, [writer], Compatibility.BACKWARD) is not None
+
+
+def test_transitive_looks_at_all_earlier_versions() -> None:
+    """The others look at the last."""
+    versions = [record(A), record(A, B_OPTIONAL)]
+    new = record(A, field("b", ["null", "string"]))
+    assert misfit(new, versions, Compatibility.BACKWARD) is None
+    assert misfit(new, versions, Compatibility.BACKWARD_TRANSITIVE) is not None
+
+
+@pytest.mark.parametrize("asked", set(Compatibility) - {Compatibility.ALWAYS_COMPATIBLE})
+def test_another_type_never_follows(asked: Compatibility) -> None:
+    """But where everything is compatible."""
+    assert misfit(avro("int", SchemaType.JSON), [avro("int")], asked) is not None
+    assert misfit(Schema("s", b"", SchemaType.STRING), [avro("int")], asked) is not None
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"nonsense",
+        b"7",
+        b'{"type": "record", "name": "R"}',
+        b'{"type": "record", "name": "int", "fields": []}',
+        b'{"type": "array"}',
+        b'"array"',
+        b'{"type": "enum", "name": "E", "symbols": 7}',
+        b'{"type": "record", "name": "R", "fields": [7]}',
+        b'{"type": "record", "name": "R", "fields": [{"name": "a", "type": "int", "aliases": [7]}]}',
+        b"[" * 100_000,
+        b'{"type":' * 9_000 + b'"int"' + b"}" * 9_000,
+    ],
+)
+def test_a_schema_that_is_none_is_refused(data: bytes) -> None:
+    """As the first of a topic, and after another."""
+    schema = Schema("s", data, SchemaType.AVRO)
+    assert misfit(schema, [], Compatibility.FULL) is not None
+    assert misfit(schema, [avro("int")], Compatibility.FULL) is not None
+
+
+def test_key_and_value_are_compared_one_by_one() -> None:
+    """Their types stand in the properties."""
+
+    def pair(key: Schema, value: Schema, *kinds: str) -> Schema:
+        data = b"".join(len(each.schema_data).to_bytes(4, "big") + each.schema_data for each in (key, value))
+        names = ("key.schema.type", "value.schema.type")
+        properties = [KeyValue(name, kind) for name, kind in zip(names, kinds, strict=True)]
+        return Schema("s", data, SchemaType.KEY_VALUE, properties)
+
+    number = Schema("n", b"", 8)
+    old = pair(number, record(A), "INT32", "AVRO")
+    assert misfit(pair(number, record(A, B_OPTIONAL), "INT32", "AVRO"), [old], Compatibility.FULL) is None
+    assert misfit(pair(number, record(A, B), "INT32", "AVRO"), [old], Compatibility.FULL) is not None
+    assert misfit(pair(number, record(A), "INT64", "AVRO"), [old], Compatibility.FULL) is not None
+    assert misfit(Schema("s", b"\0\0\0\x09x", SchemaType.KEY_VALUE), [], Compatibility.FULL) is not None
+
+
+def test_one_schema_is_the_same_however_it_is_written() -> None:
+    """Spaces and the order of members do not make a version."""
+    one = Schema("s", b'{"type": "record", "name": "R", "fields": []}', SchemaType.AVRO)
+    other = Schema("x", b'{"name":"R","type":"record","fields":[]}', SchemaType.AVRO)
+    assert same(one, other)
+    assert not same(one, Schema("s", one.schema_data, SchemaType.JSON))
+    assert not same(Schema("s", b"1", 1), Schema("s", b" 1", 1))
+
+
+def test_bytes_and_what_takes_the_topics_schema_are_no_schema() -> None:
+    """Numbers that are not positive, and AUTO_CONSUME."""
+    assert [number for number in (-4, -1, 0, 1, 4, 20, 21) if is_schema(Schema("", b"", number))] == [1, 4, 20]
+    assert not is_schema(None)

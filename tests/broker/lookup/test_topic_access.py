@@ -1,0 +1,110 @@
+"""Opening topics for producers and consumers."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from duelog import DelayedStore
+from duelog.broker.lookup.namespace_settings import TopicSettings
+from duelog.broker.lookup.topic_access import OpenedTopic
+from duelog.broker.protocol.commands import PartitionedMetadata
+from duelog.broker.protocol.failures import Refused, ServerError
+from duelog.broker.security.permissions import Action
+from tests.broker.lookup.stage import FORBIDDEN, PARTITIONED, Stage
+from tests.conftest import OpenStore
+
+
+@pytest.fixture
+def store(open_store: OpenStore) -> DelayedStore:
+    """An empty store."""
+    return open_store()
+
+
+def opened(stage: Stage, topic: str, action: Action = Action.PRODUCE, role: str | None = None,
+           *, create: bool = True) -> OpenedTopic:  # fmt: skip
+    """What `open` gives after a start."""
+
+    async def run() -> OpenedTopic:
+        await stage.resources.load()
+        return await stage.access.open(role, topic, action, create=create)
+
+    return asyncio.run(run())
+
+
+def refused(stage: Stage, topic: str, action: Action = Action.PRODUCE, role: str | None = None,
+            *, create: bool = True) -> ServerError:  # fmt: skip
+    """Why it gives nothing."""
+    with pytest.raises(Refused) as caught:
+        opened(stage, topic, action, role, create=create)
+    return caught.value.error
+
+
+def test_a_topic_comes_into_being_when_it_is_opened(store: DelayedStore) -> None:
+    """Unless the client asks not to make it."""
+    stage = Stage(store)
+    assert refused(stage, "t", create=False) == ServerError.TOPIC_NOT_FOUND
+    assert stage.topics() == []
+    assert opened(stage, "t").topic.name == "persistent://public/default/t"
+    assert stage.topics() == ["persistent://public/default/t"]
+    assert opened(stage, "t", create=False).topic.exists()
+
+
+def test_a_namespace_without_auto_creation_makes_no_topic_but_opens_those_there_are(store: DelayedStore) -> None:
+    """For all clients."""
+    stage = Stage(store)
+    stage.set("public/default", auto_creation=FORBIDDEN)
+    store.topic("there").send(b"m")
+    assert refused(stage, "t") == ServerError.TOPIC_NOT_FOUND
+    assert opened(stage, "there").topic.exists()
+
+
+def test_partitions_are_opened_and_their_topic_is_not(store: DelayedStore) -> None:
+    """Those that it has; a name that looks like a partition's, of a topic that is not partitioned, is a plain one."""
+    stage = Stage(store)
+    stage.set("public/default", auto_creation=PARTITIONED)
+    stage.ask(stage.lookup.partitions, PartitionedMetadata("t", 1))
+    assert opened(stage, "t-partition-2").address.partition == 2
+    assert refused(stage, "t-partition-3") == ServerError.NOT_ALLOWED
+    assert refused(stage, "t") == ServerError.NOT_ALLOWED
+    assert opened(stage, "plain-partition-9").topic.exists()
+
+
+def test_rights_are_by_action(store: DelayedStore) -> None:
+    """A refusal makes no topic; an administrator of the tenant needs no grant."""
+    stage = Stage(store, secured=True)
+    stage.set("public/default", permissions={"w": frozenset({Action.PRODUCE}), "r": frozenset({Action.CONSUME})})
+    assert refused(stage, "t", Action.PRODUCE, "r") == ServerError.AUTHORIZATION
+    assert refused(stage, "t", Action.CONSUME, "w") == ServerError.AUTHORIZATION
+    assert stage.topics() == []
+    assert opened(stage, "t", Action.CONSUME, "r").topic.exists()
+    assert opened(stage, "t", Action.PRODUCE, "w").topic.exists()
+    assert opened(stage, "t", Action.PRODUCE, "root").topic.exists()
+
+
+def test_an_epoch_is_kept_by_topic(store: DelayedStore) -> None:
+    """Over a restart, too."""
+    stage = Stage(store)
+    assert stage.facts.epoch("t") is None
+    for epoch in (0, 1, 7):
+        stage.facts.set_epoch("t", epoch)
+    assert Stage(store, documents=stage.documents).facts.epoch("persistent://public/default/t") == 7
+    assert stage.facts.epoch("u") is None
+    stage.facts.forget("t")
+    assert stage.facts.epoch("t") is None
+
+
+def test_deduplication_is_asked_for_by_the_topic_then_the_namespace_then_the_broker(store: DelayedStore) -> None:
+    """A partition goes by its partitioned topic."""
+    stage = Stage(store)
+
+    async def set_topic(value: bool) -> None:
+        await stage.resources.topics.change("public/default/t", lambda _: TopicSettings(value))
+
+    assert not stage.facts.deduplicates("t")
+    stage.set("public/default", deduplication=True)
+    assert stage.facts.deduplicates("t-partition-1")
+    asyncio.run(set_topic(False))
+    assert not stage.facts.deduplicates("t-partition-1")
+    assert stage.facts.deduplicates("u")

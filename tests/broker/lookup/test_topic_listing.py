@@ -1,0 +1,106 @@
+"""GET_TOPICS_OF_NAMESPACE."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import cast
+
+import pytest
+
+from duelog import DelayedStore
+from duelog.broker.lookup.topic_filter import topics_hash
+from duelog.broker.protocol.commands import Error, GetTopics, GetTopicsResponse, TopicsMode
+from duelog.broker.protocol.failures import ServerError
+from duelog.broker.protocol.peer import Peer
+from duelog.broker.security.permissions import Action
+from tests.broker.lookup.stage import AnsweredPeer, Stage
+from tests.conftest import OpenStore
+
+A, B, P = (f"persistent://public/default/{name}" for name in ("a", "b", "p-partition-0"))
+
+
+@pytest.fixture
+def store(open_store: OpenStore) -> DelayedStore:
+    """With topics of two namespaces, and one of the broker's own."""
+    store = open_store()
+    for name in ("b", "a", "p-partition-0", "public/other/c", "__own"):
+        store.topic(name).send(b"m")
+    return store
+
+
+def listed(stage: Stage, pattern: str | None = None, topics_hash: str | None = None,
+           mode: TopicsMode = TopicsMode.PERSISTENT, role: str | None = None) -> GetTopicsResponse:  # fmt: skip
+    """The answer for public/default."""
+    command = GetTopics(1, "public/default", mode, pattern, topics_hash)
+    answer = stage.ask(stage.listing.topics, command, role)
+    assert isinstance(answer, GetTopicsResponse)
+    return answer
+
+
+def test_a_namespace_is_listed_with_its_hash(store: DelayedStore) -> None:
+    """In order, unfiltered, partitions by their own names, without internal topics."""
+    answer = listed(Stage(store))
+    assert answer == GetTopicsResponse(1, [A, B, P], False, topics_hash([A, B, P]), True)
+
+
+def test_a_pattern_is_filtered_by_the_broker(store: DelayedStore) -> None:
+    """The hash is that of what is listed."""
+    answer = listed(Stage(store), "persistent://public/default/(b|p)")
+    assert answer == GetTopicsResponse(1, [B, P], True, topics_hash([B, P]), True)
+
+
+@pytest.mark.parametrize("pattern", ["(", "persistent://public/default/" + "(a|" * 8 + "b"])
+def test_a_pattern_that_the_broker_does_not_take_is_left_to_the_client(store: DelayedStore, pattern: str) -> None:
+    """Unreadable, or over 50 characters."""
+    assert listed(Stage(store), pattern) == GetTopicsResponse(1, [A, B, P], False, topics_hash([A, B, P]), True)
+
+
+def test_a_client_that_has_the_list_is_told_that_it_has_not_changed(store: DelayedStore) -> None:
+    """By the hash, which it is sent again."""
+    stage = Stage(store)
+    before = listed(stage)
+    assert listed(stage, topics_hash=before.topics_hash) == GetTopicsResponse(1, [], False, before.topics_hash, False)
+    store.topic("new").send(b"m")
+    assert listed(stage, topics_hash=before.topics_hash).changed
+
+
+def test_there_are_no_topics_that_are_not_persistent(store: DelayedStore) -> None:
+    """All of them are persistent ones."""
+    stage = Stage(store)
+    assert listed(stage, mode=TopicsMode.NON_PERSISTENT).topics == []
+    assert len(listed(stage, mode=TopicsMode.ALL).topics) == 3
+
+
+def test_a_listing_needs_a_right_and_a_namespace(store: DelayedStore) -> None:
+    """Either right; and a name of two parts."""
+    stage = Stage(store, secured=True)
+    stage.set("public/default", permissions={"r": frozenset({Action.CONSUME}), "w": frozenset({Action.PRODUCE})})
+    for role in ("r", "w", "root"):
+        assert len(listed(stage, role=role).topics) == 3
+    answer = stage.ask(stage.listing.topics, GetTopics(1, "public/default"), "stranger")
+    assert isinstance(answer, Error)
+    assert (answer.request_id, answer.error) == (1, ServerError.AUTHORIZATION)
+    answer = stage.ask(stage.listing.topics, GetTopics(1, "public"), "root")
+    assert answer.error == ServerError.INVALID_TOPIC_NAME
+
+
+def test_requests_at_one_time_share_one_list(store: DelayedStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A namespace is read once for them."""
+    stage = Stage(store)
+    reads: list[str] = []
+    read = stage.listing._read
+
+    def counted(namespace: str) -> list[str]:
+        reads.append(namespace)
+        return read(namespace)
+
+    monkeypatch.setattr(stage.listing, "_read", counted)
+    peers = [AnsweredPeer() for _ in range(20)]
+
+    async def run() -> None:
+        asked = GetTopics(1, "public/default")
+        await asyncio.gather(*(stage.listing.topics(cast(Peer, peer), asked) for peer in peers))
+
+    asyncio.run(run())
+    assert reads == ["public/default"]
+    assert [len(answer.topics) for peer in peers for answer in cast(list[GetTopicsResponse], peer.answers)] == [3] * 20

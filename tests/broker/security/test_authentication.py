@@ -1,0 +1,91 @@
+"""CONNECT, AUTH_RESPONSE, and credentials that expire."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from duelog.broker.protocol.commands import AuthData, AuthResponse, Connect
+from duelog.broker.protocol.failures import Refused, ServerError
+from duelog.broker.security.authentication import Authentication, Verdict, check
+from duelog.broker.security.credentials import InvalidCredentials, Proven
+
+
+class Names:
+    """Takes any name but the empty one for a proof of itself; `name@10` until then."""
+
+    def prove(self, data: bytes) -> Proven:
+        name, _, expires = data.decode().partition("@")
+        if not name:
+            raise InvalidCredentials("no name")
+        return Proven(name, "token", int(expires) if expires else None)
+
+
+AUTHENTICATION = Authentication({"token": Names()})
+
+
+def begun(authentication: Authentication, method: str | None = None, data: bytes | None = None) -> Proven:
+    """What a CONNECT proves."""
+    return asyncio.run(authentication.begin(Connect("test", auth_method_name=method, auth_data=data)))
+
+
+@pytest.mark.parametrize(("method", "data"), [(None, None), ("none", b""), ("token", b""), ("token", None),
+                                              ("tls", b"me"), ("", b"me")])  # fmt: skip
+def test_a_connection_without_good_credentials_is_refused(method: str | None, data: bytes | None) -> None:
+    """No method, an unknown one, nothing proven."""
+    with pytest.raises(Refused) as caught:
+        begun(AUTHENTICATION, method, data)
+    assert caught.value.error == ServerError.AUTHENTICATION
+
+
+def test_good_credentials_prove_a_role() -> None:
+    """By the method that the client names."""
+    assert begun(AUTHENTICATION, "token", b"me@10") == ("me", "token", 10)
+
+
+def test_a_broker_without_methods_asks_for_no_credentials() -> None:
+    """And passes over those that it is given."""
+    assert begun(Authentication({})).role is None
+    assert begun(Authentication({}), "token", b"me").role is None
+
+
+def test_an_anonymous_role_is_for_clients_that_give_no_credentials() -> None:
+    """Wrong ones are not taken for none."""
+    authentication = Authentication({"token": Names()}, "guest")
+    assert begun(authentication) == ("guest", "none", None)
+    assert begun(authentication, "none", b"").role == "guest"
+    assert begun(authentication, "token", b"me").role == "me"
+    for method, data in (("token", b""), ("tls", b"me")):
+        with pytest.raises(Refused):
+            begun(authentication, method, data)
+
+
+def responded(data: AuthData | None) -> Proven:
+    """What an AUTH_RESPONSE proves of a connection of `me`."""
+    return asyncio.run(AUTHENTICATION.respond(Proven("me", "token", 10), AuthResponse(response=data)))
+
+
+def test_a_response_proves_the_same_role_anew() -> None:
+    """By the same method where it names none."""
+    assert responded(AuthData("token", b"me@20")) == ("me", "token", 20)
+    assert responded(AuthData(None, b"me@20")) == ("me", "token", 20)
+
+
+@pytest.mark.parametrize("data", [None, AuthData(), AuthData("token", b"you@20"), AuthData("basic", b"me")])
+def test_a_response_that_proves_another_role_or_none_is_refused(data: AuthData | None) -> None:
+    """A connection keeps its role."""
+    with pytest.raises(Refused) as caught:
+        responded(data)
+    assert caught.value.error == ServerError.AUTHENTICATION
+
+
+def test_expired_credentials_are_asked_for_once_and_then_the_connection_is_closed() -> None:
+    """At once if the client does not know the question."""
+    held = Proven("me", "token", 10)
+    assert check(Proven("me"), 10**15, challenged=False, can_refresh=False) == Verdict.GOOD
+    assert check(held, 9, challenged=False, can_refresh=True) == Verdict.GOOD
+    assert check(held, 10, challenged=False, can_refresh=True) == Verdict.CHALLENGE
+    assert check(held, 10, challenged=True, can_refresh=True) == Verdict.CLOSE
+    assert check(held, 10, challenged=False, can_refresh=False) == Verdict.CLOSE
+    assert check(held._replace(expires_ms=30), 20, challenged=True, can_refresh=True) == Verdict.GOOD
