@@ -199,6 +199,11 @@ class Subscription:
             by_delay.setdefault(wait_ms, []).extend(positions_of(item))
         return self._consumer.nack(by_delay)
 
+    def nack_all(self) -> int:
+        """Give back all that this consumer holds, to be handed out again at once, in log order; how many messages."""
+        self._check_usable()
+        return self._consumer.nack_all()
+
     def _backoff_ms(self, item: Acknowledgeable) -> int:
         policies = self._state.policies
         times = min(item.redelivery_count, 40) if isinstance(item, ReceivedMessage) else 0

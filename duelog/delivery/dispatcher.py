@@ -256,6 +256,15 @@ class Dispatcher:
                 count += len(held)
         return count
 
+    @_whole
+    def nack_all(self, consumer_id: int, now_ms: int) -> int:
+        """Give back all that a consumer holds, to be handed out again at ``now_ms``, in log order; how many."""
+        count = 0
+        for ledger_id, entries in self._outstanding.release_all(consumer_id).by_ledger().items():
+            self._take_back(ledger_id, entries, now_ms, now_ms)
+            count += len(entries)
+        return count
+
     def expire(self, now_ms: int) -> int:
         """Take back what is held past the acknowledgement timeout; how many messages. They are due at ``now_ms``.
 

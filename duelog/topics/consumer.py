@@ -164,6 +164,15 @@ class Consumer:
             self._topic.changed()
         return count
 
+    def nack_all(self) -> int:
+        """Give back all that the consumer holds, due at once; how many messages."""
+        now_ms = self._clock.now_ms()
+        with self._subscription.lock:
+            count = self._dispatcher().nack_all(self._id, now_ms)
+        if count:
+            self._topic.changed()
+        return count
+
     def first_failed_ms(self, position: Position) -> int | None:
         """When the first delivery of a message failed; None: none did."""
         with self._subscription.lock:

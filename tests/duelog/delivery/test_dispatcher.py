@@ -192,3 +192,17 @@ def test_nacks_for_the_same_time_come_together() -> None:
     for entry_id in (2, 0, 1):
         dispatcher.nack(1, at(entry_id), 50, 0)
     assert entries(dispatcher.next_batch(2, 9, 50)) == [0, 1, 2]
+
+
+def test_what_is_given_back_as_a_whole_comes_again_in_log_order_counted() -> None:
+    """Of one consumer alone, before anything that is new."""
+    dispatcher = dispatcher_on(log_of(*[None] * 6))
+    dispatcher.next_batch(1, 3, 0)
+    dispatcher.next_batch(2, 1, 0)
+    dispatcher.ack(1, at(1))
+    assert dispatcher.nack_all(1, 7) == 2
+    assert dispatcher.nack_all(1, 7) == 0
+    again = dispatcher.next_batch(2, 9, 7)
+    assert entries(again) == [0, 2, 4, 5]
+    assert list(again.redelivery_counts) == [1, 1, 0, 0]
+    dispatcher._check()
