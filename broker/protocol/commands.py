@@ -157,6 +157,7 @@ __all__ = [
     "WatchTopicUpdate",
     "decode",
     "encode",
+    "refusal",
 ]
 
 NO_REQUEST = (1 << 64) - 1
@@ -172,6 +173,42 @@ def encode(command: Command) -> bytes:
     cls = type(command)
     body = ENCODERS[cls](command)
     return _BEFORE[cls] + varint(len(body)) + body
+
+
+def refusal(command: Command, error: ServerError, message: str) -> Command | None:
+    """The answer that refuses a request, in the request's own form; None: nothing is answered to it."""
+    if isinstance(command, Lookup):
+        return LookupResponse(command.request_id, response=LookupKind.FAILED, error=error, message=message)
+    if isinstance(command, PartitionedMetadata):
+        return PartitionedMetadataResponse(
+            command.request_id, response=MetadataResult.FAILED, error=error, message=message
+        )
+    if isinstance(command, GetSchema):
+        return GetSchemaResponse(command.request_id, error, message)
+    if isinstance(command, GetOrCreateSchema):
+        return GetOrCreateSchemaResponse(command.request_id, error, message)
+    if isinstance(command, ConsumerStats):
+        return ConsumerStatsResponse(command.request_id, error, message)
+    if isinstance(command, Send):
+        return SendError(command.producer_id, command.sequence_id, error, message)
+    if isinstance(command, Ack):
+        if command.request_id is None:
+            return None
+        return AckResponse(command.consumer_id, None, None, error, message, command.request_id)
+    if isinstance(command, NewTxn):
+        return NewTxnResponse(command.request_id, error=error, message=message)
+    if isinstance(command, AddPartitionToTxn):
+        least, most = command.txn_least, command.txn_most
+        return AddPartitionToTxnResponse(command.request_id, least, most, error, message)
+    if isinstance(command, AddSubscriptionToTxn):
+        least, most = command.txn_least, command.txn_most
+        return AddSubscriptionToTxnResponse(command.request_id, least, most, error, message)
+    if isinstance(command, EndTxn):
+        return EndTxnResponse(command.request_id, command.txn_least, command.txn_most, error, message)
+    if isinstance(command, TcClientConnect):
+        return TcClientConnectResponse(command.request_id, error, message)
+    request_id = getattr(command, "request_id", None)
+    return None if request_id is None else Error(request_id, error, message)
 
 
 def decode(data: bytes) -> Command:

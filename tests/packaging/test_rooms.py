@@ -31,6 +31,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "aio": {"", "delivery", "sending"},
     "broker.lookup": {"broker.protocol", "broker.security"},
     "broker.security": {"broker.protocol"},
+    "broker.server": {"broker.protocol", "broker.security"},
     "tools": {"tools.scan"},
     "tools.scan": {"tools"},
     "tools.transfer": {"tools", "tools.scan"},

@@ -1,0 +1,186 @@
+"""The broker's settings: one frozen value; a file in TOML has them under the names that operators of Pulsar know.
+
+Where a setting means the same as one of Pulsar's, it has its name. A name that is not known is an error, so that a
+setting that was misspelt is not lost.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+import tomllib
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from types import NoneType
+from typing import Any, get_args, get_origin, get_type_hints
+
+from ...store.errors import InvalidArgument
+from ..protocol.frames import MAX_MESSAGE_SIZE
+
+EVERYWHERE = frozenset({"0.0.0.0", "::", ""})
+"""Addresses to listen at that are no address to connect to."""
+
+_WORD = re.compile(r"_([a-z])")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerConfig:
+    """Settings. In a file `bind_address` is `bindAddress`, and so on."""
+
+    bind_address: str = "localhost"
+    """Where to listen. Others than this machine reach the broker with "0.0.0.0"; it should authenticate them then."""
+    advertised_address: str | None = None
+    """What LOOKUP tells clients; None: `bind_address`, or the machine's name if that is every address."""
+    broker_service_port: int | None = 6650
+    """None: TLS only. 0: one that is free."""
+    broker_service_port_tls: int | None = 6651
+    """Used if there is a certificate."""
+    tls_certificate_file_path: Path | None = None
+    tls_key_file_path: Path | None = None
+    tls_cert_refresh_check_duration_sec: float = 10
+    cluster_name: str = "standalone"
+
+    max_message_size: int = MAX_MESSAGE_SIZE
+    """Bytes of a message or batch, its metadata included."""
+    broker_max_connections: int = 20_000
+    broker_max_connections_per_ip: int = 10_000
+    handshake_timeout_seconds: float = 30
+    keep_alive_interval_seconds: float = 30
+    write_stall_seconds: float = 120
+    """A connection is closed that has taken nothing of what waits for it for so long."""
+    write_high_mark: int = 1 << 20
+    """Bytes that wait for a connection at which it gets no more messages and is not read."""
+    write_low_mark: int = 1 << 18
+    max_pending_requests: int = 1_000
+    """Requests of a connection under way at which it is not read."""
+    max_pending_publish_requests_per_connection: int = 1_000
+    """SENDs of a connection without an answer at which it is not read."""
+    max_producers_per_connection: int = 10_000
+    max_consumers_per_connection: int = 10_000
+    worker_threads: int = 16
+    """Threads for what waits for the disk."""
+    shutdown_timeout_seconds: float = 20
+    """What connections and the store's consumers have to finish in when the broker ends."""
+
+    allow_auto_topic_creation: bool = True
+    default_num_partitions: int = 0
+    """Of topics that come into being; 0: they are plain topics."""
+    broker_deduplication_enabled: bool = False
+    delay_rejection: str = "error"
+    """What becomes of a delay over the maximum: "error", or "clamp" to shorten it."""
+    ack_response_durable: bool = False
+    """Answer acknowledgements once they are on disk."""
+    max_unacked_messages_per_consumer: int = 50_000
+    max_unacked_messages_per_subscription: int = 200_000
+    subscription_pattern_max_length: int = 50
+
+    authentication_providers: tuple[str, ...] = ()
+    """"token", "basic"; none: every client is let in."""
+    anonymous_user_role: str | None = None
+    authorization_enabled: bool = False
+    super_user_roles: tuple[str, ...] = ()
+    token_secret_key: str | None = None
+    token_public_key: str | None = None
+    token_algorithms: tuple[str, ...] = ()
+    token_auth_claim: str = "sub"
+    token_audience_claim: str = "aud"
+    token_audience: str | None = None
+    basic_auth_conf: Path | None = None
+    """A file as `htpasswd -B` writes it."""
+    authentication_refresh_check_seconds: float = 60
+
+    store: dict[str, Any] = field(default_factory=dict)
+    """Settings of the store, by the names of `StoreConfig`: the table [store]."""
+
+    def __post_init__(self) -> None:
+        """Raises InvalidArgument."""
+        if self.delay_rejection not in {"error", "clamp"}:
+            raise InvalidArgument("delayRejection", self.delay_rejection, 'expected "error" or "clamp"')
+        for port in ("broker_service_port", "broker_service_port_tls"):
+            number = getattr(self, port)
+            if number is not None and not 0 <= number <= 65_535:
+                raise InvalidArgument(in_file(port), number, "expected 0 to 65535")
+        for each in fields(self):
+            number = getattr(self, each.name)
+            if isinstance(number, (int, float)) and number < 0:
+                raise InvalidArgument(in_file(each.name), number, "expected 0 or more")
+        for name in _POSITIVE:
+            if not getattr(self, name):
+                raise InvalidArgument(in_file(name), 0, "expected more than 0")
+        if self.write_low_mark > self.write_high_mark:
+            raise InvalidArgument("writeLowMark", self.write_low_mark, "over writeHighMark")
+        if (self.tls_certificate_file_path is None) != (self.tls_key_file_path is None):
+            raise InvalidArgument("tlsKeyFilePath", self.tls_key_file_path, "a certificate and its key go together")
+        if self.tls_certificate_file_path is None and self.broker_service_port is None:
+            raise InvalidArgument("brokerServicePort", None, "without a certificate there is no other port")
+        unknown = set(self.authentication_providers) - {"token", "basic"}
+        if unknown:
+            raise InvalidArgument("authenticationProviders", sorted(unknown), 'expected "token", "basic"')
+        if self.authorization_enabled and not self.authentication_providers:
+            raise InvalidArgument("authorizationEnabled", True, "needs authenticationProviders")
+
+    @property
+    def reachable_address(self) -> str:
+        """What clients are told to connect to."""
+        if self.advertised_address:
+            return self.advertised_address
+        return socket.gethostname() if self.bind_address in EVERYWHERE else self.bind_address
+
+
+_POSITIVE = (
+    "broker_max_connections",
+    "broker_max_connections_per_ip",
+    "handshake_timeout_seconds",
+    "keep_alive_interval_seconds",
+    "max_message_size",
+    "max_pending_publish_requests_per_connection",
+    "max_pending_requests",
+    "max_unacked_messages_per_consumer",
+    "max_unacked_messages_per_subscription",
+    "worker_threads",
+    "write_high_mark",
+    "write_stall_seconds",
+)
+
+
+def in_file(name: str) -> str:
+    """The name of a field in a file."""
+    return _WORD.sub(lambda found: found.group(1).upper(), name)
+
+
+def read_config(path: Path, **settings: Any) -> BrokerConfig:
+    """The settings of a file; `settings` (fields that the caller sets) count more. Raises InvalidArgument, OSError."""
+    try:
+        found = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InvalidArgument("--config", str(path), f"not TOML: {error}") from error
+    types = get_type_hints(BrokerConfig)
+    names = {in_file(name): name for name in types}
+    values = {}
+    for given, value in found.items():
+        if given not in names:
+            raise InvalidArgument(given, value, f"{path} has a setting that is not known")
+        values[names[given]] = _checked(given, value, types[names[given]])
+    return BrokerConfig(**{**values, **settings})
+
+
+def _checked(name: str, value: object, expected: Any) -> Any:
+    """A value of a file in the type of its field."""
+    allowed = set(get_args(expected)) - {NoneType} if NoneType in get_args(expected) else {expected}
+    (kind,) = allowed
+    if get_origin(kind) is tuple:
+        if isinstance(value, list) and all(isinstance(each, str) for each in value):
+            return tuple(value)
+    elif get_origin(kind) is dict:
+        if isinstance(value, dict):
+            return value
+    elif kind is float:
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            return float(value)
+    elif kind is Path:
+        if isinstance(value, str):
+            return Path(value)
+    elif isinstance(value, kind) and isinstance(value, bool) == (kind is bool):
+        return value
+    shown = {Path: "a path", tuple: "a list of texts", dict: "a table", str: "a text", int: "an integer"}
+    raise InvalidArgument(name, value, f"expected {shown.get(get_origin(kind) or kind, kind.__name__)}")

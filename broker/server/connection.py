@@ -1,0 +1,396 @@
+"""One connection: a socket's bytes to commands, answers to the socket, and when it is not read.
+
+All of it belongs to the event loop's thread. It is the `Peer` that services see. What it does not know is what any
+command but CONNECT, AUTH_RESPONSE, PING and PONG means.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+from ...store.errors import DuelogError
+from ..protocol import commands
+from ..protocol.commands import NO_REQUEST, Command, ServerError
+from ..protocol.failures import Refused, server_error
+from ..protocol.frames import head
+from ..protocol.states import Session
+from ..protocol.wire import ProtocolError
+from ..security.authentication import Authentication, Verdict, check
+from ..security.credentials import Proven
+from .configuration import BrokerConfig
+from .write_queue import WriteQueue
+
+_log = logging.getLogger("duelog.broker.connection")
+
+_REFRESH = b"PulsarAuthRefresh"
+"""What an AUTH_CHALLENGE says so that clients fetch their credentials anew."""
+
+_LINGER_S = 5.0
+"""How long a connection that is being closed may take for what is queued."""
+
+Handler = Callable[["Connection", Any, memoryview], Awaitable[None] | None]
+"""What serves a command. One that waits is awaited in a task of its own."""
+
+_numbers = itertools.count(1)
+
+
+@dataclass(slots=True)
+class Environment:
+    """What all connections of a broker share."""
+
+    config: BrokerConfig
+    server_version: str
+    authentication: Authentication
+    handlers: Mapping[type[Command], Handler]
+    clock: Callable[[], int]
+    """Milliseconds since 1970, for credentials."""
+    admit: Callable[[Connection], str | None]
+    """Count a connection; why it is not let in, None: it is."""
+    gone: Callable[[Connection], None]
+    """A connection is no more; called once, never from inside one of its calls."""
+
+
+class Connection(asyncio.Protocol):
+    """A client's connection."""
+
+    def __init__(self, environment: Environment) -> None:
+        self.number = next(_numbers)
+        self.address = self.host = ""
+        self.role: str | None = None
+        self._environment = environment
+        self._loop = asyncio.get_running_loop()
+        config = environment.config
+        self._session = Session(
+            self.send,
+            self._loop.time(),
+            server_version=environment.server_version,
+            max_message_size=config.max_message_size,
+            keep_alive_s=config.keep_alive_interval_seconds,
+            handshake_s=config.handshake_timeout_seconds,
+        )
+        self._transport: asyncio.Transport | None = None
+        self._queue: WriteQueue | None = None
+        self._closing = False
+        self._paused: set[str] = set()
+        self._reading = False
+        """Whether `_process` is on the stack."""
+        self._requests: set[asyncio.Task[None]] = set()
+        self._pongs: list[asyncio.Future[bool]] = []
+        self._on_writable: list[Callable[[], object]] = []
+        self._proven: Proven | None = None
+        self._challenged = False
+        self._timers: list[asyncio.TimerHandle] = []
+        self._stall = (0, 0.0)
+        """Bytes that had left, and since when no more have."""
+
+    # -- as services see it ----------------------------------------------------------------------
+
+    @property
+    def client_version(self) -> str:
+        return self._session.client_version
+
+    @property
+    def protocol_version(self) -> int:
+        return self._session.protocol_version
+
+    @property
+    def closed(self) -> bool:
+        return self._closing
+
+    @property
+    def writable(self) -> bool:
+        return not self._closing and self._queue is not None and not self._queue.is_over
+
+    def send(self, command: Command, blob: bytes | memoryview | None = None) -> None:
+        """Queue a command, with the blob of a MESSAGE."""
+        queue = self._queue
+        if self._closing or queue is None:
+            return
+        queue.put(head(command, 0 if blob is None else len(blob)), blob)
+        if queue.is_over:
+            self.pause_reading("output")
+
+    def close(self, reason: str) -> None:
+        """End the connection when what is queued has left."""
+        if self._closing or self._transport is None:
+            return
+        _log.info("connection %d of %s is closed: %s", self.number, self.address, reason)
+        self._closing = True
+        self._session.close()
+        self._stop_reading()
+        self._loop.call_soon(self._end)
+        self._timers.append(self._loop.call_later(_LINGER_S, self.abort))
+
+    def abort(self) -> None:
+        """End the connection at once."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def on_writable(self, call: Callable[[], object]) -> None:
+        """Call once, when the write queue has fallen below its low mark."""
+        if self.writable:
+            self._loop.call_soon(call)
+        else:
+            self._on_writable.append(call)
+
+    def pause_reading(self, reason: str) -> None:
+        """Read nothing more until every reason is given to `resume_reading`."""
+        self._paused.add(reason)
+        self._stop_reading()
+
+    def resume_reading(self, reason: str) -> None:
+        """See `pause_reading`."""
+        if reason in self._paused:
+            self._paused.discard(reason)
+            if not self._paused and not self._closing:
+                self._loop.call_soon(self._process)
+
+    async def ping(self, within_s: float) -> bool:
+        """Whether the client answers a PING in time; one that is not read now is taken to be there."""
+        if self._closing:
+            return False
+        if self._paused:
+            return True
+        pong = self._loop.create_future()
+        self._pongs.append(pong)
+        self.send(commands.Ping())
+        timer = self._loop.call_later(within_s, _resolve, pong, False)
+        try:
+            return bool(await pong)
+        finally:
+            timer.cancel()
+            self._pongs = [each for each in self._pongs if each is not pong]
+
+    # -- as the event loop sees it ---------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """A client has connected."""
+        transport = self._transport = cast(asyncio.Transport, transport)
+        peer = transport.get_extra_info("peername")
+        if peer:
+            self.host, self.address = peer[0], f"{peer[0]}:{peer[1]}"
+        config = self._environment.config
+        self._queue = WriteQueue(
+            transport,
+            self._loop.call_soon,
+            high=config.write_high_mark,
+            low=config.write_low_mark,
+            on_low=self._below_low_mark,
+        )
+        refusal = self._environment.admit(self)
+        if refusal is not None:
+            self._fail(ServerError.NOT_ALLOWED, refusal)
+            return
+        self._check_later(min(config.handshake_timeout_seconds, config.keep_alive_interval_seconds))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The connection is gone."""
+        if not self._closing:
+            _log.info("connection %d of %s is gone%s", self.number, self.address, f": {exc}" if exc else "")
+        self._closing = True
+        self._session.close()
+        for timer in self._timers:
+            timer.cancel()
+        for pong in self._pongs:
+            _resolve(pong, False)
+        self._on_writable.clear()
+        if self._queue is not None:
+            self._queue.drop()
+        self._loop.call_soon(self._environment.gone, self)
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes came."""
+        if not self._closing:
+            self._session.feed(data, self._loop.time())
+            self._process()
+
+    def eof_received(self) -> bool:
+        """The client sends nothing more: it is gone."""
+        return False
+
+    def pause_writing(self) -> None:
+        """The transport holds a piece that it could not write."""
+        if self._queue is not None:
+            self._queue.pause()
+
+    def resume_writing(self) -> None:
+        """The transport holds nothing."""
+        if self._queue is not None:
+            self._queue.resume()
+            if self._closing:
+                self._end()
+
+    # -- commands --------------------------------------------------------------------------------
+
+    def _process(self) -> None:
+        """Serve what was read, until something asks for a pause."""
+        if self._reading:
+            return
+        self._reading = True
+        handlers, session, paused = self._environment.handlers, self._session, self._paused
+        try:
+            while not paused and not self._closing and (received := session.next()) is not None:
+                command, blob = received
+                handler = handlers.get(type(command))
+                if handler is None:
+                    self._own(command)
+                    continue
+                try:
+                    waiting = handler(self, command, blob)
+                except (Refused, DuelogError) as error:
+                    self._refuse(command, error)
+                else:
+                    if waiting is not None:
+                        self._start(self._serve(command, waiting))
+        except ProtocolError as error:
+            self.close(str(error))
+        except Exception:
+            _log.exception("connection %d of %s is closed", self.number, self.address)
+            self._fail(ServerError.UNKNOWN, "the broker has failed to serve a command")
+        finally:
+            self._reading = False
+        if not paused and not self._closing and self._transport is not None and not self._transport.is_reading():
+            self._transport.resume_reading()
+
+    def _own(self, command: Command) -> None:
+        """Serve a command that is the connection's own affair."""
+        if isinstance(command, commands.Connect):
+            self._start(self._connect(command))
+        elif isinstance(command, commands.AuthResponse):
+            self._start(self._respond(command))
+        elif isinstance(command, commands.Pong):
+            for pong in self._pongs:
+                _resolve(pong, True)
+        else:
+            self._refuse(command, Refused(ServerError.NOT_ALLOWED, f"{type(command).__name__} is not offered"))
+
+    def _start(self, work: Any) -> None:
+        task = self._loop.create_task(work)
+        requests = self._requests
+        requests.add(task)
+        task.add_done_callback(self._finished)
+        if len(requests) >= self._environment.config.max_pending_requests:
+            self.pause_reading("requests")
+
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        self._requests.discard(task)
+        if len(self._requests) <= self._environment.config.max_pending_requests // 2:
+            self.resume_reading("requests")
+
+    async def _serve(self, command: Command, waiting: Awaitable[None]) -> None:
+        try:
+            await waiting
+        except (Refused, DuelogError) as error:
+            self._refuse(command, error)
+        except ProtocolError as error:
+            self.close(str(error))
+        except Exception as error:
+            _log.exception("%s of connection %d of %s failed", type(command).__name__, self.number, self.address)
+            self._refuse(command, error)
+
+    def _refuse(self, command: Command, error: Exception) -> None:
+        """Answer a command that no service has answered; one without an answer ends the connection."""
+        number = server_error(error)
+        text = str(error) if number is not ServerError.UNKNOWN else "the broker has failed to serve the request"
+        answer = commands.refusal(command, number, text)
+        if answer is None:
+            self._fail(number, text)
+        else:
+            self.send(answer)
+
+    def _fail(self, error: ServerError, text: str) -> None:
+        """An error beside any request ends the connection."""
+        self.send(commands.Error(NO_REQUEST, error, text))
+        self.close(text)
+
+    # -- who it is -------------------------------------------------------------------------------
+
+    async def _connect(self, command: commands.Connect) -> None:
+        try:
+            self._proven = await self._environment.authentication.begin(command)
+        except Refused as error:
+            self._fail(error.error, error.message)
+            return
+        self.role = self._proven.role
+        self._session.accept()
+        if self._proven.expires_ms is not None and not self._closing:
+            self._check_credentials_later()
+
+    async def _respond(self, command: commands.AuthResponse) -> None:
+        if self._proven is None:
+            return
+        try:
+            self._proven = await self._environment.authentication.respond(self._proven, command)
+            self._challenged = False
+        except Refused as error:
+            self._fail(error.error, error.message)
+
+    def _check_credentials_later(self) -> None:
+        after = self._environment.config.authentication_refresh_check_seconds
+        self._timers.append(self._loop.call_later(after, self._check_credentials))
+
+    def _check_credentials(self) -> None:
+        self._timers = [each for each in self._timers if not each.cancelled() and each.when() > self._loop.time()]
+        proven = self._proven
+        if proven is None or self._closing:
+            return
+        can_refresh = self._session.flags.supports_auth_refresh
+        verdict = check(proven, self._environment.clock(), challenged=self._challenged, can_refresh=can_refresh)
+        if verdict is Verdict.CLOSE:
+            self._fail(ServerError.AUTHENTICATION, "the credentials have expired")
+            return
+        if verdict is Verdict.CHALLENGE:
+            self._challenged = True
+            self._session.challenge(commands.AuthData(proven.method, _REFRESH))
+        self._check_credentials_later()
+
+    # -- time ------------------------------------------------------------------------------------
+
+    def _check_later(self, delay: float) -> None:
+        self._timers = [each for each in self._timers if not each.cancelled() and each.when() > self._loop.time()]
+        self._timers.append(self._loop.call_later(delay, self._check))
+
+    def _check(self) -> None:
+        """See whether the client is there."""
+        if self._closing:
+            return
+        now = self._loop.time()
+        try:
+            following = self._session.check(now, reading=not self._paused)
+        except ProtocolError as error:
+            self.close(str(error))
+            return
+        queue, limit = self._queue, self._environment.config.write_stall_seconds
+        if queue is not None:
+            if queue.is_empty or queue.left != self._stall[0]:
+                self._stall = (queue.left, now)
+            elif now - self._stall[1] >= limit:
+                self.close(f"the client has read nothing for {limit:g} s")
+                return
+        self._check_later(max(0.01, following - now))
+
+    # -- helpers ---------------------------------------------------------------------------------
+
+    def _below_low_mark(self) -> None:
+        self.resume_reading("output")
+        calls, self._on_writable = self._on_writable, []
+        for call in calls:
+            self._loop.call_soon(call)
+
+    def _stop_reading(self) -> None:
+        if self._transport is not None and self._transport.is_reading():
+            self._transport.pause_reading()
+
+    def _end(self) -> None:
+        if self._transport is not None and self._queue is not None and self._queue.is_empty:
+            self._transport.close()
+
+
+def _resolve(future: asyncio.Future[bool], value: bool) -> None:
+    if not future.done():
+        future.set_result(value)

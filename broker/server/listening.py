@@ -1,0 +1,154 @@
+"""Listeners, and the connections that came by them: how many there may be, and how they end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import socket
+import ssl
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from ...store.errors import InvalidArgument
+from ..protocol.commands import Command
+from ..security.authentication import Authentication
+from .configuration import BrokerConfig, in_file
+from .connection import Connection, Environment, Handler
+
+_log = logging.getLogger("duelog.broker")
+
+_BACKLOG = 1_024
+_TLS_SHUTDOWN_S = 5.0
+
+
+class Listeners:
+    """Sockets that accept clients, and the clients. Of the event loop's thread."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        handlers: Mapping[type[Command], Handler],
+        authentication: Authentication,
+        *,
+        server_version: str,
+        clock: Callable[[], int],
+        gone: Callable[[Connection], object],
+    ) -> None:
+        """gone: told of each connection that was let in, once, when it is no more."""
+        self._config = config
+        self._gone = gone
+        self._environment = Environment(
+            config, server_version, authentication, handlers, clock, self._admit, self._forget
+        )
+        self._servers: list[asyncio.Server] = []
+        self._connections: dict[int, Connection] = {}
+        self._of_host: Counter[str] = Counter()
+        self._all_gone = asyncio.Event()
+        self._all_gone.set()
+
+    def __len__(self) -> int:
+        return len(self._connections)
+
+    def __iter__(self) -> Iterator[Connection]:
+        return iter(list(self._connections.values()))
+
+    async def listen(self, port_field: str, context: ssl.SSLContext | None = None) -> int:
+        """Accept clients at the port of a setting; the port. Raises InvalidArgument if that cannot be."""
+        host, port = self._config.bind_address, getattr(self._config, port_field)
+        loop = asyncio.get_running_loop()
+        try:
+            found = await loop.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        except socket.gaierror as error:
+            raise InvalidArgument("bindAddress", host, f"no address to listen at: {error.strerror}") from error
+        asked, opened = port, 0
+        failure: OSError | None = None
+        for family, _, _, _, address in dict.fromkeys(found):
+            try:
+                await self._listen(family, (address[0], port, *address[2:]), context)
+            except OSError as error:
+                if error.errno == errno.EADDRNOTAVAIL or (not asked and opened):
+                    failure = failure or error  # no IPv6 here; or a free port that is free at one address alone
+                    continue
+                raise InvalidArgument(in_file(port_field), port, _why(error, str(address[0]))) from error
+            opened += 1
+            port = self._servers[-1].sockets[0].getsockname()[1]
+        if not opened:
+            reason = "there is no such address" if failure is None else _why(failure, host)
+            raise InvalidArgument("bindAddress", host, reason)
+        return int(port)
+
+    async def _listen(self, family: int, address: tuple[Any, ...], context: ssl.SSLContext | None) -> None:
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            listener.bind(address)
+            server = await asyncio.get_running_loop().create_server(
+                lambda: Connection(self._environment),
+                sock=listener,
+                backlog=_BACKLOG,
+                ssl=context,
+                ssl_handshake_timeout=self._config.handshake_timeout_seconds if context else None,
+                ssl_shutdown_timeout=_TLS_SHUTDOWN_S if context else None,
+            )
+        except BaseException:
+            listener.close()
+            raise
+        self._servers.append(server)
+
+    # -- connections -----------------------------------------------------------------------------
+
+    def _admit(self, connection: Connection) -> str | None:
+        host = connection.host
+        if len(self._connections) >= self._config.broker_max_connections:
+            _log.warning("connection of %s is refused: there are %d", connection.address, len(self._connections))
+            return f"the broker has {len(self._connections)} connections"
+        if self._of_host[host] >= self._config.broker_max_connections_per_ip:
+            _log.warning("connection of %s is refused: its host has %d", connection.address, self._of_host[host])
+            return f"your address has {self._of_host[host]} connections"
+        self._connections[connection.number] = connection
+        self._of_host[host] += 1
+        self._all_gone.clear()
+        return None
+
+    def _forget(self, connection: Connection) -> None:
+        if self._connections.pop(connection.number, None) is None:
+            return  # it was not let in
+        self._of_host[connection.host] -= 1
+        if not self._of_host[connection.host]:
+            del self._of_host[connection.host]
+        try:
+            self._gone(connection)
+        finally:
+            if not self._connections:
+                self._all_gone.set()
+
+    # -- the end ---------------------------------------------------------------------------------
+
+    def stop_accepting(self) -> None:
+        """Accept no more clients."""
+        for server in self._servers:
+            server.close()
+        self._servers.clear()
+
+    async def close(self, within_s: float) -> None:
+        """Close every connection once what is queued has left; those that take longer, all the same."""
+        for connection in self:
+            connection.close("the broker is shutting down")
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._all_gone.wait(), within_s)
+        for connection in self:
+            connection.abort()
+        await self._all_gone.wait()
+
+
+def _why(error: OSError, address: str) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return f"another program listens there, at {address}"
+    if error.errno == errno.EACCES:
+        return f"this user may not listen there, at {address}"
+    return f"nothing can listen there, at {address}: {error.strerror}"

@@ -1,0 +1,120 @@
+"""What waits to be written to one connection, handed to its transport in pieces of at most 64 KiB.
+
+The transport keeps one piece and no more, so that what has left the process is known, and what a client does not read
+is bounded here. Everything that is queued in one turn of the event loop leaves together.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+PIECE = 64 * 1024
+"""Bytes handed to a transport at once."""
+
+
+class Writing(Protocol):
+    """What of a transport is used."""
+
+    def write(self, data: bytes | bytearray | memoryview, /) -> None: ...
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None: ...
+
+
+class WriteQueue:
+    """Of the event loop's thread."""
+
+    __slots__ = ("_call_soon", "_chunks", "_high", "_is_over", "_low", "_on_low", "_paused", "_scheduled", "_transport",
+                 "left", "size")  # fmt: skip
+
+    def __init__(
+        self,
+        transport: Writing,
+        call_soon: Callable[[Callable[[], None]], object],
+        *,
+        high: int,
+        low: int,
+        on_low: Callable[[], None],
+    ) -> None:
+        """high, low: bytes; `on_low` is called once for every time that the queue was over `high`."""
+        transport.set_write_buffer_limits(high=0, low=0)
+        self._transport: Writing | None = transport
+        self._call_soon = call_soon
+        self._high = high
+        self._low = low
+        self._on_low = on_low
+        self._chunks: deque[bytes | memoryview] = deque()
+        self._is_over = False
+        self._paused = False
+        self._scheduled = False
+        self.size = 0
+        """Bytes that were not handed to the transport yet."""
+        self.left = 0
+        """Bytes that have left, to tell whether the client takes any."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the queue was over its high mark, and is not below the low one yet."""
+        return self._is_over
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether everything has left the process."""
+        return not self.size and not self._paused
+
+    def put(self, head: bytes, blob: bytes | memoryview | None = None) -> None:
+        """Queue a frame."""
+        if self._transport is None:
+            return
+        self._chunks.append(head)
+        self.size += len(head)
+        if blob is not None:
+            self._chunks.append(blob)
+            self.size += len(blob)
+        if self.size >= self._high:
+            self._is_over = True
+        if not self._scheduled and not self._paused:
+            self._scheduled = True
+            self._call_soon(self._flush)
+
+    def pause(self) -> None:
+        """The transport could not write all of a piece."""
+        self._paused = True
+
+    def resume(self) -> None:
+        """The transport has written its piece."""
+        self._paused = False
+        self._flush()
+
+    def drop(self) -> None:
+        """The connection is gone."""
+        self._transport = None
+        self._chunks.clear()
+        self.size = 0
+        self._paused = False
+
+    def _flush(self) -> None:
+        self._scheduled = False
+        while self.size and not self._paused and self._transport is not None:
+            piece = self._take()
+            self.left += len(piece)
+            self._transport.write(piece)
+        if self._is_over and self.size <= self._low and self._transport is not None:
+            self._is_over = False
+            self._on_low()
+
+    def _take(self) -> bytes | memoryview:
+        """The next piece."""
+        chunks, taken, size = self._chunks, [], 0
+        while chunks and size + len(chunks[0]) <= PIECE:
+            chunk = chunks.popleft()
+            taken.append(chunk)
+            size += len(chunk)
+        if not size:
+            view = memoryview(chunks.popleft())
+            taken.append(view[:PIECE])
+            chunks.appendleft(view[PIECE:])
+            size = PIECE
+        self.size -= size
+        return taken[0] if len(taken) == 1 else b"".join(taken)

@@ -1,0 +1,129 @@
+"""A client that says what a test tells it to, and listeners to say it to."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from typing import Any, Self
+
+from duelog.broker.protocol import commands
+from duelog.broker.protocol.commands import Command
+from duelog.broker.protocol.frames import FrameCutter, head
+from duelog.broker.security.authentication import Authentication
+from duelog.broker.server.configuration import BrokerConfig
+from duelog.broker.server.connection import Connection, Handler
+from duelog.broker.server.listening import Listeners
+
+WITHIN_S = 20
+"""What a test waits at most for something that is bound to happen."""
+
+
+class RawClient:
+    """One connection."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+        self._frames = FrameCutter(64 << 20)
+
+    @classmethod
+    async def open(cls, port: int, host: str = "127.0.0.1", context: ssl.SSLContext | None = None) -> Self:
+        """Connect, and say nothing."""
+        return cls(*await asyncio.open_connection(host, port, ssl=context))
+
+    @classmethod
+    async def connected(cls, port: int, **kwargs: Any) -> Self:
+        """Connect, and say CONNECT."""
+        client = await cls.open(port)
+        client.say(commands.Connect("test", protocol_version=21, **kwargs))
+        assert isinstance(await client.hear(), commands.Connected)
+        return client
+
+    def say(self, *said: Command, blob: bytes = b"") -> None:
+        """Send commands; the blob with each of them."""
+        self.writer.write(b"".join(head(each, len(blob)) + blob for each in said))
+
+    async def hear(self) -> Command | None:
+        """The next command; None: the connection has ended."""
+        found = await self.hear_blob()
+        return None if found is None else found[0]
+
+    async def hear_blob(self) -> tuple[Command, bytes] | None:
+        """The next command and its blob."""
+        while (frame := self._frames.cut()) is None:
+            try:
+                data = await asyncio.wait_for(self.reader.read(1 << 16), WITHIN_S)
+            except ConnectionError:
+                return None
+            if not data:
+                return None
+            self._frames.feed(data)
+        return commands.decode(frame.command), bytes(frame.blob)
+
+    async def ask(self, said: Command) -> Command | None:
+        """Send a command; what comes next."""
+        self.say(said)
+        return await self.hear()
+
+    async def close(self) -> None:
+        """End the connection."""
+        self.writer.close()
+        with suppress(ConnectionError, ssl.SSLError):
+            await self.writer.wait_closed()
+
+
+class Serving:
+    """Listeners with the handlers of a test."""
+
+    def __init__(
+        self, handlers: Mapping[Any, Handler], authentication: Authentication | None = None, **settings: Any
+    ) -> None:
+        values: dict[str, Any] = {"bind_address": "127.0.0.1", "broker_service_port": 0, "broker_service_port_tls": 0}
+        self.config = BrokerConfig(**{**values, **settings})
+        self.gone: list[Connection] = []
+        self.seen: list[Connection] = []
+        self.now_ms = 0
+        self.port = 0
+        self.listeners = Listeners(
+            self.config,
+            {**handlers, commands.Flow: self._flow},
+            authentication or Authentication({}),
+            server_version="duelog-test",
+            clock=lambda: self.now_ms,
+            gone=self.gone.append,
+        )
+
+    def _flow(self, connection: Connection, command: commands.Flow, blob: memoryview) -> None:
+        """FLOW shows the connection to the test."""
+        self.seen.append(connection)
+        connection.send(commands.Success(command.permits))
+
+    async def meet(self, client: RawClient) -> Connection:
+        """The broker's side of a client's connection."""
+        assert await client.ask(commands.Flow(1, 77)) == commands.Success(77)
+        return self.seen[-1]
+
+
+@asynccontextmanager
+async def serving(
+    handlers: Mapping[Any, Handler] | None = None, authentication: Authentication | None = None, **settings: Any
+) -> AsyncIterator[Serving]:
+    """Listen at a free port of this machine."""
+    made = Serving(handlers or {}, authentication, **settings)
+    made.port = await made.listeners.listen("broker_service_port")
+    try:
+        yield made
+    finally:
+        made.listeners.stop_accepting()
+        await made.listeners.close(1)
+
+
+async def until(condition: Any) -> None:
+    """Let the event loop go on until a condition holds."""
+
+    async def look() -> None:
+        while not condition():
+            await asyncio.sleep(0)
+
+    await asyncio.wait_for(look(), WITHIN_S)

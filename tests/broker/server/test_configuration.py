@@ -1,0 +1,99 @@
+"""Settings from a file: names, types, what cannot be."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from duelog.broker.server.configuration import BrokerConfig, in_file, read_config
+from duelog.store.errors import InvalidArgument
+
+EXAMPLE = """
+bindAddress = "0.0.0.0"
+advertisedAddress = "broker.example"
+brokerServicePortTls = 7000
+tlsCertificateFilePath = "/etc/duelog/cert.pem"
+tlsKeyFilePath = "/etc/duelog/key.pem"
+keepAliveIntervalSeconds = 10
+authenticationProviders = ["token"]
+authorizationEnabled = true
+superUserRoles = ["admin"]
+delayRejection = "clamp"
+
+[store]
+durability = "relaxed"
+"""
+
+
+def written(path: Path, text: str) -> Path:
+    """A file with this text."""
+    path = path / "broker.toml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_a_file_has_the_names_that_operators_know(tmp_path: Path) -> None:
+    """What is not in it has its default; what the caller sets counts more."""
+    found = read_config(written(tmp_path, EXAMPLE), broker_service_port=7777)
+    assert found == BrokerConfig(
+        bind_address="0.0.0.0",
+        advertised_address="broker.example",
+        broker_service_port=7777,
+        broker_service_port_tls=7000,
+        tls_certificate_file_path=Path("/etc/duelog/cert.pem"),
+        tls_key_file_path=Path("/etc/duelog/key.pem"),
+        keep_alive_interval_seconds=10.0,
+        authentication_providers=("token",),
+        authorization_enabled=True,
+        super_user_roles=("admin",),
+        delay_rejection="clamp",
+        store={"durability": "relaxed"},
+    )
+    assert found.reachable_address == "broker.example"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("keepAliveIntervalSecond = 3", "keepAliveIntervalSecond=3: .* not known"),
+        ("keep_alive_interval_seconds = 3", "not known"),
+        ('brokerServicePort = "6650"', "brokerServicePort='6650': expected an integer"),
+        ("brokerServicePort = true", "expected an integer"),
+        ("brokerServicePort = 70000", "0 to 65535"),
+        ("superUserRoles = [1]", "a list of texts"),
+        ("tlsKeyFilePath = 3", "a path"),
+        ('tlsKeyFilePath = "key.pem"', "tlsKeyFilePath=.*go together"),
+        ("authorizationEnabled = 1", "expected bool"),
+        ('authorizationEnabled = "yes"', "expected bool"),
+        ("authorizationEnabled = true", "needs authenticationProviders"),
+        ('authenticationProviders = ["kerberos"]', "kerberos"),
+        ('delayRejection = "drop"', "clamp"),
+        ("maxPendingRequests = 0", "maxPendingRequests=0: expected more than 0"),
+        ("writeStallSeconds = -1", "0 or more"),
+        ("writeLowMark = 2000000", "over writeHighMark"),
+        ("store = 3", "a table"),
+        ("a = ", "not TOML"),
+    ],
+)
+def test_a_setting_that_cannot_be_is_named(tmp_path: Path, text: str, says: str) -> None:
+    """One of each kind."""
+    with pytest.raises(InvalidArgument, match=says):
+        read_config(written(tmp_path, text))
+
+
+def test_every_setting_can_be_in_a_file(tmp_path: Path) -> None:
+    """Names are told apart, and a default can be written down."""
+    names = [in_file(each.name) for each in fields(BrokerConfig)]
+    assert len(set(names)) == len(names)
+    lines = []
+    for each in fields(BrokerConfig):
+        value = getattr(BrokerConfig(), each.name)
+        if isinstance(value, bool):
+            lines.append(f"{in_file(each.name)} = {str(value).lower()}")
+        elif isinstance(value, (int, float, str)):
+            lines.append(f"{in_file(each.name)} = {value!r}")
+        elif isinstance(value, tuple):
+            lines.append(f"{in_file(each.name)} = []")
+    assert read_config(written(tmp_path, "\n".join(lines))) == BrokerConfig()

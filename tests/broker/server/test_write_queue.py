@@ -1,0 +1,104 @@
+"""The write queue: pieces, marks, what is kept of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from duelog.broker.server.write_queue import PIECE, WriteQueue
+
+
+class Transport:
+    """Takes a piece at once, or keeps it until `drain`."""
+
+    def __init__(self) -> None:
+        self.pieces: list[bytes] = []
+        self.full = False
+        self.queue: WriteQueue | None = None
+
+    def write(self, data: bytes | bytearray | memoryview, /) -> None:
+        self.pieces.append(bytes(data))
+        if self.full and self.queue is not None:
+            self.queue.pause()
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        assert (high, low) == (0, 0)
+
+
+def make(high: int = 1 << 20, low: int = 1 << 18) -> tuple[WriteQueue, Transport, list[Callable[[], None]], list[int]]:
+    """(queue, transport, calls for the next turn of the loop, sizes at which `on_low` was called)."""
+    transport, soon = Transport(), list[Callable[[], None]]()
+    lows: list[int] = []
+    queue = WriteQueue(transport, soon.append, high=high, low=low, on_low=lambda: lows.append(queue.size))
+    transport.queue = queue
+    return queue, transport, soon, lows
+
+
+def run(soon: list[Callable[[], None]]) -> None:
+    """One turn of the loop."""
+    calls = soon[:]
+    soon.clear()
+    for call in calls:
+        call()
+
+
+@given(st.lists(st.tuples(st.binary(max_size=50), st.none() | st.integers(0, 3 * PIECE)), max_size=20), st.booleans())
+def test_everything_leaves_in_order_in_pieces_of_at_most_64_kib(
+    frames: list[tuple[bytes, int | None]], full: bool
+) -> None:
+    """At once, or one piece each time that the transport has room."""
+    queue, transport, soon, _ = make()
+    transport.full = full
+    blobs = [None if size is None else bytes([number]) * size for number, (_, size) in enumerate(frames)]
+    for (head, _), blob in zip(frames, blobs, strict=True):
+        queue.put(head, None if blob is None else memoryview(blob))
+    run(soon)
+    while full and not queue.is_empty:
+        queue.resume()
+    assert b"".join(transport.pieces) == b"".join(
+        head + (blob or b"") for (head, _), blob in zip(frames, blobs, strict=True)
+    )
+    assert all(len(piece) <= PIECE for piece in transport.pieces)
+    assert queue.left == sum(map(len, transport.pieces))
+
+
+def test_frames_of_one_turn_leave_in_one_piece() -> None:
+    """A thousand receipts are one write."""
+    queue, transport, soon, _ = make()
+    for _ in range(1_000):
+        queue.put(b"receipt")
+    assert len(soon) == 1
+    run(soon)
+    assert len(transport.pieces) == 1
+
+
+def test_a_queue_over_its_mark_tells_once_when_it_is_low_again() -> None:
+    """However often it was put to meanwhile."""
+    queue, transport, soon, lows = make(high=4 * PIECE, low=2 * PIECE)
+    transport.full = True
+    for _ in range(5):
+        queue.put(bytes(PIECE))
+    assert queue.is_over
+    run(soon)
+    assert (queue.size, lows) == (4 * PIECE, [])
+    queue.resume()
+    queue.put(bytes(PIECE))
+    assert (queue.is_over, lows) == (True, [])
+    queue.resume()
+    queue.resume()
+    assert (queue.is_over, lows) == (False, [2 * PIECE])
+    while not queue.is_empty:
+        queue.resume()
+    assert lows == [2 * PIECE]
+
+
+def test_a_queue_keeps_nothing_for_a_connection_that_is_gone() -> None:
+    """And takes nothing more."""
+    queue, transport, soon, lows = make()
+    queue.put(bytes(2 << 20))
+    queue.drop()
+    queue.put(b"late")
+    run(soon)
+    assert (queue.size, transport.pieces, lows) == (0, [], [])
