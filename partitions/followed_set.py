@@ -108,11 +108,11 @@ class FollowedPartitionSet(PartitionSet):
             partition.leases -= 1
             if self._partitions.get(partition.start_ms) is partition:
                 self._let_go(partition)
-                self._close_surplus()
-                return
-            if partition.leases:
-                return
-        partition.detach()
+                surplus = self._surplus()
+            else:
+                surplus = [] if partition.leases else [partition]
+                partition.closing = partition.closing or bool(surplus)
+        self._close_idle(surplus)
 
 
 def _age_s(path: Path) -> float:

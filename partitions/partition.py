@@ -90,6 +90,10 @@ class Partition:
         self.appenders = 0
         self.outdated = False
         """Whether the open environment is of a generation before `generation`."""
+        self.opening = threading.Lock()
+        """Held while the environment is opened, or closed for want of leases."""
+        self.closing = False
+        """Whether the environment is to be closed, or is being closed: a lease has to open it anew."""
         self._environment: Environment | None = None
         self._parked: list[Environment] = []
         self._logs: dict[int, PartitionLog] = {}
@@ -106,6 +110,11 @@ class Partition:
     @property
     def is_open(self) -> bool:
         return self._environment is not None
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the environment is open, of the current generation, and stays open."""
+        return self._environment is not None and not self.outdated and not self.closing
 
     def attach(self, environment: Environment) -> None:
         """Use an environment. One of an older generation that is in use stays open until `unpark`."""
@@ -139,7 +148,7 @@ class Partition:
             environment.close()
         with self._lock:
             self._environment, self._parked = None, []
-            self.outdated = False
+            self.outdated = self.closing = False
             if len(self._logs) > _MOST_LOGS:
                 self._logs = {}
 

@@ -3,6 +3,9 @@
 A lease keeps a partition's environment open for reading or appending; without leases the least
 recently used environment is closed once more than `max_open_partitions` are open. An append lease is
 refused by a partition that is closing or closed, and a partition closes only without append leases.
+
+An environment is opened and closed under the partition's own lock (`Partition.opening`), so that this takes
+place side by side; the lock of the set is taken inside it.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 
 from sortedcontainers import SortedDict
@@ -128,10 +132,15 @@ class PartitionSet:
                 raise ClosedError("store")
             if self._partitions.get(partition.start_ms) is not partition or partition.state is PartitionState.DELETING:
                 raise DamagedStore(partition.path, "was deleted")
-            if not partition.is_open or partition.outdated:
-                self._open_environment(partition)
             partition.leases += 1
-            self._open.move_to_end(partition.start_ms)
+            if partition.is_ready:
+                self._open.move_to_end(partition.start_ms)
+                return
+        try:
+            self._make_ready(partition)
+        except BaseException:
+            self.release(partition)
+            raise
 
     def watch(self, watcher: Watcher | None) -> list[Partition]:
         """Have a backup told of each environment that is opened from now on, under the lock and before it is used.
@@ -171,7 +180,8 @@ class PartitionSet:
         with self._lock:
             partition.leases -= 1
             self._let_go(partition)
-            self._close_surplus()
+            surplus = self._surplus()
+        self._close_idle(surplus)
 
     @contextmanager
     def append_lease(self, start_ms: int, now_ms: int) -> Iterator[Partition | None]:
@@ -215,6 +225,7 @@ class PartitionSet:
             self._create(missing, now_ms)
         accepted: list[Partition | None] = []
         begun: list[Partition] = []
+        needed: list[Partition] = []
         with self._lock:
             if self._closed:
                 raise ClosedError("store")
@@ -226,9 +237,10 @@ class PartitionSet:
                         continue
                     partition.refuse_failed()
                     if topic_ids is None or not partition.has_read(topic_ids[at]):
-                        if not partition.is_open:
-                            self._open_environment(partition)
-                        self._open.move_to_end(start_ms)
+                        if partition.is_ready:
+                            self._open.move_to_end(start_ms)
+                        else:
+                            needed.append(partition)
                     partition.leases += 1
                     partition.appenders += 1
                     accepted.append(partition)
@@ -237,6 +249,12 @@ class PartitionSet:
             except BaseException:
                 self._end_appends(accepted)
                 raise
+        try:
+            for partition in needed:
+                self._make_ready(partition)
+        except BaseException:
+            self.end_appends(accepted)
+            raise
         for partition in begun:
             if partition.start_ms - self._config.preload_ms <= now_ms:
                 partition.stop_evicting()
@@ -244,18 +262,14 @@ class PartitionSet:
 
     def end_append(self, partition: Partition) -> None:
         """Give a lease of `begin_append` back."""
-        with self._lock:
-            partition.leases -= 1
-            partition.appenders -= 1
-            if len(self._open) > self._config.max_open_partitions:
-                self._close_surplus()
+        self.end_appends([partition])
 
     def end_appends(self, partitions: Sequence[Partition | None]) -> None:
         """Give leases of `begin_appends` back."""
         with self._lock:
             self._end_appends(partitions)
-            if len(self._open) > self._config.max_open_partitions:
-                self._close_surplus()
+            surplus = self._surplus()
+        self._close_idle(surplus)
 
     def _end_appends(self, partitions: Sequence[Partition | None]) -> None:
         for partition in partitions:
@@ -281,9 +295,33 @@ class PartitionSet:
         with self._lock:
             return [partition for partition in self._partitions.values() if partition.has_unapplied]
 
-    def _open_environment(self, partition: Partition) -> None:
+    def _make_ready(self, partition: Partition) -> None:
+        """Open the environment where it is not. REQUIRES: a lease."""
+        with partition.opening:
+            if partition.is_ready:
+                return
+            if partition.closing:
+                self._close_environment(partition)
+            environment = self._environment_of(partition)
+            try:
+                partition.verify_identity(self._store_id, environment)
+                with self._lock:
+                    if environment.path != partition.path:
+                        raise DamagedStore(environment.path, "was replaced by a newer generation")
+                    self._open[partition.start_ms] = partition
+                    partition.attach(environment)
+                    if self._watcher is not None:
+                        self._watcher(partition, environment)
+                    surplus = self._surplus()
+            except BaseException:
+                if environment not in partition.environments():
+                    environment.close()
+                raise
+        self._close_idle(surplus)
+
+    def _environment_of(self, partition: Partition) -> Environment:
         partition.verify_pages()
-        environment = Environment(
+        return Environment(
             partition.path,
             name=partition.name,
             durability=self._config.durability,
@@ -295,31 +333,30 @@ class PartitionSet:
             follow=self._follow(partition),
             before_commit=self.before_commit,
         )
-        try:
-            partition.verify_identity(self._store_id, environment)
-            self._open[partition.start_ms] = partition
-            partition.attach(environment)
-        except BaseException:
-            if environment not in partition.environments():
-                environment.close()
-            raise
-        if self._watcher is not None:
-            self._watcher(partition, environment)
-        self._close_surplus(keep=partition)
 
     def _follow(self, partition: Partition) -> Follow | None:
         """How what is unapplied of a partition is read, where another process writes it."""
         return None
 
-    def _close_surplus(self, keep: Partition | None = None) -> None:
+    def _surplus(self) -> list[Partition]:
+        """Those that are to be closed by `_close_idle`: the least recently used without a lease. REQUIRES: the lock."""
         surplus = len(self._open) - self._config.max_open_partitions
         if surplus <= 0:
-            return
-        idle = [p for p in self._open.values() if not p.leases and p is not keep]
-        for partition in idle[:surplus]:
-            self._close_environment(partition)
+            return []
+        idle = list(islice((partition for partition in self._open.values() if not partition.leases), surplus))
+        for partition in idle:
+            partition.closing = True
+            del self._open[partition.start_ms]
+        return idle
+
+    def _close_idle(self, partitions: Sequence[Partition]) -> None:
+        for partition in partitions:
+            with partition.opening:
+                if partition.closing:  # a lease that came meanwhile has not opened it anew
+                    self._close_environment(partition)
 
     def _close_environment(self, partition: Partition) -> None:
+        """REQUIRES: no lease, or none that uses the environment."""
         partition.detach()
         self._open.pop(partition.start_ms, None)
 
@@ -330,7 +367,7 @@ class PartitionSet:
 
         A lease that exists goes on with its environment, which is closed after the last of them.
         """
-        with self._lock:
+        with partition.opening, self._lock:
             self._replace(partition, generation)
 
     def _replace(self, partition: Partition, generation: int) -> None:
@@ -372,7 +409,7 @@ class PartitionSet:
 
         It stays in the set until `forget`, so that it is not made anew while its directory is removed.
         """
-        with self._lock:
+        with partition.opening, self._lock:
             if partition.leases:
                 return False
             if partition.is_open:
@@ -392,6 +429,7 @@ class PartitionSet:
         """Close every environment; the caller has seen to it that none is used, but by a backup: it is awaited."""
         with self._lock:
             self._closed = True
-            opened = list(self._open.values())
+            opened = [partition for partition in self._partitions.values() if partition.is_open]
         for partition in opened:
-            partition.detach()
+            with partition.opening:
+                partition.detach()
