@@ -61,8 +61,8 @@ class FollowedPartitionSet(PartitionSet):
     def _retire(self, partition: Partition) -> None:
         del self._partitions[partition.start_ms]
         if not partition.leases and partition.is_open:
-            self._close_environment(partition)
-        self._open.pop(partition.start_ms, None)
+            self._open.close(partition)
+        self._open.forget(partition)
 
     def __iter__(self) -> Iterator[Partition]:
         self.load()
@@ -108,11 +108,11 @@ class FollowedPartitionSet(PartitionSet):
             partition.leases -= 1
             if self._partitions.get(partition.start_ms) is partition:
                 self._let_go(partition)
-                surplus = self._surplus()
+                surplus = self._open.surplus()
             else:
                 surplus = [] if partition.leases else [partition]
                 partition.closing = partition.closing or bool(surplus)
-        self._close_idle(surplus)
+        self._open.close_idle(surplus)
 
 
 def _age_s(path: Path) -> float:

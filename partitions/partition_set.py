@@ -3,18 +3,13 @@
 A lease keeps a partition's environment open for reading or appending; without leases the least
 recently used environment is closed once more than `max_open_partitions` are open. An append lease is
 refused by a partition that is closing or closed, and a partition closes only without append leases.
-
-An environment is opened and closed under the partition's own lock (`Partition.opening`), so that this takes
-place side by side; the lock of the set is taken inside it.
 """
 
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import islice
 from pathlib import Path
 
 from sortedcontainers import SortedDict
@@ -29,10 +24,8 @@ from ..store.errors import ClosedError, DamagedStore
 from ..store.listener import StoreListener
 from ..store.log import catalog
 from .creation import LedgerNumbers, create_partitions
+from .open_environments import OpenEnvironments, Watcher
 from .partition import Partition, partition_path
-
-Watcher = Callable[[Partition, Environment], None]
-"""Told of an environment that was opened."""
 
 
 class PartitionSet:
@@ -62,11 +55,10 @@ class PartitionSet:
         self._lock = threading.Lock()
         self._creating = threading.Lock()
         self._partitions: SortedDict[int, Partition] = SortedDict()
-        self._open: OrderedDict[int, Partition] = OrderedDict()
+        self._open = OpenEnvironments(self._lock, config.max_open_partitions, self._opened)
         self._ledger_numbers = LedgerNumbers(main)
         self._closed = False
         self._listeners = listeners
-        self._watcher: Watcher | None = None
         self.before_commit: Callable[[], None] | None = None
         """Called by each environment before it commits."""
 
@@ -133,11 +125,10 @@ class PartitionSet:
             if self._partitions.get(partition.start_ms) is not partition or partition.state is PartitionState.DELETING:
                 raise DamagedStore(partition.path, "was deleted")
             partition.leases += 1
-            if partition.is_ready:
-                self._open.move_to_end(partition.start_ms)
+            if self._open.use(partition):
                 return
         try:
-            self._make_ready(partition)
+            self._open.open(partition)
         except BaseException:
             self.release(partition)
             raise
@@ -148,10 +139,10 @@ class PartitionSet:
         Returns the partitions that are open already, each with a lease that the caller gives back. None: none is told.
         """
         with self._lock:
-            self._watcher = watcher
-            for partition in self._open.values():
+            opened = self._open.watch(watcher)
+            for partition in opened:
                 partition.leases += 1
-            return list(self._open.values())
+            return opened
 
     def held(self, wanted: Callable[[Partition], bool] | None = None) -> Iterator[Partition]:
         """Every partition, or every `wanted` one, by start, each under a lease while it is the current one.
@@ -180,8 +171,8 @@ class PartitionSet:
         with self._lock:
             partition.leases -= 1
             self._let_go(partition)
-            surplus = self._surplus()
-        self._close_idle(surplus)
+            surplus = self._open.surplus()
+        self._open.close_idle(surplus)
 
     @contextmanager
     def append_lease(self, start_ms: int, now_ms: int) -> Iterator[Partition | None]:
@@ -236,14 +227,11 @@ class PartitionSet:
                         accepted.append(None)
                         continue
                     partition.refuse_failed()
-                    if topic_ids is None or not partition.has_read(topic_ids[at]):
-                        if partition.is_ready:
-                            self._open.move_to_end(start_ms)
-                        else:
-                            needed.append(partition)
                     partition.leases += 1
                     partition.appenders += 1
                     accepted.append(partition)
+                    if (topic_ids is None or not partition.has_read(topic_ids[at])) and not self._open.use(partition):
+                        needed.append(partition)
                     if not partition.keeps_pages:
                         begun.append(partition)
             except BaseException:
@@ -251,7 +239,7 @@ class PartitionSet:
                 raise
         try:
             for partition in needed:
-                self._make_ready(partition)
+                self._open.open(partition)
         except BaseException:
             self.end_appends(accepted)
             raise
@@ -268,8 +256,8 @@ class PartitionSet:
         """Give leases of `begin_appends` back."""
         with self._lock:
             self._end_appends(partitions)
-            surplus = self._surplus()
-        self._close_idle(surplus)
+            surplus = self._open.surplus()
+        self._open.close_idle(surplus)
 
     def _end_appends(self, partitions: Sequence[Partition | None]) -> None:
         for partition in partitions:
@@ -295,33 +283,9 @@ class PartitionSet:
         with self._lock:
             return [partition for partition in self._partitions.values() if partition.has_unapplied]
 
-    def _make_ready(self, partition: Partition) -> None:
-        """Open the environment where it is not. REQUIRES: a lease."""
-        with partition.opening:
-            if partition.is_ready:
-                return
-            if partition.closing:
-                self._close_environment(partition)
-            environment = self._environment_of(partition)
-            try:
-                partition.verify_identity(self._store_id, environment)
-                with self._lock:
-                    if environment.path != partition.path:
-                        raise DamagedStore(environment.path, "was replaced by a newer generation")
-                    self._open[partition.start_ms] = partition
-                    partition.attach(environment)
-                    if self._watcher is not None:
-                        self._watcher(partition, environment)
-                    surplus = self._surplus()
-            except BaseException:
-                if environment not in partition.environments():
-                    environment.close()
-                raise
-        self._close_idle(surplus)
-
-    def _environment_of(self, partition: Partition) -> Environment:
+    def _opened(self, partition: Partition) -> Environment:
         partition.verify_pages()
-        return Environment(
+        environment = Environment(
             partition.path,
             name=partition.name,
             durability=self._config.durability,
@@ -333,32 +297,16 @@ class PartitionSet:
             follow=self._follow(partition),
             before_commit=self.before_commit,
         )
+        try:
+            partition.verify_identity(self._store_id, environment)
+        except BaseException:
+            environment.close()
+            raise
+        return environment
 
     def _follow(self, partition: Partition) -> Follow | None:
         """How what is unapplied of a partition is read, where another process writes it."""
         return None
-
-    def _surplus(self) -> list[Partition]:
-        """Those that are to be closed by `_close_idle`: the least recently used without a lease. REQUIRES: the lock."""
-        surplus = len(self._open) - self._config.max_open_partitions
-        if surplus <= 0:
-            return []
-        idle = list(islice((partition for partition in self._open.values() if not partition.leases), surplus))
-        for partition in idle:
-            partition.closing = True
-            del self._open[partition.start_ms]
-        return idle
-
-    def _close_idle(self, partitions: Sequence[Partition]) -> None:
-        for partition in partitions:
-            with partition.opening:
-                if partition.closing:  # a lease that came meanwhile has not opened it anew
-                    self._close_environment(partition)
-
-    def _close_environment(self, partition: Partition) -> None:
-        """REQUIRES: no lease, or none that uses the environment."""
-        partition.detach()
-        self._open.pop(partition.start_ms, None)
 
     # -- generations -------------------------------------------------------------------------------
 
@@ -382,7 +330,7 @@ class PartitionSet:
             return
         partition.unpark()
         if partition.outdated:
-            self._close_environment(partition)
+            self._open.close(partition)
 
     # -- creation and removal ----------------------------------------------------------------------
 
@@ -413,7 +361,7 @@ class PartitionSet:
             if partition.leases:
                 return False
             if partition.is_open:
-                self._close_environment(partition)
+                self._open.close(partition)
             return True
 
     def forget(self, partition: Partition) -> None:

@@ -21,10 +21,8 @@ flush. Groups begin at sectors: one in which flushed bytes lie is never written 
 
 from __future__ import annotations
 
-import errno
 import os
 import struct
-import time
 from collections.abc import Iterator, Sequence
 from enum import IntEnum
 from pathlib import Path
@@ -34,8 +32,7 @@ import numpy as np
 
 from ..codec.checksum import crc32
 from ..errors import BrokenInvariant, DamagedStore, FormatMismatch
-from ..files.datafile import InPlace
-from ..files.directory import move
+from .segment_file import SECTOR, SegmentFile, make_file
 
 SEGMENT_VERSION = 1
 MAIN = -1
@@ -48,10 +45,7 @@ _CRC = struct.Struct("<I")
 _PLACE = struct.Struct("<Q")
 
 _GROUPS_AT = 4096
-_ALIGNMENT = 512
-"""A sector: none is written again while what lies in it counts."""
-
-_ENDING_BYTES = _ALIGNMENT
+_ENDING_BYTES = SECTOR
 """Kept for the group that ends a segment."""
 
 
@@ -104,7 +98,7 @@ class Group(NamedTuple):
 def group_bytes(rows: Sequence[Row]) -> int:
     """Bytes that rows take in a segment as one group, at most."""
     needed = sum(_ROW.size + len(row.key) + len(row.value) for row in rows)
-    return _CRC.size + _GROUP.size + needed + _ALIGNMENT
+    return _CRC.size + _GROUP.size + needed + SECTOR
 
 
 def capacity_of(size: int) -> int:
@@ -146,12 +140,11 @@ class Segment:
         self._store_id = store_id
         if not self._path.exists():
             _make(self._path, store_id, size)
-        self._descriptor = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
+        self._file = SegmentFile(self._path)
         try:
-            self.size = _read_header(os.pread(self._descriptor, _GROUPS_AT, 0), self._path, store_id)
-            self._in_place = InPlace(self._path)
+            self.size = _read_header(self._file.read(_GROUPS_AT), self._path, store_id)
         except BaseException:
-            os.close(self._descriptor)
+            self._file.close()
             raise
         self._at = at
         self._sequence = self._flushed = sequence
@@ -188,13 +181,15 @@ class Segment:
         if self._at + len(group) > self.size:
             raise BrokenInvariant(f"{self._path}: a group of {len(group)} bytes does not fit at {self._at}")
         follows, sequence = _aligned(self._at + len(group)), self._sequence + 1
+        through = flush and self.is_flushed and not self._writing
         flush = flush or self._writing
         self._writing = True
-        if os.pwrite(self._descriptor, group, self._at) != len(group):
-            raise OSError(errno.EIO, "a write was cut short", os.fspath(self._path))
-        if flush:
-            os.fdatasync(self._descriptor)
-            self._in_place.verify(time.perf_counter_ns())
+        if through:
+            self._file.write_through(group, self._at)
+        else:
+            self._file.write(group, self._at)
+            if flush:
+                self._file.flush()
         self._at, self._sequence, self._flushed = follows, sequence, sequence if flush else self._flushed
         self._writing = False
 
@@ -206,15 +201,12 @@ class Segment:
     def flush(self) -> None:
         """Wait until every group is on disk. Raises OSError."""
         sequence = self._sequence
-        os.fdatasync(self._descriptor)
-        self._in_place.verify(time.perf_counter_ns())
+        self._file.flush()
         self._flushed = max(self._flushed, sequence)
 
     def close(self) -> None:
         """Close the file; a second call does nothing."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+        self._file.close()
 
 
 class SegmentContent(NamedTuple):
@@ -244,7 +236,7 @@ def read_segment(directory: Path, number: int, store_id: bytes) -> SegmentConten
         if not group.row_count:
             return SegmentContent(groups, True, size, at)
         groups.append(group)
-    for beyond in _places_of(content, number, at + _ALIGNMENT):
+    for beyond in _places_of(content, number, at + SECTOR):
         lost = read_group(content, beyond, store_id, number)
         if lost is not None and lost.flushed > len(groups):
             raise DamagedStore(
@@ -255,10 +247,10 @@ def read_segment(directory: Path, number: int, store_id: bytes) -> SegmentConten
 
 def _places_of(content: bytes, number: int, begin: int) -> list[int]:
     """The places from `begin` on, a multiple of the alignment, where a group of a segment `number` may be."""
-    sectors = np.frombuffer(content, np.uint8, (len(content) - begin) // _ALIGNMENT * _ALIGNMENT, begin)
-    fields = sectors.reshape(-1, _ALIGNMENT)[:, _CRC.size : _CRC.size + _PLACE.size]
+    sectors = np.frombuffer(content, np.uint8, (len(content) - begin) // SECTOR * SECTOR, begin)
+    fields = sectors.reshape(-1, SECTOR)[:, _CRC.size : _CRC.size + _PLACE.size]
     found = np.ascontiguousarray(fields).view("<u8")[:, 0] == number
-    return (np.flatnonzero(found) * _ALIGNMENT + begin).tolist()
+    return (np.flatnonzero(found) * SECTOR + begin).tolist()
 
 
 def salvage(directory: Path, number: int, store_id: bytes) -> list[Group]:
@@ -270,7 +262,7 @@ def salvage(directory: Path, number: int, store_id: bytes) -> list[Group]:
         content = (directory / file_name(number)).read_bytes()
     except FileNotFoundError:
         return []
-    places = range(_GROUPS_AT, len(content), _ALIGNMENT)
+    places = range(_GROUPS_AT, len(content), SECTOR)
     groups = [group for at in places if (group := read_group(content, at, store_id, None)) is not None]
     ends = {group.number: group.sequence for group in groups if not group.row_count}
     kept = (group for group in groups if group.sequence < ends.get(group.number, group.sequence + 1))
@@ -342,7 +334,7 @@ class SegmentFollower:
 
 
 def _aligned(at: int) -> int:
-    return at + -at % _ALIGNMENT
+    return at + -at % SECTOR
 
 
 def _seed(at: int, store_id: bytes) -> int:
@@ -364,21 +356,8 @@ def _read_header(content: bytes, path: Path, store_id: bytes) -> int:
 
 
 def _make(path: Path, store_id: bytes, size: int) -> None:
-    """A segment of zeros, so that no write to it has the file system allocate blocks or write its own log."""
-    temporary = path.with_suffix(".tmp")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
-    try:
-        fields = _HEADER.pack(SEGMENT_VERSION, size, store_id)
-        content = (_CRC.pack(crc32(fields)) + fields).ljust(size, b"\0")
-        if os.write(descriptor, content) != len(content):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), os.fspath(temporary))
-        os.fsync(descriptor)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    finally:
-        os.close(descriptor)
-    move(temporary, path)
+    fields = _HEADER.pack(SEGMENT_VERSION, size, store_id)
+    make_file(path, _CRC.pack(crc32(fields)) + fields, size)
 
 
 def write_segment(directory: Path, number: int, store_id: bytes, groups: Sequence[Group], *, ended: bool) -> Path:

@@ -86,7 +86,7 @@ def test_a_generation_that_was_only_known_is_opened_by_its_new_name(beside: Besi
     engine = beside.store._engine
     beside.finish()
     partition = beside.partition
-    engine.partitions._close_environment(partition)
+    engine.partitions._open.close(partition)
     beside.adopt()
     with engine.partitions.lease(partition):  # the catalog was not read since
         assert partition.environment.path.name == "g000002"

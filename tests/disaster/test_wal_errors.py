@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -18,9 +19,10 @@ from duelog.sending.wal_segments import CHECKPOINT_MS
 from duelog.store.env import map_size
 from duelog.store.env.environment import Environment
 from duelog.store.files import failpoints
-from duelog.store.wal import segment
+from duelog.store.wal import segment, segment_file
 from tests.conftest import OpenStore
 from tests.disaster.wal_faults import CONFIG, HOUR_MS, HOURS, FailingCalls, Sent, no_room
+from tests.store.wal.segments import through_page_cache
 
 pytestmark = pytest.mark.fault
 
@@ -28,13 +30,27 @@ Failing = Callable[..., FailingCalls]
 Armed = Callable[[str, Callable[[], None]], None]
 
 
+def can_write_directly(directory: Path) -> bool:
+    """Whether the file system has writes past the page cache."""
+    file = directory / "probe"
+    file.touch()
+    descriptor = segment_file._open_direct(file)
+    if descriptor >= 0:
+        os.close(descriptor)
+    return descriptor >= 0
+
+
 @pytest.fixture
-def failing(monkeypatch: pytest.MonkeyPatch) -> Failing:
-    """Puts failing calls into the place of the module os, for the WAL alone."""
+def failing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Failing:
+    """Puts failing calls into the place of the module os, for the WAL alone; only "pwritev" is past the page cache."""
 
     def put(call: str, error: int | None, after: int = 0) -> FailingCalls:
         calls = FailingCalls(call, error, after)
-        monkeypatch.setattr(segment, "os", calls)
+        monkeypatch.setattr(segment_file, "os", calls)
+        if call != "pwritev":
+            through_page_cache(monkeypatch)
+        elif not can_write_directly(tmp_path):
+            pytest.skip("the file system has no writes past the page cache")
         return calls
 
     return put
@@ -56,7 +72,8 @@ def armed() -> Iterator[Armed]:
     failpoints.disarm()
 
 
-CALLS = [("pwrite", errno.EIO), ("pwrite", errno.ENOSPC), ("pwrite", None), ("fdatasync", errno.EIO)]
+ERRORS = (errno.EIO, errno.ENOSPC, None)
+CALLS = [*(("pwrite", error) for error in ERRORS), ("fdatasync", errno.EIO), *(("pwritev", error) for error in ERRORS)]
 
 
 @pytest.mark.parametrize(("call", "error"), CALLS)

@@ -24,7 +24,7 @@ HOURS = (2, 3, 4)
 class FailingCalls:
     """The module os as the WAL sees it: while `armed`, and after so many that do not, `call` fails.
 
-    With `error`; None: it writes but a part.
+    With `error`; None: it writes but a part, or nothing.
     """
 
     def __init__(self, call: str, error: int | None, after: int = 0) -> None:
@@ -48,7 +48,7 @@ class FailingCalls:
             self.failed += 1
             if self._error is not None:
                 raise OSError(self._error, os.strerror(self._error))
-            return real(arguments[0], arguments[1][:20], *arguments[2:])
+            return 0 if name == "pwritev" else real(arguments[0], arguments[1][:20], *arguments[2:])
 
         return call
 

@@ -226,13 +226,18 @@ class Flushes:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.count = 0
-        flush = os.fdatasync
+        flush, write_through = os.fdatasync, os.pwritev
 
         def counted(descriptor: int) -> None:
             self.count += 1
             flush(descriptor)
 
+        def counted_write(descriptor: int, parts: list[memoryview], at: int) -> int:
+            self.count += 1
+            return write_through(descriptor, parts, at)
+
         monkeypatch.setattr(os, "fdatasync", counted)
+        monkeypatch.setattr(os, "pwritev", counted_write)
 
 
 @pytest.mark.parametrize(("durability", "expected"), [("commit", 6), ("relaxed", 2), ("none", 0)])
@@ -293,10 +298,11 @@ def test_a_flush_that_fails_closes_the_store_for_writing(
     sent = {send(store, 0): b"0"}
     with monkeypatch.context() as patch:
 
-        def fail(_: int) -> None:
+        def fail(*_: object) -> None:
             raise OSError(number, os.strerror(number))
 
         patch.setattr(os, "fdatasync", fail)
+        patch.setattr(os, "pwritev", fail)
         act = functools.partial(send, store, 1) if where == "group" else writer(store).apply_all
         with pytest.raises(StoreFailed):
             act()

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from duelog.store.wal.segment import Group, Row, RowKind, Segment, file_name
+from duelog.store.wal.segment_file import SegmentFile
 from duelog.store.wal.wal_reader import DIRECTORY
 
 STORE_ID = bytes(range(16))
@@ -65,16 +66,34 @@ class Disk:
         self._pending: dict[int, list[tuple[int, bytes]]] = {}
         self.event: Callable[[], None] = lambda: None
         """Called after each write and before each flush."""
-        self._write, self._flush = os.pwrite, os.fdatasync
+        self._write, self._write_direct, self._flush = os.pwrite, os.pwritev, os.fdatasync
         patch.setattr(os, "pwrite", self._pwrite)
+        patch.setattr(os, "pwritev", self._pwritev)
         patch.setattr(os, "fdatasync", self._fdatasync)
 
-    def _pwrite(self, descriptor: int, content: bytes, at: int) -> int:
+    def _begun(self, descriptor: int, content: bytes, at: int) -> int:
         number = os.fstat(descriptor).st_ino
         if number not in self._durable:
-            self._durable[number] = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
+            self._durable[number] = Path(f"/proc/self/fd/{descriptor}").read_bytes()
         self._pending.setdefault(number, []).append((at, content))
+        return number
+
+    def _pwrite(self, descriptor: int, content: bytes, at: int) -> int:
+        self._begun(descriptor, content, at)
         written = self._write(descriptor, content, at)
+        self.event()
+        return written
+
+    def _pwritev(self, descriptor: int, parts: list[memoryview], at: int) -> int:
+        """Past the page cache: it alone is on disk when it has ended."""
+        content = b"".join(parts)
+        number = self._begun(descriptor, content, at)
+        self.event()
+        written = self._write_direct(descriptor, parts, at)
+        self._pending[number].pop()
+        durable = bytearray(self._durable[number])
+        durable[at : at + len(content)] = content
+        self._durable[number] = bytes(durable)
         self.event()
         return written
 
@@ -106,6 +125,11 @@ class Disk:
             (target / DIRECTORY / file.name).write_bytes(content)
 
 
+def through_page_cache(patch: pytest.MonkeyPatch) -> None:
+    """Have no group be written past the page cache."""
+    patch.setattr(SegmentFile, "_write_direct", lambda *_: False)
+
+
 @contextmanager
 def interrupted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The block is interrupted when it waits for the disk."""
@@ -114,6 +138,7 @@ def interrupted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
+        through_page_cache(patch)
         patch.setattr(os, "fdatasync", interrupt)
         with pytest.raises(KeyboardInterrupt):
             yield

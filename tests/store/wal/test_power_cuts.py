@@ -16,7 +16,7 @@ from duelog.store.wal import wal_reader
 from duelog.store.wal.segment import Group, Row, Segment, group_bytes
 from duelog.store.wal.wal_reader import flush_wal, read_wal
 from duelog.store.wal.write_ahead_log import WriteAheadLog
-from tests.store.wal.segments import SIZE, STORE_ID, Disk, row
+from tests.store.wal.segments import SIZE, STORE_ID, Disk, row, through_page_cache
 
 STEPS = ("append", "append", "append", "append unflushed", "append unflushed", "flush", "next", "next and release",
          "interrupted", "killed", "killed in append", "power cut")  # fmt: skip
@@ -94,6 +94,7 @@ class Machine:
             raise error
 
         with pytest.MonkeyPatch.context() as patch:
+            through_page_cache(patch)
             patch.setattr(os, "fdatasync", end)
             with suppress(error):
                 self.append(flush=True)

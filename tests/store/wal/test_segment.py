@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import struct
 from collections.abc import Callable, Iterator
@@ -135,8 +136,24 @@ def test_an_interrupted_append_is_done_again_in_its_place(
 def test_a_write_that_is_cut_short_is_an_error(segment: Segment, monkeypatch: pytest.MonkeyPatch) -> None:
     """The group is not taken for written."""
     monkeypatch.setattr(os, "pwrite", lambda descriptor, content, at: len(content) - 1)
+    monkeypatch.setattr(os, "pwritev", lambda descriptor, parts, at: len(parts[0]) - 1)
     with pytest.raises(OSError, match="cut short"):
         segment.append([row(1)], flush=True)
+
+
+def test_a_disk_without_direct_writes_has_groups_written_through_the_page_cache(
+    segment: Segment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of sectors of 4 KiB refuses what is aligned to 512 bytes: the group is written and flushed."""
+
+    def refuse(*_: object) -> int:
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+
+    monkeypatch.setattr(os, "pwritev", refuse)
+    for number in (1, 2):
+        segment.append([row(number)], flush=True)
+    assert segment.is_flushed
+    assert numbers(read_segment(tmp_path, 7, STORE_ID).groups) == [[1], [2]]
 
 
 def test_without_space_for_a_segment_none_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
