@@ -22,6 +22,7 @@ from .background.maintenance import TickResult
 from .background.recurring import Schedule
 from .check.finding import Finding
 from .delayed_store import DelayedStore
+from .sending.outbox import DUPLICATE, Duplicate
 from .subscription import Subscription
 from .topic import Topic
 from .topics.dead_letters import DeadLetter
@@ -29,11 +30,13 @@ from .topics.dead_letters import DeadLetter
 logging.getLogger("duelog").addHandler(logging.NullHandler())
 
 __all__ = [
+    "DUPLICATE",
     "Clock",
     "DeadLetter",
     "DelayedDeliveryPolicies",
     "DelayedStore",
     "DuelogError",
+    "Duplicate",
     "Finding",
     "ManualClock",
     "Message",

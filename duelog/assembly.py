@@ -31,6 +31,7 @@ from .metrics import StoreMetrics, instruments
 from .recovery import Recovered, recover
 from .sending.delay_policies import DelayPolicies
 from .sending.outbox import Outbox
+from .sending.put_writer import PutWriter
 from .sending.sender import Sender
 from .sending.topic_withdrawals import TopicWithdrawals
 from .sending.wal_segments import WalSegments
@@ -40,6 +41,7 @@ from .stats import Figures
 from .topics.ack_flusher import AckFlusher
 from .topics.dead_letters import DeadLetters
 from .topics.inline import InlineMessages
+from .topics.producer_state import Producers
 from .topics.topic_list import Topics
 from .topics.trim_agenda import TrimAgenda
 
@@ -104,7 +106,9 @@ def assemble(found: Recovered, config: StoreConfig, undo: ExitStack, *, records_
         if config.durability == "relaxed":
             main.before_commit = partitions.before_commit = wal_writer.sync
     sender = Sender(partitions, config, limits, wal_writer, policies)
-    outbox = Outbox(config.max_in_flight_bytes, found.path)
+    producers = Producers(main, partitions, wal_writer)
+    put_writer = PutWriter(sender, policies, producers.of)
+    outbox = Outbox(put_writer.write, config.max_in_flight_bytes, sender.group_bytes, found.path)
 
     # From due messages to consumers.
     quarantine = Quarantine(main, listeners)
@@ -171,6 +175,7 @@ def assemble(found: Recovered, config: StoreConfig, undo: ExitStack, *, records_
         policy_changes=policy_changes,
         wal_writer=wal_writer,
         sender=sender,
+        producers=producers,
         outbox=outbox,
         quarantine=quarantine,
         firing=firing,

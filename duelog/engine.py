@@ -38,6 +38,7 @@ from .stats import Figures
 from .topics.ack_flusher import AckFlusher
 from .topics.dead_letters import DeadLetters
 from .topics.inline import InlineMessages
+from .topics.producer_state import Producers
 from .topics.topic_list import Topics
 from .topics.trim_agenda import TrimAgenda
 
@@ -67,6 +68,7 @@ class Engine:
     policy_changes: PolicyChanges
     wal_writer: WalWriter | None
     sender: Sender
+    producers: Producers
     outbox: Outbox
     quarantine: Quarantine
     firing: Firing
@@ -134,6 +136,7 @@ class Engine:
             self.policies,
             self.sender,
             self.outbox,
+            self.producers.of,
             self.writing_at,
             self.config.max_message_bytes,
         )

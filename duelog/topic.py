@@ -19,10 +19,12 @@ from .background.timetable import Timetable
 from .delivery.consumer_arguments import check_subscribing
 from .delivery.dispatcher import SubscriptionType
 from .engine import Engine
+from .sending.outbox import Done, Numbers, PutOutcome
 from .sending.producer import Producer
 from .sending.topic_sender import DeliverAt
 from .stats import TopicStats
 from .subscription import Subscription
+from .topics.producer_state import MAX_SEQUENCE
 from .topics.topic_state import TopicState
 
 
@@ -84,8 +86,56 @@ class Topic:
         StoreFailed. A future that is cancelled before its message is being written takes it back. `close` of the store
         writes what is on its way.
         """
-        message = Message(payload, deliver_at=deliver_at, deliver_after=deliver_after, key=key, properties=properties)
-        return self.sender.send_async(message, allow_past=allow_past)
+        future: Future[MessageId] = Future()
+        sender, wanted = self.sender, Future.set_running_or_notify_cancel
+        sender.put(
+            sender.outgoing(
+                payload, deliver_at, deliver_after, key, properties, allow_past, future, _resolve, wanted=wanted
+            ),
+            wait=True,
+        )
+        return future
+
+    def put(
+        self,
+        payload: bytes | bytearray | memoryview,
+        *,
+        deliver_at: int | datetime | None = None,
+        deliver_after: float | timedelta | None = None,
+        key: str | None = None,
+        properties: Mapping[str, str] | None = None,
+        allow_past: bool = False,
+        numbers: tuple[str, int, int] | None = None,
+        token: object = None,
+        done: Done,
+        wait: bool = True,
+    ) -> bool:
+        """As `send_async`, without an object a message: `done` is called once for all that became durable together.
+
+        done: called by the thread that writes, for each group of the write-ahead log, with a list of (token, outcome),
+        the outcome a `MessageId`, `DUPLICATE`, or a DuelogError (StoreFull, StoreFailed ...): not stored. In the order
+        in which they were put in; puts that were taken, by one thread or by several, are written in that order. It
+        must be quick, hashable, and raise nothing (that is logged): no other message is written meanwhile. It may put.
+        token: whatever tells `done` which message is meant.
+        numbers: (name of a producer, first, last number, 0 to 2**62): the message is stored once however often it is
+        put, as by `producer`; where all its numbers are stored its outcome is DUPLICATE. They are stored with the
+        message, in one commit, and shared with `producer` and `producer_number`. Of a range over 65,536 numbers the
+        first and the last count. A message only some of whose numbers are stored is stored.
+        wait: whether to wait for capacity, while `max_in_flight_bytes` of messages are on their way; without it False
+        is returned then, with nothing done.
+
+        Returns True: `done` will be called, at the latest while the store closes. With `wait=False` and without
+        `numbers` it touches no disk. Raises InvalidMessage, DelayTooLong, InvalidArgument, ClosedError, StoreFailed,
+        ResourceShortage: it was not taken. DelayTooLong is not raised for what is stored already.
+        """
+        checked = None if numbers is None else _checked_numbers(numbers)
+        if not callable(done) or getattr(done, "__hash__", None) is None:
+            raise InvalidArgument("done", done, "expected something to be called, with a hash")
+        sender = self.sender
+        item = sender.outgoing(
+            payload, deliver_at, deliver_after, key, properties, allow_past, token, done, numbers=checked
+        )
+        return sender.put(item, wait=wait)
 
     def send_batch(self, messages: Iterable[Message], *, allow_past: bool = False) -> list[MessageId]:
         """Append messages; returns their ids, in the order of the messages, once all are durable.
@@ -117,10 +167,18 @@ class Topic:
 
         All producers of one name share their numbers. Raises InvalidArgument.
         """
-        engine, writer = self._engine, self._engine.writer()
+        now_ms = self._engine.writing_at()
         validate_subscription_name(name, "producer")
-        topic = self.sender.topic(engine.clock.now_ms())
-        return Producer.of(self.sender, topic, engine.main, engine.partitions, writer, name)
+        topic = self.sender.topic(now_ms)
+        return Producer(self.sender, topic, self._engine.producers.of(topic, name), name)
+
+    def producer_number(self, name: str) -> int:
+        """The highest number that a named producer has stored; -1: none. Also read-only. O(partitions) at first.
+
+        Lower ones may be missing, as of `Producer.last_sequence_id`. Raises UnknownTopic, InvalidArgument.
+        """
+        validate_subscription_name(name, "producer")
+        return self._engine.producers.last(self._existing(), name)
 
     def subscribe(
         self, name: str, *, type: SubscriptionType = "exclusive", initial_position: str = "earliest"
@@ -297,3 +355,22 @@ class Topic:
 
     def __repr__(self) -> str:
         return f"<Topic {self.name}>"
+
+
+def _resolve(results: list[tuple[Future[MessageId], PutOutcome]]) -> None:
+    """Have futures know what became of their messages."""
+    for future, outcome in results:
+        if isinstance(outcome, MessageId):
+            future.set_result(outcome)
+        elif isinstance(outcome, Exception):
+            future.set_exception(outcome)
+
+
+def _checked_numbers(numbers: tuple[str, int, int]) -> Numbers:
+    if not isinstance(numbers, tuple) or len(numbers) != 3:
+        raise InvalidArgument("numbers", numbers, "expected (name of a producer, first number, last number)")
+    name, first, last = numbers
+    validate_subscription_name(name, "producer")
+    if type(first) is not int or type(last) is not int or not 0 <= first <= last < MAX_SEQUENCE:
+        raise InvalidArgument("numbers", numbers, f"expected first <= last, ints from 0 to {MAX_SEQUENCE - 1}")
+    return Numbers(name, first, last)

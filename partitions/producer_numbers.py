@@ -45,6 +45,11 @@ class ProducerRecord(NamedTuple):
     watermark: int
     above: BitMap64
 
+    @property
+    def last(self) -> int:
+        """The highest number stored; -1: none."""
+        return int(self.above.max()) if self.above else self.watermark
+
     def pack(self) -> bytes:
         """The fields of a PRODUCER record."""
         return _WATERMARK.pack(self.watermark) + bytes(self.above.serialize())
@@ -88,6 +93,7 @@ def blocks(topic_id: int, name: str, numbers: BitMap64) -> Iterator[tuple[bytes,
     while left:
         block = left.min() >> BLOCK_BITS
         members = left & BitMap64(range(block << BLOCK_BITS, (block + 1) << BLOCK_BITS)) if len(left) > 1 else left
+        members.run_optimize()
         yield fmt.sequence_key(topic_id, name, block), members
         left = left - members
 

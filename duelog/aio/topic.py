@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
 from datetime import datetime, timedelta
 
 import duelog
 from duelog.delivery.dispatcher import SubscriptionType
 from duelog.sending import producer
+from duelog.sending.outbox import PutOutcome
 
 from .subscription import Subscription
 from .threads import InThreads, close_result, in_thread
@@ -32,15 +34,18 @@ class Topic(InThreads[duelog.Topic]):
         allow_past: bool = False,
     ) -> duelog.MessageId:
         """As `duelog.Topic.send`. Sends that are awaited side by side share commits, and hold no threads."""
-        message = duelog.Message(
-            payload, deliver_at=deliver_at, deliver_after=deliver_after, key=key, properties=properties
-        )
+        future: asyncio.Future[duelog.MessageId] = asyncio.get_running_loop().create_future()
         sender = self._inner.sender
-        item = sender.outgoing(message, allow_past=allow_past)
-        future = sender.put(item, wait=False)
-        if future is None:  # no capacity: a thread waits for it
-            future = await self._threads.run(sender.put_waiting, item)
-        return await asyncio.wrap_future(future)
+        item = sender.outgoing(
+            payload, deliver_at, deliver_after, key, properties, allow_past, future, _tell, wanted=_is_wanted
+        )
+        try:
+            if not sender.put(item, wait=False):  # no capacity: a thread waits for it
+                await self._threads.run(sender.put, item, wait=True)
+            return await future
+        except asyncio.CancelledError:
+            future.cancel()
+            raise
 
     send_batch = in_thread(duelog.Topic.send_batch)
     send_payloads = in_thread(duelog.Topic.send_payloads)
@@ -60,6 +65,7 @@ class Topic(InThreads[duelog.Topic]):
             made.add_done_callback(close_result)
             raise
 
+    producer_number = in_thread(duelog.Topic.producer_number)
     unsubscribe = in_thread(duelog.Topic.unsubscribe)
     clear_inline = in_thread(duelog.Topic.clear_inline)
     cancel = in_thread(duelog.Topic.cancel)
@@ -84,6 +90,30 @@ class Topic(InThreads[duelog.Topic]):
     exists = in_thread(duelog.Topic.exists)
     subscriptions = in_thread(duelog.Topic.subscriptions)
     stats = in_thread(duelog.Topic.stats)
+
+
+def _is_wanted(future: asyncio.Future[duelog.MessageId]) -> bool:
+    return not future.cancelled()
+
+
+def _tell(results: list[tuple[asyncio.Future[duelog.MessageId], PutOutcome]]) -> None:
+    """Have futures know what became of their messages: one turn of each loop for all of a group."""
+    loops: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[duelog.MessageId], PutOutcome]]] = {}
+    for result in results:
+        loops.setdefault(result[0].get_loop(), []).append(result)
+    for loop, own in loops.items():
+        with suppress(RuntimeError):  # the loop is closed: nothing waits any more
+            loop.call_soon_threadsafe(_resolve, own)
+
+
+def _resolve(results: list[tuple[asyncio.Future[duelog.MessageId], PutOutcome]]) -> None:
+    for future, outcome in results:
+        if future.done():  # cancelled meanwhile
+            continue
+        if isinstance(outcome, duelog.MessageId):
+            future.set_result(outcome)
+        elif isinstance(outcome, Exception):
+            future.set_exception(outcome)
 
 
 def plain_topic(topic: Topic) -> duelog.Topic:

@@ -1,159 +1,210 @@
-"""Sending without waiting: messages in flight, bounded in bytes, written in batches by a few threads.
+"""Sending without waiting: messages in flight, bounded in bytes, which one thread writes group by group.
 
-Messages of one topic are written in the order in which they were put in. What a topic has waiting when a thread takes
-it up is one batch, so that many small sends are one commit. Memory is bounded by back-pressure: a thread that would put
-in more than `max_in_flight_bytes` waits until something has been written.
+What waits when the thread takes it up, of whatever topics, is one group of the write-ahead log: many small sends are
+one flush. Messages are written in the order in which they were put in. Who put them in hears of a group at once, by
+one call, and not message by message. Memory is bounded by back-pressure: a thread that would put in more than
+`max_in_flight_bytes` waits until something has been written, or is told that there is no capacity.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from enum import Enum
 from errno import EAGAIN
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import numpy as np
-
+from duelog.partitions.producer_numbers import BLOCK_BITS
 from duelog.store.clock import Monitor
-from duelog.store.codec.body import EncodedBatch
 from duelog.store.errors import ClosedError, DuelogError, ResourceShortage
-from duelog.store.position import MessageId, MessageIds
+from duelog.store.names import TopicName
+from duelog.store.position import MessageId
 
-_THREADS = 4
-_BATCH_ENTRIES = 5_000
+from ..topics.topic_state import TopicState
+
+_log = logging.getLogger("duelog.outbox")
+
+_GROUP_ENTRIES = 5_000
 _MESSAGE_BYTES = 500
-"""What a message in flight takes besides its body: a future, and places in queues."""
+"""What a message in flight takes besides its body: its fields, and places in queues."""
+
+_ROW_BYTES = 192
+"""What a row of the write-ahead log takes besides a body or numbers, at most."""
+
+_BLOCK_BYTES = 8_192
+"""What the numbers of a range take in a row, at most."""
 
 
-Write = Callable[[EncodedBatch, int], MessageIds]
-"""Appends a batch to a topic; (batch, the time of sending) -> ids."""
+class Duplicate(Enum):
+    """What became of a message whose numbers are all stored already; `DUPLICATE` is its one value."""
+
+    DUPLICATE = "duplicate"
+
+
+DUPLICATE = Duplicate.DUPLICATE
+
+PutOutcome = MessageId | Duplicate | Exception
+"""What became of a message: its id once it is durable, DUPLICATE, or why it is not stored (a DuelogError)."""
+
+Done = Callable[[list[tuple[Any, PutOutcome]]], object]
+"""Hears what became of messages: (token, outcome) of each, in the order in which they were put in."""
+
+
+class Numbers(NamedTuple):
+    """The numbers of a message of a named producer, `last` included."""
+
+    producer: str
+    first: int
+    last: int
 
 
 class Outgoing(NamedTuple):
-    """One checked message, delay policies applied; as in `EncodedBatch`."""
+    """One checked message, delay policies applied, and who hears what becomes of it."""
 
-    future: Future[MessageId]
+    name: TopicName
+    topic: Callable[[int], TopicState]
+    """The topic, created at a time where there is none; one object for the messages that one face of a topic sends."""
     due_ms: int
     now_ms: int
     body: bytes
     overridden: bool
+    numbers: Numbers | None
+    token: Any
+    done: Done
+    wanted: Callable[[Any], bool] | None
+    """Asked with the token before the message is written: False takes it back, and nothing is heard of it."""
 
     @property
     def size(self) -> int:
+        """Bytes of memory."""
         return len(self.body) + _MESSAGE_BYTES
 
-
-class _Queue:
-    """What waits for one topic."""
-
-    __slots__ = ("busy", "items", "name", "write")
-
-    def __init__(self, name: str, write: Write) -> None:
-        self.name = name
-        self.write = write
-        self.items: deque[Outgoing] = deque()
-        self.busy = False
+    @property
+    def group_size(self) -> int:
+        """Bytes of a group, at most."""
+        size = len(self.body) + _ROW_BYTES
+        if self.numbers is not None:
+            producer, first, last = self.numbers
+            blocks = min((last >> BLOCK_BITS) - (first >> BLOCK_BITS) + 1, 2)
+            size += blocks * (_ROW_BYTES + 4 * len(producer)) + (_BLOCK_BYTES * blocks if last > first else 0)
+        return size
 
 
 class Outbox:
     """Messages on their way into a store. Thread-safe."""
 
-    def __init__(self, max_bytes: int, path: Path) -> None:
-        """`path` is the store's, for what errors say."""
+    def __init__(
+        self,
+        write: Callable[[Sequence[Outgoing]], Sequence[PutOutcome]],
+        max_bytes: int,
+        group_bytes: int,
+        path: Path,
+    ) -> None:
+        """`write` stores messages of up to `group_bytes` together and says what became of each.
+
+        `path` is the store's, for what errors say.
+        """
+        self._write = write
         self._path = path
         self._max_bytes = max_bytes
+        self._group_bytes = group_bytes
         self._condition = Monitor()
-        self._queues: dict[str, _Queue] = {}
+        self._items: deque[Outgoing] = deque()
+        self._busy = False
         self._bytes = 0
         self._closed = False
         self._pool: ThreadPoolExecutor | None = None
         self._own = threading.local()
 
-    def put(self, topic: str, write: Write, item: Outgoing, *, wait: bool = True) -> Future[MessageId] | None:
-        """Take one message for a topic, which `write` appends to; None: there is no capacity, and `wait` is False.
+    def put(self, item: Outgoing, *, wait: bool = True) -> bool:
+        """Take one message; False: there is no capacity, and `wait` is False. Raises ClosedError, ResourceShortage.
 
-        Raises ClosedError, ResourceShortage.
-
-        A message larger than the bound is taken when nothing else is in flight. The outbox's own threads (a
-        callback of a future) never wait, as no other thread would make space.
+        A message larger than the bound is taken when nothing else is in flight. The outbox's own thread (a `done`, a
+        callback of a future) never waits, as no other thread would make space.
         """
+        size = item.size
         with self._condition.lock:
-            while not self._closed and self._bytes and self._bytes + item.size > self._max_bytes:
+            while not self._closed and self._bytes and self._bytes + size > self._max_bytes:
                 if getattr(self._own, "working", False):
                     break
                 if not wait:
-                    return None
+                    return False
                 self._condition.wait()
             if self._closed:
                 raise ClosedError("store")
-            self._bytes += item.size
-            queue = self._queues.get(topic)
-            if queue is None:
-                queue = self._queues[topic] = _Queue(topic, write)
-            queue.items.append(item)
-            if not queue.busy:
-                queue.busy = True
-                if self._pool is None:
-                    self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="duelog-outbox")
-                try:
-                    self._pool.submit(self._work, queue)
-                except RuntimeError as error:  # the pool may still run it, and finds the queue empty
-                    queue.items.clear()
-                    del self._queues[topic]
-                    self._bytes -= item.size
-                    self._condition.notify_all()
-                    raise ResourceShortage(self._path, "a thread that writes cannot be started", EAGAIN) from error
-        return item.future
+            self._bytes += size
+            self._items.append(item)
+            if not self._busy:
+                self._begin(size)
+        return True
 
-    def _work(self, queue: _Queue) -> None:
-        """Write what waits for a topic, batch by batch, until nothing does."""
+    def _begin(self, size: int) -> None:
+        """Have the thread write. REQUIRES: the lock, and that one item is there, of `size` bytes."""
+        self._busy = True
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(1, thread_name_prefix="duelog-outbox")
+        try:
+            self._pool.submit(self._work)
+        except RuntimeError as error:  # the pool may still run it, and finds nothing
+            self._items.clear()
+            self._busy = False
+            self._bytes -= size
+            self._condition.notify_all()
+            raise ResourceShortage(self._path, "a thread that writes cannot be started", EAGAIN) from error
+
+    def _work(self) -> None:
+        """Write what waits, group by group, until nothing does."""
         self._own.working = True
-        while items := self._take(queue):
-            wanted = [item for item in items if item.future.set_running_or_notify_cancel()]
-            error: BaseException | None = None
-            ids: list[MessageId] = []
+        while items := self._take():
+            wanted = [item for item in items if item.wanted is None or item.wanted(item.token)]
+            outcomes: Sequence[PutOutcome] = []
             try:
-                ids = self._write(queue, wanted)
-            except BaseException as broken:
-                error = broken
+                if wanted:
+                    outcomes = self._write(wanted)
+            except Exception as error:
+                outcomes = [error] * len(wanted)
+            size = sum([item.size for item in items])
             with self._condition.lock:
-                self._bytes -= sum(item.size for item in items)
+                self._bytes -= size
                 self._condition.notify_all()
-            for row, item in enumerate(wanted):
-                if error is not None:
-                    item.future.set_exception(error)
-                else:
-                    item.future.set_result(ids[row])
+            heard: dict[Done, list[tuple[Any, PutOutcome]]] = {}
+            for item, outcome in zip(wanted, outcomes, strict=True):
+                results = heard.get(item.done)
+                if results is None:
+                    results = heard[item.done] = []
+                results.append((item.token, outcome))
+            for done, results in heard.items():
+                try:
+                    done(results)
+                except Exception:
+                    _log.exception("%s: what hears of %d messages raised", self._path, len(results))
 
-    def _take(self, queue: _Queue) -> list[Outgoing]:
-        with self._condition.lock:
-            items = [queue.items.popleft() for _ in range(min(len(queue.items), _BATCH_ENTRIES))]
-            if not items:
-                queue.busy = False
-                if self._queues.get(queue.name) is queue:
-                    del self._queues[queue.name]
-            return items
-
-    @staticmethod
-    def _write(queue: _Queue, items: list[Outgoing]) -> list[MessageId]:
-        if not items:
-            return []
-        now_ms = items[-1].now_ms
-        dues = np.array([item.due_ms for item in items], dtype=np.int64)
-        overridden = np.array([item.overridden for item in items])
-        batch = EncodedBatch(dues, dues > now_ms, [item.body for item in items], overridden)
-        return queue.write(batch, now_ms).to_list()
+    def _take(self) -> list[Outgoing]:
+        """What is written next, a group of it; nothing else takes any."""
+        taken: list[Outgoing] = []
+        waiting, left = self._items, self._group_bytes
+        while waiting and len(taken) < _GROUP_ENTRIES:
+            left -= waiting[0].group_size
+            if left < 0 and taken:
+                break
+            taken.append(waiting.popleft())
+        if not taken:
+            with self._condition.lock:
+                self._busy = bool(waiting)
+                return self._take() if waiting else []
+        return taken
 
     def close(self) -> None:
         """Take nothing more, and write what is in flight. A thread that waits for capacity gets ClosedError.
 
-        Raises DuelogError, with nothing done, in the callback of a future, whose end it would wait for for ever.
+        Raises DuelogError, with nothing done, in a callback, whose end it would wait for for ever.
         """
         if getattr(self._own, "working", False):
-            raise DuelogError("a callback of send_async cannot close the store, which waits for the callback to end")
+            raise DuelogError("a callback of send_async or put cannot close the store, which waits for it to end")
         with self._condition.lock:
             self._closed = True
             pool = self._pool

@@ -1,147 +1,19 @@
-"""Producer: a named sender whose messages are numbered, and stored once however often they are sent.
-
-The numbers are rows of the group that stores the messages, so both are there after a crash, or neither; in memory they
-are one bitmap. A call claims its numbers before it sends, so that no other call stores them meanwhile. A call that ends
-without all of them stored (a full disk, an interrupt) leaves its claim behind, which is revoked before one of these
-numbers is sent again.
-"""
+"""Producer: a named sender whose messages are numbered, and stored once however often they are sent."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import numpy as np
-from pyroaring import BitMap64
 
-from duelog.partitions import producer_numbers as producers
-from duelog.partitions.partition_set import PartitionSet
-from duelog.store.env.environment import Environment
-from duelog.store.errors import BrokenInvariant, DuelogError, InvalidArgument
+from duelog.store.errors import InvalidArgument
 from duelog.store.message import Message
 from duelog.store.position import MessageId
 from duelog.store.wal.write_batch import WriteBatch
 
+from ..topics.producer_state import MAX_SEQUENCE, Claim, ProducerState
 from ..topics.topic_state import TopicState
 from .topic_sender import TopicSender
-from .wal_writer import WalWriter
-
-_MAX_SEQUENCE = 2**62
-
-_COMPRESS_EVERY = 1 << producers.BLOCK_BITS
-"""Numbers stored after which the bitmap in memory is brought to runs."""
-
-
-class Claim:
-    """The numbers that one call is storing, ascending; `numbers` are those that are not stored yet."""
-
-    def __init__(self) -> None:
-        self.first = 0
-        self.numbers = BitMap64()
-        self.calling = threading.Lock()
-        """Held while the call lasts; what it has left to write may go on, until the claim is revoked."""
-        self.revoked = False
-
-
-class ProducerState:
-    """What a producer has stored and is storing. Thread-safe; leaf lock, except that `claim` reads and waits."""
-
-    def __init__(
-        self, main: Environment, partitions: PartitionSet, wal_writer: WalWriter, topic_id: int, name: str
-    ) -> None:
-        """Ask every environment what it has recorded: those of partitions by earlier versions. O(partitions)."""
-        self._wal_writer = wal_writer
-        self._topic_id = topic_id
-        self._name = name
-        self._lock = threading.Lock()
-        self._reconciling = threading.Lock()
-        self._claims: list[Claim] = []
-        self._compress_in = _COMPRESS_EVERY
-        record = producers.nothing()
-        for partition in partitions.held():
-            with partition.environment.read() as raw:
-                record = record.merged(producers.read(raw, topic_id, name))
-        with main.read() as raw:  # last: it takes over what a partition has recorded that is deleted meanwhile
-            record = record.merged(producers.read(raw, topic_id, name))
-        self._watermark = record.watermark
-        self._stored = record.above
-
-    @property
-    def last(self) -> int:
-        """The highest number stored; -1: none."""
-        with self._lock:
-            return int(self._stored.max()) if self._stored else self._watermark
-
-    def claim(self, claim: Claim, first: int | None, count: int) -> None:
-        """Claim those of `count` numbers from `first` on that are not stored; None: above all that were used.
-
-        Waits while another call is sending one of them. REQUIRES: the claim's `calling` is held. Raises
-        InvalidArgument, and StoreFailed where an earlier call's commit is in doubt.
-        """
-        while True:
-            with self._lock:
-                start = self._next() if first is None else first
-                if start > _MAX_SEQUENCE - count:
-                    raise InvalidArgument("sequence_id", start, f"expected an int from 0 to {_MAX_SEQUENCE}")
-                wanted = BitMap64(range(max(start, self._watermark + 1), start + count)) - self._stored
-                other = next((each for each in self._claims if each.numbers & wanted), None)
-                if other is None:
-                    claim.first, claim.numbers = start, wanted
-                    if wanted:
-                        self._claims.append(claim)
-                    return
-            with other.calling:  # its call has ended
-                pass
-            self._reconcile()
-
-    def _next(self) -> int:
-        used = [int(each.numbers.max()) for each in self._claims if each.numbers]
-        return max(self._watermark, int(self._stored.max()) if self._stored else -1, *used, -1) + 1
-
-    def write(self, group: WriteBatch, claim: Claim, sequences: Sequence[int]) -> None:
-        """Record claimed numbers in the group that stores their messages. A unit of work: may run again.
-
-        Invariant: a number is stored while it is claimed, and is not stored already.
-        """
-        numbers = BitMap64(sequences)
-        with self._lock:
-            if claim.revoked:  # the caller was interrupted; a thread that works for it learns of it here
-                raise DuelogError(f"the call of producer {self._name!r} has ended")
-            if numbers - claim.numbers or numbers & self._stored:
-                raise BrokenInvariant(f"producer {self._name!r}: {list(numbers)[:10]} are not claimed, or are stored")
-        rows = self._wal_writer.main_rows(group)
-        for key, block in producers.blocks(self._topic_id, self._name, numbers):
-            rows.add_numbers(key, block)
-        group.after_commit(lambda: self._committed(claim, numbers))
-
-    def _committed(self, claim: Claim, numbers: BitMap64) -> None:
-        with self._lock:
-            self._stored |= numbers
-            self._compress_in -= len(numbers)
-            if self._compress_in <= 0:
-                self._stored.run_optimize()
-                self._compress_in = _COMPRESS_EVERY
-            claim.numbers -= numbers
-            if not claim.numbers and claim in self._claims:
-                self._claims.remove(claim)
-
-    def drop(self, claim: Claim) -> None:
-        """Undo a claim of which nothing was handed on to be written."""
-        with self._lock:
-            self._claims.remove(claim)
-
-    def _reconcile(self) -> None:
-        """Learn what became of the numbers of calls that ended without all of them stored."""
-        with self._reconciling:
-            with self._lock:
-                left = [each for each in self._claims if not each.calling.locked()]
-                for each in left:
-                    each.revoked = True
-            if not left:
-                return
-            self._wal_writer.wait_for_groups()
-            with self._lock:
-                self._claims = [each for each in self._claims if each not in left]
 
 
 class Producer:
@@ -152,23 +24,6 @@ class Producer:
     time was relative and would be another one now. So a program that does not know whether a send succeeded sends it
     again. Numbers may be left out and sent later; each that is left out costs some bytes for good.
     """
-
-    @classmethod
-    def of(
-        cls,
-        sender: TopicSender,
-        topic: TopicState,
-        main: Environment,
-        partitions: PartitionSet,
-        wal_writer: WalWriter,
-        name: str,
-    ) -> Producer:
-        """The producer of a name; all of one name share what is known of their numbers. O(partitions)."""
-        with topic.producers_lock:
-            known = topic.producers.get(name)
-            if known is None:
-                known = topic.producers[name] = ProducerState(main, partitions, wal_writer, topic.topic_id, name)
-        return cls(sender, topic, known, name)
 
     def __init__(self, sender: TopicSender, topic: TopicState, producer: ProducerState, name: str) -> None:
         self._sender = sender
@@ -202,7 +57,7 @@ class Producer:
             return []
         first = first_sequence_id
         if first is not None and (isinstance(first, bool) or not isinstance(first, int) or first < 0):
-            raise InvalidArgument("sequence_id", first, f"expected an int from 0 to {_MAX_SEQUENCE}")
+            raise InvalidArgument("sequence_id", first, f"expected an int from 0 to {MAX_SEQUENCE}")
         encoded, now_ms = self._sender.encode(
             batch, allow_past=allow_past
         )  # all are checked before a number is claimed

@@ -96,6 +96,11 @@ class Sender:
             raise BrokenInvariant("a read-only store is written to")
         return self._wal
 
+    @property
+    def group_bytes(self) -> int:
+        """Bytes of bodies and rows that one group takes."""
+        return 0 if self._wal is None else self._wal.largest_group - _GROUP_BYTES
+
     def send(self, topic: TopicState, batch: EncodedBatch, now_ms: int, also: Also | None = None) -> MessageIds:
         """Append a batch; the ids in the order of the messages, once all of them are durable.
 
@@ -114,7 +119,7 @@ class Sender:
 
     def _pieces(self, batch: EncodedBatch) -> list[tuple[int, int]]:
         """Where a batch is cut that one group does not take."""
-        bodies, most = Bodies.of(batch.bodies), self._wal_writer.largest_group - _GROUP_BYTES
+        bodies, most = Bodies.of(batch.bodies), self.group_bytes
         each = _ROW_BYTES + _COLUMN_BYTES
         if bodies.total() + each * len(bodies) <= most:
             return [(0, len(bodies))]
@@ -127,14 +132,23 @@ class Sender:
             start = limit
         return pieces
 
-    def send_all(self, topics: Sequence[TopicState], owners: Places, batch: EncodedBatch, now_ms: int) -> MessageIds:
+    def send_all(
+        self,
+        topics: Sequence[TopicState],
+        owners: Places | None,
+        batch: EncodedBatch,
+        now_ms: int,
+        also: Callable[[WriteBatch], None] | None = None,
+    ) -> MessageIds:
         """Append messages of several topics as one group; the ids in the order of the messages.
 
-        owners: whose each message is, as a place in `topics`. Raises InvalidArgument, with nothing stored, where one
-        group does not take them.
+        owners: whose each message is, as a place in `topics`; None: all are of the one topic. `also` writes more in
+        the group. Raises InvalidArgument, with nothing stored, where one group does not take them.
         """
-        ids = self._send_group(topics, owners, batch, now_ms, None)
-        if batch.overridden is not None:
+        ids = self._send_group(topics, owners, batch, now_ms, also)
+        if owners is None:
+            self._policies.stored(topics[0].name, batch.overridden)
+        elif batch.overridden is not None:
             counts = np.bincount(owners[batch.overridden], minlength=len(topics))
             for at in counts.nonzero()[0].tolist():
                 self._policies.stored(topics[at].name, int(counts[at]))

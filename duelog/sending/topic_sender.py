@@ -7,7 +7,6 @@ batch, nothing topic by topic. The public faces are `Topic` (topic.py) and `Dela
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -15,15 +14,16 @@ import numpy as np
 import numpy.typing as npt
 
 from duelog.store.codec.body import EncodedBatch, encode_batch, encode_one, encode_payloads, encode_send
-from duelog.store.errors import BrokenInvariant
+from duelog.store.errors import DelayTooLong
 from duelog.store.message import Message
 from duelog.store.names import TopicName
 from duelog.store.position import MessageId, MessageIds
 
+from ..topics.producer_state import ProducerState
 from ..topics.topic_list import Topics
 from ..topics.topic_state import TopicState
 from .delay_policies import DelayPolicies
-from .outbox import Outbox, Outgoing
+from .outbox import Done, Numbers, Outbox, Outgoing
 from .sender import Also, Sender
 
 DeliverAt = Sequence[int] | npt.NDArray[np.integer[Any]] | datetime | int | None
@@ -40,18 +40,25 @@ class TopicSender:
         policies: DelayPolicies,
         sender: Sender,
         outbox: Outbox,
+        producer: Callable[[TopicState, str], ProducerState],
         writing_at: Callable[[], int],
         max_message_bytes: int,
     ) -> None:
-        """`writing_at` gives the time of a store that can be written to; it raises ClosedError, StoreFailed."""
+        """`writing_at` gives the time of a store that can be written to; it raises ClosedError, StoreFailed.
+
+        `producer`: as of `PutWriter`.
+        """
         self._name = name
         self._topics = topics
         self._policies = policies
         self._sender = sender
         self._outbox = outbox
+        self._producer = producer
         self._writing_at = writing_at
         self._max_bytes = max_message_bytes
         self._loaded: TopicState | None = None
+        self._find_topic = self.topic
+        """One object for all messages of this face."""
 
     def topic(self, now_ms: int) -> TopicState:
         """The topic, created where there is none."""
@@ -80,27 +87,46 @@ class TopicSender:
             self._policies.stored(self._name, overridden)
         return message_id
 
-    def send_async(self, message: Message, *, allow_past: bool) -> Future[MessageId]:
-        """As `Topic.send_async`."""
-        return self.put_waiting(self.outgoing(message, allow_past=allow_past))
-
-    def outgoing(self, message: Message, *, allow_past: bool = False) -> Outgoing:
-        """Check one message, delay policies applied, for `put`. Raises as `Topic.send_async`."""
+    def check(self, message: Message, *, allow_past: bool = False) -> None:
+        """Raise what `Topic.send` would of a message that cannot be taken now."""
         now_ms = self._writing_at()
-        due_ms, body = encode_one(message, now_ms, self._max_bytes, allow_past=allow_past)
-        due_ms, overridden = self._policies.apply_one(self._name, due_ms, now_ms)
-        return Outgoing(Future(), due_ms, now_ms, body, overridden)
+        due_ms, _ = encode_one(message, now_ms, self._max_bytes, allow_past=allow_past)
+        self._policies.apply_one(self._name, due_ms, now_ms)
 
-    def put(self, item: Outgoing, *, wait: bool) -> Future[MessageId] | None:
-        """The second half of `Topic.send_async`; with `wait` False None where there is no capacity now."""
-        return self._outbox.put(str(self._name), self.write, item, wait=wait)
+    def outgoing(
+        self,
+        payload: bytes | bytearray | memoryview,
+        deliver_at: int | datetime | None,
+        deliver_after: float | timedelta | None,
+        key: str | None,
+        properties: Mapping[str, str] | None,
+        allow_past: bool,
+        token: object,
+        done: Done,
+        *,
+        numbers: Numbers | None = None,
+        wanted: Callable[[Any], bool] | None = None,
+    ) -> Outgoing:
+        """Check one message, delay policies applied, for `put`. Raises as `Topic.put`."""
+        now_ms = self._writing_at()
+        due_ms, body = encode_send(
+            payload, deliver_at, deliver_after, key, properties, now_ms, self._max_bytes, allow_past
+        )
+        try:
+            due_ms, overridden = self._policies.apply_one(self._name, due_ms, now_ms)
+        except DelayTooLong:
+            if numbers is None or not self._is_stored(numbers):
+                raise
+            overridden = False  # it was taken, by other policies perhaps, and is not stored again
+        return Outgoing(self._name, self._find_topic, due_ms, now_ms, body, overridden, numbers, token, done, wanted)
 
-    def put_waiting(self, item: Outgoing) -> Future[MessageId]:
-        """As `put`; waits for capacity."""
-        future = self.put(item, wait=True)
-        if future is None:
-            raise BrokenInvariant("the outbox refuses a message that waits for capacity")
-        return future
+    def put(self, item: Outgoing, *, wait: bool) -> bool:
+        """The second half of `Topic.put`."""
+        return self._outbox.put(item, wait=wait)
+
+    def _is_stored(self, numbers: Numbers) -> bool:
+        topic = self._topics.find(self._name)
+        return topic is not None and self._producer(topic, numbers.producer).has(numbers.first, numbers.last)
 
     def send_batch(self, messages: Iterable[Message], *, allow_past: bool) -> MessageIds:
         """As `Topic.send_batch`."""

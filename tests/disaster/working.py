@@ -42,6 +42,7 @@ from collections.abc import Callable, Mapping, Sequence
 from duelog import (
     DelayedDeliveryPolicies,
     DelayedStore,
+    Duplicate,
     ManualClock,
     Message,
     MessageId,
@@ -105,6 +106,7 @@ class Worker:
         self.store = store
         self.clock = clock
         self.random = random.Random(tag)
+        self._puts = random.Random(f"{tag}/puts")
         self._tag = tag
         self._tell = tell
         self._more = more
@@ -217,8 +219,32 @@ class Worker:
             self._tell("sending", name, [text_of(message) for message in messages])
             self._tell_sent(name, messages, topic.send_batch(messages))
             return
+        if self._puts.random() < 0.2:
+            self._tell_sent(name, messages, self._put(name, messages))
+            return
         for one in messages:
             self._tell_sent(name, [one], [topic.send(one.payload, deliver_at=one.deliver_at, key=one.key)])
+
+    def _put(self, name: str, messages: Sequence[Message], first: int | None = None) -> list[MessageId | None]:
+        """Put messages in and wait; the ids, None: a duplicate. `first`: they are numbered from here on."""
+        ids: list[MessageId | None] = []
+        heard = threading.Semaphore(0)
+
+        def done(results: list[tuple[int, MessageId | Duplicate | Exception]]) -> None:
+            for token, outcome in results:
+                if isinstance(outcome, Exception) or token != len(ids):
+                    self._tell("trouble", f"{token} after {len(ids)}: {outcome!r}")
+                ids.append(outcome if isinstance(outcome, MessageId) else None)
+                heard.release()
+
+        for token, one in enumerate(messages):
+            numbers = None if first is None else (PRODUCER, first + token, first + token)
+            self.store.topic(name).put(
+                one.payload, deliver_at=one.deliver_at, key=one.key, numbers=numbers, token=token, done=done
+            )
+        for _ in messages:
+            heard.acquire()
+        return ids
 
     def _text(self) -> bytes:
         return f"{self._tag}-{next(self._count)}".encode()
@@ -288,7 +314,10 @@ class Worker:
         self._tell("numbering", name, first, rows)
         messages = [Message(text.encode(), deliver_at=due_ms) for due_ms, text in rows]
         Worker.numbering = True
-        ids = self.store.topic(name).producer(PRODUCER).send_batch(messages, first_sequence_id=first)
+        if self._puts.random() < 0.5:
+            ids = self._put(name, messages, first)
+        else:
+            ids = self.store.topic(name).producer(PRODUCER).send_batch(messages, first_sequence_id=first)
         self._tell_sent(name, messages, ids)
         Worker.numbering = False
         self._tell("numbered", name, first, len(rows))

@@ -14,11 +14,13 @@ from duelog import DuelogError
 from tests.packaging.tree import FLOORS, ROOT, dotted, modules
 
 NAMES = [
+    "DUPLICATE",
     "Clock",
     "DeadLetter",
     "DelayedDeliveryPolicies",
     "DelayedStore",
     "DuelogError",
+    "Duplicate",
     "Finding",
     "ManualClock",
     "Message",

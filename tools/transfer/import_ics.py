@@ -73,7 +73,7 @@ def import_ics(
     messages.sort(key=_due)
     for message in messages:
         try:
-            store.topic(topic).sender.outgoing(message)
+            store.topic(topic).sender.check(message)
         except DelayTooLong as error:
             event = f"event {message.key!r}: reminder"
             reason = f"a delay of {error.asked_ms} ms is {error.reason}"

@@ -137,7 +137,7 @@ class Import:
             properties=fields.get("properties"),
         )
         try:
-            self._store.topic(topic).sender.outgoing(message, allow_past=self._allow_past)
+            self._store.topic(topic).sender.check(message, allow_past=self._allow_past)
         except DelayTooLong as error:
             field = "deliver_at" if message.deliver_after is None else "deliver_after"
             raise InvalidMessage(field, fields[field], f"a delay of {error.asked_ms} ms is {error.reason}") from None

@@ -16,9 +16,9 @@ import pytest
 
 from duelog import DelayedDeliveryPolicies, DelayedStore, ManualClock, Message, StoreConfig
 from duelog.errors import DelayTooLong, DuelogError, InvalidArgument, InvalidMessage, StoreFailed, StoreFull
-from duelog.sending.producer import Claim
 from duelog.store.errors import BrokenInvariant
 from duelog.store.files.failpoints import arm, disarm
+from duelog.topics.producer_state import Claim
 from tests.conftest import OpenStore
 
 HOURS = StoreConfig(partition_ms=3_600_000, ledger_max_entries=3)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
@@ -18,17 +19,19 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
-from duelog import DelayedStore, ManualClock, Message, StoreConfig, Subscription
+from duelog import DUPLICATE, DelayedStore, ManualClock, Message, StoreConfig, Subscription
 from duelog.cleanup.compaction import hand_over, stage_generation
 from duelog.errors import StoreFailed
 from duelog.store.codec.format import PartitionState
 from duelog.store.files.failpoints import arm, disarm
 from tests.cleanup.compacting import plan_compaction
 from tests.conftest import START_MS
+from tests.duelog.sending.putting import Heard, together
 
 SPAN_MS = 1_000
 CONFIG = StoreConfig(partition_ms=SPAN_MS, ledger_max_entries=2, durability="none", background=False)
 DUES = st.lists(st.sampled_from((0, 300, 900, 1_500, 2_500)), min_size=1, max_size=6)
+DUE = st.sampled_from((0, 300, 2_500))
 ENDS = st.sampled_from(("fails", "dies", "doubt", "dies"))
 TICK_POINTS = st.sampled_from(("commit.before", "commit.after", "delete.recorded", "delete.moved", "delete.removed"))
 
@@ -56,6 +59,8 @@ class ProducerMachine(RuleBasedStateMachine):
         self.stored: set[int] = set()
         self.doubtful: set[int] = set()
         self.delivered: dict[int, set[str]] = {}
+        self.again: Counter[int] = Counter()
+        """How often a stored number was stored again, in a message with others."""
         self.open(next(self.paths))
 
     def open(self, path: Path) -> None:
@@ -122,13 +127,54 @@ class ProducerMachine(RuleBasedStateMachine):
         if again:
             self.send(first, dues)
 
-    @rule(number=st.integers(0, 14), due=st.sampled_from((0, 300, 2_500)))
+    @precondition(lambda self: not self.doubtful)
+    @rule(ranges=st.lists(st.tuples(st.integers(0, 14), st.integers(0, 14)), min_size=1, max_size=6), due=DUE)
+    def put_ranges(self, ranges: list[tuple[int, int]], due: int) -> None:
+        """A message with several numbers is stored unless all of them are, by others of its group too."""
+        ranges, heard = [(min(each), max(each)) for each in ranges], Heard()
+
+        def put() -> None:
+            for low, high in ranges:
+                numbers = ("p", low, high)
+                self.topic.put(b"%d-%d" % (low, high), deliver_after=due / 1_000, numbers=numbers, done=heard)
+
+        together(self.store, put)
+        for (low, high), outcome in zip(ranges, heard.outcomes(len(ranges)), strict=True):
+            numbers = set(range(low, high + 1))
+            assert (outcome is DUPLICATE) == (numbers <= self.stored)
+            if outcome is not DUPLICATE:
+                self.again.update(numbers & self.stored)
+                self.stored |= numbers
+        assert self.topic.producer_number("p") == max(self.stored)
+
+    @rule(first=st.integers(0, 14), dues=DUES, late=st.booleans(), end=ENDS)
+    def put_and_break_off(self, first: int, dues: list[int], late: bool, end: str) -> None:
+        """Each is stored with its number, or neither is."""
+        heard = Heard()
+
+        def put() -> None:
+            for number, due in enumerate(dues, first):
+                self.topic.put(
+                    b"%d" % number, deliver_after=due / 1_000, numbers=("p", number, number), token=number, done=heard
+                )
+
+        with self.breaking(POINTS[end][late], 1, end):
+            together(self.store, put)
+            heard.wait(len(dues))
+        for number, outcome in heard.results:
+            if not isinstance(outcome, Exception) and end == "fails":
+                self.stored.add(number)
+                self.doubtful.discard(number)
+            elif number not in self.stored:
+                self.doubtful.add(number)
+
+    @rule(number=st.integers(0, 14), due=DUE)
     def send_one(self, number: int, due: int) -> None:
         """Alone."""
         self.send(number, [due])
 
     @precondition(lambda self: not self.doubtful)
-    @rule(due=st.sampled_from((0, 300, 2_500)))
+    @rule(due=DUE)
     def send_the_next(self, due: int) -> None:
         """The next number is above every one that is stored."""
         expected = max(self.stored, default=-1) + 1
@@ -179,7 +225,9 @@ class ProducerMachine(RuleBasedStateMachine):
     def receive(self) -> None:
         while messages := self.reader.receive(1_000):
             for message in messages:
-                self.delivered.setdefault(int(message.payload), set()).add(str(message.message_id))
+                low, _, high = message.payload.decode().partition("-")
+                for number in range(int(low), int(high or low) + 1):
+                    self.delivered.setdefault(number, set()).add(str(message.message_id))
             self.reader.ack(messages, durable=True)
 
     def teardown(self) -> None:
@@ -188,7 +236,8 @@ class ProducerMachine(RuleBasedStateMachine):
                 self.send(number, [300])
             self.clock.advance(60_000)
             self.receive()
-            assert {number: len(ids) for number, ids in self.delivered.items()} == dict.fromkeys(self.stored, 1)
+            expected = {number: 1 + self.again[number] for number in self.stored}
+            assert {number: len(ids) for number, ids in self.delivered.items()} == expected
             assert list(self.store.check(deep=True)) == []
         finally:
             self.store.close()

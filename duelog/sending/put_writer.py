@@ -1,0 +1,144 @@
+"""What the outbox holds, written: messages of any topics and their producers' numbers as one group.
+
+A message with numbers that are all stored is a duplicate: neither it nor anything else is written. Else its numbers are
+rows of the group that stores it, so both are there after a crash, or neither. Numbers are claimed before the group is
+written, as a call of a producer claims its own (topics/producer_state.py); one that ends has none left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+
+import numpy as np
+
+from duelog.store.codec.bodies import Bodies
+from duelog.store.codec.body import EncodedBatch
+from duelog.store.errors import UnknownTopic
+from duelog.store.wal.write_batch import WriteBatch
+
+from ..topics.producer_state import Claim, ProducerState
+from ..topics.topic_state import TopicState
+from .delay_policies import DelayPolicies
+from .outbox import DUPLICATE, Numbers, Outgoing, PutOutcome
+from .sender import Sender
+
+
+class _Group:
+    """Messages that are written together, as places in what was given."""
+
+    def __init__(self) -> None:
+        self.rows: list[int] = []
+        self.owners: list[int] = []
+        """Whose each of `rows` is, as a place in `topics`."""
+        self.topics: dict[TopicState, int] = {}
+        self.repeated: list[int] = []
+        """Messages with numbers of others of the group: duplicates if these are stored."""
+        self.claims: dict[ProducerState, Claim] = {}
+
+    def write_numbers(self, batch: WriteBatch) -> None:
+        """A unit of work: record what is claimed."""
+        for producer, claim in self.claims.items():
+            if claim.numbers:
+                producer.write(batch, claim, claim.numbers)
+
+
+class PutWriter:
+    """Writes what was put into an outbox. For its thread."""
+
+    def __init__(
+        self, sender: Sender, policies: DelayPolicies, producer: Callable[[TopicState, str], ProducerState]
+    ) -> None:
+        """`producer` gives what a topic knows of a producer, by its name."""
+        self._sender = sender
+        self._policies = policies
+        self._producer = producer
+
+    def write(self, items: Sequence[Outgoing]) -> Sequence[PutOutcome]:
+        """Store what is not stored, in one group of the write-ahead log; what became of each."""
+        if len(items) == 1 and items[0].numbers is None:
+            return [self._write_one(items[0])]
+        outcomes: list[PutOutcome | None] = [None] * len(items)
+        with ExitStack() as calling:
+            group = self._gather(items, outcomes, calling)
+            if group.rows:
+                try:
+                    self._write_group(items, group, outcomes)
+                    for row in group.repeated:
+                        outcomes[row] = DUPLICATE
+                except Exception as error:
+                    for producer, claim in group.claims.items():
+                        producer.drop(claim)
+                    if not (isinstance(error, UnknownTopic) and len(group.topics) > 1):
+                        for row in (*group.rows, *group.repeated):
+                            outcomes[row] = error
+        left = [row for row, outcome in enumerate(outcomes) if outcome is None]
+        if left:  # a topic was deleted meanwhile: it takes no other along
+            for state in group.topics:
+                rows = [row for row in left if items[row].name == state.name]
+                for row, outcome in zip(rows, self.write([items[row] for row in rows]), strict=True):
+                    outcomes[row] = outcome
+        return outcomes  # type: ignore[return-value]
+
+    def _write_one(self, item: Outgoing) -> PutOutcome:
+        try:
+            topic = item.topic(item.now_ms)
+            message_id = self._sender.send_one(topic, item.due_ms, item.body, item.now_ms)
+            self._policies.stored(item.name, item.overridden)
+        except Exception as error:
+            return error
+        return message_id
+
+    def _gather(self, items: Sequence[Outgoing], outcomes: list[PutOutcome | None], calling: ExitStack) -> _Group:
+        """What is to be written, numbers claimed; the others have their outcome."""
+        group = _Group()
+        places: dict[Callable[[int], TopicState], tuple[int, TopicState] | Exception] = {}
+        for row, item in enumerate(items):
+            place = places.get(item.topic)
+            if place is None:
+                try:
+                    topic = item.topic(item.now_ms)
+                    place = group.topics.setdefault(topic, len(group.topics)), topic
+                except Exception as error:
+                    place = error
+                places[item.topic] = place
+            if isinstance(place, Exception):
+                outcomes[row] = place
+                continue
+            owner, topic = place
+            if item.numbers is not None:
+                try:
+                    fresh = self._claim(topic, item.numbers, group, calling)
+                except Exception as error:
+                    outcomes[row] = error
+                    continue
+                if fresh is None:
+                    outcomes[row] = DUPLICATE
+                    continue
+                if not fresh:
+                    group.repeated.append(row)
+                    continue
+            group.rows.append(row)
+            group.owners.append(owner)
+        return group
+
+    def _claim(self, topic: TopicState, numbers: Numbers, group: _Group, calling: ExitStack) -> bool | None:
+        """As `ProducerState.claim_range`, for the group."""
+        producer = self._producer(topic, numbers.producer)
+        claim = group.claims.get(producer)
+        if claim is None:
+            claim = group.claims[producer] = Claim()
+            calling.enter_context(claim.calling)
+        return producer.claim_range(claim, numbers.first, numbers.last)
+
+    def _write_group(self, items: Sequence[Outgoing], group: _Group, outcomes: list[PutOutcome | None]) -> None:
+        now_ms = items[-1].now_ms
+        written = items if len(group.rows) == len(items) else [items[row] for row in group.rows]
+        dues = np.array([item.due_ms for item in written], dtype=np.int64)
+        overridden = np.array([item.overridden for item in written])
+        batch = EncodedBatch(dues, dues > now_ms, Bodies([item.body for item in written]), overridden)
+        owners = np.array(group.owners, dtype=np.intp) if len(group.topics) > 1 else None
+        also = group.write_numbers if group.claims else None
+        ids = self._sender.send_all(list(group.topics), owners, batch, now_ms, also)
+        for row, message_id in zip(group.rows, ids.to_list(), strict=True):
+            outcomes[row] = message_id

@@ -1,0 +1,227 @@
+"""What is known of the numbers of named producers: which are stored, and which are being stored.
+
+The numbers are rows of the group that stores the messages, so both are there after a crash, or neither; in memory they
+are one bitmap a producer. A call claims its numbers before it sends, so that no other call stores them meanwhile. A
+call that ends without all of them stored (a full disk, an interrupt) leaves its claim behind, which is revoked before
+one of these numbers is sent again.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from pyroaring import BitMap64
+
+from duelog.partitions import producer_numbers as numbers_of
+from duelog.partitions.partition_set import PartitionSet
+from duelog.partitions.producer_numbers import BLOCK_BITS, ProducerRecord
+from duelog.store.env.environment import Environment
+from duelog.store.errors import BrokenInvariant, DuelogError, InvalidArgument
+from duelog.store.wal.write_batch import EnvironmentBatch, WriteBatch
+
+from .topic_state import TopicState
+
+MAX_SEQUENCE = 2**62
+
+MOST_NUMBERS = 1 << BLOCK_BITS
+"""Numbers of one message that are each recorded."""
+
+_COMPRESS_EVERY = 1 << BLOCK_BITS
+"""Numbers stored after which the bitmap in memory is brought to runs."""
+
+
+class GroupWriter(Protocol):
+    """What appends groups to the write-ahead log."""
+
+    def main_rows(self, batch: WriteBatch) -> EnvironmentBatch:
+        """The rows of the main environment in a batch."""
+
+    def wait_for_groups(self) -> None:
+        """Wait until every unit of work that was queued is decided."""
+
+
+def _counting(first: int, last: int) -> Sequence[int]:
+    """Which numbers of a message are recorded."""
+    return range(first, last + 1) if last - first < MOST_NUMBERS else (first, last)
+
+
+class Claim:
+    """The numbers that one call is storing, ascending; `numbers` are those that are not stored yet."""
+
+    def __init__(self) -> None:
+        self.first = 0
+        self.numbers = BitMap64()
+        self.calling = threading.Lock()
+        """Held while the call lasts; what it has left to write may go on, until the claim is revoked."""
+        self.revoked = False
+
+
+class ProducerState:
+    """What a producer has stored and is storing. Thread-safe; leaf lock, except that `claim` reads and waits."""
+
+    def __init__(self, record: ProducerRecord, writer: GroupWriter, topic_id: int, name: str) -> None:
+        """`record` is what is stored."""
+        self._writer = writer
+        self._topic_id = topic_id
+        self._name = name
+        self._lock = threading.Lock()
+        self._reconciling = threading.Lock()
+        self._claims: list[Claim] = []
+        self._compress_in = _COMPRESS_EVERY
+        self._watermark = record.watermark
+        self._stored = record.above
+
+    @property
+    def last(self) -> int:
+        """The highest number stored; -1: none."""
+        with self._lock:
+            return ProducerRecord(self._watermark, self._stored).last
+
+    def claim(self, claim: Claim, first: int | None, count: int) -> None:
+        """Claim those of `count` numbers from `first` on that are not stored; None: above all that were used.
+
+        Waits while another call is sending one of them. REQUIRES: the claim's `calling` is held. Raises
+        InvalidArgument, and StoreFailed where an earlier call's commit is in doubt.
+        """
+        while True:
+            with self._lock:
+                start = self._next() if first is None else first
+                if start > MAX_SEQUENCE - count:
+                    raise InvalidArgument("sequence_id", start, f"expected an int from 0 to {MAX_SEQUENCE}")
+                wanted = self._unstored(range(start, start + count))
+                other = self._take(claim, wanted)
+                if other is None:
+                    claim.first = start
+                    return
+            self._wait_for(other)
+
+    def claim_range(self, claim: Claim, first: int, last: int) -> bool | None:
+        """Add to a claim those of a message's numbers that are not stored; None: all are, False: all are in the claim.
+
+        Of more than `MOST_NUMBERS` only the first and the last count. Waits and raises as `claim`.
+        """
+        while True:
+            with self._lock:
+                wanted = self._unstored(_counting(first, last))
+                if not wanted:
+                    return None
+                if not wanted - claim.numbers:
+                    return False
+                other = self._take(claim, wanted)
+                if other is None:
+                    return True
+            self._wait_for(other)
+
+    def has(self, first: int, last: int) -> bool:
+        """Whether all numbers of a message are stored."""
+        with self._lock:
+            return not self._unstored(_counting(first, last))
+
+    def _unstored(self, numbers: Sequence[int]) -> BitMap64:
+        """Those of some numbers, ascending, that are not stored. REQUIRES: the lock."""
+        wanted = BitMap64(numbers)
+        if numbers[0] <= self._watermark:
+            wanted.remove_range(0, self._watermark + 1)
+        return wanted - self._stored
+
+    def _take(self, claim: Claim, wanted: BitMap64) -> Claim | None:
+        """Add numbers to a claim; the claim that has one of them already, with nothing done. REQUIRES: the lock."""
+        other = next((each for each in self._claims if each is not claim and each.numbers & wanted), None)
+        if other is None and wanted:
+            if claim not in self._claims:
+                self._claims.append(claim)
+            claim.numbers |= wanted
+        return other
+
+    def _wait_for(self, other: Claim) -> None:
+        with other.calling:  # its call has ended
+            pass
+        self._reconcile()
+
+    def _next(self) -> int:
+        used = [int(each.numbers.max()) for each in self._claims if each.numbers]
+        return max(self._watermark, int(self._stored.max()) if self._stored else -1, *used, -1) + 1
+
+    def write(self, group: WriteBatch, claim: Claim, sequences: Iterable[int]) -> None:
+        """Record claimed numbers in the group that stores their messages. A unit of work: may run again.
+
+        Invariant: a number is stored while it is claimed, and is not stored already.
+        """
+        numbers = BitMap64(sequences)
+        with self._lock:
+            if claim.revoked:  # the caller was interrupted; a thread that works for it learns of it here
+                raise DuelogError(f"the call of producer {self._name!r} has ended")
+            if numbers - claim.numbers or numbers & self._stored:
+                raise BrokenInvariant(f"producer {self._name!r}: {list(numbers)[:10]} are not claimed, or are stored")
+        rows = self._writer.main_rows(group)
+        for key, block in numbers_of.blocks(self._topic_id, self._name, numbers):
+            rows.add_numbers(key, block)
+        group.after_commit(lambda: self._committed(claim, numbers))
+
+    def _committed(self, claim: Claim, numbers: BitMap64) -> None:
+        with self._lock:
+            self._stored |= numbers
+            self._compress_in -= len(numbers)
+            if self._compress_in <= 0:
+                self._stored.run_optimize()
+                self._compress_in = _COMPRESS_EVERY
+            claim.numbers -= numbers
+            if not claim.numbers and claim in self._claims:
+                self._claims.remove(claim)
+
+    def drop(self, claim: Claim) -> None:
+        """Undo what is left of a claim, of which nothing is being written."""
+        with self._lock:
+            if claim in self._claims:
+                self._claims.remove(claim)
+
+    def _reconcile(self) -> None:
+        """Learn what became of the numbers of calls that ended without all of them stored."""
+        with self._reconciling:
+            with self._lock:
+                left = [each for each in self._claims if not each.calling.locked()]
+                for each in left:
+                    each.revoked = True
+            if not left:
+                return
+            self._writer.wait_for_groups()
+            with self._lock:
+                self._claims = [each for each in self._claims if each not in left]
+
+
+class Producers:
+    """The named producers of an open store. Thread-safe."""
+
+    def __init__(self, main: Environment, partitions: PartitionSet, writer: GroupWriter | None) -> None:
+        """`writer`: None where the store is read-only."""
+        self._main = main
+        self._partitions = partitions
+        self._writer = writer
+
+    def of(self, topic: TopicState, name: str) -> ProducerState:
+        """What is known of a producer; all that send under one name share it. O(partitions) at first."""
+        known: ProducerState | None = topic.producers.get(name)
+        if known is None:
+            if self._writer is None:
+                raise BrokenInvariant("a read-only store is written to")
+            with topic.producers_lock:
+                known = topic.producers.get(name)
+                if known is None:
+                    record = self._recorded(topic.topic_id, name)
+                    known = topic.producers[name] = ProducerState(record, self._writer, topic.topic_id, name)
+        return known
+
+    def last(self, topic: TopicState, name: str) -> int:
+        """The highest number that a producer has stored; -1: none. O(partitions) at first."""
+        return self._recorded(topic.topic_id, name).last if self._writer is None else self.of(topic, name).last
+
+    def _recorded(self, topic_id: int, name: str) -> ProducerRecord:
+        """What every environment has recorded: those of partitions by earlier versions."""
+        record = numbers_of.nothing()
+        for partition in self._partitions.held():
+            with partition.environment.read() as raw:
+                record = record.merged(numbers_of.read(raw, topic_id, name))
+        with self._main.read() as raw:  # last: it takes over what a partition has recorded that is deleted meanwhile
+            return record.merged(numbers_of.read(raw, topic_id, name))

@@ -1,0 +1,368 @@
+"""Topic.put: who put messages in hears of a group at once, in order; numbers go with their messages, by one commit."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from itertools import count
+from typing import Any
+
+import pytest
+
+from duelog import DUPLICATE, DelayedDeliveryPolicies, Message, MessageId, StoreConfig
+from duelog.errors import (
+    ClosedError,
+    DelayTooLong,
+    InvalidArgument,
+    InvalidMessage,
+    StoreFull,
+    UnknownTopic,
+)
+from duelog.store.files import failpoints
+from duelog.topics.producer_state import MOST_NUMBERS
+from tests.conftest import OpenStore
+from tests.duelog.sending.putting import LIMIT_S, Heard, together
+from tests.duelog.side_by_side import crashed, in_wal
+
+
+def test_puts_of_any_topics_are_one_group_of_which_each_done_hears_once_in_order(open_store: OpenStore) -> None:
+    """The ids are those that a receiver sees; main log and partitions are one group of the write-ahead log."""
+    store = open_store()
+    topics = [store.topic(name) for name in ("a", "b", "c")]
+    for topic in topics:
+        topic.send(b"first", deliver_after=60)
+    groups, one, other = len(in_wal(store)), Heard(), Heard()
+
+    def put() -> None:
+        for number in range(30):
+            after = number if number % 2 else None
+            done = one if number % 3 else other
+            assert topics[number % 3].put(b"%d" % number, deliver_after=after, token=number, done=done)
+
+    together(store, put)
+    one.wait(20)
+    other.wait(10)
+    assert len(in_wal(store)) == groups + 1
+    assert [len(one.groups), len(other.groups)] == [1, 1]
+    assert [token for token, _ in one.results] == [number for number in range(30) if number % 3]
+    assert [token for token, _ in other.results] == list(range(0, 30, 3))
+    for number, message_id in one.results + other.results:
+        assert isinstance(message_id, MessageId)
+        found = topics[number % 3].get(message_id)
+        assert found is not None
+        assert found.payload == b"%d" % number
+
+
+def test_puts_are_written_in_their_order_whatever_groups_they_are(open_store: OpenStore) -> None:
+    """A thousand of one topic, written while more are put in."""
+    store, heard = open_store(), Heard()
+    topic = store.topic("t")
+    for number in range(1_000):
+        topic.put(b"%d" % number, token=number, done=heard)
+    assert [token for token, _ in heard.wait(1_000)] == list(range(1_000))
+    with topic.subscribe("s") as consumer:
+        assert [int(message.payload) for message in consumer.receive(2_000)] == list(range(1_000))
+
+
+def test_everything_that_send_takes_put_takes(open_store: OpenStore) -> None:
+    """Due time, key and properties are those of the message."""
+    store, heard = open_store(), Heard()
+    topic = store.topic("t")
+    topic.put(bytearray(b"x"), deliver_after=5, key="k", properties={"a": "b"}, done=heard)
+    topic.put(b"seconds", deliver_at=1_790_000_000, allow_past=True, done=heard)
+    scheduled, _ = heard.outcomes(2)
+    assert isinstance(scheduled, MessageId)
+    found = topic.get(scheduled)
+    assert found is not None
+    assert (found.payload, found.key, found.properties) == (b"x", "k", {"a": "b"})
+    assert found.due_ms == store.clock.now_ms() + 5_000
+    with pytest.raises(InvalidMessage, match="seconds"):
+        topic.put(b"seconds", deliver_at=1_790_000_000, done=heard)
+    with pytest.raises(InvalidMessage):
+        topic.put("text", done=heard)  # type: ignore[arg-type]
+
+
+def test_without_capacity_put_says_so_and_does_nothing_until_a_group_is_done(open_store: OpenStore) -> None:
+    """What was refused may be put again when `done` has been called."""
+    store, heard = open_store(config=StoreConfig(max_in_flight_bytes=3_000)), Heard()
+    topic = store.topic("t")
+    taken: list[int] = []
+
+    def put() -> None:
+        for number in count():
+            if not topic.put(b"x" * 500, token=number, done=heard, wait=False):
+                return
+            taken.append(number)
+
+    together(store, put)
+    heard.wait(len(taken))
+    assert 0 < len(taken) < 6
+    assert topic.put(b"x" * 500, token="again", done=heard, wait=False)
+    assert heard.wait(len(taken) + 1)[-1][0] == "again"
+
+
+def test_a_put_that_waits_goes_on_when_there_is_capacity(open_store: OpenStore) -> None:
+    """`wait` is the default."""
+    store, heard = open_store(config=StoreConfig(max_in_flight_bytes=2_000)), Heard()
+    topic = store.topic("t")
+    for number in range(50):
+        assert topic.put(b"x" * 700, token=number, done=heard)
+    assert [token for token, _ in heard.wait(50)] == list(range(50))
+
+
+def test_a_done_may_put(open_store: OpenStore) -> None:
+    """It runs in the thread that makes room, so it never waits for room."""
+    store, heard = open_store(config=StoreConfig(max_in_flight_bytes=2_000)), Heard()
+    topic = store.topic("t")
+
+    def again(results: Any) -> None:
+        for _ in range(4):
+            topic.put(b"y" * 1_000, done=heard)
+
+    topic.put(b"x", done=again)
+    heard.wait(4)
+
+
+def test_a_done_that_raises_is_logged_and_holds_nobody_up(
+    open_store: OpenStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The others of its group hear of theirs, and those after it."""
+    store, heard = open_store(), Heard()
+    topic = store.topic("t")
+
+    def broken(results: Any) -> None:
+        raise ValueError("made up")
+
+    def put() -> None:
+        topic.put(b"a", done=broken)
+        topic.put(b"b", done=heard)
+
+    with caplog.at_level(logging.ERROR, "duelog.outbox"):
+        together(store, put)
+        heard.wait(1)
+        topic.put(b"c", done=heard)
+        heard.wait(2)
+    assert "made up" in caplog.text
+
+
+def test_closing_writes_what_was_put_and_refuses_what_comes_after(open_store: OpenStore) -> None:
+    """Each is heard of before close returns."""
+    store, heard = open_store(), Heard()
+    topic = store.topic("t")
+    for number in range(200):
+        topic.put(b"x", deliver_after=60, token=number, done=heard)
+    store.close()
+    assert len(heard.results) == 200
+    with pytest.raises(ClosedError):
+        topic.put(b"late", done=heard)
+    assert len(list(open_store().topic("t").scheduled())) == 200
+
+
+def test_what_does_not_fit_into_one_group_is_several_and_each_outcome_is_its_own(open_store: OpenStore) -> None:
+    """The first group stands, the second finds no space: only its messages are told so."""
+    store, heard = open_store(config=StoreConfig(wal_bytes=16 << 10, max_message_bytes=1_000)), Heard()
+    topic = store.topic("t")
+    topic.send(b"first")
+    left = [2]
+
+    def full() -> None:
+        left[0] -= 1
+        if not left[0]:
+            raise StoreFull(store.path, "made up")
+
+    failpoints.arm("wal.before", full)
+    try:
+        together(store, lambda: [topic.put(b"x" * 900, token=n, done=heard) for n in range(80)])
+        outcomes = heard.outcomes(80)
+    finally:
+        failpoints.disarm()
+    kinds = [[type(outcome) for _, outcome in group] for group in heard.groups]
+    assert [set(kind) for kind in kinds[:2]] == [{MessageId}, {StoreFull}]
+    with topic.subscribe("s") as consumer:
+        assert len(consumer.receive(200)) == 1 + sum(isinstance(outcome, MessageId) for outcome in outcomes)
+
+
+def test_a_topic_that_is_deleted_meanwhile_takes_no_other_along(open_store: OpenStore) -> None:
+    """The group is written again without it; what was put for it has its own outcome."""
+    store, heard = open_store(), Heard()
+    kept, gone = store.topic("kept"), store.topic("gone")
+    gone.send(b"first")
+    writer = store._engine.writer()
+    write, deleted = writer.write, threading.Event()
+
+    def delete_first(work: Any) -> Any:
+        if not deleted.is_set():
+            deleted.set()
+            store._engine.topics.get(gone._name).deleted = True
+        return write(work)
+
+    writer.write = delete_first  # type: ignore[method-assign]
+
+    def put() -> None:
+        kept.put(b"a", token="a", done=heard, numbers=("p", 0, 0))
+        gone.put(b"b", token="b", done=heard, numbers=("p", 0, 0))
+        kept.put(b"c", token="c", done=heard, numbers=("p", 1, 1))
+        kept.put(b"c", token="again", done=heard, numbers=("p", 1, 1))
+
+    together(store, put)
+    by_token = dict(heard.wait(4))
+    assert [token for token, _ in heard.results] == ["a", "b", "c", "again"]
+    assert isinstance(by_token["a"], MessageId)
+    assert isinstance(by_token["c"], MessageId)
+    assert by_token["again"] is DUPLICATE
+    assert isinstance(by_token["b"], UnknownTopic)
+    assert kept.producer_number("p") == 1
+    store._engine.topics.get(gone._name).deleted = False
+
+
+class Unhashable:
+    """To be called, and of no use as a key."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __call__(self, results: Any) -> None:
+        raise AssertionError
+
+
+@pytest.mark.parametrize("done", [None, "text", Unhashable()])
+def test_a_done_that_cannot_be_used_is_refused_at_once(open_store: OpenStore, done: Any) -> None:
+    """It would be found in the thread that writes."""
+    with pytest.raises(InvalidArgument, match="done"):
+        open_store().topic("t").put(b"x", done=done)
+
+
+# -- numbers -----------------------------------------------------------------------------------
+
+
+def test_a_number_that_is_stored_is_a_duplicate_however_it_comes_again(open_store: OpenStore) -> None:
+    """In its own group, in a later one, by `producer`, and after the store was opened again."""
+    store, heard = open_store(), Heard()
+    topic = store.topic("t")
+    together(store, lambda: [topic.put(b"x", token=n, numbers=("p", n, n), done=heard) for n in (0, 1, 1, 2, 0)])
+    first = heard.outcomes(5)
+    assert [outcome is DUPLICATE for outcome in first] == [False, False, True, False, True]
+    topic.put(b"x", numbers=("p", 2, 2), done=heard)
+    assert heard.outcomes(6)[-1] is DUPLICATE
+    assert topic.producer("p").send(Message(b"x"), sequence_id=1) is None
+    assert topic.producer("p").send(Message(b"x")) is not None
+    assert topic.producer_number("p") == 3
+    store.close()
+    topic, heard = open_store().topic("t"), Heard()
+    assert topic.producer_number("p") == 3
+    topic.put(b"x", numbers=("p", 3, 3), done=heard)
+    topic.put(b"x", numbers=("q", 3, 3), done=heard)
+    assert heard.outcomes(2)[0] is DUPLICATE
+    assert isinstance(heard.outcomes(2)[1], MessageId)
+
+
+def test_a_range_is_one_message_and_a_duplicate_where_all_of_it_is_stored(open_store: OpenStore) -> None:
+    """What is stored in part is stored: delivering twice goes before never."""
+    store, heard = open_store(), Heard()
+    topic = store.topic("t")
+    ranges = [(0, 9), (3, 5), (8, 12), (0, 12), (13, 13), (11, 14)]
+    together(store, lambda: [topic.put(b"x", numbers=("p", *each), done=heard) for each in ranges])
+    stored = [outcome is not DUPLICATE for outcome in heard.outcomes(6)]
+    assert stored == [True, False, True, False, True, True]
+    assert topic.producer_number("p") == 14
+    assert topic.producer("p").send(Message(b"x"), sequence_id=14) is None
+
+
+def test_of_a_very_long_range_the_ends_count(open_store: OpenStore) -> None:
+    """It costs no more than another."""
+    store, heard = open_store(), Heard()
+    topic = store.topic("t")
+    for numbers in ((5, 5 + MOST_NUMBERS), (5, 2**61), (5, 2**61), (7, 7)):
+        topic.put(b"x", numbers=("p", *numbers), done=heard)
+    assert [outcome is DUPLICATE for outcome in heard.outcomes(4)] == [False, False, True, False]
+    assert topic.producer_number("p") == 2**61
+
+
+def test_numbers_that_are_no_numbers_are_refused(open_store: OpenStore) -> None:
+    """By the call, with the field."""
+    topic, heard = open_store().topic("t"), Heard()
+    for numbers in (("p", 2, 1), ("p", -1, 0), ("p", 0, 2**62), ("p", True, 1), ("p", 0), ["p", 0, 0], ("p", 0.0, 1)):
+        with pytest.raises(InvalidArgument, match="numbers"):
+            topic.put(b"x", numbers=numbers, done=heard)  # type: ignore[arg-type]
+    for name in ("", "a/b", 5):
+        with pytest.raises(InvalidArgument, match="producer"):
+            topic.put(b"x", numbers=(name, 0, 0), done=heard)  # type: ignore[arg-type]
+    assert not topic.exists()
+
+
+def test_a_number_that_found_no_space_may_be_put_again(open_store: OpenStore) -> None:
+    """Neither the message nor the number is stored."""
+    store, heard = open_store(), Heard()
+    topic = store.topic("t")
+    topic.send(b"first")
+    failpoints.arm("wal.before", _full(store.path))
+    try:
+        together(store, lambda: [topic.put(b"x", numbers=("p", n, n), done=heard) for n in (0, 0, 1)])
+        assert [type(outcome) for outcome in heard.outcomes(3)] == [StoreFull] * 3
+    finally:
+        failpoints.disarm()
+    assert topic.producer_number("p") == -1
+    topic.put(b"x", numbers=("p", 0, 1), done=heard)
+    assert isinstance(heard.outcomes(4)[-1], MessageId)
+    assert not topic.producer("p")._producer._claims
+
+
+def _full(path: Any) -> Callable[[], None]:
+    def full() -> None:
+        raise StoreFull(path, "made up")
+
+    return full
+
+
+def test_a_put_waits_for_a_call_that_is_sending_its_number_and_is_its_duplicate(open_store: OpenStore) -> None:
+    """Two ways of one producer at once: the number is stored once."""
+    store, heard = open_store(), Heard()
+    topic = store.topic("t")
+    producer = topic.producer("p")
+    sending, go_on = threading.Event(), threading.Event()
+    append = producer._sender.append
+
+    def held(*arguments: Any) -> Any:
+        sending.set()
+        assert go_on.wait(LIMIT_S)
+        return append(*arguments)
+
+    producer._sender.append = held  # type: ignore[assignment]
+    thread = threading.Thread(target=producer.send, args=(Message(b"x"),), kwargs={"sequence_id": 4})
+    thread.start()
+    assert sending.wait(LIMIT_S)
+    topic.put(b"x", numbers=("p", 4, 4), done=heard)
+    go_on.set()
+    thread.join()
+    assert heard.outcomes(1) == [DUPLICATE]
+
+
+def test_a_delay_that_a_policy_forbids_is_refused_but_for_what_is_stored(open_store: OpenStore) -> None:
+    """A message that was taken by other policies is not refused when it comes again."""
+    store, heard = open_store(), Heard()
+    topic = store.topic("t")
+    topic.put(b"x", deliver_after=100, numbers=("p", 0, 0), done=heard)
+    heard.wait(1)
+    store.set_policies(DelayedDeliveryPolicies(max_delivery_delay_ms=1_000), topic="t")
+    for numbers in (None, ("p", 1, 1), ("q", 0, 0)):
+        with pytest.raises(DelayTooLong):
+            topic.put(b"x", deliver_after=100, numbers=numbers, done=heard)
+    topic.put(b"x", deliver_after=100, numbers=("p", 0, 0), done=heard)
+    assert heard.outcomes(2)[-1] is DUPLICATE
+
+
+def test_the_highest_number_is_told_read_only_too(open_store: OpenStore) -> None:
+    """By what is in the write-ahead log alone, too; a topic that does not exist has none."""
+    store, heard = open_store(), Heard()
+    topic = store.topic("t")
+    topic.send(b"x")
+    assert topic.producer_number("p") == -1
+    topic.put(b"x", numbers=("p", 3, 70_000), done=heard)
+    heard.wait(1)
+    with pytest.raises(InvalidArgument):
+        topic.producer_number("")
+    with pytest.raises(UnknownTopic):
+        store.topic("other").producer_number("p")
+    copy = crashed(store, store.path.with_name("copy"))
+    reader = open_store(copy, read_only=True)
+    assert [reader.topic("t").producer_number(name) for name in ("p", "q")] == [70_000, -1]
