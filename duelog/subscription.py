@@ -58,6 +58,11 @@ class Subscription:
         """Full name of the topic."""
         return str(self._topic.name)
 
+    @property
+    def durable(self) -> bool:
+        """Whether the store keeps the subscription; a reader (`Topic.reader`) is gone when its consumers are."""
+        return self._state.durable
+
     # -- receiving ---------------------------------------------------------------------------------
 
     def receive(self, max_messages: int = 1, timeout: float | None = None) -> list[ReceivedMessage]:
@@ -221,6 +226,8 @@ class Subscription:
             raise InvalidArgument("message", message, "expected a received message")
         delay_ms = delay_ms_of(delay)
         self._check_usable()
+        if not self.durable:
+            raise InvalidArgument("message", message, "a reader is gone when its consumers are; nothing is sent to it")
         now_ms = self._engine.clock.now_ms()
         due_ms = self._engine.policies.retry_due_ms(self._topic.name, now_ms + delay_ms, now_ms)
         failed_ms = self._consumer.first_failed_ms(message.position)
@@ -259,7 +266,8 @@ class Subscription:
 
     def _set_paused(self, paused: bool) -> None:
         self._check_usable()
-        self._engine.main.write(lambda transaction: self._state.write_paused(transaction, paused))
+        if self.durable:
+            self._engine.main.write(lambda transaction: self._state.write_paused(transaction, paused))
         self._state.paused = paused
         self._topic.changed()
 

@@ -9,26 +9,24 @@ from itertools import islice
 
 from duelog.markers.pending_entries import Outcome
 from duelog.store.codec.body import encode_one
-from duelog.store.errors import ClosedError, InvalidArgument
+from duelog.store.errors import InvalidArgument
 from duelog.store.message import MAX_DUE_MS, Message, ScheduledMessage, at_ms
 from duelog.store.names import TopicName, validate_subscription_name
 from duelog.store.position import MessageId, MessageIds
 
 from .background.recurring import Schedule
 from .background.timetable import Timetable
-from .delivery.consumer_arguments import check_subscribing
-from .delivery.dispatcher import SubscriptionType
 from .engine import Engine
 from .sending.outbox import Done, Numbers, PutOutcome
 from .sending.producer import Producer
 from .sending.topic_sender import DeliverAt
 from .stats import TopicStats
-from .subscription import Subscription
+from .subscribing.topic_subscriptions import TopicSubscriptions
 from .topics.producer_state import MAX_SEQUENCE
 from .topics.topic_state import TopicState
 
 
-class Topic:
+class Topic(TopicSubscriptions):
     """A topic of an open store. Made by DelayedStore.topic; thread-safe; needs no closing.
 
     The topic itself comes into being with the first message or subscription.
@@ -180,43 +178,6 @@ class Topic:
         validate_subscription_name(name, "producer")
         return self._engine.producers.last(self._existing(), name)
 
-    def subscribe(
-        self, name: str, *, type: SubscriptionType = "exclusive", initial_position: str = "earliest"
-    ) -> Subscription:
-        """Attach a consumer to the subscription `name`, creating it durably where there is none.
-
-        type: "exclusive" (one consumer), "failover" (the first of several gets all, the next takes over), "shared"
-        (each message to one of many) or "key_shared" (as shared, and the messages of a key in order, one consumer at a
-        time). initial_position, of a new subscription: "earliest", with what the main log still holds, or "latest",
-        with what comes into the main log from now on; delayed messages sent before and not due yet come either way,
-        wherever they wait. Raises ConsumerBusy, InvalidArgument.
-        """
-        if self._engine.read_only:
-            raise ClosedError(f"store {self._engine.path} is open read-only; for subscribing it")
-        now_ms = self._engine.writing_at()
-        check_subscribing(name, type, initial_position)
-        state = self.sender.topic(now_ms)
-        subscription = self._engine.topics.add_subscription(
-            state, name, initial_position == "earliest", now_ms, lambda: self._engine.inline.waiting(state, now_ms)
-        )
-        return Subscription(self._engine, state, subscription, type)
-
-    def unsubscribe(self, name: str) -> None:
-        """Remove a subscription and what it holds. Raises UnknownSubscription, UnknownTopic, ConsumerBusy."""
-        self._engine.check_writable()
-        self._engine.removal.remove_subscription(self._existing(), name)
-
-    def clear_inline(self, subscription: str) -> int:
-        """Acknowledge, for one subscription alone, what waits in the topic's main log and is not due yet (PIP-448).
-
-        These are messages sent with a delay of at most `inline_delay_ms`; other subscriptions still get them. What
-        waits in time partitions, and what is due, stays. Works with consumers attached and without. Durable when it
-        returns; how many this subscription had not acknowledged. Raises UnknownTopic, UnknownSubscription, StoreFull,
-        StoreFailed.
-        """
-        self._engine.check_writable()
-        return self._engine.inline.clear(self._existing(), subscription)
-
     def cancel(self, message_id: MessageId) -> bool:
         """Cancel a delayed message. True: it is never delivered. False: it has fired, waits inline, or is unknown.
 
@@ -344,10 +305,6 @@ class Topic:
         """Whether the topic has come into being."""
         self._engine.check_open()
         return self._engine.topics.find(self._name) is not None
-
-    def subscriptions(self) -> list[str]:
-        """Names of the subscriptions. Raises UnknownTopic."""
-        return sorted(self._existing().subscriptions)
 
     def stats(self) -> TopicStats:
         """Figures of the topic; O(partitions). Raises UnknownTopic."""

@@ -34,6 +34,10 @@ class Subscription(InThreads[duelog.Subscription]):
         return self._inner.topic
 
     @property
+    def durable(self) -> bool:
+        return self._inner.durable
+
+    @property
     def type(self) -> SubscriptionType:
         return self._inner.type
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
+from concurrent.futures import Future
 from contextlib import suppress
 from datetime import datetime, timedelta
 
@@ -11,6 +12,7 @@ import duelog
 from duelog.delivery.dispatcher import SubscriptionType
 from duelog.sending import producer
 from duelog.sending.outbox import PutOutcome
+from duelog.topics.seeking import SeekTarget
 
 from .subscription import Subscription
 from .threads import InThreads, close_result, in_thread
@@ -58,7 +60,17 @@ class Topic(InThreads[duelog.Topic]):
         self, name: str, *, type: SubscriptionType = "exclusive", initial_position: str = "earliest"
     ) -> Subscription:
         """As `duelog.Topic.subscribe`."""
-        made = self._threads.start(self._inner.subscribe, name, type=type, initial_position=initial_position)
+        return await self._attached(
+            self._threads.start(self._inner.subscribe, name, type=type, initial_position=initial_position)
+        )
+
+    async def reader(
+        self, start: SeekTarget = "earliest", *, name: str | None = None, type: SubscriptionType = "exclusive"
+    ) -> Subscription:
+        """As `duelog.Topic.reader`."""
+        return await self._attached(self._threads.start(self._inner.reader, start, name=name, type=type))
+
+    async def _attached(self, made: Future[duelog.Subscription]) -> Subscription:
         try:
             return Subscription(await asyncio.wrap_future(made), self._threads)
         except asyncio.CancelledError:

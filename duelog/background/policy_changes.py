@@ -46,7 +46,7 @@ class PolicyChanges:
         for topic in self._topics.loaded():
             if not scope.includes(topic.name):
                 continue
-            for subscription in list(topic.subscriptions.values()):
+            for subscription in topic.followers:
                 effective = partial(self._policies.effective, topic.name, subscription.name)
                 subscription.follow(effective, now_ms)
             self._agenda.look_at(topic.topic_id, 0)

@@ -49,7 +49,7 @@ class Removal:
                 return freed, had_policies, [ledger_id for ledger_id, _ in ledgers]
 
             freed, had_policies, trimmed = self._main.write(work)
-            for subscription in topic.subscriptions.values():
+            for subscription in topic.followers:
                 subscription.deleted = True
             self._topics.forget(topic)
             if had_policies:

@@ -161,10 +161,7 @@ class Trimming:
         return None if first == ledgers[0].ledger_id else first
 
     def _tell_subscriptions(self, topic: TopicState, first: int, now_ms: int) -> None:
-        for subscription in list(topic.subscriptions.values()):
+        for subscription in topic.followers:
             with subscription.lock:
-                if subscription.dispatcher is not None:
-                    subscription.dispatcher.trimmed(first)
-                else:
-                    subscription.acks.trim_to(first, topic.log)
+                subscription.trimmed(first, topic.log)
             self._flusher.mark(subscription, now_ms)

@@ -45,7 +45,9 @@ class AckFlusher:
         self._due_ms: int | None = None
 
     def mark(self, subscription: SubscriptionState, now_ms: int) -> bool:
-        """Note that a subscription has changes to write; True when a deadline has begun."""
+        """Note that a subscription has changes to write; True when a deadline has begun. Readers have none."""
+        if not subscription.durable:
+            return False
         with self._lock:
             self._dirty[subscription.record.subscription_id] = subscription
             if self._due_ms is None:

@@ -97,7 +97,8 @@ class Consumer:
     def _route(self, batch: ReceivedMessages) -> ReceivedMessages:
         """What of a batch the handler is to get; the rest is for others, or dead, and is acknowledged here."""
         subscription = self._subscription
-        limit = -1 if self._topic.keeps_dead_letters else subscription.policies.max_redeliveries
+        buries = subscription.durable and not self._topic.keeps_dead_letters
+        limit = subscription.policies.max_redeliveries if buries else -1
         if not batch.facts and (limit < 0 or max(batch.redelivery_counts) <= limit):
             return batch
         wanted, dead, foreign = [], [], []
@@ -199,3 +200,5 @@ class Consumer:
     def leave(self, now_ms: int) -> None:
         """Detach: what was handed out and not acknowledged is handed out again."""
         self._subscription.detach(self._id, now_ms)
+        if not self._subscription.durable and self._subscription.deleted:
+            self._topic.forget_reader(self._subscription)

@@ -29,14 +29,17 @@ KEEPER = 0x02
 
 
 class SubscriptionState:
-    """One subscription of a topic of an open store."""
+    """One subscription of a topic of an open store; one that is not `durable`, a reader, is nowhere else."""
 
-    def __init__(self, topic_id: int, topic: str, name: str, record: CursorRecord, acks: AckSet) -> None:
+    def __init__(
+        self, topic_id: int, topic: str, name: str, record: CursorRecord, acks: AckSet, *, durable: bool = True
+    ) -> None:
         self.topic_id = topic_id
         self.topic = topic
         self.name = name
         self.record = record
         self.acks = acks
+        self.durable = durable
         self.lock = threading.Lock()
         self.deleted = False
         self.paused = bool(record.flags & _PAUSED)
@@ -71,8 +74,13 @@ class SubscriptionState:
         ledgers: LedgerList,
         policies: Callable[[], EffectivePolicies],
     ) -> int:
-        """Add a consumer; returns its id. Raises ConsumerBusy: exclusive and taken, or of another type."""
+        """Add a consumer; returns its id. Raises UnknownSubscription once deleted, ConsumerBusy.
+
+        Busy: exclusive and taken, or of another type.
+        """
         with self.lock:
+            if self.deleted:
+                raise UnknownSubscription(self.topic, self.name)
             if self._consumers and self.type != type_:
                 raise ConsumerBusy(self.topic, self.name, f"its consumers are {self.type}, asked for {type_}")
             if self._consumers and type_ == "exclusive":
@@ -115,6 +123,14 @@ class SubscriptionState:
                 self._consumers.discard(consumer)
                 if not self._consumers and self.reader is not None:
                     self.reader.close()
+                    self.deleted |= not self.durable
+
+    def trimmed(self, first_ledger: int, ledgers: LedgerList) -> None:
+        """The ledgers before `first_ledger` are gone. REQUIRES: the lock."""
+        if self.dispatcher is not None:
+            self.dispatcher.trimmed(first_ledger)
+        else:
+            self.acks.trim_to(first_ledger, ledgers)
 
     def acknowledge(self, entries: Mapping[int, BitMap], ledgers: LedgerList) -> int:
         """Acknowledge entries by ledger id in memory, wherever they are; how many were not before.

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from pyroaring import BitMap
+
+from duelog.delivery.acks import AckSet
 from duelog.markers.tracker import SubscriptionView, TopicDelayTracker
 from duelog.store.clock import Monitor
+from duelog.store.codec.format import CursorRecord
 from duelog.store.log.managed_ledger import ManagedLedger
 from duelog.store.names import TopicName
-from duelog.store.position import Position
+from duelog.store.position import BEFORE_FIRST, Position
 
 from .subscription_state import SubscriptionState
 
@@ -24,6 +29,10 @@ class TopicState:
         self.log = log
         self.deleted = False
         self.subscriptions: dict[str, SubscriptionState] = {}
+        self.readers: dict[str, SubscriptionState] = {}
+        """Subscriptions without a record; as `subscriptions`, replaced, never changed in place."""
+        self._readers_lock = threading.Lock()
+        self._reader_numbers = itertools.count(1)
         self.condition = Monitor()
         self.version = 0
         self.wakers: frozenset[Callable[[], object]] = frozenset()
@@ -59,6 +68,41 @@ class TopicState:
             self._told_ms = self.tracker.told_ms
             self.tracker = None
             return None
+
+    @property
+    def followers(self) -> list[SubscriptionState]:
+        """Its subscriptions and its readers."""
+        return [*self.subscriptions.values(), *self.readers.values()]
+
+    def new_reader_name(self) -> str:
+        """A name that no reader of the topic has had since the store was opened, unless it was given one."""
+        return f"reader-{next(self._reader_numbers)}"
+
+    def reader(self, name: str, position: Position, not_due: Mapping[int, BitMap], now_ms: int) -> SubscriptionState:
+        """The reader of a name, begun at `position` where there is none, or the nearest that the log has by then.
+
+        not_due: what lies before that and is not due yet, by ledger id: it comes too.
+        """
+        with self._readers_lock:
+            found = self.readers.get(name)
+            if found is None or found.deleted:
+                position = min(position, self.log.latest(now_ms))
+                log = self.log.snapshot()
+                first = Position(self.log.first_ledger, 0)
+                start = max(position, first)
+                acks = AckSet(Position(first.ledger_id, BEFORE_FIRST))
+                acks.begin(Position(start.ledger_id, start.entry_id - 1), not_due, log)
+                record = CursorRecord(0, max(now_ms, 0), *acks.mark_delete, 0)
+                found = SubscriptionState(self.topic_id, str(self.name), name, record, acks, durable=False)
+                self.readers = {**self.readers, name: found}
+        with found.lock:
+            found.trimmed(self.log.first_ledger, self.log)  # what was trimmed before the reader was known
+        return found
+
+    def forget_reader(self, reader: SubscriptionState) -> None:
+        """A reader whose last consumer has left."""
+        with self._readers_lock:
+            self.readers = {name: other for name, other in self.readers.items() if other is not reader}
 
     def changed(self) -> None:
         """Wake the waiting receivers. Called by leaders of commits too: takes the condition's lock only."""

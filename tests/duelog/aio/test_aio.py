@@ -238,7 +238,7 @@ def test_both_faces_have_the_same_methods_and_arguments(name: str) -> None:
     }
     only_for_threads |= {"clock", "may_wait", "path", "config", "accept_clock", "closed"}
     sync_class, async_class = getattr(duelog, name), getattr(aio, name)
-    for method in [method for method in vars(sync_class) if not method.startswith("_")]:
+    for method in [method for method in dir(sync_class) if not method.startswith("_")]:
         if method in only_for_threads:
             continue
         assert hasattr(async_class, method), method

@@ -1,0 +1,97 @@
+"""The subscriptions of a topic: attaching to them and removing them, and readers, which leave nothing behind."""
+
+from __future__ import annotations
+
+from duelog.store.errors import ClosedError, InvalidArgument, UnknownSubscription
+
+from ..delivery.consumer_arguments import check_subscribing
+from ..delivery.dispatcher import SubscriptionType
+from ..engine import Engine
+from ..sending.topic_sender import TopicSender
+from ..subscription import Subscription
+from ..topics.seeking import SeekTarget, position_of
+from ..topics.topic_state import TopicState
+
+
+class TopicSubscriptions:
+    """What a topic has for those who receive; a part of Topic."""
+
+    _engine: Engine
+    sender: TopicSender
+
+    def _existing(self) -> TopicState:
+        """The topic's state. Raises UnknownTopic."""
+        raise NotImplementedError
+
+    def _subscribing_at(self) -> int:
+        """The time, of a store that can be subscribed to. Raises ClosedError, StoreFailed."""
+        if self._engine.read_only:
+            raise ClosedError(f"store {self._engine.path} is open read-only; for subscribing it")
+        return self._engine.writing_at()
+
+    def subscribe(
+        self, name: str, *, type: SubscriptionType = "exclusive", initial_position: str = "earliest"
+    ) -> Subscription:
+        """Attach a consumer to the subscription `name`, creating it durably where there is none.
+
+        type: "exclusive" (one consumer), "failover" (the first of several gets all, the next takes over), "shared"
+        (each message to one of many) or "key_shared" (as shared, and the messages of a key in order, one consumer at a
+        time). initial_position, of a new subscription: "earliest", with what the main log still holds, or "latest",
+        with what comes into the main log from now on; delayed messages sent before and not due yet come either way,
+        wherever they wait. Raises ConsumerBusy, InvalidArgument.
+        """
+        now_ms = self._subscribing_at()
+        check_subscribing(name, type, initial_position)
+        state = self.sender.topic(now_ms)
+        subscription = self._engine.topics.add_subscription(
+            state, name, initial_position == "earliest", now_ms, lambda: self._engine.inline.waiting(state, now_ms)
+        )
+        return Subscription(self._engine, state, subscription, type)
+
+    def reader(
+        self, start: SeekTarget = "earliest", *, name: str | None = None, type: SubscriptionType = "exclusive"
+    ) -> Subscription:
+        """Attach a consumer from a position or time on, by a subscription that leaves nothing behind.
+
+        It has no record in the store, holds nothing back from being trimmed (what is trimmed before it was read is
+        passed over), and vanishes when its last consumer closes. It receives as any subscription does, delays too:
+        what it does not acknowledge comes again after `ack_timeout_ms`, where that is set. start: as
+        `Subscription.seek`. name: several consumers of one name share one reader, begun where the first of them said;
+        None: a name of its own. Dead letters and `retry_later` are for subscriptions only. Raises ConsumerBusy,
+        InvalidArgument (also for the name of a subscription).
+        """
+        self._subscribing_at()
+        state = self.sender.topic(self._engine.clock.now_ms())
+        wanted = state.new_reader_name() if name is None else name
+        check_subscribing(wanted, type, "earliest")
+        if wanted in state.subscriptions:
+            raise InvalidArgument("name", name, "the topic has a subscription of this name")
+        position = position_of(self._engine.main, state.log, start)
+        while True:
+            now_ms = self._engine.clock.now_ms()
+            found = state.reader(wanted, position, self._engine.inline.waiting(state, now_ms), now_ms)
+            try:
+                return Subscription(self._engine, state, found, type)
+            except UnknownSubscription:  # its last consumer has left meanwhile
+                if state.deleted:
+                    raise
+
+    def unsubscribe(self, name: str) -> None:
+        """Remove a subscription and what it holds. Raises UnknownSubscription, UnknownTopic, ConsumerBusy."""
+        self._engine.check_writable()
+        self._engine.removal.remove_subscription(self._existing(), name)
+
+    def clear_inline(self, subscription: str) -> int:
+        """Acknowledge, for one subscription alone, what waits in the topic's main log and is not due yet (PIP-448).
+
+        These are messages sent with a delay of at most `inline_delay_ms`; other subscriptions still get them. What
+        waits in time partitions, and what is due, stays. Works with consumers attached and without. Durable when it
+        returns; how many this subscription had not acknowledged. Raises UnknownTopic, UnknownSubscription, StoreFull,
+        StoreFailed.
+        """
+        self._engine.check_writable()
+        return self._engine.inline.clear(self._existing(), subscription)
+
+    def subscriptions(self) -> list[str]:
+        """Names of the subscriptions. Raises UnknownTopic."""
+        return sorted(self._existing().subscriptions)
