@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from sortedcontainers import SortedDict
@@ -116,6 +116,19 @@ class PartitionSet:
             yield partition
         finally:
             self.release(partition)
+
+    @contextmanager
+    def glance(self, partition: Partition) -> Iterator[Environment]:
+        """The environment for recovery to read a few records of: no lease opens it, nor is every page looked at.
+
+        Its first lease looks. Raises DamagedStore.
+        """
+        if partition.is_open:
+            yield partition.environment
+            return
+        with closing(Environment(partition.path, name=partition.name, read_only=True, lock=False)) as environment:
+            partition.verify_identity(self._store_id, environment)
+            yield environment
 
     def acquire(self, partition: Partition) -> None:
         """Open the environment if need be and count a lease; `release` gives it back."""

@@ -56,8 +56,8 @@ def fill_memtables(
             continue
         partition = partitions.get(start_ms)
         if partition is not None and partition.state is PartitionState.OPEN:
-            with partitions.lease(partition):
-                _fill(path, partition.environment, partition.memtable, rows)
+            with partitions.glance(partition) as environment:
+                _fill(path, environment, partition.memtable, rows)
 
 
 def _fill(path: Path, environment: Environment, memtable: Memtable, rows: Iterable[tuple[int, Row]]) -> None:
