@@ -1,0 +1,379 @@
+"""PRODUCER, SEND and CLOSE_PRODUCER: the producers of every connection, by topic.
+
+Owns who is admitted, the names that the broker makes, and what a connection is told of a producer that is no more. A
+producer is opened in three steps: the topic is made ready in a thread; then, topic by topic, one at a time, it is
+admitted or has to wait; then it is answered. What happens meanwhile (CLOSE, a lost connection) is looked at after each.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ...store.errors import DuelogError
+from ..protocol.commands import NO_REQUEST, CloseProducer, Error, Producer, ProducerSuccess, Send, Success
+from ..protocol.failures import Refused, ServerError, server_error
+from ..protocol.loop_calls import LoopCalls, Workers
+from ..protocol.parts import Schema
+from ..protocol.peer import Peer
+from .access_modes import ProducerAccess
+from .sends import OpenProducer, SendingPeer, Sends, SendSettings
+
+if TYPE_CHECKING:
+    from ...topic import Topic
+
+_log = logging.getLogger("duelog.broker")
+
+_ALIVE_S = 5.0
+"""How soon the connection of a producer must answer a PING, when another wants its name."""
+
+OpenTopic = Callable[[Peer, str], Awaitable[tuple["Topic", int]]]
+"""A peer may produce to a topic: the topic, made where policies allow it, and its partition or -1. Raises Refused."""
+
+
+class TopicFacts(Protocol):
+    """What is kept of a topic beside its messages. May wait for the disk: called by workers."""
+
+    def deduplicates(self, topic: str) -> bool:
+        """Whether messages with numbers are stored once."""
+        ...
+
+    def epoch(self, topic: str) -> int | None:
+        """The last topic epoch; None: no producer was ever exclusive."""
+        ...
+
+    def set_epoch(self, topic: str, epoch: int) -> None:
+        """Record a topic epoch, durably."""
+        ...
+
+    def schema_version(self, topic: str, schema: Schema) -> bytes:
+        """The version of a producer's schema, stored where it is new. Raises Refused."""
+        ...
+
+
+@dataclass(slots=True)
+class ProducerSettings(SendSettings):
+    """How producers are opened; may be changed while running."""
+
+    keep_alive_s: float = 30.0
+    """How long SENDs of a producer that was closed are dropped, and not taken for a broken connection."""
+    max_producers: int = 10_000
+    """Producers of a connection."""
+
+
+class _Opened(OpenProducer):
+    """A producer, and what it was opened with."""
+
+    __slots__ = ("command", "epoch", "state", "success", "topic_name")
+
+    def __init__(self, connection: _Connection, command: Producer) -> None:
+        self.command = command
+        self.connection: _Connection = connection
+        self.producer_id = command.producer_id
+        self.epoch = command.epoch
+        self.state = "opening"
+        """Then "waiting" for its turn or "ready", at last "closed"."""
+        self.success: ProducerSuccess | None = None
+        self.topic_name = command.topic
+
+    def open(self, name: str, topic: Topic, partition: int, *, numbered: bool) -> None:
+        """Its topic is ready."""
+        super().__init__(self.connection, self.producer_id, name, topic, partition, numbered=numbered)
+        self.topic_name = topic.name
+
+
+class _Connection(SendingPeer):
+    """A connection that has or had producers."""
+
+    __slots__ = ("closed", "producers")
+
+    def __init__(self, peer: Peer) -> None:
+        super().__init__(peer)
+        self.producers: dict[int, _Opened] = {}
+        self.closed: dict[int, float] = {}
+        """When the broker closed a producer, by its number, while that may be unknown to the client."""
+
+
+class _Producing:
+    """The producers of one topic."""
+
+    def __init__(self) -> None:
+        self.lock = asyncio.Lock()
+        """Held while a producer is admitted, until its epoch is on disk."""
+        self.access: ProducerAccess[_Opened] | None = None
+        self.by_name: dict[str, _Opened] = {}
+        self.opening = 0
+
+
+class Producers:
+    """All producers. Of the event loop's thread."""
+
+    def __init__(
+        self,
+        open_topic: OpenTopic,
+        facts: TopicFacts,
+        workers: Workers,
+        calls: LoopCalls,
+        clock: Callable[[], int],
+        settings: ProducerSettings | None = None,
+    ) -> None:
+        """clock: the store's, in ms."""
+        self.settings = settings or ProducerSettings()
+        self.sends = Sends(calls, self.settings, clock)
+        self.sends.on_failed = self._store_failed
+        self._open_topic = open_topic
+        self._facts = facts
+        self._workers = workers
+        self._time = calls.loop.time
+        self._connections: dict[int, _Connection] = {}
+        self._topics: dict[str, _Producing] = {}
+        self._names = f"duelog-{secrets.token_hex(4)}"
+        self._named = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # -- commands ------------------------------------------------------------------------------------
+
+    async def open(self, peer: Peer, command: Producer) -> None:
+        """PRODUCER."""
+        connection = self._connections.get(peer.number)
+        if connection is None:
+            connection = self._connections[peer.number] = _Connection(peer)
+        known = connection.producers.get(command.producer_id)
+        if known is not None:
+            if known.state == "opening" or known.success is None:
+                message = f"producer {command.producer_id} is being opened"
+                peer.send(Error(command.request_id, ServerError.SERVICE_NOT_READY, message))
+            else:
+                peer.send(replace(known.success, request_id=command.request_id, ready=known.state == "ready"))
+            return
+        if len(connection.producers) >= self.settings.max_producers:
+            message = f"the connection has {len(connection.producers)} producers"
+            peer.send(Error(command.request_id, ServerError.NOT_ALLOWED, message))
+            return
+        producer = _Opened(connection, command)
+        connection.producers[command.producer_id] = producer
+        try:
+            await self._open(producer)
+        except (Refused, DuelogError) as error:
+            self._answer_failed(producer, error)
+        except BaseException:
+            self._answer_failed(producer, Refused(ServerError.UNKNOWN, "the producer could not be opened"))
+            raise
+
+    def send(self, peer: Peer, command: Send, blob: memoryview) -> None:
+        """SEND."""
+        connection = self._connections.get(peer.number)
+        if connection is not None:
+            producer = connection.producers.get(command.producer_id)
+            if producer is not None and producer.state == "ready":
+                self.sends.send(producer, command, blob)
+                return
+            closed_at = connection.closed.get(command.producer_id)
+            if closed_at is not None and self._time() - closed_at < self.settings.keep_alive_s:
+                return
+        peer.close(f"SEND for producer {command.producer_id}, which is not open")
+
+    def close(self, peer: Peer, command: CloseProducer) -> None:
+        """CLOSE_PRODUCER; answered once its SENDs are. One that is not open is closed already."""
+        connection = self._connections.get(peer.number)
+        producer = None if connection is None else connection.producers.get(command.producer_id)
+
+        def closed() -> None:
+            if producer is not None:
+                self._remove(producer)
+            peer.send(Success(command.request_id))
+
+        if producer is not None and producer.state == "ready" and producer.replies:
+            producer.on_answered = closed
+        else:
+            closed()
+
+    def gone(self, peer: Peer) -> None:
+        """The connection is gone."""
+        connection = self._connections.pop(peer.number, None)
+        if connection is not None:
+            for producer in list(connection.producers.values()):
+                self._remove(producer)
+
+    # -- from elsewhere ------------------------------------------------------------------------------
+
+    def close_topic(self, topic: str) -> None:
+        """Close every producer of a topic, by its full name: clients open them anew."""
+        producing = self._topics.get(topic)
+        for producer in list(producing.by_name.values()) if producing is not None else ():
+            self._close(producer)
+
+    def close_all(self) -> None:
+        """Close every producer, as the broker is shutting down."""
+        for topic in list(self._topics):
+            self.close_topic(topic)
+
+    async def answered(self) -> None:
+        """Wait until every SEND that was read is answered."""
+        while any(each.unanswered for each in self._connections.values()):
+            await asyncio.sleep(0.005)
+
+    def of_topic(self, topic: str) -> list[OpenProducer]:
+        """The producers of a topic, by its full name."""
+        producing = self._topics.get(topic)
+        return [] if producing is None else [each for each in producing.by_name.values() if each.state == "ready"]
+
+    @property
+    def count(self) -> int:
+        """Producers of all connections."""
+        return sum(len(each.producers) for each in self._connections.values())
+
+    # -- opening -------------------------------------------------------------------------------------
+
+    async def _open(self, producer: _Opened) -> None:
+        command, peer = producer.command, producer.connection.peer
+        topic, partition = await self._open_topic(peer, command.topic)
+        name = command.producer_name
+        if not name:
+            self._named += 1
+            name = f"{self._names}-{self._named}"
+        producing = self._topics.setdefault(topic.name, _Producing())
+        producing.opening += 1
+        try:
+            numbered, last, version = await self._workers(lambda: self._prepare(topic, name, command))
+            producer.open(name, topic, partition, numbered=numbered)
+            async with producing.lock:
+                if producing.access is None:
+                    epoch = await self._workers(lambda: self._facts.epoch(topic.name))
+                    producing.access = ProducerAccess(epoch)
+                await self._take_over(producing, producer)
+                if producer.state == "closed" or peer.closed:
+                    return
+                producer.success = ProducerSuccess(command.request_id, name, last, version)
+                admission = producing.access.admit(producer, command.access_mode, command.topic_epoch)
+                producing.by_name[name] = producer
+                for each in admission.fenced:
+                    self._fence(each)
+                if not admission.admitted:
+                    producer.state = "waiting"
+                    peer.send(ProducerSuccess(command.request_id, name, last, version, ready=False))
+                    return
+                await self._admitted(producing, producer, admission.new_epoch)
+        finally:
+            producing.opening -= 1
+            self._drop_unused(topic.name)
+
+    def _prepare(self, topic: Topic, name: str, command: Producer) -> tuple[bool, int, bytes | None]:
+        """(whether it is numbered, its last number, its schema's version). A worker calls."""
+        version = None
+        if command.schema is not None:
+            version = self._facts.schema_version(topic.name, command.schema)
+        initial = command.initial_subscription
+        if initial and initial not in topic.subscriptions():
+            topic.subscribe(initial, type="shared", initial_position="earliest").close()
+        if not self._facts.deduplicates(topic.name):
+            return False, -1, version
+        return True, topic.producer(name).last_sequence_id, version
+
+    async def _take_over(self, producing: _Producing, producer: _Opened) -> None:
+        """Close another producer of the same name, if it is an earlier one or its connection is dead."""
+        while (known := producing.by_name.get(producer.name)) is not None:
+            other = known.connection.peer
+            if producer.epoch <= known.epoch:
+                same = other.number == producer.connection.peer.number
+                if same or (not other.closed and await other.ping(_ALIVE_S)):
+                    message = f"producer {producer.name} is connected already"
+                    raise Refused(ServerError.PRODUCER_BUSY, message)
+                other.close("the connection does not answer")
+            if known.state != "closed":
+                self._close(known)
+
+    async def _admitted(self, producing: _Producing, producer: _Opened, epoch: int | None) -> None:
+        """Record the topic's epoch and answer. REQUIRES: the topic's lock."""
+        name = producer.topic_name
+        if epoch is not None:
+            await self._workers(lambda: self._facts.set_epoch(name, epoch))
+        if producer.state == "closed":
+            return
+        success = producer.success
+        if success is None:
+            return
+        success.topic_epoch = None if producing.access is None else producing.access.epoch
+        producer.state = "ready"
+        producer.connection.closed.pop(producer.producer_id, None)
+        producer.connection.peer.send(success)
+
+    def _answer_failed(self, producer: _Opened, error: Exception) -> None:
+        if producer.state != "closed":
+            peer = producer.connection.peer
+            self._remove(producer)
+            peer.send(Error(producer.command.request_id, server_error(error), str(error)))
+
+    # -- closing -------------------------------------------------------------------------------------
+
+    def _store_failed(self, producer: OpenProducer) -> None:
+        if isinstance(producer, _Opened):
+            self._close(producer)
+
+    def _close(self, producer: _Opened) -> None:
+        """Close a producer of our own accord."""
+        if producer.state == "waiting":
+            self._fence(producer)
+        elif producer.state == "ready":
+            connection = producer.connection
+            now = self._time()
+            if len(connection.closed) >= self.settings.max_producers:
+                connection.closed = {
+                    number: at for number, at in connection.closed.items() if now - at < self.settings.keep_alive_s
+                }
+            connection.closed[producer.producer_id] = now
+            self._remove(producer)
+            connection.peer.send(CloseProducer(producer.producer_id, NO_REQUEST))
+
+    def _fence(self, producer: _Opened) -> None:
+        """Another is the exclusive producer now, or the topic is closed: end one that is ready, waits or is opening."""
+        if producer.state == "ready":
+            self._close(producer)
+        elif producer.state != "closed":
+            self._answer_failed(producer, Refused(ServerError.PRODUCER_FENCED, "another producer is the exclusive one"))
+
+    def _remove(self, producer: _Opened) -> None:
+        """Forget a producer; the next may have its turn."""
+        if producer.state == "closed":
+            return
+        opened, producer.state = producer.state != "opening", "closed"
+        connection = producer.connection
+        if connection.producers.get(producer.producer_id) is producer:
+            del connection.producers[producer.producer_id]
+        if producer.success is None and not opened:
+            return  # its topic is not known yet
+        self.sends.forget(producer)
+        topic = producer.topic_name
+        producing = self._topics.get(topic)
+        if producing is None or producing.access is None:
+            return
+        if producing.by_name.get(producer.name) is producer:
+            del producing.by_name[producer.name]
+        following, epoch, fenced = producing.access.leave(producer)
+        for each in fenced:
+            self._fence(each)
+        if following is not None:
+            self._start(self._promote(producing, following, epoch))
+        self._drop_unused(topic)
+
+    async def _promote(self, producing: _Producing, producer: _Opened, epoch: int | None) -> None:
+        """It is its turn: the second PRODUCER_SUCCESS."""
+        async with producing.lock:
+            try:
+                await self._admitted(producing, producer, epoch)
+            except DuelogError as error:
+                self._answer_failed(producer, error)
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _drop_unused(self, topic: str) -> None:
+        producing = self._topics.get(topic)
+        if producing is not None and not producing.opening and not producing.by_name and not producing.lock.locked():
+            del self._topics[topic]

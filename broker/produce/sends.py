@@ -1,0 +1,307 @@
+"""From SEND to the engine and back to SEND_RECEIPT: checks, refusals, back-pressure, answers in order.
+
+All of it belongs to the event loop's thread, but for `_heard`, by which the engine's thread tells what became of a
+group of messages: one hop to the loop for all of them.
+
+A connection is not read while it has many SENDs unanswered, nor while the engine has no capacity. What of it was read
+already waits in order, bounded by what a connection reads at once; nothing is dropped, and no other connection waits.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+from ...sending.outbox import Duplicate
+from ...store.errors import ClosedError, DelayTooLong, DuelogError, InvalidArgument, StoreFailed
+from ...store.position import MessageId
+from ..protocol import entry
+from ..protocol.commands import MessageIdData, Send, SendError, SendReceipt
+from ..protocol.failures import Refused, ServerError, server_error
+from ..protocol.frames import checksum_matches, metadata_of
+from ..protocol.loop_calls import LoopCalls
+from ..protocol.metadata import decode_metadata
+from ..protocol.peer import Peer
+from ..protocol.wire import ProtocolError
+from .replies import Reply, ReplyQueue
+
+if TYPE_CHECKING:
+    from ...topic import Topic
+
+_log = logging.getLogger("duelog.broker")
+
+Outcome: TypeAlias = MessageId | Duplicate | Exception
+SendReply: TypeAlias = Reply["OpenProducer", Outcome]
+
+_DUPLICATE_ID = MessageIdData(2**64 - 1, 2**64 - 1)
+_MOST_MESSAGES = 2**32 - 1
+_RETRY_S = 0.01
+"""How soon the engine is asked again when it had no capacity, and has not told of any message since."""
+
+
+@dataclass(slots=True)
+class SendSettings:
+    """How SENDs are taken; may be changed while running."""
+
+    clamp_delays: bool = False
+    """A delay over the maximum is shortened to it; False: the message is refused."""
+    max_unanswered: int = 1_000
+    """SENDs of a connection without an answer, at which it is not read; it is again at half."""
+
+
+@dataclass(slots=True)
+class Figures:
+    """Counted since the start."""
+
+    messages: int = 0
+    entries: int = 0
+    bytes: int = 0
+    refused: int = 0
+    duplicates: int = 0
+
+
+class OpenProducer:
+    """A producer of a connection, as SENDs see it."""
+
+    __slots__ = (
+        "connection", "figures", "name", "numbered", "on_answered", "partition", "producer_id", "replies", "topic",
+    )  # fmt: skip
+
+    def __init__(
+        self, connection: SendingPeer, producer_id: int, name: str, topic: Topic, partition: int, *, numbered: bool
+    ) -> None:
+        """numbered: what it sends is stored once however often it comes."""
+        self.connection = connection
+        self.producer_id = producer_id
+        self.name = name
+        self.topic = topic
+        self.partition = partition
+        self.numbered = numbered
+        self.replies: ReplyQueue[OpenProducer, Outcome] = ReplyQueue()
+        self.on_answered: Callable[[], object] | None = None
+        """Called once all replies have left; it is to be closed then."""
+        self.figures = Figures()
+
+
+class SendingPeer:
+    """A connection that has producers."""
+
+    __slots__ = ("blocked", "full", "peer", "unanswered")
+
+    def __init__(self, peer: Peer) -> None:
+        self.peer = peer
+        self.unanswered = 0
+        self.full = False
+        """Whether it is not read since it has too many SENDs unanswered."""
+        self.blocked: deque[tuple[SendReply, _Entry]] = deque()
+        """Read, and not taken by the engine yet."""
+
+
+class _Entry(NamedTuple):
+    payload: bytes
+    deliver_at: int | None
+    key: str | None
+    numbers: tuple[str, int, int] | None
+    messages: int
+
+
+class Sends:
+    """SENDs of all producers. Of the event loop's thread."""
+
+    def __init__(self, calls: LoopCalls, settings: SendSettings, clock: Callable[[], int]) -> None:
+        """clock: the store's, in ms."""
+        self._calls = calls
+        self._settings = settings
+        self._clock = clock
+        self._results: deque[Sequence[tuple[Any, Outcome]]] = deque()
+        self._blocked: dict[SendingPeer, None] = {}
+        self._retrying = False
+        self.figures = Figures()
+        self.on_failed: Callable[[OpenProducer], object] = lambda _: None
+        """The store of a producer takes nothing more: it is to be closed."""
+        self._done = self._heard  # one object, by which the engine knows what is heard together
+
+    @property
+    def blocked_entries(self) -> int:
+        """Entries that were read and not taken by the engine yet."""
+        return sum(len(each.blocked) for each in self._blocked)
+
+    # -- in ------------------------------------------------------------------------------------------
+
+    def send(self, producer: OpenProducer, command: Send, blob: memoryview) -> None:
+        """Take a SEND; it is answered in its turn."""
+        connection = producer.connection
+        reply: SendReply = Reply(producer, command.sequence_id, command.highest_sequence_id)
+        producer.replies.expect(reply)
+        connection.unanswered += 1
+        if connection.unanswered >= self._settings.max_unanswered and not connection.full:
+            connection.full = True
+            connection.peer.pause_reading("unanswered")
+        try:
+            item = self._checked(producer, command, blob)
+        except Refused as refused:
+            self._answer(reply, refused)
+            return
+        if connection.blocked or not self._put(reply, item):
+            self._block(connection, reply, item)
+
+    def _checked(self, producer: OpenProducer, command: Send, blob: memoryview) -> _Entry:
+        if command.txn_least is not None or command.txn_most is not None:
+            raise Refused(ServerError.NOT_ALLOWED, "transactions are not offered")
+        if not checksum_matches(blob):
+            raise Refused(ServerError.CHECKSUM, "the checksum does not match")
+        try:
+            metadata = decode_metadata(metadata_of(blob))
+        except ProtocolError as error:
+            raise self._refusal(producer, str(error)) from error
+        batch = metadata.num_messages_in_batch
+        messages = command.num_messages if batch is None else batch
+        if not 1 <= messages <= _MOST_MESSAGES:
+            raise self._refusal(producer, f"{messages} messages in a batch")
+        header = entry.header_for(metadata, messages, is_batch=batch is not None, is_chunk=command.is_chunk)
+        deliver_at = metadata.deliver_at_time
+        if deliver_at is not None and deliver_at <= self._clock():
+            deliver_at = None
+        numbers = None
+        if producer.numbered and not command.is_chunk:  # chunks of a message have one number
+            first = command.sequence_id
+            numbers = (producer.name, first, max(first, command.highest_sequence_id))
+        return _Entry(entry.pack(header, blob), deliver_at, entry.key_of(metadata), numbers, messages)
+
+    @staticmethod
+    def _refusal(producer: OpenProducer, message: str) -> Refused:
+        """A refusal of one message, in the form that makes this client fail it and go on."""
+        cpp = producer.connection.peer.client_version.startswith("Pulsar-CPP")
+        return Refused(ServerError.CHECKSUM if cpp else ServerError.NOT_ALLOWED, message)
+
+    def _put(self, reply: SendReply, item: _Entry) -> bool:
+        """Hand an entry to the engine; False: it has no capacity now."""
+        producer = reply.producer
+        payload, deliver_at, key, numbers, messages = item
+        try:
+            taken = producer.topic.put(
+                payload, deliver_at=deliver_at, key=key, numbers=numbers, token=reply, done=self._done, wait=False
+            )
+        except DelayTooLong as error:
+            if self._settings.clamp_delays:
+                return self._put(reply, item._replace(deliver_at=self._clock() + error.limit_ms))
+            return self._refuse(reply, error)
+        except InvalidArgument as error:
+            return self._refuse(reply, error)
+        except DuelogError as error:
+            self._answer(reply, error)
+            return True
+        if taken:
+            for figures in (self.figures, producer.figures):
+                figures.messages += messages
+                figures.entries += 1
+                figures.bytes += len(payload)
+        return taken
+
+    def _refuse(self, reply: SendReply, error: InvalidArgument) -> bool:
+        self._answer(reply, self._refusal(reply.producer, str(error)))
+        return True
+
+    # -- no capacity ---------------------------------------------------------------------------------
+
+    def _block(self, connection: SendingPeer, reply: SendReply, item: _Entry) -> None:
+        connection.blocked.append((reply, item))
+        if connection not in self._blocked:
+            self._blocked[connection] = None
+            connection.peer.pause_reading("capacity")
+        if not self._retrying:
+            self._retrying = True
+            self._calls.loop.call_later(_RETRY_S, self._retry)
+
+    def _retry(self) -> None:
+        self._retrying = False
+        self._unblock()
+        if self._blocked and not self._retrying:
+            self._retrying = True
+            self._calls.loop.call_later(_RETRY_S, self._retry)
+
+    def _unblock(self) -> None:
+        """Hand on what waits, a connection after the other, while the engine takes it."""
+        for connection in list(self._blocked):
+            blocked = connection.blocked
+            while blocked:
+                reply, item = blocked[0]
+                if not self._put(reply, item):
+                    self._blocked[connection] = self._blocked.pop(connection)  # the next begins next time
+                    return
+                blocked.popleft()
+            del self._blocked[connection]
+            connection.peer.resume_reading("capacity")
+
+    def forget(self, producer: OpenProducer) -> None:
+        """The producer is closed or gone: what the engine has not taken of it is not stored, nor answered."""
+        connection = producer.connection
+        connection.unanswered -= len(producer.replies)
+        producer.replies = ReplyQueue()
+        kept = [each for each in connection.blocked if each[0].producer is not producer]
+        connection.blocked = deque(kept)
+        if not kept and self._blocked.pop(connection, self) is None:
+            connection.peer.resume_reading("capacity")
+        self._resume(connection)
+
+    # -- out -----------------------------------------------------------------------------------------
+
+    def _heard(self, results: Sequence[tuple[Any, Outcome]]) -> None:
+        """What became of messages; a thread of the engine calls."""
+        self._results.append(results)
+        self._calls.post(self._deliver)
+
+    def _deliver(self) -> None:
+        producers: dict[OpenProducer, None] = {}
+        while self._results:
+            for reply, outcome in self._results.popleft():
+                reply.outcome = outcome
+                producers[reply.producer] = None
+        for producer in producers:
+            self._flush(producer)
+        if self._blocked:
+            self._unblock()
+
+    def _answer(self, reply: SendReply, outcome: Exception) -> None:
+        reply.outcome = outcome
+        self._flush(reply.producer)
+
+    def _flush(self, producer: OpenProducer) -> None:
+        """Send the answers whose turn it is."""
+        connection, producer_id, partition = producer.connection, producer.producer_id, producer.partition
+        send = connection.peer.send
+        sent, failed = 0, False
+        replies = producer.replies
+        for reply in replies.take():
+            outcome, sequence_id, highest = reply.outcome, reply.sequence_id, reply.highest_sequence_id
+            sent += 1
+            if isinstance(outcome, MessageId):
+                message_id = MessageIdData(outcome.ledger_id, outcome.entry_id, partition)
+                send(SendReceipt(producer_id, sequence_id, message_id, highest))
+            elif isinstance(outcome, Duplicate):
+                producer.figures.duplicates += 1
+                self.figures.duplicates += 1
+                send(SendReceipt(producer_id, sequence_id, _DUPLICATE_ID, highest))
+            elif isinstance(outcome, (StoreFailed, ClosedError)):
+                failed = True
+            elif outcome is not None:
+                producer.figures.refused += 1
+                self.figures.refused += 1
+                if not isinstance(outcome, DuelogError | Refused):
+                    _log.error("a message of producer %s failed", producer.name, exc_info=outcome)
+                send(SendError(producer_id, sequence_id, server_error(outcome), str(outcome)))
+        connection.unanswered -= sent
+        self._resume(connection)
+        if failed:
+            self.on_failed(producer)
+        elif producer.on_answered is not None and not producer.replies:
+            answered, producer.on_answered = producer.on_answered, None
+            answered()
+
+    def _resume(self, connection: SendingPeer) -> None:
+        if connection.full and connection.unanswered <= self._settings.max_unanswered // 2:
+            connection.full = False
+            connection.peer.resume_reading("unanswered")

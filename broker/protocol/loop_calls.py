@@ -1,0 +1,83 @@
+"""Calls from the engine's threads to the event loop's thread, many in one hop; and the loop's timers.
+
+An event loop wakes by a byte through a pipe. A commit that answers a thousand messages, or a topic that wakes fifty
+subscriptions, costs one such byte.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Executor
+from contextlib import suppress
+from typing import Any, Protocol, TypeVar
+
+_log = logging.getLogger("duelog.broker")
+
+T = TypeVar("T")
+
+
+class Timer(Protocol):
+    """A call that is to come."""
+
+    def cancel(self) -> None:
+        """Have it not come."""
+        ...
+
+
+class Loop(Protocol):
+    """What of an event loop the rooms use; tests move its time by hand."""
+
+    def time(self) -> float:
+        """Seconds, never going back."""
+        ...
+
+    def call_later(self, delay: float, callback: Callable[..., object], /, *args: Any) -> Timer:
+        """Call in so many seconds."""
+        ...
+
+    def call_soon_threadsafe(self, callback: Callable[..., object], /, *args: Any) -> object:
+        """Call soon; from any thread. Raises RuntimeError once the loop is closed."""
+        ...
+
+
+class LoopCalls:
+    """Calls that the loop's thread makes, in the order in which they were posted."""
+
+    def __init__(self, loop: Loop) -> None:
+        self.loop = loop
+        self._waiting: deque[Callable[[], object]] = deque()
+        self._woken = False
+
+    def post(self, call: Callable[[], object]) -> None:
+        """Have the loop's thread call. From any thread; takes no lock. After the loop's end nothing is called."""
+        self._waiting.append(call)
+        if not self._woken:
+            self._woken = True
+            with suppress(RuntimeError):  # the loop is closed
+                self.loop.call_soon_threadsafe(self._run)
+
+    def _run(self) -> None:
+        self._woken = False  # before looking: what is posted from here on wakes the loop again
+        for _ in range(len(self._waiting)):
+            try:
+                self._waiting.popleft()()
+            except Exception:
+                _log.exception("a call of the engine failed")
+
+
+class Workers:
+    """Threads for work that may wait for the disk or a lock."""
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+
+    async def __call__(self, work: Callable[[], T]) -> T:
+        """Run it; its result, or what it raises. It goes on where the waiting task is cancelled."""
+        return await asyncio.wrap_future(self._executor.submit(work))
+
+    def start(self, work: Callable[[], object]) -> None:
+        """Run it, without waiting; it does not raise."""
+        self._executor.submit(work)
