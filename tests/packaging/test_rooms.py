@@ -30,6 +30,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "subscribing": {"", "delivery", "sending", "topics"},
     "check": {"background"},
     "aio": {"", "delivery", "sending", "topics"},
+    "broker.consume": {"broker.lookup", "broker.protocol"},
+    "broker.produce": {"broker.protocol"},
     "broker.lookup": {"broker.protocol", "broker.security"},
     "broker.security": {"broker.protocol"},
     "broker.server": {"broker.protocol", "broker.security"},

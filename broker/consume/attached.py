@@ -1,0 +1,293 @@
+"""A subscription with its consumers: which of them is served, what each is sent, what all of them hold.
+
+One object for each subscription that has consumers; of a reader, which holds nothing, too. Of the event loop's thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, cast
+
+from ...store.errors import CorruptRecord
+from ..protocol import entry
+from ..protocol.commands import (
+    NO_REQUEST,
+    ActiveConsumerChange,
+    CloseConsumer,
+    Message,
+    MessageIdData,
+    SubscriptionType,
+)
+from ..protocol.loop_calls import LoopCalls, Workers
+from .batch_acks import BatchAcks
+from .consumer_record import INDIVIDUAL, Consumer, Delivery
+from .pump import TURN_ENTRIES, Polled, Pump
+
+if TYPE_CHECKING:
+    from ...store.received_messages import ReceivedMessages
+    from ...subscription import Subscription
+    from ...topic import Topic
+
+MAX_UNACKED_CONSUMER = 50_000
+MAX_UNACKED_SUBSCRIPTION = 200_000
+"""Messages of shared types that are not acknowledged, at which dispatch stops; it goes on at half."""
+
+_JOB_ENTRIES = 1_000
+_JOB_BYTES = 4 << 20
+"""What is polled at once in all, by the size of what came before."""
+
+_FAILOVER_NOTICES = 12
+"""Protocol version of clients that know ACTIVE_CONSUMER_CHANGE."""
+
+
+class Attached:
+    """A subscription that has consumers, or is getting one."""
+
+    def __init__(
+        self,
+        topic: Topic,
+        partition: int,
+        name: str,
+        calls: LoopCalls,
+        workers: Workers,
+        clock: Callable[[], int],
+        failed: Callable[[Attached, Exception], object],
+    ) -> None:
+        """partition: of the topic, or -1. name: of the subscription, as stored. clock: the store's, in ms."""
+        self.topic = topic
+        self.partition = partition
+        self.name = name
+        self.durable = True
+        self.lock = asyncio.Lock()
+        """Held while a consumer comes, or the subscription moves or is deleted."""
+        self.opening = 0
+        self.consumers: list[Consumer] = []
+        """In the order in which they came."""
+        self.leaving = 0
+        self.waking: Subscription | None = None
+        """The consumer of the engine by which the pump is woken."""
+        self.active: Consumer | None = None
+        """Of a Failover subscription, the one that is served."""
+        self.batches = BatchAcks()
+        self.unacked = 0
+        self.blocked = False
+        self.moving = False
+        """Whether nothing is dispatched, as the subscription is on its way to another position."""
+        self.max_unacked_consumer = MAX_UNACKED_CONSUMER
+        self.max_unacked = MAX_UNACKED_SUBSCRIPTION
+        self._entry_messages = 1.0
+        self._entry_bytes = 1_024.0
+        self._turn = 0
+        self.pump = Pump(calls, workers, clock, self._plan, self._deliver, lambda error: failed(self, error))
+
+    @property
+    def type(self) -> SubscriptionType | None:
+        """Of its consumers; None: it has none."""
+        return self.consumers[0].type if self.consumers else None
+
+    @property
+    def is_unused(self) -> bool:
+        """Whether nothing needs it any more."""
+        return not self.consumers and not self.opening and not self.leaving
+
+    # -- consumers -----------------------------------------------------------------------------------
+
+    def join(self, consumer: Consumer) -> None:
+        """A consumer is attached."""
+        self.consumers.append(consumer)
+        consumer.state = "ready"
+
+    def leave(self, consumer: Consumer) -> None:
+        """A consumer is gone: it is sent nothing more, and what it holds is for others."""
+        consumer.state = "closed"
+        consumer.generation += 1
+        self.consumers.remove(consumer)
+        self.unacked -= consumer.unacked
+        consumer.held, consumer.unacked = {}, 0
+        consumer.surplus.clear()
+        self._unblock()
+
+    def elect(self, newcomer: Consumer | None = None) -> Consumer | None:
+        """Say which consumer of a Failover subscription is served; the one that is now, if that has changed."""
+        if self.type != SubscriptionType.FAILOVER:
+            self.active = None
+            return None
+        top = min(each.priority for each in self.consumers)
+        ranked = sorted((each for each in self.consumers if each.priority == top), key=lambda each: each.name)
+        chosen = ranked[max(self.partition, 0) % len(ranked)]
+        changed = chosen is not self.active
+        self.active = chosen
+        for each in self.consumers if changed else [newcomer] if newcomer is not None else []:
+            if each.peer.protocol_version >= _FAILOVER_NOTICES:
+                each.peer.send(ActiveConsumerChange(each.consumer_id, each is chosen))
+        return chosen if changed else None
+
+    def close_consumers(self) -> list[Consumer]:
+        """Tell every consumer that it is closed, and forget them; who they were."""
+        closed = list(self.consumers)
+        for consumer in closed:
+            self.leave(consumer)
+            consumer.peer.send(CloseConsumer(consumer.consumer_id, NO_REQUEST))
+        self.active = None
+        return closed
+
+    # -- dispatch ------------------------------------------------------------------------------------
+
+    def _plan(self) -> list[tuple[Consumer, int, int]]:
+        """Who is polled next, and for how many entries."""
+        if self.moving or self.blocked:
+            return []
+        consumers = self.consumers if self.active is None else [self.active]
+        able = [each for each in consumers if each.may_be_polled and self._can_write(each)]
+        if not able:
+            return []
+        if self.type == SubscriptionType.SHARED and len(able) > 1:
+            top = min(each.priority for each in able)
+            able = [each for each in able if each.priority == top]
+        self._turn = (self._turn + 1) % len(able)
+        able = able[self._turn :] + able[: self._turn]
+        left = max(min(_JOB_ENTRIES, int(_JOB_BYTES / self._entry_bytes)), 1)
+        wanted = {each: each.permits for each in able}
+        if self.type in INDIVIDUAL:
+            left = min(left, self._entries(self.max_unacked - self.unacked))
+            wanted = {each: min(each.permits, self.max_unacked_consumer - each.unacked) for each in able}
+        wanted = {each: self._entries(messages) for each, messages in wanted.items()}
+        most = left if len(able) == 1 else TURN_ENTRIES
+        turns = []
+        while wanted and left > 0:
+            for consumer in list(wanted):
+                entries = min(wanted[consumer], most, left)
+                turns.append((consumer, consumer.generation, entries))
+                left -= entries
+                wanted[consumer] -= entries
+                if not wanted[consumer]:
+                    del wanted[consumer]
+                if left <= 0:
+                    break
+        return turns
+
+    def _entries(self, messages: int) -> int:
+        """How many entries so many messages may be."""
+        return max(int(messages / self._entry_messages), 1)
+
+    def _can_write(self, consumer: Consumer) -> bool:
+        if consumer.peer.writable:
+            return True
+        if not consumer.waits_for_peer and not consumer.peer.closed:
+            consumer.waits_for_peer = True
+
+            def writable() -> None:
+                consumer.waits_for_peer = False
+                self.pump.turn()
+
+            consumer.peer.on_writable(writable)
+        return False
+
+    def _deliver(self, polled: Polled) -> None:
+        """Send what a poll gave, as far as there are permits."""
+        consumer, generation, messages = polled
+        if generation != consumer.generation or consumer.state != "ready":
+            return  # it is given back, or closed: the engine has it delivered again
+        total = sum(map(len, messages.payloads))
+        self._entry_bytes += (total / len(messages) - self._entry_bytes) / 4
+        before = consumer.messages_out
+        surplus = consumer.surplus
+        places = cast(list[int], messages.places)  # ids of entries are numbers of 32 bits
+        for place, payload, count in zip(places, messages.payloads, messages.redelivery_counts, strict=True):
+            try:
+                size = entry.unpack(payload).messages
+                blob = memoryview(payload)[entry.HEADER_BYTES :]
+            except CorruptRecord:  # a program sent it, not a client
+                size, blob = 1, memoryview(_blob_of(messages, place))
+            delivery = Delivery(place, blob, size, count)
+            if consumer.permits > 0 and not surplus:
+                self._send(consumer, delivery)
+            else:
+                surplus.append(delivery)
+        sent = len(messages) - len(surplus)
+        if sent:
+            self._entry_messages += ((consumer.messages_out - before) / sent - self._entry_messages) / 4
+        self._block(consumer)
+
+    def send_surplus(self, consumer: Consumer) -> None:
+        """There are permits: send what the consumer has not been sent for want of them."""
+        surplus = consumer.surplus
+        while surplus and consumer.permits > 0:
+            self._send(consumer, surplus.popleft())
+
+    def _send(self, consumer: Consumer, delivery: Delivery) -> None:
+        place, blob, messages, count = delivery
+        ack_set: Sequence[int] = ()
+        left = messages
+        if self.batches:
+            ack_set = self.batches.words(place)
+            left = self.batches.left(place) or messages
+        message_id = MessageIdData(place >> 32, place & 0xFFFFFFFF, self.partition)
+        consumer.peer.send(Message(consumer.consumer_id, message_id, count, ack_set, consumer.epoch), blob)
+        consumer.permits -= messages
+        consumer.messages_out += messages
+        consumer.bytes_out += len(blob)
+        if count:
+            consumer.redelivered += messages
+        if consumer.type in INDIVIDUAL:
+            consumer.held[place] = left
+            consumer.unacked += left
+            self.unacked += left
+
+    # -- unacknowledged ------------------------------------------------------------------------------
+
+    def done_with(self, consumer: Consumer, place: int, left: int = 0) -> None:
+        """Of an entry that some consumer holds, so many messages are not acknowledged."""
+        owner = consumer if place in consumer.held else next((c for c in self.consumers if place in c.held), None)
+        if owner is None:
+            return
+        if left:
+            before = owner.held[place]
+            owner.held[place] = left
+        else:
+            before = owner.held.pop(place)
+        owner.unacked -= before - left
+        self.unacked -= before - left
+        if owner.blocked or self.blocked:
+            self._unblock()
+
+    def release(self, consumer: Consumer, places: Sequence[int] | None) -> list[int] | None:
+        """Forget entries that a consumer gives back, None: all; those that it held."""
+        if places is None:
+            consumer.generation += 1
+            consumer.surplus.clear()
+            self.unacked -= consumer.unacked
+            consumer.held, consumer.unacked = {}, 0
+            released = None
+        else:
+            released = []
+            for place in places:
+                messages = consumer.held.pop(place, None)
+                if messages is not None:
+                    released.append(place)
+                    consumer.unacked -= messages
+                    self.unacked -= messages
+        self._unblock()
+        return released
+
+    def _block(self, consumer: Consumer) -> None:
+        consumer.blocked = consumer.blocked or consumer.unacked >= self.max_unacked_consumer
+        self.blocked = self.blocked or self.unacked >= self.max_unacked
+
+    def _unblock(self) -> None:
+        again = False
+        if self.blocked and self.unacked <= self.max_unacked // 2:
+            self.blocked, again = False, True
+        for each in self.consumers:
+            if each.blocked and each.unacked <= self.max_unacked_consumer // 2:
+                each.blocked, again = False, True
+        if again:
+            self.pump.turn()
+
+
+def _blob_of(messages: ReceivedMessages, place: int) -> bytes:
+    message = messages[messages.places.index(place)]
+    return entry.blob_of_program(
+        message.payload, message.key, message.properties, message.publish_ms, message.message_id.entry_id
+    )

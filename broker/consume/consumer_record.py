@@ -1,0 +1,72 @@
+"""A consumer of a connection: what it asked for, what it may be sent, what it has and has not acknowledged."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, NamedTuple
+
+from ..protocol.commands import Subscribe, SubscriptionType
+from ..protocol.peer import Peer
+from .sticky import KeySharing
+
+if TYPE_CHECKING:
+    from ...subscription import Subscription
+
+INDIVIDUAL = frozenset({SubscriptionType.SHARED, SubscriptionType.KEY_SHARED})
+"""Types of which messages are acknowledged one by one: what a consumer holds of them is counted, and bounded."""
+
+
+class Delivery(NamedTuple):
+    """An entry that a consumer is to be sent."""
+
+    place: int
+    blob: memoryview
+    messages: int
+    redelivery_count: int
+
+
+class Consumer:
+    """Of the event loop's thread; `engine` is for workers."""
+
+    __slots__ = (
+        "blocked", "bytes_out", "command", "consumer_id", "engine", "epoch", "generation", "held",
+        "messages_out", "name", "opened_at", "peer", "permits", "priority", "redelivered", "sharing", "state",
+        "surplus", "type", "unacked", "waits_for_peer",
+    )  # fmt: skip
+
+    def __init__(self, peer: Peer, command: Subscribe, name: str, opened_at: float) -> None:
+        self.peer = peer
+        self.command = command
+        self.consumer_id = command.consumer_id
+        self.name = name
+        self.type = command.type
+        self.priority = command.priority_level
+        self.sharing = KeySharing(None, False)
+        self.epoch = command.epoch
+        """Of the consumer, which a client raises when it has everything sent again; None: it has none."""
+        self.state = "opening"
+        """Then "ready", at last "closed"."""
+        self.engine: Subscription | None = None
+        self.opened_at = opened_at
+
+        self.permits = 0
+        """Messages that it may be sent; below zero by a part of a batch."""
+        self.blocked = False
+        """Whether it is sent nothing since it has too much unacknowledged."""
+        self.waits_for_peer = False
+        self.held: dict[int, int] = {}
+        """Of shared types: messages not acknowledged, by the place of their entry."""
+        self.unacked = 0
+        """Sum of `held`."""
+        self.surplus: deque[Delivery] = deque()
+        """Handed out by the engine, and not sent for want of permits: at most the entries of a turn."""
+        self.generation = 0
+        """Raised when what is on its way to it is not to be sent."""
+        self.messages_out = 0
+        self.bytes_out = 0
+        self.redelivered = 0
+
+    @property
+    def may_be_polled(self) -> bool:
+        """Whether it can be sent messages now."""
+        return self.permits > 0 and not self.blocked and self.state == "ready" and not self.surplus

@@ -1,0 +1,210 @@
+"""What clients ask of consumers: the commands, and how each is answered.
+
+What the engine does for a command is asked of its subscription's pump, in order with everything else that concerns that
+subscription.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import partial
+
+from ...store.errors import DuelogError
+from ..protocol.commands import (
+    Ack,
+    AckResponse,
+    AckType,
+    ConsumerStats,
+    Error,
+    Flow,
+    GetLastMessageId,
+    Redeliver,
+    Seek,
+    Success,
+    Unsubscribe,
+)
+from ..protocol.failures import Refused, ServerError, server_error
+from ..protocol.loop_calls import LoopCalls, Workers
+from ..protocol.peer import Peer
+from . import acking, feed, figures
+from .attached import Attached
+from .consumer_record import INDIVIDUAL, Consumer
+from .membership import ConsumerSettings, Membership, OpenTopic, SchemaCheck
+
+_log = logging.getLogger("duelog.broker")
+
+
+class Consumers:
+    """All consumers. Of the event loop's thread."""
+
+    def __init__(
+        self,
+        open_topic: OpenTopic,
+        schemas: SchemaCheck,
+        workers: Workers,
+        calls: LoopCalls,
+        clock: Callable[[], int],
+        settings: ConsumerSettings | None = None,
+    ) -> None:
+        """clock: the store's, in ms."""
+        self.settings = settings or ConsumerSettings()
+        self._workers = workers
+        self._calls = calls
+        members = Membership(open_topic, schemas, workers, calls, clock, self.settings)
+        self._members = members
+        self.open = members.open
+        self.close = members.close
+        self.gone = members.gone
+        self.close_topic = members.close_topic
+        self.close_all = members.close_all
+
+    # -- messages ------------------------------------------------------------------------------------
+
+    def _ready(self, peer: Peer, consumer_id: int) -> tuple[Consumer, Attached]:
+        """A consumer that is open. Raises Refused."""
+        consumer = self._members.find(peer, consumer_id)
+        if consumer is None or consumer.state != "ready" or consumer.group is None:
+            raise Refused(ServerError.CONSUMER_NOT_FOUND, f"consumer {consumer_id} is not open")
+        return consumer, consumer.group
+
+    def flow(self, peer: Peer, command: Flow) -> None:
+        """FLOW. For an unknown consumer it is dropped."""
+        consumer = self._members.find(peer, command.consumer_id)
+        if consumer is not None and consumer.group is not None:
+            consumer.permits += command.permits
+            consumer.group.send_surplus(consumer)
+            consumer.group.pump.turn()
+
+    def ack(self, peer: Peer, command: Ack) -> None:
+        """ACK. For an unknown consumer it is dropped."""
+        consumer = self._members.find(peer, command.consumer_id)
+        if consumer is None or consumer.group is None or consumer.state != "ready":
+            return
+        answer = None
+        if command.request_id is not None:
+            answer = partial(_answer_ack, peer, command)
+        try:
+            if command.txn_least is not None or command.txn_most is not None:
+                raise Refused(ServerError.NOT_ALLOWED, "transactions are not offered")
+            if command.type == AckType.CUMULATIVE:
+                acking.cumulative(consumer.group, consumer, command.message_ids, answer)
+            else:
+                acking.individual(consumer.group, consumer, command.message_ids, answer)
+        except Refused as refused:
+            if answer is not None:
+                answer(refused)
+            else:
+                _log.info("an acknowledgement of consumer %s is refused: %s", consumer.name, refused)
+
+    def redeliver(self, peer: Peer, command: Redeliver) -> None:
+        """REDELIVER. For an unknown consumer it is dropped."""
+        consumer = self._members.find(peer, command.consumer_id)
+        if consumer is None or consumer.group is None or consumer.state != "ready":
+            return
+        group = consumer.group
+        if command.message_ids and consumer.type in INDIVIDUAL:
+            places = [acking.place_of(each) for each in command.message_ids]
+            released = group.release(consumer, [each for each in places if each is not None])
+            if released:
+                group.pump.give_back(consumer, released)
+            return
+        if command.epoch is not None:
+            consumer.epoch = command.epoch
+        group.release(consumer, None)
+        group.pump.give_back(consumer, None)
+
+    # -- positions -----------------------------------------------------------------------------------
+
+    async def seek(self, peer: Peer, command: Seek) -> None:
+        """SEEK: every consumer of the subscription is closed, then SUCCESS."""
+        try:
+            consumer, group = self._ready(peer, command.consumer_id)
+            async with group.lock:
+                if consumer.state != "ready" or consumer.engine is None:
+                    raise Refused(ServerError.CONSUMER_NOT_FOUND, f"consumer {command.consumer_id} is not open")
+                group.moving = True
+                try:
+                    start = await group.pump.run(partial(feed.seek, group.topic, consumer.engine, command))
+                finally:
+                    group.moving = False
+                    group.pump.turn()
+                group.batches.clear()
+                if not group.durable:
+                    self._remember(group, start)
+                self._members.close_group(group, lambda *_: None)
+        except (Refused, DuelogError) as error:
+            code = error.error if isinstance(error, Refused) else ServerError.METADATA
+            peer.send(Error(command.request_id, code, str(error)))
+            return
+        peer.send(Success(command.request_id))
+
+    def _remember(self, group: Attached, start: feed.Start) -> None:
+        key = group.topic.name, group.name
+        self._members.moved[key] = start
+
+        def forget() -> None:
+            if self._members.moved.get(key) is start:
+                del self._members.moved[key]
+
+        self._calls.loop.call_later(self._members.settings.keep_alive_s, forget)
+
+    async def last_message_id(self, peer: Peer, command: GetLastMessageId) -> None:
+        """GET_LAST_MESSAGE_ID."""
+        try:
+            consumer, group = self._ready(peer, command.consumer_id)
+            found = await self._workers(partial(feed.last_message_id, group.topic, consumer.engine, group.partition))
+        except (Refused, DuelogError) as error:
+            peer.send(Error(command.request_id, server_error(error), str(error)))
+            return
+        found.request_id = command.request_id
+        peer.send(found)
+
+    async def unsubscribe(self, peer: Peer, command: Unsubscribe) -> None:
+        """UNSUBSCRIBE: only a subscription's only consumer may, unless it says `force`."""
+        try:
+            consumer, group = self._ready(peer, command.consumer_id)
+            async with group.lock:
+                if len(group.consumers) > 1 and not command.force:
+                    raise Refused(ServerError.METADATA, "the subscription has other consumers")
+                self._members.forget(consumer)
+                others = [each for each in group.consumers if each is not consumer]
+                if consumer in group.consumers:
+                    await self._members.left(group, [consumer])
+                if others:
+                    self._members.close_group(group, lambda *_: None)
+                if group.durable:
+                    await group.pump.run(partial(group.topic.unsubscribe, group.name))
+        except (Refused, DuelogError) as error:
+            peer.send(Error(command.request_id, server_error(error), str(error)))
+            return
+        peer.send(Success(command.request_id))
+
+    async def stats(self, peer: Peer, command: ConsumerStats) -> None:
+        """CONSUMER_STATS."""
+        try:
+            consumer, _ = self._ready(peer, command.consumer_id)
+            backlog = 0
+            if consumer.engine is not None:
+                backlog = (await self._workers(consumer.engine.stats)).backlog
+        except (Refused, DuelogError) as error:
+            peer.send(figures.unknown(command, error))
+            return
+        peer.send(figures.of_consumer(command, consumer, backlog, self._calls.loop.time()))
+
+    def of_topic(self, topic: str) -> dict[str, list[Consumer]]:
+        """The consumers of a topic by subscription."""
+        return {name: list(group.consumers) for (of, name), group in self._members.groups.items() if of == topic}
+
+    @property
+    def count(self) -> int:
+        """Consumers of all connections."""
+        return sum(map(len, self._members.connections.values()))
+
+
+def _answer_ack(peer: Peer, command: Ack, error: Exception | None) -> None:
+    if error is None:
+        peer.send(AckResponse(command.consumer_id, request_id=command.request_id))
+    else:
+        code = server_error(error)
+        peer.send(AckResponse(command.consumer_id, error=code, message=str(error), request_id=command.request_id))

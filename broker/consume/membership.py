@@ -1,0 +1,286 @@
+"""SUBSCRIBE and CLOSE_CONSUMER: who is attached to which subscription, and what ends that.
+
+A consumer is opened in three steps: the topic is made ready; then, one at a time for each subscription, it is admitted
+beside the others; then the engine attaches it, and it is answered. What happens meanwhile (CLOSE, a lost connection) is
+looked at after each.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ...store.errors import DuelogError
+from ..lookup.topic_address import stored_subscription
+from ..protocol.commands import CloseConsumer, Error, Schema, Subscribe, SubscriptionType, Success
+from ..protocol.failures import Refused, ServerError, server_error
+from ..protocol.loop_calls import LoopCalls, Workers
+from ..protocol.peer import Peer
+from . import feed
+from .attached import MAX_UNACKED_CONSUMER, MAX_UNACKED_SUBSCRIPTION, Attached
+from .consumer_record import Consumer
+from .sticky import KeySharing
+
+if TYPE_CHECKING:
+    from ...topic import Topic
+
+_log = logging.getLogger("duelog.broker")
+
+_ALIVE_S = 5.0
+"""How soon the connection of an exclusive consumer must answer a PING, when another wants its place."""
+
+OpenTopic = Callable[[Peer, str, bool], Awaitable[tuple["Topic", int]]]
+"""A peer may consume from a topic: the topic, made where that is asked for, and its partition or -1. Raises Refused."""
+
+
+class SchemaCheck(Protocol):
+    """What is known of topics beside their messages. May wait for the disk: called by workers."""
+
+    def check_schema(self, topic: str, schema: Schema) -> None:
+        """Whether a consumer's schema fits; the first of a topic is stored. Raises Refused."""
+        ...
+
+
+@dataclass(slots=True)
+class ConsumerSettings:
+    """How consumers are opened and fed; may be changed while running, for what is opened then."""
+
+    durable_acks: bool = False
+    """ACK_RESPONSE leaves once the acknowledgement is on disk, not once it is taken."""
+    max_consumers: int = 10_000
+    """Consumers of a connection."""
+    max_metadata_bytes: int = 1_024
+    max_unacked_consumer: int = MAX_UNACKED_CONSUMER
+    max_unacked_subscription: int = MAX_UNACKED_SUBSCRIPTION
+    keep_alive_s: float = 30.0
+    """How long the position is kept that a reader moved to before it subscribes anew."""
+
+
+class OpenedConsumer(Consumer):
+    """A consumer and its subscription; None until it is ready."""
+
+    __slots__ = ("group",)
+
+    def __init__(self, peer: Peer, command: Subscribe, name: str, opened_at: float) -> None:
+        super().__init__(peer, command, name, opened_at)
+        self.group: Attached | None = None
+
+
+class Membership:
+    """The consumers of every connection, by subscription. Of the event loop's thread."""
+
+    def __init__(
+        self,
+        open_topic: OpenTopic,
+        schemas: SchemaCheck,
+        workers: Workers,
+        calls: LoopCalls,
+        clock: Callable[[], int],
+        settings: ConsumerSettings,
+    ) -> None:
+        """clock: the store's, in ms."""
+        self.settings = settings
+        self._open_topic = open_topic
+        self._schemas = schemas
+        self._workers = workers
+        self._calls = calls
+        self._clock = clock
+        self.connections: dict[int, dict[int, OpenedConsumer]] = {}
+        self.groups: dict[tuple[str, str], Attached] = {}
+        self.moved: dict[tuple[str, str], feed.Start] = {}
+        """Where readers have moved to that are to subscribe anew."""
+
+    async def open(self, peer: Peer, command: Subscribe) -> None:
+        """SUBSCRIBE."""
+        mine = self.connections.setdefault(peer.number, {})
+        known = mine.get(command.consumer_id)
+        if known is not None:
+            if known.state == "ready":
+                peer.send(Success(command.request_id))
+            else:
+                message = f"consumer {command.consumer_id} is being opened"
+                peer.send(Error(command.request_id, ServerError.SERVICE_NOT_READY, message))
+            return
+        name = command.consumer_name or f"duelog-{secrets.token_hex(4)}"
+        consumer = OpenedConsumer(peer, command, name, self._calls.loop.time())
+        mine[command.consumer_id] = consumer
+        try:
+            await self._open(consumer)
+        except (Refused, DuelogError) as error:
+            self._answer_failed(consumer, error)
+        except BaseException:
+            self._answer_failed(consumer, Refused(ServerError.UNKNOWN, "the consumer could not be opened"))
+            raise
+
+    def _answer_failed(self, consumer: OpenedConsumer, error: Exception) -> None:
+        if consumer.state != "closed":
+            self.forget(consumer)
+            consumer.state = "closed"
+            consumer.peer.send(Error(consumer.command.request_id, server_error(error), str(error)))
+
+    async def _open(self, consumer: OpenedConsumer) -> None:
+        command, peer = consumer.command, consumer.peer
+        if len(self.connections[peer.number]) > self.settings.max_consumers:
+            raise Refused(ServerError.NOT_ALLOWED, f"the connection has {self.settings.max_consumers} consumers")
+        size = sum(len(each.key.encode()) + len(each.value.encode()) for each in command.metadata)
+        if size > self.settings.max_metadata_bytes:
+            message = f"metadata of {size} bytes, over {self.settings.max_metadata_bytes}"
+            raise Refused(ServerError.METADATA, message)
+        consumer.sharing = KeySharing.of(command.key_shared)
+        topic, partition = await self._open_topic(peer, command.topic, command.create_topic)
+        schema = command.schema
+        if schema is not None:
+            await self._workers(lambda: self._schemas.check_schema(topic.name, schema))
+        key = topic.name, stored_subscription(command.subscription)
+        group = self.groups.get(key)
+        if group is None:
+            group = self.groups[key] = Attached(
+                topic, partition, key[1], self._calls, self._workers, self._clock, self._failed
+            )
+            group.durable = command.durable
+            group.pump.durable_acks = self.settings.durable_acks
+            group.max_unacked_consumer = self.settings.max_unacked_consumer
+            group.max_unacked = self.settings.max_unacked_subscription
+        group.opening += 1
+        try:
+            async with group.lock:
+                await self._admit(group, consumer)
+                start = None if command.durable else self.moved.pop(key, None) or feed.start_of(command)
+                consumer.engine = await group.pump.run(
+                    partial(feed.attach, group.topic, group.name, consumer.command, consumer.sharing, start)
+                )
+                if consumer.state == "closed":
+                    group.pump.call(consumer.engine.close, lambda *_: None)
+                    return
+                if not group.consumers:
+                    consumer.engine.add_waker(group.pump.wake)
+                    group.waking = consumer.engine
+                group.join(consumer)
+                consumer.group = group
+                peer.send(Success(command.request_id))
+                self._elect(group, consumer)
+        finally:
+            group.opening -= 1
+            self._drop_unused(group)
+
+    async def _admit(self, group: Attached, consumer: Consumer) -> None:
+        """Raise Refused unless a consumer may be attached beside those that are there."""
+        command = consumer.command
+        while group.consumers:
+            if group.durable != command.durable:
+                raise Refused(ServerError.NOT_ALLOWED, "a reader and a subscription have one name")
+            if group.type != command.type:
+                message = f"the subscription's consumers are {SubscriptionType(group.type or 0).name}"
+                raise Refused(ServerError.CONSUMER_BUSY, message)
+            if command.type == SubscriptionType.KEY_SHARED:
+                consumer.sharing.check_beside(each.sharing for each in group.consumers)
+            if command.type != SubscriptionType.EXCLUSIVE:
+                return
+            other = group.consumers[0].peer
+            if not other.closed and (other.number == consumer.peer.number or await other.ping(_ALIVE_S)):
+                raise Refused(ServerError.CONSUMER_BUSY, "the subscription is exclusive and has a consumer")
+            other.close("the connection does not answer")
+            self.gone(other)
+        group.durable = command.durable
+
+    def _elect(self, group: Attached, newcomer: Consumer | None = None) -> None:
+        """Have the engine serve the consumer of a Failover subscription that is to be."""
+        chosen = group.elect(newcomer)
+        if chosen is not None and chosen.engine is not None:
+            group.pump.call(partial(feed.activate, chosen.engine), lambda *_: group.pump.turn())
+
+    # -- leaving -------------------------------------------------------------------------------------
+
+    async def close(self, peer: Peer, command: CloseConsumer) -> None:
+        """CLOSE_CONSUMER. One that is not there is closed already."""
+        consumer = self.find(peer, command.consumer_id)
+        if consumer is not None:
+            self.forget(consumer)
+            if consumer.state == "ready" and consumer.group is not None:
+                await self.left(consumer.group, [consumer])
+            consumer.state = "closed"
+        peer.send(Success(command.request_id))
+
+    def gone(self, peer: Peer) -> None:
+        """The connection is gone."""
+        for consumer in list(self.connections.pop(peer.number, {}).values()):
+            if consumer.state == "ready" and consumer.group is not None:
+                self._detach(consumer.group, [consumer], lambda *_: None)
+            consumer.state = "closed"
+
+    async def left(self, group: Attached, consumers: Sequence[Consumer]) -> None:
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._detach(group, consumers, lambda *_: done.set_result(None))
+        await done
+
+    def _detach(self, group: Attached, consumers: Sequence[Consumer], done: Callable[..., object]) -> None:
+        """Have the engine forget consumers; what they hold is delivered again."""
+        group.leaving += 1
+        engines = [each.engine for each in consumers if each.engine is not None]
+        for consumer in consumers:
+            if consumer in group.consumers:
+                group.leave(consumer)
+        heir = group.consumers[0].engine if group.consumers else None
+        if group.waking in engines:
+            group.waking.remove_waker(group.pump.wake)
+            group.waking = heir
+            if heir is not None:
+                heir.add_waker(group.pump.wake)
+
+        def left(*result: Any) -> None:
+            group.leaving -= 1
+            done(*result)
+            group.pump.turn()
+            self._drop_unused(group)
+
+        group.pump.call(partial(feed.detach, engines), left)
+        if group.consumers:
+            self._elect(group)
+        else:
+            group.active = None
+
+    def forget(self, consumer: Consumer) -> None:
+        mine = self.connections.get(consumer.peer.number)
+        if mine is not None and mine.get(consumer.consumer_id) is consumer:
+            del mine[consumer.consumer_id]
+
+    def _drop_unused(self, group: Attached) -> None:
+        key = group.topic.name, group.name
+        if group.is_unused and self.groups.get(key) is group:
+            del self.groups[key]
+            group.pump.close()
+
+    def _failed(self, group: Attached, error: Exception) -> None:
+        """The subscription was deleted, or the store delivers no more."""
+        _log.warning("subscription %s of %s is closed: %s", group.name, group.topic.name, error)
+        self.close_group(group, lambda *_: None)
+
+    def close_group(self, group: Attached, done: Callable[..., object]) -> None:
+        consumers = group.close_consumers()
+        for consumer in consumers:
+            self.forget(consumer)
+        self._detach(group, consumers, done)
+
+    def close_topic(self, topic: str) -> None:
+        """Close every consumer of a topic, by its full name: clients subscribe anew."""
+        for (name, _), group in list(self.groups.items()):
+            if name == topic:
+                self.close_group(group, lambda *_: None)
+
+    async def close_all(self) -> None:
+        """Close every consumer, as the broker is shutting down, once what was acknowledged is taken."""
+        groups = list(self.groups.values())
+        loop = asyncio.get_running_loop()
+        futures = [loop.create_future() for _ in groups]
+        for group, future in zip(groups, futures, strict=True):
+            self.close_group(group, lambda *_, future=future: future.done() or future.set_result(None))
+        await asyncio.gather(*futures)
+
+    def find(self, peer: Peer, consumer_id: int) -> OpenedConsumer | None:
+        """A consumer of a connection."""
+        return self.connections.get(peer.number, {}).get(consumer_id)

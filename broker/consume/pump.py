@@ -1,0 +1,311 @@
+"""What moves messages of one subscription from the engine to its consumers, and their acknowledgements back.
+
+All that waits for the disk or for a lock of the engine is one job at a time in a worker: acknowledgements, messages
+given back, calls (attach, seek, ...), then polls. What comes meanwhile is the next job. So the loop's thread never
+waits, the engine's locks are not contended, and a busy subscription has few large jobs where an idle one has many small
+ones.
+
+A job polls for consumers with permits, the lowest priority_level first and those of one level in turn, some entries at
+a time. Wake-ups of the engine are coalesced: one is pending at most.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from ...store.errors import ClockJumped, DuelogError, InvalidArgument, StoreFull
+from ...store.position import MessageId
+from ..protocol.loop_calls import LoopCalls, Timer, Workers
+from .consumer_record import Consumer
+
+if TYPE_CHECKING:
+    from ...store.received_messages import ReceivedMessages
+
+_log = logging.getLogger("duelog.broker")
+
+TURN_ENTRIES = 20
+"""Entries that a consumer is polled before the next one is."""
+
+_JOB_ENTRIES = 1_000
+_JOB_BYTES = 4 << 20
+"""What a job polls in all, by the size of what came before."""
+
+_RETRY_S = 1.0
+"""How soon a subscription is looked at again that the store cannot deliver from for now."""
+
+T = TypeVar("T")
+
+Answer = Callable[[Exception | None], object]
+"""Called with why an acknowledgement was not taken, or None."""
+
+
+class Polled(NamedTuple):
+    """What one poll gave."""
+
+    consumer: Consumer
+    generation: int
+    messages: ReceivedMessages
+
+
+class _Acks:
+    """Acknowledgements of one consumer that wait for the next job."""
+
+    def __init__(self) -> None:
+        self.places: list[int] = []
+        self.through: MessageId | None = None
+        self.answers: list[tuple[Sequence[int], Answer]] = []
+        """With the places that each is about; none: it is about `through`."""
+
+
+class _Call(NamedTuple):
+    work: Callable[[], Any]
+    done: Callable[[Any, BaseException | None], object]
+
+
+class _Job:
+    """What a worker does for a subscription at one time, and what came of it."""
+
+    def __init__(self) -> None:
+        self.acks: dict[Consumer, _Acks] = {}
+        self.nacks: dict[Consumer, list[int] | None] = {}
+        """Places that are given back; None: all that the consumer holds."""
+        self.calls: deque[_Call] = deque()
+        self.turns: list[tuple[Consumer, int, int]] = []
+        """Consumer, its generation, entries."""
+
+        self.answers: list[tuple[Answer, Exception | None]] = []
+        self.results: list[tuple[_Call, Any, BaseException | None]] = []
+        self.polled: list[Polled] = []
+        self.again_ms: int | None = None
+        self.error: Exception | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self.acks or self.nacks or self.calls or self.turns)
+
+    def run(self, durable: bool) -> None:
+        """Do it; a worker calls. Does not raise."""
+        for consumer, acks in self.acks.items():
+            self._acknowledge(consumer, acks, durable)
+        for consumer, places in self.nacks.items():
+            self._give_back(consumer, places)
+        for call in self.calls:
+            try:
+                self.results.append((call, call.work(), None))
+            except BaseException as error:
+                self.results.append((call, None, error))
+        try:
+            self._poll()
+        except Exception as error:
+            self.error = error
+
+    def _acknowledge(self, consumer: Consumer, acks: _Acks, durable: bool) -> None:
+        engine = consumer.engine
+        failed: dict[int, Exception] = {}
+        error: Exception | None = None
+        if engine is not None:
+            try:
+                if acks.places:
+                    engine.ack(_ids(acks.places), durable=durable and acks.through is None)
+            except InvalidArgument:  # nothing was acknowledged: leave out what the topic does not have
+                for place in acks.places:
+                    try:
+                        engine.ack(_ids([place]))
+                    except DuelogError as wrong:
+                        failed[place] = wrong
+            except DuelogError as wrong:
+                error = wrong
+            if acks.through is not None and error is None:
+                try:
+                    engine.ack_cumulative(acks.through, durable=durable)
+                except DuelogError as wrong:
+                    failed[-1] = wrong
+        for places, answer in acks.answers:
+            wrong_place = next((each for each in places or (-1,) if each in failed), None)
+            self.answers.append((answer, error if wrong_place is None else failed[wrong_place]))
+
+    def _give_back(self, consumer: Consumer, places: list[int] | None) -> None:
+        engine = consumer.engine
+        try:
+            if engine is None:
+                return
+            if places is None:
+                engine.nack_all()
+            else:
+                engine.nack(_ids(places), delay=0)
+        except DuelogError:
+            _log.debug("consumer %s: what it gave back is not held any more", consumer.name, exc_info=True)
+
+    def _poll(self) -> None:
+        empty: set[Consumer] = set()
+        for consumer, generation, entries in self.turns:
+            if consumer in empty or consumer.engine is None:
+                continue
+            messages, again_ms = consumer.engine.poll_columns(entries)
+            if messages:
+                self.polled.append(Polled(consumer, generation, messages))
+                continue
+            empty.add(consumer)
+            if again_ms is not None:
+                self.again_ms = again_ms if self.again_ms is None else min(self.again_ms, again_ms)
+
+
+class Pump:
+    """Of one subscription. Of the event loop's thread, but for `wake`."""
+
+    def __init__(
+        self,
+        calls: LoopCalls,
+        workers: Workers,
+        clock: Callable[[], int],
+        plan: Callable[[], list[tuple[Consumer, int, int]]],
+        deliver: Callable[[Polled], object],
+        failed: Callable[[Exception], object],
+    ) -> None:
+        """clock: the store's, in ms. plan: turns of the next job. failed: the store delivers no more."""
+        self._calls = calls
+        self._workers = workers
+        self._clock = clock
+        self._plan = plan
+        self._deliver = deliver
+        self._failed = failed
+        self.durable_acks = False
+        """Acknowledgements are answered once they are on disk."""
+        self._next = _Job()
+        self._running = False
+        self._look_again = False
+        self._stopped = False
+        """Whether nothing is polled until the timer."""
+        self._woken = False
+        self._timer: Timer | None = None
+        self.closed = False
+
+    # -- asking for work -----------------------------------------------------------------------------
+
+    def wake(self) -> None:
+        """The engine may have something; from any thread, takes no lock."""
+        if not self._woken:
+            self._woken = True
+            self._calls.post(self._wake)
+
+    def _wake(self) -> None:
+        self._woken = False
+        self.turn()
+
+    def ack(self, consumer: Consumer, places: Sequence[int], answer: Answer | None) -> int:
+        """Acknowledge entries; how many of this consumer wait for a worker now."""
+        acks = self._acks_of(consumer)
+        acks.places.extend(places)
+        if answer is not None:
+            acks.answers.append((places, answer))
+        self.turn()
+        return len(acks.places)
+
+    def ack_through(self, consumer: Consumer, position: MessageId, answer: Answer | None) -> None:
+        """Acknowledge everything up to a position."""
+        acks = self._acks_of(consumer)
+        if acks.through is None or acks.through < position:
+            acks.through = position
+        if answer is not None:
+            acks.answers.append(((), answer))
+        self.turn()
+
+    def _acks_of(self, consumer: Consumer) -> _Acks:
+        acks = self._next.acks.get(consumer)
+        if acks is None:
+            acks = self._next.acks[consumer] = _Acks()
+        return acks
+
+    def give_back(self, consumer: Consumer, places: list[int] | None) -> None:
+        """Have entries that a consumer holds delivered again; None: all of them."""
+        waiting = self._next.nacks.get(consumer, [])
+        self._next.nacks[consumer] = None if places is None or waiting is None else waiting + places
+        self.turn()
+
+    def call(self, work: Callable[[], T], done: Callable[[T | None, BaseException | None], object]) -> None:
+        """Have a worker call the engine, after what was asked for before; `done` hears of it."""
+        self._next.calls.append(_Call(work, done))
+        self.turn()
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """As `call`, and wait."""
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+
+        def done(result: Any, error: BaseException | None) -> None:
+            if future.cancelled():
+                return
+            if error is not None:
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+
+        self.call(work, done)
+        return await future
+
+    # -- working -------------------------------------------------------------------------------------
+
+    def turn(self) -> None:
+        """Begin the next job, if there is work and none is under way."""
+        if self._running:
+            self._look_again = True
+            return
+        job = self._next
+        if not self.closed and not self._stopped:
+            job.turns = self._plan()
+        if not job:
+            return
+        self._next = _Job()
+        self._running, self._look_again = True, False
+        if job.turns and self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._workers.start(lambda: self._work(job))
+
+    def _work(self, job: _Job) -> None:
+        job.run(self.durable_acks)
+        self._calls.post(lambda: self._finish(job))
+
+    def _finish(self, job: _Job) -> None:
+        self._running = False
+        for polled in job.polled:
+            self._deliver(polled)
+        for answer, error in job.answers:
+            answer(error)
+        for call, result, wrong in job.results:
+            call.done(result, wrong)
+        error = job.error
+        if error is not None and not self.closed:
+            if isinstance(error, DuelogError) and not isinstance(error, StoreFull | ClockJumped):
+                self._failed(error)
+                return
+            _log.warning("delivery stopped, and is tried again: %s", error, exc_info=not isinstance(error, DuelogError))
+            self._stopped = True
+            self._arm(_RETRY_S)
+        elif job.again_ms is not None and not self.closed:
+            self._arm(max(job.again_ms - self._clock(), 1) / 1000)
+        if self._look_again or job.polled or self._next:
+            self.turn()
+
+    def _arm(self, delay_s: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._calls.loop.call_later(delay_s, self._due)
+
+    def _due(self) -> None:
+        self._timer = None
+        self._stopped = False
+        self.turn()
+
+    def close(self) -> None:
+        """Poll no more; what was asked for is still done."""
+        self.closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+def _ids(places: Sequence[int]) -> list[MessageId]:
+    return [MessageId(place >> 32, place & 0xFFFFFFFF) for place in places]

@@ -1,0 +1,212 @@
+"""ACK: one by one, all up to a message, some messages of a batch; what is answered, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from duelog import ManualClock
+from duelog.broker.protocol.commands import (
+    Ack,
+    AckResponse,
+    AckType,
+    Message,
+    MessageIdData,
+    Redeliver,
+    ServerError,
+    SubscriptionType,
+)
+from tests.broker.consume.consuming import Consuming, ids, texts
+from tests.broker.peers import FakePeer, idle, run
+from tests.conftest import OpenStore
+
+SHARED = SubscriptionType.SHARED
+
+
+async def reopened(here: Consuming, kind: SubscriptionType = SHARED) -> list[str]:
+    """What a consumer gets that comes after all others are gone."""
+    peer = FakePeer()
+    await here.subscribe(peer, kind, permits=100)
+    return texts(peer)
+
+
+@pytest.mark.parametrize("kind", list(SubscriptionType))
+def test_what_is_acknowledged_does_not_come_again(
+    kind: SubscriptionType, open_store: OpenStore, clock: ManualClock
+) -> None:
+    """One by one, in any order; the rest comes to the next consumer."""
+
+    async def test() -> None:
+        here, peer = Consuming(open_store(), clock), FakePeer()
+        here.send(*"abcd")
+        consumer = await here.subscribe(peer, kind, permits=10)
+        await here.ack(peer, consumer, ids(peer)[2], ids(peer)[0])
+        here.consumers.gone(peer)
+        await idle()
+        assert await reopened(here, kind) == ["b", "d"]
+
+    run(test())
+
+
+def test_a_cumulative_acknowledgement_is_one_of_all_before(open_store: OpenStore, clock: ManualClock) -> None:
+    """On Exclusive and Failover."""
+
+    async def test() -> None:
+        here, peer = Consuming(open_store(), clock), FakePeer()
+        here.send(*"abcd")
+        consumer = await here.subscribe(peer, permits=10)
+        await here.ack(peer, consumer, ids(peer)[2], type=AckType.CUMULATIVE, request_id=5)
+        assert peer.got(AckResponse) == [AckResponse(consumer, request_id=5)]
+        here.consumers.gone(peer)
+        await idle()
+        assert await reopened(here) == ["d"]
+
+    run(test())
+
+
+def test_a_cumulative_acknowledgement_on_a_shared_type_is_refused(open_store: OpenStore, clock: ManualClock) -> None:
+    """Other consumers hold some of those messages; nothing is acknowledged."""
+
+    async def test() -> None:
+        here, peer = Consuming(open_store(), clock), FakePeer()
+        here.send("a")
+        consumer = await here.subscribe(peer, SHARED, permits=10)
+        await here.ack(peer, consumer, ids(peer)[0], type=AckType.CUMULATIVE, request_id=5)
+        assert [each.error for each in peer.got(AckResponse)] == [ServerError.NOT_ALLOWED]
+        here.consumers.gone(peer)
+        await idle()
+        assert await reopened(here) == ["a"]
+
+    run(test())
+
+
+def test_a_transaction_is_refused_in_the_answers_form(open_store: OpenStore, clock: ManualClock) -> None:
+    """With NotAllowedError."""
+
+    async def test() -> None:
+        here, peer = Consuming(open_store(), clock), FakePeer()
+        here.send("a")
+        consumer = await here.subscribe(peer, SHARED, permits=10)
+        await here.ack(peer, consumer, ids(peer)[0], txn_least=1, txn_most=0, request_id=5)
+        assert [each.error for each in peer.got(AckResponse)] == [ServerError.NOT_ALLOWED]
+
+    run(test())
+
+
+def test_the_id_of_a_delayed_messages_receipt_is_refused_alone(open_store: OpenStore, clock: ManualClock) -> None:
+    """Acknowledgements accept what MESSAGE named; others of the same moment are taken."""
+
+    async def test() -> None:
+        here, peer = Consuming(open_store(), clock), FakePeer()
+        here.send("a")
+        receipt = here.topic.send(b"late", deliver_at=clock.now_ms() + 60_000)
+        consumer = await here.subscribe(peer, SHARED, permits=10)
+        wrong = Ack(consumer, AckType.INDIVIDUAL, [MessageIdData(*receipt)], request_id=1)
+        here.bench.executor.held = True
+        here.consumers.ack(peer, wrong)
+        here.consumers.ack(peer, Ack(consumer, AckType.INDIVIDUAL, ids(peer), request_id=2))
+        here.consumers.ack(peer, Ack(consumer, AckType.INDIVIDUAL, [MessageIdData(2**64 - 1, 2**64 - 1)], request_id=3))
+        here.bench.executor.release()
+        await idle()
+        answers = {each.request_id: each.error for each in peer.got(AckResponse)}
+        assert answers == {1: ServerError.NOT_ALLOWED, 2: None, 3: ServerError.METADATA}
+        here.consumers.gone(peer)
+        await idle()
+        assert await reopened(here) == []
+
+    run(test())
+
+
+def test_an_answer_waits_for_the_disk_where_that_is_asked_for(open_store: OpenStore, clock: ManualClock) -> None:
+    """Without it, it leaves once the acknowledgement is taken."""
+
+    async def test() -> None:
+        store = open_store()
+        for durable in (False, True):
+            here, peer = Consuming(store, clock, durable_acks=durable), FakePeer()
+            here.send("a")
+            consumer = await here.subscribe(peer, name=f"s{durable}", permits=1)
+            await here.ack(peer, consumer, *ids(peer), request_id=1)
+            assert peer.got(AckResponse) == [AckResponse(consumer, request_id=1)]
+            engine = here.consumers.of_topic(here.topic.name)[f"s{durable}"][0].engine
+            assert engine is not None
+            assert engine._state.acks.changed != durable
+
+    run(test())
+
+
+def test_acknowledgements_for_an_unknown_consumer_are_dropped(open_store: OpenStore, clock: ManualClock) -> None:
+    """Nothing is answered."""
+
+    async def test() -> None:
+        here, peer = Consuming(open_store(), clock), FakePeer()
+        await here.ack(peer, 77, MessageIdData(1, 1), request_id=1)
+        assert peer.sent == []
+
+    run(test())
+
+
+def test_a_batch_is_acknowledged_when_all_its_messages_are(open_store: OpenStore, clock: ManualClock) -> None:
+    """Sets are joined by AND; a redelivery carries what remains, and counts as much."""
+
+    async def test() -> None:
+        here, peer = Consuming(open_store(), clock), FakePeer()
+        here.send("a", messages=5)
+        consumer = await here.subscribe(peer, SHARED, permits=50)
+        (sent,) = ids(peer)
+        record = here.consumers.of_topic(here.topic.name)["s"][0]
+        assert record.unacked == 5
+        await here.ack(peer, consumer, MessageIdData(sent.ledger_id, sent.entry_id, ack_set=[0b11110]), request_id=1)
+        await here.ack(peer, consumer, MessageIdData(sent.ledger_id, sent.entry_id, ack_set=[0b01111]))
+        assert record.unacked == 3
+        assert peer.got(AckResponse) == [AckResponse(consumer, request_id=1)]
+        here.consumers.redeliver(peer, Redeliver(consumer, [sent]))
+        await idle()
+        assert [(each.redelivery_count, list(each.ack_set)) for each in peer.got(Message)] == [(0, []), (1, [0b01110])]
+        assert record.unacked == 3
+        await here.ack(peer, consumer, MessageIdData(sent.ledger_id, sent.entry_id, ack_set=[0b10001]))
+        assert record.unacked == 0
+        here.consumers.gone(peer)
+        await idle()
+        assert await reopened(here) == []
+
+    run(test())
+
+
+def test_a_cumulative_acknowledgement_into_a_batch_leaves_the_rest_of_it(
+    open_store: OpenStore, clock: ManualClock
+) -> None:
+    """What is before the batch is acknowledged, and of the batch its first messages."""
+
+    async def test() -> None:
+        here, peer = Consuming(open_store(), clock), FakePeer()
+        here.send("a", "b", messages=3)
+        consumer = await here.subscribe(peer, permits=50)
+        last = ids(peer)[1]
+        part = MessageIdData(last.ledger_id, last.entry_id, ack_set=[0b110])
+        await here.ack(peer, consumer, part, type=AckType.CUMULATIVE)
+        peer.sent.clear()
+        here.consumers.redeliver(peer, Redeliver(consumer))
+        await idle()
+        assert [(each.message_id, list(each.ack_set)) for each in peer.got(Message)] == [(last, [0b110])]
+
+    run(test())
+
+
+def test_a_connection_that_acknowledges_faster_than_is_taken_is_not_read(
+    open_store: OpenStore, clock: ManualClock
+) -> None:
+    """What waits for a worker is bounded; the connection is read again once it is taken."""
+
+    async def test() -> None:
+        here, peer = Consuming(open_store(), clock), FakePeer()
+        here.send("a")
+        consumer = await here.subscribe(peer, permits=1)
+        here.bench.executor.held = True
+        for _ in range(22):
+            here.consumers.ack(peer, Ack(consumer, AckType.INDIVIDUAL, ids(peer) * 1_000))
+        assert peer.paused == {"acks"}
+        here.bench.executor.release()
+        await idle()
+        assert peer.paused == set()
+
+    run(test())

@@ -1,0 +1,277 @@
+"""What consumers are sent: permits, turns, priorities, limits of what is unacknowledged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NoReturn
+
+from duelog import ManualClock
+from duelog.broker.protocol.commands import NO_REQUEST, AckResponse, CloseConsumer, Message, SubscriptionType
+from duelog.broker.protocol.frames import metadata_of
+from duelog.broker.protocol.metadata import decode_metadata
+from duelog.store.errors import StoreFull
+from tests.broker.consume.consuming import Consuming, entry_of, ids, succeeded, texts
+from tests.broker.peers import FakePeer, idle, run
+from tests.conftest import OpenStore
+
+SHARED = SubscriptionType.SHARED
+
+
+def test_a_consumer_is_sent_what_its_permits_allow(open_store: OpenStore, clock: ManualClock) -> None:
+    """Nothing before FLOW, then as many messages as it said, then the next ones."""
+
+    async def test() -> None:
+        here, peer = Consuming(open_store(), clock), FakePeer()
+        here.send(*"abcde")
+        consumer = await here.subscribe(peer)
+        assert succeeded(peer) == [100 + consumer]
+        assert texts(peer) == []
+        await here.flow(peer, consumer, 2)
+        assert texts(peer) == ["a", "b"]
+        await here.flow(peer, consumer, 2)
+        assert texts(peer) == ["a", "b", "c", "d"]
+        here.send("f")
+        await here.flow(peer, consumer, 5)
+        assert texts(peer) == [*"abcdef"]
+
+    run(test())
+
+
+def test_permits_count_messages_and_go_below_zero_by_a_batch(open_store: OpenStore, clock: ManualClock) -> None:
+    """A batch is sent whole where one message is allowed; what follows it waits until FLOW has made up for it."""
+
+    async def test() -> None:
+        here, peer = Consuming(open_store(), clock), FakePeer()
+        here.send("a", "b", "c", messages=10)
+        consumer = await here.subscribe(peer, permits=11)
+        assert texts(peer) == ["a", "b"]
+        await here.flow(peer, consumer, 9)
+        assert texts(peer) == ["a", "b"]
+        await here.flow(peer, consumer, 1)
+        assert texts(peer) == ["a", "b", "c"]
+
+    run(test())
+
+
+def test_a_message_that_comes_later_wakes_the_consumers_once(open_store: OpenStore, clock: ManualClock) -> None:
+    """Many changes before the loop runs are one hop to it."""
+
+    async def test() -> None:
+        here, peer = Consuming(open_store(), clock), FakePeer()
+        await here.subscribe(peer, permits=100)
+        hops = here.bench.loop.hops
+        here.send(*"abcde")
+        assert here.bench.loop.hops == hops + 1
+        await idle()
+        assert texts(peer) == [*"abcde"]
+
+    run(test())
+
+
+def test_a_delay_holds_for_every_type(open_store: OpenStore, clock: ManualClock) -> None:
+    """Nothing is early, and the time alone makes it come; also on an exclusive subscription."""
+
+    async def test() -> None:
+        here, peers = Consuming(open_store(), clock), [FakePeer() for _ in SubscriptionType]
+        for kind, peer in zip(SubscriptionType, peers, strict=True):
+            await here.subscribe(peer, kind, kind.name, permits=10)
+        due_ms = clock.now_ms() + 5_000
+        here.topic.send(entry_of("late"), deliver_at=due_ms)
+        await idle()
+        for ms in (4_999, 1):
+            assert [texts(peer) for peer in peers] == [[]] * 4
+            clock.advance(ms)
+            here.store.tick()
+            await idle()
+        assert [texts(peer) for peer in peers] == [["late"]] * 4
+
+    run(test())
+
+
+def test_consumers_take_turns_of_twenty_entries(open_store: OpenStore, clock: ManualClock) -> None:
+    """Of one priority; each gets as much as the other."""
+
+    async def test() -> None:
+        here, first, second = Consuming(open_store(), clock), FakePeer(), FakePeer()
+        one, two = await here.subscribe(first, SHARED), await here.subscribe(second, SHARED)
+        here.send(*map(str, range(100)))
+        await idle()
+        here.bench.executor.held = True
+        await here.flow(first, one, 1_000)
+        await here.flow(second, two, 1_000)
+        here.bench.executor.release()
+        await idle()
+        assert len(texts(first)) + len(texts(second)) == 100
+        first.take()
+        second.take()
+        here.send(*map(str, range(120)))
+        await idle()
+        assert (len(texts(first)), len(texts(second))) == (60, 60)
+        numbers = list(map(int, texts(first)))
+        assert {number // 20 % 2 for number in numbers} == {numbers[0] // 20 % 2}
+
+    run(test())
+
+
+def test_a_lower_priority_level_is_served_first(open_store: OpenStore, clock: ManualClock) -> None:
+    """The next one only when no consumer before it has permits."""
+
+    async def test() -> None:
+        here, late, early = Consuming(open_store(), clock), FakePeer(), FakePeer()
+        await here.subscribe(late, SHARED, permits=10, priority_level=1)
+        await here.subscribe(early, SHARED, permits=3, priority_level=0)
+        here.send(*"abcde")
+        await idle()
+        assert texts(early) == ["a", "b", "c"]
+        assert texts(late) == ["d", "e"]
+
+    run(test())
+
+
+def test_a_connection_that_cannot_take_more_is_sent_nothing(open_store: OpenStore, clock: ManualClock) -> None:
+    """Others go on; when it can, it is served again."""
+
+    async def test() -> None:
+        here, slow, quick = Consuming(open_store(), clock), FakePeer(), FakePeer()
+        slow.writable = False
+        await here.subscribe(slow, SHARED, permits=10)
+        await here.subscribe(quick, SHARED, permits=2)
+        here.send(*"abcd")
+        await idle()
+        assert (texts(slow), texts(quick)) == ([], ["a", "b"])
+        slow.become_writable()
+        await idle()
+        assert texts(slow) == ["c", "d"]
+
+    run(test())
+
+
+def test_dispatch_stops_at_the_limit_of_a_consumer_and_goes_on_at_half(
+    open_store: OpenStore, clock: ManualClock
+) -> None:
+    """Of shared types; another consumer of the subscription is still served."""
+
+    async def test() -> None:
+        here, peer, other = Consuming(open_store(), clock, max_unacked_consumer=4), FakePeer(), FakePeer()
+        consumer = await here.subscribe(peer, SHARED, permits=100)
+        here.send(*map(str, range(10)))
+        await idle()
+        assert texts(peer) == ["0", "1", "2", "3"]
+        await here.ack(peer, consumer, ids(peer)[0])
+        assert len(texts(peer)) == 4
+        await here.subscribe(other, SHARED, permits=2)
+        assert texts(other) == ["4", "5"]
+        await here.ack(peer, consumer, ids(peer)[1])
+        assert len(texts(peer)) == 6
+
+    run(test())
+
+
+def test_dispatch_stops_at_the_limit_of_a_subscription(open_store: OpenStore, clock: ManualClock) -> None:
+    """All its consumers together; a consumer that leaves makes space."""
+
+    async def test() -> None:
+        here, peers = Consuming(open_store(), clock, max_unacked_subscription=4), [FakePeer(), FakePeer()]
+        for peer in peers:
+            await here.subscribe(peer, SHARED, permits=2)
+        here.send(*map(str, range(10)))
+        await idle()
+        third = FakePeer()
+        consumer = await here.subscribe(third, SHARED, permits=10)
+        assert texts(third) == []
+        here.consumers.gone(peers[0])
+        await idle()
+        assert len(texts(third)) == 2
+        await here.ack(third, consumer, *ids(third))
+        assert len(texts(third)) == 4
+
+    run(test())
+
+
+def test_an_exclusive_consumer_has_no_such_limit(open_store: OpenStore, clock: ManualClock) -> None:
+    """It acknowledges cumulatively, as seldom as it likes."""
+
+    async def test() -> None:
+        here, peer = Consuming(open_store(), clock, max_unacked_consumer=2, max_unacked_subscription=2), FakePeer()
+        await here.subscribe(peer, permits=10)
+        here.send(*"abcde")
+        await idle()
+        assert texts(peer) == [*"abcde"]
+
+    run(test())
+
+
+def test_ids_have_the_partition_of_their_topic(open_store: OpenStore, clock: ManualClock) -> None:
+    """-1 where the topic is no partition."""
+
+    async def test() -> None:
+        store, peer = open_store(), FakePeer()
+        here = Consuming(store, clock, "persistent://public/default/p-partition-3")
+        sent = here.send("a")
+        await here.subscribe(peer, permits=1)
+        assert [(each.ledger_id, each.entry_id, each.partition) for each in ids(peer)] == [(*sent[0], 3)]
+        plain = Consuming(store, clock)
+        plain.send("b")
+        await plain.subscribe(peer, permits=1)
+        assert ids(peer)[1].partition == -1
+
+    run(test())
+
+
+def test_what_a_program_sent_reads_as_a_message_of_a_client(open_store: OpenStore, clock: ManualClock) -> None:
+    """Its key and properties are in the metadata that the broker makes."""
+
+    async def test() -> None:
+        here, peer = Consuming(open_store(), clock), FakePeer()
+        here.topic.send(b"plain", key="k", properties={"a": "b"})
+        await here.subscribe(peer, permits=1)
+        ((_, blob),) = [each for each in peer.sent if isinstance(each[0], Message)]
+        assert blob is not None
+        assert blob.endswith(b"plain")
+        assert decode_metadata(metadata_of(memoryview(blob))).partition_key == "k"
+
+    run(test())
+
+
+def test_a_full_store_stops_delivery_until_it_is_tried_again(open_store: OpenStore, clock: ManualClock) -> None:
+    """Consumers stay; acknowledgements are still taken meanwhile."""
+
+    async def test() -> None:
+        here, peer = Consuming(open_store(), clock), FakePeer()
+        consumer = await here.subscribe(peer, permits=1)
+        here.send("a", "b")
+        await idle()
+        engine = here.consumers.of_topic(here.topic.name)["s"][0].engine
+        assert engine is not None
+        real = engine.poll_columns
+        engine.poll_columns = full  # type: ignore[method-assign, assignment]
+        await here.flow(peer, consumer, 5)
+        await here.ack(peer, consumer, ids(peer)[0], request_id=9)
+        assert [each.error for each in peer.got(AckResponse)] == [None]
+        engine.poll_columns = real  # type: ignore[method-assign]
+        await here.flow(peer, consumer, 1)
+        assert texts(peer) == ["a"]
+        here.bench.loop.advance(1.0)
+        await idle()
+        assert texts(peer) == ["a", "b"]
+
+    run(test())
+
+
+def full(_: int) -> NoReturn:
+    """As a store on a full disk."""
+    raise StoreFull(Path("store"), "no space")
+
+
+def test_a_deleted_subscription_closes_its_consumers(open_store: OpenStore, clock: ManualClock) -> None:
+    """With CLOSE_CONSUMER of no request: the client subscribes anew, or learns that there is no topic."""
+
+    async def test() -> None:
+        here, peer = Consuming(open_store(), clock), FakePeer()
+        consumer = await here.subscribe(peer, permits=1)
+        here.store.delete_topic(here.topic.name)
+        await idle()
+        assert peer.got(CloseConsumer) == [CloseConsumer(consumer, NO_REQUEST)]
+        assert here.consumers.count == 0
+
+    run(test())
