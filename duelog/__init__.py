@@ -9,6 +9,7 @@ Warnings and errors are logged by loggers under `duelog`; without a configuratio
 
 import logging
 
+from duelog.delivery.failover import Failover
 from duelog.markers.pending_entries import Outcome
 from duelog.store.clock import Clock, ManualClock, SystemClock
 from duelog.store.config import StoreConfig
@@ -37,6 +38,7 @@ __all__ = [
     "DelayedStore",
     "DuelogError",
     "Duplicate",
+    "Failover",
     "Finding",
     "ManualClock",
     "Message",

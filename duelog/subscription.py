@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Self
 
 from duelog.store.clock import ManualClock, StoreClock
 from duelog.store.errors import ClockJumped, ClosedError, DuelogError, InvalidArgument, StoreFull, UnknownSubscription
 from duelog.store.message import ReceivedMessage
-from duelog.store.position import MessageId, Position
+from duelog.store.position import Position
 from duelog.store.received_messages import ReceivedMessages
 
-from .delivery.consumer_arguments import Acknowledgeable, checked, deadline_of, delay_ms_of, entries_of, positions_of
+from .delivery.consumer_arguments import deadline_of
 from .delivery.dispatcher import SubscriptionType
+from .delivery.failover import Failover
 from .engine import Engine
-from .sending.failed_delivery import postpone
 from .stats import SubscriptionStats
+from .subscribing.acknowledging import Acknowledging
 from .topics.consumer import Consumer
 from .topics.seeking import SeekTarget, position_of
 from .topics.subscription_state import SubscriptionState
@@ -24,14 +25,21 @@ from .topics.topic_state import TopicState
 _NONE = ReceivedMessages("", "")
 
 
-class Subscription:
+class Subscription(Acknowledging):
     """A consumer attached to a subscription: receives messages when they are due, and acknowledges them.
 
     Delivery is at least once. What this consumer received and did not acknowledge is handed out again when
     it closes. Made by Topic.subscribe; a context manager; thread-safe.
     """
 
-    def __init__(self, engine: Engine, topic: TopicState, state: SubscriptionState, type_: SubscriptionType) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        topic: TopicState,
+        state: SubscriptionState,
+        type_: SubscriptionType,
+        failover: Failover | None = None,
+    ) -> None:
         self._engine = engine
         self._topic = topic
         self._state = state
@@ -47,6 +55,7 @@ class Subscription:
             engine.flusher,
             engine.dead_letters,
             engine.clock,
+            failover or Failover(),
         )
 
     @property
@@ -62,6 +71,11 @@ class Subscription:
     def durable(self) -> bool:
         """Whether the store keeps the subscription; a reader (`Topic.reader`) is gone when its consumers are."""
         return self._state.durable
+
+    @property
+    def active(self) -> bool:
+        """Whether it gets messages: of a failover subscription's consumers, one does. Raises ClosedError."""
+        return self._consumer.active
 
     # -- receiving ---------------------------------------------------------------------------------
 
@@ -162,78 +176,6 @@ class Subscription:
             raise ClosedError(f"subscription {self.name!r}")
         if self._state.deleted or self._topic.deleted:
             raise UnknownSubscription(self.topic, self.name)
-
-    # -- acknowledging -----------------------------------------------------------------------------
-
-    def ack(self, messages: Acknowledgeable | Iterable[Acknowledgeable], *, durable: bool = False) -> int:
-        """Acknowledge one message or many: none of them is delivered to this subscription again.
-
-        Takes effect in memory at once, and on disk within `ack_flush_ms`, at `flush` and at close; `durable`
-        waits for the disk. Returns how many were not acknowledged before.
-        Raises InvalidArgument for a position that the topic does not have; then nothing is acknowledged.
-        """
-        entries = entries_of(messages)
-        self._check_usable()
-        return self._consumer.ack(entries, durable=durable)
-
-    def ack_cumulative(self, message: Acknowledgeable, *, durable: bool = False) -> int:
-        """Acknowledge a message and every one before it in the log; as `ack`.
-
-        What no consumer can have received stays unacknowledged: messages before it, or itself, that were not due when
-        the log was read (`inline_delay_ms`) and have not been handed out since. `ack` takes each by its id.
-        Raises InvalidArgument for shared and key-shared subscriptions, where others hold some of those.
-        """
-        positions = positions_of(message)
-        if len(positions) != 1:
-            raise InvalidArgument("message", message, "expected one message or its position")
-        self._check_usable()
-        return self._consumer.ack_cumulative(positions[0], durable=durable)
-
-    def nack(self, messages: Acknowledgeable | Iterable[Acknowledgeable], *, delay: float | None = None) -> int:
-        """Give messages back, to be handed out again `delay` seconds from now (to any consumer, if shared).
-
-        delay None: after `nack_backoff_ms`, doubled with each redelivery up to `nack_backoff_max_ms`. Returns
-        how many this consumer still held. What is given back waits in memory: a restart delivers it at once.
-        """
-        items = [messages] if isinstance(messages, (ReceivedMessage, MessageId)) else list(checked(messages))
-        delay_ms = None if delay is None else delay_ms_of(delay)
-        self._check_usable()
-        by_delay: dict[int, list[Position]] = {}
-        for item in items:
-            wait_ms = self._backoff_ms(item) if delay_ms is None else delay_ms
-            by_delay.setdefault(wait_ms, []).extend(positions_of(item))
-        return self._consumer.nack(by_delay)
-
-    def nack_all(self) -> int:
-        """Give back all that this consumer holds, to be handed out again at once, in log order; how many messages."""
-        self._check_usable()
-        return self._consumer.nack_all()
-
-    def _backoff_ms(self, item: Acknowledgeable) -> int:
-        policies = self._state.policies
-        times = min(item.redelivery_count, 40) if isinstance(item, ReceivedMessage) else 0
-        return min(policies.nack_backoff_ms << times, policies.nack_backoff_max_ms)
-
-    def retry_later(self, message: ReceivedMessage, delay: float) -> MessageId:
-        """Have a message delivered to this subscription again `delay` seconds from now, as a new delayed message.
-
-        Unlike `nack` it survives a restart, and it costs a write. Returns the new id. The message is sent
-        anew, then acknowledged durably: a crash in between delivers it twice. It counts towards
-        `max_redeliveries`. Other subscriptions do not get it. The topic's delay policies count but for a fixed delay:
-        raises DelayTooLong, with nothing done, for a delay over the maximum.
-        """
-        if not isinstance(message, ReceivedMessage):
-            raise InvalidArgument("message", message, "expected a received message")
-        delay_ms = delay_ms_of(delay)
-        self._check_usable()
-        if not self.durable:
-            raise InvalidArgument("message", message, "a reader is gone when its consumers are; nothing is sent to it")
-        now_ms = self._engine.clock.now_ms()
-        due_ms = self._engine.policies.retry_due_ms(self._topic.name, now_ms + delay_ms, now_ms)
-        failed_ms = self._consumer.first_failed_ms(message.position)
-        new_id = postpone(self._engine.sender, self._topic, self.name, message, due_ms, now_ms, failed_ms)
-        self.ack(message, durable=True)
-        return new_id
 
     # -- moving --------------------------------------------------------------------------------------
 

@@ -38,6 +38,10 @@ class Subscription(InThreads[duelog.Subscription]):
         return self._inner.durable
 
     @property
+    def active(self) -> bool:
+        return self._inner.active
+
+    @property
     def type(self) -> SubscriptionType:
         return self._inner.type
 
@@ -110,6 +114,7 @@ class Subscription(InThreads[duelog.Subscription]):
     ack = in_thread(duelog.Subscription.ack)
     ack_cumulative = in_thread(duelog.Subscription.ack_cumulative)
     nack = in_thread(duelog.Subscription.nack)
+    redeliver = in_thread(duelog.Subscription.redeliver)
     nack_all = in_thread(duelog.Subscription.nack_all)
     retry_later = in_thread(duelog.Subscription.retry_later)
     seek = in_thread(duelog.Subscription.seek)

@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 
 import duelog
 from duelog.delivery.dispatcher import SubscriptionType
+from duelog.delivery.failover import Failover
 from duelog.sending import producer
 from duelog.sending.outbox import PutOutcome
 from duelog.topics.seeking import SeekTarget
@@ -57,18 +58,32 @@ class Topic(InThreads[duelog.Topic]):
         return Producer(await self._threads.run(self._inner.producer, name), self._threads)
 
     async def subscribe(
-        self, name: str, *, type: SubscriptionType = "exclusive", initial_position: str = "earliest"
+        self,
+        name: str,
+        *,
+        type: SubscriptionType = "exclusive",
+        initial_position: str = "earliest",
+        failover: Failover | None = None,
     ) -> Subscription:
         """As `duelog.Topic.subscribe`."""
         return await self._attached(
-            self._threads.start(self._inner.subscribe, name, type=type, initial_position=initial_position)
+            self._threads.start(
+                self._inner.subscribe, name, type=type, initial_position=initial_position, failover=failover
+            )
         )
 
     async def reader(
-        self, start: SeekTarget = "earliest", *, name: str | None = None, type: SubscriptionType = "exclusive"
+        self,
+        start: SeekTarget = "earliest",
+        *,
+        name: str | None = None,
+        type: SubscriptionType = "exclusive",
+        failover: Failover | None = None,
     ) -> Subscription:
         """As `duelog.Topic.reader`."""
-        return await self._attached(self._threads.start(self._inner.reader, start, name=name, type=type))
+        return await self._attached(
+            self._threads.start(self._inner.reader, start, name=name, type=type, failover=failover)
+        )
 
     async def _attached(self, made: Future[duelog.Subscription]) -> Subscription:
         try:

@@ -15,6 +15,7 @@ from duelog.store.names import validate_subscription_name
 from duelog.store.position import MessageId, MessageIds, Position
 from duelog.store.received_messages import ReceivedMessages
 
+from .failover import Failover
 from .position_set import group_by_ledger, group_ids, group_places
 
 Acknowledgeable: TypeAlias = ReceivedMessage | MessageId
@@ -84,10 +85,12 @@ def _seconds(field: str, value: float) -> int:
     return math.ceil(value * 1000)
 
 
-def check_subscribing(name: str, type_: str, initial_position: str) -> None:
+def check_subscribing(name: str, type_: str, initial_position: str, failover: Failover | None) -> None:
     """Raise InvalidArgument for arguments that `Topic.subscribe` does not take."""
     validate_subscription_name(name)
     if type_ not in _TYPES:
         raise InvalidArgument("type", type_, f"expected one of {', '.join(_TYPES)}")
     if initial_position not in _POSITIONS:
         raise InvalidArgument("initial_position", initial_position, f"expected one of {', '.join(_POSITIONS)}")
+    if failover is not None and (not isinstance(failover, Failover) or type_ != "failover"):
+        raise InvalidArgument("failover", failover, "expected a Failover, for type='failover'")

@@ -17,12 +17,12 @@ a dispatcher exists, every acknowledgement and trim of its subscription goes thr
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Concatenate, Literal, ParamSpec, Protocol, TypeVar
+from typing import Concatenate, Literal, ParamSpec, TypeVar
 
 from pyroaring import BitMap
 
 from duelog.delivery.acks import AckSet
-from duelog.delivery.ledger_list import LedgerList
+from duelog.delivery.ledger_list import LedgerList, LogReader
 from duelog.store.errors import BrokenInvariant, DuelogError, InvalidArgument
 from duelog.store.position import BEFORE_FIRST, Position
 from duelog.store.received_messages import ReceivedMessages
@@ -34,31 +34,6 @@ from .position_set import group_by_ledger
 from .redeliveries import Redeliveries
 
 SubscriptionType = Literal["exclusive", "failover", "shared", "key_shared"]
-
-
-class LogReader(Protocol):
-    """The engine's way to the messages of the main log; markers are resolved, ``redelivery_count`` is ignored."""
-
-    def read(self, start: Position, max_entries: int, skip: AckSet) -> tuple[ReceivedMessages, Position]:
-        """The next messages in log order from ``start`` on, and one past the last entry that was looked at.
-
-        At most ``max_entries`` messages, none that ``skip`` has acknowledged, none that cannot be read. ``start``
-        may be past the end of its ledger. No messages and ``start`` itself: there is nothing more for now.
-        A reader may pass over a message and return it later, from before ``start``; it returns each message once
-        until a seek. If it raises, it has returned nothing.
-        """
-        ...
-
-    def read_at(self, positions: Sequence[Position]) -> ReceivedMessages:
-        """The messages at these ascending positions in the same order, without those that cannot be read."""
-        ...
-
-    def unseen(self, start: Position, limit: Position) -> Mapping[int, BitMap]:
-        """Entries before ``limit``, by ledger id, that were not returned because they are, or were, not due yet.
-
-        ``start`` is where the next ``read`` begins. No bitmap is empty.
-        """
-        ...
 
 
 P = ParamSpec("P")
@@ -89,8 +64,8 @@ class Dispatcher:
     before anything else: everything unacknowledged is handed out again.
 
     Types: "exclusive" and "shared" hand anything to any consumer ("exclusive" leaves it to the caller to admit
-    one only); "failover" hands all to the consumer that came first; "key_shared" keeps order by key, see
-    ``key_order.py``.
+    one only); "failover" hands all to the active consumer, at first the one that came first; "key_shared" keeps order
+    by key, see ``key_order.py``.
     """
 
     def __init__(
@@ -117,6 +92,7 @@ class Dispatcher:
         self.read_position = _after(acks.mark_delete)
         """The next position of the log to look at; may be one past the end of its ledger."""
         self._max_kept_back = max_kept_back
+        self._active: int | None = None
         self._hold_nothing(Outstanding(ack_timeout_ms))
 
     def _hold_nothing(self, outstanding: Outstanding) -> None:
@@ -166,7 +142,13 @@ class Dispatcher:
     def may_receive(self, consumer_id: int) -> bool:
         """Whether the consumer gets messages at all: under "failover", whether it is the active one."""
         self._known(consumer_id)
-        return self.type != "failover" or self.consumers[0] == consumer_id
+        return self.type != "failover" or self.active == consumer_id
+
+    @property
+    def active(self) -> int | None:
+        """The consumer that "failover" serves; None: there is no consumer."""
+        consumers = self.consumers
+        return self._active if self._active in consumers else next(iter(consumers), None)
 
     def failed_at(self, position: Position) -> tuple[int, int] | None:
         """When the first and the last delivery of a message ended unacknowledged (epoch ms); None: none did."""
@@ -194,9 +176,18 @@ class Dispatcher:
     def remove_consumer(self, consumer_id: int, now_ms: int) -> None:
         """A consumer goes; what it held is due for redelivery at ``now_ms``."""
         self._known(consumer_id)
-        for ledger_id, entries in self._outstanding.remove_consumer(consumer_id).by_ledger().items():
-            self._take_back(ledger_id, entries, now_ms, now_ms)
+        self._give_back(consumer_id, now_ms)
+        self._outstanding.remove_consumer(consumer_id)
         self._order.set_consumers(self.consumers)
+
+    @_whole
+    def activate(self, consumer_id: int, now_ms: int) -> None:
+        """Have "failover" serve this consumer; what others hold is due for redelivery at ``now_ms``."""
+        self._known(consumer_id)
+        self._active = consumer_id
+        for other in self.consumers:
+            if other != consumer_id:
+                self._give_back(other, now_ms)
 
     # -- handing out ---------------------------------------------------------------------------
 
@@ -264,6 +255,12 @@ class Dispatcher:
             self._take_back(ledger_id, entries, now_ms, now_ms)
             count += len(entries)
         return count
+
+    @_whole
+    def give_back(self, consumer_id: int, now_ms: int) -> int:
+        """Give back all that the consumer holds, due for redelivery at ``now_ms``; how many messages."""
+        self._known(consumer_id)
+        return self._give_back(consumer_id, now_ms)
 
     def expire(self, now_ms: int) -> int:
         """Take back what is held past the acknowledgement timeout; how many messages. They are due at ``now_ms``.
@@ -343,6 +340,12 @@ class Dispatcher:
     def _known(self, consumer_id: int) -> None:
         if consumer_id not in self._outstanding:
             raise InvalidArgument("consumer_id", consumer_id, "no such consumer")
+
+    def _give_back(self, consumer_id: int, now_ms: int) -> int:
+        held = self._outstanding.take_all(consumer_id)
+        for ledger_id, entries in held.by_ledger().items():
+            self._take_back(ledger_id, entries, now_ms, now_ms)
+        return len(held)
 
     def _take_back(self, ledger_id: int, entries: BitMap, redeliver_at_ms: int, now_ms: int) -> None:
         """Entries that a consumer held until now are to be handed out again."""

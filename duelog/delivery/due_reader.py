@@ -9,8 +9,7 @@ from collections.abc import Callable, Sequence
 
 from pyroaring import BitMap
 
-from duelog.delivery.acks import AckSet
-from duelog.markers.reader import MainLogReader
+from duelog.markers.reader import MainLogReader, Unacknowledged
 from duelog.markers.tracker import SubscriptionView
 from duelog.store.clock import StoreClock
 from duelog.store.position import Position, place_of
@@ -34,7 +33,7 @@ class DueReader:
         self._closed_at: tuple[int, Position] | None = None
         """How far the view had handed out when it was closed: a due time, and the last position of those due then."""
 
-    def read(self, start: Position, max_entries: int, skip: AckSet) -> tuple[ReceivedMessages, Position]:
+    def read(self, start: Position, max_entries: int, skip: Unacknowledged) -> tuple[ReceivedMessages, Position]:
         """What has become due after `start`, then messages from `start` on that are due."""
         now_ms = self._clock.now_ms()
         if self._view is not None or self._reader.log.hides_some:
@@ -48,7 +47,7 @@ class DueReader:
         return fresh, following
 
     def _read_tracked(
-        self, view: SubscriptionView, start: Position, limit: int, now_ms: int, skip: AckSet
+        self, view: SubscriptionView, start: Position, limit: int, now_ms: int, skip: Unacknowledged
     ) -> tuple[ReceivedMessages, Position]:
         before = view.done_ms, view.done_position
         try:

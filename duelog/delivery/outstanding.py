@@ -56,9 +56,14 @@ class Outstanding:
     def add_consumer(self, consumer_id: int) -> None:
         self._held[consumer_id] = PositionSet()
 
-    def remove_consumer(self, consumer_id: int) -> PositionSet:
+    def remove_consumer(self, consumer_id: int) -> None:
+        """REQUIRES: it holds nothing."""
+        del self._held[consumer_id]
+
+    def take_all(self, consumer_id: int) -> PositionSet:
         """What it held, which no consumer holds now."""
-        return self._held.pop(consumer_id)
+        held, self._held[consumer_id] = self._held[consumer_id], PositionSet()
+        return held
 
     @property
     def consumers(self) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 from typing import Protocol
 
-from duelog.delivery.acks import AckSet
+from duelog.markers.reader import Unacknowledged
 from duelog.store.position import Position, position_at
 from duelog.store.received_messages import ReceivedMessages
 
@@ -32,7 +32,7 @@ class Reader(Protocol):
     """MainLogReader."""
 
     def read(
-        self, start: Position, max_entries: int, skip: AckSet, now_ms: int
+        self, start: Position, max_entries: int, skip: Unacknowledged, now_ms: int
     ) -> tuple[ReceivedMessages, Position, bool]: ...
 
 
@@ -74,7 +74,7 @@ class ReadAhead:
         """Bytes of a message of the last read, roughly."""
 
     def read(
-        self, start: Position, max_entries: int, skip: AckSet, now_ms: int
+        self, start: Position, max_entries: int, skip: Unacknowledged, now_ms: int
     ) -> tuple[ReceivedMessages, Position, bool]:
         """As MainLogReader.read: fewer than `max_entries` where there are no more."""
         if start != self._start:
@@ -98,7 +98,7 @@ class ReadAhead:
         return given + more, start, passed_over
 
     def _read(
-        self, start: Position, asked: int, max_entries: int, skip: AckSet, now_ms: int
+        self, start: Position, asked: int, max_entries: int, skip: Unacknowledged, now_ms: int
     ) -> tuple[ReceivedMessages, Position, bool]:
         """The rest, `max_entries`, of what was `asked` for. What it raises leaves nothing held."""
         pieces, self._pieces, self._start = self._pieces, 1, None
@@ -136,7 +136,7 @@ class ReadAhead:
         self._let_go()
 
 
-def _unacknowledged(messages: ReceivedMessages, skip: AckSet) -> ReceivedMessages:
+def _unacknowledged(messages: ReceivedMessages, skip: Unacknowledged) -> ReceivedMessages:
     (ledger_id, first), (last_ledger, last) = position_at(messages.places[0]), position_at(messages.places[-1])
     if ledger_id == last_ledger and len(skip.unacked(ledger_id, first, last + 1)) == last + 1 - first:
         return messages

@@ -17,6 +17,7 @@ from duelog.store.received_messages import Facts, ReceivedMessages
 
 from ..delivery.consumer_arguments import entries_of
 from ..delivery.dispatcher import Dispatcher, SubscriptionType
+from ..delivery.failover import Failover
 from .ack_flusher import AckFlusher
 from .dead_letters import DeadLetters
 from .inline import InlineMessages
@@ -39,8 +40,9 @@ class Consumer:
         flusher: AckFlusher,
         dead_letters: DeadLetters,
         clock: Clock,
+        failover: Failover,
     ) -> None:
-        """Attach it; `policies` gives what is in force for the subscription. Raises ConsumerBusy."""
+        """Attach it; `policies` gives what is in force for the subscription. Raises as `SubscriptionState.attach`."""
         self._topic = topic
         self._subscription = subscription
         self._inline = inline
@@ -48,7 +50,11 @@ class Consumer:
         self._dead_letters = dead_letters
         self._clock = clock
         self.closed = False
-        self._id = subscription.attach(type_, lambda: inline.reader(topic, subscription), topic.log, policies)
+        self._id = subscription.attach(
+            type_, lambda: inline.reader(topic, subscription), topic.log, policies, failover, clock.now_ms()
+        )
+        if type_ == "failover":
+            topic.changed()  # another may be served now
 
     def _dispatcher(self) -> Dispatcher:
         """The subscription's deliveries. REQUIRES: its lock. Raises ClosedError."""
@@ -173,6 +179,21 @@ class Consumer:
         if count:
             self._topic.changed()
         return count
+
+    def give_back_all(self) -> int:
+        """Give back all that the consumer holds, to come again at once; how many messages."""
+        now_ms = self._clock.now_ms()
+        with self._subscription.lock:
+            count = self._dispatcher().give_back(self._id, now_ms)
+        if count:
+            self._topic.changed()
+        return count
+
+    @property
+    def active(self) -> bool:
+        """Whether it is handed out anything."""
+        with self._subscription.lock:
+            return self._dispatcher().may_receive(self._id)
 
     def first_failed_ms(self, position: Position) -> int | None:
         """When the first delivery of a message failed; None: none did."""

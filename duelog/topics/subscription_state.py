@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 
 from pyroaring import BitMap
 
@@ -16,12 +17,13 @@ from duelog.delivery.ledger_list import LedgerList
 from duelog.store.codec import format as fmt
 from duelog.store.codec.format import CursorRecord
 from duelog.store.env.transaction import Transaction
-from duelog.store.errors import ConsumerBusy, UnknownSubscription
+from duelog.store.errors import ConsumerBusy, InvalidArgument, UnknownSubscription
 from duelog.store.policy.policies import EffectivePolicies, merge
 from duelog.store.position import Position
 
 from ..delivery.dispatcher import Dispatcher, SubscriptionType
 from ..delivery.due_reader import DueReader
+from ..delivery.failover import Failover, chosen
 
 _PAUSED = 0x01
 KEEPER = 0x02
@@ -52,7 +54,10 @@ class SubscriptionState:
         """Positions that the reader met whose messages do not exist any more: to be acknowledged."""
         self.type: SubscriptionType | None = None
         """Of its consumers; None while it has had none since the store was opened."""
-        self._consumers: set[int] = set()
+        self._consumers: dict[int, Failover] = {}
+        """By id, in the order in which they came."""
+        self._told: dict[int, bool] = {}
+        """What consumers were told last: whether a failover subscription serves them."""
         self._ids = itertools.count(1)
 
     @property
@@ -73,10 +78,12 @@ class SubscriptionState:
         reader: Callable[[], DueReader],
         ledgers: LedgerList,
         policies: Callable[[], EffectivePolicies],
+        failover: Failover,
+        now_ms: int,
     ) -> int:
-        """Add a consumer; returns its id. Raises UnknownSubscription once deleted, ConsumerBusy.
+        """Add a consumer; returns its id. Raises UnknownSubscription once deleted, ConsumerBusy, InvalidArgument.
 
-        Busy: exclusive and taken, or of another type.
+        Busy: exclusive and taken, or of another type. Invalid: what `failover` chooses.
         """
         with self.lock:
             if self.deleted:
@@ -99,13 +106,27 @@ class SubscriptionState:
                 mark_delete = self.acks.mark_delete
                 self.reader.reopen(Position(mark_delete.ledger_id, mark_delete.entry_id + 1))
             consumer = next(self._ids)
-            self._consumers.add(consumer)
+            self._consumers[consumer] = failover
             try:
+                active = chosen(self._consumers)
                 dispatcher.add_consumer(consumer)
             except BaseException:
-                self._consumers.discard(consumer)
+                del self._consumers[consumer]
                 raise
+            self._activate(dispatcher, active, now_ms)
             return consumer
+
+    def _activate(self, dispatcher: Dispatcher, active: int, now_ms: int) -> None:
+        """Have a failover subscription serve this consumer, and tell those for which that is new."""
+        if self.type != "failover":
+            return
+        if dispatcher.active != active:
+            dispatcher.activate(active, now_ms)
+        told, self._told = self._told, {consumer: consumer == active for consumer in self._consumers}
+        for consumer, is_active in self._told.items():
+            on_change = self._consumers[consumer].on_change
+            if on_change is not None and told.get(consumer) != is_active:
+                on_change(is_active)
 
     def follow(self, policies: Callable[[], EffectivePolicies], now_ms: int) -> None:
         """Go by what `policies` says is in force by now."""
@@ -120,7 +141,12 @@ class SubscriptionState:
             if consumer in self._consumers and self.dispatcher is not None:
                 if consumer in self.dispatcher.consumers:
                     self.dispatcher.remove_consumer(consumer, now_ms)
-                self._consumers.discard(consumer)
+                del self._consumers[consumer]
+                if self._consumers:
+                    active = next(iter(self._consumers))
+                    with suppress(InvalidArgument):
+                        active = chosen(self._consumers)
+                    self._activate(self.dispatcher, active, now_ms)
                 if not self._consumers and self.reader is not None:
                     self.reader.close()
                     self.deleted |= not self.durable

@@ -21,6 +21,7 @@ NAMES = [
     "DelayedStore",
     "DuelogError",
     "Duplicate",
+    "Failover",
     "Finding",
     "ManualClock",
     "Message",

@@ -121,6 +121,20 @@ class DispatcherMachine(RuleBasedStateMachine):
         count = self.dispatcher.nack(consumer_id, positions, at_ms, self.now_ms)
         assert count == self.twin.nack(consumer_id, positions, at_ms)
 
+    @precondition(lambda self: self.twin.consumers)
+    @rule(data=st.data())
+    def give_back(self, data: st.DataObject) -> None:
+        consumer_id = data.draw(st.sampled_from(self.twin.consumers))
+        count = self.twin.nack(consumer_id, list(self.twin.held), self.now_ms)
+        assert self.dispatcher.give_back(consumer_id, self.now_ms) == count
+
+    @precondition(lambda self: self.twin.consumers and self.kind == "failover")
+    @rule(data=st.data())
+    def activate(self, data: st.DataObject) -> None:
+        consumer_id = data.draw(st.sampled_from(self.twin.consumers))
+        self.dispatcher.activate(consumer_id, self.now_ms)
+        self.twin.activate(consumer_id, self.now_ms)
+
     @rule(ms=st.integers(0, 25))
     def time_passes(self, ms: int) -> None:
         self.now_ms += ms
@@ -138,7 +152,9 @@ class DispatcherMachine(RuleBasedStateMachine):
     def has_ready(self) -> None:
         got = {who: has_ready(self.dispatcher, self.now_ms, who) for who in self.twin.consumers}
         self.twin.due(self.now_ms)
-        served = self.twin.consumers[:1] if self.kind == "failover" else self.twin.consumers
+        served = self.twin.consumers
+        if self.kind == "failover" and served:
+            served = [self.twin.active]
         assert got == {who: who in served and bool(self.twin.peek(who, 1)) for who in self.twin.consumers}
         assert has_ready(self.dispatcher, self.now_ms) == any(got.values())
 
@@ -227,7 +243,7 @@ class ExclusiveMachine(DispatcherMachine):
 
 
 class FailoverMachine(DispatcherMachine):
-    """Only the consumer that came first is served."""
+    """Only the active consumer is served."""
 
     kind = "failover"
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from duelog.delivery.acks import AckSet
 from duelog.delivery.key_slots import KeySlots
+from duelog.markers.reader import Unacknowledged
 from duelog.store.position import Position
 from duelog.store.received_messages import ReceivedMessages
 from tests.duelog.delivery.twins import Log, at, columns, dispatcher_on, entries, has_ready, log_of
@@ -137,7 +137,7 @@ class LateLog(Log):
 
     late: list[Position]
 
-    def read(self, start: Position, max_entries: int, skip: AckSet) -> tuple[ReceivedMessages, Position]:
+    def read(self, start: Position, max_entries: int, skip: Unacknowledged) -> tuple[ReceivedMessages, Position]:
         if start < self.end():
             self.late = self.positions()
             return columns([]), self.end()

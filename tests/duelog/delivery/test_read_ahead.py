@@ -13,6 +13,7 @@ from duelog import DelayedStore, Message, Subscription, Topic
 from duelog.delivery.acks import AckSet
 from duelog.delivery.ledger_list import LedgerList
 from duelog.delivery.read_ahead import ReadAhead, ReadAheadBudget
+from duelog.markers.reader import Unacknowledged
 from duelog.store.message import ReceivedMessage
 from duelog.store.position import Position
 from duelog.store.received_messages import ReceivedMessages
@@ -39,7 +40,7 @@ class Log:
         self.failing = False
 
     def read(
-        self, start: Position, max_entries: int, skip: AckSet, now_ms: int
+        self, start: Position, max_entries: int, skip: Unacknowledged, now_ms: int
     ) -> tuple[ReceivedMessages, Position, bool]:
         self.reads.append(max_entries)
         if self.failing:

@@ -10,6 +10,7 @@ from pyroaring import BitMap
 from duelog.delivery.acks import AckSet
 from duelog.delivery.dispatcher import Dispatcher, SubscriptionType
 from duelog.delivery.key_slots import KeySlots
+from duelog.markers.reader import Unacknowledged
 from duelog.store.message import ReceivedMessage
 from duelog.store.position import Position
 from duelog.store.received_messages import ReceivedMessages
@@ -60,7 +61,7 @@ class Log(Ledgers):
     def message(self, position: Position) -> ReceivedMessage:
         return ReceivedMessage(b"", self.key_at(position), {}, position, position, 0, 0, 99, "topic", "subscription")
 
-    def read(self, start: Position, max_entries: int, skip: AckSet) -> tuple[ReceivedMessages, Position]:
+    def read(self, start: Position, max_entries: int, skip: Unacknowledged) -> tuple[ReceivedMessages, Position]:
         self._touch()
         found: list[ReceivedMessage] = []
         for position in self.positions():
@@ -102,6 +103,7 @@ class Twin:
         self.timeout_ms = ack_timeout_ms
         self.max_kept_back = max_kept_back
         self.consumers: list[int] = []
+        self.chosen: int | None = None
         self.acked: set[Position] = set()
         self.held: dict[Position, tuple[int, int | None]] = {}  # consumer, deadline_ms
         self.waiting: dict[Position, int] = {}
@@ -147,7 +149,7 @@ class Twin:
         return position, before
 
     def next_batch(self, consumer_id: int, count: int, now_ms: int) -> list[tuple[Position, int]]:
-        if self.kind == "failover" and self.consumers[0] != consumer_id:
+        if self.kind == "failover" and self.active != consumer_id:
             return []
         self.due(now_ms)
         while True:
@@ -197,6 +199,16 @@ class Twin:
             del self.held[position]
             self.waiting[position] = redeliver_at_ms
         return len(mine)
+
+    @property
+    def active(self) -> int:
+        return self.consumers[0] if self.chosen is None or self.chosen not in self.consumers else self.chosen
+
+    def activate(self, consumer_id: int, now_ms: int) -> None:
+        self.chosen = consumer_id
+        for other in self.consumers:
+            if other != consumer_id:
+                self.nack(other, list(self.held), now_ms)
 
     def remove_consumer(self, consumer_id: int, now_ms: int) -> None:
         self.nack(consumer_id, list(self.held), now_ms)

@@ -1,0 +1,104 @@
+"""What becomes of messages that a consumer was handed: acknowledged, given back, postponed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from duelog.store.errors import InvalidArgument
+from duelog.store.message import ReceivedMessage
+from duelog.store.position import MessageId, Position
+
+from ..delivery.consumer_arguments import Acknowledgeable, checked, delay_ms_of, entries_of, positions_of
+from ..engine import Engine
+from ..sending.failed_delivery import postpone
+from ..topics.consumer import Consumer
+from ..topics.subscription_state import SubscriptionState
+from ..topics.topic_state import TopicState
+
+
+class Acknowledging:
+    """What a consumer says of messages; a part of Subscription."""
+
+    _engine: Engine
+    _topic: TopicState
+    _state: SubscriptionState
+    _consumer: Consumer
+
+    def _check_usable(self) -> None:
+        """Raise ClosedError, StoreFailed, UnknownSubscription where nothing can be done any more."""
+        raise NotImplementedError
+
+    def ack(self, messages: Acknowledgeable | Iterable[Acknowledgeable], *, durable: bool = False) -> int:
+        """Acknowledge one message or many: none of them is delivered to this subscription again.
+
+        Takes effect in memory at once, and on disk within `ack_flush_ms`, at `flush` and at close; `durable`
+        waits for the disk. Returns how many were not acknowledged before.
+        Raises InvalidArgument for a position that the topic does not have; then nothing is acknowledged.
+        """
+        entries = entries_of(messages)
+        self._check_usable()
+        return self._consumer.ack(entries, durable=durable)
+
+    def ack_cumulative(self, message: Acknowledgeable, *, durable: bool = False) -> int:
+        """Acknowledge a message and every one before it in the log; as `ack`.
+
+        What no consumer can have received stays unacknowledged: messages before it, or itself, that were not due when
+        the log was read (`inline_delay_ms`) and have not been handed out since. `ack` takes each by its id.
+        Raises InvalidArgument for shared and key-shared subscriptions, where others hold some of those.
+        """
+        positions = positions_of(message)
+        if len(positions) != 1:
+            raise InvalidArgument("message", message, "expected one message or its position")
+        self._check_usable()
+        return self._consumer.ack_cumulative(positions[0], durable=durable)
+
+    def nack(self, messages: Acknowledgeable | Iterable[Acknowledgeable], *, delay: float | None = None) -> int:
+        """Give messages back, to be handed out again `delay` seconds from now (to any consumer, if shared).
+
+        delay None: after `nack_backoff_ms`, doubled with each redelivery up to `nack_backoff_max_ms`. Returns
+        how many this consumer still held. What is given back waits in memory: a restart delivers it at once.
+        """
+        items = [messages] if isinstance(messages, (ReceivedMessage, MessageId)) else list(checked(messages))
+        delay_ms = None if delay is None else delay_ms_of(delay)
+        self._check_usable()
+        by_delay: dict[int, list[Position]] = {}
+        for item in items:
+            wait_ms = self._backoff_ms(item) if delay_ms is None else delay_ms
+            by_delay.setdefault(wait_ms, []).extend(positions_of(item))
+        return self._consumer.nack(by_delay)
+
+    def nack_all(self) -> int:
+        """Give back all that this consumer holds, to be handed out again at once, in log order; how many messages."""
+        self._check_usable()
+        return self._consumer.nack_all()
+
+    def redeliver(self) -> int:
+        """Give back all that this consumer holds, to be handed out again at once in the log's order; how many."""
+        self._check_usable()
+        return self._consumer.give_back_all()
+
+    def _backoff_ms(self, item: Acknowledgeable) -> int:
+        policies = self._state.policies
+        times = min(item.redelivery_count, 40) if isinstance(item, ReceivedMessage) else 0
+        return min(policies.nack_backoff_ms << times, policies.nack_backoff_max_ms)
+
+    def retry_later(self, message: ReceivedMessage, delay: float) -> MessageId:
+        """Have a message delivered to this subscription again `delay` seconds from now, as a new delayed message.
+
+        Unlike `nack` it survives a restart, and it costs a write. Returns the new id. The message is sent
+        anew, then acknowledged durably: a crash in between delivers it twice. It counts towards
+        `max_redeliveries`. Other subscriptions do not get it. The topic's delay policies count but for a fixed delay:
+        raises DelayTooLong, with nothing done, for a delay over the maximum.
+        """
+        if not isinstance(message, ReceivedMessage):
+            raise InvalidArgument("message", message, "expected a received message")
+        delay_ms = delay_ms_of(delay)
+        self._check_usable()
+        if not self._state.durable:
+            raise InvalidArgument("message", message, "a reader is gone when its consumers are; nothing is sent to it")
+        now_ms = self._engine.clock.now_ms()
+        due_ms = self._engine.policies.retry_due_ms(self._topic.name, now_ms + delay_ms, now_ms)
+        failed_ms = self._consumer.first_failed_ms(message.position)
+        new_id = postpone(self._engine.sender, self._topic, self._state.name, message, due_ms, now_ms, failed_ms)
+        self.ack(message, durable=True)
+        return new_id

@@ -1,0 +1,165 @@
+"""Failover subscriptions: which consumer is served, who is told, and what the one before held."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from duelog import Failover, Subscription, Topic
+from duelog.delivery.failover import chosen
+from duelog.store.errors import ClosedError, InvalidArgument
+from tests.duelog.consuming import received
+
+SEND = [b"%d" % number for number in range(6)]
+
+
+def by_name(names: Sequence[str]) -> int:
+    """The first in order of name."""
+    return names.index(min(names))
+
+
+class Consumers:
+    """Consumers of one failover subscription, and what each was told."""
+
+    def __init__(self, topic: Topic) -> None:
+        self.topic = topic
+        self.told: list[tuple[str, bool]] = []
+
+    def add(
+        self, name: str, priority: int = 0, choose: Callable[[Sequence[str]], int] | None = by_name
+    ) -> Subscription:
+        def on_change(active: bool) -> None:
+            self.told.append((name, active))
+
+        return self.topic.subscribe("s", type="failover", failover=Failover(priority, name, choose, on_change))
+
+    def news(self) -> list[tuple[str, bool]]:
+        """What was told since it was last asked."""
+        told, self.told = self.told, []
+        return told
+
+
+def test_the_choice_is_made_anew_when_a_consumer_comes_or_goes(topic: Topic) -> None:
+    """Each is told when it subscribes and when it changes, and the one that is served says so."""
+    consumers = Consumers(topic)
+    b = consumers.add("b")
+    assert consumers.news() == [("b", True)]
+    c = consumers.add("c")
+    assert consumers.news() == [("c", False)]
+    a = consumers.add("a")
+    assert consumers.news() == [("b", False), ("a", True)]
+    assert [each.active for each in (a, b, c)] == [True, False, False]
+    a.close()
+    assert consumers.news() == [("b", True)]
+    with pytest.raises(ClosedError):
+        assert a.active
+    c.close()
+    b.close()
+    assert consumers.news() == []
+    consumers.add("z")
+    assert consumers.news() == [("z", True)]
+
+
+def test_a_lower_number_is_served_first(topic: Topic) -> None:
+    """Whatever the names say."""
+    consumers = Consumers(topic)
+    consumers.add("a", 2)
+    urgent = consumers.add("z", 1)
+    consumers.add("b", 2)
+    assert consumers.news() == [("a", True), ("a", False), ("z", True), ("b", False)]
+    urgent.close()
+    assert consumers.news() == [("a", True)]
+
+
+def test_the_next_one_gets_what_the_one_before_held_in_order(topic: Topic) -> None:
+    """It comes before what is new; an acknowledgement of the one before still counts, and it is handed nothing more."""
+    consumers = Consumers(topic)
+    topic.send_payloads(SEND[:4])
+    b = consumers.add("b")
+    held = b.receive(3)
+    a = consumers.add("a")
+    assert received(b) == []
+    assert b.ack(held[1]) == 1
+    topic.send_payloads(SEND[4:])
+    assert [(message.payload, message.redelivery_count) for message in a.receive(10)] == [
+        (SEND[0], 1),
+        (SEND[2], 1),
+        (SEND[3], 0),
+        (SEND[4], 0),
+        (SEND[5], 0),
+    ]
+    assert b.nack(held[0], delay=0) == 0
+
+
+def test_without_a_choice_the_first_that_came_is_served(topic: Topic) -> None:
+    """As ever."""
+    one, other = (topic.subscribe("s", type="failover") for _ in range(2))
+    topic.send_payloads(SEND)
+    assert received(other) == []
+    assert received(one, 2) == SEND[:2]
+    one.close()
+    assert received(other) == SEND
+
+
+@pytest.mark.parametrize("answer", [-1, 1, "a", None, ZeroDivisionError()])
+def test_a_choice_that_is_none_refuses_the_consumer(topic: Topic, answer: Any) -> None:
+    """Nothing has changed; and when a consumer goes the first is served."""
+
+    def choose(names: Sequence[str]) -> int:
+        if len(names) == 1 or "bad" not in names:
+            return 0
+        if isinstance(answer, Exception):
+            raise answer
+        return 2 if answer == 1 else answer
+
+    consumers = Consumers(topic)
+    a = consumers.add("a", choose=choose)
+    consumers.news()
+    with pytest.raises(InvalidArgument) as refused:
+        consumers.add("bad", choose=choose)
+    assert refused.value.field == "choose"
+    assert (consumers.news(), a.active, a.stats().consumers) == ([], True, 1)
+
+
+def test_arguments_that_cannot_be_are_named(topic: Topic) -> None:
+    """Also a Failover for another type."""
+    for field, value in (("priority", -1), ("priority", 1.0), ("name", 1), ("choose", 1), ("on_change", "x")):
+        with pytest.raises(InvalidArgument) as refused:
+            Failover(**{field: value})  # type: ignore[arg-type]
+        assert refused.value.field == field
+    for type_ in ("exclusive", "shared", "key_shared"):
+        with pytest.raises(InvalidArgument):
+            topic.subscribe("s", type=type_, failover=Failover())
+    with pytest.raises(InvalidArgument):
+        topic.subscribe("s", type="failover", failover="first")  # type: ignore[arg-type]
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 2), st.sampled_from("abcd")), min_size=1, max_size=6))
+def test_the_choice_is_among_those_of_the_lowest_number(consumers: list[tuple[int, str]]) -> None:
+    """By name among equals, and by arrival among those of one name: sorting is the twin."""
+    candidates = {number: Failover(priority, name, by_name) for number, (priority, name) in enumerate(consumers)}
+    assert chosen(candidates) == min(range(len(consumers)), key=lambda number: consumers[number])
+
+
+@pytest.mark.parametrize("type_", ["exclusive", "failover", "shared", "key_shared"])
+def test_redelivery_on_demand_brings_all_that_a_consumer_holds_in_order(topic: Topic, type_: Any) -> None:
+    """At once, with a higher count; what is acknowledged, and what others hold, stays."""
+    topic.send_payloads(SEND)
+    consumer = topic.subscribe("s", type=type_)
+    held = consumer.receive(5)
+    consumer.ack(held[2])
+    assert consumer.redeliver() == 4
+    assert [(message.payload, message.redelivery_count) for message in consumer.receive(10)] == [
+        *((SEND[number], 1) for number in (0, 1, 3, 4)),
+        (SEND[5], 0),
+    ]
+    assert consumer.redeliver() == 5
+    assert consumer.redeliver() == 0
+    consumer.close()
+    with pytest.raises(ClosedError):
+        consumer.redeliver()
