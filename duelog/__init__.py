@@ -14,6 +14,7 @@ from duelog.markers.pending_entries import Outcome
 from duelog.store.clock import Clock, ManualClock, SystemClock
 from duelog.store.config import StoreConfig
 from duelog.store.errors import DuelogError
+from duelog.store.log.documents import Document, Documents
 from duelog.store.message import Message, ReceivedMessage, ScheduledMessage
 from duelog.store.policy.policies import DelayedDeliveryPolicies, Policies
 from duelog.store.position import MessageId, MessageIds
@@ -36,6 +37,8 @@ __all__ = [
     "DeadLetter",
     "DelayedDeliveryPolicies",
     "DelayedStore",
+    "Document",
+    "Documents",
     "DuelogError",
     "Duplicate",
     "Failover",

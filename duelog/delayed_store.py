@@ -14,6 +14,7 @@ from duelog.store.clock import Clock, SystemClock
 from duelog.store.config import StoreConfig
 from duelog.store.errors import ClosedError, InvalidArgument
 from duelog.store.files.system_errors import explained
+from duelog.store.log.documents import Documents
 from duelog.store.message import Message
 from duelog.store.names import SCHEME, TopicName, validate_namespace_name
 from duelog.store.policy.policies import DelayedDeliveryPolicies, EffectivePolicies, Policies, PolicyValue
@@ -148,6 +149,11 @@ class DelayedStore:
             owners.append(place)
             found.append(message)
         return sender.send(list(names), owners, found, allow_past=allow_past).to_list()
+
+    @property
+    def documents(self) -> Documents:
+        """Small durable records of the program's own, changed by compare-and-set; in the store's checks and copies."""
+        return self._engine.documents
 
     def set_policies(
         self,

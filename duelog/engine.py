@@ -16,6 +16,7 @@ from duelog.store.clock import StoreClock
 from duelog.store.config import StoreConfig
 from duelog.store.env.environment import Environment
 from duelog.store.errors import BrokenInvariant, ClosedError
+from duelog.store.log.documents import Documents
 from duelog.store.names import TopicName
 
 from .background.maintenance import Maintenance, TickResult
@@ -85,6 +86,7 @@ class Engine:
     """One backup at a time."""
 
     def __post_init__(self) -> None:
+        self.documents = Documents(self.main, self.check_open, self.check_writable)
         self._shutdown = Shutdown(
             [
                 self.outbox.close,

@@ -94,6 +94,21 @@ def _shown(policies: object) -> str:
     return "nothing" if policies is None else repr(policies)
 
 
+class DocumentChanged(DuelogError):
+    """A document is not of the version that the caller expects: another was quicker, and nothing was stored.
+
+    expected, found: versions; None: no document.
+    """
+
+    def __init__(self, key: str, expected: int | None, found: int | None) -> None:
+        there = "no document" if found is None else f"version {found}"
+        wanted = "none" if expected is None else f"version {expected}"
+        super().__init__(f"document {key!r}: {there} is there, {wanted} was expected")
+        self.key = key
+        self.expected = expected
+        self.found = found
+
+
 class UnknownTopic(DuelogError, LookupError):
     """No topic of that name exists."""
 

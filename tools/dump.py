@@ -26,6 +26,7 @@ from ..store.codec.run import Run, RunKind
 from ..store.env.environment import Environment
 from ..store.errors import CorruptEntry, DamagedStore, DuelogError, InvalidArgument
 from ..store.log import catalog
+from ..store.log.documents import Document
 from ..store.wal.segment import MAIN, RowKind, numbers_in, salvage
 from ..store.wal.wal_reader import DIRECTORY
 from .output import payload_fields, preview, printable
@@ -246,6 +247,7 @@ _KEYS: dict[Table, Callable[[bytes], Fields]] = {
     Table.TOPIC: _parts(topic=fmt.name_of),
     Table.TOPIC_NAME: _parts(topic_id=fmt.trailing_u32),
     Table.POLICY: _parts(scope=fmt.name_of),
+    Table.DOCUMENT: _parts(document=fmt.name_of),
     Table.PARTITION: _parts(start_ms=fmt.trailing_u64),
     Table.LOG: _parts(topic_id=fmt.trailing_u32),
     Table.PARTITION_INFO: _parts(),
@@ -307,6 +309,11 @@ def _origin(fields: bytes) -> Fields:
     return {**origin._asdict(), "relied_on": relied_on}
 
 
+def _document(fields: bytes) -> Fields:
+    value, version = Document.unpack(fields)
+    return {"version": version, **_opaque(value)}
+
+
 def _opaque(fields: bytes) -> Fields:
     return {"bytes": len(fields), "begins_with": fields[:32].hex()}
 
@@ -315,6 +322,7 @@ _VALUES: dict[Table, Callable[[bytes], Fields]] = {
     Table.COUNTER: lambda fields: {"value": fmt.unpack_u64(fields)},
     Table.TOPIC: _record(fmt.TopicRecord.unpack),
     Table.TOPIC_NAME: lambda fields: {"topic": fields.decode()},
+    Table.DOCUMENT: _document,
     Table.PARTITION: _record(fmt.PartitionRecord.unpack),
     Table.LOG: lambda fields: {"ledger_id": fmt.unpack_u64(fields)},
     Table.PARTITION_INFO: _record(fmt.PartitionInfo.unpack),

@@ -15,6 +15,18 @@ from .threads import InThreads, Threads, close_result, in_thread
 from .topic import Topic, plain_topic
 
 
+class Documents(InThreads[duelog.Documents]):
+    """See `duelog.Documents`."""
+
+    get = in_thread(duelog.Documents.get)
+    put = in_thread(duelog.Documents.put)
+    delete = in_thread(duelog.Documents.delete)
+
+    def items(self, prefix: str = "") -> AsyncIterator[tuple[str, duelog.Document]]:
+        """As `duelog.Documents.items`, iterated over with `async for`."""
+        return self._threads.iterate(lambda: self._inner.items(prefix))
+
+
 class DelayedStore(InThreads[duelog.DelayedStore]):
     """See `duelog.DelayedStore`. An async context manager; made by `DelayedStore.open`."""
 
@@ -50,6 +62,11 @@ class DelayedStore(InThreads[duelog.DelayedStore]):
         """As `duelog.DelayedStore.send_batch`. What it is given is iterated over in another thread."""
         pairs = map(_plain, messages) if isinstance(messages, Iterable) else messages
         return await self._threads.run(self._inner.send_batch, pairs, allow_past=allow_past)
+
+    @property
+    def documents(self) -> Documents:
+        """As `duelog.DelayedStore.documents`."""
+        return Documents(self._inner.documents, self._threads)
 
     delete_topic = in_thread(duelog.DelayedStore.delete_topic)
     set_policies = in_thread(duelog.DelayedStore.set_policies)

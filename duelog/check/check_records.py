@@ -17,6 +17,7 @@ from duelog.store.codec.run import Run
 from duelog.store.env.environment import Environment
 from duelog.store.env.memtable import Reads
 from duelog.store.errors import CorruptEntry
+from duelog.store.log.documents import Document
 from duelog.store.log.scan import runs
 
 from ..background.recurring import unpack_schedule
@@ -28,6 +29,7 @@ _READERS: dict[int, Callable[[bytes], object]] = {
     Table.COUNTER: fmt.unpack_u64,
     Table.TOPIC: fmt.TopicRecord.unpack,
     Table.TOPIC_NAME: bytes.decode,
+    Table.DOCUMENT: Document.unpack,
     Table.PARTITION: fmt.PartitionRecord.unpack,
     Table.LOG: fmt.unpack_u64,
     Table.FRONTIER: FrontierRecord.unpack,

@@ -9,6 +9,7 @@ opened.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from pyroaring import BitMap
@@ -21,8 +22,9 @@ from duelog.store.codec.format import LedgerRecord, LedgerState, Table
 from duelog.store.codec.run import Run, RunKind, UInt32s
 from duelog.store.env.environment import Environment
 from duelog.store.env.memtable import Reads
-from duelog.store.errors import DamagedStore
+from duelog.store.errors import CorruptRecord, DamagedStore
 from duelog.store.log import catalog
+from duelog.store.log.documents import Document
 from duelog.store.log.ledger import find_tail
 from duelog.store.position import Position
 
@@ -233,12 +235,20 @@ def _counters(survey: Survey) -> Iterator[Finding]:
         catalog.LEDGERS: max([*survey.ledgers, *survey.tails], default=0),
         catalog.TOPICS: max(survey.topics, default=0),
         catalog.SUBSCRIPTIONS: max((row.subscription_id for _, _, row in catalog.cursors(survey.raw)), default=0),
+        catalog.DOCUMENTS: max(_document_versions(survey.raw), default=0),
     }
     for name, highest in used.items():
         fields = survey.main.get(fmt.counter_key(name))  # as of now: a log may be newer than the transaction
         following = 1 if fields is None else fmt.unpack_u64(fields)
         if following <= highest:
             yield error("counter", name, f"gives out {following} next, {highest} is in use")
+
+
+def _document_versions(raw: Reads) -> Iterator[int]:
+    """Of documents that can be read; the others are findings of their own."""
+    for key in _keys(raw, fmt.prefix(Table.DOCUMENT)):
+        with suppress(CorruptRecord):
+            yield Document.unpack(fmt.unseal(key, raw.get(key, b""))).version
 
 
 def _quarantined(survey: Survey, quarantine: Quarantine) -> Iterator[Finding]:

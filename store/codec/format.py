@@ -33,6 +33,7 @@ class Table(IntEnum):
     TOPIC = 0x02  # main: full topic name -> TopicRecord
     TOPIC_NAME = 0x03  # main: topic id -> full topic name
     POLICY = 0x04  # main: scope name -> msgpack of the policies set there (policy_records.py)
+    DOCUMENT = 0x05  # main: a program's key -> version, value (store/log/documents.py)
     PARTITION = 0x10  # main: partition start -> PartitionRecord
     LOG = 0x11  # partition: topic id -> ledger id
     PARTITION_INFO = 0x12  # partition: one record, PartitionInfo
@@ -95,6 +96,10 @@ def topic_name_key(topic_id: int) -> bytes:
 
 def policy_key(scope: str) -> bytes:
     return bytes((Table.POLICY,)) + scope.encode()
+
+
+def document_key(name: bytes) -> bytes:
+    return bytes((Table.DOCUMENT,)) + name
 
 
 def partition_key(start_ms: int) -> bytes:
@@ -215,7 +220,7 @@ def leading_u64(key: bytes | memoryview) -> int:
 
 
 def name_of(key: bytes) -> str:
-    """The name that a key of COUNTER, TOPIC or POLICY has after its table byte."""
+    """The name that a key of COUNTER, TOPIC, POLICY or DOCUMENT has after its table byte."""
     return key[1:].decode()
 
 

@@ -18,6 +18,7 @@ from ..env.transaction import StagingTransaction, Transaction
 LEDGERS = "next_ledger"
 TOPICS = "next_topic"
 SUBSCRIPTIONS = "next_subscription"
+DOCUMENTS = "next_document"
 CLOCK = "clock_mark"
 WAL = "wal_segment"
 """The number of the oldest segment of the write-ahead log that is not applied."""

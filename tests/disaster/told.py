@@ -9,6 +9,7 @@ The rules:
 - what was cancelled is never delivered, and what was rescheduled once, whether or not the answer was heard;
 - what was acknowledged durably is never delivered again, nor what was acknowledged before a close;
 - each number of a producer is delivered once, though after a crash it was sent again in another batch;
+- a document is as it was last changed, or as it was being changed;
 - a store opens after every crash, `check` finds nothing in it, and nothing lies in staging/ and trash/;
 - once everything is acknowledged, no partition is left.
 """
@@ -56,6 +57,8 @@ class Told:
         """By text, id and position."""
         self._came: dict[Listener, set[str]] = defaultdict(set)
         """What was delivered since the store was opened."""
+        self._documents: dict[str, list[str | None]] = defaultdict(lambda: [None])
+        """What each may be: as it was last changed, then as it is being changed."""
         self._draining = False
         self._last: dict[str, set[str]] = {}
         """What the last commit of each environment was about."""
@@ -160,6 +163,14 @@ class Told:
                 self._last[environment] = self._last["main"] = {text}
                 self._took(topic, tuple(id_))
                 self._sent(topic, tuple(new), text)
+            case ["document", str(key), text]:
+                if text not in self._documents[key]:
+                    self.troubles.append(f"document {key} is {text!r}, expected one of {self._documents[key]}")
+                self._documents[key] = [text]
+            case ["changing", str(key), text]:
+                self._documents[key].append(text)
+            case ["changed", str(key), text]:
+                self._documents[key] = [text]
             case ["close"]:
                 for listener in self._acking.keys() - self._sought:  # closing persists what was acknowledged
                     self._acked[listener] |= self._acking[listener]

@@ -17,6 +17,9 @@ text, and by its id, which changes when it is rescheduled:
     ["cancelled", topic, [ledger, entry], text]                  it was: never delivered
     ["moved", topic, [ledger, entry], text, environment, new id] it was rescheduled: never delivered under the old id
     ["refused", text]                       it is too late to cancel or to reschedule it
+    ["document", key, text]                 opening has found a document, or none (null)
+    ["changing", key, text]                 about to be put, or deleted (null)
+    ["changed", key, text]                  it was
     ["left", partitions, pending]           a drain is over
     ["trouble", text]                       what must never be
 
@@ -64,6 +67,7 @@ UNHEARD = "nobody-listens"
 DURABLE, LAZY = "durable", "lazy"
 """Subscriptions of each topic: one waits for the disk with every acknowledgement, one never does."""
 PRODUCER = "numbered"
+DOCUMENTS = ("setting", "shop/eu")
 BEAT, BEAT_S = "beat", 45
 """The schedule of each topic, where more is asked for."""
 
@@ -111,6 +115,7 @@ class Worker:
         self._tell = tell
         self._more = more
         self._count = itertools.count(1)
+        self._changes = random.Random(f"{tag}/documents")
         self._recent: list[tuple[str, MessageId, str]] = []
         """Topic, id and text of messages that were sent by this worker, and have not been taken back."""
         self._subscriptions: list[tuple[str, Subscription]] = []
@@ -119,6 +124,9 @@ class Worker:
                 subscription = store.topic(name).subscribe(kind, type="exclusive" if kind == DURABLE else "shared")
                 self._subscriptions.append((name, subscription))
                 tell("listen", name, kind)
+        for key in DOCUMENTS:
+            found = store.documents.get(key)
+            tell("document", key, None if found is None else found.value.decode())
 
     def run(self, steps: int, threads: int = 0, *, together: bool = False) -> None:
         """So many steps, with `threads` producers beside it; with `together` four messages are sent at once as well."""
@@ -139,6 +147,8 @@ class Worker:
             if self._recent and self.random.random() < 0.4:
                 self._take_back(*self._recent.pop(self.random.randrange(len(self._recent))))
             self._receive(*self.random.choice(self._subscriptions))
+            if self._changes.random() < 0.3:
+                self._change_document()
             if self.random.random() < 0.5:
                 self._compact()
             if self._more and self.random.random() < 0.2:
@@ -182,6 +192,18 @@ class Worker:
                 if schedule.next_id is None or topic.state(schedule.next_id) != "scheduled":
                     self._tell("trouble", f"schedule {schedule.name} waits for {schedule.next_id}, which does not")
                 topic.remove_schedule(schedule.name)
+
+    def _change_document(self) -> None:
+        """Put or delete one by compare-and-set; nothing else changes it meanwhile."""
+        key, text = self._changes.choice(DOCUMENTS), self._text().decode() if self._changes.random() < 0.8 else None
+        before = self.store.documents.get(key)
+        expected = None if before is None else before.version
+        self._tell("changing", key, text)
+        if text is not None:
+            self.store.documents.put(key, text.encode(), expected=expected)
+        elif self.store.documents.delete(key, expected=expected) != (before is not None):
+            self._tell("trouble", f"deleting {key} does not tell whether it was there")
+        self._tell("changed", key, text)
 
     def _seek_back(self) -> None:
         """A subscription of which nothing is acknowledged durably goes back to the beginning."""

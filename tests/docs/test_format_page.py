@@ -97,7 +97,8 @@ def test_the_page_has_the_log_as_the_module_has_it() -> None:
     grammar = [line for line in (segments.__doc__ or "").splitlines() if ":= " in line]
     assert len(grammar) == 4
     assert [line for line in grammar if line not in text] == []
-    for counter in (fmt.name_of(APPLIED_KEY), catalog.WAL, catalog.LEDGERS, catalog.TOPICS, catalog.SUBSCRIPTIONS):
+    for counter in (fmt.name_of(APPLIED_KEY), catalog.WAL, catalog.LEDGERS, catalog.TOPICS, catalog.SUBSCRIPTIONS,
+                    catalog.DOCUMENTS):  # fmt: skip
         assert f"`{counter}`" in text
     assert f"{DIRECTORY}/{file_name(7)} " in text
 

@@ -19,6 +19,8 @@ NAMES = [
     "DeadLetter",
     "DelayedDeliveryPolicies",
     "DelayedStore",
+    "Document",
+    "Documents",
     "DuelogError",
     "Duplicate",
     "Failover",

@@ -35,8 +35,8 @@ TOPICS = ("a", "b")
 READERS = ("one", "two")
 SNAPSHOTS = (Table.SNAPSHOT_PART, Table.SNAPSHOT_META)
 UNSEEN = {
-    Table.POLICY, Table.SCHEDULE, Table.SEQUENCE, Table.ACKED, Table.CANCELLED, Table.COUNTER, *SNAPSHOTS, Table.RUN,
-    Table.COPY,
+    Table.POLICY, Table.DOCUMENT, Table.SCHEDULE, Table.SEQUENCE, Table.ACKED, Table.CANCELLED, Table.COUNTER,
+    *SNAPSHOTS, Table.RUN, Table.COPY,
 }  # fmt: skip
 """Records of a store without copies that nothing may tell of once they are gone."""
 
@@ -83,6 +83,8 @@ def build(path: Path) -> Twin:
             for reader in READERS:
                 twin.owed[topic, reader].discard(payload)
 
+        for key in ("namespace/a", "namespace/b"):
+            store.documents.put(key, key.encode())
         for topic in TOPICS:
             send(topic, 70, 1_000, 20_000)
             send(topic, 40, 0, 0)

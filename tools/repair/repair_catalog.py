@@ -25,6 +25,7 @@ from ...store.env.memtable import Reads
 from ...store.env.transaction import Transaction
 from ...store.errors import DuelogError
 from ...store.log import catalog
+from ...store.log.documents import Document
 from ...store.log.ledger import find_tail
 from .repair_report import Account
 
@@ -170,7 +171,9 @@ def mend_counters(main: Environment, logs: Mapping[int, int], account: Account) 
         ledgers += [row.ledger_id for _, _, row in cursors]
         ledgers += [number for _, _, row in frontiers for number in (row.ledger_id, row.marker_ledger)]
         subscriptions = [row.subscription_id for _, _, row in cursors] + [fmt.leading_u32(key) for key in acked]
+        documents = [Document.unpack(fields).version for _, fields in catalog.rows(raw, fmt.prefix(Table.DOCUMENT))]
         used = {catalog.LEDGERS: ledgers, catalog.TOPICS: topics, catalog.SUBSCRIPTIONS: subscriptions}
+        used[catalog.DOCUMENTS] = documents
         for name, numbers in used.items():
             highest = max(numbers, default=0)
             if raise_counter(transaction, name, highest, spare=1_000):

@@ -1,0 +1,309 @@
+"""Documents: small durable records, changed by compare-and-set, in order of key, in every check and copy of a store."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable
+from contextlib import closing
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from duelog import DelayedStore, Document, ManualClock, StoreConfig, aio
+from duelog.errors import ClosedError, CorruptRecord, DocumentChanged, DuelogError, InvalidArgument
+from duelog.store.codec import format as fmt
+from duelog.store.codec.format import Table
+from duelog.store.files.failpoints import arm, disarm
+from duelog.store.log import catalog
+from duelog.store.log.documents import MAX_KEY_BYTES, MAX_VALUE_BYTES
+from duelog.tools.dump import open_environment, rows
+from tests.conftest import START_MS, OpenStore
+from tests.duelog.aio.test_aio import in_a_loop
+from tests.duelog.side_by_side import crashed
+
+
+def test_a_document_is_read_as_it_was_put_and_is_there_after_opening_again(open_store: OpenStore) -> None:
+    """Value and version; what is deleted is gone."""
+    store = open_store()
+    documents = store.documents
+    assert documents.get("a") is None
+    version = documents.put("a", b"one")
+    assert documents.get("a") == (b"one", version) == Document(b"one", version)
+    assert documents.put("a", bytearray(b"two")) > version
+    assert documents.put("b", b"") > version
+    assert documents.delete("b")
+    assert not documents.delete("b")
+    store.close()
+    found = open_store().documents.get("a")
+    assert found is not None
+    assert found.value == b"two"
+
+
+def test_only_who_knows_the_version_that_is_there_changes_it(open_store: OpenStore) -> None:
+    """The error says what is there; nothing is stored."""
+    documents = open_store().documents
+    first = documents.put("a", b"1", expected=None)
+    with pytest.raises(DocumentChanged, match=f"'a': version {first} is there, none was expected") as raised:
+        documents.put("a", b"2", expected=None)
+    assert (raised.value.key, raised.value.expected, raised.value.found) == ("a", None, first)
+    second = documents.put("a", b"2", expected=first)
+    with pytest.raises(DocumentChanged, match=f"version {second} is there, version {first} was expected"):
+        documents.delete("a", expected=first)
+    assert documents.delete("a", expected=second)
+    with pytest.raises(DocumentChanged, match="no document is there"):
+        documents.put("a", b"3", expected=second)
+    assert documents.get("a") is None
+
+
+def test_a_version_is_never_given_out_again(open_store: OpenStore) -> None:
+    """Who read a document that was deleted and put again does not take it for the one that it was."""
+    documents = open_store().documents
+    old = documents.put("a", b"1")
+    documents.delete("a")
+    documents.put("a", b"1")
+    with pytest.raises(DocumentChanged):
+        documents.put("a", b"2", expected=old)
+
+
+def test_of_many_that_change_a_document_at_once_each_change_counts(open_store: OpenStore) -> None:
+    """Eight threads count in one document, by compare-and-set alone."""
+    documents = open_store(config=StoreConfig(durability="none")).documents
+    documents.put("n", b"0")
+
+    def add() -> None:
+        for _ in range(20):
+            while True:
+                found = documents.get("n")
+                assert found is not None
+                try:
+                    documents.put("n", b"%d" % (int(found.value) + 1), expected=found.version)
+                    break
+                except DocumentChanged:
+                    continue
+
+    threads = [threading.Thread(target=add) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    found = documents.get("n")
+    assert found is not None
+    assert found.value == b"160"
+
+
+def test_keys_and_values_at_their_bounds_are_taken_and_beyond_refused(open_store: OpenStore) -> None:
+    """The refused field is named, and nothing is stored."""
+    documents = open_store().documents
+    longest = "é" * (MAX_KEY_BYTES // 2)
+    documents.put(longest, bytes(MAX_VALUE_BYTES))
+    found = documents.get(longest)
+    assert found is not None
+    assert len(found.value) == MAX_VALUE_BYTES
+    keys: tuple[Any, ...] = ("", longest + "x", 5, None, b"a", "\ud800")
+    for key in keys:
+        for call in (documents.get, documents.delete, lambda key: documents.put(key, b"")):
+            with pytest.raises(InvalidArgument, match="key"):
+                call(key)
+    values: tuple[Any, ...] = (bytes(MAX_VALUE_BYTES + 1), "text", None, 5)
+    for value in values:
+        with pytest.raises(InvalidArgument, match="value"):
+            documents.put("a", value)
+    versions: tuple[Any, ...] = ("1", 1.0, True)
+    for version in versions:
+        with pytest.raises(InvalidArgument, match="expected"):
+            documents.put("a", b"", expected=version)
+    with pytest.raises(InvalidArgument, match="key"):
+        documents.items(5)  # type: ignore[arg-type]
+    assert [key for key, _ in documents.items()] == [longest]
+
+
+def test_documents_come_in_order_of_key_and_only_those_of_a_prefix(open_store: OpenStore) -> None:
+    """Also where they are more than is read at a time, and where a prefix is one's whole key."""
+    documents = open_store(config=StoreConfig(durability="none")).documents
+    keys = ["a", "a/", "a/é", "a/z", "b", *(f"many/{number:04}" for number in range(40))]
+    for key in reversed(keys):
+        documents.put(key, key.encode() + bytes(100_000 if key.startswith("many") else 0))
+    assert [key for key, _ in documents.items()] == sorted(keys, key=str.encode)
+    assert [key for key, _ in documents.items("a/")] == ["a/", "a/z", "a/é"]
+    assert [key for key, _ in documents.items("many/")] == keys[5:]
+    assert list(documents.items("c")) == []
+    assert all(found.value.startswith(key.encode()) for key, found in documents.items())
+
+
+def test_a_read_only_store_reads_documents_and_changes_none(open_store: OpenStore) -> None:
+    """A closed one does neither."""
+    store = open_store()
+    store.documents.put("a", b"1")
+    store.close()
+    reader = open_store(read_only=True)
+    assert [(key, found.value) for key, found in reader.documents.items()] == [("a", b"1")]
+    with pytest.raises(ClosedError, match="read-only"):
+        reader.documents.put("a", b"2")
+    with pytest.raises(ClosedError, match="read-only"):
+        reader.documents.delete("a")
+    reader.close()
+    with pytest.raises(ClosedError):
+        reader.documents.get("a")
+    with pytest.raises(ClosedError):
+        reader.documents.items()
+
+
+def test_a_backup_has_the_documents_and_dump_shows_them(open_store: OpenStore, tmp_path: Path) -> None:
+    """With version and length."""
+    store = open_store()
+    version = store.documents.put("settings/a", b"value")
+    store.backup(tmp_path / "copy")
+    copy = open_store(tmp_path / "copy")
+    assert copy.documents.get("settings/a") == (b"value", version)
+    assert copy.documents.put("settings/a", b"other", expected=version) > version
+    copy.close()
+    with closing(open_environment(copy.path / "main", "main")) as main:
+        (row,) = rows(main, table=Table.DOCUMENT)
+    assert row.value == {"version": version + 1, "bytes": 5, "begins_with": b"other".hex()}
+
+
+def _damaged(store: DelayedStore, key: bytes) -> None:
+    """Have a record, not its copy, be unreadable."""
+    store._engine.main.write(lambda transaction: transaction.raw.put(key, b"xx"))
+
+
+def test_a_damaged_document_is_an_error_and_a_finding(open_store: OpenStore) -> None:
+    """Never a value that was not put."""
+    store = open_store()
+    store.documents.put("a", b"1")
+    _damaged(store, fmt.document_key(b"a"))
+    with pytest.raises(CorruptRecord):
+        store.documents.get("a")
+    with pytest.raises(CorruptRecord):
+        list(store.documents.items())
+    assert [finding.code for finding in store.check()] == ["corrupt-record"]
+    assert store.documents.delete("a")
+
+
+def test_a_counter_behind_the_versions_is_a_finding(open_store: OpenStore) -> None:
+    """A version would be given out twice."""
+    store = open_store()
+    store.documents.put("a", b"1")
+    last = store.documents.put("a", b"1")
+    key = fmt.counter_key(catalog.DOCUMENTS)
+    store._engine.main.write(lambda transaction: transaction.put(key, fmt.pack_u64(last)))
+    assert [(finding.code, finding.address) for finding in store.check()] == [("counter", "next_document")]
+    store._engine.main.write(lambda transaction: transaction.put(key, fmt.pack_u64(last + 1)))
+
+
+@in_a_loop
+async def test_asyncio_has_the_same(tmp_path: Path, clock: ManualClock) -> None:
+    """Each call in a thread of the store."""
+    async with aio.DelayedStore.open(tmp_path / "s", clock=clock) as store:
+        version = await store.documents.put("a", b"1", expected=None)
+        assert await store.documents.get("a") == (b"1", version)
+        assert [key async for key, _ in store.documents.items()] == ["a"]
+        assert await store.documents.delete("a", expected=version)
+
+
+# -- the model ---------------------------------------------------------------------------------
+
+KEYS = st.sampled_from(("a", "a/b", "ab", "b", "é"))
+
+
+class Lost(Exception):
+    """The answer never came."""
+
+
+class DocumentMachine(RuleBasedStateMachine):
+    """Documents against a dict, with crashes before and after a commit, and a full disk's error."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.root = Path(tempfile.mkdtemp(prefix="duelog-documents-"))
+        self.paths = (self.root / f"store{number}" for number in count())
+        self.twin: dict[str, Document] = {}
+        self.given: set[int] = set()
+        self.texts = count()
+        self.open(next(self.paths))
+
+    def open(self, path: Path) -> None:
+        self.store = DelayedStore.open(path, StoreConfig(durability="none"), clock=ManualClock(START_MS))
+
+    def change(self, key: str, deletes: bool, knows: int, breaks: str | None = None) -> None:
+        """knows: 0 whatever is there, 1 what is there, 2 nothing, 3 a version of before."""
+        documents, before = self.store.documents, self.twin.get(key)
+        expected = (..., before and before.version, None, min(self.given, default=7))[knows]
+        value = b"%d" % next(self.texts)
+        put: Callable[[], object] = lambda: documents.put(key, value, expected=expected)  # noqa: E731
+        change = (lambda: documents.delete(key, expected=expected)) if deletes else put
+        if expected is not ... and expected != (before and before.version):
+            with pytest.raises(DocumentChanged):
+                change()
+            return
+        copy = next(self.paths)
+
+        def crash() -> None:
+            disarm()
+            crashed(self.store, copy)
+            raise Lost
+
+        if breaks is not None:
+            arm(breaks, crash)
+        try:
+            answer = change()
+        except (Lost, DuelogError):
+            assert breaks is not None
+            self.store.close()
+            self.open(copy)
+            found = self.store.documents.get(key)
+            assert (found and found.value) == ((before and before.value) if breaks == "commit.before"
+                                               else None if deletes else value)  # fmt: skip
+            answer = (found.version if found is not None else 0) if not deletes else True
+            if breaks == "commit.before":
+                return
+        finally:
+            disarm()
+        if deletes:
+            self.twin.pop(key, None)
+        else:
+            assert isinstance(answer, int)
+            assert answer not in self.given
+            self.given.add(answer)
+            self.twin[key] = Document(value, answer)
+
+    @rule(key=KEYS, deletes=st.booleans(), knows=st.integers(0, 3))
+    def change_it(self, key: str, deletes: bool, knows: int) -> None:
+        self.change(key, deletes, knows)
+
+    @rule(key=KEYS, deletes=st.booleans(), knows=st.integers(0, 1), point=st.sampled_from(("before", "after")))
+    def change_it_and_die(self, key: str, deletes: bool, knows: int, point: str) -> None:
+        self.change(key, deletes, knows, f"commit.{point}")
+
+    @rule()
+    def close_and_open(self) -> None:
+        path = self.store.path
+        self.store.close()
+        self.open(path)
+
+    @invariant()
+    def the_same(self) -> None:
+        assert dict(self.store.documents.items()) == self.twin
+        prefixed = sorted(key for key in self.twin if key.startswith("a"))
+        assert [key for key, _ in self.store.documents.items("a")] == prefixed
+
+    def teardown(self) -> None:
+        try:
+            assert list(self.store.check()) == []
+        finally:
+            self.store.close()
+            shutil.rmtree(self.root)
+
+
+DocumentMachine.TestCase.settings = settings(
+    max_examples=40, stateful_step_count=20, derandomize=True, database=None, deadline=None,
+    suppress_health_check=list(HealthCheck),
+)  # fmt: skip
+TestDocuments = DocumentMachine.TestCase
