@@ -1,0 +1,192 @@
+"""Real clients against a real broker: processes of their own on free ports of this machine."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).parent
+LACKING = 77
+"""The exit status of a scenario that the client's version cannot do."""
+
+SCENARIO_S = 60
+START_S = 30
+
+_SERVE = "from duelog.tools.cli.main import main; main()"
+
+
+def free_port() -> int:
+    """A port of this machine that is free now."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+class ServedStore:
+    """`duelog serve` on a directory."""
+
+    def __init__(self, folder: Path, **settings: Any) -> None:
+        """settings: of its file, as TOML has them."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        self.port, self.tls_port = free_port(), free_port()
+        self.url = f"pulsar://127.0.0.1:{self.port}"
+        self.tls_url = f"pulsar+ssl://localhost:{self.tls_port}"
+        shown = {"brokerServicePort": self.port, "brokerServicePortTls": self.tls_port, "webServicePort": 0, **settings}
+        lines = [f"{name} = {toml(value)}" for name, value in shown.items()]
+        (folder / "broker.toml").write_text("\n".join(lines), encoding="utf-8")
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start it, and wait until it listens."""
+        command = [sys.executable, "-c", _SERVE, "serve", str(self.folder / "store")]
+        with (self.folder / "log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [*command, "--config", str(self.folder / "broker.toml")], stdout=log, stderr=subprocess.STDOUT
+            )
+        deadline = time.monotonic() + START_S
+        while not listens(self.port):
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                self.kill()
+                pytest.fail(f"the broker does not listen: {self.log()}")
+            time.sleep(0.02)
+
+    def log(self) -> str:
+        """What it printed."""
+        return (self.folder / "log").read_text(encoding="utf-8", errors="replace")[-4_000:]
+
+    def kill(self) -> None:
+        """End it without a word."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait(START_S)
+            self._process = None
+
+    def stop(self) -> int:
+        """End it as an operator would; its exit status."""
+        if self._process is None:
+            return 0
+        self._process.terminate()
+        status = self._process.wait(START_S)
+        self._process = None
+        return status
+
+
+def listens(port: int) -> bool:
+    """Whether a connection is taken."""
+    with socket.socket() as found:
+        found.settimeout(1)
+        return found.connect_ex(("127.0.0.1", port)) == 0
+
+
+def toml(value: Any) -> str:
+    """A value as TOML has it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list):
+        return f"[{', '.join(map(toml, value))}]"
+    return repr(value) if isinstance(value, int) else f'"{value}"'
+
+
+ServeStore = Callable[..., ServedStore]
+
+
+@pytest.fixture
+def serve_store(tmp_path: Path) -> Iterator[ServeStore]:
+    """Serve a store with these settings; ended at the end of the test."""
+    made: list[ServedStore] = []
+
+    def make(**settings: Any) -> ServedStore:
+        broker = ServedStore(tmp_path / f"broker-{len(made)}", **settings)
+        made.append(broker)
+        broker.start()
+        return broker
+
+    yield make
+    for broker in made:
+        broker.kill()
+
+
+@pytest.fixture(scope="session")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedStore]:
+    """A broker that asks for nothing, for all tests that leave it as it is. It ends cleanly."""
+    broker = ServedStore(tmp_path_factory.mktemp("broker"))
+    broker.start()
+    yield broker
+    assert broker.stop() == 0, broker.log()
+
+
+def environment(**more: str) -> dict[str, str]:
+    """For a client's process: nothing of this process's paths."""
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    return {**kept, **more}
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str, str]]:
+    """The environment in which a version of pulsar-client is imported, installed when it is first asked for."""
+    found: dict[str, str | None] = {}
+    folder = tmp_path_factory.mktemp("pulsar-client")
+
+    def of(version: str) -> dict[str, str]:
+        if version == "installed":
+            pytest.importorskip("pulsar")
+            return environment()
+        if version not in found:
+            target = folder / version
+            command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--disable-pip-version-check"]
+            done = subprocess.run(
+                [*command, "--target", str(target), f"pulsar-client=={version}"],
+                capture_output=True, text=True, timeout=180, check=False,
+            )  # fmt: skip
+            found[version] = None if done.returncode == 0 else done.stderr.strip()[-200:]
+        reason = found[version]
+        if reason is not None:
+            pytest.skip(f"pulsar-client {version} cannot be installed: {reason}")
+        return environment(PYTHONPATH=str(folder / version))
+
+    return of
+
+
+RunScenario = Callable[..., None]
+
+
+@pytest.fixture
+def run_scenario(library: Callable[[str], dict[str, str]]) -> RunScenario:
+    """Run a scenario of scenarios.py with a version of the client; skips where the version cannot."""
+
+    def run(version: str, name: str, *arguments: str) -> None:
+        command = [sys.executable, str(HERE / "scenarios.py"), name, *arguments]
+        done = subprocess.run(
+            command, env=library(version), capture_output=True, text=True, timeout=SCENARIO_S, check=False
+        )
+        if done.returncode == LACKING:
+            pytest.skip(done.stdout.strip())
+        assert done.returncode == 0, f"{name}: {done.returncode}\n{done.stdout[-3_000:]}\n{done.stderr[-3_000:]}"
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def flex(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with pulsar-flex in it."""
+    node, npm = shutil.which("node"), shutil.which("npm")
+    if node is None or npm is None:
+        pytest.skip("there is no Node on this machine")
+    folder = tmp_path_factory.mktemp("flex")
+    (folder / "package.json").write_text('{"private": true}')
+    command = [npm, "install", "--no-audit", "--no-fund", "--ignore-scripts", "pulsar-flex@1.1.1"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=180, check=False)
+    if done.returncode != 0:
+        pytest.skip(f"pulsar-flex cannot be installed: {done.stderr.strip()[-200:]}")
+    shutil.copy(HERE / "flex.js", folder)
+    return folder

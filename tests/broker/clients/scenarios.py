@@ -1,0 +1,796 @@
+"""What programs do with the ordinary Python client: each function is run in a process of its own, against a broker.
+
+    python scenarios.py NAME URL VERSION [MORE]
+
+A scenario that the client's version cannot do raises `Lacking`, and the process ends with 77. Works with pulsar-client
+3.1 and later.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pulsar
+from pulsar import ConsumerType, InitialPosition
+
+LACKING = 77
+WAIT_MS = 10_000
+"""How long something may take that has to come; only a failure takes so long."""
+
+QUIET_MS = 300
+"""How long nothing has to come."""
+
+
+class Lacking(Exception):
+    """The client's version has not what the scenario needs."""
+
+
+def named(name: str) -> str:
+    """A topic of this version of the client."""
+    return f"{name}-{sys.argv[3]}"
+
+
+def connect(url: str, **options: Any) -> Any:
+    """A client that prints warnings only."""
+    logger = pulsar.ConsoleLogger(pulsar.LoggerLevel.Warn)
+    return pulsar.Client(url, logger=logger, operation_timeout_seconds=10, **options)
+
+
+Scenario = Callable[..., None]
+
+
+def receive(consumer: Any, count: int, *, ack: bool = True) -> list[Any]:
+    """The next messages."""
+    found = []
+    for _ in range(count):
+        message = consumer.receive(WAIT_MS)
+        if ack:
+            consumer.acknowledge(message)
+        found.append(message)
+    return found
+
+
+def texts(messages: list[Any]) -> list[str]:
+    """Their payloads."""
+    return [message.data().decode() for message in messages]
+
+
+def nothing(consumer: Any) -> bool:
+    """Whether nothing comes."""
+    try:
+        message = consumer.receive(QUIET_MS)
+    except pulsar.Timeout:
+        return True
+    print("unexpected:", message.data(), message.message_id(), file=sys.stderr)
+    return False
+
+
+def numbered(count: int, prefix: str = "") -> list[str]:
+    """Payloads."""
+    return [f"{prefix}{number}" for number in range(count)]
+
+
+def send(producer: Any, payloads: list[str], **options: Any) -> list[Any]:
+    """Send one by one; the receipts."""
+    return [producer.send(payload.encode(), **options) for payload in payloads]
+
+
+def taken(url: str, payloads: list[str], topic: str) -> tuple[Any, Any, list[Any]]:
+    """A client, a producer of `topic` that sent the payloads, and the receipts."""
+    client = connect(url)
+    producer = client.create_producer(topic, batching_enabled=False)
+    return client, producer, send(producer, payloads)
+
+
+# -- produce and consume -----------------------------------------------------------------------
+
+
+def produce_and_consume(url: str) -> None:
+    """In order, as sent, with the ids of the receipts."""
+    client = connect(url)
+    consumer = client.subscribe(named("basic"), "s/with slash", properties={"who": "me"})
+    producer = client.create_producer(named("basic"), properties={"who": "me"}, batching_enabled=False)
+    ids = []
+    for number in range(50):
+        ids.append(
+            producer.send(
+                b"%d" % number,
+                properties={"n": str(number)},
+                partition_key=f"k{number}",
+                event_timestamp=1_000 + number,
+            )
+        )
+    found = receive(consumer, 50)
+    assert texts(found) == numbered(50)
+    assert [message.properties() for message in found] == [{"n": text} for text in numbered(50)]
+    assert [message.partition_key() for message in found] == numbered(50, "k")
+    assert [message.event_timestamp() for message in found] == [1_000 + number for number in range(50)]
+    places = [(each.ledger_id(), each.entry_id()) for each in ids]
+    assert [(m.message_id().ledger_id(), m.message_id().entry_id()) for m in found] == places
+    assert {message.redelivery_count() for message in found} == {0}
+    assert nothing(consumer)
+    client.close()
+
+
+def empty_and_large(url: str) -> None:
+    """No byte, a megabyte, compressed, in chunks."""
+    client = connect(url)
+    consumer = client.subscribe(named("sizes"), "s")
+    large = bytes(range(256)) * 4_000
+    payloads = [b"", large]
+    producer = client.create_producer(named("sizes"), batching_enabled=False)
+    for payload in payloads:
+        producer.send(payload)
+    producer = client.create_producer(named("sizes"), compression_type=pulsar.CompressionType.LZ4)
+    producer.send(large)
+    producer = client.create_producer(named("sizes"), chunking_enabled=True, batching_enabled=False)
+    producer.send(large * 7)
+    assert [message.data() for message in receive(consumer, 4)] == [*payloads, large, large * 7]
+    client.close()
+
+
+def subscription_goes_on(url: str) -> None:
+    """What was acknowledged before a close does not come again; what was not does."""
+    client = connect(url)
+    consumer = client.subscribe(named("goes-on"), "s")
+    send(client.create_producer(named("goes-on")), numbered(10))
+    receive(consumer, 4)
+    receive(consumer, 3, ack=False)
+    consumer.close()
+    consumer = client.subscribe(named("goes-on"), "s")
+    assert texts(receive(consumer, 6)) == numbered(10)[4:]
+    consumer.close()
+    consumer = client.subscribe(named("goes-on"), "s")
+    assert nothing(consumer)
+    consumer.unsubscribe()
+    late = client.subscribe(named("goes-on"), "s", initial_position=InitialPosition.Earliest)
+    assert texts(receive(late, 10, ack=False)) == numbered(10)
+    client.close()
+
+
+def cumulative(url: str) -> None:
+    """An acknowledgement of one is one of all before it."""
+    client = connect(url)
+    consumer = client.subscribe(named("cumulative"), "s")
+    send(client.create_producer(named("cumulative")), numbered(10))
+    consumer.acknowledge_cumulative(receive(consumer, 10, ack=False)[6])
+    consumer.close()
+    assert texts(receive(client.subscribe(named("cumulative"), "s"), 3)) == ["7", "8", "9"]
+    client.close()
+
+
+# -- delays ------------------------------------------------------------------------------------
+
+
+def delays(url: str) -> None:
+    """Never early, by due time, for every type of subscription and for readers."""
+    client = connect(url)
+    kinds = (ConsumerType.Exclusive, ConsumerType.Shared, ConsumerType.Failover, ConsumerType.KeyShared)
+    consumers = [client.subscribe(named("delays"), str(kind), consumer_type=kind) for kind in kinds]
+    reader = client.create_reader(named("delays"), pulsar.MessageId.earliest)
+    producer = client.create_producer(named("delays"))
+    start = time.time()
+    for after_ms in (900, 300, 600):
+        due_ms = int(start * 1_000) + after_ms
+        producer.send(b"%d" % due_ms, deliver_at=due_ms)
+    producer.send(b"0")
+    producer.send(b"%d" % int(time.time() * 1_000 + 1_200), deliver_after=timedelta(seconds=1.2))
+    found: dict[Any, list[int]] = {each: [] for each in (*consumers, reader)}
+    early = []
+
+    def collect(source: Any) -> None:
+        for _ in range(5):
+            message = source.read_next(WAIT_MS) if source is reader else source.receive(WAIT_MS)
+            due_ms = int(message.data())
+            if time.time() * 1_000 < due_ms - 1:
+                early.append(due_ms)
+            found[source].append(due_ms)
+
+    threads = [threading.Thread(target=collect, args=(each,)) for each in found]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not early
+    assert [len(each) for each in found.values()] == [5] * 5
+    assert all(each == sorted(each) for each in found.values()), found
+    client.close()
+
+
+# -- batches -----------------------------------------------------------------------------------
+
+
+def batches(url: str) -> None:
+    """Hundreds in a few entries, in order, each acknowledged by itself."""
+    client = connect(url)
+    consumer = client.subscribe(named("batches"), "s", consumer_type=ConsumerType.Shared)
+    producer = client.create_producer(named("batches"), batching_enabled=True, batching_max_publish_delay_ms=20)
+    for text in numbered(500):
+        producer.send_async(text.encode(), None)
+    producer.flush()
+    found = receive(consumer, 500)
+    assert texts(found) == numbered(500)
+    assert len({(m.message_id().ledger_id(), m.message_id().entry_id()) for m in found}) < 500
+    assert nothing(consumer)
+    client.close()
+
+
+def batch_index(url: str) -> None:
+    """Of a batch, what was acknowledged does not come again."""
+    client = connect(url)
+    try:
+        consumer = client.subscribe(
+            named("index"), "s", consumer_type=ConsumerType.Shared, batch_index_ack_enabled=True,
+            negative_ack_redelivery_delay_ms=100,
+        )  # fmt: skip
+    except TypeError:
+        raise Lacking("batch_index_ack_enabled") from None
+    producer = client.create_producer(named("index"), batching_enabled=True, batching_max_publish_delay_ms=200)
+    for text in numbered(10):
+        producer.send_async(text.encode(), None)
+    producer.flush()
+    found = receive(consumer, 10, ack=False)
+    for message in found[:6]:
+        consumer.acknowledge(message)
+    time.sleep(0.3)
+    for message in found[6:]:
+        consumer.negative_acknowledge(message)
+    assert sorted(texts(receive(consumer, 4))) == ["6", "7", "8", "9"]
+    assert nothing(consumer)
+    client.close()
+
+
+# -- types of subscription ---------------------------------------------------------------------
+
+
+def exclusive(url: str) -> None:
+    """The second consumer is refused, until the first one is gone."""
+    client, other = connect(url), connect(url)
+    first = client.subscribe(named("exclusive"), "s")
+    try:
+        other.subscribe(named("exclusive"), "s")
+    except pulsar.ConsumerBusy:
+        pass
+    else:
+        raise SystemExit("two consumers of an exclusive subscription")
+    first.close()
+    other.subscribe(named("exclusive"), "s").close()
+    client.close()
+    other.close()
+
+
+def shared(url: str) -> None:
+    """Each message goes to one consumer, and both get some."""
+    client = connect(url)
+    consumers = [
+        client.subscribe(named("shared"), "s", consumer_type=ConsumerType.Shared, receiver_queue_size=10)
+        for _ in range(2)
+    ]
+    producer = client.create_producer(named("shared"), batching_enabled=False)
+    for text in numbered(100):
+        producer.send_async(text.encode(), None)
+    producer.flush()
+    found: list[list[str]] = [[], []]
+
+    def collect(number: int) -> None:
+        while True:
+            try:
+                message = consumers[number].receive(1_000)
+            except pulsar.Timeout:
+                return
+            found[number].append(message.data().decode())
+            consumers[number].acknowledge(message)
+
+    threads = [threading.Thread(target=collect, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(found[0] + found[1]) == sorted(numbered(100))
+    assert all(found), [len(each) for each in found]
+    client.close()
+
+
+def failover(url: str) -> None:
+    """One of two consumers gets everything; the other goes on when it is gone."""
+    clients = [connect(url), connect(url)]
+    consumers = [
+        client.subscribe(named("failover"), "s", consumer_type=ConsumerType.Failover, consumer_name=name)
+        for client, name in zip(clients, "ab", strict=True)
+    ]
+    producer = clients[1].create_producer(named("failover"))
+    send(producer, numbered(10))
+    assert texts(receive(consumers[0], 5)) == numbered(5)
+    assert nothing(consumers[1])
+    clients[0].close()
+    assert texts(receive(consumers[1], 5)) == numbered(10)[5:]
+    clients[1].close()
+
+
+def key_shared(url: str) -> None:
+    """All of a key goes to one consumer, in order."""
+    client = connect(url)
+    consumers = [client.subscribe(named("keys"), "s", consumer_type=ConsumerType.KeyShared) for _ in range(3)]
+    producer = client.create_producer(named("keys"), batching_enabled=False)
+    for number in range(200):
+        producer.send_async(b"%d" % number, None, partition_key=f"key-{number % 20}")
+    producer.flush()
+    owners: dict[str, set[int]] = defaultdict(set)
+    order: dict[str, list[int]] = defaultdict(list)
+    count = 0
+    for place, consumer in enumerate(consumers):
+        while True:
+            try:
+                message = consumer.receive(500)
+            except pulsar.Timeout:
+                break
+            consumer.acknowledge(message)
+            owners[message.partition_key()].add(place)
+            order[message.partition_key()].append(int(message.data()))
+            count += 1
+    assert count == 200
+    assert {len(each) for each in owners.values()} == {1}
+    assert all(each == sorted(each) for each in order.values())
+    assert len({place for each in owners.values() for place in each}) > 1
+    client.close()
+
+
+def sticky(url: str) -> None:
+    """Consumers that name their ranges; overlapping ones are refused."""
+    if not hasattr(pulsar, "ConsumerKeySharedPolicy"):
+        raise Lacking("ConsumerKeySharedPolicy")
+    client = connect(url)
+    kind = pulsar.KeySharedMode.Sticky
+
+    def subscribe(start: int, end: int) -> Any:
+        policy = pulsar.ConsumerKeySharedPolicy(kind, False, [(start, end)])
+        return client.subscribe(named("sticky"), "s", consumer_type=ConsumerType.KeyShared, key_shared_policy=policy)
+
+    low, high = subscribe(0, 32_767), subscribe(32_768, 65_535)
+    try:
+        subscribe(100, 200)
+    except pulsar.PulsarException:
+        pass
+    else:
+        raise SystemExit("ranges overlap")
+    producer = client.create_producer(named("sticky"), batching_enabled=False)
+    for number in range(100):
+        producer.send(b"m", partition_key=f"key-{number}")
+    keys: list[set[str]] = []
+    for consumer in (low, high):
+        keys.append(set())
+        while True:
+            try:
+                message = consumer.receive(500)
+            except pulsar.Timeout:
+                break
+            consumer.acknowledge(message)
+            keys[-1].add(message.partition_key())
+    assert len(keys[0]) + len(keys[1]) == 100
+    assert keys[0]
+    assert keys[1]
+    client.close()
+
+
+# -- redelivery --------------------------------------------------------------------------------
+
+
+def nack(url: str) -> None:
+    """What is given back comes again, counted; the rest does not."""
+    client = connect(url)
+    consumer = client.subscribe(
+        named("nack"), "s", consumer_type=ConsumerType.Shared, negative_ack_redelivery_delay_ms=100
+    )
+    send(client.create_producer(named("nack"), batching_enabled=False), numbered(5))
+    for message in receive(consumer, 5, ack=False):
+        if message.data() == b"3":
+            consumer.negative_acknowledge(message)
+        else:
+            consumer.acknowledge(message)
+    (again,) = receive(consumer, 1, ack=False)
+    assert (again.data(), again.redelivery_count()) == (b"3", 1)
+    consumer.negative_acknowledge(again)
+    (again,) = receive(consumer, 1)
+    assert (again.data(), again.redelivery_count()) == (b"3", 2)
+    assert nothing(consumer)
+    client.close()
+
+
+def redelivery(url: str) -> None:
+    """All that is not acknowledged, in order, at the client's request."""
+    client = connect(url)
+    consumer = client.subscribe(named("redelivery"), "s")
+    send(client.create_producer(named("redelivery")), numbered(10))
+    for message in receive(consumer, 10, ack=False)[:4]:
+        consumer.acknowledge(message)
+    time.sleep(0.3)
+    consumer.redeliver_unacknowledged_messages()
+    assert texts(receive(consumer, 6)) == numbered(10)[4:]
+    client.close()
+
+
+def acknowledgement_timeout(url: str) -> None:
+    """What a client holds for too long comes again."""
+    client = connect(url)
+    consumer = client.subscribe(
+        named("ack-timeout"), "s", consumer_type=ConsumerType.Shared, unacked_messages_timeout_ms=10_000
+    )
+    client.create_producer(named("ack-timeout")).send(b"m")
+    receive(consumer, 1, ack=False)
+    message = consumer.receive(25_000)
+    consumer.acknowledge(message)
+    assert message.redelivery_count() == 1
+    client.close()
+
+
+def dead_letter(url: str) -> None:
+    """After its redeliveries a message is in the dead-letter topic."""
+    if not hasattr(pulsar, "ConsumerDeadLetterPolicy"):
+        raise Lacking("ConsumerDeadLetterPolicy")
+    client = connect(url)
+    policy = pulsar.ConsumerDeadLetterPolicy(
+        max_redeliver_count=2, dead_letter_topic=named("dead"), initial_subscription_name="keep"
+    )
+    consumer = client.subscribe(
+        named("alive"),
+        "s",
+        consumer_type=ConsumerType.Shared,
+        negative_ack_redelivery_delay_ms=100,
+        dead_letter_policy=policy,
+    )
+    send(client.create_producer(named("alive")), ["bad"])
+    for count in range(3):
+        (message,) = receive(consumer, 1, ack=False)
+        assert message.redelivery_count() == count
+        consumer.negative_acknowledge(message)
+    assert nothing(consumer)
+    time.sleep(0.5)
+    dead = client.subscribe(named("dead"), "keep")
+    assert texts(receive(dead, 1)) == ["bad"]
+    client.close()
+
+
+# -- positions ---------------------------------------------------------------------------------
+
+
+def seek(url: str) -> None:
+    """To an id, to a time, to both ends."""
+    client, producer, ids = taken(url, numbered(10), named("seek"))
+    consumer = client.subscribe(named("seek"), "s", initial_position=InitialPosition.Earliest)
+    assert texts(receive(consumer, 10)) == numbered(10)
+    consumer.seek(ids[4])
+    assert texts(receive(consumer, 5)) == numbered(10)[5:]
+    consumer.seek(pulsar.MessageId.earliest)
+    found = receive(consumer, 10)
+    assert texts(found) == numbered(10)
+    time.sleep(0.05)
+    between = int(time.time() * 1_000)
+    time.sleep(0.05)
+    send(producer, ["later"])
+    consumer.seek(between)
+    assert texts(receive(consumer, 1)) == ["later"]
+    consumer.seek(0)
+    assert texts(receive(consumer, 11)) == [*numbered(10), "later"]
+    consumer.seek(pulsar.MessageId.latest)
+    assert nothing(consumer)
+    send(producer, ["last"])
+    assert texts(receive(consumer, 1)) == ["last"]
+    client.close()
+
+
+def reader(url: str) -> None:
+    """From the beginning, from the end, from an id and including it."""
+    client, producer, ids = taken(url, numbered(10), named("reader"))
+
+    def rest(found: Any) -> list[str]:
+        read = []
+        while found.has_message_available():
+            read.append(found.read_next(WAIT_MS).data().decode())
+        return read
+
+    assert rest(client.create_reader(named("reader"), pulsar.MessageId.earliest)) == numbered(10)
+    assert rest(client.create_reader(named("reader"), ids[4])) == numbered(10)[5:]
+    assert rest(client.create_reader(named("reader"), ids[4], start_message_id_inclusive=True)) == numbered(10)[4:]
+    latest = client.create_reader(named("reader"), pulsar.MessageId.latest)
+    assert rest(latest) == []
+    send(producer, ["new"])
+    assert latest.read_next(WAIT_MS).data() == b"new"
+    latest.seek(ids[8])
+    assert rest(latest) == ["9", "new"]
+    empty = client.create_reader(named("reader-of-nothing"), pulsar.MessageId.earliest)
+    assert not empty.has_message_available()
+    client.close()
+
+
+# -- many topics -------------------------------------------------------------------------------
+
+
+def partitioned(url: str) -> None:
+    """A topic that is three: a key stays in its partition, a consumer gets all."""
+    client = connect(url)
+    assert len(client.get_topic_partitions(named("parted"))) == 3
+    consumer = client.subscribe(named("parted"), "s")
+    producer = client.create_producer(named("parted"), batching_enabled=False)
+    for number in range(60):
+        producer.send(b"%d" % number, partition_key=f"k{number % 7}")
+    found = receive(consumer, 60)
+    assert sorted(map(int, texts(found))) == list(range(60))
+    places = defaultdict(set)
+    for message in found:
+        places[message.partition_key()].add(message.message_id().partition())
+        assert message.topic_name().endswith(f"-partition-{message.message_id().partition()}")
+    assert {len(each) for each in places.values()} == {1}
+    assert len({place for each in places.values() for place in each}) > 1
+    client.close()
+
+
+def pattern(url: str) -> None:
+    """Topics that a pattern means, also those that come later."""
+    client = connect(url)
+    producers = [client.create_producer(named(f"public/default/pat-{name}")) for name in "ab"]
+    client.create_producer(named("public/default/other")).send(b"not this")
+    consumer = client.subscribe(
+        re.compile(named("persistent://public/default/pat-.*")), "s", pattern_auto_discovery_period=1,
+        initial_position=InitialPosition.Earliest,
+    )  # fmt: skip
+    for producer in producers:
+        producer.send(b"m")
+    assert {message.topic_name() for message in receive(consumer, 2)} == {producer.topic() for producer in producers}
+    client.create_producer(named("public/default/pat-c")).send(b"m")
+    assert receive(consumer, 1)[0].topic_name().endswith(named("pat-c"))
+    several = client.subscribe([named("pat-a"), named("pat-b")], "several", initial_position=InitialPosition.Earliest)
+    assert len(receive(several, 2)) == 2
+    client.close()
+
+
+# -- schemas -----------------------------------------------------------------------------------
+
+
+def schema(url: str) -> None:
+    """Records come as they were sent; another type of schema is refused."""
+    from pulsar.schema import Integer, JsonSchema, Record, String, StringSchema  # noqa: PLC0415
+
+    class Example(Record):  # type: ignore[misc]
+        a = String()
+        b = Integer()
+
+    class Other(Record):  # type: ignore[misc]
+        a = Integer()
+
+    client = connect(url)
+    consumer = client.subscribe(named("schema"), "s", schema=JsonSchema(Example))
+    producer = client.create_producer(named("schema"), schema=JsonSchema(Example))
+    producer.send(Example(a="x", b=7))
+    message = consumer.receive(WAIT_MS)
+    assert (message.value().a, message.value().b) == ("x", 7)
+    client.create_producer(named("schema"), schema=JsonSchema(Example)).close()
+    for wrong in (JsonSchema(Other), StringSchema()):
+        try:
+            client.create_producer(named("schema"), schema=wrong)
+        except pulsar.IncompatibleSchema:
+            continue
+        raise SystemExit("an incompatible schema was taken")
+    try:
+        client.subscribe(named("schema"), "wrong", schema=StringSchema())
+    except pulsar.IncompatibleSchema:
+        pass
+    else:
+        raise SystemExit("a consumer's incompatible schema was taken")
+    client.close()
+
+
+# -- access modes, deduplication ---------------------------------------------------------------
+
+
+def access_modes(url: str) -> None:
+    """An exclusive producer keeps others out until it is gone."""
+    if not hasattr(pulsar, "ProducerAccessMode"):
+        raise Lacking("ProducerAccessMode")
+    client = connect(url)
+    mode = pulsar.ProducerAccessMode
+    first = client.create_producer(named("access"), access_mode=mode.Exclusive)
+    for wanted in (mode.Exclusive, mode.Shared):
+        try:
+            client.create_producer(named("access"), access_mode=wanted)
+        except pulsar.PulsarException:
+            continue
+        raise SystemExit("a second producer beside an exclusive one")
+    other = client.create_producer(named("access"), access_mode=mode.ExclusiveWithFencing)
+    other.send(b"m")
+    try:
+        first.send(b"m")
+    except pulsar.PulsarException:
+        pass
+    else:
+        raise SystemExit("a fenced producer sends")
+    client.close()
+
+
+def names_that_break_rules(url: str) -> None:
+    """Each has its answer, in time, and the connection goes on."""
+    client = connect(url)
+    for topic in ("non-persistent://public/default/t", "public/unknown/t", "t" * 600):
+        for make in (client.create_producer, lambda name: client.subscribe(name, "s")):
+            start = time.monotonic()
+            try:
+                make(topic)
+            except pulsar.PulsarException as error:
+                print(topic[:40], type(error).__name__, f"{time.monotonic() - start:.1f} s")
+            else:
+                raise SystemExit(f"{topic} was opened")
+    client.create_producer(named("good")).send(b"m")
+    client.close()
+
+
+# -- who may what ------------------------------------------------------------------------------
+
+
+def authenticated(url: str, token: str) -> None:
+    """A token that may do everything."""
+    client = connect(url, authentication=pulsar.AuthenticationToken(token))
+    consumer = client.subscribe(named("secret"), "s")
+    client.create_producer(named("secret")).send(b"m")
+    receive(consumer, 1)
+    client.close()
+
+
+def password(url: str, user: str, secret: str) -> None:
+    """A user and a password."""
+    client = connect(url, authentication=pulsar.AuthenticationBasic(user, secret))
+    client.create_producer(named("secret")).send(b"m")
+    client.close()
+
+
+def not_authenticated(url: str, token: str) -> None:
+    """A wrong token, and none."""
+    for options in ({"authentication": pulsar.AuthenticationToken(token)}, {}):
+        client = connect(url, **options)
+        try:
+            client.create_producer(named("secret"))
+        except (pulsar.AuthenticationError, pulsar.ConnectError):
+            client.close()
+        else:
+            raise SystemExit("let in")
+
+
+def not_authorized(url: str, token: str) -> None:
+    """A role without a right opens nothing and learns nothing."""
+    client = connect(url, authentication=pulsar.AuthenticationToken(token))
+    for call in (
+        lambda: client.create_producer(named("secret")),
+        lambda: client.subscribe(named("secret"), "s"),
+        lambda: client.get_topic_partitions(named("secret")),
+        lambda: client.get_topic_partitions(named("not-there")),
+    ):
+        try:
+            call()
+        except pulsar.AuthorizationError:
+            continue
+        raise SystemExit("allowed")
+    client.close()
+
+
+def refreshed(url: str, *tokens: str) -> None:
+    """A connection outlives its token, if the client has a new one when it is asked for it."""
+    left = list(tokens)
+
+    def next_token() -> str:
+        return left.pop(0) if len(left) > 1 else left[0]
+
+    client = connect(url, authentication=pulsar.AuthenticationToken(next_token))
+    consumer = client.subscribe(named("secret"), "s")
+    producer = client.create_producer(named("secret"))
+    end = time.monotonic() + 5
+    while time.monotonic() < end:
+        producer.send(b"m")
+        receive(consumer, 1)
+        time.sleep(0.1)
+    assert len(left) == 1, left
+    client.close()
+
+
+def secured(url: str, certificate: str) -> None:
+    """Over TLS, with the broker's certificate checked."""
+    client = connect(url, tls_trust_certs_file_path=certificate, tls_validate_hostname=True)
+    consumer = client.subscribe(named("tls"), "s")
+    client.create_producer(named("tls")).send(b"m")
+    receive(consumer, 1)
+    client.close()
+
+
+def not_trusted(url: str, certificate: str) -> None:
+    """A certificate that the client does not trust ends it."""
+    client = connect(url, tls_trust_certs_file_path=certificate)
+    try:
+        client.create_producer(named("tls"))
+    except pulsar.PulsarException:
+        client.close()
+    else:
+        raise SystemExit("another certificate was trusted")
+
+
+# -- a broker that goes away -------------------------------------------------------------------
+
+
+def streaming(url: str) -> None:
+    """Send and receive while the broker is killed and started again; every receipt is delivered.
+
+    Prints `streaming` once messages flow, and ends some time after it was told to on standard input.
+    """
+    client = connect(url)
+    consumer = client.subscribe(named("stream"), "s", consumer_type=ConsumerType.Shared)
+    producer = client.create_producer(named("stream"), send_timeout_millis=30_000, block_if_queue_full=True)
+    receipts: set[str] = set()
+    failed: list[Any] = []
+    received: dict[str, int] = defaultdict(int)
+    stop = threading.Event()
+    flowing = threading.Event()
+
+    def done(text: str) -> Any:
+        def called(result: Any, _: Any) -> None:
+            if result == pulsar.Result.Ok:
+                receipts.add(text)
+            else:
+                failed.append(result)
+
+        return called
+
+    def produce() -> None:
+        number = 0
+        while not stop.is_set():
+            producer.send_async(b"%d" % number, done(str(number)))
+            number += 1
+            time.sleep(0.001)
+        producer.flush()
+
+    def consume() -> None:
+        quiet = 0
+        while quiet < 3:
+            try:
+                message = consumer.receive(1_000)
+            except pulsar.Timeout:
+                quiet += stop.is_set()
+                continue
+            received[message.data().decode()] += 1
+            consumer.acknowledge(message)
+            if len(received) > 200:
+                flowing.set()
+
+    threads = [threading.Thread(target=work) for work in (produce, consume)]
+    for thread in threads:
+        thread.start()
+    assert flowing.wait(20)
+    print("streaming", flush=True)
+    sys.stdin.readline()
+    before = len(received)
+    end = time.monotonic() + 20
+    while len(received) < before + 200 and time.monotonic() < end:
+        time.sleep(0.05)
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert not failed, failed
+    assert receipts <= received.keys(), sorted(receipts - received.keys())[:10]
+    assert len(received) > before
+    client.close()
+
+
+def main(name: str, url: str, _version: str, *more: str) -> None:
+    """Run a scenario."""
+    try:
+        scenario: Scenario = globals()[name]
+        scenario(url, *more)
+    except Lacking as error:
+        print(f"pulsar-client {pulsar.__version__} has no {error}")
+        raise SystemExit(LACKING) from None
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,31 @@
+"""pulsar-flex, a client for Node that shares no code with the others."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.broker.clients.conftest import SCENARIO_S, ServedStore, ServeStore
+from tests.broker.clients.test_python_clients import SECURED, token
+
+
+def run_flex(folder: Path, *arguments: str) -> None:
+    """Run a scenario of flex.js."""
+    done = subprocess.run(
+        ["node", "flex.js", *arguments], cwd=folder, capture_output=True, text=True, timeout=SCENARIO_S, check=False
+    )
+    assert done.returncode == 0, f"{done.stdout[-3_000:]}\n{done.stderr[-3_000:]}"
+
+
+@pytest.mark.parametrize("scenario", ["produceAndConsume", "sharedWithNack"])
+def test_a_program_of_pulsar_flex_works_as_with_pulsar(scenario: str, broker: ServedStore, flex: Path) -> None:
+    """What the scenario says."""
+    run_flex(flex, scenario, f"127.0.0.1:{broker.port}")
+
+
+def test_pulsar_flex_is_let_in_with_a_token(serve_store: ServeStore, flex: Path) -> None:
+    """As other clients are."""
+    broker = serve_store(**SECURED)
+    run_flex(flex, "token", f"127.0.0.1:{broker.port}", token("root"))
