@@ -41,7 +41,7 @@ class ServedStore:
         self.port, self.tls_port = free_port(), free_port()
         self.url = f"pulsar://127.0.0.1:{self.port}"
         self.tls_url = f"pulsar+ssl://localhost:{self.tls_port}"
-        shown = {"brokerServicePort": self.port, "brokerServicePortTls": self.tls_port, "webServicePort": 0, **settings}
+        shown = {"brokerServicePort": self.port, "brokerServicePortTls": self.tls_port, **settings}
         lines = [f"{name} = {toml(value)}" for name, value in shown.items()]
         (folder / "broker.toml").write_text("\n".join(lines), encoding="utf-8")
         self._process: subprocess.Popen[bytes] | None = None
