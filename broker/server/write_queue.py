@@ -38,7 +38,7 @@ class WriteQueue:
         on_low: Callable[[], None],
     ) -> None:
         """high, low: bytes; `on_low` is called once for every time that the queue was over `high`."""
-        transport.set_write_buffer_limits(high=0, low=0)
+        transport.set_write_buffer_limits(high=1, low=0)  # over TLS 0 bytes are as many as 0, and an empty one is full
         self._transport: Writing | None = transport
         self._call_soon = call_soon
         self._high = high

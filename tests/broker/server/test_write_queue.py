@@ -24,7 +24,7 @@ class Transport:
             self.queue.pause()
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        assert (high, low) == (0, 0)
+        assert (high, low) == (1, 0)
 
 
 def make(high: int = 1 << 20, low: int = 1 << 18) -> tuple[WriteQueue, Transport, list[Callable[[], None]], list[int]]:
