@@ -7,33 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Generic, Protocol, Self, TypeVar
 
-
-class Document(Protocol):
-    """A small durable record."""
-
-    @property
-    def key(self) -> str: ...
-
-    @property
-    def value(self) -> bytes: ...
-
-    @property
-    def version(self) -> int: ...
-
-
-class Documents(Protocol):
-    """The store's documents, as far as the broker needs them. Methods wait for the disk."""
-
-    def get(self, key: str) -> Document | None: ...
-
-    def put(self, key: str, value: bytes, expected: int | None) -> bool: ...
-
-    def delete(self, key: str, expected: int) -> bool: ...
-
-    def scan(self, prefix: str) -> Iterable[Document]: ...
+from ...store.errors import DocumentChanged
+from ...store.log.documents import Document, Documents
 
 
 class Value(Protocol):
@@ -63,8 +41,8 @@ class Records(Generic[V]):
         """Read all of them; before the first use."""
 
         def work() -> dict[str, V]:
-            found = self._documents.scan(self._prefix)
-            return {each.key.removeprefix(self._prefix): self._read(each) for each in found}
+            found = self._documents.items(self._prefix)
+            return {key.removeprefix(self._prefix): self._read(document) for key, document in found}
 
         self._values = await asyncio.to_thread(work)
 
@@ -117,7 +95,12 @@ class Records(Generic[V]):
 
     def _write(self, key: str, value: V | None, before: Document | None) -> bool:
         """False: another was quicker."""
-        version = None if before is None else before.version
-        if value is not None:
-            return self._documents.put(key, json.dumps(value.to_json(), sort_keys=True).encode(), version)
-        return version is None or self._documents.delete(key, version)
+        expected = None if before is None else before.version
+        try:
+            if value is not None:
+                self._documents.put(key, json.dumps(value.to_json(), sort_keys=True).encode(), expected=expected)
+            else:
+                self._documents.delete(key, expected=expected)
+        except DocumentChanged:
+            return False
+        return True

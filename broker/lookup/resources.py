@@ -9,11 +9,12 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+from ...store.log.documents import Documents
 from ...store.names import DEFAULT_NAMESPACE, DEFAULT_TENANT, TopicName
 from ..security.permissions import Action
 from .compatibility import Compatibility
 from .namespace_settings import AutoCreation, NamespaceSettings, PartitionedTopic, TenantSettings, TopicSettings
-from .records import Documents, Records
+from .records import Records
 
 NOTHING: Mapping[str, Collection[Action]] = MappingProxyType({})
 

@@ -12,7 +12,8 @@ import json
 from collections.abc import Callable
 from typing import NamedTuple
 
-from ...store.errors import DuelogError
+from ...store.errors import DocumentChanged, DuelogError
+from ...store.log.documents import Documents
 from ...store.names import TopicName
 from ..protocol.commands import (
     GetOrCreateSchema,
@@ -26,7 +27,6 @@ from ..protocol.failures import Refused, ServerError, server_error
 from ..protocol.peer import Peer
 from ..security.permissions import Action
 from .compatibility import Compatibility, is_schema, misfit, same
-from .records import Documents
 from .resources import Resources, path_of
 from .topic_access import TopicAccess
 
@@ -106,15 +106,15 @@ class Schemas:
 
     def forget(self, topic: TopicName) -> None:
         """Delete the schemas of a topic that was deleted."""
-        for document in list(self._documents.scan(_prefix(topic))):
-            self._documents.delete(document.key, document.version)
+        for key, _ in list(self._documents.items(_prefix(topic))):
+            self._documents.delete(key)
 
     def _read(self, topic: TopicName) -> list[StoredSchema]:
         """By version."""
         prefix = _prefix(topic)
         return [
-            StoredSchema(int(each.key.removeprefix(prefix), 16), _from_json(each.value))
-            for each in self._documents.scan(prefix)
+            StoredSchema(int(key.removeprefix(prefix), 16), _from_json(document.value))
+            for key, document in self._documents.items(prefix)
         ]
 
     def _take(
@@ -135,8 +135,11 @@ class Schemas:
             if stored and only_first:
                 return stored[-1].wire_version
             new = StoredSchema(stored[-1].version + 1 if stored else 0, schema)
-            if self._documents.put(f"{_prefix(topic)}{new.version:016x}", _to_json(schema), None):
-                return new.wire_version
+            try:
+                self._documents.put(f"{_prefix(topic)}{new.version:016x}", _to_json(schema), expected=None)
+            except DocumentChanged:
+                continue  # another was quicker
+            return new.wire_version
 
 
 def _prefix(topic: TopicName) -> str:

@@ -5,8 +5,8 @@ A topic goes by its name in the store; what is kept of a partition is kept of it
 
 from __future__ import annotations
 
+from ...store.log.documents import Documents
 from ..protocol.commands import Schema
-from .records import Documents
 from .resources import Resources, path_of
 from .schemas import Schemas
 from .topic_address import TopicAddress
@@ -31,10 +31,7 @@ class TopicFacts:
 
     def set_epoch(self, topic: str, epoch: int) -> None:
         """Record a topic epoch, durably."""
-        key, written = _epoch_key(topic), False
-        while not written:
-            before = self._documents.get(key)
-            written = self._documents.put(key, b"%d" % epoch, None if before is None else before.version)
+        self._documents.put(_epoch_key(topic), b"%d" % epoch)
 
     def schema_version(self, topic: str, schema: Schema) -> bytes:
         """The version of a producer's schema, stored where it is new. Raises Refused."""
@@ -47,9 +44,7 @@ class TopicFacts:
     def forget(self, topic: str) -> None:
         """The topic was deleted."""
         address = TopicAddress.parse(topic)
-        document = self._documents.get(_epoch_key(topic))
-        if document is not None:
-            self._documents.delete(document.key, document.version)
+        self._documents.delete(_epoch_key(topic))
         if address.partition < 0 or not self._resources.partitions(address.base):
             self._schemas.forget(address.base)
 

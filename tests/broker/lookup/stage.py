@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 from duelog import DelayedStore
 from duelog.broker.lookup.compatibility import Compatibility
 from duelog.broker.lookup.namespace_settings import AutoCreation, NamespaceSettings
-from duelog.broker.lookup.records import Documents
 from duelog.broker.lookup.resources import Defaults, Resources
 from duelog.broker.lookup.schemas import Schemas
 from duelog.broker.lookup.topic_access import TopicAccess
@@ -20,41 +18,6 @@ from duelog.broker.lookup.topic_lookup import TopicLookup, Urls
 from duelog.broker.protocol.commands import Command
 from duelog.broker.protocol.peer import Peer
 from duelog.broker.security.permissions import Action, Permissions
-
-
-class KeptDocument(NamedTuple):
-    """A document."""
-
-    key: str
-    value: bytes
-    version: int
-
-
-class KeptDocuments:
-    """Documents in memory."""
-
-    def __init__(self) -> None:
-        self.kept: dict[str, KeptDocument] = {}
-
-    def get(self, key: str) -> KeptDocument | None:
-        return self.kept.get(key)
-
-    def put(self, key: str, value: bytes, expected: int | None) -> bool:
-        before = self.kept.get(key)
-        if (before and before.version) != expected:
-            return False
-        self.kept[key] = KeptDocument(key, value, (expected or 0) + 1)
-        return True
-
-    def delete(self, key: str, expected: int) -> bool:
-        before = self.kept.get(key)
-        if before is None or before.version != expected:
-            return False
-        del self.kept[key]
-        return True
-
-    def scan(self, prefix: str) -> Iterable[KeptDocument]:
-        return [self.kept[key] for key in sorted(self.kept) if key.startswith(prefix)]
 
 
 class AnsweredPeer:
@@ -75,17 +38,17 @@ class Stage:
     store: DelayedStore
     defaults: Defaults = field(default_factory=Defaults)
     secured: bool = False
-    documents: Documents = field(default_factory=KeptDocuments)
 
     def __post_init__(self) -> None:
-        self.resources = Resources(self.documents, self.defaults)
+        documents = self.store.documents
+        self.resources = Resources(documents, self.defaults)
         self.permissions = Permissions(self.resources, enabled=self.secured, superusers={"root"})
         self.access = TopicAccess(self.store, self.resources, self.permissions)
         urls = {"": Urls("pulsar://here:6650", "pulsar+ssl://here:6651"), "inner": Urls("pulsar://inner:6650")}
         self.lookup = TopicLookup(self.access, self.resources, urls)
         self.listing = TopicListing(self.store, self.permissions)
-        self.schemas = Schemas(self.documents, self.resources, self.access)
-        self.facts = TopicFacts(self.documents, self.resources, self.schemas)
+        self.schemas = Schemas(documents, self.resources, self.access)
+        self.facts = TopicFacts(documents, self.resources, self.schemas)
 
     def ask(self, method: Any, command: Command, role: str | None = None) -> Any:
         """The one answer to a command."""

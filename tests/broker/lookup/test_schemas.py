@@ -55,7 +55,7 @@ def test_a_schema_is_given_back_as_it_came(stage: Stage) -> None:
     stage.set("public/default", compatibility=ANY)
     created(stage, STRING)
     created(stage, record("a"))
-    again = Stage(stage.store, documents=stage.documents)
+    again = Stage(stage.store)
     answer = again.ask(again.schemas.get, GetSchema(5, "t"))
     assert (answer.request_id, answer.schema, answer.schema_version) == (5, record("a"), version(1))
     answer = again.ask(again.schemas.get, GetSchema(6, "t", version(0)))

@@ -89,7 +89,7 @@ def test_an_epoch_is_kept_by_topic(store: DelayedStore) -> None:
     assert stage.facts.epoch("t") is None
     for epoch in (0, 1, 7):
         stage.facts.set_epoch("t", epoch)
-    assert Stage(store, documents=stage.documents).facts.epoch("persistent://public/default/t") == 7
+    assert Stage(store).facts.epoch("persistent://public/default/t") == 7
     assert stage.facts.epoch("u") is None
     stage.facts.forget("t")
     assert stage.facts.epoch("t") is None

@@ -120,5 +120,5 @@ def test_a_partitioned_topic_is_there_after_a_restart(store: DelayedStore) -> No
     """It is a document."""
     stage = Stage(store, Defaults(auto_creation=PARTITIONED))
     stage.ask(stage.lookup.partitions, PartitionedMetadata("t", 1))
-    again = Stage(store, documents=stage.documents)
+    again = Stage(store)
     assert again.ask(again.lookup.partitions, PartitionedMetadata("t", 1, auto_create=False)).partitions == 3
