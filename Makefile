@@ -2,9 +2,11 @@
 #   VENV    where it is made (.venv)
 #   PYTHON  the interpreter it is made from (python3.11, else another that is new enough)
 #   ARGS    handed on: make demo ARGS=--help, make test ARGS="-k frontier"
+#   STORE   what make serve serves (data)
 #   JOBS    processes that run tests (2); those of Spark share one session and run in one of them
 
 VENV ?= .venv
+STORE ?= data
 JOBS ?= 2
 ARGS ?=
 ifndef PYTHON
@@ -17,13 +19,16 @@ PIP := $(VENV)/bin/python -m pip --disable-pip-version-check --quiet
 TYPED := duelog tests $(patsubst %/,%,$(sort $(dir $(wildcard benchmarks/*.py))))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test torture check lint types packaging bench clean install install-dev
+.PHONY: help demo serve test torture check lint types packaging bench clean install install-dev
 
 help: ## show this list
 	@sed -n 's/^\([a-z]*\):[^#]*## \(.*\)/make \1|\2/p' Makefile | awk -F'|' '{ printf "%-16s %s\n", $$1, $$2 }'
 
 demo: install ## run the demo (ARGS=--help for its options)
 	$(VENV)/bin/duelog demo $(ARGS)
+
+serve: $(VENV)/.ready-broker install ## serve STORE (data) to Apache Pulsar clients (ARGS=--help for its options)
+	$(VENV)/bin/duelog serve $(STORE) $(ARGS)
 
 # What is tested is the installed package, not the checkout: a module that packaging forgets fails here and not at a
 # user's. PYTHONSAFEPATH keeps processes that tests start from finding the checkout in the current directory instead.
@@ -69,6 +74,12 @@ $(VENV)/.ready-run: pyproject.toml | $(VENV)/bin/python
 	@echo "installing what duelog needs into $(VENV)"
 	@$(PIP) install 'setuptools>=77'
 	@$(PIP) install --no-build-isolation '.[plot]'
+	@rm -rf build duelog.egg-info
+	@touch $@
+
+$(VENV)/.ready-broker: pyproject.toml | $(VENV)/.ready-run
+	@echo "installing what duelog serve needs into $(VENV)"
+	@$(PIP) install --no-build-isolation '.[broker]'
 	@rm -rf build duelog.egg-info
 	@touch $@
 

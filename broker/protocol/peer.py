@@ -14,10 +14,18 @@ class Peer(Protocol):
     number: int
     """Tells connections of one broker apart; never used again."""
     address: str
-    client_version: str
-    protocol_version: int
     role: str | None
     """The authenticated role; None: the broker asks for no credentials."""
+
+    @property
+    def client_version(self) -> str:
+        """As CONNECT said, `Pulsar-CPP-v3.5.1` for example."""
+        ...
+
+    @property
+    def protocol_version(self) -> int:
+        """The smaller one of both sides."""
+        ...
 
     @property
     def closed(self) -> bool:

@@ -246,7 +246,7 @@ class Connection(asyncio.Protocol):
                     self._refuse(command, error)
                 else:
                     if waiting is not None:
-                        self._start(self._serve(command, waiting))
+                        self._start(self._await_answer(command, waiting))
         except ProtocolError as error:
             self.close(str(error))
         except Exception:
@@ -282,7 +282,7 @@ class Connection(asyncio.Protocol):
         if len(self._requests) <= self._environment.config.max_pending_requests // 2:
             self.resume_reading("requests")
 
-    async def _serve(self, command: Command, waiting: Awaitable[None]) -> None:
+    async def _await_answer(self, command: Command, waiting: Awaitable[None]) -> None:
         try:
             await waiting
         except (Refused, DuelogError) as error:

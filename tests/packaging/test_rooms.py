@@ -34,7 +34,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "broker.produce": {"broker.protocol"},
     "broker.lookup": {"broker.protocol", "broker.security"},
     "broker.security": {"broker.protocol"},
-    "broker.server": {"broker.protocol", "broker.security"},
+    "broker.server": {"broker.consume", "broker.lookup", "broker.produce", "broker.protocol", "broker.security"},
     "tools": {"tools.scan"},
     "tools.scan": {"tools"},
     "tools.transfer": {"tools", "tools.scan"},

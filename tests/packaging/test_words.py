@@ -45,7 +45,9 @@ ALLOWED = {
     "write_ahead_log": "a write-ahead log is what the field calls it",
     "WriteAheadLog": "likewise",
     "_lead": "the leader of a group commit leads",
-    "serve_prometheus": "a server serves",
+    "serve": "a server serves",
+    "cli_serve": "likewise",
+    "serve_prometheus": "likewise",
 }
 """Names that have such a word in the field's own sense."""
 

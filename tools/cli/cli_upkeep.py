@@ -1,18 +1,19 @@
-"""The commands `duelog backup` and `duelog repair`."""
+"""The commands `duelog backup`, `duelog repair` and `duelog compact`."""
 
 from __future__ import annotations
 
-import resource
-from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.progress import DownloadColumn, TimeRemainingColumn
 
-from ..output import answer, printable, say, size_text, write_json, write_line
+from ..compact_store import DEFAULT_MIN_DEAD_RATIO, CompactionReport, PartitionCompaction, Runner, compact_store
+from ..output import answer, printable, progress_bar, say, size_text, write_json, write_line, write_table
 from ..repair.repair_store import repair_store
 from ..values import open_to_read
-from .options import Json, Store
+from .options import Json, Master, Store, allow_every_descriptor
 
 
 def backup(
@@ -30,7 +31,7 @@ def backup(
     duelog backup data copies/2026-11-21
     ```
     """
-    _allow_every_descriptor()
+    allow_every_descriptor()
     with open_to_read(store) as opened:
         result = opened.backup(dest)
     if json_:
@@ -38,13 +39,6 @@ def backup(
                     "taken_ms": result.taken_ms})  # fmt: skip
         return
     say(f"copied {result.partitions:,} partitions and the main environment, {size_text(result.file_bytes)}")
-
-
-def _allow_every_descriptor() -> None:
-    """Have this process use as many as it may: a backup of what another one writes holds two a partition."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def repair(
@@ -82,3 +76,73 @@ def repair(
         say(f"discarded: {report.given_up:,}; left: {len(report.left):,}")
     if report.left:
         raise typer.Exit(1)
+
+
+def compact(
+    store: Store,
+    min_dead_ratio: Annotated[
+        float,
+        typer.Option(metavar="R", min=0, max=1, help="Rewrite a partition if this share of its bytes can go."),
+    ] = DEFAULT_MIN_DEAD_RATIO,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be dropped.")] = False,
+    spark: Annotated[bool, typer.Option("--spark", help="Plan and copy by Spark (duelog[spark]).")] = False,
+    master: Master = None,
+    json_: Json = False,
+) -> None:
+    """Rewrite closed partitions without the bodies of messages that no subscription needs any more.
+
+    A body is dropped once its message was cancelled or acknowledged by every subscription of its topic; message ids
+    and due times stay. What the store's retention keeps stays too (`duelog policies`); what is dropped cannot be gone
+    back to by seeking. Works beside a process that has the store open, which takes finished partitions over
+    at its next tick, and with none. Each copy is verified against its source first. Exit status 1: a partition could
+    not be compacted, and is as it was.
+
+    ```
+    duelog compact data --min-dead-ratio 0.5
+    ```
+    """
+    run = _spark_runner(master) if spark else None
+    with progress_bar("bytes", DownloadColumn(), TimeRemainingColumn()) as progress:
+        report = compact_store(store, min_dead_ratio=min_dead_ratio, dry_run=dry_run, run=run, progress=progress)
+    _show(report, dry_run, json_)
+    if report.failed:
+        raise typer.Exit(1)
+
+
+def _spark_runner(master: str | None) -> Runner:
+    from ..spark.compact import compact_with_spark
+
+    return lambda tasks, progress: compact_with_spark(tasks, master=master)
+
+
+def _show(report: CompactionReport, dry_run: bool, json_: bool) -> None:
+    if json_:
+        rows = [{**asdict(each), "dead_ratio": each.dead_ratio} for each in report.partitions]
+        write_json({"partitions": rows, "bytes_before": report.bytes_before, "bytes_after": report.bytes_after})
+    else:
+        columns = ("partition", ">messages", ">dead", ">dead bytes", ">ratio", ">before", ">after", "", "")
+        write_table(f"closed partitions: {len(report.partitions):,}", columns, map(_row, report.partitions))
+    if dry_run:
+        return
+    compacted = sum(each.file_bytes_after is not None for each in report.partitions)
+    before, after = size_text(report.bytes_before), size_text(report.bytes_after)
+    say(f"compacted: {compacted:,} partitions, {before} before, {after} after")
+    if report.waiting:
+        say(f"{len(report.waiting):,} are taken over by the process that has the store open, at its next tick")
+    if report.failed:
+        say(f"{len(report.failed):,} could not be compacted and are as they were")
+
+
+def _row(each: PartitionCompaction) -> tuple[object, ...]:
+    after = None if each.file_bytes_after is None else size_text(each.file_bytes_after)
+    return (
+        each.partition,
+        each.messages,
+        each.dead_messages,
+        size_text(each.dead_bytes),
+        f"{each.dead_ratio:.0%}",
+        size_text(each.file_bytes),
+        after,
+        each.outcome,
+        each.reason,
+    )

@@ -22,13 +22,13 @@ from ...store.errors import DuelogError
 from ..output import drop_output, flush_output, say
 from . import (
     cli_audit,
-    cli_compact,
     cli_dead_letters,
     cli_export,
     cli_init,
     cli_inspection,
     cli_policies,
     cli_schedules,
+    cli_serve,
     cli_snapshot,
     cli_traffic,
     cli_upkeep,
@@ -159,8 +159,9 @@ for command in (
     cli_inspection.dump,
     cli_upkeep.backup,
     cli_upkeep.repair,
-    cli_compact.compact,
+    cli_upkeep.compact,
     cli_export.export,
+    cli_serve.serve,
     demo,
 ):
     app.command(command.__name__.rstrip("_"))(command)

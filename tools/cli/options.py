@@ -1,9 +1,11 @@
-"""Arguments and options that several commands have, and the policies that options set in a store's terms."""
+"""Arguments and options that several commands have, and what several do with them."""
 
 from __future__ import annotations
 
 import math
+import resource
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -103,3 +105,10 @@ def policy_values(parameters: Mapping[str, Any]) -> dict[str, PolicyValue]:
 
 def _ms(option: str, text: str) -> int:
     return math.ceil(duration_seconds(option, text) * 1000)
+
+
+def allow_every_descriptor() -> None:
+    """Have this process use as many as it may: a copy of a store in use takes two a partition, a connection one."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

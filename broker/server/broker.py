@@ -1,0 +1,158 @@
+"""A broker: a store, its services and its listeners, from the start to the end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import fields
+from importlib.metadata import version
+from typing import Any
+
+from ...delayed_store import DelayedStore
+from ...store.config import MIB, StoreConfig
+from ...store.errors import InvalidArgument
+from ..lookup.topic_lookup import Urls
+from ..protocol.loop_calls import Workers
+from ..security.tls import Certificate
+from .configuration import EVERYWHERE, BrokerConfig
+from .listening import Listeners
+from .services import Services, authentication_of
+
+_log = logging.getLogger("duelog.broker")
+
+_ENTRY_BYTES = MIB // 8
+"""What an entry has beyond its message: a header, and a key of at most 64 KiB."""
+
+
+def store_config(config: BrokerConfig) -> StoreConfig:
+    """The settings of the store that a broker serves. Raises InvalidArgument."""
+    known = {each.name for each in fields(StoreConfig)}
+    for name, value in config.store.items():
+        if name not in known:
+            raise InvalidArgument(f"store.{name}", value, "no setting of a store")
+    values: dict[str, Any] = {
+        "cluster": config.cluster_name,
+        "max_message_bytes": config.max_message_size + _ENTRY_BYTES,
+    }
+    return StoreConfig(**{**values, **config.store})
+
+
+class Broker:
+    """Serves an open store; the store stays its caller's."""
+
+    def __init__(self, store: DelayedStore, config: BrokerConfig) -> None:
+        self._store = store
+        self._config = config
+        self._executor = ThreadPoolExecutor(config.worker_threads, "duelog-broker")
+        self._services: Services | None = None
+        self._listeners: Listeners | None = None
+        self._refreshing: asyncio.Task[None] | None = None
+        self.urls = Urls("")
+        """Where clients connect to, once it has started."""
+
+    async def start(self) -> None:
+        """Listen. Raises UnusableSecurity, InvalidArgument, what the store raises; it is stopped then."""
+        try:
+            await self._start()
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def _start(self) -> None:
+        config = self._config
+        authentication = authentication_of(config)
+        certificate = None
+        if config.tls_certificate_file_path is not None and config.tls_key_file_path is not None:
+            certificate = Certificate(config.tls_certificate_file_path, config.tls_key_file_path)
+        asyncio.get_running_loop().set_default_executor(self._executor)
+        services = self._services = Services(self._store, config, Workers(self._executor))
+        await services.resources.load()
+        listeners = self._listeners = Listeners(
+            config,
+            services.handlers(),
+            authentication,
+            server_version=f"duelog-{version('duelog')}",
+            clock=self._store.clock.now_ms,
+            gone=services.gone,
+        )
+        plain = tls = ""
+        host = config.reachable_address
+        host = f"[{host}]" if ":" in host else host
+        if config.broker_service_port is not None:
+            plain = f"pulsar://{host}:{await listeners.listen('broker_service_port')}"
+        if certificate is not None and config.broker_service_port_tls is not None:
+            tls = f"pulsar+ssl://{host}:{await listeners.listen('broker_service_port_tls', certificate.context)}"
+            self._refreshing = asyncio.create_task(self._refresh(certificate))
+        self.urls = services.urls[""] = Urls(plain, tls)
+        if config.bind_address in EVERYWHERE and not config.authentication_providers:
+            _log.warning("every machine that reaches %s may use the broker: it asks for no credentials", host)
+
+    async def stop(self) -> None:
+        """Accept nothing more, answer what is in flight, tell clients, let connections end. A second call is nothing.
+
+        Every acknowledgement that was taken is the store's then.
+        """
+        if self._refreshing is not None:
+            self._refreshing.cancel()
+        listeners, services = self._listeners, self._services
+        self._listeners = self._services = None
+        if listeners is not None and services is not None:
+            within_s = self._config.shutdown_timeout_seconds
+            listeners.stop_accepting()
+            for connection in listeners:
+                connection.pause_reading("shutdown")
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(services.producers.answered(), within_s)
+            services.producers.close_all()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(services.consumers.close_all(), within_s)
+            await listeners.close(min(within_s, 5.0))
+        await asyncio.get_running_loop().run_in_executor(None, lambda: None)
+        self._executor.shutdown(wait=False)
+
+    async def _refresh(self, certificate: Certificate) -> None:
+        while True:
+            await asyncio.sleep(self._config.tls_cert_refresh_check_duration_sec)
+            await asyncio.to_thread(certificate.refresh)
+
+
+async def run_broker(store: DelayedStore, config: BrokerConfig, announce: Callable[[Urls], object]) -> None:
+    """Serve a store until the process gets SIGTERM or SIGINT. announce: told where, once clients can connect."""
+    loop = asyncio.get_running_loop()
+    ended = asyncio.Event()
+    broker = Broker(store, config)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, ended.set)
+    await broker.start()
+    try:
+        announce(broker.urls)
+        await ended.wait()
+        _log.info("the broker ends")
+    finally:
+        await broker.stop()
+
+
+class KeyValues(logging.Formatter):
+    """One line a record, as `key=value`: time, level, logger, message, and what was raised."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line."""
+        values: Mapping[str, str] = {
+            "time": self.formatTime(record, "%Y-%m-%dT%H:%M:%S%z"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        line = " ".join(f"{key}={_quoted(value)}" for key, value in values.items())
+        return f"{line} error={_quoted(self.formatException(record.exc_info))}" if record.exc_info else line
+
+
+def _quoted(text: str) -> str:
+    if text and text.isprintable() and not set(text) & {" ", '"', "="}:
+        return text
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return '"' + "".join(each if each.isprintable() else repr(each)[1:-1] for each in escaped) + '"'

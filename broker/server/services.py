@@ -1,0 +1,132 @@
+"""The services of a broker, made for one store, and which of them answers which command."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from ...delayed_store import DelayedStore
+from ..consume.consumers import Consumers
+from ..consume.membership import ConsumerSettings
+from ..lookup.namespace_settings import AutoCreation
+from ..lookup.resources import Defaults, Resources
+from ..lookup.schemas import Schemas
+from ..lookup.topic_access import TopicAccess
+from ..lookup.topic_facts import TopicFacts
+from ..lookup.topic_listing import TopicListing
+from ..lookup.topic_lookup import TopicLookup, Urls
+from ..produce.producers import Producers, ProducerSettings
+from ..protocol import commands
+from ..protocol.commands import Command
+from ..protocol.loop_calls import LoopCalls, Workers
+from ..protocol.peer import Peer
+from ..security.authentication import Authentication
+from ..security.credentials import Method, UnusableSecurity
+from ..security.passwords import PasswordMethod
+from ..security.permissions import Permissions
+from ..security.tokens import TokenMethod, TokenSettings
+from .configuration import BrokerConfig
+from .connection import Connection, Handler
+
+
+class Services:
+    """Of the event loop's thread."""
+
+    def __init__(self, store: DelayedStore, config: BrokerConfig, workers: Workers) -> None:
+        calls = LoopCalls(asyncio.get_running_loop())
+        creation = AutoCreation(config.allow_auto_topic_creation, config.default_num_partitions)
+        defaults = Defaults(creation, config.broker_deduplication_enabled)
+        self.resources = Resources(store.documents, defaults)
+        permissions = Permissions(
+            self.resources, enabled=config.authorization_enabled, superusers=config.super_user_roles
+        )
+        access = TopicAccess(store, self.resources, permissions)
+        self.urls: dict[str, Urls] = {}
+        """Where clients are sent, by listener name; filled once the broker listens."""
+        self.lookup = TopicLookup(access, self.resources, self.urls)
+        self.listing = TopicListing(store, permissions, config.subscription_pattern_max_length)
+        self.schemas = Schemas(store.documents, self.resources, access)
+        facts = TopicFacts(store.documents, self.resources, self.schemas)
+        clock = store.clock.now_ms
+        self.producers = Producers(
+            access.to_produce,
+            facts,
+            workers,
+            calls,
+            clock,
+            ProducerSettings(
+                clamp_delays=config.delay_rejection == "clamp",
+                max_unanswered=config.max_pending_publish_requests_per_connection,
+                keep_alive_s=config.keep_alive_interval_seconds,
+                max_producers=config.max_producers_per_connection,
+            ),
+        )
+        self.consumers = Consumers(
+            access.to_consume,
+            facts,
+            workers,
+            calls,
+            clock,
+            ConsumerSettings(
+                durable_acks=config.ack_response_durable,
+                max_consumers=config.max_consumers_per_connection,
+                max_unacked_consumer=config.max_unacked_messages_per_consumer,
+                max_unacked_subscription=config.max_unacked_messages_per_subscription,
+                keep_alive_s=config.keep_alive_interval_seconds,
+            ),
+        )
+
+    def handlers(self) -> dict[type[Command], Handler]:
+        """By command, what answers it."""
+        producers, consumers = self.producers, self.consumers
+        without_blob: dict[type[Command], Callable[[Peer, Any], Awaitable[None] | None]] = {
+            commands.PartitionedMetadata: self.lookup.partitions,
+            commands.Lookup: self.lookup.lookup,
+            commands.GetTopics: self.listing.topics,
+            commands.GetSchema: self.schemas.get,
+            commands.GetOrCreateSchema: self.schemas.get_or_create,
+            commands.Producer: producers.open,
+            commands.CloseProducer: producers.close,
+            commands.Subscribe: consumers.open,
+            commands.Flow: consumers.flow,
+            commands.Ack: consumers.ack,
+            commands.Redeliver: consumers.redeliver,
+            commands.Seek: consumers.seek,
+            commands.GetLastMessageId: consumers.last_message_id,
+            commands.Unsubscribe: consumers.unsubscribe,
+            commands.CloseConsumer: consumers.close,
+            commands.ConsumerStats: consumers.stats,
+        }
+        return {commands.Send: producers.send, **{each: _plain(call) for each, call in without_blob.items()}}
+
+    def gone(self, connection: Connection) -> None:
+        """A connection is no more."""
+        self.producers.gone(connection)
+        self.consumers.gone(connection)
+
+
+def _plain(call: Callable[[Peer, Any], Awaitable[None] | None]) -> Handler:
+    """A service of commands without a blob."""
+    return lambda connection, command, _: call(connection, command)
+
+
+def authentication_of(config: BrokerConfig) -> Authentication:
+    """Who is let in. Reads keys and password files. Raises UnusableSecurity."""
+    methods: dict[str, Method] = {}
+    if "token" in config.authentication_providers:
+        methods["token"] = TokenMethod(
+            TokenSettings(
+                config.token_secret_key,
+                config.token_public_key,
+                config.token_algorithms,
+                config.token_auth_claim,
+                config.token_audience_claim,
+                config.token_audience,
+            )
+        )
+    if "basic" in config.authentication_providers:
+        if config.basic_auth_conf is None:
+            raise UnusableSecurity("basic authentication needs basicAuthConf, a file of passwords")
+        methods["basic"] = PasswordMethod(config.basic_auth_conf)
+    return Authentication(methods, config.anonymous_user_role)

@@ -1,0 +1,76 @@
+"""The command `duelog serve`: a store for Apache Pulsar clients."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ... import DelayedStore
+from ...store.errors import InvalidArgument
+from ..output import write_line
+from .options import Store, allow_every_descriptor
+
+_EXAMPLE = """
+client = pulsar.Client({url!r})
+client.create_producer("reminders").send(b"pay the bill", deliver_after=timedelta(seconds=10))
+print(client.subscribe("reminders", "mailer", pulsar.ConsumerType.Shared).receive().data())
+"""
+
+_LEVELS = ("debug", "info", "warning", "error")
+
+
+def serve(
+    store: Store,
+    port: Annotated[int | None, typer.Option(help="Port of the binary protocol; 6650. 0: one that is free.")] = None,
+    host: Annotated[
+        str | None, typer.Option(help="Address to listen at; localhost. 0.0.0.0: every one of this machine.")
+    ] = None,
+    config: Annotated[Path | None, typer.Option(metavar="FILE", help="Settings in TOML; options count more.")] = None,
+    tls_cert: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Certificate chain in PEM: TLS at port 6651 as well.")
+    ] = None,
+    tls_key: Annotated[Path | None, typer.Option(metavar="FILE", help="Its key in PEM, not encrypted.")] = None,
+    log: Annotated[str, typer.Option(metavar="LEVEL", help="What is logged to standard error.")] = "warning",
+) -> None:
+    """Serve a store to Apache Pulsar clients, until SIGTERM or Ctrl-C. Makes the store where there is none.
+
+    Needs `pip install 'duelog[broker]'`. At the end clients are told, what they sent is answered, and what they
+    acknowledged is stored; they connect again by themselves.
+
+    ```
+    duelog serve data
+    ```
+    """
+    try:
+        from ...broker.server.broker import KeyValues, run_broker, store_config
+        from ...broker.server.configuration import BrokerConfig, read_config
+    except ModuleNotFoundError as error:
+        raise InvalidArgument("serve", error.name, "is not installed; pip install 'duelog[broker]'") from error
+    if log not in _LEVELS:
+        raise InvalidArgument("--log", log, f"expected one of {', '.join(_LEVELS)}")
+    given = {
+        "broker_service_port": port,
+        "bind_address": host,
+        "tls_certificate_file_path": tls_cert,
+        "tls_key_file_path": tls_key,
+    }
+    settings: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    chosen = BrokerConfig(**settings) if config is None else read_config(config, **settings)
+    handler = logging.StreamHandler()
+    handler.setFormatter(KeyValues())
+    logging.getLogger("duelog").addHandler(handler)
+    logging.getLogger("duelog").setLevel(log.upper())
+    allow_every_descriptor()
+    with DelayedStore.open(store, store_config(chosen)) as opened:
+        asyncio.run(run_broker(opened, chosen, lambda urls: _announce(store, urls)))
+
+
+def _announce(store: Path, urls: tuple[str, ...]) -> None:
+    write_line(f"{store} is served at {' and '.join(filter(None, urls))}")
+    write_line(_EXAMPLE.format(url=next(filter(None, urls))))
+    sys.stdout.flush()
