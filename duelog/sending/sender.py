@@ -28,7 +28,7 @@ from duelog.store.wal.write_batch import WriteBatch
 
 from ..topics.topic_state import TopicState
 from .delay_policies import DelayPolicies
-from .lone_message import LoneDelayed, LoneDirect
+from .log_append import LoneDelayed, LoneDirect, PackedAppend, PackedBatch
 from .wal_writer import WalWriter
 
 Places = npt.NDArray[np.intp]
@@ -177,8 +177,21 @@ class Sender:
         """`owners` None: all are of one topic."""
         with ExitStack() as leases:
             parts, order = self._route(topics, owners, batch, now_ms, leases)
-            written = self._wal_writer.write(lambda group: self._write(group, parts, now_ms, also))
-        return MessageIds([segment for part in written for segment in part], order)
+            written = self._wal_writer.write(self._work(parts, now_ms, also))
+        return MessageIds(written, order)
+
+    def _work(
+        self, parts: Sequence[_Part], now_ms: int, also: Callable[[WriteBatch], None] | None
+    ) -> Callable[[WriteBatch], list[Segment]]:
+        def work(group: WriteBatch) -> list[Segment]:
+            return self._write(group, parts, now_ms, also)
+
+        appends: list[PackedAppend] = []
+        for topic, partition, log, _, messages, _ in parts:
+            if also is not None or partition is None or log is None or not isinstance(messages, PackedMessages):
+                return work
+            appends += PackedAppend.each(topic, partition, log, messages)
+        return PackedBatch(appends, work)
 
     def _route(
         self,
@@ -265,19 +278,19 @@ class Sender:
 
     def _write(
         self, group: WriteBatch, parts: Sequence[_Part], now_ms: int, also: Callable[[WriteBatch], None] | None
-    ) -> list[list[Segment]]:
+    ) -> list[Segment]:
         """A unit of work of the write-ahead log."""
-        written = []
+        written: list[Segment] = []
         for topic, partition, log, dues, messages, count in parts:
             if topic.deleted:
                 raise UnknownTopic(str(topic.name))
             if partition is None or log is None:
                 rows = self._wal_writer.main_rows(group)
-                written.append(topic.log.append_messages(rows, dues, messages, now_ms))  # type: ignore[arg-type]
+                written += topic.log.append_messages(rows, dues, messages, now_ms)  # type: ignore[arg-type]
                 continue
             rows = group.to(partition.start_ms, partition.memtable)
             first = partition.add(rows, log, dues, messages, self._run_limits)
-            written.append([Segment(log.ledger_id, first, count)])
+            written.append(Segment(log.ledger_id, first, count))
         if also is not None:
             also(group)
         return written

@@ -1,8 +1,8 @@
 """The segments of an open store's write-ahead log: which is appended to, which is being applied, how large the next is.
 
 A segment is followed by a larger one where it was full before it was due: up to `_BYTES_A_PARTITION` for each
-environment that it has rows of, so that applying commits something worth a commit in each. A small one stays in the
-page cache.
+environment that it has rows of, so that applying commits something worth a commit in each; one that has far less is
+not applied before the next. A small one stays in the page cache.
 """
 
 from __future__ import annotations
@@ -72,6 +72,8 @@ class WalSegments:
         self._begun_ms: int | None = clock.now_ms() if unapplied else None
         """When the first group of the segment was appended; None: it has none."""
         self._flushed_ms: int | None = None
+        self._ended_bytes = 0
+        """Of segments that have ended since the last checkpoint was begun."""
 
     # -- groups ------------------------------------------------------------------------------------
 
@@ -137,12 +139,13 @@ class WalSegments:
         `Checkpoint.finish`; StoreFull.
         """
         active = self._wal.active
-        size = _LEAST_BYTES
+        size, goes_on = _LEAST_BYTES, False
         if active is not None:
             touched = len(self._partitions.unapplied()) + 1  # before some of them are applied
             wait_ms = self._clock.now_ms() - (self._begun_ms or 0)
             if group and wait_ms < CHECKPOINT_MS:  # it is full before it is due
                 size = max(min(active.size * 2, _USUAL_BYTES), touched * _BYTES_A_PARTITION)
+                goes_on = 2 * (self._ended_bytes + active.size) < min(size, self._most_bytes)
             else:
                 size = active.size
         self.finish_checkpoint()
@@ -152,7 +155,10 @@ class WalSegments:
             ended = self._wal.begin_segment(following)
         except OSError as error:
             raise self._main.fail(error) from error
-        begun_ms, self._begun_ms = self._begun_ms, None
+        if goes_on and active is not None:
+            self._ended_bytes += active.size
+            return
+        begun_ms, self._begun_ms, self._ended_bytes = self._begun_ms, None, 0
         if ended is None:
             self._unrecorded = True
         elif begun_ms is not None:

@@ -15,7 +15,6 @@ from contextlib import suppress
 from typing import TypeVar, cast
 
 from duelog.store.codec.format import run_key
-from duelog.store.codec.run import pack_message
 from duelog.store.config import KIB, StoreConfig
 from duelog.store.env.claims import Claims, Conflict
 from duelog.store.env.commit_queue import CommitQueue, Request
@@ -29,7 +28,7 @@ from duelog.store.log.ledger import Ledger
 from duelog.store.wal.segment import MAIN, Row, RowKind, capacity_of, group_bytes
 from duelog.store.wal.write_batch import EnvironmentBatch, WriteBatch
 
-from .lone_message import LoneMessage
+from .log_append import AppendWork, LogAppend
 from .wal_segments import WalSegments
 
 T = TypeVar("T")
@@ -114,51 +113,55 @@ class WalWriter:
                 request.error = ClosedError("store")
             else:
                 units.append(request)
-        if units and all(isinstance(unit.work, LoneMessage) for unit in units) and self._commit_lone(units):
+        if units and all(isinstance(unit.work, AppendWork) for unit in units) and self._commit_appends(units):
             return
         while units:
             units = self._commit(units)
 
-    def _commit_lone(self, units: list[Request]) -> bool:
-        """Append single messages as a group; False, with nothing done, where they have to be units of work."""
+    def _commit_appends(self, units: list[Request]) -> bool:
+        """Append what is nothing but appends as a group; False, with nothing done, where it has to be units of work."""
         started = time.perf_counter_ns()
         ends: dict[object, tuple[Ledger, int, int]] = {}  # by claimed log: its ledger, entries and bytes in the group
-        placed: dict[Memtable, list[tuple[Request, LoneMessage, int, UnappliedRun]]] = {}
+        placed: dict[Memtable, list[tuple[LogAppend, int, UnappliedRun]]] = {}
         rows: list[Row] = []
         owners: list[object] = []
         try:
             for unit in units:
-                message: LoneMessage = unit.work
-                owner = message.owner
-                found, count, size = ends.get(owner) or (None, 0, 0)
-                if found is None:
-                    owners.append(owner)  # first: an interrupt leaves no claim behind
-                    if message.topic.deleted or not self._claims.is_taken(owner, units):
+                work: AppendWork = unit.work
+                places: list[tuple[int, int]] = []
+                for append in work.appends():
+                    owner = append.owner
+                    found, count, size = ends.get(owner) or (None, 0, 0)
+                    if found is None:
+                        owners.append(owner)  # first: an interrupt leaves no claim behind
+                        if append.topic.deleted or not self._claims.is_taken(owner, units):
+                            return False
+                    ledger = append.ledger(count, size)
+                    if ledger is None:
                         return False
-                ledger = message.ledger(count, size)
-                if ledger is None:
-                    return False
-                entry_id = ledger.entries + count
-                key = run_key(ledger.ledger_id, entry_id)
-                value = pack_message(key, message.base_ms, message.due_ms, message.body, early=message.is_early)
-                ends[owner] = ledger, count + 1, size + len(value)
-                rows.append(Row(RowKind.RUN, message.start_ms, key, value))
-                run = UnappliedRun(entry_id, entry_id + 1, value)
-                placed.setdefault(message.memtable, []).append((unit, message, ledger.ledger_id, run))
+                    ledger_id, first = ledger.ledger_id, ledger.entries + count
+                    key = run_key(ledger_id, first)
+                    value = append.sealed(key)
+                    ends[owner] = ledger, count + append.count, size + len(value)
+                    rows.append(Row(RowKind.RUN, append.start_ms, key, value))
+                    run = UnappliedRun(first, first + append.count, value)
+                    placed.setdefault(append.memtable, []).append((append, ledger_id, run))
+                    places.append((ledger_id, first))
+                unit.value = work.value(places)
             if not self._segments.fits(group_bytes(rows)):
                 return False
             position = self._append(rows)
             for memtable, members in placed.items():
                 with memtable.publishing:  # all of a group, or nothing
                     memtable.position = position
-                    for unit, message, ledger_id, run in members:
+                    for append, ledger_id, run in members:
                         memtable.add_run(ledger_id, run)
-                        message.appended(run.first)
-                        unit.value = ledger_id, run.first
+                        append.appended(run.first)
             for unit in units:
                 unit.done = True
             self._publishing = False
-            self._count(time.perf_counter_ns() - started, len(units), len(units))
+            entries = sum(count for _, count, _ in ends.values())
+            self._count(time.perf_counter_ns() - started, len(units), entries)
         except OSError as error:
             failed = self._main.fail(error)
             for unit in units:

@@ -38,7 +38,10 @@ class WriteAheadLog:
             self._active = Segment(self._directory, found.last, store_id, 0, at=at, sequence=sequence)
         for unmade in self._directory.glob("*.tmp"):  # a crash left it
             unmade.unlink()
-        self._spare = [number for number in numbers_in(self._directory) if number < found.oldest]
+        numbers = numbers_in(self._directory)
+        self._spare = [number for number in numbers if number < found.oldest]
+        self._ended = [number for number in numbers if found.oldest <= number < found.last]
+        """The segments that are needed before the active one."""
 
     @property
     def active(self) -> Segment | None:
@@ -98,6 +101,7 @@ class WriteAheadLog:
             if before is None:
                 return None
             before.close()
+            self._ended.append(before.number)
         reach("wal.ended")
         return before.number
 
@@ -120,8 +124,9 @@ class WriteAheadLog:
             self._spare.pop()
 
     def release(self, number: int) -> None:
-        """A segment is applied, and the record says so: its file may be used again."""
-        self._spare.append(number)
+        """A segment and those before it are applied, and the record says so: their files may be used again."""
+        self._spare += [each for each in self._ended if each <= number]
+        self._ended = [each for each in self._ended if each > number]
 
     def close(self) -> None:
         """Close the files; a second call does nothing."""

@@ -325,6 +325,24 @@ def test_a_full_segment_is_applied_and_its_file_used_again(store: DelayedStore, 
     assert sent.items() <= held(store).items()
 
 
+def test_a_small_segment_of_many_partitions_is_not_applied_before_the_next(
+    tmp_path: Path, clock: ManualClock, open_store: OpenStore
+) -> None:
+    """A commit of a few KiB in each of them is not worth its cost; both are applied when the first is old."""
+    store = open_store(tmp_path / "many", replace(CONFIG, wal_bytes=16 << 20))
+    due = [clock.now_ms() + number % 40 * HOUR_MS for number in range(1_200)]
+    ids = [*store.topic("a").send_payloads([bytes(1_000)] * 1_000, deliver_at=due[:1_000])]
+    clock.advance(CHECKPOINT_MS - 1)
+    ids += store.topic("a").send_payloads([bytes(1_000)] * 200, deliver_at=due[1_000:])
+    assert len(list((store.path / "wal").glob("*.wal"))) == 2
+    assert [group.number for group in in_wal(store)] == [1, 2]
+    clock.advance(1)
+    store.tick()
+    assert in_wal(store) == []
+    assert not unapplied(store)
+    assert held(store).keys() >= set(ids)
+
+
 def test_a_full_log_holds_producers_back(
     tmp_path: Path, clock: ManualClock, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -107,6 +107,20 @@ def test_files_of_segments_that_are_applied_are_used_again(tmp_path: Path) -> No
     assert numbers(read_wal(tmp_path, STORE_ID, 6).groups) == [[9]]
 
 
+def test_segments_are_released_with_those_before_them(tmp_path: Path) -> None:
+    """One checkpoint may cover several; those that recovery found count too."""
+    with closing(opened(tmp_path, None)) as log:
+        for _ in range(3):
+            begin(log)
+            log.append([row(1)], flush=True)
+    with closing(opened(tmp_path, 1)) as log:
+        assert begin(log) == 3
+        log.release(2)
+        begin(log)
+        begin(log)
+        assert files(tmp_path) == [file_name(number) for number in (3, 4, 5, 6)]
+
+
 def test_files_before_the_oldest_segment_are_used_again_after_an_opening(tmp_path: Path) -> None:
     """One that the record names stays, though there is no group in it."""
     for number in (2, 3):
