@@ -10,6 +10,7 @@ Warnings and errors are logged by loggers under `duelog`; without a configuratio
 import logging
 
 from duelog.delivery.failover import Failover
+from duelog.delivery.key_slots import KeyShared
 from duelog.markers.pending_entries import Outcome
 from duelog.store.clock import Clock, ManualClock, SystemClock
 from duelog.store.config import StoreConfig
@@ -43,6 +44,7 @@ __all__ = [
     "Duplicate",
     "Failover",
     "Finding",
+    "KeyShared",
     "ManualClock",
     "Message",
     "MessageId",

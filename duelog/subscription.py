@@ -13,13 +13,12 @@ from duelog.store.received_messages import ReceivedMessages
 
 from .delivery.consumer_arguments import deadline_of
 from .delivery.dispatcher import SubscriptionType
-from .delivery.failover import Failover
 from .engine import Engine
 from .stats import SubscriptionStats
 from .subscribing.acknowledging import Acknowledging
 from .topics.consumer import Consumer
 from .topics.seeking import SeekTarget, position_of
-from .topics.subscription_state import SubscriptionState
+from .topics.subscription_state import Part, SubscriptionState
 from .topics.topic_state import TopicState
 
 _NONE = ReceivedMessages("", "")
@@ -38,7 +37,7 @@ class Subscription(Acknowledging):
         topic: TopicState,
         state: SubscriptionState,
         type_: SubscriptionType,
-        failover: Failover | None = None,
+        part: Part = None,
     ) -> None:
         self._engine = engine
         self._topic = topic
@@ -55,7 +54,7 @@ class Subscription(Acknowledging):
             engine.flusher,
             engine.dead_letters,
             engine.clock,
-            failover or Failover(),
+            part,
         )
 
     @property

@@ -11,6 +11,7 @@ from datetime import datetime, timedelta
 import duelog
 from duelog.delivery.dispatcher import SubscriptionType
 from duelog.delivery.failover import Failover
+from duelog.delivery.key_slots import KeyShared
 from duelog.sending import producer
 from duelog.sending.outbox import PutOutcome
 from duelog.topics.seeking import SeekTarget
@@ -64,11 +65,17 @@ class Topic(InThreads[duelog.Topic]):
         type: SubscriptionType = "exclusive",
         initial_position: str = "earliest",
         failover: Failover | None = None,
+        key_shared: KeyShared | None = None,
     ) -> Subscription:
         """As `duelog.Topic.subscribe`."""
         return await self._attached(
             self._threads.start(
-                self._inner.subscribe, name, type=type, initial_position=initial_position, failover=failover
+                self._inner.subscribe,
+                name,
+                type=type,
+                initial_position=initial_position,
+                failover=failover,
+                key_shared=key_shared,
             )
         )
 
@@ -79,10 +86,13 @@ class Topic(InThreads[duelog.Topic]):
         name: str | None = None,
         type: SubscriptionType = "exclusive",
         failover: Failover | None = None,
+        key_shared: KeyShared | None = None,
     ) -> Subscription:
         """As `duelog.Topic.reader`."""
         return await self._attached(
-            self._threads.start(self._inner.reader, start, name=name, type=type, failover=failover)
+            self._threads.start(
+                self._inner.reader, start, name=name, type=type, failover=failover, key_shared=key_shared
+            )
         )
 
     async def _attached(self, made: Future[duelog.Subscription]) -> Subscription:

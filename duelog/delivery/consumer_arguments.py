@@ -16,6 +16,7 @@ from duelog.store.position import MessageId, MessageIds, Position
 from duelog.store.received_messages import ReceivedMessages
 
 from .failover import Failover
+from .key_slots import KeyShared
 from .position_set import group_by_ledger, group_ids, group_places
 
 Acknowledgeable: TypeAlias = ReceivedMessage | MessageId
@@ -85,7 +86,9 @@ def _seconds(field: str, value: float) -> int:
     return math.ceil(value * 1000)
 
 
-def check_subscribing(name: str, type_: str, initial_position: str, failover: Failover | None) -> None:
+def check_subscribing(
+    name: str, type_: str, initial_position: str, failover: Failover | None, key_shared: KeyShared | None
+) -> None:
     """Raise InvalidArgument for arguments that `Topic.subscribe` does not take."""
     validate_subscription_name(name)
     if type_ not in _TYPES:
@@ -94,3 +97,5 @@ def check_subscribing(name: str, type_: str, initial_position: str, failover: Fa
         raise InvalidArgument("initial_position", initial_position, f"expected one of {', '.join(_POSITIONS)}")
     if failover is not None and (not isinstance(failover, Failover) or type_ != "failover"):
         raise InvalidArgument("failover", failover, "expected a Failover, for type='failover'")
+    if key_shared is not None and (not isinstance(key_shared, KeyShared) or type_ != "key_shared"):
+        raise InvalidArgument("key_shared", key_shared, "expected a KeyShared, for type='key_shared'")

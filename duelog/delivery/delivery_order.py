@@ -6,13 +6,14 @@ every change of a message's place; a message is ready, held by a consumer, await
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from pyroaring import BitMap
 
 from duelog.store.position import Position
 from duelog.store.received_messages import ReceivedMessages
 
+from .key_slots import Ranges
 from .position_set import PositionSet
 
 
@@ -31,8 +32,8 @@ class DeliveryOrder:
         """How many of them were read from the log and never handed out."""
         return 0
 
-    def set_consumers(self, consumers: Sequence[int]) -> None:
-        """These are the consumers now."""
+    def set_consumers(self, consumers: Sequence[int], ranges: Mapping[int, Ranges] | None = None) -> None:
+        """These are the consumers now; ranges: of keys, where consumers have any."""
 
     def peek(self, consumer_id: int, count: int) -> list[Position]:
         """The first ``count`` ready positions that this consumer may have now; they stay where they are."""

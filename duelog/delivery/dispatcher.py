@@ -29,6 +29,7 @@ from duelog.store.received_messages import ReceivedMessages
 
 from .delivery_order import DeliveryOrder
 from .key_order import KeyOrder
+from .key_slots import KeyShared, Ranges
 from .outstanding import Outstanding
 from .position_set import group_by_ledger
 from .redeliveries import Redeliveries
@@ -77,12 +78,14 @@ class Dispatcher:
         type: SubscriptionType,
         ack_timeout_ms: int | None = None,
         max_kept_back: int = 2_000,
+        key_shared: KeyShared | None = None,
     ) -> None:
         """Start after the mark-delete position of ``acks``, with nothing handed out.
 
         ack_timeout_ms: how long a consumer may hold a message unacknowledged before others get it; None: for ever.
         max_kept_back: "key_shared" only: how many messages may be read and kept back for their keys' sake. When
         that many are, no consumer gets new messages until one of them could be handed out.
+        key_shared: "key_shared" only: what stands for a key, and whether its messages are in order; None: as ever.
         """
         self.acks = acks
         self.torn = False
@@ -92,13 +95,17 @@ class Dispatcher:
         self.read_position = _after(acks.mark_delete)
         """The next position of the log to look at; may be one past the end of its ledger."""
         self._max_kept_back = max_kept_back
+        self._key_shared = key_shared or KeyShared()
+        self._ranges: dict[int, Ranges] = {}
         self._active: int | None = None
         self._hold_nothing(Outstanding(ack_timeout_ms))
 
     def _hold_nothing(self, outstanding: Outstanding) -> None:
         self._outstanding = outstanding
         self._redeliveries = Redeliveries()
-        self._order = KeyOrder(self._max_kept_back) if self.type == "key_shared" else DeliveryOrder()
+        by_key = self.type == "key_shared"
+        self._order = KeyOrder(self._max_kept_back, self._key_shared) if by_key else DeliveryOrder()
+        self._order.set_consumers(self.consumers, self._ranges)
 
     def mend(self, consumers: Sequence[int], rewind: Callable[[Position], None]) -> None:
         """Have nothing handed out, as after a restart, with these consumers; `rewind` takes the reader back."""
@@ -107,7 +114,6 @@ class Dispatcher:
             outstanding.add_consumer(consumer)
         self.acks.mend(self._ledgers)
         self._hold_nothing(outstanding)
-        self._order.set_consumers(consumers)
         self.read_position = _after(self.acks.mark_delete)
         rewind(self.read_position)
         self.torn = False
@@ -147,8 +153,7 @@ class Dispatcher:
     @property
     def active(self) -> int | None:
         """The consumer that "failover" serves; None: there is no consumer."""
-        consumers = self.consumers
-        return self._active if self._active in consumers else next(iter(consumers), None)
+        return next((each for each in self.consumers if each == self._active), next(iter(self.consumers), None))
 
     def failed_at(self, position: Position) -> tuple[int, int] | None:
         """When the first and the last delivery of a message ended unacknowledged (epoch ms); None: none did."""
@@ -165,12 +170,13 @@ class Dispatcher:
     # -- consumers -----------------------------------------------------------------------------
 
     @_whole
-    def add_consumer(self, consumer_id: int) -> None:
-        """A consumer comes; InvalidArgument if it is there already or the id is negative."""
+    def add_consumer(self, consumer_id: int, ranges: Ranges | None = None) -> None:
+        """A consumer comes, with ranges of keys under "key_shared"; InvalidArgument if it is there, or is negative."""
         if consumer_id < 0 or consumer_id in self._outstanding:
             raise InvalidArgument("consumer_id", consumer_id, "negative, or there is such a consumer already")
+        self._ranges[consumer_id] = ranges or ()
         self._outstanding.add_consumer(consumer_id)
-        self._order.set_consumers(self.consumers)
+        self._order.set_consumers(self.consumers, self._ranges)
 
     @_whole
     def remove_consumer(self, consumer_id: int, now_ms: int) -> None:
@@ -178,7 +184,8 @@ class Dispatcher:
         self._known(consumer_id)
         self._give_back(consumer_id, now_ms)
         self._outstanding.remove_consumer(consumer_id)
-        self._order.set_consumers(self.consumers)
+        del self._ranges[consumer_id]
+        self._order.set_consumers(self.consumers, self._ranges)
 
     @_whole
     def activate(self, consumer_id: int, now_ms: int) -> None:

@@ -5,7 +5,9 @@ earlier one of its key is kept back or awaits redelivery. So a key moves to anot
 has acknowledged, given back or lost what it held of it. Other keys go on meanwhile, past at most
 ``max_kept_back`` messages.
 
-A key belongs to the consumer that ``key_slots.py`` says. Messages without a key go to any consumer.
+A key belongs to the consumer that ``key_slots.py`` says; it is the message's key, or what stands for it
+(``KeyShared``). Messages without one go to any consumer. Out of order both invariants are lifted: a message goes to its
+key's owner.
 
 Deliberately in memory only, and only for keys of which a message is held or queued: some 60 bytes a message and
 130 a key. The bodies of messages kept back are not kept; they are read again.
@@ -13,7 +15,8 @@ Deliberately in memory only, and only for keys of which a message is held or que
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 from pyroaring import BitMap
 
@@ -22,8 +25,10 @@ from duelog.store.position import Position
 from duelog.store.received_messages import ReceivedMessages
 
 from .delivery_order import DeliveryOrder
-from .key_slots import KeySlots
+from .key_slots import KeyShared, KeySlots, Ranges
 from .position_set import PositionSet
+
+_BY_KEY = KeyShared()
 
 
 class _Key:
@@ -31,7 +36,7 @@ class _Key:
 
     __slots__ = ("held", "holder", "name", "owner", "parked", "queued", "waiting")
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str | int) -> None:
         self.name = name
         self.owner: int | None = None  # the consumer that is to have it, once known; valid until the consumers change
         self.holder: int | None = None  # the consumer that holds messages of it
@@ -61,12 +66,14 @@ class _Key:
 class KeyOrder(DeliveryOrder):
     """Ready messages by the consumer that their key belongs to."""
 
-    def __init__(self, max_kept_back: int) -> None:
-        """max_kept_back: how many messages may have been read and not handed out."""
+    def __init__(self, max_kept_back: int, how: KeyShared = _BY_KEY) -> None:
+        """max_kept_back: how many messages may have been read and not handed out. The ranges of `how` do not count."""
         super().__init__()
+        self._order_by = how.order_by
+        self._in_order = not how.out_of_order
         self._max_kept_back = max_kept_back
         self._slots = KeySlots()
-        self._keys: dict[str, _Key] = {}
+        self._keys: dict[str | int, _Key] = {}
         self._key_at: dict[int, dict[int, _Key]] = {}  # ledger id -> entry id -> its key
         self._ready: dict[int | None, PositionSet] = {}  # by owner; None while there is no consumer
         self._kept_back = PositionSet()
@@ -79,9 +86,9 @@ class KeyOrder(DeliveryOrder):
     def kept_back(self) -> int:
         return len(self._kept_back)
 
-    def set_consumers(self, consumers: Sequence[int]) -> None:
+    def set_consumers(self, consumers: Sequence[int], ranges: Mapping[int, Ranges] | None = None) -> None:
         """Hand the ready messages to their new owners. O(consumers + ready messages)."""
-        self._slots = KeySlots(consumers)
+        self._slots = KeySlots(consumers, ranges)
         ready = [position for positions in self._ready.values() for position in positions]
         self._ready = {}
         for key in self._keys.values():
@@ -96,7 +103,7 @@ class KeyOrder(DeliveryOrder):
         ready = self._ready.get(consumer_id, ())
         for position in ready:
             key = self._key_at[position[0]][position[1]]
-            if self._is_free(key, consumer_id) and not key.awaits_before(position):
+            if self._is_free(key, consumer_id) and not (self._in_order and key.awaits_before(position)):
                 mine.append(position)
                 if len(mine) == count:
                     break
@@ -112,16 +119,16 @@ class KeyOrder(DeliveryOrder):
 
     def admit(self, consumer_id: int, messages: ReceivedMessages) -> ReceivedMessages:
         admitted: list[int] = []
-        for row, (name, position) in enumerate(zip(messages.keys, messages.positions, strict=True)):
+        for row, (name, position) in enumerate(zip(self._names(messages), messages.positions, strict=True)):
             if name is None:
                 admitted.append(row)
                 continue
             key = self._key(name)
-            if key.owner == consumer_id and not key.queued and self._is_free(key, consumer_id):
+            self._key_at.setdefault(position[0], {})[position[1]] = key
+            if key.owner == consumer_id and not (self._in_order and key.queued) and self._is_free(key, consumer_id):
                 admitted.append(row)
                 continue
             key.queued += 1
-            self._key_at.setdefault(position[0], {})[position[1]] = key
             self._kept_back.add(position)
             self._ready_of(key).add(position)
         return messages if len(admitted) == len(messages) else messages.pick(admitted)
@@ -132,14 +139,13 @@ class KeyOrder(DeliveryOrder):
         return [row for row, position in enumerate(messages.positions) if position not in self._kept_back]
 
     def hand_out(self, consumer_id: int, messages: ReceivedMessages) -> None:
-        for name, position in zip(messages.keys, messages.positions, strict=True):
-            if name is None:
+        for position in messages.positions:
+            key = self._key_at.get(position[0], {}).get(position[1])
+            if key is None:
                 self._anyone.discard(position)
                 continue
-            key = self._key(name)
             if key.queued:
                 self._unqueue(key, position)
-            self._key_at.setdefault(position[0], {})[position[1]] = key
             key.holder = consumer_id
             key.held += 1
 
@@ -201,7 +207,20 @@ class KeyOrder(DeliveryOrder):
 
     # -- inside --------------------------------------------------------------------------------
 
-    def _key(self, name: str) -> _Key:
+    def _names(self, messages: ReceivedMessages) -> Sequence[str | int | None]:
+        """What stands for the key of each message; None: nothing does."""
+        order_by = self._order_by
+        if order_by is None:
+            return messages.keys
+        names: list[str | int | None] = []
+        for payload, key in zip(messages.payloads, messages.keys, strict=True):
+            name = None
+            with suppress(Exception):
+                name = order_by(payload, key)
+            names.append(name if isinstance(name, (str, int)) else None)
+        return names
+
+    def _key(self, name: str | int) -> _Key:
         key = self._keys.get(name)
         if key is None:
             key = self._keys[name] = _Key(name)
@@ -214,9 +233,8 @@ class KeyOrder(DeliveryOrder):
             ready = self._ready[key.owner] = PositionSet()
         return ready
 
-    @staticmethod
-    def _is_free(key: _Key, consumer_id: int) -> bool:
-        return not key.held or key.holder == consumer_id
+    def _is_free(self, key: _Key, consumer_id: int) -> bool:
+        return not key.held or key.holder == consumer_id or not self._in_order
 
     def _let_go(self, key: _Key) -> None:
         """One message fewer is held."""

@@ -1,27 +1,102 @@
-"""Which consumer a key belongs to.
+"""Which consumer of a key-shared subscription a key, or a number that stands for it, belongs to.
 
-A key falls into one of 4,096 slots by its BLAKE2b hash; a slot belongs to the consumer with the highest score for it
-(rendezvous hashing). When a consumer comes or goes, only the slots that it takes or leaves move. Stable across
-processes and restarts: the same keys and consumer ids give the same owners.
+Unless consumers name ranges, a number falls into one of 4,096 slots, and a slot belongs to the consumer with the
+highest score for it (rendezvous hashing). When a consumer comes or goes, only the slots that it takes or leaves move.
+Stable across processes and restarts: the same keys and consumer ids give the same owners.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from hashlib import blake2b
 
 import numpy as np
 import numpy.typing as npt
 
+from duelog.store.errors import InvalidArgument
+
 SLOTS = 4096
+NUMBERS = 65_536
+"""Numbers count modulo this in ranges; a multiple of SLOTS."""
+
+Ranges = Sequence[tuple[int, int]]
+OrderBy = Callable[[bytes, str | None], int | str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class KeyShared:
+    """How a consumer takes part in a key-shared subscription.
+
+    order_by: given a message's payload and key, the number or text that stands for its key, always the same for one
+    message, or None for a message that goes to any consumer; None: the key itself. It is called inside the store's
+    locks and calls nothing of the store; a message for which it raises goes to any consumer. ranges: inclusive ranges
+    of numbers within 0 to 65,535 that are this consumer's, of numbers modulo 65,536; the number of a text is its
+    BLAKE2b hash (8 bytes, big-endian). What is in no consumer's range waits for one. None: the consumers share all
+    numbers out among themselves. out_of_order: the messages of a key go to its owner whoever holds earlier ones, so
+    that a key moves at once. All consumers of a subscription have the same `order_by` and `out_of_order`, and either
+    all have ranges, none of which overlap, or none has.
+    """
+
+    order_by: OrderBy | None = None
+    ranges: Ranges | None = None
+    out_of_order: bool = False
+
+    def __post_init__(self) -> None:
+        """Raise InvalidArgument for what cannot be."""
+        if self.order_by is not None and not callable(self.order_by):
+            raise InvalidArgument("order_by", self.order_by, "expected something to be called, or None")
+        if not isinstance(self.out_of_order, bool):
+            raise InvalidArgument("out_of_order", self.out_of_order, "expected a bool")
+        if self.ranges is not None:
+            object.__setattr__(self, "ranges", _checked(self.ranges))
+
+    def goes_with(self, other: KeyShared) -> bool:
+        """Whether consumers of one subscription may say this and that, but for ranges that overlap."""
+        return (
+            self.order_by == other.order_by
+            and self.out_of_order == other.out_of_order
+            and (self.ranges is None) == (other.ranges is None)
+        )
+
+
+def _checked(ranges: object) -> tuple[tuple[int, int], ...]:
+    if not isinstance(ranges, Iterable):
+        raise InvalidArgument("ranges", ranges, "expected (first, last) pairs, or None")
+    found = tuple(tuple(each) if isinstance(each, Iterable) else () for each in ranges)
+    for each in found:
+        if len(each) != 2 or set(map(type, each)) != {int} or not 0 <= each[0] <= each[1] < NUMBERS:
+            raise InvalidArgument("ranges", ranges, f"expected (first, last) pairs, 0 <= first <= last < {NUMBERS}")
+    if not found:
+        raise InvalidArgument("ranges", ranges, "expected at least one")
+    pairs = tuple(sorted((first, last) for first, last in found))
+    check_apart(pairs, ())
+    return pairs
+
+
+def check_apart(ranges: Ranges, others: Ranges) -> None:
+    """Raise InvalidArgument where ranges overlap each other, or those of `others`, which do not overlap each other."""
+    last_pair = (-1, -1)
+    for pair in sorted([*ranges, *others]):
+        if pair[0] <= last_pair[1]:
+            raise InvalidArgument("ranges", list(ranges), f"{pair} and {last_pair} overlap")
+        last_pair = pair
 
 
 class KeySlots:
-    """The owner of every slot, for one list of consumers."""
+    """The owner of every key, for one list of consumers."""
 
-    def __init__(self, consumers: Sequence[int] = ()) -> None:
-        """consumers: ids from 0 to 2**63 - 1, in any order. O(slots * consumers), some 50 us for each."""
+    def __init__(self, consumers: Sequence[int] = (), ranges: Mapping[int, Ranges] | None = None) -> None:
+        """consumers: ids from 0 to 2**63 - 1, in any order. O(slots * consumers), some 50 us for each.
+
+        ranges: those of each consumer, where they have any.
+        """
         self.consumers = frozenset(consumers)
+        self._ranges = sorted((*pair, each) for each in consumers for pair in (ranges or {}).get(each, ()))
+        self._owners: list[int] = []
+        if self._ranges:
+            return
         best = np.zeros(SLOTS, np.uint64)
         owners = np.zeros(SLOTS, np.int64)
         for consumer_id in consumers:
@@ -29,13 +104,18 @@ class KeySlots:
             higher = scores >= best
             best[higher] = scores[higher]
             owners[higher] = consumer_id
-        self._owners: list[int] = owners.tolist()
+        self._owners = owners.tolist()
 
-    def owner_of(self, name: str) -> int | None:
-        """The consumer that a key belongs to; None if there are no consumers. O(1)."""
+    def owner_of(self, name: str | int) -> int | None:
+        """The consumer that a key belongs to; None if it is no consumer's. O(1), with ranges O(log of them)."""
         if not self.consumers:
             return None
-        return self._owners[int.from_bytes(blake2b(name.encode(), digest_size=8).digest()) % SLOTS]
+        number = name if isinstance(name, int) else int.from_bytes(blake2b(name.encode(), digest_size=8).digest())
+        if not self._ranges:
+            return self._owners[number % SLOTS]
+        number %= NUMBERS
+        at = bisect_right(self._ranges, (number, NUMBERS, 0)) - 1
+        return self._ranges[at][2] if at >= 0 and number <= self._ranges[at][1] else None
 
 
 def _scores(consumer_id: int) -> npt.NDArray[np.uint64]:

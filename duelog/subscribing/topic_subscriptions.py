@@ -7,6 +7,7 @@ from duelog.store.errors import ClosedError, InvalidArgument, UnknownSubscriptio
 from ..delivery.consumer_arguments import check_subscribing
 from ..delivery.dispatcher import SubscriptionType
 from ..delivery.failover import Failover
+from ..delivery.key_slots import KeyShared
 from ..engine import Engine
 from ..sending.topic_sender import TopicSender
 from ..subscription import Subscription
@@ -37,6 +38,7 @@ class TopicSubscriptions:
         type: SubscriptionType = "exclusive",
         initial_position: str = "earliest",
         failover: Failover | None = None,
+        key_shared: KeyShared | None = None,
     ) -> Subscription:
         """Attach a consumer to the subscription `name`, creating it durably where there is none.
 
@@ -44,16 +46,17 @@ class TopicSubscriptions:
         (each message to one of many) or "key_shared" (as shared, and the messages of a key in order, one consumer at a
         time). initial_position, of a new subscription: "earliest", with what the main log still holds, or "latest",
         with what comes into the main log from now on; delayed messages sent before and not due yet come either way,
-        wherever they wait. failover: how it takes part in a failover subscription; None: by its arrival. Raises
-        ConsumerBusy, InvalidArgument.
+        wherever they wait. failover: how it takes part in a failover subscription; None: by its arrival.
+        key_shared: how it takes part in a key-shared one; None: by the messages' keys. Raises ConsumerBusy,
+        InvalidArgument.
         """
         now_ms = self._subscribing_at()
-        check_subscribing(name, type, initial_position, failover)
+        check_subscribing(name, type, initial_position, failover, key_shared)
         state = self.sender.topic(now_ms)
         subscription = self._engine.topics.add_subscription(
             state, name, initial_position == "earliest", now_ms, lambda: self._engine.inline.waiting(state, now_ms)
         )
-        return Subscription(self._engine, state, subscription, type, failover)
+        return Subscription(self._engine, state, subscription, type, failover or key_shared)
 
     def reader(
         self,
@@ -62,6 +65,7 @@ class TopicSubscriptions:
         name: str | None = None,
         type: SubscriptionType = "exclusive",
         failover: Failover | None = None,
+        key_shared: KeyShared | None = None,
     ) -> Subscription:
         """Attach a consumer from a position or time on, by a subscription that leaves nothing behind.
 
@@ -69,13 +73,13 @@ class TopicSubscriptions:
         passed over), and vanishes when its last consumer closes. It receives as any subscription does, delays too:
         what it does not acknowledge comes again after `ack_timeout_ms`, where that is set. start: as
         `Subscription.seek`. name: several consumers of one name share one reader, begun where the first of them said;
-        None: a name of its own. type, failover: as `subscribe`. Dead letters and `retry_later` are for subscriptions
+        None: a name of its own. The rest: as `subscribe`. Dead letters and `retry_later` are for subscriptions
         only. Raises ConsumerBusy, InvalidArgument (also for the name of a subscription).
         """
         self._subscribing_at()
         state = self.sender.topic(self._engine.clock.now_ms())
         wanted = state.new_reader_name() if name is None else name
-        check_subscribing(wanted, type, "earliest", failover)
+        check_subscribing(wanted, type, "earliest", failover, key_shared)
         if wanted in state.subscriptions:
             raise InvalidArgument("name", name, "the topic has a subscription of this name")
         position = position_of(self._engine.main, state.log, start)
@@ -83,7 +87,7 @@ class TopicSubscriptions:
             now_ms = self._engine.clock.now_ms()
             found = state.reader(wanted, position, self._engine.inline.waiting(state, now_ms), now_ms)
             try:
-                return Subscription(self._engine, state, found, type, failover)
+                return Subscription(self._engine, state, found, type, failover or key_shared)
             except UnknownSubscription:  # its last consumer has left meanwhile
                 if state.deleted:
                     raise

@@ -17,11 +17,10 @@ from duelog.store.received_messages import Facts, ReceivedMessages
 
 from ..delivery.consumer_arguments import entries_of
 from ..delivery.dispatcher import Dispatcher, SubscriptionType
-from ..delivery.failover import Failover
 from .ack_flusher import AckFlusher
 from .dead_letters import DeadLetters
 from .inline import InlineMessages
-from .subscription_state import SubscriptionState
+from .subscription_state import Part, SubscriptionState
 from .topic_state import TopicState
 
 _NO_FACTS = Facts(None)
@@ -40,7 +39,7 @@ class Consumer:
         flusher: AckFlusher,
         dead_letters: DeadLetters,
         clock: Clock,
-        failover: Failover,
+        part: Part,
     ) -> None:
         """Attach it; `policies` gives what is in force for the subscription. Raises as `SubscriptionState.attach`."""
         self._topic = topic
@@ -51,7 +50,7 @@ class Consumer:
         self._clock = clock
         self.closed = False
         self._id = subscription.attach(
-            type_, lambda: inline.reader(topic, subscription), topic.log, policies, failover, clock.now_ms()
+            type_, lambda: inline.reader(topic, subscription), topic.log, policies, part, clock.now_ms()
         )
         if type_ == "failover":
             topic.changed()  # another may be served now

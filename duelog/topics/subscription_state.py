@@ -24,10 +24,15 @@ from duelog.store.position import Position
 from ..delivery.dispatcher import Dispatcher, SubscriptionType
 from ..delivery.due_reader import DueReader
 from ..delivery.failover import Failover, chosen
+from ..delivery.key_slots import KeyShared, check_apart
 
 _PAUSED = 0x01
 KEEPER = 0x02
 """Flag of a cursor: the subscription holds dead letters (dead_letters.py)."""
+
+
+Part = Failover | KeyShared | None
+"""How a consumer takes part, where its type has more than one way."""
 
 
 class SubscriptionState:
@@ -54,7 +59,9 @@ class SubscriptionState:
         """Positions that the reader met whose messages do not exist any more: to be acknowledged."""
         self.type: SubscriptionType | None = None
         """Of its consumers; None while it has had none since the store was opened."""
-        self._consumers: dict[int, Failover] = {}
+        self._key_shared = KeyShared()
+        """How its consumers order keys, their ranges apart."""
+        self._consumers: dict[int, Part] = {}
         """By id, in the order in which they came."""
         self._told: dict[int, bool] = {}
         """What consumers were told last: whether a failover subscription serves them."""
@@ -78,12 +85,13 @@ class SubscriptionState:
         reader: Callable[[], DueReader],
         ledgers: LedgerList,
         policies: Callable[[], EffectivePolicies],
-        failover: Failover,
+        part: Part,
         now_ms: int,
     ) -> int:
         """Add a consumer; returns its id. Raises UnknownSubscription once deleted, ConsumerBusy, InvalidArgument.
 
-        Busy: exclusive and taken, or of another type. Invalid: what `failover` chooses.
+        Busy: exclusive and taken, or of another type. Invalid: what a Failover chooses, or
+        ranges of a KeyShared that are another consumer's.
         """
         with self.lock:
             if self.deleted:
@@ -92,29 +100,49 @@ class SubscriptionState:
                 raise ConsumerBusy(self.topic, self.name, f"its consumers are {self.type}, asked for {type_}")
             if self._consumers and type_ == "exclusive":
                 raise ConsumerBusy(self.topic, self.name, "it is exclusive and has a consumer")
+            key_shared = part if isinstance(part, KeyShared) else KeyShared()
+            if self._consumers:
+                self._check_keys(key_shared)
             self.policies = policies()
             dispatcher = self.dispatcher
-            if dispatcher is None or self.reader is None or self.type != type_:
+            fits = self.type == type_ and key_shared.goes_with(self._key_shared)
+            if dispatcher is None or self.reader is None or not fits:
                 if self.reader is not None:
                     self.reader.close()
                 self.reader = reader()
                 timeout_ms = self.policies.ack_timeout_ms or None
-                dispatcher = Dispatcher(self.acks, self.reader, ledgers, type=type_, ack_timeout_ms=timeout_ms)
+                dispatcher = Dispatcher(
+                    self.acks, self.reader, ledgers, type=type_, ack_timeout_ms=timeout_ms, key_shared=key_shared
+                )
                 self._dispatcher = dispatcher
                 self.type = type_
+                self._key_shared = key_shared
             elif not self._consumers:
                 mark_delete = self.acks.mark_delete
                 self.reader.reopen(Position(mark_delete.ledger_id, mark_delete.entry_id + 1))
             consumer = next(self._ids)
-            self._consumers[consumer] = failover
+            self._consumers[consumer] = part
             try:
-                active = chosen(self._consumers)
-                dispatcher.add_consumer(consumer)
+                active = self._chosen()
+                dispatcher.add_consumer(consumer, key_shared.ranges)
             except BaseException:
                 del self._consumers[consumer]
                 raise
             self._activate(dispatcher, active, now_ms)
             return consumer
+
+    def _check_keys(self, key_shared: KeyShared) -> None:
+        """Raise ConsumerBusy, InvalidArgument for what does not go with the consumers that are there."""
+        if not key_shared.goes_with(self._key_shared):
+            reason = "its consumers order keys in another way, or have ranges where this one has not, or none"
+            raise ConsumerBusy(self.topic, self.name, reason)
+        parts = [part for part in self._consumers.values() if isinstance(part, KeyShared)]
+        check_apart(key_shared.ranges or (), [pair for part in parts for pair in part.ranges or ()])
+
+    def _chosen(self) -> int:
+        """The consumer that a failover subscription serves. Raises InvalidArgument."""
+        parts = self._consumers.items()
+        return chosen({each: part if isinstance(part, Failover) else Failover() for each, part in parts})
 
     def _activate(self, dispatcher: Dispatcher, active: int, now_ms: int) -> None:
         """Have a failover subscription serve this consumer, and tell those for which that is new."""
@@ -124,7 +152,8 @@ class SubscriptionState:
             dispatcher.activate(active, now_ms)
         told, self._told = self._told, {consumer: consumer == active for consumer in self._consumers}
         for consumer, is_active in self._told.items():
-            on_change = self._consumers[consumer].on_change
+            part = self._consumers[consumer]
+            on_change = part.on_change if isinstance(part, Failover) else None
             if on_change is not None and told.get(consumer) != is_active:
                 on_change(is_active)
 
@@ -145,7 +174,7 @@ class SubscriptionState:
                 if self._consumers:
                     active = next(iter(self._consumers))
                     with suppress(InvalidArgument):
-                        active = chosen(self._consumers)
+                        active = self._chosen()
                     self._activate(self.dispatcher, active, now_ms)
                 if not self._consumers and self.reader is not None:
                     self.reader.close()

@@ -25,6 +25,7 @@ NAMES = [
     "Duplicate",
     "Failover",
     "Finding",
+    "KeyShared",
     "ManualClock",
     "Message",
     "MessageId",

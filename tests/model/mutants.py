@@ -79,7 +79,7 @@ def forgets_what_was_rescheduled(patch: Patch) -> None:
 @broken(HANDING_OUT)
 def ignores_keys(patch: Patch) -> None:
     """Key-shared hands out as shared does."""
-    patch.setattr(dispatcher, "KeyOrder", lambda most: DeliveryOrder())
+    patch.setattr(dispatcher, "KeyOrder", lambda *_: DeliveryOrder())
 
 
 @broken(HANDING_OUT)

@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from duelog.delivery.acks import AckSet
 from duelog.delivery.dispatcher import Dispatcher, SubscriptionType
+from duelog.delivery.key_slots import KeyShared
 from duelog.store.errors import InvalidArgument
 from duelog.store.position import Position
 from tests.duelog.delivery.twins import Log, Twin, has_ready
@@ -23,6 +24,7 @@ class DispatcherMachine(RuleBasedStateMachine):
     """Deliveries, acknowledgements, time, consumers and ledgers that come and go, seeks and failing reads."""
 
     kind: ClassVar[SubscriptionType] = "shared"
+    how: ClassVar[KeyShared] = KeyShared()
 
     @initialize(
         ledgers=st.lists(st.lists(KEYS, min_size=1, max_size=8), min_size=1, max_size=3),
@@ -33,9 +35,15 @@ class DispatcherMachine(RuleBasedStateMachine):
         self.log = Log({2 * number + 1: list(keys) for number, keys in enumerate(ledgers)})
         self.acks = AckSet(Position(1, -1))
         self.dispatcher = Dispatcher(
-            self.acks, self.log, self.log, type=self.kind, ack_timeout_ms=timeout_ms, max_kept_back=MAX_KEPT_BACK
+            self.acks,
+            self.log,
+            self.log,
+            type=self.kind,
+            ack_timeout_ms=timeout_ms,
+            max_kept_back=MAX_KEPT_BACK,
+            key_shared=self.how,
         )
-        self.twin = Twin(self.log, self.kind, timeout_ms, MAX_KEPT_BACK)
+        self.twin = Twin(self.log, self.kind, timeout_ms, MAX_KEPT_BACK, self.how)
         self.now_ms = 1_000
         self.next_consumer = 0
         for _ in range(consumers):
@@ -44,10 +52,14 @@ class DispatcherMachine(RuleBasedStateMachine):
     def _some(self, data: st.DataObject, positions: list[Position]) -> list[Position]:
         return data.draw(st.lists(st.sampled_from(positions), max_size=6)) if positions else []
 
+    def ranges_of(self, consumer_id: int) -> tuple[tuple[int, int], ...] | None:
+        """The keys that a consumer asks for."""
+        return None
+
     @rule()
     def add_consumer(self) -> None:
         if len(self.twin.consumers) < 4:
-            self.dispatcher.add_consumer(self.next_consumer)
+            self.dispatcher.add_consumer(self.next_consumer, self.ranges_of(self.next_consumer))
             self.twin.consumers.append(self.next_consumer)
             self.next_consumer = (self.next_consumer + 1) % 6
             while self.next_consumer in self.twin.consumers:
@@ -56,7 +68,10 @@ class DispatcherMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.twin.consumers)
     @rule(data=st.data())
     def remove_consumer(self, data: st.DataObject) -> None:
-        consumer_id = data.draw(st.sampled_from(self.twin.consumers))
+        self.remove_consumer_numbered(data.draw(st.sampled_from(self.twin.consumers)))
+
+    def remove_consumer_numbered(self, consumer_id: int) -> None:
+        """One that is there."""
         self.dispatcher.remove_consumer(consumer_id, self.now_ms)
         self.twin.remove_consumer(consumer_id, self.now_ms)
 
@@ -254,7 +269,56 @@ class KeySharedMachine(DispatcherMachine):
     kind = "key_shared"
 
 
-for machine in (DispatcherMachine, ExclusiveMachine, FailoverMachine, KeySharedMachine):
+class KeyNumberMachine(KeySharedMachine):
+    """Order by a number that stands for several keys."""
+
+    how = KeyShared(lambda _, key: None if key is None else ord(key) % 2)
+
+
+class OutOfOrderMachine(KeySharedMachine):
+    """A key's messages go to its owner, whoever holds earlier ones."""
+
+    how = KeyShared(out_of_order=True)
+
+
+class StickyMachine(KeySharedMachine):
+    """Each consumer has a range of its own; some keys are in that of a consumer that is not there."""
+
+    how = KeyShared(lambda _, key: None if key is None else 65_536 + 12_000 * (ord(key) - ord("a")))
+
+    def ranges_of(self, consumer_id: int) -> tuple[tuple[int, int], ...]:
+        first = 9_000 * consumer_id
+        ranges = ((first, first + 4_000), (first + 4_001, first + 8_999))
+        self.twin.ranges[consumer_id] = ranges
+        return ranges
+
+    def teardown(self) -> None:
+        """What was in no range comes to a consumer that has them all."""
+        if hasattr(self, "twin"):
+            for consumer_id in list(self.twin.consumers):
+                self.remove_consumer_numbered(consumer_id)
+            self.dispatcher.add_consumer(9, ((0, 65_535),))
+            self.twin.consumers.append(9)
+            self.twin.ranges[9] = ((0, 65_535),)
+        super().teardown()
+
+
+class StickyOutOfOrderMachine(StickyMachine):
+    """Ranges and no order."""
+
+    how = KeyShared(StickyMachine.how.order_by, out_of_order=True)
+
+
+for machine in (
+    DispatcherMachine,
+    ExclusiveMachine,
+    FailoverMachine,
+    KeySharedMachine,
+    KeyNumberMachine,
+    OutOfOrderMachine,
+    StickyMachine,
+    StickyOutOfOrderMachine,
+):
     examples = 120 if machine is KeySharedMachine else 50
     machine.TestCase.settings = settings(max_examples=examples, stateful_step_count=40, deadline=None)
 
@@ -262,3 +326,7 @@ TestShared = DispatcherMachine.TestCase
 TestExclusive = ExclusiveMachine.TestCase
 TestFailover = FailoverMachine.TestCase
 TestKeyShared = KeySharedMachine.TestCase
+TestKeyNumber = KeyNumberMachine.TestCase
+TestOutOfOrder = OutOfOrderMachine.TestCase
+TestSticky = StickyMachine.TestCase
+TestStickyOutOfOrder = StickyOutOfOrderMachine.TestCase

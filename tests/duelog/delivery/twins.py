@@ -9,7 +9,7 @@ from pyroaring import BitMap
 
 from duelog.delivery.acks import AckSet
 from duelog.delivery.dispatcher import Dispatcher, SubscriptionType
-from duelog.delivery.key_slots import KeySlots
+from duelog.delivery.key_slots import KeyShared, KeySlots
 from duelog.markers.reader import Unacknowledged
 from duelog.store.message import ReceivedMessage
 from duelog.store.position import Position
@@ -97,8 +97,12 @@ _slots = lru_cache(KeySlots)
 class Twin:
     """What a dispatcher must do, said with sets of positions and no thought for speed."""
 
-    def __init__(self, log: Log, kind: str, ack_timeout_ms: int | None, max_kept_back: int) -> None:
+    def __init__(
+        self, log: Log, kind: str, ack_timeout_ms: int | None, max_kept_back: int, how: KeyShared | None = None
+    ) -> None:
         self.log = log
+        self.how = how or KeyShared()
+        self.ranges: dict[int, tuple[tuple[int, int], ...]] = {}
         self.kind = kind
         self.timeout_ms = ack_timeout_ms
         self.max_kept_back = max_kept_back
@@ -115,8 +119,11 @@ class Twin:
     def kept_back(self) -> set[Position]:
         return {position for position in self.ready if position not in self.times}
 
-    def key(self, position: Position) -> str | None:
-        return self.log.key_at(position) if self.kind == "key_shared" else None
+    def key(self, position: Position) -> str | int | None:
+        if self.kind != "key_shared":
+            return None
+        key = self.log.key_at(position)
+        return key if self.how.order_by is None else self.how.order_by(b"", key)
 
     def due(self, now_ms: int) -> None:
         for position, (_, deadline_ms) in list(self.held.items()):
@@ -132,8 +139,11 @@ class Twin:
         key = self.key(position)
         if key is None:
             return True
+        slots = KeySlots(self.consumers, self.ranges) if self.ranges else _slots(tuple(self.consumers))
+        if self.how.out_of_order:
+            return slots.owner_of(key) == consumer_id
         return (
-            _slots(tuple(self.consumers)).owner_of(key) == consumer_id
+            slots.owner_of(key) == consumer_id
             and all(who == consumer_id for at, (who, _) in self.held.items() if self.key(at) == key)
             and not any(at < position for at in self.waiting if self.key(at) == key)
         )
@@ -166,8 +176,12 @@ class Twin:
                 if position >= before and self.log.readable(position) and position not in self.acked:
                     self.read_position = Position(position.ledger_id, position.entry_id + 1)
                     key = self.key(position)
-                    queued = key is not None and any(self.key(at) == key for at in [*self.ready, *self.waiting])
-                    if self.may_have(position, consumer_id) and not queued:
+                    queued = (
+                        key is not None
+                        and not self.how.out_of_order
+                        and any(self.key(at) == key for at in [*self.ready, *self.waiting])
+                    )
+                    if self.may_have(position, consumer_id) and (self.how.out_of_order or not queued):
                         batch.append(self.hand_out(position, consumer_id, now_ms))
                     else:
                         self.ready.add(position)

@@ -1,0 +1,158 @@
+"""Key-shared subscriptions that order by a number of one's own, by ranges, or not at all."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from duelog import KeyShared, Message, Subscription, Topic
+from duelog.delivery.key_slots import KeySlots, check_apart
+from duelog.store.errors import ConsumerBusy, InvalidArgument
+from tests.duelog.consuming import received
+
+HEADER = struct.Struct(">HB")
+"""A number that stands for the key, and which message of it this is."""
+
+
+def number_of(payload: bytes, key: str | None) -> int | None:
+    """As a front would have it: the number stands in the payload, 0 for none."""
+    return HEADER.unpack(payload)[0] or None
+
+
+def messages(*numbers: int) -> list[Message]:
+    """Messages with these numbers for keys."""
+    return [Message(HEADER.pack(number, at), key="one and the same") for at, number in enumerate(numbers)]
+
+
+def join(topic: Topic, **how: Any) -> Subscription:
+    """A consumer that orders by the number in the payload."""
+    return topic.subscribe("s", type="key_shared", key_shared=KeyShared(number_of, **how))
+
+
+def got(consumer: Subscription) -> list[tuple[int, int]]:
+    """The numbers of what is received now."""
+    return [HEADER.unpack(payload) for payload in received(consumer)]
+
+
+def test_order_goes_by_the_number_and_not_by_the_key(topic: Topic) -> None:
+    """Messages of one key go to the owners of their numbers; what has no number goes to any consumer."""
+    one, other = join(topic), join(topic)
+    topic.send_batch(messages(*range(1, 9), *range(1, 9), 0))
+    mine, theirs = got(one), got(other)
+    assert {number for number, _ in mine}.isdisjoint(number for number, _ in theirs)
+    assert len(mine) + len(theirs) == 17
+    assert (0, 16) in mine
+    for numbers in (mine, theirs):
+        assert numbers == sorted(numbers, key=lambda each: each[1])
+
+
+def test_a_range_is_one_consumer_s_and_what_is_in_none_waits(topic: Topic) -> None:
+    """Both ends are in it; a consumer that comes later gets what waited for it, in order."""
+    low, high = join(topic, ranges=[(0, 99), (200, 300)]), join(topic, ranges=[(100, 199)])
+    topic.send_batch(messages(1, 99, 100, 199, 200, 300, 301, 65_535, 301))
+    assert [number for number, _ in got(low)] == [1, 99, 200, 300]
+    assert [number for number, _ in got(high)] == [100, 199]
+    rest = join(topic, ranges=[(301, 65_535)])
+    assert got(rest) == [(301, 6), (65_535, 7), (301, 8)]
+
+
+def test_ranges_that_overlap_are_refused(topic: Topic) -> None:
+    """Those of one consumer, and those of two; no consumer is let in, and what leaves is free."""
+    first = join(topic, ranges=[(10, 20)])
+    for taken in ([(20, 30)], [(0, 10)], [(12, 13)], [(0, 65_535)], [(0, 5), (20, 20)]):
+        with pytest.raises(InvalidArgument) as refused:
+            join(topic, ranges=taken)
+        assert refused.value.field == "ranges"
+    assert first.stats().consumers == 1
+    join(topic, ranges=[(0, 9), (21, 30)])
+    first.close()
+    join(topic, ranges=[(10, 20)])
+
+
+@pytest.mark.parametrize(
+    "ranges", [[], [(5, 4)], [(-1, 3)], [(0, 65_536)], [(1, 2, 3)], [(1.0, 2)], 7, [3], ["ab"], [(1, 5), (5, 6)]]
+)
+def test_ranges_that_cannot_be_are_refused(ranges: Any) -> None:
+    """With the field."""
+    with pytest.raises(InvalidArgument) as refused:
+        KeyShared(ranges=ranges)
+    assert refused.value.field == "ranges"
+
+
+def test_arguments_that_cannot_be_are_named(topic: Topic) -> None:
+    """Also a KeyShared for another type."""
+    for field in ("order_by", "out_of_order"):
+        with pytest.raises(InvalidArgument) as refused:
+            KeyShared(**{field: 1})  # type: ignore[arg-type]
+        assert refused.value.field == field
+    with pytest.raises(InvalidArgument):
+        topic.subscribe("s", type="shared", key_shared=KeyShared())
+
+
+def test_consumers_of_one_subscription_order_in_one_way(topic: Topic) -> None:
+    """Another way is refused while a consumer is there; the next that comes alone may have it."""
+    first = join(topic)
+    for other in (KeyShared(), KeyShared(number_of, [(0, 9)]), KeyShared(number_of, out_of_order=True)):
+        with pytest.raises(ConsumerBusy):
+            topic.subscribe("s", type="key_shared", key_shared=other)
+    topic.send_batch(messages(1, 2))
+    assert len(got(first)) == 2
+    first.close()
+    again = topic.subscribe("s", type="key_shared", key_shared=KeyShared(lambda payload, key: key, out_of_order=True))
+    assert len(got(again)) == 2
+
+
+def test_out_of_order_a_key_moves_without_waiting(topic: Topic) -> None:
+    """A consumer that comes gets new messages of a key of which another holds some; in order it would wait."""
+    for out_of_order in (False, True):
+        name = f"s{out_of_order}"
+
+        def attach(name: str = name, out_of_order: bool = out_of_order) -> Subscription:
+            how = KeyShared(number_of, out_of_order=out_of_order)
+            return topic.subscribe(name, type="key_shared", key_shared=how)
+
+        one = attach()
+        topic.send_batch(messages(*range(1, 100)))
+        assert len(got(one)) >= 99
+        other = attach()
+        topic.send_batch(messages(*range(1, 100)))
+        got(one)
+        assert bool(got(other)) == out_of_order
+
+
+def test_a_function_that_raises_or_gives_something_else_has_messages_go_to_any_consumer(topic: Topic) -> None:
+    """Nothing is lost for it."""
+
+    def odd(payload: bytes, key: str | None) -> Any:
+        number = HEADER.unpack(payload)[0]
+        return [None, 1.5, [], "text"][number] if number < 4 else 1 // 0
+
+    one = topic.subscribe("s", type="key_shared", key_shared=KeyShared(odd))
+    other = topic.subscribe("s", type="key_shared", key_shared=KeyShared(odd))
+    topic.send_batch(messages(0, 1, 2, 3, 4))
+    assert len(got(one)) + len(got(other)) == 5
+
+
+RANGES = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)).map(sorted).map(tuple), max_size=4)
+
+
+@settings(deadline=None)
+@given(RANGES, RANGES)
+def test_ranges_are_apart_where_no_number_is_in_two(some: list[Any], others: list[Any]) -> None:
+    """Counting is the twin; and each number belongs to the consumer in whose range it is."""
+    counts = [sum(first <= number <= last for first, last in [*some, *others]) for number in range(41)]
+    if max(counts) > 1:
+        with pytest.raises(InvalidArgument):
+            check_apart(some, others)
+        return
+    check_apart(some, others)
+    if not some and not others:
+        return
+    slots = KeySlots([3, 5], {3: some, 5: others})
+    for number in range(41):
+        owner = 3 if any(first <= number <= last for first, last in some) else 5 if counts[number] else None
+        assert slots.owner_of(number) == slots.owner_of(number + 65_536) == owner
