@@ -330,7 +330,7 @@ def test_a_small_segment_of_many_partitions_is_not_applied_before_the_next(
 ) -> None:
     """A commit of a few KiB in each of them is not worth its cost; both are applied when the first is old."""
     store = open_store(tmp_path / "many", replace(CONFIG, wal_bytes=16 << 20))
-    due = [clock.now_ms() + number % 40 * HOUR_MS for number in range(1_200)]
+    due = [clock.now_ms() + (1 + number % 40) * HOUR_MS for number in range(1_200)]
     ids = [*store.topic("a").send_payloads([bytes(1_000)] * 1_000, deliver_at=due[:1_000])]
     clock.advance(CHECKPOINT_MS - 1)
     ids += store.topic("a").send_payloads([bytes(1_000)] * 200, deliver_at=due[1_000:])
