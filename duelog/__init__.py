@@ -29,6 +29,7 @@ from .sending.outbox import DUPLICATE, Duplicate
 from .subscription import Subscription
 from .topic import Topic
 from .topics.dead_letters import DeadLetter
+from .topics.topic_events import TopicEvent
 
 logging.getLogger("duelog").addHandler(logging.NullHandler())
 
@@ -60,4 +61,5 @@ __all__ = [
     "SystemClock",
     "TickResult",
     "Topic",
+    "TopicEvent",
 ]

@@ -42,6 +42,7 @@ from .topics.ack_flusher import AckFlusher
 from .topics.dead_letters import DeadLetters
 from .topics.inline import InlineMessages
 from .topics.producer_state import Producers
+from .topics.topic_events import TopicEvents
 from .topics.topic_list import Topics
 from .topics.trim_agenda import TrimAgenda
 
@@ -80,7 +81,8 @@ def assemble(found: Recovered, config: StoreConfig, undo: ExitStack, *, records_
         scheduler = Scheduler(clock, main)
     wake_scheduler = _nothing if scheduler is None else scheduler.wake
     agenda = TrimAgenda(wake_scheduler)
-    topics = Topics(main, config, agenda, read_only=found.read_only)
+    topic_events = TopicEvents(found.path)
+    topics = Topics(main, config, agenda, topic_events, read_only=found.read_only)
     suspensions = Suspensions(main, topics.name_of)
     wakeups = Wakeups(main, topics, suspensions, clock, scheduler)
 
@@ -171,6 +173,7 @@ def assemble(found: Recovered, config: StoreConfig, undo: ExitStack, *, records_
         wakeups=wakeups,
         agenda=agenda,
         topics=topics,
+        topic_events=topic_events,
         policies=policies,
         policy_changes=policy_changes,
         wal_writer=wal_writer,
@@ -185,7 +188,7 @@ def assemble(found: Recovered, config: StoreConfig, undo: ExitStack, *, records_
         dead_letters=dead_letters,
         recurring=recurring,
         maintenance=maintenance,
-        removal=Removal(main, topics, agenda, firing, maintenance, policy_changes),
+        removal=Removal(main, topics, agenda, firing, maintenance, policy_changes, topic_events),
         figures=figures,
         metrics=metrics,
     )

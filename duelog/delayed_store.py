@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import EllipsisType
 from typing import Self
@@ -30,6 +30,7 @@ from .engine import Engine
 from .stats import PartitionStats, StoreStats
 from .topic import Topic
 from .topics.dead_letters import DeadLetter
+from .topics.topic_events import TopicEvent
 
 
 class DelayedStore:
@@ -110,6 +111,20 @@ class DelayedStore:
             for name in self._engine.topics.names(prefix)
             if matches is None or matches.search(name)
         )
+
+    def on_topics(self, callback: Callable[[list[TopicEvent]], object]) -> Callable[[], None]:
+        """Have `callback` hear which topics are created and deleted from now on; call what is returned to end that.
+
+        It gets one or more events at a time, in the order of the commits, each once, none left out, from a thread of
+        its own that holds no lock: it may use the store, and should be quick, as what it has not taken waits in memory.
+        An error that it raises is logged. A program that lists `topics` after this call, and then takes the events
+        (which may tell again of what it has listed), misses none. Closing calls it for what it has not heard. Raises
+        ClosedError, also for a read-only store, InvalidArgument, ResourceShortage.
+        """
+        self._engine.check_writable()
+        if not callable(callback):
+            raise InvalidArgument("callback", callback, "expected something to be called")
+        return self._engine.topic_events.listen(callback)
 
     def delete_topic(self, name: str) -> None:
         """Delete a topic with its messages and subscriptions, and release all it holds. Raises UnknownTopic."""

@@ -40,6 +40,7 @@ from .topics.ack_flusher import AckFlusher
 from .topics.dead_letters import DeadLetters
 from .topics.inline import InlineMessages
 from .topics.producer_state import Producers
+from .topics.topic_events import TopicEvents
 from .topics.topic_list import Topics
 from .topics.trim_agenda import TrimAgenda
 
@@ -65,6 +66,7 @@ class Engine:
     wakeups: Wakeups
     agenda: TrimAgenda
     topics: Topics
+    topic_events: TopicEvents
     policies: DelayPolicies
     policy_changes: PolicyChanges
     wal_writer: WalWriter | None
@@ -94,6 +96,7 @@ class Engine:
                 self._persist,
                 self._end,
                 self.sender.close,
+                self.topic_events.close,
                 self.partitions.close,
                 self.main.close,
                 self._unlock,

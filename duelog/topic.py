@@ -29,7 +29,7 @@ from .topics.topic_state import TopicState
 class Topic(TopicSubscriptions):
     """A topic of an open store. Made by DelayedStore.topic; thread-safe; needs no closing.
 
-    The topic itself comes into being with the first message or subscription.
+    The topic itself comes into being with the first message or subscription, or by `create`.
     """
 
     def __init__(self, engine: Engine, name: TopicName) -> None:
@@ -159,6 +159,10 @@ class Topic(TopicSubscriptions):
         Each of the ids returned is made when it is looked at. Raises as `send_batch`, naming `deliver_at[3]`.
         """
         return self.sender.send_payloads(payloads, deliver_at, deliver_after, allow_past=allow_past)
+
+    def create(self) -> bool:
+        """Create the topic durably, without a message; False: it was there. Raises StoreFull, StoreFailed."""
+        return self._engine.topics.create(self._name, self._engine.writing_at())
 
     def producer(self, name: str) -> Producer:
         """A producer whose numbered messages are stored once however often they are sent. O(partitions).

@@ -6,6 +6,7 @@ import asyncio
 import functools
 import os
 from collections.abc import AsyncIterator, Callable, Generator, Iterable
+from contextlib import suppress
 from typing import Any, Self, cast
 
 import duelog
@@ -62,6 +63,16 @@ class DelayedStore(InThreads[duelog.DelayedStore]):
         """As `duelog.DelayedStore.send_batch`. What it is given is iterated over in another thread."""
         pairs = map(_plain, messages) if isinstance(messages, Iterable) else messages
         return await self._threads.run(self._inner.send_batch, pairs, allow_past=allow_past)
+
+    async def on_topics(self, callback: Callable[[list[duelog.TopicEvent]], object]) -> Callable[[], None]:
+        """As `duelog.DelayedStore.on_topics`; `callback` is called by the running loop."""
+        loop = asyncio.get_running_loop()
+
+        def hear(events: list[duelog.TopicEvent]) -> None:
+            with suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(callback, events)
+
+        return self._inner.on_topics(hear)
 
     @property
     def documents(self) -> Documents:

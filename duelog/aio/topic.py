@@ -54,6 +54,8 @@ class Topic(InThreads[duelog.Topic]):
     send_batch = in_thread(duelog.Topic.send_batch)
     send_payloads = in_thread(duelog.Topic.send_payloads)
 
+    create = in_thread(duelog.Topic.create)
+
     async def producer(self, name: str) -> Producer:
         """As `duelog.Topic.producer`."""
         return Producer(await self._threads.run(self._inner.producer, name), self._threads)

@@ -11,11 +11,12 @@ from duelog.store.codec import format as fmt
 from duelog.store.codec.format import LedgerState
 from duelog.store.env.environment import Environment
 from duelog.store.env.transaction import Transaction
-from duelog.store.errors import ConsumerBusy, UnknownSubscription
+from duelog.store.errors import ConsumerBusy, UnknownSubscription, UnknownTopic
 from duelog.store.log import catalog
 from duelog.store.policy import policy_records
 from duelog.store.policy.policy_records import Scope
 
+from ..topics.topic_events import TopicEvents
 from ..topics.topic_list import Topics
 from ..topics.topic_state import TopicState
 from ..topics.trim_agenda import TrimAgenda
@@ -33,14 +34,20 @@ class Removal:
     _firing: Firing
     _maintenance: Maintenance
     _policy_changes: PolicyChanges
+    _events: TopicEvents
 
     def remove_topic(self, topic: TopicState) -> None:
-        """Remove a topic and all it holds: subscriptions, main log, its claims on partitions."""
+        """Remove a topic and all it holds: subscriptions, main log, its claims on partitions. Raises UnknownTopic."""
         with self._maintenance.lock:
+            _refuse_deleted(topic)
+
+            def deleted() -> None:
+                topic.deleted = True
+                self._events.deleted(topic.name, topic.topic_id)
 
             def work(transaction: Transaction) -> tuple[list[int], bool, list[int]]:
                 transaction.claim(topic.log)  # what was sent to it is here, and nothing follows
-                transaction.after_commit(lambda: setattr(topic, "deleted", True))
+                transaction.after_commit(deleted)
                 freed, had_policies = _delete_records(transaction, topic)
                 ledgers = list(catalog.ledgers(transaction.raw, topic.topic_id))
                 for ledger_id, ledger in ledgers:
@@ -59,8 +66,12 @@ class Removal:
             self._maintenance.delete_released(freed)
 
     def remove_subscription(self, topic: TopicState, name: str) -> None:
-        """Remove a subscription durably; what only it held becomes free. Raises ConsumerBusy, UnknownSubscription."""
+        """Remove a subscription durably; what only it held becomes free.
+
+        Raises ConsumerBusy, UnknownSubscription, UnknownTopic.
+        """
         with self._maintenance.lock:
+            _refuse_deleted(topic)
             subscription = topic.subscriptions.get(name)
             if subscription is None:
                 raise UnknownSubscription(str(topic.name), name)
@@ -85,6 +96,12 @@ class Removal:
             if had_policies:
                 self._policy_changes.forget(Scope(str(topic.name), name))
         self._agenda.look_at(topic.topic_id, 0)
+
+
+def _refuse_deleted(topic: TopicState) -> None:
+    """Another call may have been quicker; there may be a topic of the same name again."""
+    if topic.deleted:
+        raise UnknownTopic(str(topic.name))
 
 
 def _delete_records(transaction: Transaction, topic: TopicState) -> tuple[list[int], bool]:

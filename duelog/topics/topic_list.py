@@ -22,6 +22,7 @@ from duelog.store.names import TopicName
 from duelog.store.position import BEFORE_FIRST, Position
 
 from .subscription_state import KEEPER, SubscriptionState
+from .topic_events import TopicEvents
 from .topic_state import TopicState
 from .trim_agenda import TrimAgenda
 
@@ -29,8 +30,16 @@ from .trim_agenda import TrimAgenda
 class Topics:
     """Topic states by name and by id. Thread-safe."""
 
-    def __init__(self, main: Environment, config: StoreConfig, agenda: TrimAgenda, *, read_only: bool = False) -> None:
-        """`agenda` is told when main logs are to be looked at."""
+    def __init__(
+        self,
+        main: Environment,
+        config: StoreConfig,
+        agenda: TrimAgenda,
+        events: TopicEvents,
+        *,
+        read_only: bool = False,
+    ) -> None:
+        """`agenda` is told when main logs are to be looked at, `events` which topics are created."""
         self._main = main
         self._read_only = read_only
         self.run_limits = RunLimits(config.run_entries, config.run_bytes)
@@ -40,19 +49,25 @@ class Topics:
         self._by_name: dict[TopicName, TopicState] = {}
         self._by_id: dict[int, TopicState | None] = {}
         self._agenda = agenda
+        self._events = events
 
     def find(self, name: TopicName) -> TopicState | None:
         """The topic, loaded if need be; None when there is none. O(1) once loaded."""
-        state = self._by_name.get(name)
-        if state is not None and not self._read_only:
+        state = self._known(name)
+        if state is not None:
             return state
         with self._lock:
-            state = self._by_name.get(name)
-            if state is None or self._read_only:
+            state = self._known(name)
+            if state is None:
                 with self._main.read() as raw:
                     record = catalog.find_topic(raw, str(name))
                     state = None if record is None else self._load(raw, record.topic_id, name)
             return state
+
+    def _known(self, name: TopicName) -> TopicState | None:
+        """The topic, if it is in memory, and there; of a read-only store nothing is kept."""
+        state = self._by_name.get(name)
+        return None if state is None or state.deleted else state
 
     def get(self, name: TopicName) -> TopicState:
         """The topic. Raises UnknownTopic."""
@@ -65,10 +80,25 @@ class Topics:
         """The topic, created where there is none."""
         state = self.find(name)
         if state is None:
-            self._main.write(lambda transaction: catalog.add_topic(transaction, str(name), now_ms))
-            self._main.sync()  # its id would be given out again, and partitions have messages of it by then
+            self.create(name, now_ms)
             state = self.get(name)
         return state
+
+    def create(self, name: TopicName, now_ms: int) -> bool:
+        """Create a topic durably; False: it is there."""
+        if self._known(name) is not None:
+            return False
+        created = self._main.write(lambda transaction: self._add(transaction, name, now_ms))
+        self._main.sync()  # its id would be given out again, and partitions have messages of it by then
+        return created
+
+    def _add(self, transaction: Transaction, name: TopicName, now_ms: int) -> bool:
+        """A unit of work: create a topic; False: it is there."""
+        if transaction.get(fmt.topic_key(str(name))) is not None:
+            return False
+        topic_id = catalog.add_topic(transaction, str(name), now_ms).topic_id
+        transaction.after_commit(lambda: self._events.created(name, topic_id))
+        return True
 
     def get_or_create_all(self, names: Sequence[TopicName], now_ms: int) -> list[TopicState]:
         """The topics of several names; those that there are not are created in one commit."""
@@ -77,21 +107,21 @@ class Topics:
 
             def add(transaction: Transaction) -> None:
                 for name in absent:
-                    catalog.add_topic(transaction, str(name), now_ms)
+                    self._add(transaction, name, now_ms)
 
             self._main.write(add)
-            self._main.sync()  # as in `get_or_create`
+            self._main.sync()  # as in `create`
             self._load_all(absent)
         return [self.get(name) for name in names]
 
     def _load_all(self, names: Sequence[TopicName]) -> list[TopicName]:
         """Have topics be in memory; those that there are not."""
-        if all(map(self._by_name.__contains__, names)):
+        if all(map(self._known, names)):
             return []
         absent = []
         with self._lock, self._main.read() as raw:
             for name in names:
-                if name not in self._by_name:
+                if self._known(name) is None:
                     record = catalog.find_topic(raw, str(name))
                     if record is None:
                         absent.append(name)
@@ -241,6 +271,7 @@ class Topics:
         """A topic was deleted."""
         with self._lock:
             state.deleted = True
-            self._by_name.pop(state.name, None)
+            if self._by_name.get(state.name) is state:  # else it was created again
+                del self._by_name[state.name]
             self._by_id[state.topic_id] = None
         state.changed()

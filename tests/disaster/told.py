@@ -9,6 +9,7 @@ The rules:
 - what was cancelled is never delivered, and what was rescheduled once, whether or not the answer was heard;
 - what was acknowledged durably is never delivered again, nor what was acknowledged before a close;
 - each number of a producer is delivered once, though after a crash it was sent again in another batch;
+- a topic that was created is there;
 - a document is as it was last changed, or as it was being changed;
 - a store opens after every crash, `check` finds nothing in it, and nothing lies in staging/ and trash/;
 - once everything is acknowledged, no partition is left.
@@ -57,6 +58,7 @@ class Told:
         """By text, id and position."""
         self._came: dict[Listener, set[str]] = defaultdict(set)
         """What was delivered since the store was opened."""
+        self._created: set[str] = set()
         self._documents: dict[str, list[str | None]] = defaultdict(lambda: [None])
         """What each may be: as it was last changed, then as it is being changed."""
         self._draining = False
@@ -163,6 +165,10 @@ class Told:
                 self._last[environment] = self._last["main"] = {text}
                 self._took(topic, tuple(id_))
                 self._sent(topic, tuple(new), text)
+            case ["topics", [*names]] if not self._created <= set(names):
+                self.troubles.append(f"the topics {sorted(self._created - set(names))} are gone")
+            case ["created", str(name)]:
+                self._created.add(name)
             case ["document", str(key), text]:
                 if text not in self._documents[key]:
                     self.troubles.append(f"document {key} is {text!r}, expected one of {self._documents[key]}")

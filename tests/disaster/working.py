@@ -20,6 +20,8 @@ text, and by its id, which changes when it is rescheduled:
     ["document", key, text]                 opening has found a document, or none (null)
     ["changing", key, text]                 about to be put, or deleted (null)
     ["changed", key, text]                  it was
+    ["topics", names]                       opening has found these topics
+    ["created", name]                       a topic was
     ["left", partitions, pending]           a drain is over
     ["trouble", text]                       what must never be
 
@@ -124,6 +126,7 @@ class Worker:
                 subscription = store.topic(name).subscribe(kind, type="exclusive" if kind == DURABLE else "shared")
                 self._subscriptions.append((name, subscription))
                 tell("listen", name, kind)
+        tell("topics", [topic.name for topic in store.topics()])
         for key in DOCUMENTS:
             found = store.documents.get(key)
             tell("document", key, None if found is None else found.value.decode())
@@ -149,6 +152,10 @@ class Worker:
             self._receive(*self.random.choice(self._subscriptions))
             if self._changes.random() < 0.3:
                 self._change_document()
+            if self._changes.random() < 0.1:
+                made = self.store.topic(f"made/empty/{self._changes.randrange(20)}")
+                made.create()
+                self._tell("created", made.name)
             if self.random.random() < 0.5:
                 self._compact()
             if self._more and self.random.random() < 0.2:

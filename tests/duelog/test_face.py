@@ -41,6 +41,7 @@ NAMES = [
     "SystemClock",
     "TickResult",
     "Topic",
+    "TopicEvent",
 ]
 """What `from duelog import ...` gives. A name that goes is a break, one that comes is a promise."""
 
