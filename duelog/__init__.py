@@ -29,6 +29,7 @@ from .sending.outbox import DUPLICATE, Duplicate
 from .subscription import Subscription
 from .topic import Topic
 from .topics.dead_letters import DeadLetter
+from .topics.seeking import LogPositions
 from .topics.topic_events import TopicEvent
 
 logging.getLogger("duelog").addHandler(logging.NullHandler())
@@ -46,6 +47,7 @@ __all__ = [
     "Failover",
     "Finding",
     "KeyShared",
+    "LogPositions",
     "ManualClock",
     "Message",
     "MessageId",

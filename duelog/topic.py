@@ -12,7 +12,7 @@ from duelog.store.codec.body import encode_one
 from duelog.store.errors import InvalidArgument
 from duelog.store.message import MAX_DUE_MS, Message, ScheduledMessage, at_ms
 from duelog.store.names import TopicName, validate_subscription_name
-from duelog.store.position import MessageId, MessageIds
+from duelog.store.position import MessageId, MessageIds, Position
 
 from .background.recurring import Schedule
 from .background.timetable import Timetable
@@ -23,6 +23,7 @@ from .sending.topic_sender import DeliverAt
 from .stats import TopicStats
 from .subscribing.topic_subscriptions import TopicSubscriptions
 from .topics.producer_state import MAX_SEQUENCE
+from .topics.seeking import LogPositions, log_positions
 from .topics.topic_state import TopicState
 
 
@@ -237,6 +238,19 @@ class Topic(TopicSubscriptions):
         One that waits inline (`inline_delay_ms`) is "scheduled" until it is due, but cannot be taken back any more.
         """
         return self._engine.topic_withdrawals.state(self._existing(), message_id)
+
+    def position_of(self, message_id: MessageId) -> Position | None:
+        """Where in the main log a message is read: a delayed one's marker, once it has fired; of any other its own id.
+
+        None: it has not fired, was cancelled, or is unknown (`state` tells), or its place was trimmed. `receive` gives
+        the same as `position`, and `seek` takes it. O(runs of a ledger). Raises UnknownTopic, InvalidArgument.
+        """
+        return self._engine.topic_withdrawals.position_of(self._existing(), message_id)
+
+    def positions(self) -> LogPositions:
+        """First, last and next position of the main log, the last as may be read now. Raises UnknownTopic."""
+        state, now_ms = self._existing(), self._engine.clock.now_ms()
+        return log_positions(state.log, lambda: self._engine.inline.waiting(state, now_ms), now_ms)
 
     def every(
         self,

@@ -1,4 +1,4 @@
-"""Looking stored messages up, by id or by due time, without delivering them and without a delay index."""
+"""Looking stored messages and markers up, by id or by due time, without delivering them and without a delay index."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from ..store.codec.run import Int64s, RunKind, UInt32s
 from ..store.env.environment import Environment
 from ..store.errors import CorruptEntry
 from ..store.log import catalog
-from ..store.log.scan import RunFinder
+from ..store.log.managed_ledger import ManagedLedger
+from ..store.log.scan import RunFinder, runs
 from ..store.message import ScheduledMessage
-from ..store.position import MessageId
+from ..store.position import MessageId, Position
 
 _PAGE = 1_000
 
@@ -55,6 +56,29 @@ def _read(finder: RunFinder, message_id: MessageId, topic: str) -> ScheduledMess
     except ValueError as error:
         raise CorruptEntry(run.environment, run.ledger_id, message_id.entry_id, str(error)) from error
     return ScheduledMessage(message_id, payload, key, properties or {}, run.due(index), publish_ms, topic)
+
+
+def find_marker(
+    main: Environment, log: ManagedLedger, target: MessageId, due_ms: int, last: Position
+) -> Position | None:
+    """Where the marker of a fired entry lies in the topic's main log; None: that was trimmed.
+
+    due_ms: no marker of it was written before. last: the newest marker of entries of the same log. O(runs of the
+    ledgers that were written from then on), in most cases those of one.
+    """
+    for ledger in log.ledgers():
+        if ledger.ledger_id > last.ledger_id:
+            break
+        if ledger.closed and ledger.closed_ms < due_ms:
+            continue
+        with main.read() as raw:
+            for run in runs(raw, main.name, ledger.ledger_id, 0, ledger.entries):
+                if isinstance(run, CorruptEntry) or run.kind != RunKind.MARKERS or run.target != target.ledger_id:
+                    continue
+                found = np.flatnonzero(run.targets() == target.entry_id)
+                if len(found):
+                    return Position(run.ledger_id, run.first_entry + int(found[0]))
+    return None
 
 
 def scheduled(

@@ -34,10 +34,11 @@ from ..store.env.environment import Environment
 from ..store.env.memtable import Reads
 from ..store.env.transaction import Transaction
 from ..store.errors import BrokenInvariant, CorruptEntry
+from ..store.log import catalog
 from ..store.log.ledger import Replaced
 from ..store.log.managed_ledger import ManagedLedger
 from ..store.log.scan import RunFinder
-from ..store.position import MessageId
+from ..store.position import MessageId, Position
 from .firing.firing import Firing
 from .lookup import find_partition
 
@@ -160,6 +161,18 @@ class PendingEntries:
                     else:
                         states[row] = Outcome.FIRED if has_fired else None
         return states
+
+    def fired(self, topic_id: int, logs: list[FoundEntries]) -> tuple[int, Position] | None:
+        """Of one entry that was located: due time and its log's last marker, if it has fired and was not cancelled."""
+        with self._main.read() as raw:
+            for found in logs:
+                frontier = catalog.frontier(raw, topic_id, found.partition.start_ms)
+                if not found.rows or frontier is None or not frontier.has_fired(found.entries, found.dues)[0]:
+                    continue
+                last, cancelled = frontier.last_marker, cancellations.members(raw, Table.CANCELLED, found.ledger_id)
+                if last is not None and int(found.entries[0]) not in cancelled:
+                    return int(found.dues[0]), last
+        return None
 
     def sync(self, logs: list[FoundEntries]) -> None:
         """See that entries are on disk before their cancellation: others that get their ids would be cancelled too."""

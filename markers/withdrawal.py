@@ -19,7 +19,8 @@ from ..store.env.environment import Environment
 from ..store.env.reader_gate import ReaderGate
 from ..store.env.transaction import Transaction
 from ..store.log.managed_ledger import ManagedLedger
-from ..store.position import MessageId
+from ..store.position import MessageId, Position
+from .lookup import find_marker
 from .pending_entries import Outcome, PendingEntries
 
 
@@ -55,6 +56,15 @@ class Withdrawals:
         """What `cancel` would answer, None for a message that it would cancel. Changes nothing."""
         with self._gate.reading(), self._entries.located(log, ids) as (logs, outcomes):
             return self._entries.states(log.topic_id, logs, outcomes)
+
+    def marker(self, log: ManagedLedger, message_id: MessageId) -> Position | None:
+        """Where the marker of a message of a partition log is; None: it has not fired, was cancelled, or is gone."""
+        with self._gate.reading(), self._entries.located(log, [message_id]) as (logs, _):
+            fired = self._entries.fired(log.topic_id, logs)
+        if fired is None:
+            return None
+        due_ms, last = fired
+        return find_marker(self._main, log, message_id, due_ms - self._clock.lead_ms, last)
 
     def reschedule(self, log: ManagedLedger, ids: Sequence[MessageId], dues: Sequence[int]) -> list[MessageId | None]:
         """Give messages of a topic new due times (epoch ms); their new ids, None where it is too late.

@@ -119,6 +119,8 @@ class Topic(InThreads[duelog.Topic]):
     remove_schedule = in_thread(duelog.Topic.remove_schedule)
     state = in_thread(duelog.Topic.state)
     get = in_thread(duelog.Topic.get)
+    position_of = in_thread(duelog.Topic.position_of)
+    positions = in_thread(duelog.Topic.positions)
 
     def scheduled(
         self, start: int | datetime | None = None, end: int | datetime | None = None, limit: int | None = None

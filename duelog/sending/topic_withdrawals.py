@@ -13,7 +13,7 @@ from duelog.store.codec.body import EncodedBatch
 from duelog.store.errors import InvalidArgument
 from duelog.store.listener import StoreListener
 from duelog.store.message import Message, resolve_due_ms
-from duelog.store.position import MessageId
+from duelog.store.position import MessageId, Position
 
 from ..topics.inline import InlineMessages
 from ..topics.topic_state import TopicState
@@ -80,6 +80,14 @@ class TopicWithdrawals:
         for listener in self._listeners:
             listener.rescheduled(topic.name, len(new_ids) - new_ids.count(None))
         return new_ids
+
+    def position_of(self, topic: TopicState, message_id: MessageId) -> Position | None:
+        """Where it is read in the main log."""
+        (checked,) = _checked([message_id])
+        entries = topic.log.entries_of(checked.ledger_id)
+        if entries is not None:
+            return checked if 0 <= checked.entry_id < entries else None
+        return self._withdrawals.marker(topic.log, checked)
 
     def state(self, topic: TopicState, message_id: MessageId) -> str:
         """In a word."""

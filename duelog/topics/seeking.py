@@ -1,10 +1,10 @@
-"""Where in a main log a time is, and which messages have outlived their time to live."""
+"""Where in a main log a time is, where it begins and ends, and which messages have outlived their time to live."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from pyroaring import BitMap
@@ -36,6 +36,29 @@ def position_at(main: Environment, log: ManagedLedger, time_ms: int) -> Position
                 if len(later):
                     return Position(run.ledger_id, run.first_entry + int(later[0]))
     return log.end
+
+
+class LogPositions(NamedTuple):
+    """Where a topic's main log begins and ends now."""
+
+    first: Position | None
+    """The first entry that is kept; None: nothing may be read."""
+    last: Position | None
+    """The last entry that may be read: neither it nor one that it waits for is due later; None: there is none."""
+    next: Position
+    """Where the next entry will be, if its ledger is not closed before; all that is there lies before it."""
+
+
+def log_positions(log: ManagedLedger, waiting: Callable[[], Mapping[int, BitMap]], now_ms: int) -> LogPositions:
+    """The positions of a log at `now_ms`; `waiting` gives the entries that are not due then, by ledger id."""
+    limit = log.visible(now_ms)
+    not_due = waiting()  # afterwards: what was appended meanwhile is behind the limit
+    ids = (limit.view.tail.ledger_id, *(info.ledger_id for info in reversed(limit.view.closed)))
+    for ledger_id in ids:
+        due = BitMap(range(limit.entries_of(ledger_id) or 0)) - not_due.get(ledger_id, BitMap())
+        if due:
+            return LogPositions(Position(ids[-1], 0), Position(ledger_id, due.max()), log.end)
+    return LogPositions(None, None, log.end)
 
 
 def position_of(main: Environment, log: ManagedLedger, to: SeekTarget) -> Position:

@@ -26,6 +26,7 @@ NAMES = [
     "Failover",
     "Finding",
     "KeyShared",
+    "LogPositions",
     "ManualClock",
     "Message",
     "MessageId",
