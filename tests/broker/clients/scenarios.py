@@ -574,7 +574,7 @@ def access_modes(url: str) -> None:
 
 
 def names_that_break_rules(url: str) -> None:
-    """Each has its answer, and the connection goes on. C++ clients try again for InvalidTopicName until their timeout."""
+    """Each has its answer, and the connection goes on. The client tries an invalid name again until its timeout."""
     client = connect(url, operation_timeout_seconds=2)
     for topic in ("non-persistent://public/default/t", "public/unknown/t", "t" * 600):
         for make in (client.create_producer, lambda name: client.subscribe(name, "s")):
