@@ -20,15 +20,12 @@ from ..protocol.failures import Refused, server_error
 from ..protocol.frames import head
 from ..protocol.states import Session
 from ..protocol.wire import ProtocolError
-from ..security.authentication import Authentication, Verdict, check
-from ..security.credentials import Proven
+from ..security.authentication import Authentication
 from .configuration import BrokerConfig
+from .login import Login
 from .write_queue import WriteQueue
 
 _log = logging.getLogger("duelog.broker.connection")
-
-_REFRESH = b"PulsarAuthRefresh"
-"""What an AUTH_CHALLENGE says so that clients fetch their credentials anew."""
 
 _LINGER_S = 5.0
 """How long a connection that is being closed may take for what is queued."""
@@ -75,15 +72,20 @@ class Connection(asyncio.Protocol):
         )
         self._transport: asyncio.Transport | None = None
         self._queue: WriteQueue | None = None
-        self._closing = False
+        self._closing = self._ended = False
         self._paused: set[str] = set()
         self._reading = False
         """Whether `_process` is on the stack."""
         self._requests: set[asyncio.Task[None]] = set()
         self._pongs: list[asyncio.Future[bool]] = []
         self._on_writable: list[Callable[[], object]] = []
-        self._proven: Proven | None = None
-        self._challenged = False
+        self._login = Login(
+            environment.authentication,
+            self._session,
+            environment.clock,
+            config.authentication_refresh_check_seconds,
+            self._fail,
+        )
         self._timers: list[asyncio.TimerHandle] = []
         self._stall = (0, 0.0)
         """Bytes that had left, and since when no more have."""
@@ -194,6 +196,7 @@ class Connection(asyncio.Protocol):
             _log.info("connection %d of %s is gone%s", self.number, self.address, f": {exc}" if exc else "")
         self._closing = True
         self._session.close()
+        self._login.close()
         for timer in self._timers:
             timer.cancel()
         for pong in self._pongs:
@@ -262,12 +265,17 @@ class Connection(asyncio.Protocol):
         if isinstance(command, commands.Connect):
             self._start(self._connect(command))
         elif isinstance(command, commands.AuthResponse):
-            self._start(self._respond(command))
+            self._start(self._login.respond(command))
         elif isinstance(command, commands.Pong):
             for pong in self._pongs:
                 _resolve(pong, True)
         else:
             self._refuse(command, Refused(ServerError.NOT_ALLOWED, f"{type(command).__name__} is not offered"))
+
+    async def _connect(self, command: commands.Connect) -> None:
+        if await self._login.connect(command):
+            self.role = self._login.role
+            self._session.accept()
 
     def _start(self, work: Any) -> None:
         task = self._loop.create_task(work)
@@ -308,47 +316,6 @@ class Connection(asyncio.Protocol):
         self.send(commands.Error(NO_REQUEST, error, text))
         self.close(text)
 
-    # -- who it is -------------------------------------------------------------------------------
-
-    async def _connect(self, command: commands.Connect) -> None:
-        try:
-            self._proven = await self._environment.authentication.begin(command)
-        except Refused as error:
-            self._fail(error.error, error.message)
-            return
-        self.role = self._proven.role
-        self._session.accept()
-        if self._proven.expires_ms is not None and not self._closing:
-            self._check_credentials_later()
-
-    async def _respond(self, command: commands.AuthResponse) -> None:
-        if self._proven is None:
-            return
-        try:
-            self._proven = await self._environment.authentication.respond(self._proven, command)
-            self._challenged = False
-        except Refused as error:
-            self._fail(error.error, error.message)
-
-    def _check_credentials_later(self) -> None:
-        after = self._environment.config.authentication_refresh_check_seconds
-        self._timers.append(self._loop.call_later(after, self._check_credentials))
-
-    def _check_credentials(self) -> None:
-        self._timers = [each for each in self._timers if not each.cancelled() and each.when() > self._loop.time()]
-        proven = self._proven
-        if proven is None or self._closing:
-            return
-        can_refresh = self._session.flags.supports_auth_refresh
-        verdict = check(proven, self._environment.clock(), challenged=self._challenged, can_refresh=can_refresh)
-        if verdict is Verdict.CLOSE:
-            self._fail(ServerError.AUTHENTICATION, "the credentials have expired")
-            return
-        if verdict is Verdict.CHALLENGE:
-            self._challenged = True
-            self._session.challenge(commands.AuthData(proven.method, _REFRESH))
-        self._check_credentials_later()
-
     # -- time ------------------------------------------------------------------------------------
 
     def _check_later(self, delay: float) -> None:
@@ -387,7 +354,18 @@ class Connection(asyncio.Protocol):
             self._transport.pause_reading()
 
     def _end(self) -> None:
-        if self._transport is not None and self._queue is not None and self._queue.is_empty:
+        """Say that nothing more comes, once all has left, and let the client end the connection.
+
+        Closed at once, with bytes in it that were not read, the connection would be reset, and what the client has not
+        read yet be lost.
+        """
+        if self._transport is None or self._queue is None or not self._queue.is_empty or self._ended:
+            return
+        self._ended = True
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+            self._transport.resume_reading()
+        else:
             self._transport.close()
 
 

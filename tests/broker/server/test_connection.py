@@ -291,6 +291,27 @@ def test_a_connection_ends_when_what_was_queued_has_left() -> None:
     asyncio.run(main())
 
 
+def test_answers_arrive_though_the_client_goes_on_sending_to_a_connection_that_is_closed() -> None:
+    """Bytes that nobody reads would reset the connection, and take with them what was sent to the client."""
+    blob = join_blob(b"", bytes(1 << 20))
+
+    def handler(connection: Connection, command: Any, blob: memoryview) -> None:
+        connection.send(commands.Message(1, commands.MessageIdData(1, 1)), bytes(4 << 20))
+        connection.close("test")
+
+    async def main() -> None:
+        async with serving({commands.Send: handler}) as server:
+            client = await RawClient.connected(server.port)
+            client.say(*(commands.Send(1, number) for number in range(10)), blob=blob)
+            found = await client.hear_blob()
+            assert found is not None
+            assert len(found[1]) == 4 << 20
+            assert await client.hear() is None
+            await client.close()
+
+    asyncio.run(main())
+
+
 def test_a_silent_client_gets_a_ping_and_is_then_closed() -> None:
     """Keep-alive on a real clock."""
 

@@ -1,0 +1,121 @@
+"""`duelog serve` as a process: what it prints, how it ends, and the one line it says when it cannot start."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from duelog import DelayedStore
+from tests.broker.security.certificates import write_pair
+from tests.tools.command_line import DUELOG, refused
+
+pytest.importorskip("crc32c", reason="needs duelog[broker]")
+
+WITHIN_S = 30
+
+
+@contextmanager
+def served(*arguments: object) -> Iterator[tuple[subprocess.Popen[str], list[str]]]:
+    """(the process, the lines that it prints at the start)."""
+    process = subprocess.Popen(
+        [*DUELOG, "serve", *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None
+        yield process, [process.stdout.readline() for _ in range(5)]
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_it_says_where_it_listens_and_ends_at_a_signal(tmp_path: Path, number: int) -> None:
+    """A directory is enough; the store is whole afterwards, and nothing is on standard error."""
+    with served(tmp_path / "store", "--port", 0) as (process, lines):
+        assert lines[0].startswith(f"{tmp_path / 'store'} is served at pulsar://localhost:")
+        url = lines[0].split()[-1]
+        assert f"pulsar.Client('{url}')" in lines[2]
+        assert [line.split("(")[0] for line in lines[3:]] == ["client.create_producer", "print"]
+        with socket.create_connection(("localhost", int(url.rpartition(":")[2]))) as client:
+            client.sendall(b"\0\0")
+            process.send_signal(number)
+            assert client.recv(10) == b""
+        assert process.stderr is not None
+        assert process.stderr.read() == ""
+        assert process.wait(WITHIN_S) == 0
+    with DelayedStore.open(tmp_path / "store") as store:
+        assert list(store.check(deep=True)) == []
+
+
+def test_a_port_in_use_is_one_line(tmp_path: Path) -> None:
+    """With the setting and the address."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        said = refused("serve", tmp_path / "store", "--port", port, "--host", "127.0.0.1")
+        assert said == f"duelog: brokerServicePort={port}: another program listens there, at 127.0.0.1\n"
+
+
+def test_a_store_that_another_process_holds_is_one_line(tmp_path: Path) -> None:
+    """The one who came first keeps it."""
+    with served(tmp_path / "store", "--port", 0):
+        said = refused("serve", tmp_path / "store", "--port", 0)
+    assert said == f"duelog: {tmp_path / 'store'}: another process has this store open for writing\n"
+
+
+def test_a_certificate_that_cannot_be_used_is_one_line(tmp_path: Path) -> None:
+    """Not there, no certificate, a key of another one, no key."""
+    certificate, key = write_pair(tmp_path)
+    (tmp_path / "text").write_text("no certificate", encoding="utf-8")
+    store = tmp_path / "store"
+    missing = tmp_path / "missing.pem"
+    said = refused("serve", store, "--port", 0, "--tls-cert", missing, "--tls-key", key)
+    assert said == f"duelog: {missing} cannot be read: No such file or directory\n"
+    said = refused("serve", store, "--port", 0, "--tls-cert", tmp_path / "text", "--tls-key", key)
+    assert "no usable pair" in said
+    assert said.count("\n") == 1
+    said = refused("serve", store, "--port", 0, "--tls-cert", certificate)
+    assert said == "duelog: tlsKeyFilePath=None: a certificate and its key go together\n"
+
+
+def test_settings_that_cannot_be_are_one_line(tmp_path: Path) -> None:
+    """Of the file, of the store in it, of the command."""
+    file = tmp_path / "broker.toml"
+    for text, says in (
+        ("keepAlive = 1", "not known"),
+        ("[store]\nspeed = 3", "store.speed=3: no setting of a store"),
+        ('[store]\ndurability = "maybe"', "durability='maybe'"),
+        ('authenticationProviders = ["token"]', "tokens need a secret key or a public key"),
+    ):
+        file.write_text(text, encoding="utf-8")
+        said = refused("serve", tmp_path / "store", "--port", 0, "--config", file)
+        assert says in said
+        assert said.count("\n") == 1
+    assert "no-such.toml" in refused("serve", tmp_path / "store", "--config", tmp_path / "no-such.toml")
+    assert "--log='loud'" in refused("serve", tmp_path / "store", "--log", "loud")
+
+
+def test_without_the_extra_it_says_what_to_install(tmp_path: Path) -> None:
+    """`import duelog` and all other commands go without."""
+    program = (
+        "import sys; sys.modules['crc32c'] = None\n"
+        "from duelog.tools.cli.main import main\n"
+        "sys.argv[1:] = ['serve', sys.argv[1]]; main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path / "store")],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ,
+    )
+    assert done.returncode == 2
+    assert "pip install 'duelog[broker]'" in done.stderr
+    assert done.stderr.count("\n") == 1
