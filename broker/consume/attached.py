@@ -22,6 +22,7 @@ from ..protocol.commands import (
 from ..protocol.loop_calls import LoopCalls, Workers
 from .batch_acks import BatchAcks
 from .consumer_record import INDIVIDUAL, Consumer, Delivery
+from .feed import LastEntry
 from .pump import TURN_ENTRIES, Polled, Pump
 
 if TYPE_CHECKING:
@@ -72,6 +73,8 @@ class Attached:
         self.batches = BatchAcks()
         self.unacked = 0
         self.blocked = False
+        self.last: LastEntry | None = None
+        """The topic's last entry, as it was found last."""
         self.moving = False
         """Whether nothing is dispatched, as the subscription is on its way to another position."""
         self.max_unacked_consumer = MAX_UNACKED_CONSUMER
@@ -106,22 +109,35 @@ class Attached:
         self.unacked -= consumer.unacked
         consumer.held, consumer.unacked = {}, 0
         consumer.surplus.clear()
+        if self.active is consumer:
+            self.active = None
         self._unblock()
 
-    def elect(self, newcomer: Consumer | None = None) -> Consumer | None:
-        """Say which consumer of a Failover subscription is served; the one that is now, if that has changed."""
-        if self.type != SubscriptionType.FAILOVER:
-            self.active = None
-            return None
-        top = min(each.priority for each in self.consumers)
-        ranked = sorted((each for each in self.consumers if each.priority == top), key=lambda each: each.name)
-        chosen = ranked[max(self.partition, 0) % len(ranked)]
-        changed = chosen is not self.active
-        self.active = chosen
-        for each in self.consumers if changed else [newcomer] if newcomer is not None else []:
-            if each.peer.protocol_version >= _FAILOVER_NOTICES:
-                each.peer.send(ActiveConsumerChange(each.consumer_id, each is chosen))
-        return chosen if changed else None
+    def choose(self, names: Sequence[str]) -> int:
+        """The place of the consumer of a Failover subscription that is served, by the names of those that may be."""
+        ranked = sorted(range(len(names)), key=lambda at: names[at])
+        return ranked[max(self.partition, 0) % len(names)]
+
+    def active_changed(self, consumer: Consumer, active: bool) -> None:
+        """The engine serves a consumer of a Failover subscription, or does no more."""
+        consumer.active = active
+        if active:
+            self.active = consumer
+        else:
+            consumer.generation += 1
+            consumer.surplus.clear()  # the engine has taken it back
+            if self.active is consumer:
+                self.active = None
+        if active:
+            for each in self.consumers:
+                self.tell_active(each)
+            self.pump.turn()
+
+    @staticmethod
+    def tell_active(consumer: Consumer) -> None:
+        """Tell a consumer of a Failover subscription whether it is served."""
+        if consumer.active is not None and consumer.peer.protocol_version >= _FAILOVER_NOTICES:
+            consumer.peer.send(ActiveConsumerChange(consumer.consumer_id, consumer.active))
 
     def close_consumers(self) -> list[Consumer]:
         """Tell every consumer that it is closed, and forget them; who they were."""
@@ -129,7 +145,6 @@ class Attached:
         for consumer in closed:
             self.leave(consumer)
             consumer.peer.send(CloseConsumer(consumer.consumer_id, NO_REQUEST))
-        self.active = None
         return closed
 
     # -- dispatch ------------------------------------------------------------------------------------
@@ -138,7 +153,9 @@ class Attached:
         """Who is polled next, and for how many entries."""
         if self.moving or self.blocked:
             return []
-        consumers = self.consumers if self.active is None else [self.active]
+        consumers = self.consumers
+        if self.type == SubscriptionType.FAILOVER:
+            consumers = [each for each in consumers if each is self.active]
         able = [each for each in consumers if each.may_be_polled and self._can_write(each)]
         if not able:
             return []

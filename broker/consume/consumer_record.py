@@ -29,7 +29,7 @@ class Consumer:
     """Of the event loop's thread; `engine` is for workers."""
 
     __slots__ = (
-        "blocked", "bytes_out", "command", "consumer_id", "engine", "epoch", "generation", "held",
+        "active", "blocked", "bytes_out", "command", "consumer_id", "engine", "epoch", "generation", "held",
         "messages_out", "name", "opened_at", "peer", "permits", "priority", "redelivered", "sharing", "state",
         "surplus", "type", "unacked", "waits_for_peer",
     )  # fmt: skip
@@ -46,6 +46,8 @@ class Consumer:
         """Of the consumer, which a client raises when it has everything sent again; None: it has none."""
         self.state = "opening"
         """Then "ready", at last "closed"."""
+        self.active: bool | None = None
+        """Of a Failover subscription: whether it is the one that is served."""
         self.engine: Subscription | None = None
         self.opened_at = opened_at
 

@@ -153,12 +153,15 @@ class Consumers:
         """GET_LAST_MESSAGE_ID."""
         try:
             consumer, group = self._ready(peer, command.consumer_id)
-            found = await self._workers(partial(feed.last_message_id, group.topic, consumer.engine, group.partition))
+            engine = consumer.engine
+            if engine is None:
+                raise Refused(ServerError.CONSUMER_NOT_FOUND, f"consumer {command.consumer_id} is not open")
+            group.last = await self._workers(partial(feed.last_entry, group.topic, group.last))
+            mark_delete = (await self._workers(engine.stats)).mark_delete
         except (Refused, DuelogError) as error:
             peer.send(Error(command.request_id, server_error(error), str(error)))
             return
-        found.request_id = command.request_id
-        peer.send(found)
+        peer.send(feed.last_message_id(group.last, mark_delete, group.partition, command.request_id))
 
     async def unsubscribe(self, peer: Peer, command: Unsubscribe) -> None:
         """UNSUBSCRIBE: only a subscription's only consumer may, unless it says `force`."""

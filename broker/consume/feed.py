@@ -7,10 +7,16 @@ the latest, and an entry of 2^64-1 for none.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
+from ...delivery.failover import Failover
+from ...delivery.key_slots import KeyShared
+from ...store.errors import CorruptRecord
 from ...store.position import MAX_ID, MessageId
+from ..protocol import entry
 from ..protocol.commands import (
+    Command,
     GetLastMessageIdResponse,
     InitialPosition,
     MessageIdData,
@@ -36,18 +42,17 @@ _TYPES: dict[SubscriptionType, EngineType] = {
 _INITIAL = {InitialPosition.LATEST: "latest", InitialPosition.EARLIEST: "earliest"}
 
 
-class Start(NamedTuple):
-    """Where a reader begins: "earliest", "latest" or an id; or so many seconds before now."""
-
-    at: str | MessageId
-    rollback_sec: int = 0
+Start = str | MessageId | int
+"""Where a reader begins: "earliest", "latest", an id, or a time in ms."""
 
 
-def start_of(command: Subscribe) -> Start:
+def start_of(command: Subscribe, now_ms: int) -> Start:
     """Where a reader is to begin."""
+    if command.rollback_sec:
+        return max(now_ms - command.rollback_sec * 1_000, 0)
     if command.start_message_id is None:
-        return Start(_INITIAL[command.initial_position], command.rollback_sec)
-    return Start(_position(command.start_message_id), command.rollback_sec)
+        return _INITIAL[command.initial_position]
+    return _position(command.start_message_id)
 
 
 def _position(message_id: MessageIdData) -> str | MessageId:
@@ -58,12 +63,26 @@ def _position(message_id: MessageIdData) -> str | MessageId:
     return MessageId(message_id.ledger_id, 0 if message_id.entry_id == _UNSIGNED else message_id.entry_id)
 
 
-def attach(topic: Topic, name: str, command: Subscribe, sharing: KeySharing, start: Start | None) -> Subscription:
+def attach(
+    topic: Topic, name: str, command: Subscribe, sharing: KeySharing, failover: Failover | None, start: Start | None
+) -> Subscription:
     """Attach a consumer; start: of a reader. The subscription is made where there is none."""
+    kind = _TYPES[command.type]
+    keys = None
+    if command.type == SubscriptionType.KEY_SHARED:
+        keys = KeyShared(order_by, sharing.ranges, sharing.out_of_order)
     if start is not None:
-        raise Refused(ServerError.NOT_ALLOWED, "readers are not offered yet")
+        return topic.reader(existing(topic, start), name=name, type=kind, failover=failover, key_shared=keys)
     initial = _INITIAL[command.initial_position]
-    return topic.subscribe(name, type=_TYPES[command.type], initial_position=initial)
+    return topic.subscribe(name, type=kind, initial_position=initial, failover=failover, key_shared=keys)
+
+
+def order_by(payload: bytes, key: str | None) -> int | None:
+    """The sticky hash of a stored message; None: it has no key."""
+    try:
+        return entry.unpack(payload).sticky_hash or None
+    except CorruptRecord:  # a program sent it, not a client
+        return None if key is None else entry.hash_of(key.encode())
 
 
 def detach(engines: Sequence[Subscription]) -> None:
@@ -72,20 +91,58 @@ def detach(engines: Sequence[Subscription]) -> None:
         engine.close()
 
 
-def activate(engine: Subscription) -> None:
-    """Serve this consumer of a Failover subscription, and no other."""
-
-
 def seek(topic: Topic, engine: Subscription, command: Seek) -> Start:
     """Move a subscription; where to."""
     if command.message_id is not None:
-        to = _position(command.message_id)
-        return Start(engine.seek(to))
+        return engine.seek(existing(topic, _position(command.message_id)))
     if command.publish_time is None:
         raise Refused(ServerError.METADATA, "SEEK names neither a message nor a time")
-    return Start(engine.seek(command.publish_time))
+    return engine.seek(command.publish_time)
 
 
-def last_message_id(topic: Topic, engine: Subscription | None, partition: int) -> GetLastMessageIdResponse:
-    """The last entry that may be read now, and what is acknowledged before anything else."""
-    raise NotImplementedError
+def existing(topic: Topic, start: Start) -> Start:
+    """A start whose id may be the receipt of a delayed message: then where that is read. Raises Refused."""
+    if not isinstance(start, MessageId):
+        return start
+    found = topic.position_of(start)
+    if found is None and topic.state(start) in ("scheduled", "cancelled"):
+        raise Refused(ServerError.METADATA, f"message {start} is not due yet, or was cancelled")
+    return start if found is None else found
+
+
+class LastEntry(NamedTuple):
+    """The last entry of a topic that may be read, and the index of its last message, -1 where it is no batch."""
+
+    position: MessageId
+    batch_index: int
+
+
+_NO_ENTRY = LastEntry(MessageId(0, -1), -1)
+
+
+def last_entry(topic: Topic, known: LastEntry | None) -> LastEntry:
+    """The last entry; `known` is what was found before."""
+    position = topic.positions().last
+    if position is None:
+        return _NO_ENTRY
+    if known is not None and known.position == position:
+        return known
+    with topic.reader(position) as reader:
+        messages, _ = reader.poll_columns(1)
+    batch_index = -1
+    if messages and messages.positions[0] == position:
+        with suppress(CorruptRecord):
+            header = entry.unpack(messages.payloads[0])
+            batch_index = header.messages - 1 if header.flags & entry.BATCH else -1
+    return LastEntry(position, batch_index)
+
+
+def last_message_id(last: LastEntry, mark_delete: MessageId, partition: int, request_id: int) -> Command:
+    """GET_LAST_MESSAGE_ID's answer."""
+    return GetLastMessageIdResponse(
+        _id_of(last.position, partition, last.batch_index), request_id, _id_of(mark_delete, partition)
+    )
+
+
+def _id_of(position: MessageId, partition: int, batch_index: int = -1) -> MessageIdData:
+    return MessageIdData(position.ledger_id, position.entry_id % (_UNSIGNED + 1), partition, batch_index)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
+from ...delivery.failover import Failover
 from ...store.errors import DuelogError
 from ..lookup.topic_address import stored_subscription
 from ..protocol.commands import CloseConsumer, Error, Schema, Subscribe, SubscriptionType, Success
@@ -150,9 +151,15 @@ class Membership:
         try:
             async with group.lock:
                 await self._admit(group, consumer)
-                start = None if command.durable else self.moved.pop(key, None) or feed.start_of(command)
+                failover = None
+                if command.type == SubscriptionType.FAILOVER:
+                    changed = partial(self._active_changed, group, consumer)
+                    failover = Failover(max(command.priority_level, 0), consumer.name, group.choose, changed)
+                start = None
+                if not command.durable:
+                    start = self.moved.pop(key, None) or feed.start_of(command, self._clock())
                 consumer.engine = await group.pump.run(
-                    partial(feed.attach, group.topic, group.name, consumer.command, consumer.sharing, start)
+                    partial(feed.attach, group.topic, group.name, command, consumer.sharing, failover, start)
                 )
                 if consumer.state == "closed":
                     group.pump.call(consumer.engine.close, lambda *_: None)
@@ -163,10 +170,15 @@ class Membership:
                 group.join(consumer)
                 consumer.group = group
                 peer.send(Success(command.request_id))
-                self._elect(group, consumer)
+                group.tell_active(consumer)
+                group.pump.turn()
         finally:
             group.opening -= 1
             self._drop_unused(group)
+
+    def _active_changed(self, group: Attached, consumer: Consumer, active: bool) -> None:
+        """A thread of the engine tells, inside its locks."""
+        self._calls.post(lambda: group.active_changed(consumer, active))
 
     async def _admit(self, group: Attached, consumer: Consumer) -> None:
         """Raise Refused unless a consumer may be attached beside those that are there."""
@@ -187,14 +199,6 @@ class Membership:
             other.close("the connection does not answer")
             self.gone(other)
         group.durable = command.durable
-
-    def _elect(self, group: Attached, newcomer: Consumer | None = None) -> None:
-        """Have the engine serve the consumer of a Failover subscription that is to be."""
-        chosen = group.elect(newcomer)
-        if chosen is not None and chosen.engine is not None:
-            group.pump.call(partial(feed.activate, chosen.engine), lambda *_: group.pump.turn())
-
-    # -- leaving -------------------------------------------------------------------------------------
 
     async def close(self, peer: Peer, command: CloseConsumer) -> None:
         """CLOSE_CONSUMER. One that is not there is closed already."""
@@ -239,10 +243,6 @@ class Membership:
             self._drop_unused(group)
 
         group.pump.call(partial(feed.detach, engines), left)
-        if group.consumers:
-            self._elect(group)
-        else:
-            group.active = None
 
     def forget(self, consumer: Consumer) -> None:
         mine = self.connections.get(consumer.peer.number)

@@ -25,6 +25,7 @@ from duelog.broker.protocol.commands import (
     Success,
     Unsubscribe,
 )
+from duelog.broker.protocol.entry import hash_of
 from tests.broker.consume.consuming import TOPIC, Consuming, refused, succeeded, texts
 from tests.broker.peers import FakePeer, idle, run, soon
 from tests.conftest import OpenStore
@@ -94,7 +95,6 @@ def changes(peer: FakePeer) -> list[bool]:
     return told
 
 
-@pytest.mark.skip(reason="the engine serves them by arrival")
 def test_the_first_by_name_serves_a_failover_subscription(open_store: OpenStore, clock: ManualClock) -> None:
     """Of those with the highest priority; each is told when it subscribes and when that changes, all get no gap."""
 
@@ -205,6 +205,51 @@ def test_a_key_is_with_one_consumer_at_a_time(open_store: OpenStore, clock: Manu
                 turns = [int(text[1:]) for text in each if text[0] == key]
                 assert turns in ([], list(range(50)))
         assert numbers[0] != numbers[1]
+
+    run(test())
+
+
+def test_a_key_goes_to_the_consumer_that_named_its_range(open_store: OpenStore, clock: ManualClock) -> None:
+    """Inclusive; what lies in no range waits for a consumer that names it; an ordering key is as good as another."""
+
+    async def test() -> None:
+        here, low, high = Consuming(open_store(), clock), FakePeer(), FakePeer()
+        keys = sorted("abcdefgh", key=lambda key: hash_of(key.encode()))
+        numbers = [hash_of(key.encode()) for key in keys]
+        await here.subscribe(low, KEY_SHARED, permits=100, key_shared=sticky((0, numbers[2])))
+        await here.subscribe(high, KEY_SHARED, permits=100, key_shared=sticky((numbers[3], numbers[5])))
+        for key in keys:
+            here.send(key, key=key)
+        await idle()
+        assert sorted(texts(low)) == sorted(keys[:3])
+        assert sorted(texts(high)) == sorted(keys[3:6])
+        rest = FakePeer()
+        await here.subscribe(rest, KEY_SHARED, permits=100, key_shared=sticky((numbers[6], 65_535)))
+        assert sorted(texts(rest)) == sorted(keys[6:])
+
+    run(test())
+
+
+def test_out_of_order_delivery_does_not_wait_for_the_consumer_before(open_store: OpenStore, clock: ManualClock) -> None:
+    """A key that another consumer has taken over comes to it at once; with order it waits for what is held."""
+
+    async def test() -> None:
+        store = open_store()
+        for out_of_order in (True, False):
+            here, first = Consuming(store, clock, f"{TOPIC}{out_of_order}"), FakePeer()
+            asked = KeySharedMeta(KeySharedMode.AUTO_SPLIT, allow_out_of_order=out_of_order)
+            await here.subscribe(first, KEY_SHARED, permits=100, key_shared=asked)
+            for key in "abcdefgh":
+                here.send(f"{key}1", key=key)
+            await idle()
+            assert len(texts(first)) == 8
+            others = [FakePeer() for _ in range(3)]
+            for other in others:
+                await here.subscribe(other, KEY_SHARED, permits=100, key_shared=asked)
+            for key in "abcdefgh":
+                here.send(f"{key}2", key=key)
+            await idle()
+            assert any(texts(other) for other in others) == out_of_order
 
     run(test())
 

@@ -61,7 +61,7 @@ class Producing:
             raise Refused(ServerError.TOPIC_NOT_FOUND, "there is no such topic")
         _, mark, number = name.rpartition("-partition-")
         topic = self.store.topic(name)
-        topic.sender.topic(0)
+        topic.sender.topic(self.store.clock.now_ms())
         return topic, int(number) if mark else -1
 
     def deduplicates(self, topic: str) -> bool:

@@ -1,0 +1,208 @@
+"""Readers, SEEK, GET_LAST_MESSAGE_ID: places in the log that clients name."""
+
+from __future__ import annotations
+
+from duelog import ManualClock
+from duelog.broker.protocol.commands import (
+    CloseConsumer,
+    Error,
+    GetLastMessageId,
+    GetLastMessageIdResponse,
+    InitialPosition,
+    MessageIdData,
+    Seek,
+    ServerError,
+    SubscriptionType,
+    Success,
+)
+from duelog.store.position import MessageId
+from tests.broker.consume.consuming import TOPIC, Consuming, entry_of, refused, succeeded, texts
+from tests.broker.peers import FakePeer, idle, run, soon
+from tests.conftest import OpenStore
+
+SHARED = SubscriptionType.SHARED
+EARLIEST, LATEST = MessageIdData(2**64 - 1, 2**64 - 1), MessageIdData(2**63 - 1, 2**63 - 1)
+
+
+def named(message_id: MessageId) -> MessageIdData:
+    """As a client names it."""
+    return MessageIdData(*message_id)
+
+
+def test_a_reader_begins_at_the_message_it_names_and_leaves_nothing_behind(
+    open_store: OpenStore, clock: ManualClock
+) -> None:
+    """Inclusive: the client drops the first itself; with its connection it is gone."""
+
+    async def test() -> None:
+        here, peers = Consuming(open_store(), clock), [FakePeer() for _ in range(4)]
+        sent = here.send(*"abcd")
+        starts = [named(sent[2]), EARLIEST, LATEST, None]
+        for number, (peer, start) in enumerate(zip(peers, starts, strict=True)):
+            await here.subscribe(
+                peer, name=f"r{number}", permits=10, durable=False, start_message_id=start,
+                initial_position=InitialPosition.LATEST,
+            )  # fmt: skip
+        here.send("e")
+        await idle()
+        assert [texts(peer) for peer in peers] == [["c", "d", "e"], [*"abcde"], ["e"], ["e"]]
+        assert here.topic.subscriptions() == []
+        for peer in peers:
+            here.consumers.gone(peer)
+        await idle()
+        assert here.consumers._members.groups == {}
+
+    run(test())
+
+
+def test_a_reader_goes_back_in_time(open_store: OpenStore, clock: ManualClock) -> None:
+    """`start_message_rollback_duration_sec`."""
+
+    async def test() -> None:
+        here, peer = Consuming(open_store(), clock), FakePeer()
+        for text in "abc":
+            here.send(text, publish_ms=clock.now_ms())
+            clock.advance(10_000)
+        await here.subscribe(peer, name="r", permits=9, durable=False, rollback_sec=20)
+        assert texts(peer) == ["b", "c"]
+
+    run(test())
+
+
+def test_a_reader_and_a_subscription_do_not_share_a_name(open_store: OpenStore, clock: ManualClock) -> None:
+    """While one is attached the other is refused."""
+
+    async def test() -> None:
+        here, peer, other = Consuming(open_store(), clock), FakePeer(), FakePeer()
+        await here.subscribe(peer)
+        await here.subscribe(other, durable=False)
+        assert refused(other) == [ServerError.NOT_ALLOWED]
+
+    run(test())
+
+
+def test_seeking_closes_every_consumer_and_then_succeeds(open_store: OpenStore, clock: ManualClock) -> None:
+    """Those who come anew begin at the message that was named; nothing is sent in between."""
+
+    async def test() -> None:
+        here, peer, other = Consuming(open_store(), clock), FakePeer(), FakePeer()
+        sent = here.send(*"abcd")
+        consumer = await here.subscribe(peer, SHARED, permits=2)
+        second = await here.subscribe(other, SHARED, permits=10)
+        for start, expected in [(named(sent[1]), "bcd"), (EARLIEST, "abcd"), (LATEST, "")]:
+            peer.sent.clear()
+            other.sent.clear()
+            await soon(here.consumers.seek(peer, Seek(consumer, 9, start)))
+            assert [type(each) for each in peer.take()] == [CloseConsumer, Success]
+            assert [each.consumer_id for each in other.got(CloseConsumer)] == [second]
+            other.sent.clear()
+            consumer = await here.subscribe(peer, SHARED)
+            second = await here.subscribe(other, SHARED, permits=10)
+            assert texts(other) == [*expected]
+
+    run(test())
+
+
+def test_a_seek_to_no_message_changes_nothing(open_store: OpenStore, clock: ManualClock) -> None:
+    """MetadataError: neither a message nor a time, a message that is none; the consumer goes on."""
+
+    async def test() -> None:
+        here, peer = Consuming(open_store(), clock), FakePeer()
+        sent = here.send(*"ab")
+        consumer = await here.subscribe(peer, permits=1)
+        await soon(here.consumers.seek(peer, Seek(consumer, 5)))
+        await soon(here.consumers.seek(peer, Seek(consumer, 6, MessageIdData(sent[0].ledger_id + 9, 0))))
+        assert refused(peer) == [ServerError.METADATA] * 2
+        await soon(here.consumers.seek(peer, Seek(77, 7, EARLIEST)))
+        assert peer.got(Error)[-1].error == ServerError.CONSUMER_NOT_FOUND
+        await here.flow(peer, consumer, 5)
+        assert texts(peer) == ["a", "b"]
+
+    run(test())
+
+
+def test_a_reader_that_seeks_goes_on_there_when_it_subscribes_anew(open_store: OpenStore, clock: ManualClock) -> None:
+    """Whatever start it names then; the place is forgotten after a while."""
+
+    async def test() -> None:
+        here, peer = Consuming(open_store(), clock), FakePeer()
+        sent = here.send(*"abcd")
+        for wait_s, expected in [(0.0, ["c", "d"]), (31.0, [])]:
+            consumer = await here.subscribe(peer, name="r", durable=False, start_message_id=LATEST)
+            await soon(here.consumers.seek(peer, Seek(consumer, 9, named(sent[2]))))
+            assert 9 in succeeded(peer)
+            here.bench.loop.advance(wait_s)
+            peer.sent.clear()
+            again = await here.subscribe(peer, name="r", permits=9, durable=False, start_message_id=LATEST)
+            assert texts(peer) == expected
+            await soon(here.consumers.close(peer, CloseConsumer(again, 10)))
+        assert here.consumers._members.moved == {}
+
+    run(test())
+
+
+def test_acknowledgements_from_before_a_seek_do_not_undo_it(open_store: OpenStore, clock: ManualClock) -> None:
+    """They were taken before it."""
+
+    async def test() -> None:
+        here, peer = Consuming(open_store(), clock), FakePeer()
+        here.send(*"ab")
+        consumer = await here.subscribe(peer, permits=5)
+        await here.ack(peer, consumer, *map(named, here.send("c")))
+        await soon(here.consumers.seek(peer, Seek(consumer, 9, EARLIEST)))
+        peer.sent.clear()
+        await here.subscribe(peer, permits=5)
+        assert texts(peer) == ["a", "b", "c"]
+
+    run(test())
+
+
+def test_the_last_message_is_the_last_that_may_be_read(open_store: OpenStore, clock: ManualClock) -> None:
+    """None in an empty topic; of a batch the index of its last message; what is not due is not there yet."""
+
+    async def test() -> None:
+        here, peer = Consuming(open_store(), clock, f"{TOPIC}-partition-1"), FakePeer()
+        consumer = await here.subscribe(peer, name="r", durable=False, start_message_id=EARLIEST)
+
+        async def last() -> tuple[MessageIdData, MessageIdData | None]:
+            await soon(here.consumers.last_message_id(peer, GetLastMessageId(consumer, 4)))
+            answer = peer.got(GetLastMessageIdResponse)[-1]
+            assert answer.request_id == 4
+            return answer.last_message_id, answer.mark_delete_position
+
+        assert (await last())[0].entry_id == 2**64 - 1
+        (plain,) = here.send("a")
+        assert await last() == (MessageIdData(*plain, 1), MessageIdData(plain.ledger_id, 2**64 - 1, 1))
+        (batch,) = here.send("b", messages=3)
+        here.topic.send(entry_of("late"), deliver_at=clock.now_ms() + 1_000)
+        for _ in range(2):
+            assert (await last())[0] == MessageIdData(*batch, 1, 2)
+        clock.advance(1_000)
+        here.store.tick()
+        assert (await last())[0] == MessageIdData(batch.ledger_id, batch.entry_id + 1, 1)
+        await soon(here.consumers.last_message_id(peer, GetLastMessageId(99, 5)))
+        assert refused(peer) == [ServerError.CONSUMER_NOT_FOUND]
+
+    run(test())
+
+
+def test_a_seek_to_a_delayed_messages_receipt_goes_to_its_marker(open_store: OpenStore, clock: ManualClock) -> None:
+    """Once it has fired; before that it is MetadataError. A reader that names it likewise."""
+
+    async def test() -> None:
+        here, peer, reader = Consuming(open_store(), clock), FakePeer(), FakePeer()
+        here.send("a")
+        receipt = here.topic.send(entry_of("late"), deliver_at=clock.now_ms() + 1_000)
+        consumer = await here.subscribe(peer)
+        await soon(here.consumers.seek(peer, Seek(consumer, 5, named(receipt))))
+        await here.subscribe(reader, name="r", durable=False, start_message_id=named(receipt))
+        assert refused(peer) == refused(reader) == [ServerError.METADATA]
+        clock.advance(1_000)
+        here.store.tick()
+        here.send("b")
+        await soon(here.consumers.seek(peer, Seek(consumer, 6, named(receipt))))
+        await here.subscribe(peer, permits=9)
+        await here.subscribe(reader, name="r", durable=False, start_message_id=named(receipt), permits=9)
+        assert texts(peer) == texts(reader) == ["late", "b"]
+
+    run(test())
