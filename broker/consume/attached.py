@@ -120,18 +120,19 @@ class Attached:
 
     def active_changed(self, consumer: Consumer, active: bool) -> None:
         """The engine serves a consumer of a Failover subscription, or does no more."""
-        consumer.active = active
-        if active:
-            self.active = consumer
-        else:
+        if not active:
+            consumer.active = False
             consumer.generation += 1
             consumer.surplus.clear()  # the engine has taken it back
             if self.active is consumer:
                 self.active = None
-        if active:
-            for each in self.consumers:
-                self.tell_active(each)
-            self.pump.turn()
+            return
+        self.active = consumer
+        consumer.active = True
+        for each in self.consumers:
+            each.active = each is consumer
+            self.tell_active(each)
+        self.pump.turn()
 
     @staticmethod
     def tell_active(consumer: Consumer) -> None:
