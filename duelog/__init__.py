@@ -26,10 +26,11 @@ from .background.recurring import Schedule
 from .check.finding import Finding
 from .delayed_store import DelayedStore
 from .sending.outbox import DUPLICATE, Duplicate
+from .subscribing.subscription_admin import SubscriptionAdmin
 from .subscription import Subscription
 from .topic import Topic
 from .topics.dead_letters import DeadLetter
-from .topics.seeking import LogPositions
+from .topics.seeking import LogPositions, PublishedAt
 from .topics.topic_events import TopicEvent
 
 logging.getLogger("duelog").addHandler(logging.NullHandler())
@@ -54,12 +55,14 @@ __all__ = [
     "MessageIds",
     "Outcome",
     "Policies",
+    "PublishedAt",
     "ReceivedMessage",
     "ReceivedMessages",
     "Schedule",
     "ScheduledMessage",
     "StoreConfig",
     "Subscription",
+    "SubscriptionAdmin",
     "SystemClock",
     "TickResult",
     "Topic",

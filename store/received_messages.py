@@ -93,6 +93,14 @@ class ReceivedMessages(Sequence[ReceivedMessage]):
         pick = itemgetter(*rows)
         return self._divided(lambda column: list(pick(column)))
 
+    def addressed_to(self, subscription: str) -> ReceivedMessages:
+        """Those that this subscription is to get: addressed to it, or to all."""
+        facts, everyone = self.facts, Facts(None)
+        if not facts:
+            return self
+        wanted = (None, subscription)
+        return self.pick([row for row, at in enumerate(self.places) if facts.get(at, everyone).addressee in wanted])
+
     def _divided(self, take: Any) -> ReceivedMessages:
         found = ReceivedMessages.__new__(ReceivedMessages)
         found.topic, found.subscription, found.facts = self.topic, self.subscription, self.facts

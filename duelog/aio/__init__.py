@@ -13,7 +13,7 @@ in which it was made.
 """
 
 from .store import DelayedStore
-from .subscription import Subscription
+from .subscription import Subscription, SubscriptionAdmin
 from .topic import Producer, Topic
 
-__all__ = ["DelayedStore", "Producer", "Subscription", "Topic"]
+__all__ = ["DelayedStore", "Producer", "Subscription", "SubscriptionAdmin", "Topic"]

@@ -18,6 +18,24 @@ _LONGEST_WAIT_S = 60.0
 """A wall clock that is set forward meanwhile is noticed after it."""
 
 
+class SubscriptionAdmin(InThreads[duelog.SubscriptionAdmin]):
+    """See `duelog.SubscriptionAdmin`."""
+
+    @property
+    def name(self) -> str:
+        return self._inner.name
+
+    @property
+    def topic(self) -> str:
+        return self._inner.topic
+
+    peek = in_thread(duelog.SubscriptionAdmin.peek)
+    skip = in_thread(duelog.SubscriptionAdmin.skip)
+    expire = in_thread(duelog.SubscriptionAdmin.expire)
+    reset = in_thread(duelog.SubscriptionAdmin.reset)
+    stats = in_thread(duelog.SubscriptionAdmin.stats)
+
+
 class Subscription(InThreads[duelog.Subscription]):
     """See `duelog.Subscription`. An async context manager, and an async iterator over its messages.
 

@@ -16,7 +16,7 @@ from duelog.sending import producer
 from duelog.sending.outbox import PutOutcome
 from duelog.topics.seeking import SeekTarget
 
-from .subscription import Subscription
+from .subscription import Subscription, SubscriptionAdmin
 from .threads import InThreads, close_result, in_thread
 
 
@@ -105,6 +105,11 @@ class Topic(InThreads[duelog.Topic]):
             raise
 
     producer_number = in_thread(duelog.Topic.producer_number)
+
+    async def subscription(self, name: str) -> SubscriptionAdmin:
+        """As `duelog.Topic.subscription`."""
+        return SubscriptionAdmin(await self._threads.run(self._inner.subscription, name), self._threads)
+
     unsubscribe = in_thread(duelog.Topic.unsubscribe)
     clear_inline = in_thread(duelog.Topic.clear_inline)
     cancel = in_thread(duelog.Topic.cancel)

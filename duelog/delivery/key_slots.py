@@ -34,9 +34,9 @@ class KeyShared:
     locks and calls nothing of the store; a message for which it raises goes to any consumer. ranges: inclusive ranges
     of numbers within 0 to 65,535 that are this consumer's, of numbers modulo 65,536; the number of a text is its
     BLAKE2b hash (8 bytes, big-endian). What is in no consumer's range waits for one. None: the consumers share all
-    numbers out among themselves. out_of_order: the messages of a key go to its owner whoever holds earlier ones, so
-    that a key moves at once. All consumers of a subscription have the same `order_by` and `out_of_order`, and either
-    all have ranges, none of which overlap, or none has.
+    numbers out among themselves. out_of_order: the messages of a key go to its owner while another
+    consumer holds earlier ones, so that a key moves at once. All consumers of a subscription have the same `order_by`
+    and `out_of_order`, and either all have ranges, none of which overlap, or none has.
     """
 
     order_by: OrderBy | None = None

@@ -1,1 +1,1 @@
-"""A topic's subscriptions as callers see them: attaching, readers, acknowledging. It knows nothing of sending."""
+"""A topic's subscriptions as callers see them: attaching, readers, acknowledging, looking on. Not sending."""

@@ -13,6 +13,7 @@ from ..sending.topic_sender import TopicSender
 from ..subscription import Subscription
 from ..topics.seeking import SeekTarget, position_of
 from ..topics.topic_state import TopicState
+from .subscription_admin import SubscriptionAdmin
 
 
 class TopicSubscriptions:
@@ -20,6 +21,11 @@ class TopicSubscriptions:
 
     _engine: Engine
     sender: TopicSender
+
+    @property
+    def name(self) -> str:
+        """Full name of the topic."""
+        raise NotImplementedError
 
     def _existing(self) -> TopicState:
         """The topic's state. Raises UnknownTopic."""
@@ -82,7 +88,8 @@ class TopicSubscriptions:
         check_subscribing(wanted, type, "earliest", failover, key_shared)
         if wanted in state.subscriptions:
             raise InvalidArgument("name", name, "the topic has a subscription of this name")
-        position = position_of(self._engine.main, state.log, start)
+        engine = self._engine
+        position = position_of(engine.main, engine.inline, state, start, engine.clock.now_ms())
         while True:
             now_ms = self._engine.clock.now_ms()
             found = state.reader(wanted, position, self._engine.inline.waiting(state, now_ms), now_ms)
@@ -107,6 +114,15 @@ class TopicSubscriptions:
         """
         self._engine.check_writable()
         return self._engine.inline.clear(self._existing(), subscription)
+
+    def subscription(self, name: str) -> SubscriptionAdmin:
+        """A subscription, to be looked at and changed without attaching. Raises UnknownSubscription, UnknownTopic."""
+        self._engine.check_writable()
+        topic = self._existing()
+        state = topic.subscriptions.get(name)
+        if state is None:
+            raise UnknownSubscription(self.name, name)
+        return SubscriptionAdmin(self._engine, topic, state)
 
     def subscriptions(self) -> list[str]:
         """Names of the subscriptions. Raises UnknownTopic."""

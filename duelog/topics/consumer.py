@@ -20,6 +20,7 @@ from ..delivery.dispatcher import Dispatcher, SubscriptionType
 from .ack_flusher import AckFlusher
 from .dead_letters import DeadLetters
 from .inline import InlineMessages
+from .seeking import go_to
 from .subscription_state import Part, SubscriptionState
 from .topic_state import TopicState
 
@@ -204,15 +205,10 @@ class Consumer:
 
     def seek(self, position: Position) -> Position:
         """Go to a position, or to the nearest that the log has; where that is. Durable when it returns."""
-        subscription, log = self._subscription, self._topic.log
-        now_ms = self._clock.now_ms()
+        subscription, now_ms = self._subscription, self._clock.now_ms()
         with subscription.lock:
-            dispatcher = self._dispatcher()
-            position = max(min(position, log.latest(now_ms)), Position(log.first_ledger, 0))
-            not_due = self._inline.waiting(self._topic, now_ms)
-            dispatcher.seek(Position(position.ledger_id, position.entry_id - 1), not_due)
-            if subscription.reader is not None:
-                subscription.reader.rewind(dispatcher.read_position)
+            self._dispatcher()
+            position = go_to(self._topic, subscription, position, self._inline.waiting(self._topic, now_ms), now_ms)
         self._flusher.mark(subscription, self._clock.now_ms())
         self._flusher.flush()
         return position

@@ -59,21 +59,37 @@ class InlineMessages:
 
     def reader(self, topic: TopicState, subscription: SubscriptionState) -> DueReader:
         """What a subscription of the topic reads its main log with."""
-        plain = MainLogReader(
-            self._main,
-            self._partitions,
-            topic.log,
-            topic=str(topic.name),
-            subscription=subscription.name,
-            span_ms=self._config.partition_ms,
-            quarantine=self._unreadable,
-            gone=subscription.gone.extend,
-        )
+        plain = self._plain(topic, subscription.name, self._unreadable, subscription.gone.extend)
 
         def open_view(position: Position, done_ms: int) -> SubscriptionView:
             return topic.track(lambda: self._new_tracker(topic), position, done_ms)
 
         return DueReader(plain, open_view, self._clock, self.read_ahead)
+
+    def onlooker(self, topic: TopicState, subscription: str = "") -> MainLogReader:
+        """What reads the topic's main log without consequences: it passes over what it cannot read, or finds gone.
+
+        So it needs no lock: what is trimmed while it reads is passed over too.
+        """
+        return self._plain(topic, subscription, _ignore, _ignore)
+
+    def _plain(
+        self,
+        topic: TopicState,
+        subscription: str,
+        unreadable: Callable[[CorruptEntry], object],
+        gone: Callable[[list[Position]], object],
+    ) -> MainLogReader:
+        return MainLogReader(
+            self._main,
+            self._partitions,
+            topic.log,
+            topic=str(topic.name),
+            subscription=subscription,
+            span_ms=self._config.partition_ms,
+            quarantine=unreadable,
+            gone=gone,
+        )
 
     def _new_tracker(self, topic: TopicState) -> TopicDelayTracker:
         """A tracker of what waits in the topic's main log, empty as yet."""
@@ -171,6 +187,10 @@ class InlineMessages:
                 continue
             if found is not None:
                 yield found
+
+
+def _ignore(_: object) -> None:
+    """It is left to those who deliver it."""
 
 
 def unacknowledged(acks: AckSet, not_due: Mapping[int, BitMap]) -> int:

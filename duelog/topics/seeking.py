@@ -1,8 +1,9 @@
-"""Where in a main log a time is, where it begins and ends, and which messages have outlived their time to live."""
+"""Where in a main log a time is, where it begins and ends, going there, and which messages have outlived their time."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from datetime import datetime
 from typing import NamedTuple, TypeAlias
 
@@ -10,18 +11,34 @@ import numpy as np
 from pyroaring import BitMap
 
 from duelog.delivery.acks import AckSet
+from duelog.markers.reader import MainLogReader
 from duelog.store.env.environment import Environment
 from duelog.store.errors import CorruptEntry, InvalidArgument
 from duelog.store.log.managed_ledger import ManagedLedger
 from duelog.store.log.scan import runs
 from duelog.store.message import ReceivedMessage, at_ms
-from duelog.store.position import MessageId, Position
+from duelog.store.position import BEFORE_FIRST, MessageId, Position, position_at
 
-SeekTarget: TypeAlias = MessageId | ReceivedMessage | datetime | int | str
+from .inline import InlineMessages
+from .subscription_state import SubscriptionState
+from .topic_state import TopicState
+
+_AT_ONCE = 64
+"""Messages read in one go in search of a publish time: payloads may be large."""
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedAt:
+    """The first message of a main log that was published at `time` (epoch ms or an aware datetime) or later."""
+
+    time: datetime | int
+
+
+SeekTarget: TypeAlias = MessageId | ReceivedMessage | PublishedAt | datetime | int | str
 """Where to go in a log, see `Subscription.seek`."""
 
 
-def position_at(main: Environment, log: ManagedLedger, time_ms: int) -> Position:
+def due_at(main: Environment, log: ManagedLedger, time_ms: int) -> Position:
     """The first position of the log whose message was due at `time_ms` or later; the end when there is none.
 
     A time before everything that is kept is the beginning. O(runs before it). When a ledger was closed says nothing
@@ -61,8 +78,32 @@ def log_positions(log: ManagedLedger, waiting: Callable[[], Mapping[int, BitMap]
     return LogPositions(None, None, log.end)
 
 
-def position_of(main: Environment, log: ManagedLedger, to: SeekTarget) -> Position:
+def published_at(reader: MainLogReader, time_ms: int, now_ms: int) -> Position:
+    """The first position whose message was published at `time_ms` or later, of those that may be read at `now_ms`.
+
+    The end of them when there is none. O(messages of the ledgers closed after that time, up to the one found): a
+    delayed message stands where its marker does, after messages published later.
+    """
+    log, nothing = reader.log, AckSet(Position(0, BEFORE_FIRST))
+    start = Position(log.first_ledger, 0)
+    for ledger in log.ledgers():
+        if ledger.closed and ledger.closed_ms < time_ms:  # all that is in it was published before
+            start = Position(ledger.ledger_id, ledger.entries)
+    while True:
+        batch, following, _ = reader.read(start, _AT_ONCE, nothing, now_ms)
+        for place, publish_ms in zip(batch.places, batch.publish_ms, strict=True):
+            if publish_ms >= time_ms:
+                return position_at(place)
+        if not batch:
+            return following
+        start = following
+
+
+def position_of(main: Environment, inline: InlineMessages, topic: TopicState, to: SeekTarget, now_ms: int) -> Position:
     """The position that `Subscription.seek` is asked for. Raises InvalidArgument."""
+    log = topic.log
+    if isinstance(to, PublishedAt):
+        return published_at(inline.onlooker(topic), at_ms("time", to.time), now_ms)
     if to == "earliest":
         return Position(log.first_ledger, 0)
     if to == "latest":
@@ -73,7 +114,19 @@ def position_of(main: Environment, log: ManagedLedger, to: SeekTarget) -> Positi
         return _existing(log, to)
     if isinstance(to, str):
         raise InvalidArgument("to", to, 'expected "earliest", "latest", a position or a time')
-    return position_at(main, log, at_ms("to", to))
+    return due_at(main, log, at_ms("to", to))
+
+
+def go_to(
+    topic: TopicState, subscription: SubscriptionState, position: Position, not_due: Mapping[int, BitMap], now_ms: int
+) -> Position:
+    """Have a subscription go to a position, or to the nearest that the log has; where that is. REQUIRES: its lock.
+
+    not_due: what waits inline, by ledger id.
+    """
+    position = max(min(position, topic.log.latest(now_ms)), Position(topic.log.first_ledger, 0))
+    subscription.seek(Position(position.ledger_id, position.entry_id - 1), not_due, topic.log)
+    return position
 
 
 def _existing(log: ManagedLedger, position: Position) -> Position:
@@ -86,11 +139,13 @@ def _existing(log: ManagedLedger, position: Position) -> Position:
     return position
 
 
-def expired(main: Environment, log: ManagedLedger, acks: AckSet, before_ms: int) -> Iterator[tuple[int, BitMap]]:
+def expired(
+    main: Environment, log: ManagedLedger, acks: AckSet, before_ms: int, *, thorough: bool = False
+) -> Iterator[tuple[int, BitMap]]:
     """(ledger id, entries) that were due at `before_ms` or earlier and are not acknowledged, oldest first.
 
     Ends at the first run with something unacknowledged and nothing old, but for one that waits inline: what is in the
-    log was due in about the order in which it lies.
+    log was due in about the order in which it lies. thorough: at the end of the log.
     """
     marked, last = acks.mark_delete
     ledger_id: int | None = marked
@@ -109,6 +164,6 @@ def expired(main: Environment, log: ManagedLedger, acks: AckSet, before_ms: int)
                     unacked &= BitMap((old + run.first_entry).tolist())
                     if unacked:
                         yield ledger_id, unacked
-                    elif not run.early:
+                    elif not run.early and not thorough:
                         return
         ledger_id = log.following(ledger_id)

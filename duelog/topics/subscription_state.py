@@ -180,6 +180,14 @@ class SubscriptionState:
                     self.reader.close()
                     self.deleted |= not self.durable
 
+    def seek(self, mark_delete: Position, not_due: Mapping[int, BitMap], ledgers: LedgerList) -> None:
+        """Go to just after `mark_delete`; what of `not_due` lies before it comes too. REQUIRES: the lock."""
+        if self.dispatcher is None or self.reader is None:
+            self.acks.begin(mark_delete, not_due, ledgers)
+        else:
+            self.dispatcher.seek(mark_delete, not_due)
+            self.reader.rewind(self.dispatcher.read_position)
+
     def trimmed(self, first_ledger: int, ledgers: LedgerList) -> None:
         """The ledgers before `first_ledger` are gone. REQUIRES: the lock."""
         if self.dispatcher is not None:

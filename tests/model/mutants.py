@@ -129,12 +129,12 @@ def retries_for_everybody(patch: Patch) -> None:
 @broken(HANDING_OUT)
 def seeks_past_the_first(patch: Patch) -> None:
     """A seek by time goes to what was due later than asked, not then."""
-    found = seeking.position_at
+    found = seeking.due_at
 
-    def position_at(main: Any, log: Any, time_ms: int) -> Any:
+    def due_at(main: Any, log: Any, time_ms: int) -> Any:
         return found(main, log, time_ms + 1)
 
-    patch.setattr(seeking, "position_at", position_at)
+    patch.setattr(seeking, "due_at", due_at)
 
 
 @broken(TAKING_BACK)

@@ -221,7 +221,7 @@ async def test_a_message_that_cannot_be_taken_is_refused_by_send(tmp_path: Path,
         assert not await store.topic("t").exists()
 
 
-@pytest.mark.parametrize("name", ["DelayedStore", "Topic", "Subscription"])
+@pytest.mark.parametrize("name", ["DelayedStore", "Topic", "Subscription", "SubscriptionAdmin"])
 def test_both_faces_have_the_same_methods_and_arguments(name: str) -> None:
     """Whatever is public in one is in the other, but for what only threads need."""
     only_for_threads = {

@@ -1,0 +1,130 @@
+"""A subscription looked at and changed from outside: by operators, and by programs that do not receive."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from pyroaring import BitMap
+
+from duelog.store.errors import ConsumerBusy, InvalidArgument, UnknownSubscription
+from duelog.store.message import ReceivedMessage, at_ms
+from duelog.store.position import Position
+from duelog.store.received_messages import ReceivedMessages
+
+from ..delivery.acks import AckSet
+from ..delivery.position_set import group_places
+from ..engine import Engine
+from ..stats import SubscriptionStats
+from ..topics.seeking import SeekTarget, expired, go_to, position_of
+from ..topics.subscription_state import SubscriptionState
+from ..topics.topic_state import TopicState
+
+_AT_ONCE = 64
+
+
+class SubscriptionAdmin:
+    """A subscription of a topic, whether consumers are attached or not. Made by Topic.subscription; thread-safe.
+
+    Every change is durable when it returns. All raise UnknownSubscription once it is removed, ClosedError, StoreFailed;
+    what changes something raises StoreFull.
+    """
+
+    def __init__(self, engine: Engine, topic: TopicState, state: SubscriptionState) -> None:
+        self._engine = engine
+        self._topic = topic
+        self._state = state
+
+    @property
+    def name(self) -> str:
+        return self._state.name
+
+    @property
+    def topic(self) -> str:
+        """Full name of the topic."""
+        return str(self._topic.name)
+
+    def peek(self, count: int = 1) -> list[ReceivedMessage]:
+        """The first `count` messages that are due and not acknowledged, in the log's order; nothing is handed out.
+
+        Consumers may hold some of them. redelivery_count is 0. Raises InvalidArgument.
+        """
+        return self._first(count).to_list()
+
+    def skip(self, count: int) -> int:
+        """Acknowledge the first `count` messages, as `peek` gives them; how many were not acknowledged meanwhile."""
+        entries = group_places(self._first(count).places)
+        with self._state.lock:
+            skipped = self._state.acknowledge(entries, self._topic.log)
+        self._flush()
+        return skipped
+
+    def expire(self, before: datetime | int) -> int:
+        """Acknowledge every message that was due before an instant (aware datetime or epoch ms); how many.
+
+        What consumers hold of them is acknowledged too. O(entries after mark-delete). Raises InvalidArgument.
+        """
+        self._check_usable()
+        before_ms = at_ms("before", before) - 1
+        log, acks = self._topic.log, self._acks()
+        entries: dict[int, BitMap] = {}
+        for ledger_id, of_run in expired(self._engine.main, log, acks, before_ms, thorough=True):
+            entries[ledger_id] = entries.get(ledger_id, BitMap()) | of_run
+        with self._state.lock:
+            count = self._state.acknowledge(entries, log)
+        self._flush()
+        return count
+
+    def reset(self, to: SeekTarget) -> Position:
+        """`Subscription.seek` of a subscription to which no consumer is attached; raises ConsumerBusy if one is."""
+        self._check_usable()
+        engine, topic, state = self._engine, self._topic, self._state
+        position = position_of(engine.main, engine.inline, topic, to, engine.clock.now_ms())
+        now_ms = engine.clock.now_ms()
+        with state.lock:
+            if state.consumers:
+                raise ConsumerBusy(self.topic, self.name, f"it has {state.consumers} consumers")
+            position = go_to(topic, state, position, engine.inline.waiting(topic, now_ms), now_ms)
+        self._flush()
+        return position
+
+    def stats(self) -> SubscriptionStats:
+        """Figures of the subscription."""
+        self._engine.check_open()
+        return self._engine.figures.of_subscription(self._topic, self._state)
+
+    # -- inside ------------------------------------------------------------------------------------
+
+    def _check_usable(self) -> None:
+        self._engine.check_writable()
+        if self._state.deleted or self._topic.deleted:
+            raise UnknownSubscription(self.topic, self.name)
+
+    def _acks(self) -> AckSet:
+        """What is acknowledged by now, to be looked at without the lock."""
+        with self._state.lock:
+            return self._state.acks.copy()
+
+    def _first(self, count: int) -> ReceivedMessages:
+        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+            raise InvalidArgument("count", count, "expected an int of at least 1")
+        self._check_usable()
+        acks = self._acks()
+        reader, now_ms = self._engine.inline.onlooker(self._topic, self.name), self._engine.clock.now_ms()
+        found = ReceivedMessages(self.topic, self.name)
+        start = Position(acks.mark_delete.ledger_id, acks.mark_delete.entry_id + 1)
+        while len(found) < count:
+            batch, start, _ = reader.read(start, min(count - len(found), _AT_ONCE), acks, now_ms)
+            if not batch:
+                break
+            found += batch.addressed_to(self.name)
+        return found
+
+    def _flush(self) -> None:
+        engine = self._engine
+        engine.flusher.mark(self._state, engine.clock.now_ms())
+        engine.flusher.flush()
+        engine.agenda.look_at(self._topic.topic_id, 0)
+        self._topic.changed()
+
+    def __repr__(self) -> str:
+        return f"<SubscriptionAdmin of {self.name!r} of {self.topic!r}>"
