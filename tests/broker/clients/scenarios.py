@@ -509,6 +509,25 @@ def reader(url: str) -> None:
     client.close()
 
 
+def table_view(url: str) -> None:
+    """The last value of each key, also of keys that come later."""
+    if not hasattr(pulsar.Client, "create_table_view"):
+        raise Lacking("create_table_view")
+    client = connect(url)
+    producer = client.create_producer(named("table"), batching_enabled=False)
+    for number in range(20):
+        producer.send(b"%d" % number, partition_key=f"k{number % 5}")
+    view = client.create_table_view(named("table"))
+    assert {key: view.get(key) for key in ("k0", "k4", "none")} == {"k0": b"15", "k4": b"19", "none": None}
+    producer.send(b"new", partition_key="k0")
+    end = time.monotonic() + 10
+    while view.get("k0") != b"new" and time.monotonic() < end:
+        time.sleep(0.01)
+    assert view.get("k0") == b"new"
+    assert len(view) == 5
+    client.close()
+
+
 # -- many topics -------------------------------------------------------------------------------
 
 
@@ -635,6 +654,19 @@ def names_that_break_rules(url: str) -> None:
             else:
                 raise SystemExit(f"{topic} was opened")
     client.create_producer(named("good")).send(b"m")
+    client.close()
+
+
+def unknown_listener(url: str) -> None:
+    """A listener that the broker has not is told at once."""
+    client = connect(url, listener_name="elsewhere")
+    start = time.monotonic()
+    try:
+        client.create_producer(named("listener"))
+    except pulsar.ConnectError:
+        assert time.monotonic() - start < 5
+    else:
+        raise SystemExit("found")
     client.close()
 
 

@@ -37,10 +37,12 @@ SCENARIOS = (
     "dead_letter",
     "seek",
     "reader",
+    "table_view",
     "pattern",
     "schema",
     "access_modes",
     "names_that_break_rules",
+    "unknown_listener",
 )
 
 SECRET = b"0123456789abcdef0123456789abcdef"

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+from types import NoneType
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from duelog.broker.lookup.compatibility import Compatibility, SchemaType, is_schema, misfit, same
 from duelog.broker.protocol.parts import KeyValue, Schema
@@ -166,3 +169,49 @@ def test_bytes_and_what_takes_the_topics_schema_are_no_schema() -> None:
     """Numbers that are not positive, and AUTO_CONSUME."""
     assert [number for number in (-4, -1, 0, 1, 4, 20, 21) if is_schema(Schema("", b"", number))] == [1, 4, 20]
     assert not is_schema(None)
+
+
+ALIASES: st.SearchStrategy[Any] = st.lists(st.sampled_from(["R", "a", 7])) | st.none()
+NAMES = st.sampled_from(["int", "long", "string", "null", "record", "enum", "fixed", "array", "map", "R", "x.R", "", 7])
+SCHEMAS: st.SearchStrategy[Any] = st.recursive(
+    NAMES | st.none() | st.booleans(),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.fixed_dictionaries(
+            {"type": inner},
+            optional={
+                "name": NAMES,
+                "namespace": NAMES,
+                "items": inner,
+                "values": inner,
+                "size": inner,
+                "symbols": st.lists(NAMES, max_size=2) | inner,
+                "default": inner,
+                "fields": inner
+                | st.lists(
+                    st.fixed_dictionaries({"name": NAMES, "type": inner}, optional={"aliases": ALIASES}),
+                    max_size=3,
+                ),
+            },
+        )
+    ),
+    max_leaves=12,
+)
+"""Near to Avro schemas, and seldom one."""
+
+
+@settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(SCHEMAS, SCHEMAS, st.sampled_from(list(Compatibility)))
+def test_whatever_a_client_calls_a_schema_gets_an_answer(new: Any, old: Any, asked: Compatibility) -> None:
+    """It fits, or there is a reason."""
+    assert isinstance(misfit(avro(new), [avro(old)], asked), (str, NoneType))
+    assert isinstance(misfit(avro(new), [], asked), (str, NoneType))
+    assert misfit(avro(new), [avro(new)], Compatibility.FULL) is None or misfit(avro(new), [], asked) is not None
+
+
+@given(st.binary(max_size=40), st.integers(0, 22), st.binary(max_size=40))
+def test_bytes_that_are_no_schema_get_an_answer(new: bytes, kind: int, old: bytes) -> None:
+    """Of every type."""
+    properties = [KeyValue("key.schema.type", "AVRO"), KeyValue("value.schema.type", "KEY_VALUE")]
+    schemas = [Schema("s", data, kind, properties) for data in (new, old)]
+    assert isinstance(misfit(schemas[0], schemas[1:], Compatibility.FULL), (str, NoneType))
