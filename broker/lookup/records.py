@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Generic, Protocol, Self, TypeVar
 
-from ...store.errors import DocumentChanged
+from ...store.errors import CorruptRecord, DocumentChanged
 from ...store.log.documents import Document, Documents
 
 
@@ -42,7 +42,7 @@ class Records(Generic[V]):
 
         def work() -> dict[str, V]:
             found = self._documents.items(self._prefix)
-            return {key.removeprefix(self._prefix): self._read(document) for key, document in found}
+            return {key.removeprefix(self._prefix): self._read(key, document) for key, document in found}
 
         self._values = await asyncio.to_thread(work)
 
@@ -61,7 +61,7 @@ class Records(Generic[V]):
             key = self._prefix + name
             while True:
                 document = self._documents.get(key)
-                before = None if document is None else self._read(document)
+                before = None if document is None else self._read(key, document)
                 after = change(before)
                 if after == before or self._write(key, after, document):
                     return after
@@ -90,8 +90,11 @@ class Records(Generic[V]):
         """Have there be none."""
         await self.change(name, lambda before: None)
 
-    def _read(self, document: Document) -> V:
-        return self._cls.from_json(json.loads(document.value))
+    def _read(self, key: str, document: Document) -> V:
+        try:
+            return self._cls.from_json(json.loads(document.value))
+        except (ValueError, LookupError, TypeError) as error:
+            raise CorruptRecord(f"document {key} is of no known form: {error!r}") from error
 
     def _write(self, key: str, value: V | None, before: Document | None) -> bool:
         """False: another was quicker."""

@@ -66,7 +66,7 @@ class TopicAccess:
             allowed = partitions or self._resources.auto_creation(address.name.namespace_name).allowed
             if not create or not allowed:
                 raise Refused(ServerError.TOPIC_NOT_FOUND, f"topic {address.name} does not exist")
-            await asyncio.to_thread(_create, topic)
+            await asyncio.to_thread(topic.create)
         return OpenedTopic(topic, address)
 
     async def to_produce(self, peer: Peer, text: str) -> tuple[Topic, int]:
@@ -86,11 +86,7 @@ class TopicAccess:
 
         def create() -> None:
             for name in names:
-                _create(self._store.topic(name))
+                self._store.topic(name).create()
 
         await asyncio.to_thread(create)
         return self._resources.partitions(address.name)
-
-
-def _create(topic: Topic) -> None:
-    topic._engine.topics.get_or_create(topic._name, topic._engine.clock.now_ms())

@@ -15,12 +15,14 @@ from types import NoneType
 from typing import Any, get_args, get_origin, get_type_hints
 
 from ...store.errors import InvalidArgument
+from ..lookup.compatibility import Compatibility
 from ..protocol.frames import MAX_MESSAGE_SIZE
 
 EVERYWHERE = frozenset({"0.0.0.0", "::", ""})
 """Addresses to listen at that are no address to connect to."""
 
 _WORD = re.compile(r"_([a-z])")
+_LISTENER = re.compile(r"(\w[\w-]*):(pulsar(?:\+ssl)?://[^\s/,]+:[0-9]+)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +33,8 @@ class BrokerConfig:
     """Where to listen. Others than this machine reach the broker with "0.0.0.0"; it should authenticate them then."""
     advertised_address: str | None = None
     """What LOOKUP tells clients; None: `bind_address`, or the machine's name if that is every address."""
+    advertised_listeners: tuple[str, ...] = ()
+    """What LOOKUP tells clients that name a listener: `name:pulsar://host:port`, and `pulsar+ssl` likewise."""
     broker_service_port: int | None = 6650
     """None: TLS only. 0: one that is free."""
     broker_service_port_tls: int | None = 6651
@@ -73,6 +77,8 @@ class BrokerConfig:
     max_unacked_messages_per_consumer: int = 50_000
     max_unacked_messages_per_subscription: int = 200_000
     subscription_pattern_max_length: int = 50
+    schema_compatibility_strategy: str = "FULL"
+    """What a topic's next schema has to be, by Pulsar's names."""
 
     authentication_providers: tuple[str, ...] = ()
     """"token", "basic"; none: every client is let in."""
@@ -96,6 +102,12 @@ class BrokerConfig:
         """Raises InvalidArgument."""
         if self.delay_rejection not in {"error", "clamp"}:
             raise InvalidArgument("delayRejection", self.delay_rejection, 'expected "error" or "clamp"')
+        if self.schema_compatibility_strategy not in set(Compatibility):
+            reason = f"expected one of {', '.join(Compatibility)}"
+            raise InvalidArgument("schemaCompatibilityStrategy", self.schema_compatibility_strategy, reason)
+        for listener in self.advertised_listeners:
+            if _LISTENER.fullmatch(listener) is None:
+                raise InvalidArgument("advertisedListeners", listener, "expected name:pulsar://host:port")
         for port in ("broker_service_port", "broker_service_port_tls"):
             number = getattr(self, port)
             if number is not None and not 0 <= number <= 65_535:
@@ -125,6 +137,14 @@ class BrokerConfig:
         if self.advertised_address:
             return self.advertised_address
         return socket.gethostname() if self.bind_address in EVERYWHERE else self.bind_address
+
+    def listeners(self) -> dict[str, dict[str, str]]:
+        """Addresses by scheme, `pulsar` and `pulsar+ssl`, by name of the listener."""
+        found: dict[str, dict[str, str]] = {}
+        for match in map(_LISTENER.fullmatch, self.advertised_listeners):
+            if match is not None:
+                found.setdefault(match[1], {})[match[2].partition(":")[0]] = match[2]
+        return found
 
 
 _POSITIVE = (

@@ -9,6 +9,7 @@ from typing import Any
 from ...delayed_store import DelayedStore
 from ..consume.consumers import Consumers
 from ..consume.membership import ConsumerSettings
+from ..lookup.compatibility import Compatibility
 from ..lookup.namespace_settings import AutoCreation
 from ..lookup.resources import Defaults, Resources
 from ..lookup.schemas import Schemas
@@ -36,14 +37,18 @@ class Services:
     def __init__(self, store: DelayedStore, config: BrokerConfig, workers: Workers) -> None:
         calls = LoopCalls(asyncio.get_running_loop())
         creation = AutoCreation(config.allow_auto_topic_creation, config.default_num_partitions)
-        defaults = Defaults(creation, config.broker_deduplication_enabled)
+        compatibility = Compatibility(config.schema_compatibility_strategy)
+        defaults = Defaults(creation, config.broker_deduplication_enabled, compatibility)
         self.resources = Resources(store.documents, defaults)
         permissions = Permissions(
             self.resources, enabled=config.authorization_enabled, superusers=config.super_user_roles
         )
         access = TopicAccess(store, self.resources, permissions)
-        self.urls: dict[str, Urls] = {}
-        """Where clients are sent, by listener name; filled once the broker listens."""
+        self.urls = {
+            name: Urls(found.get("pulsar", ""), found.get("pulsar+ssl", ""))
+            for name, found in config.listeners().items()
+        }
+        """Where clients are sent, by listener name; that of no name filled once the broker listens."""
         self.lookup = TopicLookup(access, self.resources, self.urls)
         self.listing = TopicListing(store, permissions, config.subscription_pattern_max_length)
         self.schemas = Schemas(store.documents, self.resources, access)

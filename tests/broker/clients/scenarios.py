@@ -15,78 +15,29 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pulsar
 from pulsar import ConsumerType, InitialPosition
 
-LACKING = 77
-WAIT_MS = 10_000
-"""How long something may take that has to come; only a failure takes so long."""
+sys.path.append(str(Path(__file__).resolve().parents[3]))
 
-QUIET_MS = 300
-"""How long nothing has to come."""
-
-
-class Lacking(Exception):
-    """The client's version has not what the scenario needs."""
-
-
-def named(name: str) -> str:
-    """A topic of this version of the client."""
-    return f"{name}-{sys.argv[3]}"
-
-
-def connect(url: str, **options: Any) -> Any:
-    """A client that prints warnings only."""
-    logger = pulsar.ConsoleLogger(pulsar.LoggerLevel.Warn)
-    return pulsar.Client(url, logger=logger, **{"operation_timeout_seconds": 10, **options})
-
+from tests.broker.clients.talking import (
+    LACKING,
+    WAIT_MS,
+    Lacking,
+    connect,
+    named,
+    nothing,
+    numbered,
+    receive,
+    send,
+    taken,
+    texts,
+)
 
 Scenario = Callable[..., None]
-
-
-def receive(consumer: Any, count: int, *, ack: bool = True) -> list[Any]:
-    """The next messages."""
-    found = []
-    for _ in range(count):
-        message = consumer.receive(WAIT_MS)
-        if ack:
-            consumer.acknowledge(message)
-        found.append(message)
-    return found
-
-
-def texts(messages: list[Any]) -> list[str]:
-    """Their payloads."""
-    return [message.data().decode() for message in messages]
-
-
-def nothing(consumer: Any) -> bool:
-    """Whether nothing comes."""
-    try:
-        message = consumer.receive(QUIET_MS)
-    except pulsar.Timeout:
-        return True
-    print("unexpected:", message.data(), message.message_id(), file=sys.stderr)
-    return False
-
-
-def numbered(count: int, prefix: str = "") -> list[str]:
-    """Payloads."""
-    return [f"{prefix}{number}" for number in range(count)]
-
-
-def send(producer: Any, payloads: list[str], **options: Any) -> list[Any]:
-    """Send one by one; the receipts."""
-    return [producer.send(payload.encode(), **options) for payload in payloads]
-
-
-def taken(url: str, payloads: list[str], topic: str) -> tuple[Any, Any, list[Any]]:
-    """A client, a producer of `topic` that sent the payloads, and the receipts."""
-    client = connect(url)
-    producer = client.create_producer(topic, batching_enabled=False)
-    return client, producer, send(producer, payloads)
 
 
 # -- produce and consume -----------------------------------------------------------------------
@@ -642,8 +593,8 @@ def access_modes(url: str) -> None:
 
 
 def names_that_break_rules(url: str) -> None:
-    """Each has its answer, in time, and the connection goes on."""
-    client = connect(url)
+    """Each has its answer, and the connection goes on. The client tries an invalid name again until its timeout."""
+    client = connect(url, operation_timeout_seconds=2)
     for topic in ("non-persistent://public/default/t", "public/unknown/t", "t" * 600):
         for make in (client.create_producer, lambda name: client.subscribe(name, "s")):
             start = time.monotonic()
@@ -704,12 +655,13 @@ def not_authenticated(url: str, token: str) -> None:
 def not_authorized(url: str, token: str) -> None:
     """A role without a right opens nothing and learns nothing."""
     client = connect(url, authentication=pulsar.AuthenticationToken(token))
-    for call in (
+    calls: list[Callable[[], Any]] = [
         lambda: client.create_producer(named("secret")),
         lambda: client.subscribe(named("secret"), "s"),
         lambda: client.get_topic_partitions(named("secret")),
         lambda: client.get_topic_partitions(named("not-there")),
-    ):
+    ]
+    for call in calls:
         try:
             call()
         except pulsar.AuthorizationError:

@@ -12,6 +12,7 @@ from duelog.broker.lookup.topic_access import OpenedTopic
 from duelog.broker.protocol.commands import PartitionedMetadata
 from duelog.broker.protocol.failures import Refused, ServerError
 from duelog.broker.security.permissions import Action
+from duelog.store.errors import CorruptRecord
 from tests.broker.lookup.stage import FORBIDDEN, PARTITIONED, Stage
 from tests.conftest import OpenStore
 
@@ -108,3 +109,11 @@ def test_deduplication_is_asked_for_by_the_topic_then_the_namespace_then_the_bro
     asyncio.run(set_topic(False))
     assert not stage.facts.deduplicates("t-partition-1")
     assert stage.facts.deduplicates("u")
+
+
+def test_a_document_that_cannot_be_read_is_told_by_its_key(store: DelayedStore) -> None:
+    """At the start."""
+    store.documents.put("namespace/a/b", b"{}")
+    stage = Stage(store)
+    with pytest.raises(CorruptRecord, match="namespace/a/b"):
+        asyncio.run(stage.resources.load())

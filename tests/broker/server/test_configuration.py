@@ -70,6 +70,9 @@ def test_a_file_has_the_names_that_operators_know(tmp_path: Path) -> None:
         ("authorizationEnabled = true", "needs authenticationProviders"),
         ('authenticationProviders = ["kerberos"]', "kerberos"),
         ('delayRejection = "drop"', "clamp"),
+        ('schemaCompatibilityStrategy = "SOME"', "BACKWARD"),
+        ('advertisedListeners = ["pulsar://host:6650"]', "advertisedListeners='pulsar:.*expected name:"),
+        ('advertisedListeners = ["a:http://host:80"]', "expected name:"),
         ("maxPendingRequests = 0", "maxPendingRequests=0: expected more than 0"),
         ("writeStallSeconds = -1", "0 or more"),
         ("writeLowMark = 2000000", "over writeHighMark"),
@@ -81,6 +84,15 @@ def test_a_setting_that_cannot_be_is_named(tmp_path: Path, text: str, says: str)
     """One of each kind."""
     with pytest.raises(InvalidArgument, match=says):
         read_config(written(tmp_path, text))
+
+
+def test_a_listener_has_an_address_for_each_scheme() -> None:
+    """Those that are named."""
+    config = BrokerConfig(advertised_listeners=("a:pulsar://x:1", "b:pulsar://y:2", "a:pulsar+ssl://x:3"))
+    assert config.listeners() == {
+        "a": {"pulsar": "pulsar://x:1", "pulsar+ssl": "pulsar+ssl://x:3"},
+        "b": {"pulsar": "pulsar://y:2"},
+    }
 
 
 def test_every_setting_can_be_in_a_file(tmp_path: Path) -> None:
