@@ -16,6 +16,7 @@ from duelog.store.codec import format as fmt
 from duelog.store.config import KIB, MIB, StoreConfig
 from duelog.store.env.environment import Environment
 from duelog.store.files.failpoints import reach
+from duelog.store.files.free_space import require_space
 from duelog.store.files.system_errors import explained
 from duelog.store.log import catalog
 from duelog.store.wal.segment import MAIN, Row
@@ -31,6 +32,9 @@ _USUAL_BYTES = 16 * MIB
 """The most that a segment of few environments grows to."""
 
 _BYTES_A_PARTITION = 256 * KIB
+_KEPT_BYTES = MIB
+"""Of a disk, for commits that make space."""
+
 _THREADS = 4
 """That apply partitions side by side; started when they are first needed."""
 
@@ -149,8 +153,11 @@ class WalSegments:
             else:
                 size = active.size
         self.finish_checkpoint()
+        size = min(size, self._most_bytes)
+        if group:
+            self._require_space(max(size, group))
         with explained(self._main.path.parent):
-            following = self._wal.prepare_segment(min(size, self._most_bytes), group)
+            following = self._wal.prepare_segment(size, group)
         try:
             ended = self._wal.begin_segment(following)
         except OSError as error:
@@ -169,6 +176,16 @@ class WalSegments:
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="duelog-apply")
             self._checkpoint.begin(self._pool)
+
+    def _require_space(self, size: int) -> None:
+        """Refuse a segment where there is no space to apply it and what is not applied yet. Raises StoreFull.
+
+        So a full disk stops sends while commits, which apply the log first, still go on: acknowledging makes space.
+        """
+        active = self._wal.active
+        unapplied = self._ended_bytes + (0 if active is None else active.size)
+        needed = 2 * size + unapplied + _KEPT_BYTES
+        require_space(self._main.path.parent, needed - self._main.unused_bytes(), "to apply more of the log")
 
     def finish_checkpoint(self) -> None:
         """Wait for the checkpoint that was begun, if there is one. Raises as `Checkpoint.finish`."""

@@ -230,6 +230,14 @@ class Environment(GroupCommit):
             if found is not None:
                 return found
 
+    def unused_bytes(self) -> int:
+        """Of the data file, in pages that no row takes: what commits use before the file grows, but for a few."""
+        with self._gate.reading():
+            self._check_open()
+            pages = self._env.stat()
+            used = pages["branch_pages"] + pages["leaf_pages"] + pages["overflow_pages"]
+            return int((self._env.info()["last_pgno"] + 1 - used) * pages["psize"])
+
     def hold(self) -> HeldRead:
         """What is applied now, until it is released. Raises as `read`."""
         self._gate.enter()

@@ -40,6 +40,15 @@ def reserve_lock_file(path: Path) -> None:
             os.close(descriptor)
 
 
+def require_space(path: Path, needed: int, purpose: str) -> None:
+    """Raise StoreFull where the file system of `path` has less than `needed` bytes for what `purpose` says."""
+    with explained(path):
+        space = os.statvfs(path)
+    free = space.f_bavail * space.f_frsize
+    if free < needed:
+        raise StoreFull(path, f"no space {purpose}: {needed} bytes needed, {free} free", free)
+
+
 def out_of_space(path: Path, error: Exception) -> StoreFull | None:
     """StoreFull if a commit to the environment in `path` failed with `error` for want of space, else None.
 

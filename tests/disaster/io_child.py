@@ -108,6 +108,8 @@ def main() -> None:
                             os.fdatasync(scratch.fileno())
                         elif call == "writev":
                             os.writev(scratch.fileno(), [b"x"])
+                        elif call == "pwritev2":
+                            os.pwritev(scratch.fileno(), [b"x"], 0)
                         else:
                             os.pwrite(scratch.fileno(), b"x", 0)
                 work(path)

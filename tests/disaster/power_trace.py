@@ -197,6 +197,8 @@ class Trace:
             raise NotUnderstood(f"a short write: {result} of {len(data)} bytes")
         if call in ("pwrite64", "pwritev"):
             offset = int(arguments.rsplit(",", 1)[1])
+        elif call == "pwritev2":
+            offset = int(arguments.rsplit(",", 2)[1])
         elif call in ("write", "writev"):
             offset = self._offsets.get(descriptor, 0)
             self._offsets[descriptor] = offset + len(data)
