@@ -8,6 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
+from duelog.broker.protocol.entry import header_for, pack
+from duelog.broker.protocol.fields import ENCODERS
+from duelog.broker.protocol.frames import join_blob
+from duelog.broker.protocol.metadata import MessageMetadata
 from duelog.store.codec import format as fmt
 from duelog.store.codec.body import encode_one
 from duelog.store.codec.copies import copy_key
@@ -107,3 +111,10 @@ def test_every_table_of_the_format_stands_on_the_page() -> None:
     """A table that is added to the code without the page is seen."""
     text = PAGE.read_text()
     assert [table.name for table in fmt.Table if f"`{table:02x}`" not in text] == []
+
+
+def test_the_pages_payload_of_a_client_is_what_the_broker_stores() -> None:
+    """The header, and the blob as the client sent it."""
+    metadata = MessageMetadata("p", 1, SENT_MS, partition_key="order-17")
+    blob = join_blob(ENCODERS[MessageMetadata](metadata), b"pay")
+    assert whole(6) == pack(header_for(metadata, 1, is_batch=False), blob)
