@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from ...delivery.failover import Failover
 from ...delivery.key_slots import KeyShared
 from ...store.errors import CorruptRecord
+from ...store.message import MAX_DUE_MS
 from ...store.position import MAX_ID, MessageId
+from ...topics.seeking import PublishedAt
 from ..protocol import entry
 from ..protocol.commands import (
     Command,
@@ -42,14 +44,14 @@ _TYPES: dict[SubscriptionType, EngineType] = {
 _INITIAL = {InitialPosition.LATEST: "latest", InitialPosition.EARLIEST: "earliest"}
 
 
-Start = str | MessageId | int
-"""Where a reader begins: "earliest", "latest", an id, or a time in ms."""
+Start = str | MessageId | PublishedAt
+"""Where a reader begins: "earliest", "latest", an id, or the first message published at a time."""
 
 
 def start_of(command: Subscribe, now_ms: int) -> Start:
     """Where a reader is to begin."""
     if command.rollback_sec:
-        return max(now_ms - command.rollback_sec * 1_000, 0)
+        return PublishedAt(max(now_ms - command.rollback_sec * 1_000, 0))
     if command.start_message_id is None:
         return _INITIAL[command.initial_position]
     return _position(command.start_message_id)
@@ -97,7 +99,9 @@ def seek(topic: Topic, engine: Subscription, command: Seek) -> Start:
         return engine.seek(existing(topic, _position(command.message_id)))
     if command.publish_time is None:
         raise Refused(ServerError.METADATA, "SEEK names neither a message nor a time")
-    return engine.seek(command.publish_time)
+    if command.publish_time > MAX_DUE_MS:
+        raise Refused(ServerError.METADATA, f"{command.publish_time} ms is no time")
+    return engine.seek(PublishedAt(command.publish_time))
 
 
 def existing(topic: Topic, start: Start) -> Start:

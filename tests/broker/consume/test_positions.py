@@ -206,3 +206,30 @@ def test_a_seek_to_a_delayed_messages_receipt_goes_to_its_marker(open_store: Ope
         assert texts(peer) == texts(reader) == ["late", "b"]
 
     run(test())
+
+
+def test_seeking_by_time_goes_to_what_was_published_then(open_store: OpenStore, clock: ManualClock) -> None:
+    """Not to what was due then: a message that waited was published before others that are read before it."""
+
+    async def test() -> None:
+        here, peer = Consuming(open_store(), clock), FakePeer()
+        begun_ms = clock.now_ms()
+        here.topic.send(entry_of("waited"), deliver_at=begun_ms + 3_000)
+        for text in "ab":
+            clock.advance(1_000)
+            here.send(text)
+        clock.advance(1_000)
+        here.store.tick()
+        here.send("c")
+        for published_ms, expected in [(begun_ms + 2_500, ["c"]), (begun_ms + 2_000, ["b", "waited", "c"])]:
+            consumer = await here.subscribe(peer)
+            await soon(here.consumers.seek(peer, Seek(consumer, 6, publish_time=published_ms)))
+            peer.sent.clear()
+            consumer = await here.subscribe(peer, permits=9)
+            assert texts(peer) == expected
+            await soon(here.consumers.close(peer, CloseConsumer(consumer, 9)))
+        await here.subscribe(peer, consumer_id=50)
+        await soon(here.consumers.seek(peer, Seek(50, 6, publish_time=2**63)))
+        assert refused(peer) == [ServerError.METADATA]
+
+    run(test())
