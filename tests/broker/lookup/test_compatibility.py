@@ -108,7 +108,7 @@ def test_transitive_looks_at_all_earlier_versions() -> None:
     assert misfit(new, versions, Compatibility.BACKWARD_TRANSITIVE) is not None
 
 
-@pytest.mark.parametrize("asked", set(Compatibility) - {Compatibility.ALWAYS_COMPATIBLE})
+@pytest.mark.parametrize("asked", [each for each in Compatibility if each is not Compatibility.ALWAYS_COMPATIBLE])
 def test_another_type_never_follows(asked: Compatibility) -> None:
     """But where everything is compatible."""
     assert misfit(avro("int", SchemaType.JSON), [avro("int")], asked) is not None
