@@ -83,9 +83,12 @@ class DueReader:
                 found[ledger_id] = found.get(ledger_id, BitMap()) | entries
         return found
 
-    def next_due_ms(self) -> int | None:
-        """When the next message that was passed over, or not read before its time, becomes due; None: there is none."""
-        kept_back_ms = self._reader.log.next_visible_ms(self._clock.now_ms())
+    def next_due_ms(self, read_ms: int) -> int | None:
+        """When the next message that was passed over, or not read before its time, becomes due; None: there is none.
+
+        read_ms: a time before the last read: what has become visible since may not have been read.
+        """
+        kept_back_ms = self._reader.log.next_visible_ms(read_ms)
         passed_over_ms = None if self._view is None else self._view.tracker.next_due_ms(self._view)
         return min((ms for ms in (kept_back_ms, passed_over_ms) if ms is not None), default=None)
 

@@ -78,7 +78,7 @@ class Consumer:
             batch = None if subscription.paused else dispatcher.next_batch(self._id, max_messages, now_ms)
             passed_gone = self._pass_gone(dispatcher)
             kept_more = dispatcher.kept_back_count > kept_back
-            passed_over = None if subscription.reader is None else subscription.reader.next_due_ms()
+            passed_over = None if subscription.reader is None else subscription.reader.next_due_ms(now_ms)
             again = (dispatcher.next_redelivery_ms(), passed_over)
         if passed_gone is not None:
             self._flusher.acknowledged(topic, subscription, passed_gone)
