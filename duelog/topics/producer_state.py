@@ -104,10 +104,15 @@ class ProducerState:
         """
         while True:
             with self._lock:
-                wanted = self._unstored(_counting(first, last))
+                if first == last > self._watermark:  # as most are: without bitmaps for what is there
+                    wanted = BitMap64() if first in self._stored else BitMap64((first,))
+                    is_mine = first in claim.numbers
+                else:
+                    wanted = self._unstored(_counting(first, last))
+                    is_mine = not wanted - claim.numbers
                 if not wanted:
                     return None
-                if not wanted - claim.numbers:
+                if is_mine:
                     return False
                 other = self._take(claim, wanted)
                 if other is None:
@@ -128,12 +133,14 @@ class ProducerState:
 
     def _take(self, claim: Claim, wanted: BitMap64) -> Claim | None:
         """Add numbers to a claim; the claim that has one of them already, with nothing done. REQUIRES: the lock."""
-        other = next((each for each in self._claims if each is not claim and each.numbers & wanted), None)
-        if other is None and wanted:
+        for other in self._claims:
+            if other is not claim and not other.numbers.isdisjoint(wanted):
+                return other
+        if wanted:
             if claim not in self._claims:
                 self._claims.append(claim)
             claim.numbers |= wanted
-        return other
+        return None
 
     def _wait_for(self, other: Claim) -> None:
         with other.calling:  # its call has ended

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
-from duelog import DelayedStore, MessageId
+from duelog import DelayedStore, Message, MessageId
 from duelog.errors import DelayTooLong, StoreFull
+from tests.duelog.sending.putting import Heard, together
 
 from .drawing import DUES, STORING, TOPICS, Spec, only
 from .driver import Once, armed, full_disk, stalled_sender
@@ -54,6 +55,32 @@ class SendingRules(Machine):
         ids = self.store.topic(topic).send_batch(drawn)
         if drawn:
             self._sent(self.twin.topic(topic), self._twins(topic, drawn, dues, ids, self.twin.now_ms))
+
+    @rule(topic=TOPICS, specs=st.lists(DUES, min_size=1, max_size=5))
+    def put(self, topic: str, specs: list[Spec]) -> None:
+        """Messages that are put one by one are one group; one that is refused holds up no other."""
+        topic = self._topic(topic)
+        face, heard = self.store.topic(topic), Heard()
+        taken: list[Message] = []
+        dues: list[int] = []
+
+        def put_all() -> None:
+            for spec in specs:
+                (one,), due = self._drawn(topic, [spec])
+                if due is None:
+                    with pytest.raises(DelayTooLong):
+                        face.put(one.payload, deliver_at=one.deliver_at, key=one.key, done=heard)
+                    self._refused(topic, [one])
+                    continue
+                assert face.put(one.payload, deliver_at=one.deliver_at, key=one.key, token=len(taken), done=heard)
+                taken.append(one)
+                dues.extend(due)
+
+        together(self.store, put_all)
+        ids = [outcome for outcome in heard.outcomes(len(taken)) if isinstance(outcome, MessageId)]
+        assert [token for token, _ in heard.results] == list(range(len(ids)))
+        if taken:
+            self._sent(self.twin.topic(topic), self._twins(topic, taken, dues, ids, self.twin.now_ms))
 
     @only(STORING)
     @rule(
