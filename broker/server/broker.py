@@ -56,6 +56,7 @@ class Broker:
 
     async def start(self) -> None:
         """Listen. Raises UnusableSecurity, InvalidArgument, what the store raises; it is stopped then."""
+        asyncio.get_running_loop().set_default_executor(self._executor)
         try:
             await self._start()
         except BaseException:
@@ -68,7 +69,6 @@ class Broker:
         certificate = None
         if config.tls_certificate_file_path is not None and config.tls_key_file_path is not None:
             certificate = Certificate(config.tls_certificate_file_path, config.tls_key_file_path)
-        asyncio.get_running_loop().set_default_executor(self._executor)
         services = self._services = Services(self._store, config, Workers(self._executor))
         await services.resources.load()
         listeners = self._listeners = Listeners(
@@ -111,8 +111,7 @@ class Broker:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(services.consumers.close_all(), within_s)
             await listeners.close(min(within_s, 5.0))
-        await asyncio.get_running_loop().run_in_executor(None, lambda: None)
-        self._executor.shutdown(wait=False)
+        await asyncio.get_running_loop().shutdown_default_executor()
 
     async def _refresh(self, certificate: Certificate) -> None:
         while True:

@@ -362,11 +362,14 @@ class Connection(asyncio.Protocol):
         if self._transport is None or self._queue is None or not self._queue.is_empty or self._ended:
             return
         self._ended = True
-        if self._transport.can_write_eof():
-            self._transport.write_eof()
-            self._transport.resume_reading()
-        else:
-            self._transport.close()
+        try:
+            if self._transport.can_write_eof():
+                self._transport.write_eof()
+                self._transport.resume_reading()
+                return
+        except OSError:
+            pass  # the client was quicker
+        self._transport.close()
 
 
 def _resolve(future: asyncio.Future[bool], value: bool) -> None:

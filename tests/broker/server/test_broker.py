@@ -1,0 +1,236 @@
+"""The whole broker in the test's process: conversations, noise from many clients, the end in the middle of sends."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from duelog import DelayedStore
+from duelog.broker.protocol import commands, fields, requests
+from duelog.broker.protocol.frames import join_blob
+from duelog.broker.protocol.metadata import MessageMetadata
+from duelog.broker.protocol.parts import HashRange
+from duelog.broker.server.broker import Broker, store_config
+from duelog.broker.server.configuration import BrokerConfig
+from tests.broker.server.raw_client import RawClient
+
+TOPIC = "persistent://public/default/t"
+
+
+def blob_of(number: int, **values: Any) -> bytes:
+    """A message of a client."""
+    metadata = MessageMetadata("p", number, 1_000, **values)
+    return join_blob(fields.ENCODERS[MessageMetadata](metadata), b"payload %d" % number)
+
+
+@asynccontextmanager
+async def broker_at(path: Path, **settings: Any) -> AsyncIterator[tuple[Broker, int]]:
+    """A broker at a free port of this machine, and the port."""
+    values: dict[str, Any] = {"bind_address": "127.0.0.1", "broker_service_port": 0, "worker_threads": 4}
+    config = BrokerConfig(**{**values, **settings})
+    with DelayedStore.open(path, store_config(config)) as store:
+        broker = Broker(store, config)
+        await broker.start()
+        try:
+            yield broker, int(broker.urls.plain.rpartition(":")[2])
+        finally:
+            await broker.stop()
+            await broker.stop()
+
+
+def test_a_message_goes_from_a_producer_to_a_consumer(tmp_path: Path) -> None:
+    """Every command of the way, as clients send them."""
+
+    async def main() -> None:
+        async with broker_at(tmp_path / "store") as (broker, port):
+            client = await RawClient.connected(port)
+            metadata = await client.ask(commands.PartitionedMetadata(TOPIC, 1))
+            assert metadata == commands.PartitionedMetadataResponse(
+                1, partitions=0, response=commands.MetadataResult.SUCCESS
+            )
+            found = await client.ask(commands.Lookup(TOPIC, 2))
+            assert isinstance(found, commands.LookupResponse)
+            assert found.url == broker.urls.plain
+            kind = commands.SubscriptionType.SHARED
+            assert await client.ask(commands.Subscribe(TOPIC, "s", kind, 1, 3)) == commands.Success(3)
+            producer = await client.ask(commands.Producer(TOPIC, 1, 4))
+            assert isinstance(producer, commands.ProducerSuccess)
+            client.say(commands.Send(1, 0), blob=blob_of(0))
+            receipt = await client.hear()
+            assert isinstance(receipt, commands.SendReceipt)
+            client.say(commands.Flow(1, 10))
+            message = await client.hear_blob()
+            assert message is not None
+            assert isinstance(message[0], commands.Message)
+            assert (message[0].message_id, message[1]) == (receipt.message_id, blob_of(0))
+            ack = commands.Ack(1, commands.AckType.INDIVIDUAL, [message[0].message_id], request_id=5)
+            assert await client.ask(ack) == commands.AckResponse(1, request_id=5)
+            last = await client.ask(commands.GetLastMessageId(1, 6))
+            assert isinstance(last, commands.GetLastMessageIdResponse)
+            assert last.last_message_id.entry_id == message[0].message_id.entry_id
+            assert await client.ask(commands.CloseConsumer(1, 7)) == commands.Success(7)
+            assert await client.ask(commands.CloseProducer(1, 8)) == commands.Success(8)
+            await client.close()
+
+    asyncio.run(main())
+
+
+def test_the_end_answers_sends_and_tells_clients(tmp_path: Path) -> None:
+    """Every SEND that was read has its receipt before its producer is closed, and is in the store."""
+    receipts: list[commands.SendReceipt] = []
+
+    async def main() -> None:
+        async with broker_at(tmp_path / "store") as (broker, port):
+            client = await RawClient.connected(port)
+            kind = commands.SubscriptionType.EXCLUSIVE
+            assert await client.ask(commands.Subscribe(TOPIC, "s", kind, 1, 1)) == commands.Success(1)
+            assert isinstance(await client.ask(commands.Producer(TOPIC, 1, 2)), commands.ProducerSuccess)
+            for number in range(500):
+                client.say(commands.Send(1, number), blob=blob_of(number))
+            first = await client.hear()
+            assert isinstance(first, commands.SendReceipt)
+            receipts.append(first)
+            ended = asyncio.ensure_future(broker.stop())
+            closed: set[type] = set()
+            while (found := await client.hear()) is not None:
+                if isinstance(found, commands.SendReceipt):
+                    assert not closed
+                    receipts.append(found)
+                else:
+                    closed.add(type(found))
+            assert closed == {commands.CloseProducer, commands.CloseConsumer}
+            await client.close()
+            await ended
+
+    asyncio.run(main())
+    assert [each.sequence_id for each in receipts] == list(range(len(receipts)))
+    with DelayedStore.open(tmp_path / "store") as store:
+        stored, _ = store.topic(TOPIC).subscribe("s").poll(1_000)
+        assert len(stored) >= len(receipts)
+
+
+class Noise:
+    """Commands that may make sense: few ids, few names, all that the protocol allows."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.classes = [
+            cls
+            for cls in fields.CLASSES.values()
+            if cls.__module__ == requests.__name__ and cls not in {commands.Connect, commands.AuthResponse}
+        ]
+
+    def command(self) -> commands.Command:
+        """Any request; more often than not of producers and consumers."""
+        usual = (commands.Producer, commands.Subscribe, commands.Send, commands.Flow, commands.Ack)
+        made: commands.Command = self.make(self.random.choice(usual if self.random.random() < 0.6 else self.classes))
+        return made
+
+    def make(self, cls: type) -> Any:
+        """An instance with any values."""
+        found = {}
+        for field in fields.fields_of(cls):
+            if not field.required and self.random.random() < 0.6:
+                continue
+            if field.repeated:
+                found[field.name] = [self.value(field, cls) for _ in range(self.random.randrange(4))]
+            else:
+                found[field.name] = self.value(field, cls)
+        return cls(**found)
+
+    def value(self, field: fields.Field, cls: type) -> Any:
+        """A value of a field."""
+        choose = self.random.choice
+        if field.name in {"request_id", "txn_least", "txn_most"}:
+            return self.random.randrange(1 << 20)
+        if field.type is bool:
+            return choose([True, False])
+        if issubclass(field.type, int):
+            if field.type is not int:
+                return choose(list(field.type))  # type: ignore[call-overload]
+            if cls is HashRange:
+                return choose([0, 1, 5, 65_535, -1, 70_000])
+            return choose([0, 0, 1, 1, 2, 3, 100, (1 << 63) - 1, (1 << 64) - 1 if not field.signed else -1])
+        if field.type is float:
+            return 1.0
+        if field.type is bytes:
+            return choose([b"", b"{}", b"\xff" * 8, bytes(8)])
+        if field.type is str:
+            if field.name in {"topic", "topics"}:
+                return choose([TOPIC, "t", "t-partition-0", "public/default/u", "a//b", "non-persistent://public/default/n",
+                               "no/where/t", "", "\0", "é" * 300])  # fmt: skip
+            if field.name == "namespace":
+                return choose(["public/default", "no/where", "", "public"])
+            return choose(["", "a", "b", "c/d", ".*", "[", "é", "\n", "x" * 2_000])
+        return self.make(field.type)
+
+    def blob(self) -> bytes:
+        """What follows a SEND."""
+        number = self.random.randrange(4)
+        good = blob_of(
+            number,
+            num_messages_in_batch=self.random.choice([None, 1, 3, 0, -1]),
+            partition_key=self.random.choice([None, "k", "\xff"]),
+            key_is_base64=self.random.random() < 0.2,
+            deliver_at_time=self.random.choice([None, 0, 1, -1, 1 << 62, 4_000_000_000_000]),
+        )
+        if self.random.random() < 0.8:
+            return good
+        return self.random.choice([good[:-1], b"x", good[6:], good[:9], b"\x0e\x01" + bytes(8)])
+
+
+@pytest.mark.parametrize("seed", [int(os.environ.get("DUELOG_NOISE_SEED", "1")), 2, 3])
+def test_nothing_that_clients_say_breaks_the_broker(
+    tmp_path: Path, seed: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Thousands of commands from several connections at once; the broker answers, or ends that connection."""
+    caplog.set_level(logging.WARNING)
+    count = int(os.environ.get("DUELOG_NOISE", "1500"))
+
+    async def talk(noise: Noise, port: int) -> None:
+        client: RawClient | None = None
+        reading: asyncio.Task[None] | None = None
+
+        async def read(client: RawClient) -> None:
+            while await client.hear() is not None:
+                pass
+
+        for _ in range(count):
+            if client is None or reading is None or reading.done():
+                if client is not None:
+                    await client.close()
+                client = await RawClient.connected(port)
+                reading = asyncio.ensure_future(read(client))
+            command = noise.command()
+            client.say(command, blob=noise.blob() if isinstance(command, commands.Send) else b"")
+            if noise.random.random() < 0.2:
+                await asyncio.sleep(0)
+            if noise.random.random() < 0.01:
+                await client.close()
+        if client is not None and reading is not None:
+            reading.cancel()
+            await client.close()
+
+    async def main() -> None:
+        async with broker_at(tmp_path / "store", keep_alive_interval_seconds=5) as (_, port):
+            watcher = await RawClient.connected(port)
+            await asyncio.gather(*(talk(Noise(seed * 100 + each), port) for each in range(4)))
+            while (found := await watcher.ask(commands.Ping())) == commands.Ping():
+                watcher.say(commands.Pong())
+            assert found == commands.Pong()
+            await watcher.close()
+
+    asyncio.run(main())
+    assert [
+        record.getMessage() for record in caplog.records if record.exc_info or record.levelno >= logging.ERROR
+    ] == []
+    with DelayedStore.open(tmp_path / "store") as store:
+        assert list(store.check(deep=True)) == []
