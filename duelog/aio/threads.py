@@ -13,7 +13,7 @@ import duelog
 
 P = ParamSpec("P")
 T = TypeVar("T")
-Inner = TypeVar("Inner")
+Inner_co = TypeVar("Inner_co", covariant=True)
 
 _COMMIT_THREADS = 16
 _LOOK_THREADS = 4
@@ -59,10 +59,10 @@ def close_result(made: Future[duelog.DelayedStore] | Future[duelog.Subscription]
         made.result().close()
 
 
-class InThreads(Generic[Inner]):
+class InThreads(Generic[Inner_co]):
     """An object of `duelog`, with the threads in which its methods run."""
 
-    def __init__(self, inner: Inner, threads: Threads) -> None:
+    def __init__(self, inner: Inner_co, threads: Threads) -> None:
         self._inner = inner
         self._threads = threads
 
@@ -71,12 +71,12 @@ class InThreads(Generic[Inner]):
 
 
 def in_thread(
-    method: Callable[Concatenate[Inner, P], T],
-) -> Callable[Concatenate[InThreads[Inner], P], Coroutine[Any, Any, T]]:
+    method: Callable[Concatenate[Inner_co, P], T],
+) -> Callable[Concatenate[InThreads[Inner_co], P], Coroutine[Any, Any, T]]:
     """A method of `duelog` as one to be awaited: it runs in a thread, with the same arguments."""
 
     @functools.wraps(method)
-    async def call(self: InThreads[Inner], /, *args: P.args, **kwargs: P.kwargs) -> T:
+    async def call(self: InThreads[Inner_co], /, *args: P.args, **kwargs: P.kwargs) -> T:
         return await self._threads.run(method, self._inner, *args, **kwargs)
 
     call.__doc__ = f"As `duelog.{method.__qualname__}`."

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
-from duelog import DeadLetter, MessageId, ReceivedMessage
+from duelog import DeadLetter, MessageId, ReceivedMessage, ReceivedMessages
 from duelog.delivery.dispatcher import SubscriptionType
 from duelog.errors import ConsumerBusy, DelayTooLong, InvalidArgument, UnknownSubscription, UnknownTopic
 from duelog.metrics import REJECTED
@@ -36,7 +36,7 @@ from .stage import Consumer, Item
 from .twin_subscription import TwinSubscription
 from .twin_topic import TwinLetter, TwinMessage, TwinTopic
 
-Route = Callable[[list[ReceivedMessage]], list[ReceivedMessage]]
+Route = Callable[[ReceivedMessages], ReceivedMessages]
 
 
 class DeliveryRules(Machine):
@@ -139,7 +139,7 @@ class DeliveryRules(Machine):
             self.twin.mark_ms = max(self.twin.mark_ms, self.twin.now_ms)
         return items
 
-    def _route(self, consumer: Consumer, settle: Route, batch: list[ReceivedMessage]) -> list[ReceivedMessage]:
+    def _route(self, consumer: Consumer, settle: Route, batch: ReceivedMessages) -> ReceivedMessages:
         """Stands in for what becomes of a batch that was handed out: some is not for the consumer, some is dead."""
         self._learn()
         items, limit = self._taken(consumer), consumer.twin.setting("max_redeliveries")

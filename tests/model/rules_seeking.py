@@ -6,12 +6,14 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
+from duelog import PublishedAt, SubscriptionAdmin
 from duelog.errors import ConsumerBusy, UnknownSubscription, UnknownTopic
 from duelog.metrics import PARTITIONS_DELETED
 
 from .drawing import HANDING_OUT, INLINE_DELAYS, NAMES, PICK, STORING, TOPICS, only, pick, received_something
 from .machine import Machine
 from .stage import Consumer
+from .twin_subscription import TwinSubscription
 from .twin_topic import TwinTopic
 
 
@@ -50,6 +52,91 @@ class SeekingRules(Machine):
         self._sought(
             consumer, next((place for place in places if topic.main[place].due_ms >= time_ms), len(topic.main))
         )
+
+    @only(HANDING_OUT, INLINE_DELAYS)
+    @precondition(lambda self: self.consumers)
+    @rule(which=PICK, number=PICK, offset_ms=st.integers(-1, 1))
+    def seek_to_a_publish_time(self, which: int, number: int, offset_ms: int) -> None:
+        """The first message, in log order, that was published then or later and may be read."""
+        consumer = pick(self.consumers, which)
+        topic = consumer.topic
+        base_ms = pick(topic.main, number).publish_ms if topic.main else self.twin.now_ms
+        time_ms = max(base_ms + offset_ms, 0)
+        consumer.face.seek(PublishedAt(time_ms))
+        found = [place for place in self._readable(topic) if topic.main[place].publish_ms >= time_ms]
+        self._sought(consumer, min(found, default=len(topic.main)))
+
+    def _readable(self, topic: TwinTopic) -> list[int]:
+        """Places of what may be read now, acknowledged or not."""
+        now_ms = self.twin.now_ms
+        places = range(topic.first, topic.latest(now_ms))
+        return [place for place in places if not topic.main[place].waits or topic.main[place].due_ms <= now_ms]
+
+    # -- from outside ------------------------------------------------------------------------------------
+
+    def _administered(self, topic: str, name: str) -> tuple[TwinTopic, TwinSubscription, SubscriptionAdmin] | None:
+        """A subscription, where there is one of this name; ledgers are learned."""
+        twin = self.twin.topics.get(topic)
+        if twin is None or name not in twin.subscriptions:
+            with pytest.raises(UnknownTopic if twin is None else UnknownSubscription):
+                self.store.topic(topic).subscription(name)
+            return None
+        self._learn()
+        return twin, twin.subscriptions[name], self.store.topic(topic).subscription(name)
+
+    @only(HANDING_OUT, INLINE_DELAYS)
+    @precondition(lambda self: any(topic.subscriptions for topic in self.twin.topics.values()))
+    @rule(topic=TOPICS, name=NAMES, count=st.integers(1, 5), skip=st.booleans())
+    def peek_or_skip(self, topic: str, name: str, count: int, skip: bool) -> None:
+        found = self._administered(topic, name)
+        if found is None:
+            return
+        twin, sub, admin = found
+        places = [place for place in self._readable(twin) if not sub.is_acked(place)]
+        places = [place for place in places if twin.main[place].addressee in (None, name)][:count]
+        if skip:
+            assert admin.skip(count) == len(places)
+            self._acknowledged(twin, sub, places)
+        else:
+            assert [message.position for message in admin.peek(count)] == [twin.position(place) for place in places]
+
+    @only(HANDING_OUT, INLINE_DELAYS)
+    @precondition(lambda self: any(topic.main and topic.subscriptions for topic in self.twin.topics.values()))
+    @rule(topic=TOPICS, name=NAMES, number=PICK, offset_ms=st.integers(0, 1))
+    def expire(self, topic: str, name: str, number: int, offset_ms: int) -> None:
+        """Whatever was due before a time, wherever it lies and whoever holds it."""
+        found = self._administered(topic, name)
+        if found is None or not found[0].main:
+            return
+        twin, sub, admin = found
+        before_ms = pick(twin.main, number).due_ms + offset_ms
+        places = range(twin.first, len(twin.main))
+        places_due = [place for place in places if twin.main[place].due_ms < before_ms and not sub.is_acked(place)]
+        assert admin.expire(before_ms) == len(places_due)
+        self._acknowledged(twin, sub, places_due)
+
+    def _acknowledged(self, topic: TwinTopic, sub: TwinSubscription, places: list[int]) -> None:
+        """From outside, durably."""
+        sub.ack(places)
+        self.twin.flush()
+
+    @only(HANDING_OUT, INLINE_DELAYS)
+    @precondition(lambda self: any(topic.subscriptions for topic in self.twin.topics.values()))
+    @rule(topic=TOPICS, name=NAMES, to=st.sampled_from(("earliest", "latest")))
+    def reset(self, topic: str, name: str, to: str) -> None:
+        found = self._administered(topic, name)
+        if found is None:
+            return
+        twin, sub, admin = found
+        if sub.consumers:
+            with pytest.raises(ConsumerBusy):
+                admin.reset(to)
+            return
+        admin.reset(to)
+        now_ms = self.twin.now_ms
+        place = twin.first if to == "earliest" else twin.latest(now_ms)
+        sub.begin_at(max(place, twin.first), twin.first, now_ms)
+        self.twin.flush()
 
     def _sought(self, consumer: Consumer, place: int) -> None:
         """A subscription goes to a place, but not past what is not to be read yet."""
