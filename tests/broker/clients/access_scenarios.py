@@ -63,6 +63,24 @@ def not_authorized(url: str, token: str) -> None:
     client.close()
 
 
+def one_right(url: str, token: str, allowed: str) -> None:
+    """A role that may produce, or consume, and not the other; what it may not do makes no topic either."""
+    client = connect(url, authentication=pulsar.AuthenticationToken(token))
+    calls: dict[str, Callable[[], Any]] = {
+        "produce": lambda: client.create_producer(named("granted")).send(b"m"),
+        "consume": lambda: client.subscribe(named("granted"), "s"),
+    }
+    assert client.get_topic_partitions(named("granted"))
+    calls.pop(allowed)()
+    for refused in calls.values():
+        try:
+            refused()
+        except pulsar.AuthorizationError:
+            continue
+        raise SystemExit("allowed")
+    client.close()
+
+
 def refreshed(url: str, *tokens: str) -> None:
     """A connection outlives its token, if the client has a new one when it is asked for it."""
     left = list(tokens)

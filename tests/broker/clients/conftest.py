@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from duelog import DelayedStore
+
 HERE = Path(__file__).parent
 LACKING = 77
 """The exit status of a scenario that the client's version cannot do."""
@@ -102,12 +104,15 @@ ServeStore = Callable[..., ServedStore]
 
 @pytest.fixture
 def serve_store(tmp_path: Path) -> Iterator[ServeStore]:
-    """Serve a store with these settings; ended at the end of the test."""
+    """Serve a store, prepared beforehand, with these settings; ended at the end of the test."""
     made: list[ServedStore] = []
 
-    def make(**settings: Any) -> ServedStore:
+    def make(prepare: Callable[[DelayedStore], object] | None = None, **settings: Any) -> ServedStore:
         broker = ServedStore(tmp_path / f"broker-{len(made)}", **settings)
         made.append(broker)
+        if prepare is not None:
+            with DelayedStore.open(broker.folder / "store") as store:
+                prepare(store)
         broker.start()
         return broker
 

@@ -13,7 +13,10 @@ from typing import Any
 import jwt
 import pytest
 
+from duelog import DelayedStore
+from duelog.broker.security.permissions import Action
 from tests.broker.clients.conftest import HERE, SCENARIO_S, RunScenario, ServedStore, ServeStore
+from tests.broker.lookup.stage import Stage
 from tests.broker.security.certificates import write_pair
 
 VERSIONS = ("installed", "3.9.0", "3.5.0", "3.1.0")
@@ -94,6 +97,19 @@ def test_tokens_open_the_broker_to_those_that_may(
     run_scenario(version, "not_authenticated", broker.url, version, wrong)
     run_scenario(version, "not_authorized", broker.url, version, token("stranger"))
     run_scenario(version, "authenticated", broker.url, version, token("root"))
+
+
+def test_a_role_may_do_what_its_namespace_grants_it(serve_store: ServeStore, run_scenario: RunScenario) -> None:
+    """Produce or consume; a client that gives no credentials has the rights of the anonymous role."""
+
+    def grant(store: DelayedStore) -> None:
+        rights = {"w": frozenset({Action.PRODUCE}), "r": frozenset({Action.CONSUME}), "guest": frozenset(Action)}
+        Stage(store).set("public/default", permissions=rights)
+
+    broker = serve_store(grant, **SECURED, anonymousUserRole="guest")
+    run_scenario("installed", "one_right", broker.url, "installed", token("w"), "produce")
+    run_scenario("installed", "one_right", broker.url, "installed", token("r"), "consume")
+    run_scenario("installed", "produce_and_consume", broker.url, "installed")
 
 
 def test_a_connection_outlives_its_token(serve_store: ServeStore, run_scenario: RunScenario) -> None:
