@@ -1,0 +1,261 @@
+"""Segments of the write-ahead log in an open store: when they are applied, used again, and what is without space."""
+
+from __future__ import annotations
+
+import errno
+import functools
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from duelog import DelayedStore, ManualClock, Message, MessageId
+from duelog.errors import ClosedError, StoreFull
+from duelog.sending.checkpoint import Checkpoint
+from duelog.sending.wal_segments import CHECKPOINT_MS
+from duelog.store.env.environment import Environment
+from duelog.store.env.transaction import Transaction
+from duelog.store.files import failpoints
+from duelog.store.names import TopicName
+from duelog.store.wal import segment as segment_module
+from tests.conftest import START_MS, OpenStore
+from tests.duelog.side_by_side import (
+    CONFIG,
+    FIRST_MS,
+    HOUR_MS,
+    crashed,
+    held,
+    in_wal,
+    send,
+    unapplied,
+)
+
+
+@pytest.fixture
+def store(open_store: OpenStore) -> DelayedStore:
+    """A store whose topic "a" has a log in each of three partitions, with one message."""
+    store = open_store(config=CONFIG)
+    store.topic("a").send_payloads([b"first"] * 3, deliver_at=[FIRST_MS + hour * HOUR_MS for hour in range(3)])
+    return store
+
+
+def test_a_full_segment_is_applied_and_its_file_used_again(store: DelayedStore, tmp_path: Path) -> None:
+    """The log does not grow; everything is there."""
+    sent = {send(store, number, number % 3): b"%d" % number for number in range(150)}
+    assert 0 < len(in_wal(store)) < 40
+    files = list((store.path / "wal").iterdir())
+    assert len(files) <= 3
+    assert {file.stat().st_size for file in files} == {24 << 10}
+    assert sent.items() <= held(store).items()
+
+
+def test_a_small_segment_of_many_partitions_is_not_applied_before_the_next(
+    tmp_path: Path, clock: ManualClock, open_store: OpenStore
+) -> None:
+    """A commit of a few KiB in each of them is not worth its cost; both are applied when the first is old."""
+    store = open_store(tmp_path / "many", replace(CONFIG, wal_bytes=16 << 20))
+    due = [clock.now_ms() + (1 + number % 40) * HOUR_MS for number in range(1_200)]
+    ids = [*store.topic("a").send_payloads([bytes(1_000)] * 1_000, deliver_at=due[:1_000])]
+    clock.advance(CHECKPOINT_MS - 1)
+    ids += store.topic("a").send_payloads([bytes(1_000)] * 200, deliver_at=due[1_000:])
+    assert len(list((store.path / "wal").glob("*.wal"))) == 2
+    assert [group.number for group in in_wal(store)] == [1, 2]
+    clock.advance(1)
+    store.tick()
+    assert in_wal(store) == []
+    assert not unapplied(store)
+    assert held(store).keys() >= set(ids)
+
+
+def test_a_full_log_holds_producers_back(
+    tmp_path: Path, clock: ManualClock, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While one segment is applied by threads of the store the next one is written, and no third."""
+    store = open_store(tmp_path / "busy", replace(CONFIG, background=True))
+    go, waits = threading.Event(), threading.Event()
+    sent: list[MessageId] = []
+    finish = Checkpoint.finish
+
+    def hold() -> None:
+        if threading.current_thread().name.startswith("duelog-apply"):
+            assert go.wait(30)
+
+    def finishing(self: Checkpoint) -> None:
+        if threading.current_thread() is thread:
+            waits.set()
+        finish(self)
+
+    def produce() -> None:
+        for number in range(200):
+            sent.append(send(store, number))
+
+    monkeypatch.setattr(Checkpoint, "finish", finishing)
+    failpoints.arm("commit.before", hold)
+    thread = threading.Thread(target=produce)
+    try:
+        thread.start()
+        assert waits.wait(30)
+        while sum(file.stat().st_size for file in (store.path / "wal").glob("*.wal")) < 2 * (24 << 10):
+            assert thread.is_alive()
+        assert len(sent) < 100
+        assert len(held(store)) == len(sent)  # readers do not wait
+    finally:
+        go.set()
+        failpoints.disarm()
+        thread.join()
+    assert len(held(store)) == len(sent) == 200
+
+
+def test_partitions_are_applied_after_a_while(store: DelayedStore, clock: ManualClock) -> None:
+    """A tick says when, and does it; what is sent after that is applied as much later."""
+    send(store, 0, 0)
+    send(store, 1, 2)
+    assert store.tick().next_due_ms == START_MS + CHECKPOINT_MS
+    clock.advance(CHECKPOINT_MS - 1)
+    store.tick()
+    assert len(unapplied(store)) == 3
+    clock.advance(1)
+    assert store.tick().next_due_ms != clock.now_ms()
+    assert not unapplied(store)
+    assert in_wal(store) == []
+    send(store, 2)
+    assert store.tick().next_due_ms == clock.now_ms() + CHECKPOINT_MS
+
+
+def test_partitions_are_applied_soon_after_the_clock_was_set_back(store: DelayedStore, clock: ManualClock) -> None:
+    """Not when it has come to where it was."""
+    send(store, 0)
+    clock.set(START_MS - HOUR_MS)
+    assert store.tick().next_due_ms == clock.now_ms() + CHECKPOINT_MS
+    clock.advance(CHECKPOINT_MS)
+    store.tick()
+    assert not unapplied(store)
+
+
+def test_closing_applies_everything_and_the_next_opening_reads_an_empty_log(
+    store: DelayedStore, open_store: OpenStore, tmp_path: Path
+) -> None:
+    """It appends behind it, with ids that go on; however often that is done there are few files."""
+    sent = {send(store, number, number % 3): b"%d" % number for number in range(5)}
+    store.close()
+    for number in range(5, 12):
+        again = open_store(config=CONFIG)
+        assert in_wal(again) == []
+        assert not unapplied(again)
+        assert sent.items() <= held(again).items()
+        sent[send(again, number)] = b"%d" % number
+        again.close()
+    assert len(set(sent)) == 12
+    assert len(list((store.path / "wal").iterdir())) <= 4
+    with pytest.raises(ClosedError):
+        send(again, 99)
+
+
+def test_threads_of_a_store_that_is_busy_lose_nothing(tmp_path: Path, open_store: OpenStore) -> None:
+    """Senders that look and cancel, and the store's own threads, side by side; then everything is there."""
+    config = replace(CONFIG, max_open_partitions=2)
+    with DelayedStore.open(tmp_path / "busy", config) as busy:
+        topic = busy.topic("a")
+        now_ms = busy._engine.clock.now_ms()
+        sent: dict[MessageId, bytes] = {}
+        cancelled: list[MessageId] = []
+
+        def produce(thread: int) -> None:
+            for number in range(100):
+                payload = b"%d/%d" % (thread, number)
+                due_ms = now_ms + HOUR_MS + (thread * 7 + number) % 5 * HOUR_MS
+                if number % 7:
+                    id_ = topic.send(payload, deliver_at=due_ms)
+                else:
+                    (id_,) = topic.send_batch([Message(payload, deliver_at=due_ms)])
+                sent[id_] = payload
+                if number % 10 == 0:
+                    assert topic.cancel(id_)
+                    cancelled.append(id_)
+                elif number % 10 == 5:
+                    found = topic.get(id_)
+                    assert found is not None
+                    assert found.payload == payload
+
+        with ThreadPoolExecutor(6) as pool:
+            for future in [pool.submit(produce, thread) for thread in range(6)]:
+                future.result()
+        assert len(sent) == 600
+        expected = {id_: payload for id_, payload in sent.items() if id_ not in set(cancelled)}
+        assert {message.message_id: bytes(message.payload) for message in topic.scheduled()} == expected
+        assert list(busy.check()) == []
+    again = open_store(tmp_path / "busy", config)
+    assert held(again) == expected
+
+
+# -- no space --------------------------------------------------------------------------------------
+
+
+def no_segment(patch: pytest.MonkeyPatch) -> None:
+    """No segment can be made, nor an old one be used again."""
+
+    def refuse(path: Path, *_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), os.fspath(path))
+
+    patch.setattr(segment_module, "_make", refuse)
+    patch.setattr("duelog.store.wal.write_ahead_log.move", refuse)
+
+
+def no_commit(name: str, patch: pytest.MonkeyPatch) -> None:
+    """No commit of an environment finds space."""
+    write = Environment.write
+
+    def refuse(self: Environment, work: Callable[[Transaction], object]) -> object:
+        if self.name.startswith(name):
+            raise StoreFull(self.path, "no space")
+        return write(self, work)
+
+    patch.setattr(Environment, "write", refuse)
+
+
+@pytest.mark.parametrize("begun", [False, True], ids=["first", "later"])
+@pytest.mark.parametrize(
+    "fails",
+    [no_segment, functools.partial(no_commit, "main"), functools.partial(no_commit, "partition")],
+    ids=["segment", "main", "partition"],
+)
+def test_without_space_nothing_is_half_done_and_nothing_lost(
+    open_store: OpenStore,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    fails: Callable[[pytest.MonkeyPatch], None],
+    begun: bool,
+) -> None:
+    """A send is stored or refused with StoreFull; once there is space sending goes on, and crashes find the same."""
+    store = open_store(config=CONFIG)
+    store._engine.topics.get_or_create(TopicName.parse("a"), START_MS)
+    partitions = store._engine.partitions
+    for hour in range(3):
+        partitions.end_append(partitions.begin_append(FIRST_MS + hour * HOUR_MS, START_MS))  # type: ignore[arg-type]
+    sent: dict[MessageId, bytes] = {}
+    refused = 0
+    for number in range(20 if begun else 0):
+        sent[send(store, number, number % 3)] = b"%d" % number
+    log = partitions.get(FIRST_MS)
+    assert log is not None
+    with monkeypatch.context() as patch:
+        fails(patch)
+        for number in range(100, 190):
+            try:
+                sent[send(store, number, number % 3)] = b"%d" % number
+            except StoreFull:
+                refused += 1
+        assert held(store) == sent
+    assert refused
+    full = open_store(crashed(store, tmp_path / "full"), CONFIG)
+    assert held(full) == sent
+    for number in range(200, 290):
+        sent[send(store, number, number % 3)] = b"%d" % number
+    assert held(store) == sent
+    assert held(open_store(crashed(store, tmp_path / "copy"), CONFIG)) == sent
+    store.close()
+    assert held(open_store(config=CONFIG)) == sent
