@@ -248,6 +248,7 @@ class Attached:
         consumer.bytes_out += len(blob)
         if count:
             consumer.redelivered += messages
+            self._forget_held(place)  # the store took it back from a consumer that held it too long
         if consumer.type in INDIVIDUAL:
             consumer.held[place] = left
             consumer.unacked += left
@@ -269,6 +270,14 @@ class Attached:
         self.unacked -= before - left
         if owner.blocked or self.blocked:
             self._unblock()
+
+    def _forget_held(self, place: int) -> None:
+        for each in self.consumers:
+            messages = each.held.pop(place, None)
+            if messages is not None:
+                each.unacked -= messages
+                self.unacked -= messages
+                self._unblock()
 
     def release(self, consumer: Consumer, places: Sequence[int] | None) -> list[int] | None:
         """Forget entries that a consumer gives back, None: all; those that it held."""

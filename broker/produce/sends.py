@@ -63,11 +63,17 @@ class Figures:
     duplicates: int = 0
 
 
+def stored_producer(name: str) -> str:
+    """A producer's name as the store has it: `/`, which it does not take, and `%` escaped."""
+    return name.replace("%", "%25").replace("/", "%2F")
+
+
 class OpenProducer:
     """A producer of a connection, as SENDs see it."""
 
     __slots__ = (
-        "connection", "figures", "name", "numbered", "on_answered", "partition", "producer_id", "replies", "topic",
+        "connection", "figures", "name", "numbered", "on_answered", "partition", "producer_id", "replies",
+        "stored_name", "topic",
     )  # fmt: skip
 
     def __init__(
@@ -77,6 +83,7 @@ class OpenProducer:
         self.connection = connection
         self.producer_id = producer_id
         self.name = name
+        self.stored_name = stored_producer(name)
         self.topic = topic
         self.partition = partition
         self.numbered = numbered
@@ -168,7 +175,7 @@ class Sends:
         numbers = None
         if producer.numbered and not command.is_chunk:  # chunks of a message have one number
             first = command.sequence_id
-            numbers = (producer.name, first, max(first, command.highest_sequence_id))
+            numbers = (producer.stored_name, first, max(first, command.highest_sequence_id))
         return _Entry(entry.pack(header, blob), deliver_at, entry.key_of(metadata), numbers, messages)
 
     @staticmethod
