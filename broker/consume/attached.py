@@ -277,7 +277,7 @@ class Attached:
             if messages is not None:
                 each.unacked -= messages
                 self.unacked -= messages
-                self._unblock()
+                self._lift_limits()  # the next turn comes when all of this one is delivered
 
     def release(self, consumer: Consumer, places: Sequence[int] | None) -> list[int] | None:
         """Forget entries that a consumer gives back, None: all; those that it held."""
@@ -303,14 +303,18 @@ class Attached:
         self.blocked = self.blocked or self.unacked >= self.max_unacked
 
     def _unblock(self) -> None:
+        if self._lift_limits():
+            self.pump.turn()
+
+    def _lift_limits(self) -> bool:
+        """Go on with what has come down to half of its limit; whether there was any."""
         again = False
         if self.blocked and self.unacked <= self.max_unacked // 2:
             self.blocked, again = False, True
         for each in self.consumers:
             if each.blocked and each.unacked <= self.max_unacked_consumer // 2:
                 each.blocked, again = False, True
-        if again:
-            self.pump.turn()
+        return again
 
 
 def _blob_of(messages: ReceivedMessages, place: int) -> bytes:
