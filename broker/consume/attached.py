@@ -15,10 +15,9 @@ from ..protocol.commands import (
     NO_REQUEST,
     ActiveConsumerChange,
     CloseConsumer,
-    Message,
-    MessageIdData,
     SubscriptionType,
 )
+from ..protocol.frequent_frames import MessageHeads
 from ..protocol.loop_calls import LoopCalls, Workers
 from .batch_acks import BatchAcks
 from .consumer_record import INDIVIDUAL, Consumer, Delivery
@@ -241,11 +240,15 @@ class Attached:
         if self.batches:
             ack_set = self.batches.words(place)
             left = self.batches.left(place) or messages
-        message_id = MessageIdData(place >> 32, place & 0xFFFFFFFF, self.partition)
-        consumer.peer.send(Message(consumer.consumer_id, message_id, count, ack_set, consumer.epoch), blob)
+        heads = consumer.heads
+        if heads is None:
+            heads = consumer.heads = MessageHeads(consumer.consumer_id, self.partition)
+        size = len(blob)
+        head = heads.head(place >> 32, place & 0xFFFFFFFF, count, ack_set, consumer.epoch, size)
+        consumer.peer.send_frames(head, blob)
         consumer.permits -= messages
         consumer.messages_out += messages
-        consumer.bytes_out += len(blob)
+        consumer.bytes_out += size
         if count:
             consumer.redelivered += messages
             self._forget_held(place)  # the store took it back from a consumer that held it too long
