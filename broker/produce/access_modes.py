@@ -16,6 +16,9 @@ from ..protocol.parts import AccessMode
 
 P = TypeVar("P")
 
+MAX_EPOCH = 1 << 48
+"""No producer has had a higher one; a client that says so would end the epochs that there are."""
+
 
 class Admission(NamedTuple, Generic[P]):
     """What follows from asking for a place."""
@@ -78,6 +81,8 @@ class ProducerAccess(Generic[P]):
         return None, None, fenced
 
     def _check_epoch(self, epoch: int | None) -> None:
+        if epoch is not None and epoch > MAX_EPOCH:
+            raise Refused(ServerError.NOT_ALLOWED, f"no topic has had epoch {epoch}")
         if epoch is not None and self.epoch is not None and epoch < self.epoch:
             raise Refused(ServerError.PRODUCER_FENCED, f"the topic's epoch is {self.epoch}, the producer's {epoch}")
 

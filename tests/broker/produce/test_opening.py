@@ -252,6 +252,19 @@ def test_an_epoch_survives_a_restart(open_store: OpenStore) -> None:
     run(test())
 
 
+def test_a_client_cannot_end_the_epochs_of_a_topic(open_store: OpenStore) -> None:
+    """An epoch that no topic has had is refused: the one after 2**64 - 1 could not be told to any producer."""
+
+    async def test() -> None:
+        here, peer = Producing(open_store()), FakePeer()
+        for epoch in (2**64 - 1, 2**48 + 1):
+            refused = await here.open(peer, 1, "a", access_mode=EXCLUSIVE, topic_epoch=epoch)
+            assert error_of(refused) == ServerError.NOT_ALLOWED
+        assert (await here.opened(peer, 1, "a", **exclusive(EXCLUSIVE))).topic_epoch == 0
+
+    run(test())
+
+
 def test_an_epoch_that_cannot_be_recorded_admits_no_producer(open_store: OpenStore) -> None:
     """The place is free again."""
 

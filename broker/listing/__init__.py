@@ -1,1 +1,0 @@
-"""GET_TOPICS_OF_NAMESPACE: which topics a namespace has, and which of them a pattern means. Knows no socket."""
