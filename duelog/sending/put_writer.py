@@ -54,10 +54,13 @@ class PutWriter:
         self._policies = policies
         self._producer = producer
 
-    def write(self, items: Sequence[Outgoing]) -> Sequence[PutOutcome]:
-        """Store what is not stored, in one group of the write-ahead log; what became of each."""
+    def write(self, items: Sequence[Outgoing], *, again: bool = True) -> Sequence[PutOutcome]:
+        """Store what is not stored, in one group of the write-ahead log; what became of each.
+
+        again: where a topic is deleted meanwhile, each topic is written alone, and that one comes into being anew.
+        """
         if len(items) == 1 and items[0].numbers is None:
-            return [self._write_one(items[0])]
+            return [self._write_one(items[0], again=again)]
         outcomes: list[PutOutcome | None] = [None] * len(items)
         with ExitStack() as calling:
             group = self._gather(items, outcomes, calling)
@@ -69,22 +72,24 @@ class PutWriter:
                 except Exception as error:
                     for producer, claim in group.claims.items():
                         producer.drop(claim)
-                    if not (isinstance(error, UnknownTopic) and len(group.topics) > 1):
+                    if not (again and isinstance(error, UnknownTopic)):
                         for row in (*group.rows, *group.repeated):
                             outcomes[row] = error
         left = [row for row, outcome in enumerate(outcomes) if outcome is None]
-        if left:  # a topic was deleted meanwhile: it takes no other along
+        if left:
             for state in group.topics:
                 rows = [row for row in left if items[row].name == state.name]
-                for row, outcome in zip(rows, self.write([items[row] for row in rows]), strict=True):
+                for row, outcome in zip(rows, self.write([items[row] for row in rows], again=False), strict=True):
                     outcomes[row] = outcome
         return outcomes  # type: ignore[return-value]
 
-    def _write_one(self, item: Outgoing) -> PutOutcome:
+    def _write_one(self, item: Outgoing, *, again: bool) -> PutOutcome:
         try:
             topic = item.topic(item.now_ms)
             message_id = self._sender.send_one(topic, item.due_ms, item.body, item.now_ms)
             self._policies.stored(item.name, item.overridden)
+        except UnknownTopic as error:
+            return self._write_one(item, again=False) if again else error
         except Exception as error:
             return error
         return message_id
