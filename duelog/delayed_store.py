@@ -112,6 +112,10 @@ class DelayedStore:
             if matches is None or matches.search(name)
         )
 
+    def create_topics(self, names: Iterable[str]) -> list[bool]:
+        """Create topics, as `Topic.create`, in one commit; whether each was made. Raises InvalidArgument: none was."""
+        return self._engine.topics.create([TopicName.parse(name) for name in names], self._engine.writing_at())
+
     def on_topics(self, callback: Callable[[list[TopicEvent]], object]) -> Callable[[], None]:
         """Have `callback` hear which topics are created and deleted from now on; call what is returned to end that.
 

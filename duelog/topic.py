@@ -163,7 +163,7 @@ class Topic(TopicSubscriptions):
 
     def create(self) -> bool:
         """Create the topic durably, without a message; False: it was there. Raises StoreFull, StoreFailed."""
-        return self._engine.topics.create(self._name, self._engine.writing_at())
+        return self._engine.topics.create([self._name], self._engine.writing_at())[0]
 
     def producer(self, name: str) -> Producer:
         """A producer whose numbered messages are stored once however often they are sent. O(partitions).

@@ -83,10 +83,5 @@ class TopicAccess:
         """Have there be a partitioned topic with its partitions; how many it has, if there was one before."""
         names = [str(partition_name(address.name, number)) for number in range(partitions)]
         await self._resources.partitioned.add(path_of(address.name), PartitionedTopic(partitions))
-
-        def create() -> None:
-            for name in names:
-                self._store.topic(name).create()
-
-        await asyncio.to_thread(create)
+        await asyncio.to_thread(self._store.create_topics, names)
         return self._resources.partitions(address.name)

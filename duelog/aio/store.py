@@ -79,6 +79,7 @@ class DelayedStore(InThreads[duelog.DelayedStore]):
         """As `duelog.DelayedStore.documents`."""
         return Documents(self._inner.documents, self._threads)
 
+    create_topics = in_thread(duelog.DelayedStore.create_topics)
     delete_topic = in_thread(duelog.DelayedStore.delete_topic)
     set_policies = in_thread(duelog.DelayedStore.set_policies)
     update_policies = in_thread(duelog.DelayedStore.update_policies)

@@ -80,16 +80,16 @@ class Topics:
         """The topic, created where there is none."""
         state = self.find(name)
         if state is None:
-            self.create(name, now_ms)
+            self.create([name], now_ms)
             state = self.get(name)
         return state
 
-    def create(self, name: TopicName, now_ms: int) -> bool:
-        """Create a topic durably; False: it is there."""
-        if self._known(name) is not None:
-            return False
-        created = self._main.write(lambda transaction: self._add(transaction, name, now_ms))
-        self._main.sync()  # its id would be given out again, and partitions have messages of it by then
+    def create(self, names: Sequence[TopicName], now_ms: int) -> list[bool]:
+        """Create topics durably, in one commit; False: it is there."""
+        if not self._load_all(names):
+            return [False] * len(names)
+        created = self._main.write(lambda transaction: [self._add(transaction, name, now_ms) for name in names])
+        self._main.sync()  # ids would be given out again, and partitions have messages of them by then
         return created
 
     def _add(self, transaction: Transaction, name: TopicName, now_ms: int) -> bool:
@@ -104,13 +104,7 @@ class Topics:
         """The topics of several names; those that there are not are created in one commit."""
         absent = self._load_all(names)
         if absent:
-
-            def add(transaction: Transaction) -> None:
-                for name in absent:
-                    self._add(transaction, name, now_ms)
-
-            self._main.write(add)
-            self._main.sync()  # as in `create`
+            self.create(absent, now_ms)
             self._load_all(absent)
         return [self.get(name) for name in names]
 

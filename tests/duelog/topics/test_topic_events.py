@@ -53,6 +53,20 @@ def test_create_makes_a_topic_durably_and_says_whether_it_was_made(open_store: O
     assert copy.topic("a").stats().entries == 0
 
 
+def test_many_topics_are_created_by_one_commit(open_store: OpenStore) -> None:
+    """Each says whether it was made, one that is named twice once; a bad name makes none."""
+    store, ears = open_store(), Ears()
+    store.on_topics(ears)
+    store.topic("b").create()
+    with pytest.raises(InvalidArgument, match="topic"):
+        store.create_topics(["a", "no/name"])
+    before = store._engine.main.counts.commits
+    assert store.create_topics(["a", "b", "c", "a"]) == [True, False, True, False]
+    assert store.create_topics(name for name in ("c", "b")) == [False, False]
+    assert store._engine.main.counts.commits == before + 1
+    assert ears.wait(3) == [("created", "b"), ("created", "a"), ("created", "c")]
+
+
 def test_of_many_that_create_a_topic_one_has_made_it(open_store: OpenStore) -> None:
     """Also where they share a commit, and where some of them send."""
     store, ears = open_store(config=StoreConfig(durability="none")), Ears()
