@@ -15,6 +15,7 @@ import jwt
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 from cryptography.hazmat.primitives.serialization import load_der_public_key, load_pem_public_key
+from jwt.types import Options
 
 from .credentials import InvalidCredentials, Proven, UnusableSecurity
 
@@ -22,6 +23,9 @@ _SECRET = {"HS256": 32, "HS384": 48, "HS512": 64}
 """Algorithms of a secret key, and how many bytes it has at least (RFC 7518, section 3.2)."""
 
 _PUBLIC = {"RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"}
+
+_OPTIONS: Options = {"verify_aud": False, "verify_iat": False, "verify_jti": False, "verify_sub": False}
+"""Signature, `exp` and `nbf` are verified; audience and role by the names that the configuration gives them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +73,7 @@ class TokenMethod:
     def prove(self, data: bytes) -> Proven:
         """The role of a token. Raises InvalidCredentials."""
         try:
-            claims = jwt.decode(data, self._key, algorithms=self._algorithms, options={"verify_aud": False})
+            claims = jwt.decode(data, self._key, algorithms=self._algorithms, options=_OPTIONS)
         except (jwt.PyJWTError, ValueError) as error:
             raise InvalidCredentials(f"the token is refused: {error}") from error
         self._check_audience(claims)
