@@ -84,7 +84,13 @@ class ReceivedMessages(Sequence[ReceivedMessage]):
 
     def part(self, start: int, limit: int) -> ReceivedMessages:
         """The messages at [start, limit)."""
-        return self._divided(lambda column: column[start:limit])
+        found = ReceivedMessages.__new__(ReceivedMessages)  # the hottest of these: written out
+        found.topic, found.subscription, found.facts = self.topic, self.subscription, self.facts
+        found.places, found.id_places = self.places[start:limit], self.id_places[start:limit]
+        found.payloads, found.keys = self.payloads[start:limit], self.keys[start:limit]
+        found.due_ms, found.publish_ms = self.due_ms[start:limit], self.publish_ms[start:limit]
+        found.redelivery_counts = self.redelivery_counts[start:limit]
+        return found
 
     def pick(self, rows: Sequence[int]) -> ReceivedMessages:
         """The messages at these places, in this order."""

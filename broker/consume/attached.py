@@ -15,10 +15,9 @@ from ..protocol.commands import (
     NO_REQUEST,
     ActiveConsumerChange,
     CloseConsumer,
-    Message,
-    MessageIdData,
     SubscriptionType,
 )
+from ..protocol.frequent_frames import MessageHeads
 from ..protocol.loop_calls import LoopCalls, Workers
 from .batch_acks import BatchAcks
 from .consumer_record import INDIVIDUAL, Consumer, Delivery
@@ -241,13 +240,18 @@ class Attached:
         if self.batches:
             ack_set = self.batches.words(place)
             left = self.batches.left(place) or messages
-        message_id = MessageIdData(place >> 32, place & 0xFFFFFFFF, self.partition)
-        consumer.peer.send(Message(consumer.consumer_id, message_id, count, ack_set, consumer.epoch), blob)
+        heads = consumer.heads
+        if heads is None:
+            heads = consumer.heads = MessageHeads(consumer.consumer_id, self.partition)
+        size = len(blob)
+        head = heads.head(place >> 32, place & 0xFFFFFFFF, count, ack_set, consumer.epoch, size)
+        consumer.peer.send_frames(head, blob)
         consumer.permits -= messages
         consumer.messages_out += messages
-        consumer.bytes_out += len(blob)
+        consumer.bytes_out += size
         if count:
             consumer.redelivered += messages
+            self._forget_held(place)  # the store took it back from a consumer that held it too long
         if consumer.type in INDIVIDUAL:
             consumer.held[place] = left
             consumer.unacked += left
@@ -269,6 +273,14 @@ class Attached:
         self.unacked -= before - left
         if owner.blocked or self.blocked:
             self._unblock()
+
+    def _forget_held(self, place: int) -> None:
+        for each in self.consumers:
+            messages = each.held.pop(place, None)
+            if messages is not None:
+                each.unacked -= messages
+                self.unacked -= messages
+                self._lift_limits()  # the next turn comes when all of this one is delivered
 
     def release(self, consumer: Consumer, places: Sequence[int] | None) -> list[int] | None:
         """Forget entries that a consumer gives back, None: all; those that it held."""
@@ -294,14 +306,18 @@ class Attached:
         self.blocked = self.blocked or self.unacked >= self.max_unacked
 
     def _unblock(self) -> None:
+        if self._lift_limits():
+            self.pump.turn()
+
+    def _lift_limits(self) -> bool:
+        """Go on with what has come down to half of its limit; whether there was any."""
         again = False
         if self.blocked and self.unacked <= self.max_unacked // 2:
             self.blocked, again = False, True
         for each in self.consumers:
             if each.blocked and each.unacked <= self.max_unacked_consumer // 2:
                 each.blocked, again = False, True
-        if again:
-            self.pump.turn()
+        return again
 
 
 def _blob_of(messages: ReceivedMessages, place: int) -> bytes:

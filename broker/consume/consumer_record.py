@@ -6,6 +6,7 @@ from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..protocol.commands import Subscribe, SubscriptionType
+from ..protocol.frequent_frames import MessageHeads
 from ..protocol.peer import Peer
 from .sticky import KeySharing
 
@@ -29,7 +30,7 @@ class Consumer:
     """Of the event loop's thread; `engine` is for workers."""
 
     __slots__ = (
-        "active", "blocked", "bytes_out", "command", "consumer_id", "engine", "epoch", "generation", "held",
+        "active", "blocked", "bytes_out", "command", "consumer_id", "engine", "epoch", "generation", "heads", "held",
         "messages_out", "name", "opened_at", "peer", "permits", "priority", "redelivered", "sharing", "state",
         "surplus", "type", "unacked", "waits_for_peer",
     )  # fmt: skip
@@ -49,6 +50,7 @@ class Consumer:
         self.active: bool | None = None
         """Of a Failover subscription: whether it is the one that is served."""
         self.engine: Subscription | None = None
+        self.heads: MessageHeads | None = None
         self.opened_at = opened_at
 
         self.permits = 0

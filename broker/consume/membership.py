@@ -98,6 +98,8 @@ class Membership:
 
     async def open(self, peer: Peer, command: Subscribe) -> None:
         """SUBSCRIBE."""
+        if peer.closed:
+            return
         mine = self.connections.setdefault(peer.number, {})
         known = mine.get(command.consumer_id)
         if known is not None:

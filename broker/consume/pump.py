@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from ...store.errors import ClockJumped, DuelogError, InvalidArgument, StoreFull
+from ...store.errors import BrokenInvariant, ClockJumped, DuelogError, InvalidArgument, StoreFull
 from ...store.position import MessageId
 from ..protocol.loop_calls import LoopCalls, Timer, Workers
 from .consumer_record import Consumer
@@ -265,7 +265,10 @@ class Pump:
         self._workers.start(lambda: self._work(job))
 
     def _work(self, job: _Job) -> None:
-        job.run(self.durable_acks)
+        try:
+            job.run(self.durable_acks)
+        except BaseException as error:
+            job.error = BrokenInvariant(f"a job of a subscription raised {error!r}")
         self._calls.post(lambda: self._finish(job))
 
     def _finish(self, job: _Job) -> None:

@@ -1,1 +1,1 @@
-"""LOOKUP, partition metadata, listings, schemas: names and documents. Knows no socket."""
+"""LOOKUP, partition metadata, schemas: names and documents. Knows no socket."""

@@ -21,7 +21,7 @@ from ..protocol.loop_calls import LoopCalls, Workers
 from ..protocol.parts import Schema
 from ..protocol.peer import Peer
 from .access_modes import ProducerAccess
-from .sends import OpenProducer, SendingPeer, Sends, SendSettings
+from .sends import OpenProducer, SendingPeer, Sends, SendSettings, stored_producer
 
 if TYPE_CHECKING:
     from ...topic import Topic
@@ -139,6 +139,8 @@ class Producers:
 
     async def open(self, peer: Peer, command: Producer) -> None:
         """PRODUCER."""
+        if peer.closed:
+            return
         connection = self._connections.get(peer.number)
         if connection is None:
             connection = self._connections[peer.number] = _Connection(peer)
@@ -272,7 +274,7 @@ class Producers:
             topic.subscribe(initial, type="shared", initial_position="earliest").close()
         if not self._facts.deduplicates(topic.name):
             return False, -1, version
-        return True, topic.producer(name).last_sequence_id, version
+        return True, topic.producer(stored_producer(name)).last_sequence_id, version
 
     async def _take_over(self, producing: _Producing, producer: _Opened) -> None:
         """Close another producer of the same name, if it is an earlier one or its connection is dead."""

@@ -21,7 +21,8 @@ from ...store.position import MessageId
 from ..protocol import entry
 from ..protocol.commands import MessageIdData, Send, SendError, SendReceipt
 from ..protocol.failures import Refused, ServerError, server_error
-from ..protocol.frames import checksum_matches, metadata_of
+from ..protocol.frames import checksum_matches, head, metadata_of
+from ..protocol.frequent_frames import ReceiptFrames
 from ..protocol.loop_calls import LoopCalls
 from ..protocol.metadata import decode_metadata
 from ..protocol.peer import Peer
@@ -36,7 +37,7 @@ _log = logging.getLogger("duelog.broker")
 Outcome: TypeAlias = MessageId | Duplicate | Exception
 SendReply: TypeAlias = Reply["OpenProducer", Outcome]
 
-_DUPLICATE_ID = MessageIdData(2**64 - 1, 2**64 - 1)
+_NO_ID = 2**64 - 1
 _MOST_MESSAGES = 2**32 - 1
 _RETRY_S = 0.01
 """How soon the engine is asked again when it had no capacity, and has not told of any message since."""
@@ -63,11 +64,17 @@ class Figures:
     duplicates: int = 0
 
 
+def stored_producer(name: str) -> str:
+    """A producer's name as the store has it: `/`, which it does not take, and `%` escaped."""
+    return name.replace("%", "%25").replace("/", "%2F")
+
+
 class OpenProducer:
     """A producer of a connection, as SENDs see it."""
 
     __slots__ = (
-        "connection", "figures", "name", "numbered", "on_answered", "partition", "producer_id", "replies", "topic",
+        "connection", "figures", "frames", "name", "numbered", "on_answered", "partition", "producer_id", "replies",
+        "stored_name", "topic",
     )  # fmt: skip
 
     def __init__(
@@ -76,7 +83,9 @@ class OpenProducer:
         """numbered: what it sends is stored once however often it comes."""
         self.connection = connection
         self.producer_id = producer_id
+        self.frames = ReceiptFrames(producer_id, partition)
         self.name = name
+        self.stored_name = stored_producer(name)
         self.topic = topic
         self.partition = partition
         self.numbered = numbered
@@ -168,7 +177,7 @@ class Sends:
         numbers = None
         if producer.numbered and not command.is_chunk:  # chunks of a message have one number
             first = command.sequence_id
-            numbers = (producer.name, first, max(first, command.highest_sequence_id))
+            numbers = (producer.stored_name, first, max(first, command.highest_sequence_id))
         return _Entry(entry.pack(header, blob), deliver_at, entry.key_of(metadata), numbers, messages)
 
     @staticmethod
@@ -271,20 +280,19 @@ class Sends:
 
     def _flush(self, producer: OpenProducer) -> None:
         """Send the answers whose turn it is."""
-        connection, producer_id, partition = producer.connection, producer.producer_id, producer.partition
-        send = connection.peer.send
+        connection, peer, frames_of = producer.connection, producer.connection.peer, producer.frames
+        frames: list[bytes] = []
         sent, failed = 0, False
-        replies = producer.replies
-        for reply in replies.take():
+        for reply in producer.replies.take():
             outcome, sequence_id, highest = reply.outcome, reply.sequence_id, reply.highest_sequence_id
             sent += 1
             if isinstance(outcome, MessageId):
-                message_id = MessageIdData(outcome.ledger_id, outcome.entry_id, partition)
-                send(SendReceipt(producer_id, sequence_id, message_id, highest))
+                frames.append(frames_of.frame(sequence_id, highest, *outcome))
             elif isinstance(outcome, Duplicate):
                 producer.figures.duplicates += 1
                 self.figures.duplicates += 1
-                send(SendReceipt(producer_id, sequence_id, _DUPLICATE_ID, highest))
+                message_id = MessageIdData(_NO_ID, _NO_ID)
+                frames.append(head(SendReceipt(producer.producer_id, sequence_id, message_id, highest)))
             elif isinstance(outcome, (StoreFailed, ClosedError)):
                 failed = True
             elif outcome is not None:
@@ -292,7 +300,10 @@ class Sends:
                 self.figures.refused += 1
                 if not isinstance(outcome, DuelogError | Refused):
                     _log.error("a message of producer %s failed", producer.name, exc_info=outcome)
-                send(SendError(producer_id, sequence_id, server_error(outcome), str(outcome)))
+                error = SendError(producer.producer_id, sequence_id, server_error(outcome), str(outcome))
+                frames.append(head(error))
+        if frames:
+            peer.send_frames(b"".join(frames))
         connection.unanswered -= sent
         self._resume(connection)
         if failed:

@@ -41,6 +41,10 @@ class Peer(Protocol):
         """Queue a command, with the blob of a MESSAGE. Never waits."""
         ...
 
+    def send_frames(self, frames: bytes, blob: bytes | memoryview | None = None) -> None:
+        """As `send`, of commands that are encoded: whole frames, or one up to its blob."""
+        ...
+
     def close(self, reason: str) -> None:
         """End the connection when what is queued has left."""
         ...

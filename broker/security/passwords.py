@@ -74,7 +74,8 @@ class PasswordMethod:
                 return
             users = _read_users(self._path)
         except (OSError, UnusableSecurity) as error:
-            text = f"the password file cannot be used: {error}"
+            reason = f"{self._path}: {error.strerror}" if isinstance(error, OSError) else error
+            text = f"the password file cannot be used: {reason}"
             if self._stamp is None:
                 raise UnusableSecurity(text) from error
             if text != self._logged:

@@ -51,8 +51,10 @@ class Certificate:
         try:
             context.load_cert_chain(self._certificate, self._key, password=_refuse)
         except ssl.SSLError as error:
-            reason = error.reason or str(error)
-            raise UnusableSecurity(f"{self._certificate} and {self._key} are no usable pair: {reason}") from error
+            reason = f" ({error.reason})" if error.reason else ""
+            raise UnusableSecurity(
+                f"{self._certificate} and {self._key} are not a certificate and its key in PEM{reason}"
+            ) from error
         return context
 
     def _stamp_now(self) -> list[tuple[int, int, int]]:

@@ -98,9 +98,10 @@ def _read_key(place: str) -> bytes:
         if place.startswith("data:"):
             return base64.b64decode(place.partition(",")[2], validate=True)
         return Path(place.removeprefix("file://")).read_bytes()
-    except (OSError, ValueError) as error:
-        shown = "its data" if place.startswith("data:") else place
-        raise UnusableSecurity(f"the key of tokens cannot be read: {shown}: {error}") from error
+    except OSError as error:
+        raise UnusableSecurity(f"the key of tokens cannot be read: {place}: {error.strerror}") from error
+    except ValueError as error:
+        raise UnusableSecurity(f"the key of tokens cannot be read: {error}") from error
 
 
 def _public_key(data: bytes) -> Any:

@@ -110,10 +110,14 @@ class Connection(asyncio.Protocol):
 
     def send(self, command: Command, blob: bytes | memoryview | None = None) -> None:
         """Queue a command, with the blob of a MESSAGE."""
+        self.send_frames(head(command, 0 if blob is None else len(blob)), blob)
+
+    def send_frames(self, frames: bytes, blob: bytes | memoryview | None = None) -> None:
+        """As `send`, of commands that are encoded: whole frames, or one up to its blob."""
         queue = self._queue
         if self._closing or queue is None:
             return
-        queue.put(head(command, 0 if blob is None else len(blob)), blob)
+        queue.put(frames, blob)
         if queue.is_over:
             self.pause_reading("output")
 

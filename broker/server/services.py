@@ -9,13 +9,13 @@ from typing import Any
 from ...delayed_store import DelayedStore
 from ..consume.consumers import Consumers
 from ..consume.membership import ConsumerSettings
+from ..listing.topic_listing import TopicListing
 from ..lookup.compatibility import Compatibility
 from ..lookup.namespace_settings import AutoCreation
 from ..lookup.resources import Defaults, Resources
 from ..lookup.schemas import Schemas
 from ..lookup.topic_access import TopicAccess
 from ..lookup.topic_facts import TopicFacts
-from ..lookup.topic_listing import TopicListing
 from ..lookup.topic_lookup import TopicLookup, Urls
 from ..produce.producers import Producers, ProducerSettings
 from ..protocol import commands

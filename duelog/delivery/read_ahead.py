@@ -81,11 +81,11 @@ class ReadAhead:
             self.clear()
         self._start = None  # until it is known again: what an interrupt leaves is not given
         given = _NONE
-        while self._messages and len(given) < max_entries:
+        while (places := self._messages.places) and len(given) < max_entries:
             messages, first = self._messages, self._given
-            limit = self._given = min(first + max_entries - len(given), len(messages))
-            if limit < len(messages):
-                start = position_at(messages.places[limit])
+            limit = self._given = min(first + max_entries - len(given), len(places))
+            if limit < len(places):
+                start = position_at(places[limit])
             else:
                 start = self._limit or start
                 self._messages = _NONE

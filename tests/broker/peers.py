@@ -8,7 +8,7 @@ from concurrent.futures import Executor, Future
 from itertools import count
 from typing import Any, TypeVar
 
-from duelog.broker.protocol.commands import Command
+from duelog.broker.protocol.commands import Command, decode
 from duelog.broker.protocol.loop_calls import LoopCalls, Workers
 
 T = TypeVar("T")
@@ -39,6 +39,12 @@ class FakePeer:
     def send(self, command: Command, blob: bytes | memoryview | None = None) -> None:
         if not self.closed:
             self.sent.append((command, None if blob is None else bytes(blob)))
+
+    def send_frames(self, frames: bytes, blob: bytes | memoryview | None = None) -> None:
+        while frames:
+            size = int.from_bytes(frames[4:8], "big")
+            self.send(decode(frames[8 : 8 + size]), blob)
+            frames = frames[8 + size :]
 
     def close(self, reason: str) -> None:
         self.closed = True

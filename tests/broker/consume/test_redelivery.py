@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from duelog import ManualClock
+from duelog import ManualClock, Policies
 from duelog.broker.protocol.commands import CloseConsumer, Message, Redeliver, SubscriptionType
 from tests.broker.consume.consuming import Consuming, ids, succeeded, texts
 from tests.broker.peers import FakePeer, idle, run, soon
@@ -174,5 +174,29 @@ def test_commands_for_unknown_consumers(open_store: OpenStore, clock: ManualCloc
         assert peer.sent == []
         await soon(here.consumers.close(peer, CloseConsumer(9, 3)))
         assert succeeded(peer) == [3]
+
+    run(test())
+
+
+def test_what_the_store_takes_back_is_held_by_its_new_consumer_alone(open_store: OpenStore, clock: ManualClock) -> None:
+    """Where a subscription has an acknowledgement timeout of its own; the first one's place is free again."""
+
+    async def test() -> None:
+        store = open_store()
+        store.set_policies(Policies(ack_timeout_ms=1_000), topic="t", subscription="s")
+        here, first, second = Consuming(store, clock, max_unacked_consumer=1), FakePeer(), FakePeer()
+        here.send("a", "b")
+        one = await here.subscribe(first, SHARED, permits=9)
+        assert texts(first) == ["a"]
+        clock.advance(1_000)
+        two = await here.subscribe(second, SHARED, permits=9)
+        assert texts(second) == ["a"]
+        consumers = here.consumers.of_topic(here.topic.name)["s"]
+        here.bench.loop.advance(1)
+        await idle()
+        assert texts(first) == ["a", "b"]
+        await here.ack(second, two, ids(second)[0])
+        await here.ack(first, one, ids(first)[1])
+        assert [each.unacked for each in consumers] == [0, 0]
 
     run(test())

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from duelog import DelayedStore
+from duelog.broker.listing.topic_listing import TopicListing
 from duelog.broker.lookup.compatibility import Compatibility
 from duelog.broker.lookup.namespace_settings import AutoCreation, NamespaceSettings
 from duelog.broker.lookup.resources import Defaults, Resources
 from duelog.broker.lookup.schemas import Schemas
 from duelog.broker.lookup.topic_access import TopicAccess
 from duelog.broker.lookup.topic_facts import TopicFacts
-from duelog.broker.lookup.topic_listing import TopicListing
 from duelog.broker.lookup.topic_lookup import TopicLookup, Urls
 from duelog.broker.protocol.commands import Command
 from duelog.broker.protocol.peer import Peer

@@ -189,6 +189,7 @@ def test_a_stored_number_is_answered_with_no_id(open_store: OpenStore) -> None:
         here.producers.gone(peer)
         assert (await here.opened(FakePeer())).last_sequence_id == 5
         assert here.producers.sends.figures.duplicates == 2
+        assert (await here.opened(FakePeer(), 1, "a/b%")).producer_name == "a/b%"
 
     run(test())
 

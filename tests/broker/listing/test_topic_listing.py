@@ -8,7 +8,7 @@ from typing import cast
 import pytest
 
 from duelog import DelayedStore
-from duelog.broker.lookup.topic_filter import topics_hash
+from duelog.broker.listing.topic_filter import topics_hash
 from duelog.broker.protocol.commands import Error, GetTopics, GetTopicsResponse, TopicsMode
 from duelog.broker.protocol.failures import ServerError
 from duelog.broker.protocol.peer import Peer

@@ -13,7 +13,7 @@ import crc32c
 import re2
 
 from ...store.names import SCHEME
-from .topic_address import PARTITION_MARK
+from ..lookup.topic_address import PARTITION_MARK
 
 _SCHEMES = re.compile("(?:non-)?persistent://")
 _PARTITION = re.compile(rf"{PARTITION_MARK}[0-9]+\Z")

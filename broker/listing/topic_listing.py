@@ -6,11 +6,11 @@ import asyncio
 
 from ...delayed_store import DelayedStore
 from ...store.errors import DuelogError
+from ..lookup.topic_address import namespace_of
 from ..protocol.commands import Error, GetTopics, GetTopicsResponse, TopicsMode
 from ..protocol.failures import Refused, server_error
 from ..protocol.peer import Peer
 from ..security.permissions import Action, Permissions
-from .topic_address import namespace_of
 from .topic_filter import UnreadablePattern, compiled, is_internal, selected, topics_hash
 
 MAX_PATTERN = 50
