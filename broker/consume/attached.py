@@ -17,7 +17,7 @@ from ..protocol.commands import (
     CloseConsumer,
     SubscriptionType,
 )
-from ..protocol.frequent_frames import MessageHeads
+from ..protocol.frames import MessageHeads
 from ..protocol.loop_calls import LoopCalls, Workers
 from .batch_acks import BatchAcks
 from .consumer_record import INDIVIDUAL, Consumer, Delivery

@@ -6,7 +6,7 @@ from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..protocol.commands import Subscribe, SubscriptionType
-from ..protocol.frequent_frames import MessageHeads
+from ..protocol.frames import MessageHeads
 from ..protocol.peer import Peer
 from .sticky import KeySharing
 

@@ -21,8 +21,7 @@ from ...store.position import MessageId
 from ..protocol import entry
 from ..protocol.commands import MessageIdData, Send, SendError, SendReceipt
 from ..protocol.failures import Refused, ServerError, server_error
-from ..protocol.frames import checksum_matches, head, metadata_of
-from ..protocol.frequent_frames import ReceiptFrames
+from ..protocol.frames import ReceiptFrames, checksum_matches, head, metadata_of
 from ..protocol.loop_calls import LoopCalls
 from ..protocol.metadata import decode_metadata
 from ..protocol.peer import Peer

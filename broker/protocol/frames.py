@@ -6,6 +6,7 @@ A frame is `u32 size of the rest | u32 command size | command`, then for SEND an
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from struct import Struct
 from typing import NamedTuple
 
@@ -13,7 +14,7 @@ import crc32c
 
 from .commands import encode
 from .fields import Command
-from .wire import ProtocolError
+from .wire import BYTES, VARINT, ProtocolError, tag, varint
 
 MAX_MESSAGE_SIZE = 5 * 1024 * 1024
 """Bytes of a blob that CONNECTED promises to take, unless configured otherwise."""
@@ -128,3 +129,60 @@ def join_blob(metadata: bytes, payload: bytes) -> bytes:
     """A blob with its checksum."""
     covered = b"".join((_SIZE.pack(len(metadata)), metadata, payload))
     return b"".join((MAGIC, _SIZE.pack(crc32c.crc32c(covered)), covered))
+
+
+# -- SEND_RECEIPT and MESSAGE, by the hundred thousand a second: as `head`, in half of the time ----
+
+_RECEIPT = tag(1, VARINT) + varint(7) + tag(7, BYTES)
+_MESSAGE = tag(1, VARINT) + varint(9) + tag(9, BYTES)
+_LEDGER, _ENTRY, _PARTITION = tag(1, VARINT), tag(2, VARINT), tag(3, VARINT)
+_SEQUENCE_ID, _MESSAGE_ID, _HIGHEST = tag(2, VARINT), tag(3, BYTES), tag(4, VARINT)
+_ID, _COUNT, _ACK_SET, _EPOCH = tag(2, BYTES), tag(3, VARINT), tag(4, VARINT), tag(5, VARINT)
+
+
+def _partition(partition: int) -> bytes:
+    return b"" if partition == -1 else _PARTITION + varint(partition)
+
+
+class ReceiptFrames:
+    """Of one producer."""
+
+    __slots__ = ("_partition", "_producer")
+
+    def __init__(self, producer_id: int, partition: int) -> None:
+        self._producer = tag(1, VARINT) + varint(producer_id) + _SEQUENCE_ID
+        self._partition = _partition(partition)
+
+    def frame(self, sequence_id: int, highest_sequence_id: int, ledger_id: int, entry_id: int) -> bytes:
+        """A whole frame."""
+        message_id = _LEDGER + varint(ledger_id) + _ENTRY + varint(entry_id) + self._partition
+        body = self._producer + varint(sequence_id) + _MESSAGE_ID + varint(len(message_id)) + message_id
+        if highest_sequence_id:
+            body += _HIGHEST + varint(highest_sequence_id)
+        command = _RECEIPT + varint(len(body)) + body
+        return _SIZES.pack(len(command) + 4, len(command)) + command
+
+
+class MessageHeads:
+    """Of one consumer."""
+
+    __slots__ = ("_consumer", "_partition")
+
+    def __init__(self, consumer_id: int, partition: int) -> None:
+        self._consumer = tag(1, VARINT) + varint(consumer_id) + _ID
+        self._partition = _partition(partition)
+
+    def head(
+        self, ledger_id: int, entry_id: int, count: int, ack_set: Sequence[int], epoch: int | None, blob_size: int
+    ) -> bytes:
+        """A frame up to its blob."""
+        message_id = _LEDGER + varint(ledger_id) + _ENTRY + varint(entry_id) + self._partition
+        body = self._consumer + varint(len(message_id)) + message_id
+        if count:
+            body += _COUNT + varint(count)
+        for word in ack_set:
+            body += _ACK_SET + varint(word)
+        if epoch is not None:
+            body += _EPOCH + varint(epoch)
+        command = _MESSAGE + varint(len(body)) + body
+        return _SIZES.pack(len(command) + 4 + blob_size, len(command)) + command

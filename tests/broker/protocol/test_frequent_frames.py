@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from duelog.broker.protocol.commands import Message, MessageIdData, SendReceipt
-from duelog.broker.protocol.frames import head
-from duelog.broker.protocol.frequent_frames import MessageHeads, ReceiptFrames
+from duelog.broker.protocol.frames import MessageHeads, ReceiptFrames, head
 
 NUMBERS = st.integers(0, 2**64 - 1)
 PARTITIONS = st.integers(-1, 2_000)
