@@ -88,7 +88,7 @@ class KeyOrder(DeliveryOrder):
 
     def set_consumers(self, consumers: Sequence[int], ranges: Mapping[int, Ranges] | None = None) -> None:
         """Hand the ready messages to their new owners. O(consumers + ready messages)."""
-        self._slots = KeySlots(consumers, ranges)
+        self._slots = KeySlots(consumers, ranges, self._slots)
         ready = [position for positions in self._ready.values() for position in positions]
         self._ready = {}
         for key in self._keys.values():

@@ -123,12 +123,13 @@ class SubscriptionState:
             consumer = next(self._ids)
             self._consumers[consumer] = part
             try:
-                active = self._chosen()
+                active = self._chosen() if type_ == "failover" else None
                 dispatcher.add_consumer(consumer, key_shared.ranges)
             except BaseException:
                 del self._consumers[consumer]
                 raise
-            self._activate(dispatcher, active, now_ms)
+            if active is not None:
+                self._activate(dispatcher, active, now_ms)
             return consumer
 
     def _check_keys(self, key_shared: KeyShared) -> None:
@@ -146,8 +147,6 @@ class SubscriptionState:
 
     def _activate(self, dispatcher: Dispatcher, active: int, now_ms: int) -> None:
         """Have a failover subscription serve this consumer, and tell those for which that is new."""
-        if self.type != "failover":
-            return
         if dispatcher.active != active:
             dispatcher.activate(active, now_ms)
         told, self._told = self._told, {consumer: consumer == active for consumer in self._consumers}
@@ -171,7 +170,7 @@ class SubscriptionState:
                 if consumer in self.dispatcher.consumers:
                     self.dispatcher.remove_consumer(consumer, now_ms)
                 del self._consumers[consumer]
-                if self._consumers:
+                if self._consumers and self.type == "failover":
                     active = next(iter(self._consumers))
                     with suppress(InvalidArgument):
                         active = self._chosen()

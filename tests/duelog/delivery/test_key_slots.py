@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 
-from duelog.delivery.key_slots import KeySlots
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from duelog.delivery.key_slots import SLOTS, KeySlots
 
 KEYS = [f"order-{number}" for number in range(3000)]
 
@@ -36,7 +39,18 @@ def test_the_order_in_which_consumers_came_does_not_matter() -> None:
 def test_owners_are_the_same_everywhere() -> None:
     """No seed of a process takes part: some owners, written down."""
     slots = KeySlots([1, 2, 3])
-    assert [slots.owner_of(key) for key in ("a", "b", "order-17", "")] == [3, 1, 2, 3]
+    assert [slots.owner_of(key) for key in ("a", "b", "order-17", "")] == [1, 2, 3, 2]
+
+
+@settings(deadline=None)
+@given(st.sets(st.integers(0, 30)), st.sets(st.integers(0, 30)), st.booleans())
+def test_owners_are_the_same_however_the_consumers_came_and_went(
+    before: set[int], after: set[int], ranged: bool
+) -> None:
+    """Made of other owners, or anew."""
+    first = KeySlots(sorted(before), {each: [(each, each)] for each in before} if ranged else None)
+    made, anew = KeySlots(sorted(after), None, first), KeySlots(sorted(after))
+    assert [made.owner_of(number) for number in range(SLOTS)] == [anew.owner_of(number) for number in range(SLOTS)]
 
 
 def test_without_consumers_no_key_is_owned() -> None:
