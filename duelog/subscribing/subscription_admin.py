@@ -25,8 +25,8 @@ _AT_ONCE = 64
 class SubscriptionAdmin:
     """A subscription of a topic, whether consumers are attached or not. Made by Topic.subscription; thread-safe.
 
-    Every change is durable when it returns. All raise UnknownSubscription once it is removed, ClosedError, StoreFailed;
-    what changes something raises StoreFull.
+    Every change is durable when it returns. All raise UnknownSubscription once it is removed, and ClosedError; what
+    changes something raises StoreFull and StoreFailed too. `peek` and `stats` are for stores open read-only as well.
     """
 
     def __init__(self, engine: Engine, topic: TopicState, state: SubscriptionState) -> None:
@@ -48,10 +48,12 @@ class SubscriptionAdmin:
 
         Consumers may hold some of them. redelivery_count is 0. Raises InvalidArgument.
         """
+        self._engine.check_open()
         return self._first(count).to_list()
 
     def skip(self, count: int) -> int:
         """Acknowledge the first `count` messages, as `peek` gives them; how many were not acknowledged meanwhile."""
+        self._engine.check_writable()
         entries = group_places(self._first(count).places)
         with self._state.lock:
             skipped = self._state.acknowledge(entries, self._topic.log)
@@ -63,7 +65,8 @@ class SubscriptionAdmin:
 
         What consumers hold of them is acknowledged too. O(entries after mark-delete). Raises InvalidArgument.
         """
-        self._check_usable()
+        self._engine.check_writable()
+        self._check_there()
         before_ms = at_ms("before", before) - 1
         log, acks = self._topic.log, self._acks()
         entries: dict[int, BitMap] = {}
@@ -76,7 +79,8 @@ class SubscriptionAdmin:
 
     def reset(self, to: SeekTarget) -> Position:
         """`Subscription.seek` of a subscription to which no consumer is attached; raises ConsumerBusy if one is."""
-        self._check_usable()
+        self._engine.check_writable()
+        self._check_there()
         engine, topic, state = self._engine, self._topic, self._state
         position = position_of(engine.main, engine.inline, topic, to, engine.clock.now_ms())
         now_ms = engine.clock.now_ms()
@@ -94,8 +98,7 @@ class SubscriptionAdmin:
 
     # -- inside ------------------------------------------------------------------------------------
 
-    def _check_usable(self) -> None:
-        self._engine.check_writable()
+    def _check_there(self) -> None:
         if self._state.deleted or self._topic.deleted:
             raise UnknownSubscription(self.topic, self.name)
 
@@ -107,7 +110,7 @@ class SubscriptionAdmin:
     def _first(self, count: int) -> ReceivedMessages:
         if isinstance(count, bool) or not isinstance(count, int) or count < 1:
             raise InvalidArgument("count", count, "expected an int of at least 1")
-        self._check_usable()
+        self._check_there()
         acks = self._acks()
         reader, now_ms = self._engine.inline.onlooker(self._topic, self.name), self._engine.clock.now_ms()
         found = ReceivedMessages(self.topic, self.name)

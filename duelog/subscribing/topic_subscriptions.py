@@ -117,7 +117,6 @@ class TopicSubscriptions:
 
     def subscription(self, name: str) -> SubscriptionAdmin:
         """A subscription, to be looked at and changed without attaching. Raises UnknownSubscription, UnknownTopic."""
-        self._engine.check_writable()
         topic = self._existing()
         state = topic.subscriptions.get(name)
         if state is None:
