@@ -14,6 +14,7 @@ from .limits import PreallocatedFilePeer, RawFilePeer, RawLmdbPeer
 from .peer import Peer
 from .postgres_peer import PostgresPeer
 from .redis_peer import RedisPeer
+from .served_peer import ServedPeer
 from .sqlite_peer import SqlitePeer
 
 
@@ -42,6 +43,8 @@ KINDS: dict[str, Kind] = {
     "duelog:flush": Kind("duelog, acks every 100 ms", lambda: DuelogPeer(durable_acks=False), _present, True),
     "duelog:relaxed": Kind("duelog, relaxed", lambda: DuelogPeer(durability="relaxed"), _present, False),
     "duelog:none": Kind("duelog, none", lambda: DuelogPeer(durability="none"), _present, False),
+    "duelog:serve": Kind("duelog serve", ServedPeer, ServedPeer.missing, True),
+    "duelog:serve-batched": Kind("duelog serve, batches", lambda: ServedPeer(batching=True), ServedPeer.missing, True),
     "sqlite-full": Kind("SQLite FULL", lambda: SqlitePeer("FULL"), SqlitePeer.missing, True),
     "sqlite-normal": Kind("SQLite NORMAL", lambda: SqlitePeer("NORMAL"), SqlitePeer.missing, False),
     "redis-always": Kind("Redis always", lambda: RedisPeer("always"), RedisPeer.missing, True),

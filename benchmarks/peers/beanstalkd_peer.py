@@ -20,6 +20,7 @@ class BeanstalkdPeer(Peer):
 
     def __init__(self, *, fsync: bool) -> None:
         self._fsync = fsync
+        self._server: Server | None = None
 
     @classmethod
     def missing(cls) -> str | None:
@@ -28,7 +29,7 @@ class BeanstalkdPeer(Peer):
         return None if has_module("greenstalk") else "pip install greenstalk"
 
     def open(self, directory: Path, now_ms: int) -> None:
-        port = free_port()
+        port = self.port = free_port()
         log = directory / "binlog"
         log.mkdir(exist_ok=True)
         command = [program("beanstalkd") or "", "-l", "127.0.0.1", "-p", str(port), "-b", str(log)]
@@ -37,6 +38,10 @@ class BeanstalkdPeer(Peer):
         self._server = Server(command, directory, lambda: accepts(port))
         self._now_ms = now_ms
         self._client: Any = module("greenstalk").Client(("127.0.0.1", port), encoding=None)
+
+    def connect(self, port: int, number: int) -> None:
+        self._now_ms = time.time_ns() // 1_000_000
+        self._client = module("greenstalk").Client(("127.0.0.1", port), encoding=None)
 
     def _delay(self, due_ms: int) -> int:
         return max(0, -((self._now_ms - due_ms) // 1_000))
@@ -109,8 +114,9 @@ class BeanstalkdPeer(Peer):
             self._client.delete(job)
 
     def processes(self) -> list[int]:
-        return self._server.processes
+        return [] if self._server is None else self._server.processes
 
     def close(self) -> None:
         self._client.close()
-        self._server.stop()
+        if self._server is not None:
+            self._server.stop()

@@ -21,6 +21,9 @@ class Peer(ABC):
     own_clock: ClassVar[bool] = False
     """Counts delays on the machine's clock: messages for it are due in real time, in whole seconds."""
 
+    port: int = 0
+    """Of a server: where other processes `connect`, once it is open."""
+
     @classmethod
     def missing(cls) -> str | None:
         """How to get what is not installed; None where everything is."""
@@ -29,6 +32,22 @@ class Peer(ABC):
     @abstractmethod
     def open(self, directory: Path, now_ms: int) -> None:
         """Start what is needed, on 127.0.0.1, and make an empty queue; `now_ms` is the time of scheduling."""
+
+    def connect(self, port: int, number: int) -> None:
+        """Instead of `open`: use the queue of a server that another process has opened, as its client `number`."""
+        raise NotImplementedError
+
+    def produce(self) -> None:
+        """Get ready to schedule, where that takes time."""
+        return
+
+    def consume(self) -> None:
+        """Get ready to fetch, where that takes time."""
+        return
+
+    def settle(self) -> None:
+        """Wait until all that was scheduled is as durable as the peer makes it, where scheduling does not wait."""
+        return
 
     @abstractmethod
     def schedule_one(self, payload: bytes, due_ms: int) -> None:

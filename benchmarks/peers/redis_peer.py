@@ -12,12 +12,21 @@ from .server import Server, accepts, free_port, program
 
 _ID_BYTES = 8
 
+_TAKE = """
+local found = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', ARGV[1], 'LIMIT', 0, ARGV[2])
+if #found > 0 then redis.call('ZREM', KEYS[1], unpack(found)) end
+return found
+"""
+"""The recipe for several consumers: a message is found and removed by one script, so that nobody else gets it."""
+
 
 class RedisPeer(Peer):
     """appendfsync: always survives a power cut, everysec (the usual one) loses a second."""
 
     def __init__(self, appendfsync: Literal["always", "everysec"]) -> None:
         self._appendfsync = appendfsync
+        self._server: Server | None = None
+        self._shared = False
 
     @classmethod
     def missing(cls) -> str | None:
@@ -26,7 +35,7 @@ class RedisPeer(Peer):
         return None if has_module("redis") else "pip install redis"
 
     def open(self, directory: Path, now_ms: int) -> None:
-        port = free_port()
+        port = self.port = free_port()
         settings = {
             "port": port,
             "bind": "127.0.0.1",
@@ -42,6 +51,12 @@ class RedisPeer(Peer):
         self._client.ping()
         self._next_id = int(self._client.zcard("queue"))
 
+    def connect(self, port: int, number: int) -> None:
+        self._client = module("redis").Redis(host="127.0.0.1", port=port)
+        self._take: Any = self._client.register_script(_TAKE)
+        self._next_id = (number << 32) + int(self._client.zcard("queue"))
+        self._shared = True
+
     def _member(self, payload: bytes) -> bytes:
         self._next_id += 1
         return self._next_id.to_bytes(_ID_BYTES, "big") + payload
@@ -56,6 +71,8 @@ class RedisPeer(Peer):
         return poll(lambda now: self._fetch(now, limit), now_ms, wait_seconds)
 
     def _fetch(self, now_ms: int, limit: int) -> list[bytes]:
+        if self._shared:
+            return [member[_ID_BYTES:] for member in self._take(["queue"], [now_ms, limit])]
         members = self._client.zrangebyscore("queue", "-inf", now_ms, start=0, num=limit)
         if members:
             self._client.zrem("queue", *members)
@@ -77,8 +94,9 @@ class RedisPeer(Peer):
             time.sleep(0.01)
 
     def processes(self) -> list[int]:
-        return self._server.processes
+        return [] if self._server is None else self._server.processes
 
     def close(self) -> None:
         self._client.close()
-        self._server.stop()
+        if self._server is not None:
+            self._server.stop()
