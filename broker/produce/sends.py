@@ -234,15 +234,15 @@ class Sends:
     def _unblock(self) -> None:
         """Hand on what waits, a connection after the other, while the engine takes it."""
         for connection in list(self._blocked):
-            blocked = connection.blocked
-            while blocked:
-                reply, item = blocked[0]
+            while connection.blocked:  # which is another one where a producer is closed meanwhile
+                reply, item = connection.blocked[0]
                 if not self._put(reply, item):
                     self._blocked[connection] = self._blocked.pop(connection)  # the next begins next time
                     return
-                blocked.popleft()
-            del self._blocked[connection]
-            connection.peer.resume_reading("capacity")
+                if connection.blocked and connection.blocked[0][0] is reply:
+                    connection.blocked.popleft()
+            if self._blocked.pop(connection, self) is None:
+                connection.peer.resume_reading("capacity")
 
     def forget(self, producer: OpenProducer) -> None:
         """The producer is closed or gone: what the engine has not taken of it is not stored, nor answered."""

@@ -307,6 +307,39 @@ def test_a_failed_store_closes_its_producers(open_store: OpenStore) -> None:
     run(test())
 
 
+def test_what_waits_of_one_producer_is_put_once_when_another_is_closed(open_store: OpenStore) -> None:
+    """Both of one connection: the first one's store fails as it is tried again."""
+
+    async def test() -> None:
+        here, peer = Producing(open_store()), FakePeer()
+        await here.opened(peer, 1, "a")
+        await here.opened(peer, 2, "b")
+        first, second = here.producers.of_topic(here.topic.name)
+        taken: list[object] = []
+
+        def refuse(*_: object, **__: object) -> bool:
+            return False
+
+        def fail_put(*_: object, **__: object) -> bool:
+            raise StoreFailed(Path("store"), "a commit is in doubt")
+
+        def take(*_: object, token: object, **__: object) -> bool:
+            taken.append(token)
+            return True
+
+        first.topic.put = second.topic.put = refuse  # type: ignore[method-assign]
+        here.put(peer, 0, producer_id=1)
+        here.put(peer, 0, producer_id=2)
+        first.topic.put, second.topic.put = fail_put, take  # type: ignore[method-assign, assignment]
+        here.bench.loop.advance(0.01)
+        assert closed(peer) == [1]
+        assert peer.paused == set()
+        here.put(peer, 1, producer_id=2)
+        assert len(taken) == 2
+
+    run(test())
+
+
 def test_a_send_for_an_unknown_producer_ends_the_connection(open_store: OpenStore) -> None:
     """Also for one that the client closed itself."""
 
