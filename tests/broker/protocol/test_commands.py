@@ -6,7 +6,7 @@ from enum import IntEnum
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from duelog.broker.protocol import commands, fields, metadata
@@ -88,7 +88,7 @@ def test_the_table_has_every_command_under_its_number() -> None:
 def test_protobuf_reads_what_is_encoded_and_writes_what_is_decoded(cls: type[commands.Command]) -> None:
     """Both ways, every field at its number, with its presence and default."""
 
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
     @given(instances(cls))
     def check(command: commands.Command) -> None:
         number = f"f{cls.type_number}"
@@ -104,7 +104,7 @@ def test_protobuf_reads_what_is_encoded_and_writes_what_is_decoded(cls: type[com
     check()
 
 
-@settings(deadline=None)
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(instances(metadata.MessageMetadata), st.binary(max_size=40))
 def test_metadata_is_read_and_what_the_broker_does_not_know_of_it_is_skipped(
     wanted: metadata.MessageMetadata, other: bytes
@@ -161,7 +161,7 @@ def test_a_malformed_command_is_a_protocol_error_that_says_what_it_is(data: byte
         commands.decode(data)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.data())
 def test_damaged_commands_decode_or_are_protocol_errors(data: st.DataObject) -> None:
     """Bytes flipped, cut off and added anywhere."""

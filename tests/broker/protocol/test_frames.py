@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import crc32c
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from duelog.broker.protocol import commands, frames
@@ -19,7 +19,7 @@ def cut_all(cutter: frames.FrameCutter) -> list[tuple[bytes, bytes]]:
     return found
 
 
-@settings(deadline=None)
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.binary(max_size=300), max_size=12), st.data())
 def test_frames_are_the_same_however_their_bytes_are_cut(blobs: list[bytes], data: st.DataObject) -> None:
     """Pieces of any size, asked for after each or after some of them."""

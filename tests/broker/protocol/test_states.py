@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from duelog.broker.protocol import commands, fields, requests
@@ -214,7 +214,7 @@ def test_a_handshake_has_a_time(state: State) -> None:
         talk.session.check(30)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.sampled_from(State),
     st.lists(

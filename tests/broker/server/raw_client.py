@@ -16,7 +16,7 @@ from duelog.broker.server.configuration import BrokerConfig
 from duelog.broker.server.connection import Connection, Handler
 from duelog.broker.server.listening import Listeners
 
-WITHIN_S = 20
+WITHIN_S = 60
 """What a test waits at most for something that is bound to happen."""
 
 
