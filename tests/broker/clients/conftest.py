@@ -48,9 +48,13 @@ class ServedStore:
         (folder / "broker.toml").write_text("\n".join(lines), encoding="utf-8")
         self._process: subprocess.Popen[bytes] | None = None
 
+    def command(self) -> list[str]:
+        """The program, before its arguments."""
+        return [sys.executable, "-c", _SERVE]
+
     def start(self) -> None:
         """Start it, and wait until it listens."""
-        command = [sys.executable, "-c", _SERVE, "serve", str(self.folder / "store")]
+        command = [*self.command(), "serve", str(self.folder / "store")]
         with (self.folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
                 [*command, "--config", str(self.folder / "broker.toml")], stdout=log, stderr=subprocess.STDOUT
