@@ -66,6 +66,12 @@ class ServedStore:
                 pytest.fail(f"the broker does not listen: {self.log()}")
             time.sleep(0.02)
 
+    @property
+    def pid(self) -> int:
+        """Of its process."""
+        assert self._process is not None
+        return self._process.pid
+
     def log(self) -> str:
         """What it printed."""
         return (self.folder / "log").read_text(encoding="utf-8", errors="replace")[-4_000:]

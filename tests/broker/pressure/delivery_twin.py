@@ -32,7 +32,7 @@ class Got(NamedTuple):
 
     at: float
     text: str
-    count: int
+    redelivered: int
     place: str
 
 
@@ -148,7 +148,7 @@ def _repeated(record: Record, outages: list[Outage]) -> Iterator[str]:
     for got in record.got:
         text = got.text
         sought = any(start < got.at and text in before and before[text].at < end for start, end in record.sought)
-        if text in before and not got.count and not sought:
+        if text in before and not got.redelivered and not sought:
             at = before[text].at
             if not any(at < each.listening + RECONNECT_S and got.at > each.killed for each in outages):
                 yield f"{text} came again after {got.at - at:.3f} s, without a count or a reason"

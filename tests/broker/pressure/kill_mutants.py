@@ -11,6 +11,7 @@ from typing import Any
 
 from duelog.broker.consume import pump
 from duelog.broker.produce import sends
+from duelog.broker.produce.replies import Reply
 from duelog.store.position import MessageId
 from duelog.tools.cli.main import main
 
@@ -20,7 +21,7 @@ def receipt_before_the_flush() -> None:
     put = sends.Sends._put
 
     def wrong(self: Any, reply: Any, item: Any) -> bool:
-        later = sends.Reply(reply.producer, reply.sequence_id, reply.highest_sequence_id)
+        later: Any = Reply(reply.producer, reply.sequence_id, reply.highest_sequence_id)
         asyncio.get_running_loop().call_later(0.3, put, self, later, item)
         asyncio.get_running_loop().call_soon(self._heard, [(reply, MessageId(1, reply.sequence_id))])
         return True
@@ -59,7 +60,7 @@ def early() -> None:
         found = checked(self, *arguments)
         return found if found.deliver_at is None else found._replace(deliver_at=found.deliver_at - 500)
 
-    sends.Sends._checked = wrong  # type: ignore[method-assign]
+    sends.Sends._checked = wrong  # type: ignore[method-assign, assignment]
 
 
 MUTANTS = (receipt_before_the_flush, acknowledgement_forgotten, acknowledgement_too_far, early)

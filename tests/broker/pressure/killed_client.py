@@ -1,4 +1,4 @@
-"""A client that lives through many deaths of its broker: it sends, receives, acknowledges, seeks, and writes it all down.
+"""A client that lives through deaths of its broker: sends, receives, acknowledges, seeks, and writes all of it down.
 
     python killed_client.py URL NUMBER FILE         sends and receives until it is told otherwise on standard input
     python killed_client.py URL prepare FILE        makes the subscriptions of the audit

@@ -122,7 +122,7 @@ def figures(records: dict[str, Record]) -> Counter[str]:
         found["receipts"] += len(record.receipts)
         found["deliveries"] += len(record.got)
         found["acknowledged"] += len(record.acked)
-        found["redelivered with a count"] += sum(each.count > 0 for each in record.got)
+        found["redelivered with a count"] += sum(each.redelivered > 0 for each in record.got)
         found["delayed"] += sum(not text.endswith(":0") for text in record.receipts)
         found["seeks"] += len(record.sought)
         found["delivered twice or more"] += len(record.got) - len({each.text for each in record.got})
