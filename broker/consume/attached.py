@@ -22,7 +22,7 @@ from ..protocol.loop_calls import LoopCalls, Workers
 from .batch_acks import BatchAcks
 from .consumer_record import INDIVIDUAL, Consumer, Delivery
 from .feed import LastEntry
-from .pump import TURN_ENTRIES, Polled, Pump
+from .pump import TURN_ENTRIES, Plan, Polled, Pump
 
 if TYPE_CHECKING:
     from ...store.received_messages import ReceivedMessages
@@ -80,7 +80,8 @@ class Attached:
         self.max_unacked = MAX_UNACKED_SUBSCRIPTION
         self._entry_messages = 1.0
         self._entry_bytes = 1_024.0
-        self._turn = 0
+        self._last: Consumer | None = None
+        """Who was sent something last: the turn is the next one's."""
         self.pump = Pump(calls, workers, clock, self._plan, self._deliver, lambda error: failed(self, error))
 
     @property
@@ -149,40 +150,40 @@ class Attached:
 
     # -- dispatch ------------------------------------------------------------------------------------
 
-    def _plan(self) -> list[tuple[Consumer, int, int]]:
+    def _plan(self) -> Plan:
         """Who is polled next, and for how many entries."""
         if self.moving or self.blocked:
-            return []
+            return Plan([], 0)
         consumers = self.consumers
         if self.type == SubscriptionType.FAILOVER:
             consumers = [each for each in consumers if each is self.active]
         able = [each for each in consumers if each.may_be_polled and self._can_write(each)]
         if not able:
-            return []
+            return Plan([], 0)
         if self.type == SubscriptionType.SHARED and len(able) > 1:
             top = min(each.priority for each in able)
             able = [each for each in able if each.priority == top]
-        self._turn = (self._turn + 1) % len(able)
-        able = able[self._turn :] + able[: self._turn]
-        left = max(min(_JOB_ENTRIES, int(_JOB_BYTES / self._entry_bytes)), 1)
+        if self._last in able:
+            following = able.index(self._last) + 1
+            able = able[following:] + able[:following]
+        most = max(min(_JOB_ENTRIES, int(_JOB_BYTES / self._entry_bytes)), 1)
         wanted = {each: each.permits for each in able}
         if self.type in INDIVIDUAL:
-            left = min(left, self._entries(self.max_unacked - self.unacked))
+            most = min(most, self._entries(self.max_unacked - self.unacked))
             wanted = {each: min(each.permits, self.max_unacked_consumer - each.unacked) for each in able}
         wanted = {each: self._entries(messages) for each, messages in wanted.items()}
-        most = left if len(able) == 1 else TURN_ENTRIES
-        turns = []
-        while wanted and left > 0:
-            for consumer in list(wanted):
-                entries = min(wanted[consumer], most, left)
+        at_once = most if len(able) == 1 else TURN_ENTRIES
+        turns: list[tuple[Consumer, int, int]] = []
+        planned = 0
+        while wanted and (planned < most or not turns):
+            for consumer in list(wanted):  # each has a turn: what one may not have, the next may
+                entries = min(wanted[consumer], at_once)
                 turns.append((consumer, consumer.generation, entries))
-                left -= entries
+                planned += entries
                 wanted[consumer] -= entries
                 if not wanted[consumer]:
                     del wanted[consumer]
-                if left <= 0:
-                    break
-        return turns
+        return Plan(turns, most)
 
     def _entries(self, messages: int) -> int:
         """How many entries so many messages may be."""
@@ -206,6 +207,7 @@ class Attached:
         consumer, generation, messages = polled
         if generation != consumer.generation or consumer.state != "ready":
             return  # it is given back, or closed: the engine has it delivered again
+        self._last = consumer
         total = sum(map(len, messages.payloads))
         self._entry_bytes += (total / len(messages) - self._entry_bytes) / 4
         before = consumer.messages_out

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from ...store.errors import BrokenInvariant, ClockJumped, DuelogError, InvalidArgument, StoreFull
 from ...store.position import MessageId
+from ..protocol.commands import SubscriptionType
 from ..protocol.loop_calls import LoopCalls, Timer, Workers
 from .consumer_record import Consumer
 
@@ -29,10 +30,6 @@ _log = logging.getLogger("duelog.broker")
 
 TURN_ENTRIES = 20
 """Entries that a consumer is polled before the next one is."""
-
-_JOB_ENTRIES = 1_000
-_JOB_BYTES = 4 << 20
-"""What a job polls in all, by the size of what came before."""
 
 _RETRY_S = 1.0
 """How soon a subscription is looked at again that the store cannot deliver from for now."""
@@ -49,6 +46,15 @@ class Polled(NamedTuple):
     consumer: Consumer
     generation: int
     messages: ReceivedMessages
+
+
+class Plan(NamedTuple):
+    """What the next job polls."""
+
+    turns: list[tuple[Consumer, int, int]]
+    """Consumer, its generation, entries at most."""
+    entries: int
+    """At which the job ends, of all turns together."""
 
 
 class _Acks:
@@ -74,8 +80,7 @@ class _Job:
         self.nacks: dict[Consumer, list[int] | None] = {}
         """Places that are given back; None: all that the consumer holds."""
         self.calls: deque[_Call] = deque()
-        self.turns: list[tuple[Consumer, int, int]] = []
-        """Consumer, its generation, entries."""
+        self.plan = Plan([], 0)
 
         self.answers: list[tuple[Answer, Exception | None]] = []
         self.results: list[tuple[_Call, Any, BaseException | None]] = []
@@ -84,7 +89,7 @@ class _Job:
         self.error: Exception | None = None
 
     def __bool__(self) -> bool:
-        return bool(self.acks or self.nacks or self.calls or self.turns)
+        return bool(self.acks or self.nacks or self.calls or self.plan.turns)
 
     def run(self, durable: bool) -> None:
         """Do it; a worker calls. Does not raise."""
@@ -141,16 +146,22 @@ class _Job:
 
     def _poll(self) -> None:
         empty: set[Consumer] = set()
-        for consumer, generation, entries in self.turns:
+        left = self.plan.entries
+        for consumer, generation, most in self.plan.turns:
             if consumer in empty or consumer.engine is None:
                 continue
-            messages, again_ms = consumer.engine.poll_columns(entries)
+            messages, again_ms = consumer.engine.poll_columns(min(most, left))
             if messages:
                 self.polled.append(Polled(consumer, generation, messages))
+                left -= len(messages)
+                if left <= 0:
+                    return
                 continue
-            empty.add(consumer)
             if again_ms is not None:
                 self.again_ms = again_ms if self.again_ms is None else min(self.again_ms, again_ms)
+            if consumer.type == SubscriptionType.SHARED:
+                return  # nor is there anything for the others
+            empty.add(consumer)
 
 
 class Pump:
@@ -161,11 +172,11 @@ class Pump:
         calls: LoopCalls,
         workers: Workers,
         clock: Callable[[], int],
-        plan: Callable[[], list[tuple[Consumer, int, int]]],
+        plan: Callable[[], Plan],
         deliver: Callable[[Polled], object],
         failed: Callable[[Exception], object],
     ) -> None:
-        """clock: the store's, in ms. plan: turns of the next job. failed: the store delivers no more."""
+        """clock: the store's, in ms. plan: what the next job polls. failed: the store delivers no more."""
         self._calls = calls
         self._workers = workers
         self._clock = clock
@@ -254,12 +265,12 @@ class Pump:
             return
         job = self._next
         if not self.closed and not self._stopped:
-            job.turns = self._plan()
+            job.plan = self._plan()
         if not job:
             return
         self._next = _Job()
         self._running, self._look_again = True, False
-        if job.turns and self._timer is not None:
+        if job.plan.turns and self._timer is not None:
             self._timer.cancel()
             self._timer = None
         self._workers.start(lambda: self._work(job))

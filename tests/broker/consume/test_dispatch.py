@@ -113,6 +113,35 @@ def test_consumers_take_turns_of_twenty_entries(open_store: OpenStore, clock: Ma
     run(test())
 
 
+def test_consumers_without_a_key_hold_none_back(open_store: OpenStore, clock: ManualClock) -> None:
+    """Of sixty key-shared consumers each is asked, however many of them have nothing to get."""
+
+    async def test() -> None:
+        here, peers = Consuming(open_store(), clock), [FakePeer() for _ in range(60)]
+        for peer in peers:
+            await here.subscribe(peer, SubscriptionType.KEY_SHARED, permits=1_000)
+        for number in range(20):
+            here.send("a", key=f"key {number}")
+            await idle()
+            assert sum(len(texts(peer)) for peer in peers) == number + 1
+
+    run(test())
+
+
+def test_many_consumers_share_alike(open_store: OpenStore, clock: ManualClock) -> None:
+    """More than one job asks: the next one goes on where the last one ended."""
+
+    async def test() -> None:
+        here, peers = Consuming(open_store(), clock), [FakePeer() for _ in range(75)]
+        for peer in peers:
+            await here.subscribe(peer, SHARED, permits=60)
+        here.topic.send_payloads([entry_of("a")] * 3_000)
+        await idle()
+        assert {len(texts(peer)) for peer in peers} == {40}
+
+    run(test())
+
+
 def test_a_lower_priority_level_is_served_first(open_store: OpenStore, clock: ManualClock) -> None:
     """The next one only when no consumer before it has permits."""
 
