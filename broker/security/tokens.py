@@ -9,15 +9,17 @@ import base64
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jwt
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 from cryptography.hazmat.primitives.serialization import load_der_public_key, load_pem_public_key
-from jwt.types import Options
 
 from .credentials import InvalidCredentials, Proven, UnusableSecurity
+
+if TYPE_CHECKING:
+    from jwt.types import Options
 
 _SECRET = {"HS256": 32, "HS384": 48, "HS512": 64}
 """Algorithms of a secret key, and how many bytes it has at least (RFC 7518, section 3.2)."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
 from duelog import DelayedStore
-from duelog.broker.lookup.namespace_settings import TopicSettings
+from duelog.broker.lookup.namespace_settings import NamespaceSettings, TopicSettings
 from duelog.broker.lookup.topic_access import OpenedTopic
 from duelog.broker.protocol.commands import PartitionedMetadata
 from duelog.broker.protocol.failures import Refused, ServerError
@@ -109,6 +110,29 @@ def test_deduplication_is_asked_for_by_the_topic_then_the_namespace_then_the_bro
     asyncio.run(set_topic(False))
     assert not stage.facts.deduplicates("t-partition-1")
     assert stage.facts.deduplicates("u")
+
+
+def test_two_changes_of_one_document_at_a_time_are_both_kept(store: DelayedStore) -> None:
+    """The one that comes second is made of what the first one left."""
+    first, second = Stage(store), Stage(store)
+    overtaken = [True]
+
+    def change(before: NamespaceSettings | None) -> NamespaceSettings:
+        assert before is not None
+        if overtaken.pop() if overtaken else False:
+            store.documents.put("namespace/public/default", b'{"deduplication": true, "autoCreation": null, '
+                                b'"compatibility": null, "permissions": {}}')  # fmt: skip
+        return replace(before, auto_creation=FORBIDDEN)
+
+    async def run() -> None:
+        await first.resources.load()
+        await first.resources.namespaces.change("public/default", change)
+        await second.resources.load()
+
+    asyncio.run(run())
+    expected = NamespaceSettings(auto_creation=FORBIDDEN, deduplication=True)
+    for stage in (first, second):
+        assert stage.resources.namespaces.get("public/default") == expected
 
 
 def test_a_document_that_cannot_be_read_is_told_by_its_key(store: DelayedStore) -> None:

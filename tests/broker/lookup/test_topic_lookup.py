@@ -84,6 +84,19 @@ def test_a_namespace_that_makes_partitioned_topics_makes_one(store: DelayedStore
     assert stage.ask(stage.lookup.partitions, PartitionedMetadata("t-partition-2", 1)).partitions == 0
 
 
+def test_a_partition_is_answered_for_though_it_was_deleted_and_no_topics_are_made(store: DelayedStore) -> None:
+    """Its topic has it; a partition beyond is not there."""
+    stage = Stage(store)
+    stage.set("public/default", auto_creation=PARTITIONED)
+    stage.ask(stage.lookup.partitions, PartitionedMetadata("t", 1))
+    stage.set("public/default", auto_creation=FORBIDDEN)
+    store.delete_topic("t-partition-1")
+    answer = stage.ask(stage.lookup.partitions, PartitionedMetadata("t-partition-1", 1))
+    assert (answer.response, answer.partitions) == (MetadataResult.SUCCESS, 0)
+    answer = stage.ask(stage.lookup.partitions, PartitionedMetadata("t-partition-3", 1))
+    assert answer.error == ServerError.TOPIC_NOT_FOUND
+
+
 def test_a_plain_topic_stays_plain_where_partitioned_ones_are_made(store: DelayedStore) -> None:
     """What is there counts, not the policy."""
     stage = Stage(store)
