@@ -79,7 +79,7 @@ def test_a_certificate_that_cannot_be_used_is_one_line(tmp_path: Path) -> None:
     said = refused("serve", store, "--port", 0, "--tls-cert", missing, "--tls-key", key)
     assert said == f"duelog: {missing} cannot be read: No such file or directory\n"
     said = refused("serve", store, "--port", 0, "--tls-cert", tmp_path / "text", "--tls-key", key)
-    assert "no usable pair" in said
+    assert "are not a certificate and its key in PEM" in said
     assert said.count("\n") == 1
     said = refused("serve", store, "--port", 0, "--tls-cert", certificate)
     assert said == "duelog: tlsKeyFilePath=None: a certificate and its key go together\n"
