@@ -25,8 +25,8 @@ from .background.maintenance import TickResult
 from .background.recurring import Schedule
 from .check.finding import Finding
 from .delayed_store import DelayedStore
+from .faces.subscription_admin import SubscriptionAdmin
 from .sending.outbox import DUPLICATE, Duplicate
-from .subscribing.subscription_admin import SubscriptionAdmin
 from .subscription import Subscription
 from .topic import Topic
 from .topics.dead_letters import DeadLetter

@@ -14,8 +14,8 @@ from duelog.store.received_messages import ReceivedMessages
 from .delivery.consumer_arguments import deadline_of
 from .delivery.dispatcher import SubscriptionType
 from .engine import Engine
+from .faces.acknowledging import Acknowledging
 from .stats import SubscriptionStats
-from .subscribing.acknowledging import Acknowledging
 from .topics.consumer import Consumer
 from .topics.seeking import SeekTarget, position_of
 from .topics.subscription_state import Part, SubscriptionState

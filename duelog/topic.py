@@ -8,26 +8,24 @@ from datetime import datetime, timedelta
 from itertools import islice
 
 from duelog.markers.pending_entries import Outcome
-from duelog.store.codec.body import encode_one
 from duelog.store.errors import InvalidArgument
 from duelog.store.message import MAX_DUE_MS, Message, ScheduledMessage, at_ms
 from duelog.store.names import TopicName, validate_subscription_name
 from duelog.store.position import MessageId, MessageIds, Position
 
-from .background.recurring import Schedule
-from .background.timetable import Timetable
 from .engine import Engine
+from .faces.topic_schedules import TopicSchedules
+from .faces.topic_subscriptions import TopicSubscriptions
 from .sending.outbox import Done, Numbers, PutOutcome
 from .sending.producer import Producer
 from .sending.topic_sender import DeliverAt
 from .stats import TopicStats
-from .subscribing.topic_subscriptions import TopicSubscriptions
 from .topics.producer_state import MAX_SEQUENCE
 from .topics.seeking import LogPositions, log_positions
 from .topics.topic_state import TopicState
 
 
-class Topic(TopicSubscriptions):
+class Topic(TopicSubscriptions, TopicSchedules):
     """A topic of an open store. Made by DelayedStore.topic; thread-safe; needs no closing.
 
     The topic itself comes into being with the first message or subscription, or by `create`.
@@ -251,49 +249,6 @@ class Topic(TopicSubscriptions):
         """First, last and next position of the main log, the last as may be read now. Raises UnknownTopic."""
         state, now_ms = self._existing(), self._engine.clock.now_ms()
         return log_positions(state.log, lambda: self._engine.inline.waiting(state, now_ms), now_ms)
-
-    def every(
-        self,
-        name: str,
-        *,
-        cron: str | None = None,
-        interval: float | timedelta | None = None,
-        timezone: str = "UTC",
-        payload: bytes = b"",
-        key: str | None = None,
-        properties: Mapping[str, str] | None = None,
-    ) -> Schedule:
-        """Have a message sent again and again: by `cron` in `timezone` (an IANA name), or each `interval`.
-
-        interval: seconds or a timedelta, 1 s at least, from now. The schedule is kept under `name`: to ask for the same
-        again changes nothing, for another replaces it. After a stop the occurrence that waited comes once, and then the
-        next after now. Durable when it returns. Raises InvalidArgument, StoreFull, StoreFailed.
-        """
-        self._engine.check_writable()
-        validate_subscription_name(name, "schedule")
-        table = Timetable.make(cron, interval, timezone)
-        message = Message(payload, key=key, properties=properties)
-        encode_one(message, 0, self._engine.config.max_message_bytes)
-        return self._engine.recurring.every(self.sender.topic(self._engine.clock.now_ms()), name, table, message)
-
-    def schedules(self) -> list[Schedule]:
-        """The topic's schedules by name. Raises UnknownTopic."""
-        return self._engine.recurring.of_topic(self._existing())
-
-    def pause_schedule(self, name: str) -> Schedule | None:
-        """Take a schedule's waiting occurrence back, until it is resumed; None: there is no such schedule."""
-        self._engine.check_writable()
-        return self._engine.recurring.pause(self._existing(), name)
-
-    def resume_schedule(self, name: str) -> Schedule | None:
-        """Go on with the first occurrence after now; None: there is no such schedule."""
-        self._engine.check_writable()
-        return self._engine.recurring.resume(self._existing(), name)
-
-    def remove_schedule(self, name: str) -> bool:
-        """End a schedule and take its waiting occurrence back; False: there is no such schedule."""
-        self._engine.check_writable()
-        return self._engine.recurring.remove(self._existing(), name)
 
     def get(self, message_id: MessageId) -> ScheduledMessage | None:
         """The stored message of an id that `send` gave; None when it is gone (its log was trimmed or deleted).
