@@ -20,7 +20,6 @@ from .sending.outbox import Done, Numbers, PutOutcome
 from .sending.producer import Producer
 from .sending.topic_sender import DeliverAt
 from .stats import TopicStats
-from .topics.producer_state import MAX_SEQUENCE
 from .topics.seeking import LogPositions, log_positions
 from .topics.topic_state import TopicState
 
@@ -125,7 +124,7 @@ class Topic(TopicSubscriptions, TopicSchedules):
         `numbers` it touches no disk. Raises InvalidMessage, DelayTooLong, InvalidArgument, ClosedError, StoreFailed,
         ResourceShortage: it was not taken. DelayTooLong is not raised for what is stored already.
         """
-        checked = None if numbers is None else _checked_numbers(numbers)
+        checked = None if numbers is None else Numbers.checked(numbers)
         if not callable(done) or getattr(done, "__hash__", None) is None:
             raise InvalidArgument("done", done, "expected something to be called, with a hash")
         sender = self.sender
@@ -294,13 +293,3 @@ def _resolve(results: list[tuple[Future[MessageId], PutOutcome]]) -> None:
             future.set_result(outcome)
         elif isinstance(outcome, Exception):
             future.set_exception(outcome)
-
-
-def _checked_numbers(numbers: tuple[str, int, int]) -> Numbers:
-    if not isinstance(numbers, tuple) or len(numbers) != 3:
-        raise InvalidArgument("numbers", numbers, "expected (name of a producer, first number, last number)")
-    name, first, last = numbers
-    validate_subscription_name(name, "producer")
-    if type(first) is not int or type(last) is not int or not 0 <= first <= last < MAX_SEQUENCE:
-        raise InvalidArgument("numbers", numbers, f"expected first <= last, ints from 0 to {MAX_SEQUENCE - 1}")
-    return Numbers(name, first, last)

@@ -16,14 +16,15 @@ from concurrent.futures import ThreadPoolExecutor
 from enum import Enum
 from errno import EAGAIN
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from duelog.partitions.producer_numbers import BLOCK_BITS
 from duelog.store.clock import Monitor
-from duelog.store.errors import ClosedError, DuelogError, ResourceShortage
-from duelog.store.names import TopicName
+from duelog.store.errors import ClosedError, DuelogError, InvalidArgument, ResourceShortage
+from duelog.store.names import TopicName, validate_subscription_name
 from duelog.store.position import MessageId
 
+from ..topics.producer_state import MAX_SEQUENCE
 from ..topics.topic_state import TopicState
 
 _log = logging.getLogger("duelog.outbox")
@@ -60,6 +61,17 @@ class Numbers(NamedTuple):
     producer: str
     first: int
     last: int
+
+    @classmethod
+    def checked(cls, numbers: tuple[str, int, int]) -> Self:
+        """What a caller gave. Raises InvalidArgument."""
+        if not isinstance(numbers, tuple) or len(numbers) != 3:
+            raise InvalidArgument("numbers", numbers, "expected (name of a producer, first number, last number)")
+        name, first, last = numbers
+        validate_subscription_name(name, "producer")
+        if type(first) is not int or type(last) is not int or not 0 <= first <= last < MAX_SEQUENCE:
+            raise InvalidArgument("numbers", numbers, f"expected first <= last, ints from 0 to {MAX_SEQUENCE - 1}")
+        return cls(name, first, last)
 
 
 class Outgoing(NamedTuple):
