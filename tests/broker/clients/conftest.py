@@ -21,7 +21,7 @@ LACKING = 77
 """The exit status of a scenario that the client's version cannot do."""
 
 SCENARIO_S = 60
-START_S = 30
+START_S = 90
 
 _SERVE = "from duelog.tools.cli.main import main; main()"
 
