@@ -81,7 +81,8 @@ class Listeners:
         return int(port)
 
     async def _listen(self, family: int, address: tuple[Any, ...], context: ssl.SSLContext | None) -> None:
-        listener = socket.socket(family, socket.SOCK_STREAM)
+        # asyncio sends at once, without Nagle's wait for what went before, where the protocol is named.
+        listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if family == socket.AF_INET6:

@@ -58,6 +58,21 @@ def test_localhost_is_one_port_at_every_address_of_it() -> None:
     asyncio.run(main())
 
 
+def test_what_is_sent_to_a_client_does_not_wait_for_its_word_that_it_has_what_went_before() -> None:
+    """Nagle's algorithm held a message back for up to 40 ms, until the client acknowledged the segment before."""
+
+    async def main() -> None:
+        async with serving() as server:
+            client = await RawClient.connected(server.port)
+            connection = await server.meet(client)
+            assert connection._transport is not None
+            found = connection._transport.get_extra_info("socket")
+            assert found.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+            await client.close()
+
+    asyncio.run(main())
+
+
 def test_the_end_closes_every_connection_once_its_answers_have_left() -> None:
     """A client that does not read is closed all the same, and nobody can come anew."""
 
