@@ -265,7 +265,11 @@ class Producers:
             self._drop_unused(topic.name)
 
     def _prepare(self, topic: Topic, name: str, command: Producer) -> tuple[bool, int, bytes | None]:
-        """(whether it is numbered, its last number, its schema's version). A worker calls."""
+        """(whether it is numbered, its last number, its schema's version). A worker calls.
+
+        Raises StoreFailed where nothing can be stored any more: creating it again is what tells.
+        """
+        topic.create()
         version = None
         if command.schema is not None:
             version = self._facts.schema_version(topic.name, command.schema)
