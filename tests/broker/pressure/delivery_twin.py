@@ -115,7 +115,7 @@ def _judge(topic: str, record: Record, outages: list[Outage]) -> Iterator[str]:
     if topic == "keys":
         yield from _order(record.got, "the consumers")
     if topic == "back":
-        yield from _gaps(record.got)
+        yield from _gaps(record)
     yield from _repeated(record, outages)
 
 
@@ -133,14 +133,15 @@ def _order(all_got: list[Got], who: str) -> Iterator[str]:
         highest[key] = max(int(number), highest.get(key, -1))
 
 
-def _gaps(all_got: list[Got]) -> Iterator[str]:
-    """An Exclusive subscription may go back, and never leaves one out."""
-    last = -1
-    for got in all_got:
-        number = number_of(got.text)
-        if number > last + 1:
-            yield f"number {number} came after number {last}"
-        last = number
+def _gaps(record: Record) -> Iterator[str]:
+    """An Exclusive subscription leaves none out, unless its consumer sought, which may be forward after going back."""
+    before: Got | None = None
+    for got in record.got:
+        last = -1 if before is None else number_of(before.text)
+        since = 0.0 if before is None else before.at
+        if number_of(got.text) > last + 1 and not any(start < got.at and since < end for start, end in record.sought):
+            yield f"number {number_of(got.text)} came after number {last}"
+        before = got
 
 
 def _repeated(record: Record, outages: list[Outage]) -> Iterator[str]:
