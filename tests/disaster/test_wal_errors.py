@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import os
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -22,22 +21,12 @@ from duelog.store.files import failpoints
 from duelog.store.wal import segment, segment_file
 from tests.conftest import OpenStore
 from tests.disaster.wal_faults import CONFIG, HOUR_MS, HOURS, FailingCalls, Sent, no_room
-from tests.store.wal.segments import through_page_cache
+from tests.store.wal.segments import can_write_directly, through_page_cache
 
 pytestmark = pytest.mark.fault
 
 Failing = Callable[..., FailingCalls]
 Armed = Callable[[str, Callable[[], None]], None]
-
-
-def can_write_directly(directory: Path) -> bool:
-    """Whether the file system has writes past the page cache."""
-    file = directory / "probe"
-    file.touch()
-    descriptor = segment_file._open_direct(file)
-    if descriptor >= 0:
-        os.close(descriptor)
-    return descriptor >= 0
 
 
 @pytest.fixture

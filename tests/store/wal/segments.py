@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from duelog.store.wal import segment_file
 from duelog.store.wal.segment import Group, Row, RowKind, Segment, file_name
 from duelog.store.wal.segment_file import SegmentFile
 from duelog.store.wal.wal_reader import DIRECTORY
@@ -123,6 +124,16 @@ class Disk:
                         piece = written[start : start + SECTOR]
                         content[at + start : at + start + len(piece)] = piece
             (target / DIRECTORY / file.name).write_bytes(content)
+
+
+def can_write_directly(directory: Path) -> bool:
+    """Whether the file system has writes past the page cache."""
+    file = directory / "probe"
+    file.touch()
+    descriptor = segment_file._open_direct(file)
+    if descriptor >= 0:
+        os.close(descriptor)
+    return descriptor >= 0
 
 
 def through_page_cache(patch: pytest.MonkeyPatch) -> None:
