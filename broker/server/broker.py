@@ -29,8 +29,11 @@ _ENTRY_BYTES = MIB // 8
 """What an entry has beyond its message: a header, and a key of at most 64 KiB."""
 
 
-def store_config(config: BrokerConfig) -> StoreConfig:
-    """The settings of the store that a broker serves. Raises InvalidArgument."""
+def store_config(config: BrokerConfig, span_ms: int | None = None) -> StoreConfig:
+    """The settings of the store that a broker serves; span_ms: of its partitions, of one that is there.
+
+    Raises InvalidArgument.
+    """
     known = {each.name for each in fields(StoreConfig)}
     for name, value in config.store.items():
         if name not in known:
@@ -39,6 +42,8 @@ def store_config(config: BrokerConfig) -> StoreConfig:
         "cluster": config.cluster_name,
         "max_message_bytes": config.max_message_size + _ENTRY_BYTES,
     }
+    if span_ms is not None:
+        values["partition_ms"] = span_ms
     return StoreConfig(**{**values, **config.store})
 
 

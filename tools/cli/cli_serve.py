@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from ... import DelayedStore
+from ...opening import stored_span_ms
 from ...store.errors import InvalidArgument
 from ..output import write_line
 from .options import Store, allow_every_descriptor
@@ -66,7 +67,7 @@ def serve(
     logging.getLogger("duelog").addHandler(handler)
     logging.getLogger("duelog").setLevel(log.upper())
     allow_every_descriptor()
-    with DelayedStore.open(store, store_config(chosen)) as opened:
+    with DelayedStore.open(store, store_config(chosen, stored_span_ms(store))) as opened:
         asyncio.run(run_broker(opened, chosen, lambda urls: _announce(store, urls)))
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from duelog import DelayedStore
+from duelog import DelayedStore, StoreConfig
 from tests.broker.security.certificates import write_pair
 from tests.tools.command_line import DUELOG, refused
 
@@ -100,6 +100,16 @@ def test_settings_that_cannot_be_are_one_line(tmp_path: Path) -> None:
         assert said.count("\n") == 1
     assert "no-such.toml" in refused("serve", tmp_path / "store", "--config", tmp_path / "no-such.toml")
     assert "--log='loud'" in refused("serve", tmp_path / "store", "--log", "loud")
+
+
+def test_a_store_with_partitions_of_another_span_is_served_as_it_is(tmp_path: Path) -> None:
+    """It was made by a program with an hour; a configuration that asks for something else is refused."""
+    DelayedStore.open(tmp_path / "store", StoreConfig(partition_ms=3_600_000)).close()
+    with served(tmp_path / "store", "--port", 0) as (_, lines):
+        assert " is served at pulsar://" in lines[0]
+    file = tmp_path / "broker.toml"
+    file.write_text("[store]\npartition_ms = 60_000\n", encoding="utf-8")
+    assert "partition_ms is 3600000, expected 60000" in refused("serve", tmp_path / "store", "--config", file)
 
 
 def test_without_the_extra_it_says_what_to_install(tmp_path: Path) -> None:
