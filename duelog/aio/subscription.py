@@ -132,7 +132,6 @@ class Subscription(InThreads[duelog.Subscription]):
     ack = in_thread(duelog.Subscription.ack)
     ack_cumulative = in_thread(duelog.Subscription.ack_cumulative)
     nack = in_thread(duelog.Subscription.nack)
-    redeliver = in_thread(duelog.Subscription.redeliver)
     nack_all = in_thread(duelog.Subscription.nack_all)
     retry_later = in_thread(duelog.Subscription.retry_later)
     seek = in_thread(duelog.Subscription.seek)

@@ -257,15 +257,6 @@ class Dispatcher:
     @_whole
     def nack_all(self, consumer_id: int, now_ms: int) -> int:
         """Give back all that a consumer holds, to be handed out again at ``now_ms``, in log order; how many."""
-        count = 0
-        for ledger_id, entries in self._outstanding.release_all(consumer_id).by_ledger().items():
-            self._take_back(ledger_id, entries, now_ms, now_ms)
-            count += len(entries)
-        return count
-
-    @_whole
-    def give_back(self, consumer_id: int, now_ms: int) -> int:
-        """Give back all that the consumer holds, due for redelivery at ``now_ms``; how many messages."""
         self._known(consumer_id)
         return self._give_back(consumer_id, now_ms)
 

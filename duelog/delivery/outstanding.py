@@ -138,13 +138,6 @@ class Outstanding:
             held.remove(ledger_id, mine)
         return mine
 
-    def release_all(self, consumer_id: int) -> PositionSet:
-        """Take back everything that this consumer holds."""
-        held = self._held.get(consumer_id, PositionSet())
-        if consumer_id in self._held:
-            self._held[consumer_id] = PositionSet()
-        return held
-
     def forget(self, consumer_id: int | None, ledger_id: int, entries: BitMap) -> int:
         """Drop entries that were acknowledged, of every consumer; how many were held.
 

@@ -72,11 +72,6 @@ class Acknowledging:
         self._check_usable()
         return self._consumer.nack_all()
 
-    def redeliver(self) -> int:
-        """Give back all that this consumer holds, to be handed out again at once in the log's order; how many."""
-        self._check_usable()
-        return self._consumer.give_back_all()
-
     def _backoff_ms(self, item: Acknowledgeable) -> int:
         policies = self._state.policies
         times = min(item.redelivery_count, 40) if isinstance(item, ReceivedMessage) else 0

@@ -180,15 +180,6 @@ class Consumer:
             self._topic.changed()
         return count
 
-    def give_back_all(self) -> int:
-        """Give back all that the consumer holds, to come again at once; how many messages."""
-        now_ms = self._clock.now_ms()
-        with self._subscription.lock:
-            count = self._dispatcher().give_back(self._id, now_ms)
-        if count:
-            self._topic.changed()
-        return count
-
     @property
     def active(self) -> bool:
         """Whether it is handed out anything."""

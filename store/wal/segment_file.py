@@ -2,7 +2,7 @@
 
 A group of few messages goes past the page cache, by one call that ends when it is on disk (O_DIRECT with O_DSYNC): a
 write and an fdatasync have a thread that sends alone wait longer, a fifth of each send. Not every file system can do
-that (tmpfs), nor every disk (one with sectors of 4 KiB): then it is written and flushed as larger groups are.
+that, nor every disk (one with sectors of 4 KiB): then it is written and flushed as larger groups are.
 """
 
 from __future__ import annotations
@@ -66,10 +66,11 @@ class SegmentFile:
 
         What was written before has to be flushed.
         """
-        if not self._write_direct(content, at):
+        if self._write_direct(content, at):
+            self._in_place.verify(time.perf_counter_ns())
+        else:
             self.write(content, at)
-            os.fdatasync(self._descriptor)
-        self._in_place.verify(time.perf_counter_ns())
+            self.flush()
 
     def _write_direct(self, content: bytes, at: int) -> bool:
         """False: nothing was written, as that cannot be done here."""

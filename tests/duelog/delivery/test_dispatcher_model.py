@@ -141,7 +141,7 @@ class DispatcherMachine(RuleBasedStateMachine):
     def give_back(self, data: st.DataObject) -> None:
         consumer_id = data.draw(st.sampled_from(self.twin.consumers))
         count = self.twin.nack(consumer_id, list(self.twin.held), self.now_ms)
-        assert self.dispatcher.give_back(consumer_id, self.now_ms) == count
+        assert self.dispatcher.nack_all(consumer_id, self.now_ms) == count
 
     @precondition(lambda self: self.twin.consumers and self.kind == "failover")
     @rule(data=st.data())

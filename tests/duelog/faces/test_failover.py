@@ -153,13 +153,13 @@ def test_redelivery_on_demand_brings_all_that_a_consumer_holds_in_order(topic: T
     consumer = topic.subscribe("s", type=type_)
     held = consumer.receive(5)
     consumer.ack(held[2])
-    assert consumer.redeliver() == 4
+    assert consumer.nack_all() == 4
     assert [(message.payload, message.redelivery_count) for message in consumer.receive(10)] == [
         *((SEND[number], 1) for number in (0, 1, 3, 4)),
         (SEND[5], 0),
     ]
-    assert consumer.redeliver() == 5
-    assert consumer.redeliver() == 0
+    assert consumer.nack_all() == 5
+    assert consumer.nack_all() == 0
     consumer.close()
     with pytest.raises(ClosedError):
-        consumer.redeliver()
+        consumer.nack_all()
