@@ -162,6 +162,7 @@ class ReaderMachine(RuleBasedStateMachine):
         self.consumer = self.topic.subscribe("s")
         self.due: dict[bytes, int] = {}
         self.positions: dict[bytes, Any] = {}
+        """Where each stands in the main log: of those that waited in a partition, once they were received."""
         self.readers: list[tuple[Any, set[bytes]]] = []
         """And what each has still to get, of what is not trimmed."""
 
@@ -169,7 +170,9 @@ class ReaderMachine(RuleBasedStateMachine):
     def send(self, delay_ms: int, count: int) -> None:
         for _ in range(count):
             payload = b"%d" % len(self.due)
-            self.topic.send(payload, deliver_after=delay_ms / 1000)
+            position = self.topic.send(payload, deliver_after=delay_ms / 1000)
+            if delay_ms <= 2_000:  # it stands in the main log from the first
+                self.positions[payload] = position
             self.due[payload] = self.clock.now_ms() + delay_ms
             for _, wanted in self.readers:
                 wanted.add(payload)
