@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from duelog import Clock, DelayedStore, ManualClock, StoreConfig
 
 START_MS = 1_790_000_000_000
 """2026-09-21T14:13:20Z: where test clocks begin, in the middle of a day."""
+
+settings.register_profile("same", derandomize=True)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
+"""Every run has the same random examples; HYPOTHESIS_PROFILE=default has new ones each time."""
 
 OpenStore = Callable[..., DelayedStore]
 
