@@ -31,12 +31,12 @@ class Authentication:
 
     def __init__(self, methods: Mapping[str, Method], anonymous_role: str | None = None) -> None:
         """methods: by the name that clients give, `token`, `basic`. anonymous_role: of clients that give none."""
-        self._methods = methods
+        self.methods = methods
         self._anonymous_role = anonymous_role
 
     async def begin(self, command: Connect) -> Proven:
         """Prove the role of a new connection. Refused: Authentication."""
-        if not self._methods:
+        if not self.methods:
             return Proven(self._anonymous_role)
         method = command.auth_method_name or "none"
         if method == "none" and self._anonymous_role is not None:
@@ -52,9 +52,15 @@ class Authentication:
             raise Refused(ServerError.AUTHENTICATION, "the new credentials are of another role")
         return found
 
+    def anonymous(self) -> Proven:
+        """Who somebody is that shows no credentials. Raises InvalidCredentials where that is nobody."""
+        if self.methods and self._anonymous_role is None:
+            raise InvalidCredentials("credentials are missing")
+        return Proven(self._anonymous_role)
+
     async def prove(self, method: str, data: bytes) -> Proven:
         """Prove a role by credentials from elsewhere, as a request over HTTP. Raises InvalidCredentials."""
-        checks = self._methods.get(method)
+        checks = self.methods.get(method)
         if checks is None:
             raise InvalidCredentials(f"{method!r} is no authentication method here")
         return await asyncio.to_thread(checks.prove, data)

@@ -16,12 +16,17 @@ from typing import Any
 from ...delayed_store import DelayedStore
 from ...store.config import MIB, StoreConfig
 from ...store.errors import InvalidArgument
+from ..admin.application import Application
+from ..admin.web_server import WebServer
 from ..lookup.topic_lookup import Urls
 from ..protocol.loop_calls import Workers
+from ..security.authentication import Authentication
 from ..security.tls import Certificate
+from .administration import routes_of
 from .configuration import EVERYWHERE, BrokerConfig
 from .listening import Listeners
 from .services import Services, authentication_of
+from .sockets import open_sockets
 
 _log = logging.getLogger("duelog.broker")
 
@@ -60,9 +65,12 @@ class Broker:
         self._executor = ThreadPoolExecutor(config.worker_threads, "duelog-broker")
         self._services: Services | None = None
         self._listeners: Listeners | None = None
+        self._web: WebServer | None = None
         self._refreshing: asyncio.Task[None] | None = None
         self.urls = Urls("")
         """Where clients connect to, once it has started."""
+        self.web_urls = Urls("")
+        """Where administration is, likewise."""
 
     async def start(self) -> None:
         """Listen. Raises UnusableSecurity, InvalidArgument, what the store raises; it is stopped then."""
@@ -96,10 +104,29 @@ class Broker:
             plain = f"pulsar://{host}:{await listeners.listen('broker_service_port')}"
         if certificate is not None and config.broker_service_port_tls is not None:
             tls = f"pulsar+ssl://{host}:{await listeners.listen('broker_service_port_tls', certificate.context)}"
+        if certificate is not None:
             self._refreshing = asyncio.create_task(self._refresh(certificate))
         self.urls = services.urls[""] = Urls(plain, tls)
+        self.web_urls = await self._listen_http(services, authentication, certificate, host)
         if config.bind_address in EVERYWHERE and not config.authentication_providers:
             _log.warning("every machine that reaches %s may use the broker: it asks for no credentials", host)
+
+    async def _listen_http(
+        self, services: Services, authentication: Authentication, certificate: Certificate | None, host: str
+    ) -> Urls:
+        config = self._config
+        routes = routes_of(self._store, services, config)
+        self._web = WebServer(Application(routes, authentication, services.permissions))
+        plain = tls = ""
+        if config.web_service_port is not None:
+            found, port = await open_sockets(config, "web_service_port")
+            await self._web.serve(found)
+            plain = f"http://{host}:{port}"
+        if certificate is not None and config.web_service_port_tls is not None:
+            found, port = await open_sockets(config, "web_service_port_tls")
+            await self._web.serve(found, certificate.context)
+            tls = f"https://{host}:{port}"
+        return Urls(plain, tls)
 
     async def stop(self) -> None:
         """Accept nothing more, answer what is in flight, tell clients, let connections end. A second call is nothing.
@@ -108,8 +135,10 @@ class Broker:
         """
         if self._refreshing is not None:
             self._refreshing.cancel()
+        if self._web is not None:
+            await self._web.close()
         listeners, services = self._listeners, self._services
-        self._listeners = self._services = None
+        self._listeners = self._services = self._web = None
         if listeners is not None and services is not None:
             within_s = self._config.shutdown_timeout_seconds
             listeners.stop_accepting()
@@ -129,8 +158,11 @@ class Broker:
             await asyncio.to_thread(certificate.refresh)
 
 
-async def run_broker(store: DelayedStore, config: BrokerConfig, announce: Callable[[Urls], object]) -> None:
-    """Serve a store until the process gets SIGTERM or SIGINT. announce: told where, once clients can connect."""
+async def run_broker(store: DelayedStore, config: BrokerConfig, announce: Callable[[Urls, Urls], object]) -> None:
+    """Serve a store until the process gets SIGTERM or SIGINT. announce: told where, once clients can connect.
+
+    Its second argument is where administration is, empty if nowhere.
+    """
     loop = asyncio.get_running_loop()
     ended = asyncio.Event()
     broker = Broker(store, config)
@@ -140,7 +172,7 @@ async def run_broker(store: DelayedStore, config: BrokerConfig, announce: Callab
     gc.freeze()
     gc.set_threshold(*_GC_THRESHOLDS)
     try:
-        announce(broker.urls)
+        announce(broker.urls, broker.web_urls)
         await ended.wait()
         _log.info("the broker ends")
     finally:

@@ -39,6 +39,10 @@ class BrokerConfig:
     """None: TLS only. 0: one that is free."""
     broker_service_port_tls: int | None = 6651
     """Used if there is a certificate."""
+    web_service_port: int | None = None
+    """Of administration over HTTP. None: there is none. 0: one that is free."""
+    web_service_port_tls: int | None = None
+    """Likewise over TLS; needs a certificate."""
     tls_certificate_file_path: Path | None = None
     tls_key_file_path: Path | None = None
     tls_cert_refresh_check_duration_sec: float = 10
@@ -108,7 +112,7 @@ class BrokerConfig:
         for listener in self.advertised_listeners:
             if _LISTENER.fullmatch(listener) is None:
                 raise InvalidArgument("advertisedListeners", listener, "expected name:pulsar://host:port")
-        for port in ("broker_service_port", "broker_service_port_tls"):
+        for port in _PORTS:
             number = getattr(self, port)
             if number is not None and not 0 <= number <= 65_535:
                 raise InvalidArgument(in_file(port), number, "expected 0 to 65535")
@@ -125,6 +129,8 @@ class BrokerConfig:
             raise InvalidArgument("tlsKeyFilePath", self.tls_key_file_path, "a certificate and its key go together")
         if self.tls_certificate_file_path is None and self.broker_service_port is None:
             raise InvalidArgument("brokerServicePort", None, "without a certificate there is no other port")
+        if self.tls_certificate_file_path is None and self.web_service_port_tls is not None:
+            raise InvalidArgument("webServicePortTls", self.web_service_port_tls, "needs a certificate")
         unknown = set(self.authentication_providers) - {"token", "basic"}
         if unknown:
             raise InvalidArgument("authenticationProviders", sorted(unknown), 'expected "token", "basic"')
@@ -146,6 +152,8 @@ class BrokerConfig:
                 found.setdefault(match[1], {})[match[2].partition(":")[0]] = match[2]
         return found
 
+
+_PORTS = ("broker_service_port", "broker_service_port_tls", "web_service_port", "web_service_port_tls")
 
 _POSITIVE = (
     "broker_max_connections",

@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import logging
-import socket
 import ssl
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
 
-from ...store.errors import InvalidArgument
 from ..protocol.commands import Command
 from ..security.authentication import Authentication
-from .configuration import BrokerConfig, in_file
+from .configuration import BrokerConfig
 from .connection import Connection, Environment, Handler
+from .sockets import BACKLOG, open_sockets
 
 _log = logging.getLogger("duelog.broker")
 
-_BACKLOG = 1_024
 _TLS_SHUTDOWN_S = 5.0
 
 
@@ -57,49 +53,18 @@ class Listeners:
 
     async def listen(self, port_field: str, context: ssl.SSLContext | None = None) -> int:
         """Accept clients at the port of a setting; the port. Raises InvalidArgument if that cannot be."""
-        host, port = self._config.bind_address, getattr(self._config, port_field)
-        loop = asyncio.get_running_loop()
-        try:
-            found = await loop.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        except socket.gaierror as error:
-            raise InvalidArgument("bindAddress", host, f"no address to listen at: {error.strerror}") from error
-        asked, opened = port, 0
-        failure: OSError | None = None
-        for family, _, _, _, address in dict.fromkeys(found):
-            try:
-                await self._listen(family, (address[0], port, *address[2:]), context)
-            except OSError as error:
-                if error.errno == errno.EADDRNOTAVAIL or (not asked and opened):
-                    failure = failure or error  # no IPv6 here; or a free port that is free at one address alone
-                    continue
-                raise InvalidArgument(in_file(port_field), port, _why(error, str(address[0]))) from error
-            opened += 1
-            port = self._servers[-1].sockets[0].getsockname()[1]
-        if not opened:
-            reason = "there is no such address" if failure is None else _why(failure, host)
-            raise InvalidArgument("bindAddress", host, reason)
-        return int(port)
-
-    async def _listen(self, family: int, address: tuple[Any, ...], context: ssl.SSLContext | None) -> None:
-        # asyncio sends at once, without Nagle's wait for what went before, where the protocol is named.
-        listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-        try:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if family == socket.AF_INET6:
-                listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            listener.bind(address)
+        found, port = await open_sockets(self._config, port_field)
+        for each in found:
             server = await asyncio.get_running_loop().create_server(
                 lambda: Connection(self._environment),
-                sock=listener,
-                backlog=_BACKLOG,
+                sock=each,
+                backlog=BACKLOG,
                 ssl=context,
                 ssl_handshake_timeout=self._config.handshake_timeout_seconds if context else None,
                 ssl_shutdown_timeout=_TLS_SHUTDOWN_S if context else None,
             )
-        except BaseException:
-            listener.close()
-            raise
-        self._servers.append(server)
+            self._servers.append(server)
+        return port
 
     # -- connections -----------------------------------------------------------------------------
 
@@ -145,11 +110,3 @@ class Listeners:
         for connection in self:
             connection.abort()
         await self._all_gone.wait()
-
-
-def _why(error: OSError, address: str) -> str:
-    if error.errno == errno.EADDRINUSE:
-        return f"another program listens there, at {address}"
-    if error.errno == errno.EACCES:
-        return f"this user may not listen there, at {address}"
-    return f"nothing can listen there, at {address}: {error.strerror}"

@@ -40,7 +40,7 @@ class Services:
         compatibility = Compatibility(config.schema_compatibility_strategy)
         defaults = Defaults(creation, config.broker_deduplication_enabled, compatibility)
         self.resources = Resources(store.documents, defaults)
-        permissions = Permissions(
+        permissions = self.permissions = Permissions(
             self.resources, enabled=config.authorization_enabled, superusers=config.super_user_roles
         )
         access = TopicAccess(store, self.resources, permissions)

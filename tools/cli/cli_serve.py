@@ -31,6 +31,10 @@ def serve(
     host: Annotated[
         str | None, typer.Option(help="Address to listen at; localhost. 0.0.0.0: every one of this machine.")
     ] = None,
+    http: Annotated[
+        int | None,
+        typer.Option(help="Port of administration over HTTP, for pulsar-admin and others; none. 0: as --port."),
+    ] = None,
     config: Annotated[Path | None, typer.Option(metavar="FILE", help="Settings in TOML; options count more.")] = None,
     tls_cert: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Certificate chain in PEM: TLS at port 6651 as well.")
@@ -57,6 +61,7 @@ def serve(
     given = {
         "broker_service_port": port,
         "bind_address": host,
+        "web_service_port": http,
         "tls_certificate_file_path": tls_cert,
         "tls_key_file_path": tls_key,
     }
@@ -68,10 +73,12 @@ def serve(
     logging.getLogger("duelog").setLevel(log.upper())
     allow_every_descriptor()
     with DelayedStore.open(store, store_config(chosen, stored_span_ms(store))) as opened:
-        asyncio.run(run_broker(opened, chosen, lambda urls: _announce(store, urls)))
+        asyncio.run(run_broker(opened, chosen, lambda urls, web: _announce(store, urls, web)))
 
 
-def _announce(store: Path, urls: tuple[str, ...]) -> None:
+def _announce(store: Path, urls: tuple[str, ...], web: tuple[str, ...]) -> None:
     write_line(f"{store} is served at {' and '.join(filter(None, urls))}")
+    if any(web):
+        write_line(f"administration is at {' and '.join(filter(None, web))}")
     write_line(_EXAMPLE.format(url=next(filter(None, urls))))
     sys.stdout.flush()

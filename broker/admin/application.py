@@ -1,0 +1,143 @@
+"""From an HTTP request to its handler and back: credentials, route, owner, rights, body, errors as `{"reason": ...}`.
+
+The order: who asks (401), what for (404, 405), which broker's it is (307), whether the role may (403), and only then
+what exists, so that a refusal tells nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import json
+import logging
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from aiohttp import web
+
+from ..security.authentication import Authentication
+from ..security.credentials import InvalidCredentials, Proven
+from ..security.permissions import Action, Permissions
+from .http_failures import as_http_error
+from .http_request import HttpError, Reply, Request
+from .refusals import instead_of
+from .routing import Need, Route, Router
+
+_log = logging.getLogger("duelog.broker.admin")
+
+MAX_BODY_BYTES = 6 << 20
+"""Longest body: a message may be one."""
+
+_BODY_S = 30.0
+"""What a client has to send a body in."""
+
+_CHALLENGES = {"token": "Bearer", "basic": 'Basic realm="duelog"'}
+
+_ACTIONS = {
+    Need.PRODUCE: (Action.PRODUCE,),
+    Need.CONSUME: (Action.CONSUME,),
+    Need.EITHER: (Action.PRODUCE, Action.CONSUME),
+}
+
+OwnerOf = Callable[[str], str | None]
+"""By `tenant/namespace`, the address of the broker that has it, `http://host:port`; None: this one."""
+
+
+class Application:
+    """Answers requests by its routes. Of the event loop's thread."""
+
+    def __init__(
+        self,
+        routes: Iterable[Route],
+        authentication: Authentication,
+        permissions: Permissions,
+        owner_of: OwnerOf = lambda namespace: None,
+    ) -> None:
+        self.router = Router(routes)
+        self._authentication = authentication
+        self._permissions = permissions
+        self._owner_of = owner_of
+
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Answer a request; raises nothing but the end of its task."""
+        try:
+            return _response(await self._answer(request))
+        except Exception as error:
+            failure = as_http_error(error)
+            if failure is None:
+                _log.exception("%s %s failed", request.method, request.path)
+                failure = HttpError(500, f"the broker failed: {type(error).__name__}; its log says more")
+            body = json.dumps({"reason": failure.reason}).encode()
+            return web.Response(
+                body=body, status=failure.status, headers=failure.headers, content_type="application/json"
+            )
+
+    async def _answer(self, request: web.BaseRequest) -> Any:
+        method = "GET" if request.method == "HEAD" else request.method
+        raw_path = request.rel_url.raw_path
+        found = self.router.find(method, raw_path)
+        is_open = not isinstance(found, list) and found.route.need is Need.NOTHING
+        role = None if is_open else (await self._prove(request)).role
+        if isinstance(found, list):
+            raise instead_of(method, raw_path, found)
+        route, parameters = found
+        if "namespace" in parameters and not route.here:
+            owner = self._owner_of(f"{parameters['tenant']}/{parameters['namespace']}")
+            if owner is not None:
+                address = f"{owner}{request.rel_url.raw_path_qs}"
+                raise HttpError(307, f"another broker has this namespace: {owner}", {"Location": address})
+        self._check(route.need, role, parameters)
+        query = {name: request.query[name] for name in route.query if name in request.query}
+        return await route.handler(Request(parameters, query, await _body(request), role))
+
+    async def _prove(self, request: web.BaseRequest) -> Proven:
+        """Who asks. Raises HttpError 401."""
+        scheme, _, given = request.headers.get("Authorization", "").partition(" ")
+        try:
+            if not scheme or not self._authentication.methods:
+                return self._authentication.anonymous()
+            if scheme.lower() == "bearer":
+                return await self._authentication.prove("token", given.strip().encode())
+            if scheme.lower() == "basic":
+                return await self._authentication.prove("basic", base64.b64decode(given.strip(), validate=True))
+            raise InvalidCredentials(f"authorization by {scheme[:50]!r} is not known here")
+        except (InvalidCredentials, binascii.Error, UnicodeEncodeError) as error:
+            challenges = [_CHALLENGES[name] for name in self._authentication.methods if name in _CHALLENGES]
+            raise HttpError(401, str(error), {"WWW-Authenticate": ", ".join(challenges)}) from error
+
+    def _check(self, need: Need, role: str | None, parameters: dict[str, str]) -> None:
+        """Raises HttpError 403."""
+        permissions = self._permissions
+        if need in _ACTIONS:
+            namespace = f"{parameters['tenant']}/{parameters['namespace']}"
+            permissions.require(role, namespace, *_ACTIONS[need])
+        elif need is Need.SUPERUSER and not permissions.is_superuser(role):
+            raise HttpError(403, f"role {role!r} is no superuser")
+        elif need is Need.TENANT and not permissions.administers(role, parameters["tenant"]):
+            raise HttpError(403, f"role {role!r} does not administer tenant {parameters['tenant']}")
+
+
+async def _body(request: web.BaseRequest) -> bytes:
+    """Raises HttpError 408, 413."""
+    if not request.can_read_body:
+        return b""
+    found = bytearray()
+    try:
+        async with asyncio.timeout(_BODY_S):
+            async for part in request.content.iter_any():
+                found += part
+                if len(found) > MAX_BODY_BYTES:
+                    raise HttpError(413, f"the body is over {MAX_BODY_BYTES} bytes", {"Connection": "close"})
+    except TimeoutError as error:
+        raise HttpError(408, f"the body did not come within {_BODY_S:.0f} s", {"Connection": "close"}) from error
+    return bytes(found)
+
+
+def _response(answer: Any) -> web.StreamResponse:
+    if answer is None:
+        return web.Response(status=204)
+    if isinstance(answer, Reply):
+        content = {"Content-Type": answer.content_type} if answer.body else {}
+        return web.Response(body=answer.body, status=answer.status, headers={**content, **answer.headers})
+    return web.Response(body=json.dumps(answer).encode(), content_type="application/json")

@@ -1,0 +1,104 @@
+"""Routes: which handler answers which method and path, who may ask, and which route a request means.
+
+A path is split at `/` before it is decoded, so that a name may have `%2F` in it. A route with a fixed word counts
+before one with a parameter at the same place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Any, NamedTuple
+from urllib.parse import unquote_plus
+
+from .http_request import HttpError, Request
+
+Handler = Callable[[Request], Awaitable[Any]]
+"""See `http_request`: a JSON value, None or a Reply."""
+
+
+class Need(Enum):
+    """What a role needs for a route. Superusers and the administrators of `{tenant}` have all of the last four."""
+
+    NOTHING = auto()
+    """Not even credentials."""
+    LOGIN = auto()
+    """Good credentials, of any role."""
+    SUPERUSER = auto()
+    TENANT = auto()
+    PRODUCE = auto()
+    """Granted in `{tenant}/{namespace}`."""
+    CONSUME = auto()
+    EITHER = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One method of one path. Parameters are `{name}`; those named tenant, namespace, topic, subscription are checked.
+
+    `Request.namespace`, `.topic` and `.subscription` check and join them.
+    """
+
+    method: str
+    path: str
+    handler: Handler
+    summary: str
+    need: Need
+    query: Sequence[str] = ()
+    """Names of the queries that count; others are passed over."""
+    body: str = ""
+    """What the body is, for the OpenAPI document: "object", "integer", "boolean", "string", "array"; empty: none."""
+    here: bool = False
+    """Answered by this broker, whichever owns the namespace."""
+
+    @property
+    def segments(self) -> list[str]:
+        """The path's parts."""
+        return self.path.strip("/").split("/")
+
+
+class Found(NamedTuple):
+    """The route of a request, and its parameters."""
+
+    route: Route
+    parameters: dict[str, str]
+
+
+class Router:
+    """Finds routes."""
+
+    def __init__(self, routes: Iterable[Route]) -> None:
+        """Raises ValueError where two routes are one."""
+        self.routes = sorted(routes, key=lambda route: (route.path, route.method))
+        self._by_length: dict[int, list[tuple[list[str], Route]]] = {}
+        seen: dict[tuple[str, ...], Route] = {}
+        for route in self.routes:
+            shape = (route.method, *("{}" if _is_parameter(each) else each for each in route.segments))
+            if shape in seen:
+                raise ValueError(f"two routes are one: {route.method} {route.path} and {seen[shape].path}")
+            seen[shape] = route
+            self._by_length.setdefault(len(route.segments), []).append((route.segments, route))
+        for found in self._by_length.values():
+            found.sort(key=lambda each: [_is_parameter(part) for part in each[0]])
+
+    def find(self, method: str, raw_path: str) -> Found | list[str]:
+        """The route; else the methods that the path has, none: there is no such path. HttpError 412: not UTF-8."""
+        try:
+            segments = [unquote_plus(part, errors="strict") for part in raw_path.strip("/").split("/")]
+        except UnicodeDecodeError as error:
+            raise HttpError(412, "the path is not UTF-8") from error
+        methods = []
+        for parts, route in self._by_length.get(len(segments), ()):
+            if all(
+                part == given or (given and _is_parameter(part)) for part, given in zip(parts, segments, strict=True)
+            ):
+                if route.method == method:
+                    pairs = zip(parts, segments, strict=True)
+                    return Found(route, {part[1:-1]: given for part, given in pairs if _is_parameter(part)})
+                methods.append(route.method)
+        return sorted(set(methods))
+
+
+def _is_parameter(part: str) -> bool:
+    return part.startswith("{")

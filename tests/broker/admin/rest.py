@@ -1,0 +1,100 @@
+"""A broker with administration, and a client of it: for tests of routes."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import aiohttp
+import jwt
+from yarl import URL
+
+from duelog import DelayedStore
+from duelog.broker.server.broker import Broker, store_config
+from duelog.broker.server.configuration import BrokerConfig
+
+KEY = "data:;base64,c2VjcmV0c2VjcmV0c2VjcmV0c2VjcmV0c2VjcmV0MTI="
+
+SECURED: dict[str, Any] = {
+    "authentication_providers": ("token",),
+    "token_secret_key": KEY,
+    "authorization_enabled": True,
+    "super_user_roles": ("root",),
+}
+"""Settings of a broker that asks for tokens; `root` may do everything."""
+
+
+def token(role: str, **claims: Any) -> str:
+    """A token of a role, for SECURED."""
+    return jwt.encode({"sub": role, **claims}, b"secretsecretsecretsecretsecret12", algorithm="HS256")
+
+
+class Answered(NamedTuple):
+    """An answer; `value` is its JSON, its bytes where it is none, None where it has no body."""
+
+    status: int
+    value: Any
+    headers: Mapping[str, str]
+
+    @property
+    def reason(self) -> str:
+        """Of an error."""
+        return str(self.value["reason"])
+
+
+class Rest:
+    """Sends requests, each path as it is written."""
+
+    def __init__(self, session: aiohttp.ClientSession, address: str) -> None:
+        self._session = session
+        self.address = address
+
+    async def ask(
+        self,
+        method: str,
+        path: str,
+        body: Any = ...,
+        *,
+        role: str | None = None,
+        data: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Answered:
+        """Send a request with a JSON body, or `data` as it is, as a role."""
+        sent = dict(headers or {})
+        if role is not None:
+            sent["Authorization"] = f"Bearer {token(role)}"
+        if body is not ...:
+            data = json.dumps(body).encode()
+            sent.setdefault("Content-Type", "application/json")
+        url = URL(self.address + path, encoded=True)
+        async with self._session.request(
+            method, url, data=data and io.BytesIO(data), headers=sent, allow_redirects=False
+        ) as answer:
+            found = await answer.read()
+            is_json = answer.content_type == "application/json"
+            value = json.loads(found) if is_json and found else (found or None)
+            return Answered(answer.status, value, answer.headers.copy())
+
+
+@asynccontextmanager
+async def administered(path: Path, **settings: Any) -> AsyncIterator[tuple[Broker, Rest, DelayedStore]]:
+    """A broker with administration at free ports of this machine, and a client of it."""
+    values: dict[str, Any] = {
+        "bind_address": "127.0.0.1",
+        "broker_service_port": 0,
+        "web_service_port": 0,
+        "worker_threads": 4,
+    }
+    config = BrokerConfig(**{**values, **settings})
+    with DelayedStore.open(path, store_config(config)) as store:
+        broker = Broker(store, config)
+        await broker.start()
+        try:
+            async with aiohttp.ClientSession() as session:
+                yield broker, Rest(session, broker.web_urls.plain), store
+        finally:
+            await broker.stop()

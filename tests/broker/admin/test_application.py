@@ -1,0 +1,247 @@
+"""The framework of administration: credentials, rights, routes, names, bodies, errors."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+import pytest
+
+from duelog.broker.admin.application import MAX_BODY_BYTES, Application
+from duelog.broker.admin.http_request import HttpError, Reply, Request
+from duelog.broker.admin.routing import Need, Route, Router
+from duelog.broker.admin.web_server import WebServer
+from duelog.broker.security.authentication import Authentication
+from duelog.broker.security.permissions import Action, Permissions
+from duelog.broker.security.tokens import TokenMethod, TokenSettings
+from duelog.store import errors
+from tests.broker.admin.rest import KEY, Rest, token
+
+
+class Grants:
+    """One tenant with one administrator, one namespace in which `reader` may consume."""
+
+    def administrators(self, tenant: str) -> list[str]:
+        return ["boss"] if tenant == "shop" else []
+
+    def granted(self, namespace: str) -> dict[str, list[Action]]:
+        return {"reader": [Action.CONSUME]} if namespace == "shop/mail" else {}
+
+
+async def echo(request: Request) -> Any:
+    """What of the path and the query came."""
+    return {
+        "path": dict(request.path),
+        "query": dict(request.query),
+        "body": request.body.decode(),
+        "role": request.role,
+    }
+
+
+async def failing(request: Request) -> Any:
+    """Raises what the path says."""
+    raise {
+        "topic": errors.UnknownTopic("t"),
+        "argument": errors.InvalidArgument("field", 3, "no"),
+        "own": HttpError(409, "it is not empty"),
+        "bug": ZeroDivisionError("secret"),
+    }[request.path["what"]]
+
+
+async def bytes_of(request: Request) -> Reply:
+    """No JSON."""
+    return Reply(b"\0\1", headers={"X-Pulsar-Message-ID": "1:2"})
+
+
+async def nothing(request: Request) -> None:
+    """Takes an object."""
+    request.object()
+
+
+ROUTES = [
+    Route("GET", "/open", echo, "", Need.NOTHING),
+    Route("GET", "/login", echo, "", Need.LOGIN, query=("a",)),
+    Route("GET", "/super", echo, "", Need.SUPERUSER),
+    Route("GET", "/t/{tenant}", echo, "", Need.TENANT),
+    Route("GET", "/c/{tenant}/{namespace}", echo, "", Need.CONSUME),
+    Route("POST", "/c/{tenant}/{namespace}", echo, "", Need.PRODUCE),
+    Route("PUT", "/c/{tenant}/{namespace}/{topic}", echo, "", Need.EITHER),
+    Route("GET", "/c/{tenant}/{namespace}/partitioned", nothing, "", Need.EITHER),
+    Route("GET", "/fail/{what}", failing, "", Need.LOGIN),
+    Route("GET", "/bytes", bytes_of, "", Need.LOGIN),
+    Route("PUT", "/object", nothing, "", Need.LOGIN),
+]
+
+
+@asynccontextmanager
+async def served(owner: str | None = None, anonymous: str | None = None) -> AsyncIterator[Rest]:
+    """The routes above, for tokens."""
+    authentication = Authentication({"token": TokenMethod(TokenSettings(KEY))}, anonymous)
+    permissions = Permissions(Grants(), enabled=True, superusers=["root"])
+    application = Application(ROUTES, authentication, permissions, lambda namespace: owner)
+    server = WebServer(application)
+    listener = socket.create_server(("127.0.0.1", 0))
+    await server.serve([listener])
+    try:
+        async with aiohttp.ClientSession() as session:
+            yield Rest(session, f"http://127.0.0.1:{listener.getsockname()[1]}")
+    finally:
+        await server.close()
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "role", "status"),
+    [
+        ("GET", "/open", None, 200),
+        ("GET", "/login", None, 401),
+        ("GET", "/login", "anybody", 200),
+        ("GET", "/super", "boss", 403),
+        ("GET", "/super", "root", 200),
+        ("GET", "/t/shop", "boss", 200),
+        ("GET", "/t/other", "boss", 403),
+        ("GET", "/c/shop/mail", "reader", 200),
+        ("GET", "/c/shop/other", "reader", 403),
+        ("POST", "/c/shop/mail", "reader", 403),
+        ("POST", "/c/shop/mail", "boss", 200),
+        ("PUT", "/c/shop/mail/t", "reader", 200),
+        ("PUT", "/c/shop/mail/t", "other", 403),
+        ("GET", "/nowhere", None, 401),
+        ("GET", "/nowhere", "reader", 404),
+        ("GET", "/admin/v2/functions/a/b", "reader", 405),
+        ("DELETE", "/login", "reader", 405),
+        ("HEAD", "/open", None, 200),
+        ("OPTIONS", "/open", "reader", 405),
+    ],
+)
+def test_a_role_may_do_what_the_route_says(method: str, path: str, role: str | None, status: int) -> None:
+    """401 without credentials, 403 without the right, and only then what is there."""
+
+    async def main() -> None:
+        async with served() as rest:
+            answered = await rest.ask(method, path, role=role)
+            assert answered.status == status, answered
+            if status >= 400:
+                assert answered.reason
+
+    asyncio.run(main())
+
+
+def test_wrong_credentials_are_refused_also_where_none_would_do() -> None:
+    """The anonymous role is for those who show nothing."""
+
+    async def main() -> None:
+        async with served(anonymous="somebody") as rest:
+            assert (await rest.ask("GET", "/login")).value["role"] == "somebody"
+            for given in ("Bearer x", "Bearer", "Basic dXNlcjpw", "Basic %", "Digest x", "Bearer \u00e9",
+                          f"Bearer {token('a', exp=1)}"):  # fmt: skip
+                answered = await rest.ask("GET", "/login", headers={"Authorization": given})
+                assert answered.status == 401, given
+                assert answered.headers["WWW-Authenticate"] == "Bearer"
+
+    asyncio.run(main())
+
+
+def test_names_come_as_they_were_before_they_were_encoded() -> None:
+    """A name may have a slash, a space as Java writes it, and a percent sign; unknown queries are dropped."""
+
+    async def main() -> None:
+        async with served() as rest:
+            answered = await rest.ask("PUT", "/c/shop/mail/a%2Fb+c%20d%25%C3%A9", role="boss")
+            assert answered.value["path"] == {"tenant": "shop", "namespace": "mail", "topic": "a/b c d%\u00e9"}
+            assert (await rest.ask("PUT", "/c/shop/mail/%ff", role="boss")).status == 412
+            assert (await rest.ask("PUT", "/c/shop/mail/", role="boss")).status == 405
+            assert (await rest.ask("GET", "/login?a=1&a=2&b=3", role="boss")).value["query"] == {"a": "1"}
+            assert (await rest.ask("PUT", "/c/shop/mail/partitioned", role="boss")).value["path"][
+                "topic"
+            ] == "partitioned"
+            assert (await rest.ask("GET", "/c/shop/mail/partitioned", role="boss")).status == 412
+
+    asyncio.run(main())
+
+
+def test_errors_have_a_status_and_a_reason_and_tell_nothing_of_the_inside(caplog: pytest.LogCaptureFixture) -> None:
+    """What the store raises, what a handler raises, and what nobody expected."""
+
+    async def main() -> None:
+        async with served() as rest:
+            found = {
+                what: await rest.ask("GET", f"/fail/{what}", role="x") for what in ("topic", "argument", "own", "bug")
+            }
+            assert {what: each.status for what, each in found.items()} == {
+                "topic": 404, "argument": 412, "own": 409, "bug": 500}  # fmt: skip
+            assert "field" in found["argument"].reason
+            assert found["own"].reason == "it is not empty"
+            assert "secret" not in found["bug"].reason
+
+    asyncio.run(main())
+    assert "ZeroDivisionError" in caplog.text
+
+
+def test_a_body_has_to_be_what_the_route_takes() -> None:
+    """Not JSON: 400; another value: 412; too long: 413; and the server goes on."""
+
+    async def main() -> None:
+        async with served() as rest:
+            for data, status in (
+                (b"{}", 204), (b"{", 400), (b"\xff", 400), (b"[" * 100_000, 400), (b"NaN", 400), (b"9" * 5_000, 400),
+                (b"3", 412), (b"", 412), (b"x" * (MAX_BODY_BYTES + 1), 413),
+            ):  # fmt: skip
+                answered = await rest.ask("PUT", "/object", data=data, role="x")
+                assert answered.status == status, data[:10]
+            assert (await rest.ask("GET", "/bytes", role="x"))[:2] == (200, b"\0\1")
+
+    asyncio.run(main())
+
+
+def test_a_namespace_of_another_broker_is_redirected_to_it_with_path_and_query() -> None:
+    """Credentials are asked for first; the right is the other broker's to judge."""
+
+    async def main() -> None:
+        async with served(owner="http://other:8080") as rest:
+            answered = await rest.ask("PUT", "/c/shop/mail/a%2Fb?force=true", role="nobody")
+            assert answered.status == 307
+            assert answered.headers["Location"] == "http://other:8080/c/shop/mail/a%2Fb?force=true"
+            assert (await rest.ask("PUT", "/c/shop/mail/t")).status == 401
+            assert (await rest.ask("GET", "/t/shop", role="boss")).status == 200
+
+    asyncio.run(main())
+
+
+def test_requests_that_are_no_http_do_not_stop_the_server() -> None:
+    """Each is answered or closed."""
+
+    async def main() -> None:
+        async with served() as rest:
+            port = int(rest.address.rpartition(":")[2])
+            for raw in (b"GET\r\n\r\n", b"\0" * 100, b"GET http://[ HTTP/1.1\r\n\r\n",
+                        b"GET * HTTP/1.1\r\nHost: a\r\n\r\n",
+                        b"GET /" + b"a" * 10_000 + b" HTTP/1.1\r\n\r\n", b"OPTIONS * HTTP/1.1\r\nHost: a\r\n\r\n",
+                        b"GET //[ HTTP/1.1\r\nHost: a\r\n\r\n", b"GET /?%ff=%fe HTTP/1.1\r\n\r\n"):  # fmt: skip
+                reader, writer = await asyncio.open_connection("127.0.0.1", port)
+                writer.write(raw)
+                writer.write_eof()
+                answer = await asyncio.wait_for(reader.read(), 5)
+                assert b" 500 " not in answer[:20], raw
+                writer.close()
+            assert (await rest.ask("GET", "/open")).status == 200
+
+    asyncio.run(main())
+
+
+def test_two_routes_of_one_shape_are_refused() -> None:
+    """They would answer by chance."""
+    with pytest.raises(ValueError, match="two routes are one"):
+        Router([Route("GET", "/a/{b}", echo, "", Need.LOGIN), Route("GET", "/a/{c}", echo, "", Need.LOGIN)])
+
+
+def test_json_numbers_of_thousands_of_digits_are_no_integers() -> None:
+    """Python refuses to read them, which is no fault of the broker's."""
+    request = Request({}, {}, b"1" * 10_000)
+    with pytest.raises(HttpError, match="not JSON"):
+        request.json()
+    assert json.loads(b"1" * 4_000)
