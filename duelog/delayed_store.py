@@ -27,6 +27,7 @@ from .backup import BackupResult, back_up
 from .check.check_store import check
 from .check.finding import Finding
 from .engine import Engine
+from .faces.partition_keepers import Keeper, keepers
 from .stats import PartitionStats, StoreStats
 from .topic import Topic
 from .topics.dead_letters import DeadLetter
@@ -352,6 +353,11 @@ class DelayedStore:
         self._engine.check_open()
         with explained(self.path):
             return self._engine.figures.of_partitions()
+
+    def kept_by(self, start_ms: int) -> list[Keeper]:
+        """Why the time partition that begins at `start_ms` is still there. O(topics in it). Raises InvalidArgument."""
+        self._engine.check_open()
+        return keepers(self._engine, start_ms)
 
     def close(self) -> None:
         """Persist acknowledgements and close. Waiting receivers get ClosedError. A second call does nothing."""

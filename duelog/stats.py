@@ -36,6 +36,7 @@ class SubscriptionStats:
     backlog: fired and not acknowledged, what is handed out included; what is not due yet does not count, whether a
     consumer is there or not.
     unacknowledged: handed out and not acknowledged. redelivering: waiting to be handed out again.
+    inline: not due yet, waiting in the main log and not acknowledged; what waits in time partitions does not count.
     """
 
     name: str
@@ -45,6 +46,7 @@ class SubscriptionStats:
     backlog: int
     unacknowledged: int
     redelivering: int
+    inline: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +54,14 @@ class TopicStats:
     """A topic.
 
     pending: messages that are not due yet: those in time partitions that have not fired, and inline ones that are not
-    yet visible.
+    yet visible. inline: how many of them are inline.
     fired: markers written so far into partitions not yet deleted. entries, ledgers, stored_bytes: of the main log.
     index_bytes: delay indexes in memory.
     """
 
     name: str
     pending: int
+    inline: int
     fired: int
     entries: int
     ledgers: int
@@ -133,14 +136,16 @@ class Figures:
             not_due = self._inline.waiting(topic, self._clock.now_ms())
         with state.lock:
             dispatcher = state.dispatcher
+            inline = unacknowledged(state.acks, not_due)
             return SubscriptionStats(
                 state.name,
                 state.type,
                 state.consumers,
                 state.acks.mark_delete,
-                max(0, state.acks.backlog(topic.log) - unacknowledged(state.acks, not_due)),
+                max(0, state.acks.backlog(topic.log) - inline),
                 0 if dispatcher is None else dispatcher.outstanding_count,
                 0 if dispatcher is None else dispatcher.awaiting_redelivery_count,
+                inline,
             )
 
     def pending_of(self, topic_id: int) -> int:
@@ -149,7 +154,7 @@ class Figures:
         for partition in self._open_partitions():
             log = partition.log(topic_id)
             if log is not None:
-                pending += self._pending_in(partition, log)
+                pending += self.pending_in(partition, log)
         return pending
 
     def pending_by_topic(self) -> dict[int, int]:
@@ -157,13 +162,13 @@ class Figures:
         pending: dict[int, int] = {}
         for partition in self._open_partitions():
             for log in partition.logs():
-                pending[log.topic_id] = pending.get(log.topic_id, 0) + self._pending_in(partition, log)
+                pending[log.topic_id] = pending.get(log.topic_id, 0) + self.pending_in(partition, log)
         return pending
 
     def _open_partitions(self) -> Iterator[Partition]:
         return self._partitions.held(lambda partition: partition.state is PartitionState.OPEN)
 
-    def _pending_in(self, partition: Partition, log: PartitionLog) -> int:
+    def pending_in(self, partition: Partition, log: PartitionLog) -> int:
         # What has fired is asked for first: entries that come meanwhile then count as pending, not below zero.
         done = self._done(log.topic_id, partition.start_ms, log.ledger_id)
         newest = partition.log(log.topic_id) or log
@@ -189,11 +194,13 @@ class Figures:
         """O(partitions + ledgers), and the messages that wait inline."""
         ledgers = topic.log.ledgers()
         not_due = self._inline.waiting(topic, self._clock.now_ms())
+        inline = sum(map(len, not_due.values()))
         with self._main.read() as raw:
             fired = sum(record.fired for _, _, record in catalog.frontiers(raw, topic.topic_id))
         return TopicStats(
             str(topic.name),
-            self.pending_of(topic.topic_id) + sum(map(len, not_due.values())),
+            self.pending_of(topic.topic_id) + inline,
+            inline,
             fired,
             sum(ledger.entries for ledger in ledgers),
             len(ledgers),
@@ -217,7 +224,7 @@ class Figures:
                 topics += 1
                 messages += log.ledger.entries
                 if record.state is PartitionState.OPEN and self._exists(log.topic_id):
-                    pending += self._pending_in(partition, log)
+                    pending += self.pending_in(partition, log)
             state = "current" if partition.start_ms <= now_ms else "future"
             if record.state is PartitionState.CLOSED:
                 state = "closed"

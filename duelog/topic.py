@@ -9,6 +9,7 @@ from itertools import islice
 
 from duelog.markers.pending_entries import Outcome
 from duelog.store.errors import InvalidArgument
+from duelog.store.log.managed_ledger import LedgerInfo
 from duelog.store.message import MAX_DUE_MS, Message, ScheduledMessage, at_ms
 from duelog.store.names import TopicName, validate_subscription_name
 from duelog.store.position import MessageId, MessageIds, Position
@@ -248,6 +249,10 @@ class Topic(TopicSubscriptions, TopicSchedules):
         """First, last and next position of the main log, the last as may be read now. Raises UnknownTopic."""
         state, now_ms = self._existing(), self._engine.clock.now_ms()
         return log_positions(state.log, lambda: self._engine.inline.waiting(state, now_ms), now_ms)
+
+    def ledgers(self) -> list[LedgerInfo]:
+        """The ledgers of the main log that are kept, the open one last. Raises UnknownTopic."""
+        return self._existing().log.ledgers()
 
     def get(self, message_id: MessageId) -> ScheduledMessage | None:
         """The stored message of an id that `send` gave; None when it is gone (its log was trimmed or deleted).

@@ -43,13 +43,16 @@ class SubscriptionAdmin:
         """Full name of the topic."""
         return str(self._topic.name)
 
-    def peek(self, count: int = 1) -> list[ReceivedMessage]:
+    def peek(self, count: int = 1, *, after: int = 0) -> list[ReceivedMessage]:
         """The first `count` messages that are due and not acknowledged, in the log's order; nothing is handed out.
 
-        Consumers may hold some of them. redelivery_count is 0. Raises InvalidArgument.
+        after: leave out so many before them, which are read and not kept. Consumers may hold some of them.
+        redelivery_count is 0. Raises InvalidArgument.
         """
         self._engine.check_open()
-        return self._first(count).to_list()
+        if isinstance(after, bool) or not isinstance(after, int) or after < 0:
+            raise InvalidArgument("after", after, "expected an int of at least 0")
+        return self._first(count, after).to_list()
 
     def skip(self, count: int) -> int:
         """Acknowledge the first `count` messages, as `peek` gives them; how many were not acknowledged meanwhile."""
@@ -107,7 +110,7 @@ class SubscriptionAdmin:
         with self._state.lock:
             return self._state.acks.copy()
 
-    def _first(self, count: int) -> ReceivedMessages:
+    def _first(self, count: int, after: int = 0) -> ReceivedMessages:
         if isinstance(count, bool) or not isinstance(count, int) or count < 1:
             raise InvalidArgument("count", count, "expected an int of at least 1")
         self._check_there()
@@ -116,10 +119,12 @@ class SubscriptionAdmin:
         found = ReceivedMessages(self.topic, self.name)
         start = Position(acks.mark_delete.ledger_id, acks.mark_delete.entry_id + 1)
         while len(found) < count:
-            batch, start, _ = reader.read(start, min(count - len(found), _AT_ONCE), acks, now_ms)
+            batch, start, _ = reader.read(start, min(after + count - len(found), _AT_ONCE), acks, now_ms)
             if not batch:
                 break
-            found += batch.addressed_to(self.name)
+            addressed = batch.addressed_to(self.name)
+            found += addressed.part(after, len(addressed))
+            after = max(after - len(addressed), 0)
         return found
 
     def _flush(self) -> None:
