@@ -119,13 +119,11 @@ class PartitionSet:
 
     @contextmanager
     def glance(self, partition: Partition) -> Iterator[Environment]:
-        """The environment for recovery to read a few records of: no lease opens it, nor is every page looked at.
-
-        Its first lease looks. Raises DamagedStore.
-        """
+        """The environment for recovery to read a few records of, without a lease. Raises DamagedStore."""
         if partition.is_open:
             yield partition.environment
             return
+        partition.verify_pages()
         with closing(Environment(partition.path, name=partition.name, read_only=True, lock=False)) as environment:
             partition.verify_identity(self._store_id, environment)
             yield environment

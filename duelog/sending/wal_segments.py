@@ -16,7 +16,7 @@ from duelog.store.codec import format as fmt
 from duelog.store.config import KIB, MIB, StoreConfig
 from duelog.store.env.environment import Environment
 from duelog.store.files.failpoints import reach
-from duelog.store.files.free_space import require_space
+from duelog.store.files.free_space import free_bytes, require_space
 from duelog.store.files.system_errors import explained
 from duelog.store.log import catalog
 from duelog.store.wal.segment import MAIN, Row
@@ -155,7 +155,7 @@ class WalSegments:
         self.finish_checkpoint()
         size = min(size, self._most_bytes)
         if group:
-            self._require_space(max(size, group))
+            size = self._size_with_space(size, group)
         with explained(self._main.path.parent):
             following = self._wal.prepare_segment(size, group)
         try:
@@ -177,15 +177,18 @@ class WalSegments:
                 self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="duelog-apply")
             self._checkpoint.begin(self._pool)
 
-    def _require_space(self, size: int) -> None:
-        """Refuse a segment where there is no space to apply it and what is not applied yet. Raises StoreFull.
+    def _size_with_space(self, size: int, group: int) -> int:
+        """A segment's size, less where there is no space to apply so much and what is not applied. Raises StoreFull.
 
         So a full disk stops sends while commits, which apply the log first, still go on: acknowledging makes space.
         """
+        path = self._main.path.parent
         active = self._wal.active
         unapplied = self._ended_bytes + (0 if active is None else active.size)
-        needed = 2 * size + unapplied + _KEPT_BYTES
-        require_space(self._main.path.parent, needed - self._main.unused_bytes(), "to apply more of the log")
+        kept = unapplied + _KEPT_BYTES - self._main.unused_bytes()
+        least = max(min(size, _LEAST_BYTES), group)
+        require_space(path, 2 * least + kept, "to apply more of the log")
+        return max(least, min(size, (free_bytes(path) - kept) // 2))
 
     def finish_checkpoint(self) -> None:
         """Wait for the checkpoint that was begun, if there is one. Raises as `Checkpoint.finish`."""

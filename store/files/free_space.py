@@ -40,11 +40,16 @@ def reserve_lock_file(path: Path) -> None:
             os.close(descriptor)
 
 
-def require_space(path: Path, needed: int, purpose: str) -> None:
-    """Raise StoreFull where the file system of `path` has less than `needed` bytes for what `purpose` says."""
+def free_bytes(path: Path) -> int:
+    """What the file system of `path` has left for this process. Raises OSError."""
     with explained(path):
         space = os.statvfs(path)
-    free = space.f_bavail * space.f_frsize
+    return space.f_bavail * space.f_frsize
+
+
+def require_space(path: Path, needed: int, purpose: str) -> None:
+    """Raise StoreFull where the file system of `path` has less than `needed` bytes for what `purpose` says."""
+    free = free_bytes(path)
     if free < needed:
         raise StoreFull(path, f"no space {purpose}: {needed} bytes needed, {free} free", free)
 

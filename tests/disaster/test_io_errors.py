@@ -193,14 +193,17 @@ def test_a_file_that_may_not_grow_passes_when_it_may(
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 4 MiB; skips where none can be mounted."""
+def small_disk(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
+    """A file system of 4 MiB (or the parameter); skips where none can be mounted."""
     if shutil.which("mount") is None or os.geteuid():
         pytest.skip("mounting needs root and mount(8)")
     path = tmp_path / "disk"
     path.mkdir()
     done = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(path)], capture_output=True, text=True, check=False
+        ["mount", "-t", "tmpfs", "-o", f"size={getattr(request, 'param', 4)}m", "tmpfs", str(path)],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if done.returncode:
         pytest.skip(f"cannot mount: {done.stderr.strip()}")
@@ -236,6 +239,22 @@ def test_a_full_disk_is_freed_by_acknowledging(small_disk: Path, clock: ManualCl
             store.tick()
             for _ in range(50):
                 topic.send(bytes(3_000))
+
+
+@pytest.mark.parametrize("small_disk", [24], indirect=True)
+def test_a_disk_is_full_once_there_is_no_space_for_a_small_segment(small_disk: Path, clock: ManualClock) -> None:
+    """The log has outgrown what is free: its next segment is smaller, and sends go on."""
+    with DelayedStore.open(small_disk / "store", replace(CONFIG, wal_bytes=8 << 20), clock=clock) as store:
+        topic = store.topic("a")
+
+        def fill() -> None:
+            for _ in range(10_000):
+                topic.send(bytes(3_000))
+
+        with pytest.raises(StoreFull) as refused:
+            fill()
+        assert (refused.value.free_bytes or 0) < 6 << 20
+        assert list(store.check(deep=True)) == []
 
 
 def test_a_partition_for_which_there_is_no_space_is_made_when_there_is(small_disk: Path, clock: ManualClock) -> None:
