@@ -89,6 +89,7 @@ class Broker:
             certificate = Certificate(config.tls_certificate_file_path, config.tls_key_file_path)
         services = self._services = Services(self._store, config, Workers(self._executor))
         await services.resources.load()
+        await services.dynamic.load()
         listeners = self._listeners = Listeners(
             config,
             services.handlers(),

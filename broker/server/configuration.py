@@ -21,7 +21,7 @@ from ..protocol.frames import MAX_MESSAGE_SIZE
 EVERYWHERE = frozenset({"0.0.0.0", "::", ""})
 """Addresses to listen at that are no address to connect to."""
 
-_WORD = re.compile(r"_([a-z])")
+_WORD = re.compile(r"_(mb$|[a-z])")
 _LISTENER = re.compile(r"(\w[\w-]*):(pulsar(?:\+ssl)?://[^\s/,]+:[0-9]+)")
 
 
@@ -80,7 +80,21 @@ class BrokerConfig:
     """Answer acknowledgements once they are on disk."""
     max_unacked_messages_per_consumer: int = 50_000
     max_unacked_messages_per_subscription: int = 200_000
+    enable_broker_side_subscription_pattern_evaluation: bool = True
+    """Whether the broker matches patterns, and lets clients watch for topics."""
     subscription_pattern_max_length: int = 50
+    max_concurrent_lookup_request: int = 50_000
+    """Listings of topics under way."""
+    max_topic_list_in_flight_heap_mem_size_mb: int = 100
+    """This one and the next five can be changed while the broker runs (DynamicSettings). 0: no limit."""
+    max_topic_list_in_flight_heap_mem_size_permits_acquire_timeout_millis: int = 25_000
+    max_topic_list_in_flight_heap_mem_size_permits_acquire_queue_size: int = 1_000
+    max_topic_list_in_flight_direct_mem_size_mb: int = 100
+    max_topic_list_in_flight_direct_mem_size_permits_acquire_timeout_millis: int = 25_000
+    max_topic_list_in_flight_direct_mem_size_permits_acquire_queue_size: int = 1_000
+    max_topic_list_watchers_per_connection: int = 1_000
+    max_topic_list_watchers_mem_size_mb: int = 100
+    """Names that watchers keep; 0: no limit."""
     schema_compatibility_strategy: str = "FULL"
     """What a topic's next schema has to be, by Pulsar's names."""
 
@@ -144,6 +158,11 @@ class BrokerConfig:
             return self.advertised_address
         return socket.gethostname() if self.bind_address in EVERYWHERE else self.bind_address
 
+    def dynamic(self) -> dict[str, int]:
+        """What the settings start with that change while the broker runs, by name."""
+        prefix = "max_topic_list_in_flight_"
+        return {in_file(each.name): getattr(self, each.name) for each in fields(self) if each.name.startswith(prefix)}
+
     def listeners(self) -> dict[str, dict[str, str]]:
         """Addresses by scheme, `pulsar` and `pulsar+ssl`, by name of the listener."""
         found: dict[str, dict[str, str]] = {}
@@ -160,9 +179,12 @@ _POSITIVE = (
     "broker_max_connections_per_ip",
     "handshake_timeout_seconds",
     "keep_alive_interval_seconds",
+    "max_concurrent_lookup_request",
     "max_message_size",
     "max_pending_publish_requests_per_connection",
     "max_pending_requests",
+    "max_topic_list_in_flight_direct_mem_size_permits_acquire_timeout_millis",
+    "max_topic_list_in_flight_heap_mem_size_permits_acquire_timeout_millis",
     "max_unacked_messages_per_consumer",
     "max_unacked_messages_per_subscription",
     "worker_threads",

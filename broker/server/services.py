@@ -9,6 +9,8 @@ from typing import Any
 from ...delayed_store import DelayedStore
 from ..consume.consumers import Consumers
 from ..consume.membership import ConsumerSettings
+from ..listing.dynamic_settings import DynamicSettings
+from ..listing.limiter import DualMemoryLimiter
 from ..listing.topic_listing import TopicListing
 from ..lookup.compatibility import Compatibility
 from ..lookup.namespace_settings import AutoCreation
@@ -50,6 +52,9 @@ class Services:
         }
         """Where clients are sent, by listener name; that of no name filled once the broker listens."""
         self.lookup = TopicLookup(access, self.resources, self.urls)
+        self.dynamic = DynamicSettings(store.documents, config.dynamic())
+        limiter = self.limiter = DualMemoryLimiter(self.dynamic.heap(), self.dynamic.direct(), calls.loop)
+        self.dynamic.on_change(lambda: limiter.set_limits(self.dynamic.heap(), self.dynamic.direct()))
         self.listing = TopicListing(store, permissions, config.subscription_pattern_max_length)
         self.schemas = Schemas(store.documents, self.resources, access)
         facts = TopicFacts(store.documents, self.resources, self.schemas)

@@ -1,0 +1,115 @@
+"""Settings that change while the broker runs: the limits of topic lists. Documents of the store keep what is set.
+
+Owns names, which values they may have, and what is in force. All belongs to the event loop's thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+from ...store.errors import InvalidArgument
+from ...store.log.documents import Documents
+from ..lookup.records import Records
+from .limiter import Limits
+
+MAX_VALUE = (1 << 31) - 1
+
+_KINDS = ("Heap", "Direct")
+_MEMORY = "maxTopicListInFlight{}MemSizeMB"
+_TIMEOUT = "maxTopicListInFlight{}MemSizePermitsAcquireTimeoutMillis"
+_QUEUE = "maxTopicListInFlight{}MemSizePermitsAcquireQueueSize"
+
+NAMES = tuple(sorted(form.format(kind) for kind in _KINDS for form in (_MEMORY, _TIMEOUT, _QUEUE)))
+
+
+@dataclass(frozen=True, slots=True)
+class SetValue:
+    """What an operator has set."""
+
+    value: int
+
+    def to_json(self) -> dict[str, Any]:
+        return {"value": self.value}
+
+    @classmethod
+    def from_json(cls, found: Mapping[str, Any]) -> Self:
+        return cls(found["value"])
+
+
+class DynamicSettings:
+    """Six settings, all whole numbers."""
+
+    def __init__(self, documents: Documents, defaults: Mapping[str, int]) -> None:
+        """defaults: by name, what is in force where nothing is set: the broker's configuration. Call `load`, too."""
+        self._records = Records(documents, "setting", SetValue)
+        self._defaults = {name: defaults[name] for name in NAMES}
+        self._listeners: list[Callable[[], object]] = []
+
+    async def load(self) -> None:
+        """Read what is set."""
+        await self._records.load()
+        self._tell()
+
+    def on_change(self, listener: Callable[[], object]) -> None:
+        """Call after each change."""
+        self._listeners.append(listener)
+
+    def names(self) -> list[str]:
+        """Of all settings, in order."""
+        return list(NAMES)
+
+    def values(self) -> dict[str, str]:
+        """What is set, by name."""
+        found = {name: self._records.get(name) for name in NAMES}
+        return {name: str(each.value) for name, each in found.items() if each is not None}
+
+    def in_force(self) -> dict[str, str]:
+        """What holds, set or not, by name."""
+        return {name: str(self._value(name)) for name in NAMES}
+
+    async def set(self, name: str, text: str) -> None:
+        """Have a setting be `text`, durably and at once. Raises InvalidArgument, what the store raises."""
+        value = SetValue(_checked(_known(name), text))
+        await self._records.change(name, lambda before: value)
+        self._tell()
+
+    async def delete(self, name: str) -> None:
+        """Have a setting be what the configuration says. Raises InvalidArgument, what the store raises."""
+        await self._records.remove(_known(name))
+        self._tell()
+
+    def heap(self) -> Limits:
+        """Of lists being made."""
+        return self._limits("Heap")
+
+    def direct(self) -> Limits:
+        """Of frames being written."""
+        return self._limits("Direct")
+
+    def _limits(self, kind: str) -> Limits:
+        memory, queue, timeout = (self._value(form.format(kind)) for form in (_MEMORY, _QUEUE, _TIMEOUT))
+        return Limits(memory << 20, queue, timeout)
+
+    def _value(self, name: str) -> int:
+        found = self._records.get(name)
+        return self._defaults[name] if found is None else found.value
+
+    def _tell(self) -> None:
+        for listener in self._listeners:
+            listener()
+
+
+def _known(name: str) -> str:
+    if name not in NAMES:
+        raise InvalidArgument("name", name, f"no setting that can be changed; there are {', '.join(NAMES)}")
+    return name
+
+
+def _checked(name: str, text: str) -> int:
+    least = 1 if name.endswith("Millis") else 0
+    value = int(text) if text.isascii() and text.isdigit() and len(text) <= 10 else -1
+    if not least <= value <= MAX_VALUE:
+        raise InvalidArgument(name, text, f"expected a whole number, {least} to {MAX_VALUE}")
+    return value
