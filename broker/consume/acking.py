@@ -34,6 +34,7 @@ def individual(group: Attached, consumer: Consumer, ids: Sequence[MessageIdData]
         place = place_of(each)
         if place is None:
             raise Refused(ServerError.METADATA, f"{each.ledger_id}:{each.entry_id} is no message")
+        consumer.acked += 1
         if each.ack_set:
             size = each.batch_size or None
             if size is None and group.batches.left(place) is None:
@@ -66,6 +67,7 @@ def cumulative(group: Attached, consumer: Consumer, ids: Sequence[MessageIdData]
     place = place_of(ids[0])
     if place is None:
         raise Refused(ServerError.METADATA, f"{ids[0].ledger_id}:{ids[0].entry_id} is no message")
+    consumer.acked += 1
     position = MessageId(place >> 32, place & ENTRY_MASK)
     group.batches.forget_through(place - 1)
     if ids[0].ack_set and group.batches.take(place, ids[0].ack_set, ids[0].batch_size or None):

@@ -20,7 +20,7 @@ from ..protocol.commands import (
 from ..protocol.frames import MessageHeads
 from ..protocol.loop_calls import LoopCalls, Workers
 from .batch_acks import BatchAcks
-from .consumer_record import INDIVIDUAL, Consumer, Delivery
+from .consumer_record import INDIVIDUAL, Consumer, Delivery, Dispatched
 from .feed import LastEntry
 from .pump import TURN_ENTRIES, Plan, Polled, Pump
 
@@ -78,6 +78,10 @@ class Attached:
         """Whether nothing is dispatched, as the subscription is on its way to another position."""
         self.max_unacked_consumer = MAX_UNACKED_CONSUMER
         self.max_unacked = MAX_UNACKED_SUBSCRIPTION
+        self.departed = Dispatched()
+        """What consumers were sent that are no more, since the start."""
+        self.dispatched: Callable[[ReceivedMessages], object] | None = None
+        """Told of entries that a consumer is sent; None: it is not taken."""
         self._entry_messages = 1.0
         self._entry_bytes = 1_024.0
         self._last: Consumer | None = None
@@ -109,6 +113,7 @@ class Attached:
         self.unacked -= consumer.unacked
         consumer.held, consumer.unacked = {}, 0
         consumer.surplus.clear()
+        self.departed.add(consumer.figures)
         if self.active is consumer:
             self.active = None
         self._unblock()
@@ -224,6 +229,8 @@ class Attached:
                 self._send(consumer, delivery)
             else:
                 surplus.append(delivery)
+        if self.dispatched is not None:
+            self.dispatched(messages)
         sent = len(messages) - len(surplus)
         if sent:
             self._entry_messages += ((consumer.messages_out - before) / sent - self._entry_messages) / 4

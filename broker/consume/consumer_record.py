@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..protocol.commands import Subscribe, SubscriptionType
@@ -26,12 +27,29 @@ class Delivery(NamedTuple):
     redelivery_count: int
 
 
+@dataclass(slots=True)
+class Dispatched:
+    """Counted since the start: messages and bytes sent, messages of them sent again, acknowledgements taken."""
+
+    messages: int = 0
+    bytes: int = 0
+    redelivered: int = 0
+    acked: int = 0
+
+    def add(self, other: Dispatched) -> None:
+        """Count what another has counted."""
+        self.messages += other.messages
+        self.bytes += other.bytes
+        self.redelivered += other.redelivered
+        self.acked += other.acked
+
+
 class Consumer:
     """Of the event loop's thread; `engine` is for workers."""
 
     __slots__ = (
-        "active", "blocked", "bytes_out", "command", "consumer_id", "engine", "epoch", "generation", "heads", "held",
-        "messages_out", "name", "opened_at", "peer", "permits", "priority", "redelivered", "sharing", "state",
+        "acked", "active", "blocked", "bytes_out", "command", "consumer_id", "engine", "epoch", "generation", "heads",
+        "held", "messages_out", "name", "opened_at", "peer", "permits", "priority", "redelivered", "sharing", "state",
         "surplus", "type", "unacked", "waits_for_peer",
     )  # fmt: skip
 
@@ -69,6 +87,13 @@ class Consumer:
         self.messages_out = 0
         self.bytes_out = 0
         self.redelivered = 0
+        self.acked = 0
+        """Ids that it has acknowledged; a cumulative acknowledgement is one."""
+
+    @property
+    def figures(self) -> Dispatched:
+        """What it was sent, and acknowledged, since it was opened."""
+        return Dispatched(self.messages_out, self.bytes_out, self.redelivered, self.acked)
 
     @property
     def may_be_polled(self) -> bool:

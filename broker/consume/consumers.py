@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING
 
 from ...store.errors import DuelogError
 from ..protocol.commands import (
@@ -29,8 +30,11 @@ from ..protocol.loop_calls import LoopCalls, Workers
 from ..protocol.peer import Peer
 from . import acking, feed, figures
 from .attached import Attached
-from .consumer_record import INDIVIDUAL, Consumer
+from .consumer_record import INDIVIDUAL, Consumer, Dispatched
 from .membership import ConsumerSettings, Membership, OpenTopic, SchemaCheck
+
+if TYPE_CHECKING:
+    from ...store.received_messages import ReceivedMessages
 
 _log = logging.getLogger("duelog.broker")
 
@@ -178,6 +182,7 @@ class Consumers:
                     self._members.close_group(group, lambda *_: None)
                 if group.durable:
                     await group.pump.run(partial(group.topic.unsubscribe, group.name))
+                    self.forget_subscription(group.topic.name, group.name)
         except (Refused, DuelogError) as error:
             peer.send(Error(command.request_id, server_error(error), str(error)))
             return
@@ -198,6 +203,26 @@ class Consumers:
     def of_topic(self, topic: str) -> dict[str, list[Consumer]]:
         """The consumers of a topic by subscription."""
         return {name: list(group.consumers) for (of, name), group in self._members.groups.items() if of == topic}
+
+    @property
+    def groups(self) -> list[Attached]:
+        """The subscriptions that have consumers."""
+        return list(self._members.groups.values())
+
+    @property
+    def departed(self) -> dict[str, dict[str, Dispatched]]:
+        """What consumers were sent that are no more, by topic and subscription; "": by readers and what was deleted."""
+        return self._members.departed
+
+    def forget_subscription(self, topic: str, name: str) -> None:
+        """The subscription was deleted: what it was sent counts for the topic alone."""
+        of_topic = self._members.departed.get(topic)
+        if of_topic is not None and name and (figures := of_topic.pop(name, None)) is not None:
+            of_topic.setdefault("", Dispatched()).add(figures)
+
+    def tell_dispatched(self, call: Callable[[ReceivedMessages], object]) -> None:
+        """Have a call hear of entries that consumers are sent, of subscriptions that get their first from now on."""
+        self._members.dispatched = call
 
     @property
     def count(self) -> int:

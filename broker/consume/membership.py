@@ -24,10 +24,11 @@ from ..protocol.loop_calls import LoopCalls, Workers
 from ..protocol.peer import Peer
 from . import feed
 from .attached import MAX_UNACKED_CONSUMER, MAX_UNACKED_SUBSCRIPTION, Attached
-from .consumer_record import Consumer
+from .consumer_record import Consumer, Dispatched
 from .sticky import KeySharing
 
 if TYPE_CHECKING:
+    from ...store.received_messages import ReceivedMessages
     from ...topic import Topic
 
 _log = logging.getLogger("duelog.broker")
@@ -95,6 +96,10 @@ class Membership:
         self.groups: dict[tuple[str, str], Attached] = {}
         self.moved: dict[tuple[str, str], feed.Start] = {}
         """Where readers have moved to that are to subscribe anew."""
+        self.departed: dict[str, dict[str, Dispatched]] = {}
+        """What consumers were sent that are no more, by topic and subscription; "": by its readers."""
+        self.dispatched: Callable[[ReceivedMessages], object] | None = None
+        """Told of entries that consumers are sent."""
 
     async def open(self, peer: Peer, command: Subscribe) -> None:
         """SUBSCRIBE."""
@@ -146,6 +151,9 @@ class Membership:
                 topic, partition, key[1], self._calls, self._workers, self._clock, self._failed
             )
             group.durable = command.durable
+            departed = self.departed.setdefault(topic.name, {})
+            group.departed = departed.setdefault(key[1] if command.durable else "", Dispatched())
+            group.dispatched = self.dispatched
             group.pump.durable_acks = self.settings.durable_acks
             group.max_unacked_consumer = self.settings.max_unacked_consumer
             group.max_unacked = self.settings.max_unacked_subscription

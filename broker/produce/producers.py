@@ -21,7 +21,7 @@ from ..protocol.loop_calls import LoopCalls, Workers
 from ..protocol.parts import Schema
 from ..protocol.peer import Peer
 from .access_modes import ProducerAccess
-from .sends import OpenProducer, SendingPeer, Sends, SendSettings, stored_producer
+from .sends import Figures, OpenProducer, SendingPeer, Sends, SendSettings, stored_producer
 
 if TYPE_CHECKING:
     from ...topic import Topic
@@ -131,6 +131,8 @@ class Producers:
         self._time = calls.loop.time
         self._connections: dict[int, _Connection] = {}
         self._topics: dict[str, _Producing] = {}
+        self.departed: dict[str, Figures] = {}
+        """What producers sent that are no more, by topic; of every topic that has had any."""
         self._names = f"duelog-{secrets.token_hex(4)}"
         self._named = 0
         self._tasks: set[asyncio.Task[None]] = set()
@@ -239,6 +241,7 @@ class Producers:
             self._named += 1
             name = f"{self._names}-{self._named}"
         producing = self._topics.setdefault(topic.name, _Producing())
+        self.departed.setdefault(topic.name, Figures())
         producing.opening += 1
         try:
             numbered, last, version = await self._workers(lambda: self._prepare(topic, name, command))
@@ -354,6 +357,7 @@ class Producers:
             return  # its topic is not known yet
         self.sends.forget(producer)
         topic = producer.topic_name
+        self.departed.setdefault(topic, Figures()).add(producer.figures)
         producing = self._topics.get(topic)
         if producing is None or producing.access is None:
             return

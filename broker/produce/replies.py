@@ -17,9 +17,11 @@ O = TypeVar("O")  # noqa: E741 (an outcome)
 class Reply(Generic[P, O]):
     """The answer to one SEND."""
 
-    __slots__ = ("highest_sequence_id", "outcome", "producer", "sequence_id")
+    __slots__ = ("came_s", "highest_sequence_id", "outcome", "producer", "sequence_id")
 
-    def __init__(self, producer: P, sequence_id: int, highest_sequence_id: int) -> None:
+    def __init__(self, producer: P, sequence_id: int, highest_sequence_id: int, came_s: float = 0.0) -> None:
+        """came_s: when the SEND came, by a clock that never goes back."""
+        self.came_s = came_s
         self.producer = producer
         self.sequence_id = sequence_id
         self.highest_sequence_id = highest_sequence_id

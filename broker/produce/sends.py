@@ -10,9 +10,10 @@ already waits in order, bounded by what a connection reads at once; nothing is d
 from __future__ import annotations
 
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from ...sending.outbox import Duplicate
@@ -54,13 +55,21 @@ class SendSettings:
 
 @dataclass(slots=True)
 class Figures:
-    """Counted since the start."""
+    """Counted since the start. messages, entries, bytes: of what the engine has taken."""
 
     messages: int = 0
     entries: int = 0
     bytes: int = 0
     refused: int = 0
     duplicates: int = 0
+
+    def add(self, other: Figures) -> None:
+        """Count what another has counted."""
+        self.messages += other.messages
+        self.entries += other.entries
+        self.bytes += other.bytes
+        self.refused += other.refused
+        self.duplicates += other.duplicates
 
 
 def stored_producer(name: str) -> str:
@@ -127,7 +136,10 @@ class Sends:
         self._results: deque[Sequence[tuple[Any, Outcome]]] = deque()
         self._blocked: dict[SendingPeer, None] = {}
         self._retrying = False
-        self.figures = Figures()
+        self.errors: Counter[ServerError] = Counter()
+        """SENDs that were refused since the start, by what they were answered."""
+        self.received: Callable[[OpenProducer, list[float]], object] | None = None
+        """Told when SENDs came, by the clock of `time.monotonic`, as their receipts leave; a group at a time."""
         self.on_failed: Callable[[OpenProducer], object] = lambda _: None
         """The store of a producer takes nothing more: it is to be closed."""
         self._done = self._heard  # one object, by which the engine knows what is heard together
@@ -142,7 +154,7 @@ class Sends:
     def send(self, producer: OpenProducer, command: Send, blob: memoryview) -> None:
         """Take a SEND; it is answered in its turn."""
         connection = producer.connection
-        reply: SendReply = Reply(producer, command.sequence_id, command.highest_sequence_id)
+        reply: SendReply = Reply(producer, command.sequence_id, command.highest_sequence_id, monotonic())
         producer.replies.expect(reply)
         connection.unanswered += 1
         if connection.unanswered >= self._settings.max_unanswered and not connection.full:
@@ -203,10 +215,10 @@ class Sends:
             self._answer(reply, error)
             return True
         if taken:
-            for figures in (self.figures, producer.figures):
-                figures.messages += messages
-                figures.entries += 1
-                figures.bytes += len(payload)
+            figures = producer.figures
+            figures.messages += messages
+            figures.entries += 1
+            figures.bytes += len(payload)
         return taken
 
     def _refuse(self, reply: SendReply, error: InvalidArgument) -> bool:
@@ -281,28 +293,31 @@ class Sends:
         """Send the answers whose turn it is."""
         connection, peer, frames_of = producer.connection, producer.connection.peer, producer.frames
         frames: list[bytes] = []
+        came: list[float] = []
         sent, failed = 0, False
         for reply in producer.replies.take():
             outcome, sequence_id, highest = reply.outcome, reply.sequence_id, reply.highest_sequence_id
             sent += 1
             if isinstance(outcome, MessageId):
                 frames.append(frames_of.frame(sequence_id, highest, *outcome))
+                came.append(reply.came_s)
             elif isinstance(outcome, Duplicate):
                 producer.figures.duplicates += 1
-                self.figures.duplicates += 1
                 message_id = MessageIdData(_NO_ID, _NO_ID)
                 frames.append(head(SendReceipt(producer.producer_id, sequence_id, message_id, highest)))
             elif isinstance(outcome, (StoreFailed, ClosedError)):
                 failed = True
             elif outcome is not None:
                 producer.figures.refused += 1
-                self.figures.refused += 1
                 if not isinstance(outcome, DuelogError | Refused):
                     _log.error("a message of producer %s failed", producer.name, exc_info=outcome)
-                error = SendError(producer.producer_id, sequence_id, server_error(outcome), str(outcome))
-                frames.append(head(error))
+                number = server_error(outcome)
+                self.errors[number] += 1
+                frames.append(head(SendError(producer.producer_id, sequence_id, number, str(outcome))))
         if frames:
             peer.send_frames(b"".join(frames))
+        if came and self.received is not None:
+            self.received(producer, came)
         connection.unanswered -= sent
         self._resume(connection)
         if failed:

@@ -90,6 +90,7 @@ class Broker:
         services = self._services = Services(self._store, config, Workers(self._executor))
         await services.resources.load()
         await services.dynamic.load()
+        services.rates.start()
         listeners = self._listeners = Listeners(
             config,
             services.handlers(),
@@ -142,6 +143,7 @@ class Broker:
         self._listeners = self._services = self._web = None
         if listeners is not None and services is not None:
             within_s = self._config.shutdown_timeout_seconds
+            services.rates.stop()
             listeners.stop_accepting()
             for connection in listeners:
                 connection.pause_reading("shutdown")

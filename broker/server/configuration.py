@@ -70,6 +70,13 @@ class BrokerConfig:
     shutdown_timeout_seconds: float = 20
     """What connections and the store's consumers have to finish in when the broker ends."""
 
+    stats_update_frequency_in_secs: float = 60
+    """The period of which rates are told."""
+    expose_topic_level_metrics_in_prometheus: bool = True
+    """/metrics has series for each topic and subscription; else for each namespace."""
+    authenticate_metrics_endpoint: bool = False
+    """/metrics asks for credentials."""
+
     allow_auto_topic_creation: bool = True
     default_num_partitions: int = 0
     """Of topics that come into being; 0: they are plain topics."""
@@ -187,6 +194,7 @@ _POSITIVE = (
     "max_topic_list_in_flight_heap_mem_size_permits_acquire_timeout_millis",
     "max_unacked_messages_per_consumer",
     "max_unacked_messages_per_subscription",
+    "stats_update_frequency_in_secs",
     "worker_threads",
     "write_high_mark",
     "write_stall_seconds",

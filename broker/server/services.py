@@ -19,6 +19,7 @@ from ..lookup.schemas import Schemas
 from ..lookup.topic_access import TopicAccess
 from ..lookup.topic_facts import TopicFacts
 from ..lookup.topic_lookup import TopicLookup, Urls
+from ..metrics.rates import Rates
 from ..produce.producers import Producers, ProducerSettings
 from ..protocol import commands
 from ..protocol.commands import Command
@@ -86,6 +87,8 @@ class Services:
                 keep_alive_s=config.keep_alive_interval_seconds,
             ),
         )
+
+        self.rates = Rates(self.producers, self.consumers, calls.loop, config.stats_update_frequency_in_secs)
 
     def handlers(self) -> dict[type[Command], Handler]:
         """By command, what answers it."""

@@ -99,7 +99,7 @@ def test_a_refused_message_is_answered_as_its_client_family_needs(
         here.put(peer, 4, "good")
         await here.stored()
         assert answers(peer) == [(0, error), (1, error), (2, error), (3, error), (4, None)]
-        assert here.producers.sends.figures.refused == 4
+        assert sum(here.producers.sends.errors.values()) == 4
 
     run(test())
 
@@ -188,7 +188,7 @@ def test_a_stored_number_is_answered_with_no_id(open_store: OpenStore) -> None:
         assert (await here.opened(FakePeer(), 2, "q")).last_sequence_id == -1
         here.producers.gone(peer)
         assert (await here.opened(FakePeer())).last_sequence_id == 5
-        assert here.producers.sends.figures.duplicates == 2
+        assert here.producers.departed[here.topic.name].duplicates == 2
         assert (await here.opened(FakePeer(), 1, "a/b%")).producer_name == "a/b%"
 
     run(test())
@@ -271,7 +271,7 @@ def test_a_full_store_refuses_and_goes_on(open_store: OpenStore) -> None:
         here.put(peer, 1)
         await here.stored()
         assert answers(peer) == [(0, ServerError.PERSISTENCE), (1, None)]
-        assert sends.figures.refused == 1
+        assert sends.errors == {ServerError.PERSISTENCE: 1}
 
     run(test())
 
