@@ -1,6 +1,6 @@
 """The placement table: brokers, and which of them serves a namespace.
 
-    default = "a"                              # serves what is not named below; none: nobody does
+    default = "a"                              # serves what is not named below; may be left out
 
     [brokers.a]
     url = "pulsar://localhost:6650"            # or pulsar+ssl://; proxies and other brokers connect to it
@@ -85,7 +85,7 @@ class Placement:
     namespaces: Mapping[str, str] = field(default_factory=dict)
 
     def owner(self, namespace: str) -> PlacedBroker | None:
-        """The broker that serves `tenant/namespace`; None: nobody does."""
+        """The broker that serves `tenant/namespace`; None: no broker does."""
         tenant = namespace.partition("/")[0]
         name = self.namespaces.get(namespace) or self.tenants.get(tenant) or self.default
         return None if name is None else self.brokers[name]

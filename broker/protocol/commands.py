@@ -34,7 +34,7 @@ from .answers import (
     WatchTopicUpdate,
 )
 from .failures import ServerError
-from .fields import CLASSES, DECODERS, ENCODERS, Command
+from .fields import CLASSES, DECODERS, ENCODERS, Command, fields_of
 from .parts import (
     AccessMode,
     AckType,
@@ -158,6 +158,7 @@ __all__ = [
     "decode",
     "encode",
     "refusal",
+    "request_of",
 ]
 
 NO_REQUEST = (1 << 64) - 1
@@ -165,6 +166,12 @@ NO_REQUEST = (1 << 64) - 1
 
 _TYPE = tag(1, VARINT)
 _BEFORE = {cls: _TYPE + varint(number) + tag(number, BYTES) for number, cls in CLASSES.items()}
+_REQUEST_ID = {
+    number: tag(field.number, VARINT)[0]
+    for number, cls in CLASSES.items()
+    for field in fields_of(cls)
+    if field.name == "request_id"
+}
 _BY_TYPE = {number: (number << 3 | BYTES, DECODERS[cls]) for number, cls in CLASSES.items()}
 
 
@@ -219,7 +226,29 @@ def decode(data: bytes) -> Command:
         raise ProtocolError(f"malformed command: {error}") from error
 
 
+def request_of(data: bytes) -> tuple[type[Command], int | None]:
+    """What a command is, and the request that it belongs to, without decoding the rest of it; raises ProtocolError."""
+    try:
+        number, start, end = _parts(data)
+        wanted = _REQUEST_ID.get(number)
+        while wanted is not None and start < end:
+            found, start = read_varint(data, start)
+            if found == wanted:
+                return CLASSES[number], read_varint(data, start)[0]
+            start = skip(data, start, found)
+    except IndexError as error:
+        raise ProtocolError(f"malformed command: {error}") from error
+    return CLASSES[number], None
+
+
 def _decode(data: bytes) -> Command:
+    number, start, end = _parts(data)
+    command: Command = _BY_TYPE[number][1](data, start, end)
+    return command
+
+
+def _parts(data: bytes) -> tuple[int, int, int]:
+    """The type of a command, and where its fields begin and end."""
     at, end, number = 0, len(data), 0
     bodies: dict[int, tuple[int, int]] = {}
     while at < end:
@@ -236,7 +265,5 @@ def _decode(data: bytes) -> Command:
         raise ProtocolError("a command is cut off")
     if number not in _BY_TYPE:
         raise ProtocolError(f"there is no command of type {number}")
-    wanted, decoder = _BY_TYPE[number]
-    start, end = bodies.get(wanted, (end, end))
-    command: Command = decoder(data, start, end)
-    return command
+    start, end = bodies.get(_BY_TYPE[number][0], (end, end))
+    return number, start, end

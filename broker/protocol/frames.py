@@ -60,6 +60,18 @@ class FrameCutter:
         """Bytes that wait for the rest of their frame, or to be asked for."""
         return self._size - self._at
 
+    @property
+    def wanted(self) -> int:
+        """Bytes of the frame that is not complete yet, as far as that is known."""
+        return self._wanted
+
+    def surrender(self) -> bytes:
+        """What was fed and not cut, to be taken by another; nothing is left here."""
+        rest = b"".join((self._data[self._at :], *self._more))
+        self._data, self._at, self._size, self._wanted = b"", 0, 0, 0
+        self._more.clear()
+        return rest
+
     def feed(self, data: bytes) -> None:
         """Take bytes that came."""
         self._more.append(data)

@@ -8,6 +8,7 @@ closed then, and so is the connection to be.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from enum import Enum
 from typing import NamedTuple
 
@@ -61,7 +62,8 @@ class Session:
         handshake_s: float = 30,
     ) -> None:
         self.state = State.START
-        self.client_version = ""
+        self.connect = commands.Connect("")
+        """How the client has introduced itself, with the credentials that it gave last."""
         self.protocol_version = 0
         """The smaller one of both sides; 0 until the client has said its own."""
         self.flags = commands.FeatureFlags()
@@ -75,6 +77,11 @@ class Session:
         self._asked = False
         self._challenged = False
         self._frames = FrameCutter()
+
+    @property
+    def client_version(self) -> str:
+        """As CONNECT said."""
+        return self.connect.client_version
 
     @property
     def kept(self) -> int:
@@ -109,13 +116,17 @@ class Session:
             if not isinstance(command, commands.Connect):
                 raise ProtocolError(f"{kind.__name__} before Connect")
             self.state = State.CONNECTING
-            self.client_version = command.client_version
+            self.connect = command
             self.protocol_version = min(PROTOCOL_VERSION, command.protocol_version)
             self.flags = command.feature_flags or commands.FeatureFlags()
-        elif kind is commands.AuthResponse:
+        elif isinstance(command, commands.AuthResponse):
             if not self._challenged:
                 raise ProtocolError("AuthResponse to no challenge")
             self._challenged = False
+            given = command.response
+            if given is not None:
+                method = given.method or self.connect.auth_method_name
+                self.connect = replace(self.connect, auth_method_name=method, auth_data=given.data)
         elif kind is commands.Connect:
             raise ProtocolError("a second Connect")
         elif kind in _FROM_BROKER:
@@ -133,12 +144,21 @@ class Session:
             self._challenged = True
             self._write(commands.AuthChallenge(self._server_version, data, self.protocol_version))
 
-    def accept(self) -> None:
-        """The client may be served."""
+    def accept(self, connected: commands.Connected | None = None) -> None:
+        """The client may be served. connected: what it is told instead of what this broker is."""
         if self.state is State.CONNECTING:
             self.state = State.READY
             self._frames.limit = self._max_message_size + FRAME_ROOM
-            self._write(commands.Connected(self._server_version, self.protocol_version, self._max_message_size, FLAGS))
+            self._write(
+                connected
+                or commands.Connected(self._server_version, self.protocol_version, self._max_message_size, FLAGS)
+            )
+
+    def surrender(self) -> bytes:
+        """What came and was not read, for another to read; nothing more is read here."""
+        rest = self._frames.surrender()
+        self.close()
+        return rest
 
     def close(self) -> None:
         """Nothing more is read."""

@@ -20,9 +20,8 @@ from ..protocol.failures import Refused, server_error
 from ..protocol.frames import head
 from ..protocol.states import Session
 from ..protocol.wire import ProtocolError
-from ..security.authentication import Authentication
 from .configuration import BrokerConfig
-from .login import Login
+from .login import Admission, Fail
 from .write_queue import WriteQueue
 
 _log = logging.getLogger("duelog.broker.connection")
@@ -42,10 +41,8 @@ class Environment:
 
     config: BrokerConfig
     server_version: str
-    authentication: Authentication
+    admission: Callable[[Connection, Session, Fail], Admission]
     handlers: Mapping[type[Command], Handler]
-    clock: Callable[[], int]
-    """Milliseconds since 1970, for credentials."""
     admit: Callable[[Connection], str | None]
     """Count a connection; why it is not let in, None: it is."""
     gone: Callable[[Connection], None]
@@ -79,13 +76,8 @@ class Connection(asyncio.Protocol):
         self._requests: set[asyncio.Task[None]] = set()
         self._pongs: list[asyncio.Future[bool]] = []
         self._on_writable: list[Callable[[], object]] = []
-        self._login = Login(
-            environment.authentication,
-            self._session,
-            environment.clock,
-            config.authentication_refresh_check_seconds,
-            self._fail,
-        )
+        self._login = environment.admission(self, self._session, self._fail)
+        self._sink: Callable[[bytes], object] | None = None
         self._timers: list[asyncio.TimerHandle] = []
         self._stall = (0, 0.0)
         """Bytes that had left, and since when no more have."""
@@ -95,6 +87,10 @@ class Connection(asyncio.Protocol):
     @property
     def client_version(self) -> str:
         return self._session.client_version
+
+    @property
+    def connect(self) -> commands.Connect:
+        return self._session.connect
 
     @property
     def protocol_version(self) -> int:
@@ -156,6 +152,16 @@ class Connection(asyncio.Protocol):
             if not self._paused and not self._closing:
                 self._loop.call_soon(self._process)
 
+    def splice(self, sink: Callable[[bytes], object]) -> None:
+        """Hand on what came and was not read, and what comes from now on, as it is; `send_frames` takes what goes back.
+
+        The connection asks the client nothing more, not even whether it is there.
+        """
+        self._sink = sink
+        rest = self._session.surrender()
+        if rest:
+            sink(rest)
+
     async def ping(self, within_s: float) -> bool:
         """Whether the client answers a PING in time; one that is not read now is taken to be there."""
         if self._closing:
@@ -212,9 +218,13 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Bytes came."""
-        if not self._closing:
-            self._session.feed(data, self._loop.time())
-            self._process()
+        if self._closing:
+            return
+        if self._sink is not None:
+            self._sink(data)
+            return
+        self._session.feed(data, self._loop.time())
+        self._process()
 
     def eof_received(self) -> bool:
         """The client sends nothing more: it is gone."""
@@ -277,9 +287,8 @@ class Connection(asyncio.Protocol):
             self._refuse(command, Refused(ServerError.NOT_ALLOWED, f"{type(command).__name__} is not offered"))
 
     async def _connect(self, command: commands.Connect) -> None:
-        if await self._login.connect(command):
-            self.role = self._login.role
-            self._session.accept()
+        await self._login.connect(command)
+        self.role = self._login.role
 
     def _start(self, work: Any) -> None:
         task = self._loop.create_task(work)
@@ -332,7 +341,9 @@ class Connection(asyncio.Protocol):
             return
         now = self._loop.time()
         try:
-            following = self._session.check(now, reading=not self._paused)
+            following = now + self._environment.config.keep_alive_interval_seconds
+            if self._sink is None:
+                following = self._session.check(now, reading=not self._paused)
         except ProtocolError as error:
             self.close(str(error))
             return

@@ -10,9 +10,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 
 from ..protocol.commands import Command
+from ..protocol.states import Session
 from ..security.authentication import Authentication
 from .configuration import BrokerConfig
 from .connection import Connection, Environment, Handler
+from .login import Admission, Fail, Login
 from .sockets import BACKLOG, open_sockets
 
 _log = logging.getLogger("duelog.broker")
@@ -32,13 +34,16 @@ class Listeners:
         server_version: str,
         clock: Callable[[], int],
         gone: Callable[[Connection], object],
+        admission: Callable[[Connection, Session, Fail], Admission] | None = None,
     ) -> None:
-        """gone: told of each connection that was let in, once, when it is no more."""
+        """gone: told of each connection that was let in, once, when it is no more. admission: None: by credentials."""
+
+        def login(_: Connection, session: Session, fail: Fail) -> Login:
+            return Login(authentication, session, clock, config.authentication_refresh_check_seconds, fail)
+
         self._config = config
         self._gone = gone
-        self._environment = Environment(
-            config, server_version, authentication, handlers, clock, self._admit, self._forget
-        )
+        self._environment = Environment(config, server_version, admission or login, handlers, self._admit, self._forget)
         self._servers: list[asyncio.Server] = []
         self._connections: dict[int, Connection] = {}
         self._of_host: Counter[str] = Counter()

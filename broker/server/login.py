@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Protocol
 
 from ..protocol import commands
 from ..protocol.commands import ServerError
@@ -11,6 +12,31 @@ from ..protocol.failures import Refused
 from ..protocol.states import Session
 from ..security.authentication import Authentication, Verdict, check
 from ..security.credentials import Proven
+
+Fail = Callable[[ServerError, str], object]
+"""Ends a connection with an error."""
+
+
+class Admission(Protocol):
+    """Lets a connection in."""
+
+    @property
+    def role(self) -> str | None:
+        """None: it has shown no credentials, or the broker asks for none."""
+        ...
+
+    async def connect(self, command: commands.Connect) -> None:
+        """Have the session accept the client, or end the connection."""
+        ...
+
+    async def respond(self, command: commands.AuthResponse) -> None:
+        """Take new credentials."""
+        ...
+
+    def close(self) -> None:
+        """The connection is gone."""
+        ...
+
 
 _REFRESH = b"PulsarAuthRefresh"
 """What an AUTH_CHALLENGE says so that clients fetch their credentials anew."""
@@ -25,7 +51,7 @@ class Login:
         session: Session,
         clock: Callable[[], int],
         check_s: float,
-        fail: Callable[[ServerError, str], object],
+        fail: Fail,
     ) -> None:
         """clock: ms since 1970. check_s: between two looks at credentials. fail: ends the connection with an error."""
         self._authentication = authentication
@@ -43,16 +69,16 @@ class Login:
         """None: it has shown no credentials, or the broker asks for none."""
         return None if self._proven is None else self._proven.role
 
-    async def connect(self, command: commands.Connect) -> bool:
-        """Look at the credentials of CONNECT; whether they are good. Those that expire are looked at again."""
+    async def connect(self, command: commands.Connect) -> None:
+        """Look at the credentials of CONNECT. Those that expire are looked at again."""
         try:
             self._proven = await self._authentication.begin(command)
         except Refused as error:
             self._fail(error.error, error.message)
-            return False
+            return
         if self._proven.expires_ms is not None:
             self._check_later()
-        return True
+        self._session.accept()
 
     async def respond(self, command: commands.AuthResponse) -> None:
         """Take new credentials, of the same role."""

@@ -36,6 +36,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "broker.produce": {"broker.protocol"},
     "broker.listing": {"broker.lookup", "broker.protocol", "broker.security"},
     "broker.lookup": {"broker.protocol", "broker.security"},
+    "broker.placement": {"broker.protocol"},
     "broker.security": {"broker.protocol"},
     "broker.server": {
         "broker.admin",

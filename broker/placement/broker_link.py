@@ -1,0 +1,249 @@
+"""A connection to a broker that asks what a client has asked, with the client's own credentials.
+
+Answers are handed back as they came, undecoded: a list of topics may be large. A link ends with its first failure; what
+waits then fails with ServiceNotReady.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from typing import NamedTuple, TypeVar, cast
+
+from ..protocol import commands
+from ..protocol.commands import Command, ServerError
+from ..protocol.failures import Refused
+from ..protocol.frames import FrameCutter, head
+from ..protocol.wire import ProtocolError
+from .placement import Address
+
+_LARGE = 64 * 1024
+"""Bytes of an answer from which on its receiver is asked before it is read."""
+
+_MOST = (1 << 31) - 1
+_CLOSE_S = 5.0
+
+P = TypeVar("P", bound=asyncio.BaseProtocol)
+
+
+class Unreachable(Refused):
+    """There is no connection to a broker, or no more."""
+
+    def __init__(self, address: Address, reason: str) -> None:
+        super().__init__(ServerError.SERVICE_NOT_READY, f"broker {address}: {reason}")
+
+
+class Answer(NamedTuple):
+    """What a broker has answered."""
+
+    kind: type[Command]
+    encoded: bytes
+
+    def decoded(self) -> Command:
+        """The command. Raises ProtocolError."""
+        return commands.decode(self.encoded)
+
+
+@dataclass(frozen=True, slots=True)
+class Dialer:
+    """Makes connections to brokers."""
+
+    context: ssl.SSLContext | None = None
+    """For pulsar+ssl; None: certificates that this machine trusts."""
+    connect_s: float = 10.0
+    request_s: float = 30.0
+
+    async def dial(self, address: Address, make: Callable[[], P]) -> P:
+        """Connect a protocol. Raises Unreachable."""
+        context = None
+        if address.tls:
+            context = self.context or await asyncio.to_thread(ssl.create_default_context)
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(self.connect_s):
+                _, protocol = await loop.create_connection(
+                    make, address.host, address.port, ssl=context, ssl_shutdown_timeout=_CLOSE_S if context else None
+                )
+        except TimeoutError as error:
+            raise Unreachable(address, f"not connected after {self.connect_s:g} s") from error
+        except OSError as error:
+            raise Unreachable(address, f"cannot be reached: {error.strerror or error}") from error
+        return protocol
+
+    async def link(
+        self, address: Address, connect: commands.Connect, challenged: Callable[[BrokerLink], object]
+    ) -> BrokerLink:
+        """A link that a broker has let in. challenged: told when the broker asks for credentials.
+
+        Raises Refused: Unreachable, or what the broker answered.
+        """
+        link = await self.dial(address, lambda: BrokerLink(address, connect, challenged, self.request_s))
+        try:
+            await link.ready()
+        except BaseException:
+            link.close()
+            raise
+        return link
+
+
+class BrokerLink(asyncio.Protocol):
+    """One connection to a broker. Of the event loop's thread."""
+
+    def __init__(
+        self,
+        address: Address,
+        connect: commands.Connect,
+        challenged: Callable[[BrokerLink], object],
+        request_s: float,
+    ) -> None:
+        self.address = address
+        self.connected: commands.Connected | None = None
+        """What the broker has said of itself."""
+        self._connect = replace(connect, proxy_to_broker_url=None, original_principal=None)
+        self._challenged = challenged
+        self._request_s = request_s
+        self._frames = FrameCutter(_MOST)
+        self._transport: asyncio.Transport | None = None
+        self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting: dict[int, asyncio.Future[Answer]] = {}
+        self._sized: Callable[[int], Awaitable[None]] | None = None
+        self._admitting: asyncio.Task[None] | None = None
+        self._admitted = _LARGE
+        self._failure: Refused | None = None
+        self._one_large = asyncio.Lock()
+
+    @property
+    def closed(self) -> bool:
+        """Whether it can be asked nothing more."""
+        return self._failure is not None
+
+    async def ready(self) -> None:
+        """Wait until the broker has let it in. Raises Refused."""
+        try:
+            async with asyncio.timeout(self._request_s):
+                await asyncio.shield(self._ready)
+        except TimeoutError:
+            self._fail(Unreachable(self.address, f"no answer to Connect after {self._request_s:g} s"))
+            await self._ready
+
+    async def ask(self, command: Command, request_id: int) -> Answer:
+        """Ask, and wait for the answer. Raises Refused where there is none."""
+        if self._failure is not None:
+            raise self._failure
+        if request_id in self._waiting:
+            raise Refused(ServerError.NOT_ALLOWED, f"request_id {request_id} is in use")
+        answered: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._waiting[request_id] = answered
+        self._say(command)
+        try:
+            async with asyncio.timeout(self._request_s):
+                return await answered
+        except TimeoutError:
+            failure = Unreachable(self.address, f"no answer after {self._request_s:g} s")
+            self._fail(failure)
+            raise failure from None
+        finally:
+            self._waiting.pop(request_id, None)
+
+    async def ask_large(self, command: Command, request_id: int, sized: Callable[[int], Awaitable[None]]) -> Answer:
+        """As `ask`; nothing of an answer over 64 KiB is read before `sized` of its bytes returns. One at a time.
+
+        What `sized` raises is raised; the link ends then, and what else waits for it fails with ServiceNotReady.
+        """
+        async with self._one_large:
+            self._sized = sized
+            try:
+                return await self.ask(command, request_id)
+            finally:
+                self._sized = None
+
+    def respond(self, response: commands.AuthResponse) -> None:
+        """Pass on the client's answer to a challenge."""
+        self._say(response)
+
+    def close(self) -> None:
+        """End the connection."""
+        self._fail(Unreachable(self.address, "the connection is closed"))
+
+    # -- as the event loop sees it ---------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Introduce the client."""
+        self._transport = cast(asyncio.Transport, transport)
+        self._say(self._connect)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The broker has ended it."""
+        self._fail(Unreachable(self.address, "the connection is gone"))
+
+    def data_received(self, data: bytes) -> None:
+        """Take answers."""
+        self._frames.feed(data)
+        self._process()
+
+    def _process(self) -> None:
+        try:
+            while self._failure is None and (frame := self._frames.cut()) is not None:
+                self._admitted = _LARGE
+                self._take(frame.command)
+        except ProtocolError as error:
+            self._fail(Unreachable(self.address, str(error)))
+            return
+        size, transport = self._frames.wanted, self._transport
+        if size > self._admitted and self._sized is not None and transport is not None and self._failure is None:
+            transport.pause_reading()
+            self._admitting = asyncio.get_running_loop().create_task(self._admit(size, self._sized))
+
+    async def _admit(self, size: int, sized: Callable[[int], Awaitable[None]]) -> None:
+        """Read a large answer once its receiver can take it."""
+        try:
+            await sized(size)
+        except Refused as error:
+            self._fail(error)
+        except Exception as error:
+            self._fail(Unreachable(self.address, f"an answer of {size} bytes cannot be read: {error}"))
+        else:
+            self._admitted = size
+            if self._failure is None and self._transport is not None:
+                self._transport.resume_reading()
+
+    def _take(self, encoded: bytes) -> None:
+        kind, request_id = commands.request_of(encoded)
+        waiting = None if request_id is None else self._waiting.get(request_id)
+        if kind is commands.Ping:
+            self._say(commands.Pong())
+        elif kind is commands.AuthChallenge:
+            self._challenged(self)
+        elif kind is commands.Connected:
+            self.connected = cast(commands.Connected, commands.decode(encoded))
+            if not self._ready.done():
+                self._ready.set_result(None)
+        elif waiting is not None:
+            if not waiting.done():
+                waiting.set_result(Answer(kind, encoded))
+        elif kind is commands.Error:
+            error = cast(commands.Error, commands.decode(encoded))
+            self._fail(Refused(error.error, error.message))
+
+    # -- helpers ---------------------------------------------------------------------------------
+
+    def _say(self, command: Command) -> None:
+        if self._transport is not None and self._failure is None:
+            self._transport.write(head(command))
+
+    def _fail(self, failure: Refused) -> None:
+        """End it; everything that waits fails."""
+        if self._failure is not None:
+            return
+        self._failure = failure
+        if not self._ready.done():
+            self._ready.set_exception(failure)
+            self._ready.exception()  # it may be that no task waits for it
+        for waiting in self._waiting.values():
+            if not waiting.done():
+                waiting.set_exception(failure)
+        if self._transport is not None:
+            self._transport.close()
+            asyncio.get_running_loop().call_later(_CLOSE_S, self._transport.abort)
