@@ -145,8 +145,8 @@ def test_what_filters_leave_out_is_not_planned(built: Built) -> None:
     left = list(reader.pushFilters([null, other, EqualTo(("topic",), TOPICS[0]), *day]))
     assert left == [null, other]
     (partition,) = reader.partitions()
-    assert partition.value.sealed.start_ms == FIRST_MS + DAY_MS
-    assert [each.topic for each in partition.value.ranges] == [TOPICS[0]]
+    assert partition.value.planned.sealed.start_ms == FIRST_MS + DAY_MS
+    assert [each.topic for each in partition.value.planned.ranges] == [TOPICS[0]]
 
 
 def test_options_prune_where_filters_are_not_handed_on(without_pushdown: SparkSession, built: Built) -> None:

@@ -43,20 +43,23 @@ def narrow(wanted: Wanted, condition: Filter) -> tuple[Wanted, bool]:
     """
     if isinstance(condition, IsNotNull):
         return wanted, False
-    path = getattr(condition, "attribute", ())
-    value: Any = getattr(condition, "value", None)
-    if path == ("due_ms",):
-        narrowed, done = _narrow_due(wanted, condition, value)
+    if getattr(condition, "attribute", ()) == ("due_ms",):
+        narrowed, done = _narrow_due(wanted, condition, getattr(condition, "value", None))
         return narrowed, done and not narrowed.every_due  # every: also those that have no due time to compare
-    values = value if isinstance(condition, In) else (value,) if isinstance(condition, EqualTo) else ()
-    if not values or not all(isinstance(each, str) for each in values):
-        return wanted, False
-    names = frozenset(values)
-    if path == ("topic",):
+    if names := text_values(condition, "topic"):
         return wanted._replace(topics=names if wanted.topics is None else wanted.topics & names), True
-    if path == ("partition",):
+    if names := text_values(condition, "partition"):
         return wanted._replace(partitions=names if wanted.partitions is None else wanted.partitions & names), True
     return wanted, False
+
+
+def text_values(condition: Filter, column: str) -> frozenset[str]:
+    """The texts of which a column has to be one, by a condition; none: the condition says nothing of the kind."""
+    if getattr(condition, "attribute", ()) != (column,):
+        return frozenset()
+    value: Any = getattr(condition, "value", None)
+    values = value if isinstance(condition, In) else (value,) if isinstance(condition, EqualTo) else ()
+    return frozenset(values) if all(isinstance(each, str) for each in values) else frozenset()
 
 
 def _narrow_due(wanted: Wanted, condition: Filter, value: Any) -> tuple[Wanted, bool]:

@@ -1,11 +1,17 @@
 """The data source `duelog`: sealed partitions, and the tables of the main environment, as DataFrames.
 
     spark.read.format("duelog").option("table", "messages").load(store)
+    spark.read.format("duelog").load(["/srv/a", "/srv/b"])      # or "/srv/*": several stores
+
+Several stores (tools/fleet.py: a list, a glob, a placement table) have the column `store` first, the path by which each
+is meant, and `reason` in every table. Each is planned on its own: of one that cannot be read there is one row, with
+`store` and `reason` alone, and a line on standard error; so of a task that fails, for what it could not read. With the
+option `unreadable` set to `error` either is an error that names every such store.
 
 Options: `table` (messages, markers, or one of main_tables.SMALL; messages is the default), `topic` and
 `partition` (one, or several with commas between), `due_from_ms` (inclusive), `due_until_ms` (exclusive),
-`slice_entries` and `slice_bytes` (about how much one task reads). A schema given to `.schema()` chooses columns: where
-all of them are in HEADER_COLUMNS, bodies are not read.
+`slice_entries` and `slice_bytes` (about how much one task reads), `unreadable` (`row` or `error`). A schema given to
+`.schema()` chooses columns: where all of them are in HEADER_COLUMNS, bodies are not read.
 
 What one task of `messages` reads is a key range of one sealed generation; which generations there are, topic names and
 withdrawn entries are of one point in time, when the query is planned. The environment is opened inside the task and
@@ -14,9 +20,10 @@ closed before it ends: Spark uses its workers again.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
@@ -32,13 +39,15 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from ...store.errors import InvalidArgument
+from ...store.errors import DamagedStore, InvalidArgument
+from ..fleet import FAILURES, attempt, is_fleet, reason_of, stores_of
+from ..output import say
 from ..scan import main_tables
 from ..scan.main_tables import MARKERS, MarkerLedger, marker_ledgers, read_small, scan_markers
 from ..scan.scan_arrow import MESSAGES, needs_claims, scan_messages
 from ..scan.scan_plan import SLICE_BYTES, SLICE_ENTRIES, Wanted, plan_scan
 from ..scan.sealed import open_main_to_read
-from .filters import PUSHDOWN, narrow
+from .filters import PUSHDOWN, narrow, text_values
 
 TABLES: dict[str, pa.Schema] = {"messages": MESSAGES, "markers": MARKERS} | {
     name: schema for name, (schema, _) in main_tables.SMALL.items()
@@ -51,7 +60,26 @@ _TYPES: dict[pa.DataType, DataType] = {
     pa.map_(pa.string(), pa.string()): MapType(StringType(), StringType()),
 }
 _MARKER_ENTRIES = 1 << 20
-_OPTIONS = ("table", "topic", "partition", "due_from_ms", "due_until_ms", "slice_entries", "slice_bytes", "path")
+_OPTIONS = ("table", "topic", "partition", "due_from_ms", "due_until_ms", "slice_entries", "slice_bytes", "unreadable",
+            "path", "paths")  # fmt: skip
+_UNREADABLE = ("row", "error")
+
+
+class Part(NamedTuple):
+    """What one task reads of one store; `planned` None: nothing, as the store cannot be read, for a `reason`."""
+
+    store: str
+    planned: Any
+    reason: str = ""
+
+
+def table_schema(table: str, fleet: bool) -> pa.Schema:
+    """The columns of a table, of one store or of several."""
+    schema = TABLES[table]
+    if not fleet:
+        return schema
+    reason = [] if "reason" in schema.names else [pa.field("reason", pa.string())]
+    return pa.schema([pa.field("store", pa.string()), *schema, *reason])
 
 
 def spark_schema(schema: pa.Schema) -> StructType:
@@ -65,7 +93,12 @@ class DuelogReader(DataSourceReader):
     def __init__(self, table: str, options: Mapping[str, str], columns: Sequence[str]) -> None:
         self.table = table
         self.columns = tuple(columns)
-        self.path = Path(options["path"])
+        given = _given(options)
+        self.fleet = is_fleet(given)
+        self.stores = stores_of(given) if self.fleet else [Path(given[0])]
+        self.unreadable = options.get("unreadable", "row")
+        if self.unreadable not in _UNREADABLE:
+            raise InvalidArgument("unreadable", self.unreadable, f"expected one of {', '.join(_UNREADABLE)}")
         self.wanted = Wanted.of(
             _list(options.get("topic")),
             _list(options.get("partition")),
@@ -77,22 +110,39 @@ class DuelogReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         """What each task reads. Spark asks once for each query."""
+        if not self.fleet:
+            (store,) = self.stores
+            return [InputPartition(Part(str(store), each)) for each in self._plan(store)]
+        found: list[Part] = []
+        for outcome in (attempt(store, self._plan) for store in self.stores):
+            if outcome.result is None:
+                say(f"{outcome.store} is not read: {outcome.reason}")
+                found.append(Part(str(outcome.store), None, outcome.reason))
+            else:
+                found += [Part(str(outcome.store), each) for each in outcome.result]
+        if self.unreadable == "error" and (left := [part for part in found if part.planned is None]):
+            raise DamagedStore(Path(left[0].store), "; ".join(f"{part.store}: {part.reason}" for part in left))
+        return [InputPartition(part) for part in found]
+
+    def _plan(self, store: Path) -> Sequence[Any]:
+        """What tasks read of one store."""
         if self.table == "messages":
-            plan: Sequence[Any] = plan_scan(
-                self.path,
+            return plan_scan(
+                store,
                 self.wanted,
-                claims=needs_claims(self.columns),
+                claims=needs_claims(self._of_table()),
                 slice_entries=self.slice_entries,
                 slice_bytes=self.slice_bytes,
             )
-        elif self.table == "markers":
-            plan = self._plan_markers()
-        else:
-            plan = [self.path]
-        return [InputPartition(part) for part in plan]
+        if self.table == "markers":
+            return self._plan_markers(store)
+        if self.fleet:
+            with open_main_to_read(store):  # a store that cannot be read is to be told of here, with the others
+                pass
+        return [store]
 
-    def _plan_markers(self) -> list[list[MarkerLedger]]:
-        with open_main_to_read(self.path) as (_, main), main.read() as raw:
+    def _plan_markers(self, store: Path) -> list[list[MarkerLedger]]:
+        with open_main_to_read(store) as (_, main), main.read() as raw:
             ledgers = marker_ledgers(raw, self.wanted.topics)
         plan: list[list[MarkerLedger]] = []
         room = 0
@@ -106,16 +156,49 @@ class DuelogReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one task as Arrow record batches."""
-        if partition.value is None:  # Spark's way to ask for nothing
+        part = partition.value
+        if part is None:  # Spark's way to ask for nothing
             return
+        if part.planned is None:
+            yield self._unreadable(part)
+            return
+        try:
+            for batch in self._read(part):
+                yield self._complete(batch, part.store)
+        except FAILURES as error:
+            if not self.fleet or self.unreadable == "error":
+                raise
+            yield self._unreadable(part._replace(reason=reason_of(error)))
+
+    def _read(self, part: Part) -> Iterator[pa.RecordBatch]:
         if self.table == "messages":
-            yield from scan_messages(partition.value, self.columns, self.wanted)
+            yield from scan_messages(part.planned, self._of_table(), self.wanted)
         elif self.table == "markers":
-            with open_main_to_read(self.path) as (_, main):
-                for ledger in partition.value:
+            with open_main_to_read(Path(part.store)) as (_, main):
+                for ledger in part.planned:
                     yield from map(self._narrowed, scan_markers(ledger, main.read))
         else:
-            yield self._narrowed(read_small(partition.value, self.table))
+            yield self._narrowed(read_small(part.planned, self.table))
+
+    def _of_table(self) -> list[str]:
+        """The columns of the table that are read: one at least, so that rows can be counted."""
+        own = TABLES[self.table].names
+        return [name for name in self.columns if name in own] or ["generation" if self.table == "messages" else own[0]]
+
+    def _complete(self, batch: pa.RecordBatch, store: str) -> pa.RecordBatch:
+        """The columns that are wanted, with those that only several stores have."""
+        if batch.schema.names == list(self.columns):
+            return batch
+        more = {"store": pa.repeat(pa.scalar(store), batch.num_rows), "reason": pa.nulls(batch.num_rows, pa.string())}
+        own = batch.schema.names
+        columns = [batch.column(name) if name in own else more[name] for name in self.columns]
+        return pa.RecordBatch.from_arrays(columns, list(self.columns))
+
+    def _unreadable(self, part: Part) -> pa.RecordBatch:
+        """The row of a store that could not be read, or not wholly."""
+        schema = table_schema(self.table, True)
+        row = {"store": part.store, "reason": part.reason}
+        return pa.RecordBatch.from_pylist([row], schema=pa.schema([schema.field(name) for name in self.columns]))
 
     def _narrowed(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """The columns and rows that are wanted, of a batch that has all of its table."""
@@ -131,7 +214,7 @@ class DuelogReader(DataSourceReader):
                 pa.compute.greater_equal(due, wanted.due_from_ms), pa.compute.less(due, wanted.due_until_ms)
             )
             keep = pa.compute.and_(keep, pa.compute.fill_null(inside, False))
-        return batch.filter(keep).select(list(self.columns))
+        return batch.filter(keep).select(self._of_table())
 
 
 class PushingDuelogReader(DuelogReader):
@@ -142,7 +225,11 @@ class PushingDuelogReader(DuelogReader):
         left: list[Filter] = []
         for each in filters:
             self.wanted, done = narrow(self.wanted, each)
-            if not (done and self.table == "messages"):
+            if self.fleet and (names := text_values(each, "store")):
+                self.stores = [store for store in self.stores if str(store) in names]
+            if (
+                not (done and self.table == "messages") or self.fleet
+            ):  # the rows of stores that cannot be read meet none
                 left.append(each)
         return left
 
@@ -167,7 +254,7 @@ class DuelogSource(DataSource):
 
     def schema(self) -> StructType:
         """All columns of the table."""
-        return spark_schema(TABLES[self.table])
+        return spark_schema(table_schema(self.table, is_fleet(_given(self.options))))
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """A reader of the columns of `schema`."""
@@ -175,9 +262,8 @@ class DuelogSource(DataSource):
         for name in options:
             if name not in _OPTIONS:
                 raise InvalidArgument("option", name, f"expected one of {', '.join(_OPTIONS)}")
-        if not options.get("path"):
-            raise InvalidArgument("path", None, "load() needs the directory of a store")
-        return self.reader_class(self.table, options, _columns(self.table, schema))
+        known = table_schema(self.table, is_fleet(_given(options)))
+        return self.reader_class(self.table, options, _columns(self.table, known, schema))
 
 
 class PushingDuelogSource(DuelogSource):
@@ -186,9 +272,18 @@ class PushingDuelogSource(DuelogSource):
     reader_class = PushingDuelogReader
 
 
-def _columns(table: str, schema: StructType) -> list[str]:
+def _given(options: Mapping[str, str]) -> list[str]:
+    """What `load` was given: a path, or several. Raises InvalidArgument for none."""
+    if options.get("paths"):
+        return list(json.loads(options["paths"]))
+    if not options.get("path"):
+        raise InvalidArgument("path", None, "load() needs the directory of a store, or of several")
+    return [options["path"]]
+
+
+def _columns(table: str, of_table: pa.Schema, schema: StructType) -> list[str]:
     """The names of the columns of a schema, all of which the table has, of the same types. Raises InvalidArgument."""
-    known = {field.name: field.dataType for field in spark_schema(TABLES[table])}
+    known = {field.name: field.dataType for field in spark_schema(of_table)}
     for field in schema:
         if field.name not in known:
             raise InvalidArgument("schema", field.name, f"{table} has {', '.join(known)}")

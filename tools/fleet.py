@@ -1,0 +1,91 @@
+"""Several stores as one: which ones a list, a glob or a placement table means, and work done on each on its own.
+
+A store that cannot be read or written (damaged, busy, gone) is told with its reason, and hides nothing of the others.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Generic, NamedTuple, TypeVar
+
+import lmdb
+
+from ..store.errors import DuelogError, InvalidArgument
+
+T = TypeVar("T")
+
+AT_ONCE = 4
+"""Stores that jobs deal with at a time: on Spark, so that the last tasks of one leave no core idle."""
+
+FAILURES = (DuelogError, lmdb.Error, OSError)
+"""What a store raises that is damaged, busy or not there."""
+
+
+class Outcome(NamedTuple, Generic[T]):
+    """What became of one store: a result, or the reason why there is none."""
+
+    store: Path
+    result: T | None
+    reason: str = ""
+
+
+def is_fleet(given: Sequence[str | os.PathLike[str]]) -> bool:
+    """Whether stores are given as a fleet: more than one, a glob or a table; not the directory of one store."""
+    return len(given) != 1 or Path(given[0]).is_file() or _is_glob(os.fspath(given[0]))
+
+
+def stores_of(given: Iterable[str | os.PathLike[str]]) -> list[Path]:
+    """The stores that are meant, each once, in the order given; those of a glob by name.
+
+    A directory is itself, whether it holds a store or not: what is wrong with it is told when it is opened. A glob
+    stands for the stores among what it matches. Raises InvalidArgument for a glob that matches no store.
+    """
+    found: dict[str, Path] = {}
+    for each in given:
+        text = os.fspath(each)
+        paths = [Path(text)]
+        if _is_glob(text):
+            paths = [path for path in map(Path, sorted(glob.glob(text))) if _looks_like_store(path)]
+            if not paths:
+                raise InvalidArgument("STORE", text, "matches no store")
+        for path in paths:
+            found.setdefault(os.path.realpath(path), path)
+    if not found:
+        raise InvalidArgument("STORE", None, "expected the directory of a store")
+    return list(found.values())
+
+
+def _is_glob(text: str) -> bool:
+    return glob.has_magic(text) and not os.path.exists(text)
+
+
+def _looks_like_store(path: Path) -> bool:
+    """One that has lost its STORE file counts: it is to be told of."""
+    return (path / "STORE").exists() or (path / "main").is_dir()
+
+
+def attempt(store: Path, work: Callable[[Path], T]) -> Outcome[T]:
+    """What `work` comes to in one store. Only what the store is to blame for becomes a reason."""
+    try:
+        return Outcome(store, work(store))
+    except FAILURES as error:
+        return Outcome(store, None, reason_of(error))
+
+
+def reason_of(error: BaseException) -> str:
+    """Why a store could not be used, on one line."""
+    text = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else str(error)
+    return " ".join(text.split()) or type(error).__name__
+
+
+def each_store(stores: Sequence[Path], work: Callable[[Path], T], *, at_once: int = 1) -> Iterator[Outcome[T]]:
+    """The outcome of `work` in each store, in their order; in up to `at_once` threads."""
+    if at_once == 1:
+        yield from (attempt(store, work) for store in stores)
+        return
+    with ThreadPoolExecutor(at_once, thread_name_prefix="duelog-store") as pool:
+        yield from pool.map(lambda store: attempt(store, work), stores)
