@@ -14,6 +14,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 import lmdb
 
+from ..broker.placement.placement import read_placement
 from ..store.errors import DuelogError, InvalidArgument
 
 T = TypeVar("T")
@@ -42,7 +43,8 @@ def stores_of(given: Iterable[str | os.PathLike[str]]) -> list[Path]:
     """The stores that are meant, each once, in the order given; those of a glob by name.
 
     A directory is itself, whether it holds a store or not: what is wrong with it is told when it is opened. A glob
-    stands for the stores among what it matches. Raises InvalidArgument for a glob that matches no store.
+    stands for the stores among what it matches, a file is a placement table and stands for the stores of its brokers.
+    Raises InvalidArgument for a glob that matches no store, and for a table that does not name a store for each broker.
     """
     found: dict[str, Path] = {}
     for each in given:
@@ -52,11 +54,21 @@ def stores_of(given: Iterable[str | os.PathLike[str]]) -> list[Path]:
             paths = [path for path in map(Path, sorted(glob.glob(text))) if _looks_like_store(path)]
             if not paths:
                 raise InvalidArgument("STORE", text, "matches no store")
+        elif paths[0].is_file():
+            paths = _placed(paths[0])
         for path in paths:
             found.setdefault(os.path.realpath(path), path)
     if not found:
         raise InvalidArgument("STORE", None, "expected the directory of a store")
     return list(found.values())
+
+
+def _placed(table: Path) -> list[Path]:
+    placement = read_placement(table)
+    stores = placement.stores()
+    for name in placement.brokers.keys() - stores.keys():
+        raise InvalidArgument(f"brokers.{name}.store", None, f"{table} does not say where the store of this broker is")
+    return list(stores.values())
 
 
 def _is_glob(text: str) -> bool:

@@ -9,7 +9,9 @@ import re
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from hashlib import sha256
 from pathlib import Path
+from urllib.parse import quote
 
 from .. import DelayedStore, StoreConfig
 from ..assembly import open_engine
@@ -20,6 +22,7 @@ from ..store.message import MAX_DUE_MS
 
 _DURATION = re.compile(r"(\d{1,15}(?:\.\d{1,9})?)([smhd]?)", re.ASCII)
 _UNIT_SECONDS = {"": 1, "s": 1, "m": 60, "h": 3_600, "d": 86_400}
+_MOST_NAME_BYTES = 200
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECONDS = re.compile(r"\d{1,20}", re.ASCII)
 
@@ -71,6 +74,18 @@ def iso_time(ms: int) -> str:
         return str(ms)
     moment = _EPOCH + timedelta(milliseconds=ms)
     return f"{moment:%Y-%m-%dT%H:%M:%S}{f'.{ms % 1000:03d}' if ms % 1000 else ''}Z"
+
+
+def path_segment(text: str) -> str:
+    """A text as the name of a file or directory: percent-encoded, and cut short with a hash where that is too long.
+
+    >>> path_segment("a/b c")
+    'a%2Fb%20c'
+    """
+    quoted = quote(text, safe="")
+    if len(quoted) <= _MOST_NAME_BYTES:
+        return quoted
+    return f"{quoted[:_MOST_NAME_BYTES].rpartition('%')[0]}~{sha256(text.encode()).hexdigest()[:32]}"
 
 
 def properties_of(pairs: Iterable[str]) -> dict[str, str]:

@@ -50,28 +50,26 @@ def test_rows_of_several_stores_say_of_which_store_they_are(spark: SparkSession,
     expected = ordered([{"store": str(each.path), **row} for each in fleet for row in plain_rows(each.path)])
     assert rows_of(load(spark, [str(each.path) for each in fleet])) == expected
     assert rows_of(load(spark, f"{fleet[0].path.parent}/*")) == expected
-    for table in ("subscriptions", "partitions"):
-        rows = [
-            {"store": str(each.path), **row, "reason": None}
-            for each in fleet
-            for row in read_small(each.path, table).to_pylist()
-        ]
-        assert rows_of(load(spark, f"{fleet[0].path.parent}/*", table=table)) == ordered(rows)
+    rows = [
+        {"store": str(each.path), **row, "reason": None}
+        for each in fleet
+        for row in read_small(each.path, "partitions").to_pylist()
+    ]
+    assert rows_of(load(spark, f"{fleet[0].path.parent}/*", table="partitions")) == ordered(rows)
 
 
 def test_a_damaged_store_is_a_row_with_its_reason_and_hides_no_other(
     spark: SparkSession, fleet: list[Built], damaged: Path
 ) -> None:
     """In messages, markers and a small table; as an error, with the store's name, where that is asked for."""
-    for table in ("messages", "markers", "subscriptions"):
+    for table in ("messages", "subscriptions"):
         frame = load(spark, f"{damaged}/*", table=table)
         (left,) = frame.filter("topic is null").collect()
         assert left.store == str(damaged / "b")
         assert left.reason
-        names = {row.store for row in frame.select("store").distinct().collect()}
-        assert names == {str(damaged / name) for name in "abc"}
-        with pytest.raises(SparkFailed, match=str(damaged / "b")), spark_errors():
-            load(spark, f"{damaged}/*", table=table, unreadable="error").count()
+        assert {row.store for row in frame.select("store").collect()} == {str(damaged / name) for name in "abc"}
+    with pytest.raises(SparkFailed, match=str(damaged / "b")), spark_errors():
+        load(spark, f"{damaged}/*", table="markers", unreadable="error").count()
     sealed = [len(each.sealed) for each in fleet]
     assert load(spark, f"{damaged}/*").filter("topic is not null").count() == sealed[0] + sealed[2]
 
@@ -93,7 +91,7 @@ def test_a_partition_that_goes_while_it_is_read_is_a_row_of_its_store(
 def test_a_filter_of_the_store_leaves_out_the_others_before_they_are_opened(
     spark: SparkSession, fleet: list[Built], damaged: Path
 ) -> None:
-    """A damaged store that nobody asks for is not looked at; narrow schemas read no bodies."""
+    """A damaged store that the filter leaves out is not looked at; narrow schemas read no bodies."""
     frame = load(spark, f"{damaged}/*", "store string", unreadable="error").filter(f"store = '{damaged / 'c'}'")
     assert frame.count() == len(fleet[2].sealed)
     reader = PushingDuelogReader("messages", {"path": f"{damaged}/*"}, ["store"])

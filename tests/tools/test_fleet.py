@@ -50,7 +50,7 @@ def test_the_directory_of_one_store_is_no_fleet(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("at_once", [1, 3])
 def test_a_store_that_fails_is_named_and_the_others_are_done(tmp_path: Path, at_once: int) -> None:
-    """Results in the order of the stores; what is nobody's fault but the program's is raised."""
+    """Results in the order of the stores; a mistake of the program is raised."""
 
     def work(store: Path) -> int:
         if store.name == "b":

@@ -10,17 +10,16 @@ from rich.progress import MofNCompleteColumn, TimeRemainingColumn
 
 from ...store.errors import InvalidArgument
 from ...store.files.directory import refuse_inside
+from ..fleet import is_fleet, stores_of
 from ..output import printable, progress_bar, say, size_text, write_json, write_line, write_table
 from ..values import time_ms
-from .options import Json
+from .options import Json, Stores, end_fleet, store_progress
 
 _MOST_HELD = 20
 
 
 def audit(
-    store: Annotated[
-        Path | None, typer.Argument(metavar="STORE", help="Directory of the store.", show_default=False)
-    ] = None,
+    stores: Stores = None,
     spark: Annotated[bool, typer.Option("--spark", help="Spread the partitions over Spark's tasks.")] = False,
     master: Annotated[
         str | None, typer.Option(metavar="URL", help="With --spark: where Spark runs; else all cores here.")
@@ -39,20 +38,42 @@ def audit(
 
     Works beside a process that has the store open, and changes nothing. Closed partitions are read whole, open ones by
     their headers, as of the moment they are read. A partition that a slow subscription holds is no finding; it is
-    listed with what holds it. docs/audit.md says what each finding means.
+    listed with what holds it. docs/audit.md says what each finding means. Of several stores each is audited on its own;
+    exit status 2: one of them could not be.
 
     ```
     duelog audit data --output report
     duelog audit data --as-of 2026-12-24T00:00Z --json
+    duelog audit "/srv/duelog/*" --spark --output report
     ```
     """
-    from ..audit.report.writing import PARQUET_MISSING, as_json, write_report
+    from ..audit.report.writing import PARQUET_MISSING, as_json, fleet_as_json, write_fleet_report, write_report
     from ..audit.tables import Audit
 
     as_of_ms = None if as_of is None else time_ms("--as-of", as_of)
     result: Audit
-    if (store is None) == (from_parquet is None):
-        raise InvalidArgument("STORE", str(store), "expected a store, or --from-parquet with an export")
+    if bool(stores) == (from_parquet is not None):
+        given = " ".join(map(str, stores or ())) or None
+        raise InvalidArgument("STORE", given, "expected a store, or --from-parquet with an export")
+    if stores and is_fleet(stores):
+        from ..spark.fleet_jobs import audit_fleet, fleet_session
+
+        found = stores_of(stores)
+        for each in found:
+            if output is not None:
+                refuse_inside("--output", output, each)
+        with fleet_session("duelog audit", spark, master) as session, store_progress(found) as counted:
+            outcomes = counted(audit_fleet(found, session=session, verify=not headers, as_of_ms=as_of_ms))
+        if output is not None and not write_fleet_report(outcomes, output):
+            say(PARQUET_MISSING)
+        if json_:
+            write_json(fleet_as_json(outcomes))
+        for outcome in outcomes if not json_ else ():
+            if outcome.result is not None:
+                _show(outcome.result)
+        end_fleet(outcomes, worse=any(each.result and each.result.findings for each in outcomes))
+        return
+    store = stores[0] if stores else None
     if output is not None and store is not None:
         refuse_inside("--output", output, store)
     if from_parquet is not None:

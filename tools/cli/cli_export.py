@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.progress import MofNCompleteColumn, TimeElapsedColumn
 
-from ...store.errors import DuelogError
-from ..output import progress_bar, say, size_text, write_json, write_line
+from ...store.errors import DuelogError, InvalidArgument
+from ..fleet import is_fleet, stores_of
+from ..output import printable, progress_bar, say, size_text, write_json, write_line
 from ..values import open_to_write, time_ms
-from .options import Json, Master, Store
+from .options import Json, Master, Stores, end_fleet, store_progress
 
 INSTALL = "pip install 'duelog[spark]'"
 
 
 def export(
-    store: Store,
+    stores: Stores,
     dest: Annotated[
         Path, typer.Argument(metavar="DEST", help="Where to: an empty directory, or a new one.", show_default=False)
     ],
@@ -40,15 +41,17 @@ def export(
 
     Beside them go the markers, subscriptions and what else an audit reads, all as of one point in time; `duelog audit
     --from-parquet` and `duelog import --parquet` take the directory. Works beside a process that has the store open,
-    and changes nothing in it.
+    and changes nothing in it. Of several stores each is an export of its own below DEST, and one that cannot be
+    exported (exit status 2) keeps no other from it.
 
     ```
     duelog export data archive --until 2026-12-01T00:00:00Z
+    duelog export "/srv/duelog/*" archive --spark
     ```
     """
     try:
         from ..scan.scan_plan import Wanted
-        from ..transfer.parquet_export import export_store
+        from ..transfer.parquet_export import export_store, fleet_row
     except ImportError as error:
         raise NeedsArrow("duelog export", error) from None
     wanted = Wanted.of(
@@ -57,6 +60,23 @@ def export(
         None if from_ is None else time_ms("--from", from_),
         None if until is None else time_ms("--until", until),
     )
+    if not stores:
+        raise InvalidArgument("STORE", None, "expected the directory of a store")
+    if is_fleet(stores):
+        from ..spark.fleet_jobs import export_fleet, fleet_session
+
+        found = stores_of(stores)
+        with fleet_session("duelog export", spark, master) as session, store_progress(found) as counted:
+            outcomes = counted(export_fleet(found, dest, session=session, wanted=wanted))
+        if json_:
+            write_json([fleet_row(each) for each in outcomes])
+        for outcome in outcomes if not json_ else ():
+            if outcome.result is not None:
+                write_line(printable(f"{outcome.store}:"))
+                _show(outcome.result)
+        end_fleet(outcomes, worse=False)
+        return
+    (store,) = stores
     if spark:
         from ..spark.export import export_with_spark
 
@@ -66,7 +86,11 @@ def export(
             done = export_store(store, dest, wanted=wanted, progress=progress)
     if json_:
         write_json(done._asdict())
-        return
+    else:
+        _show(done)
+
+
+def _show(done: Any) -> None:
     write_line(
         f"{done.rows:,} messages of {done.partitions:,} partitions in {done.files:,} files, {size_text(done.bytes)}"
     )

@@ -9,11 +9,13 @@ from typing import Annotated
 import typer
 from rich.progress import DownloadColumn, TimeRemainingColumn
 
+from ...store.errors import InvalidArgument
 from ..compact_store import DEFAULT_MIN_DEAD_RATIO, CompactionReport, PartitionCompaction, Runner, compact_store
+from ..fleet import is_fleet, stores_of
 from ..output import answer, printable, progress_bar, say, size_text, write_json, write_line, write_table
 from ..repair.repair_store import repair_store
 from ..values import open_to_read
-from .options import Json, Master, Store, allow_every_descriptor
+from .options import Json, Master, Store, Stores, allow_every_descriptor, end_fleet, store_progress
 
 
 def backup(
@@ -79,7 +81,7 @@ def repair(
 
 
 def compact(
-    store: Store,
+    stores: Stores,
     min_dead_ratio: Annotated[
         float,
         typer.Option(metavar="R", min=0, max=1, help="Rewrite a partition if this share of its bytes can go."),
@@ -95,12 +97,31 @@ def compact(
     and due times stay. What the store's retention keeps stays too (`duelog policies`); what is dropped cannot be gone
     back to by seeking. Works beside a process that has the store open, which takes finished partitions over
     at its next tick, and with none. Each copy is verified against its source first. Exit status 1: a partition could
-    not be compacted, and is as it was.
+    not be compacted, and is as it was. Of several stores each is compacted on its own; exit status 2: one could not be
+    opened.
 
     ```
     duelog compact data --min-dead-ratio 0.5
+    duelog compact "/srv/duelog/*" --spark
     ```
     """
+    if not stores:
+        raise InvalidArgument("STORE", None, "expected the directory of a store")
+    if is_fleet(stores):
+        from ..spark.fleet_jobs import compact_fleet, fleet_session
+
+        found = stores_of(stores)
+        with fleet_session("duelog compact", spark, master) as session, store_progress(found) as counted:
+            outcomes = counted(compact_fleet(found, session=session, min_dead_ratio=min_dead_ratio, dry_run=dry_run))
+        if json_:
+            write_json([{"store": str(each.store), **_as_json(each.result, each.reason)} for each in outcomes])
+        for outcome in outcomes:
+            if outcome.result is not None and not json_:
+                write_line(printable(f"{outcome.store}:"))
+                _show(outcome.result, dry_run, json_)
+        end_fleet(outcomes, worse=any(each.result and each.result.failed for each in outcomes))
+        return
+    (store,) = stores
     run = _spark_runner(master) if spark else None
     with progress_bar("bytes", DownloadColumn(), TimeRemainingColumn()) as progress:
         report = compact_store(store, min_dead_ratio=min_dead_ratio, dry_run=dry_run, run=run, progress=progress)
@@ -115,10 +136,16 @@ def _spark_runner(master: str | None) -> Runner:
     return lambda tasks, progress: compact_with_spark(tasks, master=master)
 
 
+def _as_json(report: CompactionReport | None, reason: str = "") -> dict[str, object]:
+    if report is None:
+        return {"reason": reason}
+    rows = [{**asdict(each), "dead_ratio": each.dead_ratio} for each in report.partitions]
+    return {"partitions": rows, "bytes_before": report.bytes_before, "bytes_after": report.bytes_after}
+
+
 def _show(report: CompactionReport, dry_run: bool, json_: bool) -> None:
     if json_:
-        rows = [{**asdict(each), "dead_ratio": each.dead_ratio} for each in report.partitions]
-        write_json({"partitions": rows, "bytes_before": report.bytes_before, "bytes_after": report.bytes_after})
+        write_json(_as_json(report))
     else:
         columns = ("partition", ">messages", ">dead", ">dead bytes", ">ratio", ">before", ">after", "", "")
         write_table(f"closed partitions: {len(report.partitions):,}", columns, map(_row, report.partitions))

@@ -4,17 +4,28 @@ from __future__ import annotations
 
 import math
 import resource
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
+from rich.progress import MofNCompleteColumn, TimeElapsedColumn
 
 from ...store.policy.policies import PolicyValue
+from ..fleet import Outcome
+from ..output import printable, progress_bar, say
 from ..values import duration_seconds
 
 Store = Annotated[Path, typer.Argument(metavar="STORE", help="Directory of the store.", show_default=False)]
+Stores = Annotated[
+    list[Path] | None,
+    typer.Argument(
+        metavar="[STORE]...",
+        help="Directory of the store; or several, a glob in quotes, or a file with a placement table.",
+        show_default=False,
+    ),
+]
 TopicName = Annotated[
     str,
     typer.Argument(
@@ -105,6 +116,35 @@ def policy_values(parameters: Mapping[str, Any]) -> dict[str, PolicyValue]:
 
 def _ms(option: str, text: str) -> int:
     return math.ceil(duration_seconds(option, text) * 1000)
+
+
+T = TypeVar("T")
+
+
+@contextmanager
+def store_progress(stores: Sequence[Path]) -> Iterator[Callable[[Iterable[Outcome[T]]], list[Outcome[T]]]]:
+    """A bar of stores while the block runs; what it yields collects outcomes."""
+    with progress_bar("stores", MofNCompleteColumn(), TimeElapsedColumn()) as progress:
+
+        def collect(outcomes: Iterable[Outcome[T]]) -> list[Outcome[T]]:
+            found = []
+            progress(0, len(stores))
+            for outcome in outcomes:
+                found.append(outcome)
+                progress(len(found), len(stores))
+            return found
+
+        yield collect
+
+
+def end_fleet(outcomes: Sequence[Outcome[Any]], *, worse: bool) -> None:
+    """Name the stores that could not be used; exit status 2 if there is one, else 1 if `worse`."""
+    failed = [each for each in outcomes if each.result is None]
+    for each in failed:
+        say(printable(f"{each.store}: {each.reason}"))
+    say(f"stores: {len(outcomes):,}, of which failed: {len(failed):,}")
+    if failed or worse:
+        raise typer.Exit(2 if failed else 1)
 
 
 def allow_every_descriptor() -> None:

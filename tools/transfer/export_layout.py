@@ -15,10 +15,8 @@ from __future__ import annotations
 
 import json
 from datetime import UTC, datetime
-from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.parse import quote
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -27,13 +25,12 @@ from ...store.errors import DamagedStore, FormatMismatch, InvalidArgument
 from ...store.files.directory import sync_directory, write_file
 from ..scan.main_tables import MARKERS, SMALL
 from ..scan.scan_arrow import MESSAGES
+from ..values import path_segment
 
 FORMAT = "duelog-export"
 VERSION = 1
 MANIFEST = "MANIFEST.json"
 NO_TOPIC = "__HIVE_DEFAULT_PARTITION__"
-
-_MOST_NAME_BYTES = 200
 
 MESSAGE_COLUMNS = [name for name in MESSAGES.names if name != "topic"]
 """Columns of the files below messages/."""
@@ -58,10 +55,7 @@ def message_path(topic: str | None, day: str, name: str) -> str:
     >>> message_path("persistent://a/b/c d", "2026-09-22", "x.parquet")
     'messages/topic=persistent%3A%2F%2Fa%2Fb%2Fc%20d/day=2026-09-22/x.parquet'
     """
-    quoted = NO_TOPIC if topic is None else quote(topic, safe="")
-    if topic is not None and len(quoted) > _MOST_NAME_BYTES:
-        quoted = f"{quoted[:_MOST_NAME_BYTES].rpartition('%')[0]}~{sha256(topic.encode()).hexdigest()[:32]}"
-    return f"messages/topic={quoted}/day={day}/{name}"
+    return f"messages/topic={NO_TOPIC if topic is None else path_segment(topic)}/day={day}/{name}"
 
 
 def day_of(ms: int) -> str:

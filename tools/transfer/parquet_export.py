@@ -8,11 +8,12 @@ destination as it was found: empty.
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import time
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,14 +26,17 @@ from ...cleanup.retention import retention_by_topic
 from ...opening import Identity
 from ...store.env.memtable import Reads
 from ...store.errors import InvalidArgument
-from ...store.files.directory import make_directory, refuse_inside, remove_tree, sync_directory
+from ...store.files.directory import make_directory, refuse_inside, remove_tree, sync_directory, write_file
+from ..fleet import Outcome, each_store
 from ..scan.main_tables import MARKERS, SMALL, marker_ledgers, scan_markers, small_in
 from ..scan.scan_arrow import scan_messages, schema_of
 from ..scan.scan_plan import LogRange, Slice, Wanted, plan_in
 from ..scan.sealed import Sealed, read_sealed
+from ..values import path_segment
 from .export_layout import MESSAGE_COLUMNS, TABLE_SCHEMAS, ExportedFile, day_of, message_path, write_manifest
 
 STAGING = ".staging"
+STORES = "STORES.json"
 _DAY_MS = 86_400_000
 
 Runner = Callable[[Sequence[bytes]], Iterable[bytes]]
@@ -62,6 +66,40 @@ class Exported(NamedTuple):
     withdrawn: int
     damaged: int
     bytes: int
+
+
+def fleet_row(outcome: Outcome[Exported]) -> dict[str, Any]:
+    """What became of one store of several: where its export is, or why there is none."""
+    head = {"store": str(outcome.store)}
+    if outcome.result is None:
+        return head | {"reason": outcome.reason}
+    return head | {"directory": store_directory(outcome.store)} | outcome.result._asdict()
+
+
+def store_directory(store: Path) -> str:
+    """Where the export of one store of several lies: a column of its own to Hive, Spark and pyarrow."""
+    return f"store={path_segment(str(store))}"
+
+
+def export_stores(
+    stores: Sequence[Path], dest: Path, export: Callable[[Path, Path], Exported], *, at_once: int = 1
+) -> Iterator[Outcome[Exported]]:
+    """Export each of several stores into a directory of its own in `dest`, and write STORES.json at the end.
+
+    export: exports one store into a directory that is not there yet. A store of which that fails leaves nothing in
+    `dest` but its reason in STORES.json. Raises InvalidArgument.
+    """
+    for store in stores:
+        refuse_inside("DEST", dest, store)
+    if dest.exists() and (not dest.is_dir() or any(dest.iterdir())):
+        raise InvalidArgument("DEST", str(dest), "is not an empty directory")
+    make_directory(dest)
+    rows = []
+    for outcome in each_store(stores, lambda store: export(store, dest / store_directory(store)), at_once=at_once):
+        rows.append(fleet_row(outcome))
+        yield outcome
+    write_file(dest / STORES, json.dumps({"stores": rows}, indent=1).encode() + b"\n")
+    sync_directory(dest)
 
 
 def run_here(tasks: Sequence[bytes]) -> Iterable[bytes]:
