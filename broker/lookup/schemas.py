@@ -54,7 +54,7 @@ class Schemas:
         """Answer with the version asked for, or the last."""
         try:
             address = self._access.admit(peer.role, command.topic, *Action)
-            stored = await asyncio.to_thread(self._read, address.base)
+            stored = await asyncio.to_thread(self.versions, address.base)
             if command.schema_version:
                 version = int.from_bytes(command.schema_version, "big")
                 stored = [each for each in stored if each.version == version]
@@ -109,7 +109,7 @@ class Schemas:
         for key, _ in list(self._documents.items(_prefix(topic))):
             self._documents.delete(key)
 
-    def _read(self, topic: TopicName) -> list[StoredSchema]:
+    def versions(self, topic: TopicName) -> list[StoredSchema]:
         """By version."""
         prefix = _prefix(topic)
         return [
@@ -126,7 +126,7 @@ class Schemas:
         only_first: bool = False,
     ) -> bytes:
         while True:
-            stored = self._read(topic)
+            stored = self.versions(topic)
             for each in stored:
                 if same(schema, each.schema):
                     return each.wire_version

@@ -53,7 +53,7 @@ class Authentication:
         return found
 
     def anonymous(self) -> Proven:
-        """Who somebody is that shows no credentials. Raises InvalidCredentials where that is nobody."""
+        """The role of clients that show no credentials. Raises InvalidCredentials where there is none."""
         if self.methods and self._anonymous_role is None:
             raise InvalidCredentials("credentials are missing")
         return Proven(self._anonymous_role)

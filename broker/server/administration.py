@@ -2,15 +2,39 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 from ...delayed_store import DelayedStore
+from ..admin.brokers import Brokers
 from ..admin.openapi import OpenApi
+from ..admin.rest_lookup import RestLookup
 from ..admin.routing import Route
-from .configuration import BrokerConfig
+from ..tenancy.namespace_policies import NamespacePolicies
+from ..tenancy.namespaces import Namespaces
+from ..tenancy.policy_store import PolicyStore
+from ..tenancy.rest_schemas import RestSchemas
+from ..tenancy.tenants import Tenants
+from .configuration import BrokerConfig, in_file
 from .services import Services
 
 
 def routes_of(store: DelayedStore, services: Services, config: BrokerConfig) -> list[Route]:
     """All of them."""
-    resources: list[list[Route]] = []
-    routes = [route for each in resources for route in each]
+    resources, access, addresses, cluster = (
+        services.resources,
+        services.access,
+        services.addresses,
+        config.cluster_name,
+    )
+    policies = NamespacePolicies(PolicyStore(store), resources, access)
+    namespaces = Namespaces(store, resources, policies, services.removal, cluster)
+    settings = {in_file(each.name): getattr(config, each.name) for each in fields(config)}
+    routes = [
+        *Tenants(resources, namespaces, cluster, addresses).routes(),
+        *Brokers(store, cluster, addresses, settings, services.dynamic).routes(),
+        *namespaces.routes(),
+        *policies.routes(),
+        *RestLookup(resources, services.urls, addresses).routes(),
+        *RestSchemas(services.schemas, resources, access).routes(),
+    ]
     return [*routes, *OpenApi(routes).routes()]

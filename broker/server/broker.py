@@ -128,6 +128,9 @@ class Broker:
             found, port = await open_sockets(config, "web_service_port_tls")
             await self._web.serve(found, certificate.context)
             tls = f"https://{host}:{port}"
+        addresses = services.addresses
+        addresses.pulsar, addresses.pulsar_tls = self.urls
+        addresses.http, addresses.https = plain, tls
         return Urls(plain, tls)
 
     async def stop(self) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from ...delayed_store import DelayedStore
+from ..admin.addresses import Addresses
 from ..consume.consumers import Consumers
 from ..consume.membership import ConsumerSettings
 from ..listing.dynamic_settings import DynamicSettings
@@ -30,6 +31,7 @@ from ..security.credentials import Method, UnusableSecurity
 from ..security.passwords import PasswordMethod
 from ..security.permissions import Permissions
 from ..security.tokens import TokenMethod, TokenSettings
+from ..tenancy.topic_removal import TopicRemoval
 from .configuration import BrokerConfig
 from .connection import Connection, Handler
 
@@ -46,7 +48,7 @@ class Services:
         permissions = self.permissions = Permissions(
             self.resources, enabled=config.authorization_enabled, superusers=config.super_user_roles
         )
-        access = TopicAccess(store, self.resources, permissions)
+        access = self.access = TopicAccess(store, self.resources, permissions)
         self.urls = {
             name: Urls(found.get("pulsar", ""), found.get("pulsar+ssl", ""))
             for name, found in config.listeners().items()
@@ -88,6 +90,9 @@ class Services:
             ),
         )
 
+        self.addresses = Addresses()
+        """Filled once the broker listens."""
+        self.removal = TopicRemoval(store, self.resources, facts, self._users, self._disconnect)
         self.rates = Rates(self.producers, self.consumers, calls.loop, config.stats_update_frequency_in_secs)
 
     def handlers(self) -> dict[type[Command], Handler]:
@@ -112,6 +117,14 @@ class Services:
             commands.ConsumerStats: consumers.stats,
         }
         return {commands.Send: producers.send, **{each: _plain(call) for each, call in without_blob.items()}}
+
+    def _users(self, topic: str) -> int:
+        """How many producers and consumers a topic has."""
+        return len(self.producers.of_topic(topic)) + sum(map(len, self.consumers.of_topic(topic).values()))
+
+    def _disconnect(self, topic: str) -> None:
+        self.producers.close_topic(topic)
+        self.consumers.close_topic(topic)
 
     def gone(self, connection: Connection) -> None:
         """A connection is no more."""

@@ -1,0 +1,136 @@
+"""/admin/v2/brokers: health, configuration and version of this broker."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from importlib.metadata import version
+from typing import Any, Protocol
+
+from ...delayed_store import DelayedStore
+from .addresses import Addresses
+from .http_request import HttpError, Reply, Request
+from .routing import Need, Route
+
+_BROKERS = "/admin/v2/brokers"
+
+
+class Changeable(Protocol):
+    """Settings that change while the broker runs, as texts; kept over its end."""
+
+    def names(self) -> list[str]:
+        """Of all that may be changed."""
+        ...
+
+    def values(self) -> dict[str, str]:
+        """Of those that were changed."""
+        ...
+
+    async def set(self, name: str, text: str) -> None:
+        """Change one. Raises InvalidArgument for a name or value that is none."""
+        ...
+
+    async def delete(self, name: str) -> None:
+        """Have it be as the configuration says. Raises InvalidArgument."""
+        ...
+
+
+class Brokers:
+    """Of the event loop's thread."""
+
+    def __init__(
+        self,
+        store: DelayedStore,
+        cluster: str,
+        addresses: Addresses,
+        settings: Mapping[str, object],
+        changeable: Changeable,
+    ) -> None:
+        """settings: the configuration, by the names that it has in a file."""
+        self._store = store
+        self._cluster = cluster
+        self._addresses = addresses
+        self._settings = settings
+        self._changeable = changeable
+
+    def routes(self) -> list[Route]:
+        """The resource's routes."""
+        super_, login, one = Need.SUPERUSER, Need.LOGIN, _BROKERS + "/configuration/{name}"
+        return [
+            Route("GET", _BROKERS, self.brokers, "Brokers: this one", super_),
+            Route("GET", _BROKERS + "/{cluster}", self.brokers, "Brokers of a cluster", super_),
+            Route("GET", _BROKERS + "/leaderBroker", self.leader, "This broker", super_),
+            Route("GET", _BROKERS + "/health", self.health, "Whether the broker can work: ok", login),
+            Route("GET", _BROKERS + "/ready", self.health, "Likewise", login),
+            Route("GET", "/status.html", self.health, "Likewise, without credentials", Need.NOTHING),
+            Route("GET", _BROKERS + "/version", self.version, "The version", login),
+            Route("GET", _BROKERS + "/configuration", self.names, "Settings that may be changed", super_),
+            Route("GET", _BROKERS + "/configuration/values", self.values, "Settings that were changed", super_),
+            Route("GET", _BROKERS + "/configuration/runtime", self.runtime, "All settings", super_),
+            Route("POST", one + "/{value}", self.set, "Change a setting of the running broker", super_),
+            Route("DELETE", one, self.delete, "Have a setting be as the configuration says", super_),
+        ]
+
+    async def brokers(self, request: Request) -> list[str]:
+        """By `host:port`."""
+        if request.path.get("cluster", self._cluster) != self._cluster:
+            raise HttpError(404, f"cluster {request.path['cluster']} does not exist; this one is {self._cluster}")
+        return [self._addresses.broker_id]
+
+    async def leader(self, request: Request) -> dict[str, str]:
+        """As `BrokerInfo`."""
+        return {"serviceUrl": self._addresses.http or self._addresses.https, "brokerId": self._addresses.broker_id}
+
+    async def health(self, request: Request) -> Reply:
+        """Reads from the store and looks whether it can still write; 503 if it cannot."""
+
+        def work() -> None:
+            self._store.documents.get("health")
+
+        await asyncio.to_thread(work)
+        failed = [each for each in self._store.suspended() if each.task == "store"]
+        if failed:
+            raise HttpError(503, f"nothing is written until the broker starts anew: {failed[0].error}")
+        return Reply(b"ok", "text/plain")
+
+    async def version(self, request: Request) -> Reply:
+        """As clients get it when they connect."""
+        return Reply(f"duelog-{version('duelog')}".encode(), "text/plain")
+
+    async def names(self, request: Request) -> list[str]:
+        """In order."""
+        return sorted(self._changeable.names())
+
+    async def values(self, request: Request) -> dict[str, str]:
+        """By name."""
+        return self._changeable.values()
+
+    async def runtime(self, request: Request) -> dict[str, Any]:
+        """By name, as texts; what is secret is not told."""
+        found = {name: _text(name, value) for name, value in self._settings.items()}
+        return {**found, **self._changeable.values()}
+
+    async def set(self, request: Request) -> None:
+        """412 for a name or value that is none."""
+        self._require(request.path["name"])
+        await self._changeable.set(request.path["name"], request.path["value"])
+
+    async def delete(self, request: Request) -> None:
+        """412 for a name that is none."""
+        self._require(request.path["name"])
+        await self._changeable.delete(request.path["name"])
+
+    def _require(self, name: str) -> None:
+        names = sorted(self._changeable.names())
+        if name not in names:
+            raise HttpError(412, f"setting {name!r} cannot be changed while the broker runs; those that can: {names}")
+
+
+def _text(name: str, value: object) -> str:
+    if "Secret" in name and value is not None:
+        return "*****"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (tuple, list)):
+        return ",".join(map(str, value))
+    return "" if value is None else str(value)

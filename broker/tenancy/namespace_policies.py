@@ -1,0 +1,214 @@
+"""Policies of namespaces and topics, each under a path of its own: GET (204: not set there), POST, DELETE.
+
+`applied=true` asks for what is in force, wherever it was set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from ..admin.http_request import HttpError, Request
+from ..admin.routing import Need, Route
+from ..lookup.namespace_settings import NamespaceSettings, TopicSettings
+from ..lookup.resources import Resources, path_of
+from ..lookup.topic_access import TopicAccess
+from ..lookup.topic_address import TopicAddress
+from . import policy_values as values
+from .policy_store import PolicyScope, PolicyStore, topic_scope
+
+NAMESPACE = "/admin/v2/namespaces/{tenant}/{namespace}/"
+TOPIC = "/admin/v2/persistent/{tenant}/{namespace}/{topic}/"
+
+_QUERY = ("applied", "isGlobal", "authoritative")
+
+
+@dataclass(frozen=True, slots=True)
+class _Policy:
+    """One policy of one kind of scope."""
+
+    path: str
+    summary: str
+    body: str
+    read: Callable[[PolicyScope, bool], Awaitable[Any]]
+    """At a scope, or applied; its JSON, None where it is not set."""
+    check: Callable[[Any], Any]
+    """From JSON to the value that is written. Raises HttpError 412."""
+    write: Callable[[PolicyScope, Any], Awaitable[object]]
+    """None: not set there."""
+    field: str = ""
+    """Its name in `Policies`."""
+    method: str = "POST"
+
+
+class NamespacePolicies:
+    """Of the event loop's thread."""
+
+    def __init__(self, policies: PolicyStore, resources: Resources, access: TopicAccess) -> None:
+        self._policies = policies
+        self._resources = resources
+        self._access = access
+        kept = (
+            _Policy("delayedDelivery", "delays of messages (PIP-437)", "object",
+                    self._delays, values.delays_of, self._set_delays, "delayed_delivery_policies"),
+            _Policy("retention", "how long acknowledged messages are kept", "object",
+                    self._retention, values.retention_of, self._set_retention, "retention_policies"),
+            _Policy("messageTTL", "seconds after which messages count as acknowledged", "integer",
+                    self._ttl, values.seconds_of, self._set_ttl, "message_ttl_in_seconds"),
+        )  # fmt: skip
+        self._of_namespace = (
+            *kept,
+            _Policy("deduplication", "whether numbered messages are stored once", "boolean",
+                    partial(self._setting, "deduplication"), values.boolean_of,
+                    partial(self._set, "deduplication"), "deduplicationEnabled"),
+            _Policy("autoTopicCreation", "whether topics come into being by use", "object",
+                    self._creation, values.creation_of,
+                    partial(self._set, "auto_creation"), "autoTopicCreationOverride"),
+            _Policy("schemaCompatibilityStrategy", "what a topic's next schema has to be", "string",
+                    self._compatibility, values.compatibility_of,
+                    partial(self._set, "compatibility"), "schema_compatibility_strategy", "PUT"),
+        )  # fmt: skip
+        self._of_topic = (
+            *kept,
+            _Policy("deduplicationEnabled", "whether numbered messages are stored once", "boolean",
+                    self._topic_deduplication, values.boolean_of, self._set_topic_deduplication),
+        )  # fmt: skip
+
+    def routes(self) -> list[Route]:
+        """The resource's routes."""
+        found = []
+        for base, policies, scope in (
+            (NAMESPACE, self._of_namespace, self._namespace_scope),
+            (TOPIC, self._of_topic, self._topic_scope),
+        ):
+            for each in policies:
+                path = base + each.path
+                found += [
+                    Route("GET", path, partial(self._get, each, scope), f"Get {each.summary}", Need.TENANT, _QUERY),
+                    Route(each.method, path, partial(self._put, each, scope), f"Set {each.summary}", Need.TENANT,
+                          _QUERY[1:], each.body),
+                ]  # fmt: skip
+                if each.method == "POST":
+                    delete = partial(self._delete, each, scope)
+                    found.append(Route("DELETE", path, delete, f"Unset {each.summary}", Need.TENANT, _QUERY[1:]))
+        return found
+
+    async def all_of(self, namespace: str) -> dict[str, Any]:
+        """What is set for a namespace, as fields of `Policies`."""
+        scope = PolicyScope(namespace)
+        found = {each.field: await each.read(scope, False) for each in self._of_namespace}
+        return {name: value for name, value in found.items() if value is not None}
+
+    def changes(self, namespace: str, body: dict[str, Any]) -> list[Callable[[], Awaitable[object]]]:
+        """What sets the fields of `Policies` for a namespace that is being made. HttpError 412 for what is not offered.
+
+        Java's client sends every field, those that say nothing too.
+        """
+        scope, fields = PolicyScope(namespace), {each.field: each for each in self._of_namespace}
+        found: list[Callable[[], Awaitable[object]]] = []
+        for name, value in body.items():
+            if name in fields:
+                if value is not None:
+                    found.append(partial(fields[name].write, scope, fields[name].check(value)))
+            elif name not in _PASSED_OVER and _says_something(value):
+                raise HttpError(412, f"{name}: such a policy is not offered here")
+        return found
+
+    # -- one policy ----------------------------------------------------------------------------------
+
+    async def _get(self, policy: _Policy, scope: Callable[[Request], Awaitable[PolicyScope]], request: Request) -> Any:
+        applied = request.flag("applied")
+        return await policy.read(await scope(request), applied)
+
+    async def _put(self, policy: _Policy, scope: Callable[[Request], Awaitable[PolicyScope]], request: Request) -> None:
+        found = await scope(request)
+        await policy.write(found, policy.check(request.json()))
+
+    async def _delete(
+        self, policy: _Policy, scope: Callable[[Request], Awaitable[PolicyScope]], request: Request
+    ) -> None:
+        await policy.write(await scope(request), None)
+
+    async def _namespace_scope(self, request: Request) -> PolicyScope:
+        for name in _QUERY:
+            request.flag(name)
+        namespace = request.namespace
+        if self._resources.namespaces.get(namespace) is None:
+            raise HttpError(404, f"namespace {namespace} does not exist")
+        return PolicyScope(namespace)
+
+    async def _topic_scope(self, request: Request) -> PolicyScope:
+        namespace = (await self._namespace_scope(request)).namespace
+        address = TopicAddress(request.topic.base)  # a partition has what its topic has
+        if not await self._access.exists(request.topic):
+            raise HttpError(404, f"topic {request.topic.name} does not exist in {namespace}")
+        partitioned = self._resources.partitions(address.name)
+        return topic_scope(self._resources, address.name if partitioned else request.topic.name)
+
+    # -- the store's ---------------------------------------------------------------------------------
+
+    async def _delays(self, scope: PolicyScope, applied: bool) -> Any:
+        own, in_force = await self._policies.own(scope), await self._policies.in_force(scope)
+        return values.delays_json(own, in_force, applied=applied)
+
+    async def _set_delays(self, scope: PolicyScope, delays: Any) -> None:
+        if delays is None:
+            await self._policies.remove_delays(scope)
+        else:
+            await self._policies.set_delays(scope, delays)
+
+    async def _retention(self, scope: PolicyScope, applied: bool) -> Any:
+        return values.retention_json(await (self._policies.in_force if applied else self._policies.own)(scope))
+
+    async def _set_retention(self, scope: PolicyScope, found: values.Retention | None) -> None:
+        fields = {"retention_ms": None, "retention_bytes": None} if found is None else found.fields
+        await self._policies.update(scope, **fields)
+
+    async def _ttl(self, scope: PolicyScope, applied: bool) -> Any:
+        return values.seconds_json(await (self._policies.in_force if applied else self._policies.own)(scope))
+
+    async def _set_ttl(self, scope: PolicyScope, seconds: int | None) -> None:
+        await self._policies.update(scope, ttl_ms=None if seconds is None else seconds * 1_000)
+
+    # -- the broker's --------------------------------------------------------------------------------
+
+    async def _setting(self, name: str, scope: PolicyScope, applied: bool) -> Any:
+        own = getattr(self._settings(scope), name)
+        return getattr(self._resources.defaults, name) if own is None and applied else own
+
+    async def _set(self, name: str, scope: PolicyScope, value: Any) -> None:
+        change = {name: value}
+        await self._resources.namespaces.change(
+            scope.namespace or "", lambda before: None if before is None else replace(before, **change)
+        )
+
+    async def _creation(self, scope: PolicyScope, applied: bool) -> Any:
+        found = await self._setting("auto_creation", scope, applied)
+        return None if found is None else values.creation_json(found)
+
+    async def _compatibility(self, scope: PolicyScope, applied: bool) -> Any:
+        return str(await self._setting("compatibility", scope, applied) or "UNDEFINED")
+
+    async def _topic_deduplication(self, scope: PolicyScope, applied: bool) -> Any:
+        name = TopicAddress.parse(scope.topics[0]).base
+        own = self._resources.topics.get(path_of(name))
+        return self._resources.deduplicates(name) if applied else own and own.deduplication
+
+    async def _set_topic_deduplication(self, scope: PolicyScope, value: bool | None) -> None:
+        name = path_of(TopicAddress.parse(scope.topics[0]).base)
+        await self._resources.topics.change(name, lambda before: None if value is None else TopicSettings(value))
+
+    def _settings(self, scope: PolicyScope) -> NamespaceSettings:
+        return self._resources.namespaces.get(scope.namespace or "") or NamespaceSettings()
+
+
+_PASSED_OVER = {"bundles", "replication_clusters", "allowed_clusters", "bundles_activated", "deleted"}
+
+
+def _says_something(value: Any) -> bool:
+    """Whether a field of `Policies` differs from what Java's client sends of one that nobody set."""
+    if isinstance(value, dict):
+        return any(map(_says_something, value.values()))
+    return bool(value) and value not in ("None", "UNDEFINED", "Full")

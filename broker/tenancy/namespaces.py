@@ -1,0 +1,201 @@
+"""/admin/v2/namespaces: which there are, what is in them, who may use them."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+from ...delayed_store import DelayedStore
+from ..admin.http_request import HttpError, Request, one_of, texts_of, value_of
+from ..admin.routing import Need, Route
+from ..listing.topic_filter import is_internal
+from ..lookup.namespace_settings import NamespaceSettings
+from ..lookup.resources import Resources
+from ..security.permissions import Action
+from .namespace_policies import NamespacePolicies
+from .topic_removal import TopicRemoval
+
+_NAMESPACE = "/admin/v2/namespaces/{tenant}/{namespace}"
+
+BUNDLES = {"boundaries": ["0x00000000", "0xffffffff"], "numBundles": 1}
+"""A namespace is served as one: Pulsar's tools ask for the parts."""
+
+
+class Namespaces:
+    """Of the event loop's thread."""
+
+    def __init__(
+        self,
+        store: DelayedStore,
+        resources: Resources,
+        policies: NamespacePolicies,
+        removal: TopicRemoval,
+        cluster: str,
+    ) -> None:
+        self._store = store
+        self._resources = resources
+        self._policies = policies
+        self._removal = removal
+        self._cluster = cluster
+
+    def routes(self) -> list[Route]:
+        """The resource's routes."""
+        tenant, role = Need.TENANT, _NAMESPACE + "/permissions/{role}"
+        return [
+            Route("GET", "/admin/v2/namespaces/{tenant}", self.of_tenant, "Namespaces of a tenant", tenant),
+            Route("GET", _NAMESPACE, self.get, "All that is set for a namespace", Need.EITHER),
+            Route("PUT", _NAMESPACE, self.create, "Create a namespace", tenant, body="object"),
+            Route("DELETE", _NAMESPACE, self.delete, "Delete a namespace", tenant, query=("force",)),
+            Route("GET", _NAMESPACE + "/topics", self.topics, "Topics of a namespace", Need.EITHER, query=("mode",)),
+            Route("GET", _NAMESPACE + "/bundles", self.bundles, "Parts of a namespace: one", Need.EITHER),
+            Route("GET", _NAMESPACE + "/permissions", self.permissions, "What roles may do", tenant),
+            Route("POST", role, self.grant, "Grant a role actions, in place of earlier ones", tenant, body="array"),
+            Route("DELETE", role, self.revoke, "Take all actions from a role", tenant),
+            Route("GET", _NAMESPACE + "/replication", self.replication, "Clusters of a namespace: this one", tenant),
+            Route("POST", _NAMESPACE + "/replication", self.replicate, "Only this cluster", tenant, body="array"),
+        ]
+
+    async def of_tenant(self, request: Request) -> list[str]:
+        """`tenant/namespace`, in order."""
+        self._require_tenant(request)
+        return [*self._resources.namespaces.names(f"{request.path['tenant']}/")]
+
+    async def get(self, request: Request) -> dict[str, Any]:
+        """As `Policies`."""
+        namespace = self.existing(request)
+        own = await self._policies.all_of(namespace)
+        return {
+            "auth_policies": {
+                "namespace_auth": self._permissions(namespace),
+                "destination_auth": {},
+                "subscription_auth_roles": {},
+            },
+            "replication_clusters": [self._cluster],
+            "bundles": BUNDLES,
+            "deleted": False,
+            **own,
+        }
+
+    async def create(self, request: Request) -> None:
+        """Of a tenant that exists; the body, as `Policies`, may set what is offered here. 409 if there is one."""
+        namespace = request.namespace
+        self._require_tenant(request)
+        body = _policies_of(request)
+        self._require_cluster(texts_of(body, "replication_clusters"))
+        changes = self._policies.changes(namespace, body)
+        if not await self._resources.namespaces.add(namespace, NamespaceSettings()):
+            raise HttpError(409, f"namespace {namespace} exists")
+        for change in changes:
+            await change()
+
+    async def delete(self, request: Request) -> None:
+        """409 if it has topics, unless they go too."""
+        namespace = request.namespace
+        if self._resources.namespaces.get(namespace) is None and not await self._removal.names(namespace):
+            raise HttpError(404, f"namespace {namespace} does not exist")
+        await self.remove(namespace, force=request.flag("force"))
+
+    async def remove(self, namespace: str, *, force: bool) -> None:
+        """Delete a namespace. Without it nothing comes into being there, so it goes before its topics do."""
+        before = self._resources.namespaces.get(namespace)
+        await self._resources.namespaces.remove(namespace)
+        try:
+            if not force:
+                found = [str(name) for name in await self._removal.names(namespace) if not is_internal(str(name))]
+                found += self._resources.partitioned.names(f"{namespace}/")
+                if found:
+                    raise HttpError(409, f"namespace {namespace} has topics: {found[0]}; force=true deletes them")
+            await self._removal.delete_all(namespace)
+        except BaseException:
+            if before is not None:
+                await self._resources.namespaces.add(namespace, before)
+            raise
+        await asyncio.to_thread(self._store.remove_policies, namespace=namespace)
+
+    async def topics(self, request: Request) -> list[str]:
+        """Full names in order; partitions by their own names."""
+        namespace = self.existing(request)
+        mode = one_of("mode", request.query.get("mode", "ALL").upper(), ("PERSISTENT", "NON_PERSISTENT", "ALL"))
+        if mode == "NON_PERSISTENT":
+            return []
+        return [str(name) for name in await self._removal.names(namespace) if not is_internal(str(name))]
+
+    async def bundles(self, request: Request) -> dict[str, Any]:
+        """As `BundlesData`."""
+        self.existing(request)
+        return BUNDLES
+
+    # -- permissions ---------------------------------------------------------------------------------
+
+    async def permissions(self, request: Request) -> dict[str, list[str]]:
+        """By role."""
+        return self._permissions(self.existing(request))
+
+    async def grant(self, request: Request) -> None:
+        """Actions are produce and consume."""
+        namespace, role = self.existing(request), request.path["role"]
+        actions = texts_of({"actions": request.json()}, "actions")
+        if not actions:
+            raise HttpError(412, "the body: expected a list of actions, produce and consume")
+        granted = frozenset(Action(one_of("actions", action, tuple(Action))) for action in actions)
+        await self._change(namespace, lambda before: replace(before, permissions={**before.permissions, role: granted}))
+
+    async def revoke(self, request: Request) -> None:
+        """A role that has none is left as it is."""
+        role = request.path["role"]
+        await self._change(
+            self.existing(request),
+            lambda before: replace(
+                before, permissions={name: each for name, each in before.permissions.items() if name != role}
+            ),
+        )
+
+    async def replication(self, request: Request) -> list[str]:
+        """There is no other one."""
+        self.existing(request)
+        return [self._cluster]
+
+    async def replicate(self, request: Request) -> None:
+        """Pulsar's tools set this when they make a namespace."""
+        self.existing(request)
+        self._require_cluster(texts_of({"clusters": request.json()}, "clusters"))
+
+    # -- what all need -------------------------------------------------------------------------------
+
+    def existing(self, request: Request) -> str:
+        """The namespace of the path. HttpError 404 if there is none."""
+        return existing_namespace(self._resources, request)
+
+    def _permissions(self, namespace: str) -> dict[str, list[str]]:
+        return {role: sorted(actions) for role, actions in self._resources.granted(namespace).items()}
+
+    async def _change(self, namespace: str, change: Any) -> None:
+        await self._resources.namespaces.change(namespace, lambda before: before and change(before))
+
+    def _require_tenant(self, request: Request) -> None:
+        if self._resources.tenants.get(request.path["tenant"]) is None:
+            raise HttpError(404, f"tenant {request.path['tenant']} does not exist")
+
+    def _require_cluster(self, clusters: list[str]) -> None:
+        for each in clusters:
+            if each != self._cluster:
+                raise HttpError(412, f"cluster {each!r}: this one is {self._cluster}, and nothing is replicated")
+
+
+def existing_namespace(resources: Resources, request: Request) -> str:
+    """The namespace of a path. HttpError 404 if there is none."""
+    namespace = request.namespace
+    if resources.namespaces.get(namespace) is None:
+        raise HttpError(404, f"namespace {namespace} does not exist")
+    return namespace
+
+
+def _policies_of(request: Request) -> dict[str, Any]:
+    """The body: `Policies`, or nothing, which Java's client sends as an empty text. HttpError 412 for others."""
+    found = request.json()
+    if found is None or found == "":
+        return {}
+    body = request.object()
+    value_of(body, "bundles", dict, {})
+    return body

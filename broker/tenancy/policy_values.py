@@ -1,0 +1,148 @@
+"""Policies as Pulsar's clients write them, and as the store has them. No I/O.
+
+Pulsar writes retention as minutes and MiB, -1 for no end, and the time to live in seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from ...store.config import MIB
+from ...store.message import MAX_DUE_MS
+from ...store.policy.policies import DelayedDeliveryPolicies, EffectivePolicies, Policies
+from ..admin.http_request import HttpError, checked_integer, one_of, value_of
+from ..lookup.compatibility import Compatibility
+from ..lookup.namespace_settings import AutoCreation
+
+_FOR_EVER = 2**63 - 1
+_MINUTE_MS = 60_000
+_MAX_PARTITIONS = 10_000
+
+_DELAYS = {
+    "tickTime": "tick_time_ms",
+    "maxDeliveryDelayInMillis": "max_delivery_delay_ms",
+    "fixedDeliveryDelayInMillis": "fixed_delivery_delay_ms",
+}
+
+
+def delays_of(found: object) -> DelayedDeliveryPolicies:
+    """`DelayedDeliveryPolicies` of PIP-437; a field that is left out or null is not set. HttpError 412."""
+    body = as_object("delayedDelivery", found)
+    values: dict[str, Any] = {
+        field: checked_integer(name, body[name], 0, MAX_DUE_MS)
+        for name, field in _DELAYS.items()
+        if body.get(name) is not None
+    }
+    active = body.get("active")
+    if active is not None:
+        values["active"] = value_of(body, "active", bool, True)
+    return DelayedDeliveryPolicies(**values)
+
+
+def delays_json(own: DelayedDeliveryPolicies, in_force: EffectivePolicies, *, applied: bool) -> dict[str, Any] | None:
+    """What is set at a scope, or applied: what is in force there; None: nothing is set.
+
+    `active` and `tickTime` are always told, as Java's client reads a missing one as false.
+    """
+    if not applied and not any(getattr(own, field) is not None for field in ("active", *_DELAYS.values())):
+        return None
+    found: dict[str, Any] = {"active": in_force.active, "tickTime": in_force.tick_time_ms}
+    for name, field in _DELAYS.items():
+        value = getattr(in_force if applied else own, field)
+        if value is not None:
+            found[name] = value
+    return found
+
+
+class Retention(NamedTuple):
+    """The store keeps what either asks for; 0: that one asks for nothing."""
+
+    ms: int
+    size: int
+
+    @property
+    def fields(self) -> dict[str, int]:
+        """As the store's policies."""
+        return {"retention_ms": self.ms, "retention_bytes": self.size}
+
+
+def retention_of(found: object) -> Retention:
+    """`RetentionPolicies`. HttpError 412."""
+    body = as_object("retention", found)
+    minutes = checked_integer("retentionTimeInMinutes", body.get("retentionTimeInMinutes"), -1, 2**31 - 1)
+    mib = checked_integer("retentionSizeInMB", body.get("retentionSizeInMB"), -1, 2**40)
+    if (minutes == 0) != (mib == 0):
+        raise HttpError(412, f"retentionTimeInMinutes={minutes}, retentionSizeInMB={mib}: both are 0, or none is")
+    if minutes < 0 and mib < 0:
+        return Retention(_FOR_EVER, 0)
+    return Retention(max(minutes, 0) * _MINUTE_MS, max(mib, 0) * MIB)
+
+
+def retention_json(found: Policies | EffectivePolicies) -> dict[str, int] | None:
+    """What `retention_of` reads; None: nothing is set."""
+    if found.retention_ms is None and found.retention_bytes is None:
+        return None
+    ms, size = found.retention_ms or 0, found.retention_bytes or 0
+    minutes, mib = -(-ms // _MINUTE_MS), -(-size // MIB)
+    if ms == _FOR_EVER:
+        minutes = mib = -1
+    elif ms and not size:
+        mib = -1
+    elif size and not ms:
+        minutes = -1
+    return {"retentionTimeInMinutes": minutes, "retentionSizeInMB": mib}
+
+
+def creation_of(found: object) -> AutoCreation:
+    """`AutoTopicCreationOverride`. HttpError 412."""
+    body = as_object("autoTopicCreation", found)
+    allowed = value_of(body, "allowAutoTopicCreation", bool, False)
+    kind = body.get("topicType")
+    partitions = body.get("defaultNumPartitions")
+    if not allowed and kind is None:
+        return AutoCreation(False)
+    if one_of("topicType", kind, ("partitioned", "non-partitioned")) == "non-partitioned":
+        if partitions:
+            raise HttpError(412, f"defaultNumPartitions={partitions}: topicType is non-partitioned")
+        return AutoCreation(allowed)
+    return AutoCreation(allowed, checked_integer("defaultNumPartitions", partitions, 1, _MAX_PARTITIONS))
+
+
+def creation_json(found: AutoCreation) -> dict[str, Any]:
+    """What `creation_of` reads."""
+    shown: dict[str, Any] = {
+        "allowAutoTopicCreation": found.allowed,
+        "topicType": "partitioned" if found.partitions else "non-partitioned",
+    }
+    return {**shown, "defaultNumPartitions": found.partitions} if found.partitions else shown
+
+
+def compatibility_of(found: object) -> Compatibility | None:
+    """`SchemaCompatibilityStrategy`; None: as the broker's configuration says. HttpError 412."""
+    text = one_of("schemaCompatibilityStrategy", found, ("UNDEFINED", *Compatibility))
+    return None if text == "UNDEFINED" else Compatibility(text)
+
+
+def seconds_of(found: object) -> int:
+    """A time to live. HttpError 412."""
+    return checked_integer("messageTTL", found, 0, 2**31 - 1)
+
+
+def seconds_json(found: Policies | EffectivePolicies) -> int | None:
+    """What `seconds_of` reads, rounded up."""
+    return None if found.ttl_ms is None else -(-found.ttl_ms // 1_000)
+
+
+def boolean_of(found: object) -> bool:
+    """True or false. HttpError 412."""
+    if not isinstance(found, bool):
+        raise HttpError(412, f"the body: expected true or false, not {found!r:.100}")
+    return found
+
+
+def as_object(name: str, found: object) -> Mapping[str, Any]:
+    """A JSON object. HttpError 412."""
+    if not isinstance(found, dict):
+        raise HttpError(412, f"{name}: expected a JSON object")
+    return found

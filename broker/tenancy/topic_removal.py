@@ -1,0 +1,84 @@
+"""Deleting topics with all that is kept of them: messages, schemas, epochs, settings, partitions."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from ...delayed_store import DelayedStore
+from ...store.errors import UnknownTopic
+from ...store.names import TopicName
+from ..admin.http_request import HttpError
+from ..lookup.resources import Resources, path_of
+from ..lookup.topic_address import TopicAddress, partition_name
+from ..lookup.topic_facts import TopicFacts
+
+
+class TopicRemoval:
+    """Of the event loop's thread."""
+
+    def __init__(
+        self,
+        store: DelayedStore,
+        resources: Resources,
+        facts: TopicFacts,
+        users: Callable[[str], int],
+        disconnect: Callable[[str], object],
+    ) -> None:
+        """users: how many producers and consumers a topic has. disconnect: closes them."""
+        self._store = store
+        self._resources = resources
+        self._facts = facts
+        self._users = users
+        self._disconnect = disconnect
+
+    async def delete(self, address: TopicAddress, *, force: bool) -> None:
+        """Delete a topic, or a partitioned one with its partitions.
+
+        Raises HttpError 404, 412 (it has producers or consumers; force closes them).
+        """
+        partitions = self._resources.partitions(address.name)
+        if partitions:
+            names = [partition_name(address.name, number) for number in range(partitions)]
+        elif await asyncio.to_thread(self._store.topic(str(address.name)).exists):
+            names = [address.name]
+        else:
+            raise HttpError(404, f"topic {address.name} does not exist")
+        self._refuse_used(names, force=force)
+        if partitions:
+            await self._resources.partitioned.remove(path_of(address.name))
+        await self._delete(names)
+        if address.partition < 0:
+            await self._resources.topics.remove(path_of(address.name))
+            if partitions:  # what is set for it beside its partitions
+                await asyncio.to_thread(self._store.remove_policies, topic=str(address.name))
+
+    async def delete_all(self, namespace: str) -> None:
+        """Delete every topic of a namespace, whoever uses it."""
+        for path in list(self._resources.partitioned.names(f"{namespace}/")):
+            await self._resources.partitioned.remove(path)
+            await asyncio.to_thread(self._store.remove_policies, topic=path)
+        await self._delete(await self.names(namespace))
+        for path in list(self._resources.topics.names(f"{namespace}/")):
+            await self._resources.topics.remove(path)
+
+    async def names(self, namespace: str) -> list[TopicName]:
+        """The topics of a namespace, internal ones too."""
+        return await asyncio.to_thread(lambda: [TopicName.parse(topic.name) for topic in self._store.topics(namespace)])
+
+    def _refuse_used(self, names: Sequence[TopicName], *, force: bool) -> None:
+        for name in names:
+            if not force and (users := self._users(str(name))):
+                raise HttpError(412, f"topic {name} has {users} producers and consumers; force=true closes them")
+
+    async def _delete(self, names: Sequence[TopicName]) -> None:
+        for name in names:
+            self._disconnect(str(name))
+            await asyncio.to_thread(self._forget_and_delete, str(name))
+
+    def _forget_and_delete(self, name: str) -> None:
+        self._facts.forget(name)
+        try:
+            self._store.delete_topic(name)
+        except UnknownTopic:
+            return  # another was quicker
