@@ -14,6 +14,9 @@ MOST_BATCHES = 50_000
 MOST_WORDS = 1_024
 """Words of a set; a longer one is passed over."""
 
+MOST_KEPT = 1_000
+"""Subscriptions without a consumer whose sets are kept; of what is over, the one is forgotten that was left first."""
+
 _WORD = 1 << 64
 
 
@@ -75,3 +78,25 @@ class BatchAcks:
     def clear(self) -> None:
         """The subscription has moved."""
         self._left.clear()
+
+
+class KeptBatchAcks:
+    """Sets of subscriptions that have no consumer for now, by topic and subscription."""
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[str, str], BatchAcks] = {}
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def keep(self, key: tuple[str, str], batches: BatchAcks) -> None:
+        """The last consumer is gone."""
+        if not batches:
+            return
+        self._kept[key] = batches
+        if len(self._kept) > MOST_KEPT:
+            del self._kept[next(iter(self._kept))]
+
+    def take(self, key: tuple[str, str]) -> BatchAcks:
+        """A first consumer comes."""
+        return self._kept.pop(key, None) or BatchAcks()

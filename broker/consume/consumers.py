@@ -62,6 +62,7 @@ class Consumers:
         self.gone = members.gone
         self.close_topic = members.close_topic
         self.close_all = members.close_all
+        self.forget_batches = members.forget_batches
 
     # -- messages ------------------------------------------------------------------------------------
 
@@ -216,6 +217,7 @@ class Consumers:
 
     def forget_subscription(self, topic: str, name: str) -> None:
         """The subscription was deleted: what it was sent counts for the topic alone."""
+        self.forget_batches(topic, name)
         of_topic = self._members.departed.get(topic)
         if of_topic is not None and name and (figures := of_topic.pop(name, None)) is not None:
             of_topic.setdefault("", Dispatched()).add(figures)

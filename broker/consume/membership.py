@@ -24,6 +24,7 @@ from ..protocol.loop_calls import LoopCalls, Workers
 from ..protocol.peer import Peer
 from . import feed
 from .attached import MAX_UNACKED_CONSUMER, MAX_UNACKED_SUBSCRIPTION, Attached
+from .batch_acks import KeptBatchAcks
 from .consumer_record import Consumer, Dispatched
 from .sticky import KeySharing
 
@@ -94,6 +95,7 @@ class Membership:
         self._clock = clock
         self.connections: dict[int, dict[int, OpenedConsumer]] = {}
         self.groups: dict[tuple[str, str], Attached] = {}
+        self._kept = KeptBatchAcks()
         self.moved: dict[tuple[str, str], feed.Start] = {}
         """Where readers have moved to that are to subscribe anew."""
         self.departed: dict[str, dict[str, Dispatched]] = {}
@@ -151,6 +153,8 @@ class Membership:
                 topic, partition, key[1], self._calls, self._workers, self._clock, self._failed
             )
             group.durable = command.durable
+            if command.durable:
+                group.batches = self._kept.take(key)
             departed = self.departed.setdefault(topic.name, {})
             group.departed = departed.setdefault(key[1] if command.durable else "", Dispatched())
             group.dispatched = self.dispatched
@@ -264,10 +268,20 @@ class Membership:
         if group.is_unused and self.groups.get(key) is group:
             del self.groups[key]
             group.pump.close()
+            if group.durable:
+                self._kept.keep(key, group.batches)
+
+    def forget_batches(self, topic: str, subscription: str) -> None:
+        """A subscription, as it is stored, has moved or is deleted: what was acknowledged of batches counts no more."""
+        group = self.groups.get((topic, subscription))
+        if group is not None:
+            group.batches.clear()
+        self._kept.take((topic, subscription))
 
     def _failed(self, group: Attached, error: Exception) -> None:
         """The subscription was deleted, or the store delivers no more."""
         _log.warning("subscription %s of %s is closed: %s", group.name, group.topic.name, error)
+        group.batches.clear()
         self.close_group(group, lambda *_: None)
 
     def close_group(self, group: Attached, done: Callable[..., object]) -> None:

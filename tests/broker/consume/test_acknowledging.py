@@ -9,14 +9,17 @@ from duelog.broker.protocol.commands import (
     Ack,
     AckResponse,
     AckType,
+    CloseConsumer,
     Message,
     MessageIdData,
     Redeliver,
+    Seek,
     ServerError,
     SubscriptionType,
+    Unsubscribe,
 )
 from tests.broker.consume.consuming import Consuming, ids, texts
-from tests.broker.peers import FakePeer, idle, run
+from tests.broker.peers import FakePeer, idle, run, soon
 from tests.conftest import OpenStore
 
 SHARED = SubscriptionType.SHARED
@@ -168,6 +171,53 @@ def test_a_batch_is_acknowledged_when_all_its_messages_are(open_store: OpenStore
         here.consumers.gone(peer)
         await idle()
         assert await reopened(here) == []
+
+    run(test())
+
+
+@pytest.mark.parametrize("kind", list(SubscriptionType))
+def test_what_was_acknowledged_of_a_batch_counts_when_the_only_consumer_comes_back(
+    kind: SubscriptionType, open_store: OpenStore, clock: ManualClock
+) -> None:
+    """After a reconnect and after a close; not after a seek, an unsubscribe, or an operator's reset."""
+
+    async def test() -> None:
+        here, peer = Consuming(open_store(), clock), FakePeer()
+        here.send("a", messages=5)
+
+        async def come(permits: int = 50) -> tuple[int, list[list[int]]]:
+            peer.sent.clear()
+            consumer = await here.subscribe(peer, kind, permits=permits)
+            return consumer, [list(each.ack_set) for each in peer.got(Message)]
+
+        async def acknowledge_two(consumer: int) -> None:
+            (sent,) = ids(peer)
+            await here.ack(peer, consumer, MessageIdData(sent.ledger_id, sent.entry_id, ack_set=[0b11100]))
+
+        consumer, sets = await come()
+        assert sets == [[]]
+        await acknowledge_two(consumer)
+        here.consumers.gone(peer)
+        await idle()
+        consumer, sets = await come()
+        assert sets == [[0b11100]]
+        await soon(here.consumers.close(peer, CloseConsumer(consumer, 1)))
+        consumer, sets = await come()
+        assert sets == [[0b11100]]
+
+        await soon(here.consumers.seek(peer, Seek(consumer, 2, message_id=ids(peer)[0])))
+        consumer, sets = await come()
+        assert sets == [[]]
+        await acknowledge_two(consumer)
+        await soon(here.consumers.unsubscribe(peer, Unsubscribe(consumer, 3)))
+        consumer, sets = await come()
+        assert sets == [[]]
+        await acknowledge_two(consumer)
+        here.consumers.gone(peer)
+        await idle()
+        here.consumers.forget_batches(here.topic.name, "s")
+        _, sets = await come()
+        assert sets == [[]]
 
     run(test())
 
