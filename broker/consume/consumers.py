@@ -60,6 +60,7 @@ class Consumers:
         self.open = members.open
         self.close = members.close
         self.gone = members.gone
+        self.alone = members.alone
         self.close_topic = members.close_topic
         self.close_all = members.close_all
         self.forget_batches = members.forget_batches

@@ -13,7 +13,7 @@ import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from ...delivery.failover import Failover
 from ...store.errors import DuelogError
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from ...topic import Topic
 
 _log = logging.getLogger("duelog.broker")
+
+T = TypeVar("T")
 
 _ALIVE_S = 5.0
 """How soon the connection of an exclusive consumer must answer a PING, when another wants its place."""
@@ -289,6 +291,28 @@ class Membership:
         for consumer in consumers:
             self.forget(consumer)
         self._detach(group, consumers, done)
+
+    async def alone(self, topic: str, name: str, work: Callable[[], T], *, force: bool) -> T:
+        """Have a worker do something to a subscription that has no consumer: with `force` they are closed before.
+
+        name: as stored. Clients whose consumers are closed subscribe anew, and wait until it is done. Refused:
+        ConsumerBusy, without `force`. Raises what `work` does.
+        """
+        group = self.groups.get((topic, name))
+        if group is None:
+            return await self._workers(work)
+        group.opening += 1
+        try:
+            async with group.lock:
+                if group.consumers and not force:
+                    message = f"subscription {name} has {len(group.consumers)} consumers"
+                    raise Refused(ServerError.CONSUMER_BUSY, message)
+                self.close_group(group, lambda *_: None)
+                group.batches.clear()
+                return await group.pump.run(work)
+        finally:
+            group.opening -= 1
+            self._drop_unused(group)
 
     def close_topic(self, topic: str) -> None:
         """Close every consumer of a topic, by its full name: clients subscribe anew."""

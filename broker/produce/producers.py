@@ -65,7 +65,7 @@ class ProducerSettings(SendSettings):
     """Producers of a connection."""
 
 
-class _Opened(OpenProducer):
+class OpenedProducer(OpenProducer):
     """A producer, and what it was opened with."""
 
     __slots__ = ("command", "epoch", "state", "success", "topic_name")
@@ -93,7 +93,7 @@ class _Connection(SendingPeer):
 
     def __init__(self, peer: Peer) -> None:
         super().__init__(peer)
-        self.producers: dict[int, _Opened] = {}
+        self.producers: dict[int, OpenedProducer] = {}
         self.closed: dict[int, float] = {}
         """When the broker closed a producer, by its number, while that may be unknown to the client."""
 
@@ -104,8 +104,8 @@ class _Producing:
     def __init__(self) -> None:
         self.lock = asyncio.Lock()
         """Held while a producer is admitted, until its epoch is on disk."""
-        self.access: ProducerAccess[_Opened] | None = None
-        self.by_name: dict[str, _Opened] = {}
+        self.access: ProducerAccess[OpenedProducer] | None = None
+        self.by_name: dict[str, OpenedProducer] = {}
         self.opening = 0
 
 
@@ -158,7 +158,7 @@ class Producers:
             message = f"the connection has {len(connection.producers)} producers"
             peer.send(Error(command.request_id, ServerError.NOT_ALLOWED, message))
             return
-        producer = _Opened(connection, command)
+        producer = OpenedProducer(connection, command)
         connection.producers[command.producer_id] = producer
         try:
             await self._open(producer)
@@ -221,7 +221,7 @@ class Producers:
         while any(each.unanswered for each in self._connections.values()):
             await asyncio.sleep(0.005)
 
-    def of_topic(self, topic: str) -> list[OpenProducer]:
+    def of_topic(self, topic: str) -> list[OpenedProducer]:
         """The producers of a topic, by its full name."""
         producing = self._topics.get(topic)
         return [] if producing is None else [each for each in producing.by_name.values() if each.state == "ready"]
@@ -233,7 +233,7 @@ class Producers:
 
     # -- opening -------------------------------------------------------------------------------------
 
-    async def _open(self, producer: _Opened) -> None:
+    async def _open(self, producer: OpenedProducer) -> None:
         command, peer = producer.command, producer.connection.peer
         topic, partition = await self._open_topic(peer, command.topic)
         name = command.producer_name
@@ -283,7 +283,7 @@ class Producers:
             return False, -1, version
         return True, topic.producer(stored_producer(name)).last_sequence_id, version
 
-    async def _take_over(self, producing: _Producing, producer: _Opened) -> None:
+    async def _take_over(self, producing: _Producing, producer: OpenedProducer) -> None:
         """Close another producer of the same name, if it is an earlier one or its connection is dead."""
         while (known := producing.by_name.get(producer.name)) is not None:
             other = known.connection.peer
@@ -296,7 +296,7 @@ class Producers:
             if known.state != "closed":
                 self._close(known)
 
-    async def _admitted(self, producing: _Producing, producer: _Opened, epoch: int | None) -> None:
+    async def _admitted(self, producing: _Producing, producer: OpenedProducer, epoch: int | None) -> None:
         """Record the topic's epoch and answer. REQUIRES: the topic's lock."""
         name = producer.topic_name
         if epoch is not None:
@@ -311,7 +311,7 @@ class Producers:
         producer.connection.closed.pop(producer.producer_id, None)
         producer.connection.peer.send(success)
 
-    def _answer_failed(self, producer: _Opened, error: Exception) -> None:
+    def _answer_failed(self, producer: OpenedProducer, error: Exception) -> None:
         if producer.state != "closed":
             peer = producer.connection.peer
             self._remove(producer)
@@ -320,10 +320,10 @@ class Producers:
     # -- closing -------------------------------------------------------------------------------------
 
     def _store_failed(self, producer: OpenProducer) -> None:
-        if isinstance(producer, _Opened):
+        if isinstance(producer, OpenedProducer):
             self._close(producer)
 
-    def _close(self, producer: _Opened) -> None:
+    def _close(self, producer: OpenedProducer) -> None:
         """Close a producer of our own accord."""
         if producer.state == "waiting":
             self._fence(producer)
@@ -338,14 +338,14 @@ class Producers:
             self._remove(producer)
             connection.peer.send(CloseProducer(producer.producer_id, NO_REQUEST))
 
-    def _fence(self, producer: _Opened) -> None:
+    def _fence(self, producer: OpenedProducer) -> None:
         """Another is the exclusive producer now, or the topic is closed: end one that is ready, waits or is opening."""
         if producer.state == "ready":
             self._close(producer)
         elif producer.state != "closed":
             self._answer_failed(producer, Refused(ServerError.PRODUCER_FENCED, "another producer is the exclusive one"))
 
-    def _remove(self, producer: _Opened) -> None:
+    def _remove(self, producer: OpenedProducer) -> None:
         """Forget a producer; the next may have its turn."""
         if producer.state == "closed":
             return
@@ -370,7 +370,7 @@ class Producers:
             self._start(self._promote(producing, following, epoch))
         self._drop_unused(topic)
 
-    async def _promote(self, producing: _Producing, producer: _Opened, epoch: int | None) -> None:
+    async def _promote(self, producing: _Producing, producer: OpenedProducer, epoch: int | None) -> None:
         """It is its turn: the second PRODUCER_SUCCESS."""
         async with producing.lock:
             try:

@@ -81,8 +81,8 @@ class OpenProducer:
     """A producer of a connection, as SENDs see it."""
 
     __slots__ = (
-        "connection", "figures", "frames", "name", "numbered", "on_answered", "partition", "producer_id", "replies",
-        "stored_name", "topic",
+        "connection", "figures", "frames", "name", "numbered", "on_answered", "opened_at", "partition", "producer_id",
+        "replies", "stored_name", "topic",
     )  # fmt: skip
 
     def __init__(
@@ -97,6 +97,7 @@ class OpenProducer:
         self.topic = topic
         self.partition = partition
         self.numbered = numbered
+        self.opened_at = monotonic()
         self.replies: ReplyQueue[OpenProducer, Outcome] = ReplyQueue()
         self.on_answered: Callable[[], object] | None = None
         """Called once all replies have left; it is to be closed then."""

@@ -1,0 +1,157 @@
+"""Jobs that read the whole store, each a process of its own beside the broker: started, watched, cancelled.
+
+A job is a command of `duelog` with `--json`. It takes no turn of the broker's loop and no lock of its store, and may be
+ended at any moment: a compaction that is cancelled leaves each partition as it was or compacted. Jobs are known to this
+process alone: a restart forgets them and their results, and ends those that run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+from asyncio.subprocess import DEVNULL, PIPE, Process
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..admin.http_request import HttpError
+
+_log = logging.getLogger("duelog.broker.admin")
+
+MOST_RUNNING = 2
+MOST_KEPT = 20
+MAX_RESULT_BYTES = 16 << 20
+"""A longer result is dropped and the job has failed: on the command line it is written to a file."""
+
+_END_S = 10.0
+"""What a job that is cancelled has to end in before it is killed."""
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """One run."""
+
+    job_id: int
+    kind: str
+    options: Mapping[str, Any]
+    started_ms: int
+    state: str = "running"
+    """Then "done", "failed" or "cancelled"."""
+    ended_ms: int | None = None
+    result: Any = None
+    reason: str | None = None
+    """Why it failed."""
+    process: Process | None = None
+    task: asyncio.Task[None] | None = field(default=None, repr=False)
+
+    def as_json(self, *, result: bool) -> dict[str, Any]:
+        """What is told of it."""
+        found = {"id": self.job_id, "kind": self.kind, "options": dict(self.options), "state": self.state,
+                 "startedMs": self.started_ms, "endedMs": self.ended_ms, "reason": self.reason}  # fmt: skip
+        return {**found, "result": self.result} if result else found
+
+
+class Jobs:
+    """Of the event loop's thread."""
+
+    def __init__(self, command: Sequence[str], store: Path, clock: Callable[[], int]) -> None:
+        """command: what runs `duelog`, before its arguments; none: there are no jobs. clock: in ms."""
+        self._command = command
+        self._store = store
+        self._clock = clock
+        self._jobs: deque[Job] = deque()
+        self._count = 0
+
+    def start(self, kind: str, options: Mapping[str, Any], words: Sequence[str], flags: Sequence[str]) -> Job:
+        """Run `duelog WORDS STORE FLAGS`. HttpError: 405 there are no jobs here, 429 too many are running."""
+        if not self._command:
+            raise HttpError(405, "there are no jobs here: `duelog serve` runs them")
+        running = sum(each.state == "running" for each in self._jobs)
+        if running >= MOST_RUNNING:
+            raise HttpError(429, f"{running} jobs are running: wait for one to end, or cancel it")
+        while len(self._jobs) >= MOST_KEPT:
+            self._jobs.remove(next(each for each in self._jobs if each.state != "running"))
+        self._count += 1
+        job = Job(self._count, kind, options, self._clock())
+        self._jobs.append(job)
+        job.task = asyncio.create_task(self._run(job, [*self._command, *words, str(self._store), *flags, "--json"]))
+        return job
+
+    def all(self) -> list[Job]:
+        """Those that are known, the oldest first."""
+        return list(self._jobs)
+
+    def get(self, job_id: int) -> Job:
+        """Raises HttpError 404."""
+        for job in self._jobs:
+            if job.job_id == job_id:
+                return job
+        raise HttpError(404, f"there is no job {job_id}: it never was, or is forgotten; {MOST_KEPT} are kept")
+
+    async def cancel(self, job: Job) -> None:
+        """End it, if it runs. HttpError 409: it has ended."""
+        if job.task is None or job.state != "running":
+            raise HttpError(409, f"job {job.job_id} is {job.state}")
+        job.state = "cancelled"
+        job.task.cancel()
+        await asyncio.wait([job.task])
+
+    async def close(self) -> None:
+        """End all that run."""
+        running = [job for job in self._jobs if job.state == "running"]
+        await asyncio.gather(*map(self.cancel, running))
+
+    async def _run(self, job: Job, command: Sequence[str]) -> None:
+        try:
+            job.process = await asyncio.create_subprocess_exec(*command, stdin=DEVNULL, stdout=PIPE, stderr=PIPE)
+            status, out, err = await self._watch(job.process)
+            await self._take(job, status, out, err)
+        except asyncio.CancelledError:
+            pass
+        except Exception as error:
+            _log.warning("job %s (%s) failed", job.job_id, job.kind, exc_info=True)
+            job.state, job.reason = "failed", str(error) or type(error).__name__
+        finally:
+            if job.process is not None:
+                await _end(job.process)
+            job.process, job.ended_ms = None, self._clock()
+
+    @staticmethod
+    async def _watch(process: Process) -> tuple[int, bytes, bytes]:
+        """Its status and what it wrote, of a result that is too long no more than that it is."""
+
+        async def read(stream: asyncio.StreamReader | None, most: int) -> bytes:
+            found = bytearray()
+            while stream is not None and (piece := await stream.read(1 << 16)):
+                found = (found + piece)[-most:]
+            return bytes(found)
+
+        out, err = await asyncio.gather(read(process.stdout, MAX_RESULT_BYTES + 1), read(process.stderr, 4_096))
+        return await process.wait(), out, err
+
+    @staticmethod
+    async def _take(job: Job, status: int, out: bytes, err: bytes) -> None:
+        if status not in (0, 1):  # 1: it has findings
+            lines = err.decode(errors="replace").strip().splitlines()
+            job.state, job.reason = "failed", lines[-1] if lines else f"exit status {status}"
+        elif len(out) > MAX_RESULT_BYTES:
+            job.state, job.reason = "failed", f"the result is over {MAX_RESULT_BYTES} bytes: use the command line"
+        else:
+            job.result = await asyncio.to_thread(lambda: [json.loads(line) for line in out.splitlines()])
+            job.state = "done"
+
+
+async def _end(process: Process) -> None:
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            process.terminate()
+        try:
+            await asyncio.wait_for(process.wait(), _END_S)
+        except TimeoutError:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()

@@ -1,0 +1,226 @@
+"""Delayed messages: those that are to come by due time, what became of one, cancelling and rescheduling.
+
+Pulsar has none of these. An id is that of the receipt, `ledger:entry`.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import datetime
+from itertools import islice
+from typing import Any
+
+from ...markers.pending_entries import Outcome
+from ...store.message import MAX_DUE_MS, ScheduledMessage
+from ...store.position import MAX_ID, MessageId
+from ...topic import Topic
+from ..admin.http_request import HttpError, Request, texts_of
+from ..admin.routing import Need, Route
+from ..protocol.loop_calls import Workers
+from .stored_blob import opened
+from .topic_finder import TopicFinder
+
+TOPIC = "/duelog/v1/persistent/{tenant}/{namespace}/{topic}"
+MESSAGE = TOPIC + "/messages/{ledger}/{entry}"
+
+MOST_LISTED = 1_000
+MOST_PAYLOAD_BYTES = 4_096
+MOST_TOGETHER = 1_000
+"""Messages that one request cancels or reschedules."""
+
+
+class ScheduleResource:
+    """Of the event loop's thread."""
+
+    def __init__(self, finder: TopicFinder, workers: Workers) -> None:
+        self._finder = finder
+        self._workers = workers
+
+    def routes(self) -> list[Route]:
+        """What is offered."""
+        page = ("start", "end", "limit", "after", "payloadBytes")
+        return [
+            Route("GET", f"{TOPIC}/scheduled", self.scheduled, "Messages to come, by due time", Need.EITHER, page),
+            Route("GET", MESSAGE, self.message, "What has become of a message", Need.EITHER, ("payloadBytes",)),
+            Route("DELETE", MESSAGE, self.cancel, "Cancel a message", Need.PRODUCE),
+            Route("POST", f"{MESSAGE}/reschedule", self.reschedule, "Give a message another due time",
+                  Need.PRODUCE, body="object"),
+            Route("POST", f"{TOPIC}/cancel", self.cancel_together, "Cancel messages in one transaction",
+                  Need.PRODUCE, body="object"),
+            Route("POST", f"{TOPIC}/reschedule", self.reschedule_together, "Give messages another due time, in one",
+                  Need.PRODUCE, body="object"),
+        ]  # fmt: skip
+
+    # -- looking ---------------------------------------------------------------------------------------
+
+    async def scheduled(self, request: Request) -> Any:
+        """Due in [start, end), `limit` at a time; `next` is the `after` of the following page, null: that was all."""
+        topic = await self._finder.one(request)
+        start_ms, end_ms = _instant(request, "start") or 0, _instant(request, "end")
+        limit = request.number("limit", 100, lowest=1, highest=MOST_LISTED)
+        after = _after(request.query.get("after", ""))
+        shown = _payload_bytes(request)
+
+        def work() -> list[ScheduledMessage]:
+            first_ms = start_ms if after is None else max(start_ms, after[0])
+            found = topic.scheduled(first_ms, end_ms)
+            if after is not None:
+                kept = {ledger.ledger_id for ledger in topic.ledgers()}
+                passed = _rank(after[0], after[1], kept)
+                found = (each for each in found if _rank(each.due_ms, each.message_id, kept) > passed)
+            return list(islice(found, limit + 1))
+
+        messages = await self._workers(work)
+        more = messages[limit - 1] if len(messages) > limit else None
+        return {
+            "messages": [_shown(each, shown) for each in messages[:limit]],
+            "next": more and f"{more.due_ms}:{more.message_id}",
+        }
+
+    async def message(self, request: Request) -> Any:
+        """Its state: scheduled, cancelled, fired (delivered to whom it is for, or to be), or 404: unknown."""
+        topic, message_id = await self._finder.one(request), _id_of(request)
+        shown = _payload_bytes(request)
+
+        def work() -> dict[str, Any] | None:
+            state, found = topic.state(message_id), topic.get(message_id)
+            if found is None and state == "unknown":
+                return None
+            position = topic.position_of(message_id)
+            stored = {"messageId": str(message_id)} if found is None else _shown(found, shown)
+            return {**stored, "state": state, "position": None if position is None else str(position)}
+
+        found = await self._workers(work)
+        if found is None:
+            raise _unknown(message_id)
+        return found
+
+    # -- changing --------------------------------------------------------------------------------------
+
+    async def cancel(self, request: Request) -> None:
+        """204: it never comes. 409: it has fired. 404: unknown."""
+        topic, message_id = await self._finder.one(request), _id_of(request)
+        (outcome,) = await self._workers(lambda: topic.cancel_batch([message_id]))
+        _require(outcome, message_id)
+
+    async def cancel_together(self, request: Request) -> Any:
+        """`messageIds` of the body, and by id what became of it: cancelled, already cancelled, fired, unknown."""
+        topic, ids = await self._finder.one(request), _ids_of(request)
+        outcomes = await self._workers(lambda: topic.cancel_batch(ids))
+        return {"messages": [{"messageId": str(each), "outcome": outcome.value}
+                             for each, outcome in zip(ids, outcomes, strict=True)]}  # fmt: skip
+
+    async def reschedule(self, request: Request) -> Any:
+        """`deliverAt` (ms or ISO 8601) or `deliverAfter` (seconds); neither: now. Its new id; 409: it is too late."""
+        topic, message_id = await self._finder.one(request), _id_of(request)
+        (new_id,) = await self._reschedule(topic, [message_id], request)
+        if new_id is None:
+            state = await self._workers(lambda: topic.state(message_id))
+            if state == "unknown":
+                raise _unknown(message_id)
+            raise HttpError(409, f"message {message_id} is {state}: it has no due time any more")
+        return {"messageId": str(new_id)}
+
+    async def reschedule_together(self, request: Request) -> Any:
+        """`messageIds` of the body; by id the new one, null: too late, cancelled or unknown."""
+        topic, ids = await self._finder.one(request), _ids_of(request)
+        new_ids = await self._reschedule(topic, ids, request)
+        return {"messages": [{"messageId": str(each), "newMessageId": None if new is None else str(new)}
+                             for each, new in zip(ids, new_ids, strict=True)]}  # fmt: skip
+
+    async def _reschedule(self, topic: Topic, ids: Sequence[MessageId], request: Request) -> Sequence[MessageId | None]:
+        body = request.object(optional=True)
+        unknown = body.keys() - {"deliverAt", "deliverAfter", "messageIds"}
+        if unknown:
+            raise HttpError(412, f"{sorted(unknown)!r:.200}: expected deliverAt or deliverAfter")
+        at, after = body.get("deliverAt"), body.get("deliverAfter")
+        if isinstance(at, str):
+            at = _time("deliverAt", at)
+        return await self._workers(lambda: topic.reschedule_batch(ids, deliver_at=at, deliver_after=after))
+
+
+def _shown(message: ScheduledMessage, payload_bytes: int) -> dict[str, Any]:
+    """A stored message; its payload as base64, the first bytes of it."""
+    found: dict[str, Any] = {
+        "messageId": str(message.message_id),
+        "dueMs": message.due_ms,
+        "publishMs": message.publish_ms,
+        "key": message.key,
+        "properties": message.properties,
+        "producer": None,
+        "messages": 1,
+        "bytes": len(message.payload),
+    }
+    payload = message.payload
+    with suppress(HttpError):  # metadata that cannot be read: what the store knows
+        metadata, payload = opened(message)
+        found["properties"] = {each.key: each.value for each in metadata.properties}
+        found |= {"producer": metadata.producer_name, "messages": metadata.num_messages_in_batch or 1}
+        found |= {"key": metadata.partition_key, "bytes": len(payload)}
+    if payload_bytes:
+        found["payload"] = base64.b64encode(payload[:payload_bytes]).decode()
+    return found
+
+
+def _rank(due_ms: int, message_id: MessageId, main_ledgers: set[int]) -> tuple[int, bool, MessageId]:
+    """The order of `Topic.scheduled`: of those due at one instant, the ones in a partition come first."""
+    return due_ms, message_id.ledger_id in main_ledgers, message_id
+
+
+def _require(outcome: Outcome, message_id: MessageId) -> None:
+    if outcome is Outcome.FIRED:
+        raise HttpError(409, f"message {message_id} has fired: it is too late to cancel it")
+    if outcome is Outcome.UNKNOWN:
+        raise _unknown(message_id)
+
+
+def _unknown(message_id: MessageId) -> HttpError:
+    return HttpError(404, f"the topic has no message {message_id}")
+
+
+def _id_of(request: Request) -> MessageId:
+    return MessageId(request.number("ledger", 0, highest=MAX_ID), request.number("entry", 0, highest=MAX_ID))
+
+
+def _ids_of(request: Request) -> list[MessageId]:
+    texts = texts_of(request.object(), "messageIds")
+    if not 1 <= len(texts) <= MOST_TOGETHER:
+        raise HttpError(412, f"messageIds: {len(texts)} of them; expected 1 to {MOST_TOGETHER}")
+    return [MessageId.parse(text) for text in texts]
+
+
+def _payload_bytes(request: Request) -> int:
+    return request.number("payloadBytes", 0, highest=MOST_PAYLOAD_BYTES)
+
+
+def _instant(request: Request, name: str) -> int | None:
+    """A query that is a time: milliseconds, or ISO 8601 with a zone."""
+    text = request.query.get(name, "")
+    if not text:
+        return None
+    if text.isdecimal():
+        return request.number(name, 0, highest=MAX_DUE_MS)
+    return max(int(_time(name, text).timestamp() * 1_000), 0)
+
+
+def _time(name: str, text: str) -> datetime:
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        found = None
+    if found is None or found.tzinfo is None:
+        reason = "expected milliseconds since 1970, or ISO 8601 with a zone (2026-11-21T09:00:00Z)"
+        raise HttpError(412, f"{name}={text!r:.200}: {reason}")
+    return found
+
+
+def _after(text: str) -> tuple[int, MessageId] | None:
+    """Where the page before ended."""
+    if not text:
+        return None
+    due, _, message_id = text.partition(":")
+    if not (due.isascii() and due.isdigit() and int(due[:16]) <= MAX_DUE_MS):
+        raise HttpError(412, f"after={text!r:.200}: expected `next` of the page before")
+    return int(due), MessageId.parse(message_id)

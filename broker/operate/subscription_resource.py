@@ -1,0 +1,210 @@
+"""Subscriptions: listing, creating, deleting, skipping, expiring, moving, looking at messages.
+
+On a partitioned topic, what needs no single message concerns all partitions. What is not due yet is no part of a
+subscription's backlog: it is neither skipped nor expired, and comes at its time.
+
+Source of paths and bodies: Apache Pulsar's admin REST, persistent topics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from ...faces.subscription_admin import SubscriptionAdmin
+from ...store.clock import StoreClock
+from ...store.errors import UnknownSubscription
+from ...store.message import MAX_DUE_MS
+from ...store.position import MAX_ID, MessageId
+from ...topic import Topic
+from ...topics.seeking import PublishedAt
+from ..admin.http_request import HttpError, Reply, Request, checked_integer, value_of
+from ..admin.routing import Need, Route
+from ..consume import feed
+from ..consume.consumers import Consumers
+from ..lookup.topic_address import shown_subscription
+from ..protocol.loop_calls import Workers
+from .stored_blob import reply_of
+from .topic_finder import TOPIC, TopicFinder
+
+SUBSCRIPTION = TOPIC + "/subscription/{subscription}"
+MOST_PEEKED = 10_000
+"""Messages of which each may be looked at: those before it are read on the way."""
+
+
+class SubscriptionResource:
+    """Of the event loop's thread."""
+
+    def __init__(self, finder: TopicFinder, consumers: Consumers, workers: Workers, clock: StoreClock) -> None:
+        self._finder = finder
+        self._consumers = consumers
+        self._workers = workers
+        self._clock = clock
+
+    def routes(self) -> list[Route]:
+        """What is offered."""
+        every = TOPIC + "/all_subscription/expireMessages/{expireTimeInSeconds}"
+        reset, count = f"{SUBSCRIPTION}/resetcursor", "{numMessages}"
+        return [
+            Route("GET", f"{TOPIC}/subscriptions", self.names, "Names of the subscriptions", Need.EITHER),
+            Route("PUT", SUBSCRIPTION, self.create, "Create a subscription, at the end or at a message id",
+                  Need.CONSUME, ("replicated", "authoritative"), "object"),
+            Route("DELETE", SUBSCRIPTION, self.delete, "Delete a subscription", Need.CONSUME, ("force",)),
+            Route("POST", f"{SUBSCRIPTION}/skip_all", self.skip_all, "Acknowledge all that is due", Need.CONSUME),
+            Route("POST", f"{SUBSCRIPTION}/skip/{count}", self.skip, "Acknowledge the first messages", Need.CONSUME),
+            Route("POST", SUBSCRIPTION + "/expireMessages/{expireTimeInSeconds}", self.expire,
+                  "Acknowledge what has been due for so long", Need.CONSUME),
+            Route("POST", every, self.expire_all, "Likewise, for each subscription", Need.CONSUME),
+            Route("POST", f"{reset}/{{timestamp}}", self.reset_to_time, "Go to a publish time (ms)", Need.CONSUME),
+            Route("POST", reset, self.reset_to_message, "Go to a message id", Need.CONSUME, body="object"),
+            Route("GET", f"{SUBSCRIPTION}/position/{{messagePosition}}", self.peek,
+                  "The n-th message, 1 the first, that is due and not acknowledged", Need.CONSUME),
+        ]  # fmt: skip
+
+    async def names(self, request: Request) -> Any:
+        """Of a partitioned topic those of any partition."""
+        topics = await self._finder.every(request)
+        found = await self._workers(lambda: {name for topic in topics for name in topic.subscriptions()})
+        return sorted(map(shown_subscription, found))
+
+    async def create(self, request: Request) -> None:
+        """409: it is there. The body, if there is one, is a message id: the first message that it gets."""
+        name, topics = request.subscription, await self._finder.every(request)
+        if request.flag("replicated"):
+            raise HttpError(412, "replicated=true: nothing is replicated here")
+        body = request.object(optional=True)
+        if body.get("properties"):
+            raise HttpError(412, f"properties={body['properties']!r:.200}: subscriptions have none here")
+        start = _position_of(body) if body else "latest"
+        if len(topics) > 1 and isinstance(start, MessageId):
+            raise HttpError(405, "a message id is of one partition: create the subscription on that one")
+
+        def work() -> bool:
+            if any(name in topic.subscriptions() for topic in topics):
+                return False
+            for topic in topics:
+                target = feed.existing(topic, start)
+                initial = target if isinstance(target, str) else "earliest"
+                topic.subscribe(name, type="shared", initial_position=initial).close()
+                if not isinstance(target, str):
+                    topic.subscription(name).reset(target)
+            return True
+
+        if not await self._workers(work):
+            raise HttpError(409, f"subscription {shown_subscription(name)} exists already")
+
+    async def delete(self, request: Request) -> None:
+        """412 while it has consumers, unless `force`, which closes them."""
+        name, force = request.subscription, request.flag("force")
+        found = await self._existing(request)
+        for topic, _ in () if force else found:
+            if self._consumers.of_topic(topic.name).get(name):
+                raise HttpError(412, f"subscription {shown_subscription(name)} of {topic.name} has consumers")
+        for topic, _ in found:
+            await self._consumers.alone(topic.name, name, partial(topic.unsubscribe, name), force=force)
+
+    # -- backlog ---------------------------------------------------------------------------------------
+
+    async def skip_all(self, request: Request) -> None:
+        """What consumers hold is acknowledged, too, and what waits inline (PIP-448)."""
+        found = await self._existing(request)
+
+        def work() -> None:
+            for topic, subscription in found:
+                subscription.expire(self._clock.now_ms() + 1)
+                topic.clear_inline(subscription.name)
+
+        await self._workers(work)
+
+    async def skip(self, request: Request) -> None:
+        """The first `numMessages` entries; a batch is one."""
+        found = await self._one(request)
+        count = request.number("numMessages", 0, lowest=0)
+
+        def work() -> None:
+            left = count
+            while left and (skipped := found.skip(min(left, 100))):
+                left -= skipped
+
+        await self._workers(work)
+
+    async def expire(self, request: Request) -> None:
+        """A delayed message has been due since its due time."""
+        found = await self._existing(request)
+        before_ms = self._before(request)
+        await self._workers(lambda: [subscription.expire(before_ms) for _, subscription in found])
+
+    async def expire_all(self, request: Request) -> None:
+        """Of a partitioned topic, those of each partition."""
+        topics, before_ms = await self._finder.every(request), self._before(request)
+
+        def work() -> None:
+            for topic in topics:
+                for name in topic.subscriptions():
+                    topic.subscription(name).expire(before_ms)
+
+        await self._workers(work)
+
+    def _before(self, request: Request) -> int:
+        age_s = request.number("expireTimeInSeconds", 0, lowest=1, highest=MAX_DUE_MS // 1_000)
+        return max(self._clock.now_ms() - age_s * 1_000, 0)
+
+    # -- positions -------------------------------------------------------------------------------------
+
+    async def reset_to_time(self, request: Request) -> None:
+        """To the first message published then or later; its consumers are closed, and subscribe anew."""
+        found = await self._existing(request)
+        target = PublishedAt(request.number("timestamp", 0, highest=MAX_DUE_MS))
+        for topic, subscription in found:
+            await self._alone(topic, subscription, partial(subscription.reset, target))
+
+    async def reset_to_message(self, request: Request) -> None:
+        """Inclusive, unless `isExcluded`. The receipt of a delayed message that has fired will do."""
+        found = await self._one(request)
+        topic, body = await self._finder.one(request), request.object()
+        start = _position_of(body)
+        if value_of(body, "isExcluded", bool, False) and isinstance(start, MessageId):
+            start = start._replace(entry_id=start.entry_id + 1)
+        await self._alone(topic, found, lambda: found.reset(feed.existing(topic, start)))
+
+    async def _alone(self, topic: Topic, subscription: SubscriptionAdmin, work: Callable[[], object]) -> None:
+        await self._consumers.alone(topic.name, subscription.name, work, force=True)
+
+    async def peek(self, request: Request) -> Reply:
+        """As Pulsar shows it: metadata in headers, a batch in one piece. 404: there are not so many."""
+        found = await self._one(request)
+        place = request.number("messagePosition", 1, lowest=1, highest=MOST_PEEKED)
+        messages = await self._workers(lambda: found.peek(after=place - 1))
+        if not messages:
+            raise HttpError(404, f"there is no message {place}: fewer are due and not acknowledged")
+        return await self._workers(lambda: reply_of(messages[0], messages[0].position))
+
+    # -- finding ---------------------------------------------------------------------------------------
+
+    async def _one(self, request: Request) -> SubscriptionAdmin:
+        """Of a topic that is not partitioned."""
+        topic = await self._finder.one(request)
+        return await self._workers(lambda: topic.subscription(request.subscription))
+
+    async def _existing(self, request: Request) -> list[tuple[Topic, SubscriptionAdmin]]:
+        """On every partition that has it, one at least."""
+        topics, name = await self._finder.every(request), request.subscription
+
+        def work() -> list[tuple[Topic, SubscriptionAdmin]]:
+            found = [(topic, topic.subscription(name)) for topic in topics if name in topic.subscriptions()]
+            if not found:
+                raise UnknownSubscription(str(request.topic.name), shown_subscription(name))
+            return found
+
+        return await self._workers(work)
+
+
+def _position_of(body: dict[str, Any]) -> feed.Start:
+    """A message id as Pulsar's clients write it; the largest numbers stand for the end, -1 for the beginning."""
+    ledger, number = (checked_integer(name, body.get(name), -1, 2**63 - 1) for name in ("ledgerId", "entryId"))
+    if ledger == -1:
+        return "earliest"
+    if ledger >= MAX_ID:
+        return "latest"
+    return MessageId(ledger, max(number, 0))

@@ -1,0 +1,64 @@
+"""Which topics of the store a request means: the topic that it names, or all partitions of a partitioned one."""
+
+from __future__ import annotations
+
+from ...delayed_store import DelayedStore
+from ...topic import Topic
+from ..admin.http_request import HttpError, Request
+from ..lookup.resources import Resources
+from ..lookup.topic_address import TopicAddress, partition_name
+from ..protocol.loop_calls import Workers
+
+TOPICS = "/admin/v2/persistent/{tenant}/{namespace}"
+TOPIC = TOPICS + "/{topic}"
+
+
+class TopicFinder:
+    """Finds them. Of the event loop's thread."""
+
+    def __init__(self, store: DelayedStore, resources: Resources, workers: Workers) -> None:
+        self._store = store
+        self._resources = resources
+        self._workers = workers
+
+    def namespace(self, request: Request) -> str:
+        """`tenant/namespace`, which exists. Raises HttpError 404."""
+        namespace = request.namespace
+        if self._resources.namespaces.get(namespace) is None:
+            raise HttpError(404, f"namespace {namespace} does not exist")
+        return namespace
+
+    def address(self, request: Request) -> TopicAddress:
+        """A topic that need not exist, in a namespace that does. Raises HttpError 404, Refused."""
+        self.namespace(request)
+        return request.topic
+
+    def topic(self, address: TopicAddress) -> Topic:
+        """The topic of the store, which need not exist."""
+        return self._store.topic(str(address.name))
+
+    def partition_topics(self, address: TopicAddress) -> list[Topic]:
+        """Of a partitioned topic, those that hold its partitions, which need not exist; else none."""
+        numbers = range(self._resources.partitions(address.name))
+        return [self._store.topic(str(partition_name(address.name, number))) for number in numbers]
+
+    async def one(self, request: Request) -> Topic:
+        """A topic that exists. Raises HttpError 404, and 405 for a partitioned one."""
+        address = self.address(request)
+        partitions = self._resources.partitions(address.name)
+        if partitions:
+            reason = f"{address.name} is partitioned: ask for one of {partition_name(address.name, 0)} and so on"
+            raise HttpError(405, reason)
+        (found,) = await self._existing(address, [self.topic(address)])
+        return found
+
+    async def every(self, request: Request) -> list[Topic]:
+        """The topic, or the partitions of it that exist: at least one. Raises HttpError 404."""
+        address = self.address(request)
+        return await self._existing(address, self.partition_topics(address) or [self.topic(address)])
+
+    async def _existing(self, address: TopicAddress, topics: list[Topic]) -> list[Topic]:
+        found = await self._workers(lambda: [topic for topic in topics if topic.exists()])
+        if not found:
+            raise HttpError(404, f"topic {address.name} does not exist")
+        return found

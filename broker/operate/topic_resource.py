@@ -1,0 +1,277 @@
+"""Topics: listing, creating, partitions, deleting, unloading, and single messages by id or time.
+
+Source of paths and bodies: Apache Pulsar's admin REST, persistent topics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+from ...delayed_store import DelayedStore
+from ...store.errors import InvalidArgument, UnknownTopic
+from ...store.message import MAX_DUE_MS
+from ...store.position import MAX_ID, MessageId
+from ...topic import Topic
+from ...topics.seeking import PublishedAt
+from ..admin.http_request import HttpError, Reply, Request, checked_integer
+from ..admin.routing import Need, Route
+from ..consume import feed
+from ..consume.consumers import Consumers
+from ..lookup.namespace_settings import PartitionedTopic
+from ..lookup.resources import Resources, path_of
+from ..lookup.topic_access import TopicAccess
+from ..lookup.topic_address import TopicAddress, partition_name
+from ..lookup.topic_facts import TopicFacts
+from ..produce.producers import Producers
+from ..protocol.loop_calls import Workers
+from .stored_blob import reply_of
+from .topic_finder import TOPIC, TOPICS, TopicFinder
+
+MAX_PARTITIONS = 10_000
+
+Names = Callable[[str], Any]
+"""Of `tenant/namespace`, the full names of its topics, awaited."""
+
+
+class TopicResource:
+    """Of the event loop's thread."""
+
+    def __init__(
+        self,
+        store: DelayedStore,
+        resources: Resources,
+        access: TopicAccess,
+        facts: TopicFacts,
+        producers: Producers,
+        consumers: Consumers,
+        workers: Workers,
+        names: Names,
+    ) -> None:
+        self._store = store
+        self._resources = resources
+        self._access = access
+        self._facts = facts
+        self._producers = producers
+        self._consumers = consumers
+        self._workers = workers
+        self._names = names
+        self._finder = TopicFinder(store, resources, workers)
+
+    def routes(self) -> list[Route]:
+        """What is offered."""
+        forced = ("force", "deleteSchema", "authoritative")
+        partitions = f"{TOPIC}/partitions"
+        return [
+            Route("GET", TOPICS, self.topics, "Topics of a namespace, partitions each by itself", Need.EITHER),
+            Route("GET", f"{TOPICS}/partitioned", self.list_partitioned, "Partitioned topics", Need.EITHER),
+            Route("PUT", TOPIC, self.create, "Create a topic", Need.TENANT, body="object"),
+            Route("DELETE", TOPIC, self.delete, "Delete a topic with all it holds", Need.TENANT, forced),
+            Route("GET", partitions, self.metadata, "How many partitions", Need.EITHER, ("checkAllowAutoCreation",)),
+            Route("PUT", partitions, self.create_partitioned, "Create all partitions", Need.TENANT, body="integer"),
+            Route("POST", partitions, self.add_partitions, "Have more partitions", Need.TENANT, body="integer"),
+            Route("DELETE", partitions, self.delete_partitioned, "Delete all partitions", Need.TENANT, forced),
+            Route("POST", f"{TOPIC}/createMissedPartitions", self.repair, "Create missing partitions", Need.TENANT),
+            Route("PUT", f"{TOPIC}/unload", self.unload, "Have clients look the topic up anew", Need.TENANT),
+            Route("GET", f"{TOPIC}/lastMessageId", self.last_message_id, "Id of the last message", Need.CONSUME),
+            Route("GET", f"{TOPIC}/messageid/{{timestamp}}", self.published_at,
+                  "Id of the first message published then (ms) or later", Need.CONSUME),
+            Route("GET", f"{TOPIC}/ledger/{{ledger}}/entry/{{entry}}", self.message, "A stored message", Need.CONSUME),
+        ]  # fmt: skip
+
+    # -- names -----------------------------------------------------------------------------------------
+
+    async def topics(self, request: Request) -> Any:
+        """Full names, in order."""
+        return await self._names(self._finder.namespace(request))
+
+    async def list_partitioned(self, request: Request) -> Any:
+        """Full names of partitioned topics."""
+        names = self._resources.partitioned.names(f"{self._finder.namespace(request)}/")
+        return [f"persistent://{name}" for name in names]
+
+    async def metadata(self, request: Request) -> Any:
+        """0 partitions: it is a plain topic."""
+        address = self._finder.address(request)
+        partitions = self._resources.partitions(address.name)
+        if not partitions and not await self._access.exists(address):
+            policy = self._resources.auto_creation(address.name.namespace_name)
+            if not request.flag("checkAllowAutoCreation") or not policy.allowed:
+                raise HttpError(404, f"topic {address.name} does not exist")
+            if policy.partitions and address.partition < 0:
+                partitions = await self._access.make_partitioned(address, policy.partitions)
+        return {"partitions": partitions, "deleted": False, "properties": {}}
+
+    # -- creating --------------------------------------------------------------------------------------
+
+    async def create(self, request: Request) -> None:
+        """A plain topic, or a missing partition of a partitioned one."""
+        address = self._finder.address(request)
+        _refuse_properties(request.object(optional=True))
+        partitions = self._resources.partitions(address.base)
+        if address.partition >= max(partitions, 1) and partitions:
+            raise HttpError(412, f"{address.name}: the topic has partitions 0 to {partitions - 1}")
+        taken = self._resources.partitions(address.name)
+        if taken or not await self._workers(self._finder.topic(address).create):
+            raise HttpError(409, f"topic {address.name} exists already")
+
+    async def create_partitioned(self, request: Request) -> None:
+        """The topic and its partitions."""
+        address, count = self._finder.address(request), _partitions_of(request)
+        if address.partition >= 0:
+            raise HttpError(412, f"{address.name}: a name that ends so is a partition's")
+        names = [str(address.name), *(str(partition_name(address.name, number)) for number in range(count))]
+        if await self._workers(lambda: any(self._store.topic(name).exists() for name in names)):
+            raise HttpError(409, f"{address.name}, or a topic that would be a partition of it, exists already")
+        if not await self._resources.partitioned.add(path_of(address.name), PartitionedTopic(count)):
+            raise HttpError(409, f"topic {address.name} exists already")
+        await self._access.make_partitioned(address, count)
+
+    async def add_partitions(self, request: Request) -> None:
+        """New partitions have the subscriptions that the others have, before producers know of them."""
+        address, count = self._finder.address(request), _partitions_of(request)
+        before = await self._require_partitioned(address)
+        if count <= before:
+            raise HttpError(412, f"partitions={count}: the topic has {before}, and may have more only")
+        await self._create_partitions(address, count)
+
+        def change(known: PartitionedTopic | None) -> PartitionedTopic | None:
+            return None if known is None else PartitionedTopic(max(count, known.partitions))
+
+        await self._resources.partitioned.change(path_of(address.name), change)
+
+    async def repair(self, request: Request) -> None:
+        """Partitions that are missing, as a partitioned topic is created in two steps."""
+        address = self._finder.address(request)
+        await self._create_partitions(address, await self._require_partitioned(address))
+
+    async def _create_partitions(self, address: TopicAddress, count: int) -> None:
+        names = [str(partition_name(address.name, number)) for number in range(count)]
+
+        def work() -> None:
+            created = self._store.create_topics(names)
+            topics = [self._store.topic(name) for name in names]
+            subscriptions = {
+                name for topic, new in zip(topics, created, strict=True) if not new for name in topic.subscriptions()
+            }
+            for topic, new in zip(topics, created, strict=True):
+                for name in subscriptions if new else ():
+                    topic.subscribe(name, type="shared").close()
+
+        await self._workers(work)
+
+    async def _require_partitioned(self, address: TopicAddress) -> int:
+        partitions = self._resources.partitions(address.name)
+        if not partitions:
+            exists = await self._access.exists(address)
+            status, reason = (409, "is not partitioned") if exists else (404, "does not exist")
+            raise HttpError(status, f"topic {address.name} {reason}")
+        return partitions
+
+    # -- deleting --------------------------------------------------------------------------------------
+
+    async def delete(self, request: Request) -> None:
+        """412 while clients are attached, unless `force`, which closes them."""
+        topic = await self._finder.one(request)
+        await self._delete([topic], force=request.flag("force"))
+        await self._resources.topics.remove(path_of(request.topic.name))
+
+    async def delete_partitioned(self, request: Request) -> None:
+        """Likewise, of all partitions: none is deleted while one of them has clients."""
+        address = self._finder.address(request)
+        await self._require_partitioned(address)
+        topics = self._finder.partition_topics(address)
+        await self._delete(topics, force=request.flag("force"))
+        await self._resources.partitioned.remove(path_of(address.name))
+        await self._resources.topics.remove(path_of(address.name))
+        await self._workers(partial(self._facts.forget, str(address.name)))
+
+    async def _delete(self, topics: Sequence[Topic], *, force: bool) -> None:
+        for topic in () if force else topics:
+            producers = len(self._producers.of_topic(topic.name))
+            consumers = sum(map(len, self._consumers.of_topic(topic.name).values()))
+            if producers or consumers:
+                raise HttpError(412, f"{topic.name} has {producers} producers and {consumers} consumers; force=true")
+        self._close_clients(topics)
+
+        def work() -> None:
+            for topic in topics:
+                self._facts.forget(topic.name)
+                with suppress(UnknownTopic):
+                    self._store.delete_topic(topic.name)
+
+        await self._workers(work)
+
+    async def unload(self, request: Request) -> None:
+        """Every producer and consumer is told that it is closed; clients open them anew."""
+        self._close_clients(await self._finder.every(request))
+
+    def _close_clients(self, topics: Sequence[Topic]) -> None:
+        for topic in topics:
+            self._producers.close_topic(topic.name)
+            self._consumers.close_topic(topic.name)
+
+    # -- messages --------------------------------------------------------------------------------------
+
+    async def last_message_id(self, request: Request) -> Any:
+        """-1 and -1: nothing may be read."""
+        topic = await self._finder.one(request)
+        position, batch_index = await self._workers(lambda: feed.last_entry(topic, None))
+        if position.entry_id < 0:
+            position = MessageId(-1, -1)
+        return {**id_json(position, request.topic), **({} if batch_index < 0 else {"batchIndex": batch_index})}
+
+    async def published_at(self, request: Request) -> Any:
+        """404: none was."""
+        topic = await self._finder.one(request)
+        time_ms = request.number("timestamp", 0, highest=MAX_DUE_MS)
+
+        def work() -> MessageId | None:
+            with topic.reader(PublishedAt(time_ms)) as reader:
+                messages, _ = reader.poll_columns(1)
+                return messages.positions[0] if messages else None
+
+        found = await self._workers(work)
+        if found is None:
+            raise HttpError(404, f"no message that may be read was published at {time_ms} ms or later")
+        return id_json(found, request.topic)
+
+    async def message(self, request: Request) -> Reply:
+        """By the id that came with it, or that of its receipt: a delayed one before it is due, too."""
+        topic = await self._finder.one(request)
+        message_id = MessageId(request.number("ledger", 0, highest=MAX_ID), request.number("entry", 0, highest=MAX_ID))
+
+        def work() -> Reply | None:
+            with suppress(InvalidArgument):  # an id that is none of the main log's
+                with topic.reader(message_id) as reader:
+                    messages, _ = reader.poll_columns(1)
+                if messages and messages.positions[0] == message_id:
+                    return reply_of(messages[0], message_id)
+            stored = topic.get(message_id)
+            return None if stored is None else reply_of(stored, message_id)
+
+        found = await self._workers(work)
+        if found is None:
+            raise HttpError(404, f"there is no message {message_id}")
+        return found
+
+
+def id_json(position: MessageId, address: TopicAddress) -> dict[str, int]:
+    """A message id as Pulsar writes it."""
+    return {"ledgerId": position.ledger_id, "entryId": position.entry_id, "partitionIndex": address.partition}
+
+
+def _partitions_of(request: Request) -> int:
+    """The body: a number, or an object with it."""
+    found = request.json()
+    if isinstance(found, dict):
+        _refuse_properties(found.get("properties") or {})
+        found = found.get("partitions")
+    return checked_integer("partitions", found, 1, MAX_PARTITIONS)
+
+
+def _refuse_properties(properties: object) -> None:
+    if properties:
+        raise HttpError(412, f"properties={properties!r:.200}: topics have none here")

@@ -1,0 +1,314 @@
+"""Figures of topics in Pulsar's names, with every field that a reader of its statistics needs.
+
+What this broker has not (offloading, replication, transactions ...) is 0, false, empty, as it is in a Pulsar that uses
+none of it. Rates are those of `broker/metrics/rates.py`, over the last full period. Sizes of backlogs are estimated by
+the mean size of the main log's entries. A message that is not due counts in `msgBacklog` and in `msgDelayed`, and not
+in `msgBacklogNoDelayed`, as in Pulsar.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from time import monotonic
+from typing import Any
+
+from ...stats import SubscriptionStats, TopicStats
+from ...store.log.managed_ledger import LedgerInfo
+from ...store.position import MessageId
+from ..consume.consumer_record import INDIVIDUAL, Consumer, Dispatched
+from ..consume.consumers import Consumers
+from ..lookup.topic_address import shown_subscription
+from ..metrics.rates import OutRate, Rates
+from ..produce.producers import OpenedProducer, Producers
+from ..protocol.parts import AccessMode, KeyValue
+
+TYPES = ("Exclusive", "Shared", "Failover", "Key_Shared")
+_ACCESS = {
+    AccessMode.SHARED: "Shared",
+    AccessMode.EXCLUSIVE: "Exclusive",
+    AccessMode.WAIT_FOR_EXCLUSIVE: "WaitForExclusive",
+    AccessMode.EXCLUSIVE_WITH_FENCING: "ExclusiveWithFencing",
+}
+
+_NO_COMPACTION = {
+    "lastCompactionRemovedEventCount": 0,
+    "lastCompactionSucceedTimestamp": 0,
+    "lastCompactionFailedTimestamp": 0,
+    "lastCompactionDurationTimeInMills": 0,
+}
+
+
+class TopicFigures:
+    """Puts them together. Of the event loop's thread."""
+
+    def __init__(
+        self,
+        producers: Producers,
+        consumers: Consumers,
+        rates: Rates,
+        clock: Callable[[], int],
+        deduplicates: Callable[[str], bool],
+    ) -> None:
+        """clock: the store's, in ms."""
+        self._producers = producers
+        self._consumers = consumers
+        self._rates = rates
+        self._clock = clock
+        self._deduplicates = deduplicates
+
+    def of_topic(self, stats: TopicStats, *, publishers: bool = True, consumers: bool = True) -> dict[str, Any]:
+        """TopicStats; publishers, consumers: whether each is listed."""
+        rates, name = self._rates, stats.name
+        came, sent, rate_in = rates.received(name), rates.sent(name), rates.published(name)
+        out = Dispatched()
+        for dispatched in sent.values():
+            out.add(dispatched)
+        attached = self._consumers.of_topic(name)
+        entry_bytes = stats.stored_bytes / stats.entries if stats.entries else 0.0
+        shown: dict[str, Any] = {}
+        for each in stats.subscriptions:
+            figures = sent.get(each.name, Dispatched())
+            shown[shown_subscription(each.name)] = self._of_subscription(
+                stats, each, attached.pop(each.name, []), figures, entry_bytes, consumers
+            )
+        for reader, members in attached.items():
+            shown[shown_subscription(reader)] = self._of_reader(name, reader, members, consumers)
+        return {
+            "msgRateIn": rate_in.messages,
+            "msgThroughputIn": rate_in.bytes,
+            **_out(rates.dispatched(name), out),
+            "bytesInCounter": came.bytes,
+            "msgInCounter": came.messages,
+            "averageMsgSize": rate_in.bytes / rate_in.messages if rate_in.messages else 0.0,
+            "msgChunkPublished": False,
+            "storageSize": stats.stored_bytes,
+            "backlogSize": max((each["backlogSize"] for each in shown.values()), default=0),
+            "publishRateLimitedTimes": 0,
+            "earliestMsgPublishTimeInBacklogs": 0,
+            "offloadedStorageSize": 0,
+            "lastOffloadLedgerId": 0,
+            "lastOffloadSuccessTimeStamp": 0,
+            "lastOffloadFailureTimeStamp": 0,
+            "ongoingTxnCount": 0,
+            "abortedTxnCount": 0,
+            "committedTxnCount": 0,
+            "publishers": [self._of_producer(each) for each in self._producers.of_topic(name)] if publishers else [],
+            "waitingPublishers": 0,
+            "subscriptions": shown,
+            "replication": {},
+            "deduplicationStatus": "Enabled" if self._deduplicates(name) else "Disabled",
+            "nonContiguousDeletedMessagesRanges": 0,
+            "nonContiguousDeletedMessagesRangesSerializedSize": 0,
+            "delayedMessageIndexSizeInBytes": stats.index_bytes,
+            "compaction": _NO_COMPACTION,
+        }
+
+    def _of_producer(self, producer: OpenedProducer) -> dict[str, Any]:
+        rate = self._rates.of_producer(producer)
+        return {
+            "accessMode": _ACCESS[AccessMode(producer.command.access_mode)],
+            "msgRateIn": rate.messages,
+            "msgThroughputIn": rate.bytes,
+            "averageMsgSize": rate.bytes / rate.messages if rate.messages else 0.0,
+            "chunkedMessageRate": 0.0,
+            "producerId": producer.producer_id,
+            "supportsPartialProducer": False,
+            "producerName": producer.name,
+            "address": producer.connection.peer.address,
+            "connectedSince": self._since(producer.opened_at),
+            "clientVersion": producer.connection.peer.client_version,
+            "metadata": _metadata(producer.command.metadata),
+        }
+
+    def _of_subscription(
+        self,
+        topic: TopicStats,
+        stats: SubscriptionStats,
+        members: Sequence[Consumer],
+        sent: Dispatched,
+        entry_bytes: float,
+        consumers: bool,
+    ) -> dict[str, Any]:
+        delayed = topic.pending - topic.inline + stats.inline
+        rate = self._rates.of_subscription(topic.name, stats.name)
+        shown = self._subscription(members, rate, sent, consumers)
+        individual = bool(members) and members[0].type in INDIVIDUAL
+        return {
+            **shown,
+            "msgBacklog": stats.backlog + delayed,
+            "backlogSize": round(entry_bytes * stats.backlog),
+            "msgBacklogNoDelayed": stats.backlog,
+            "msgDelayed": delayed,
+            "unackedMessages": shown["unackedMessages"] if individual else stats.unacknowledged,
+            "isDurable": True,
+            "durable": True,
+        }
+
+    def _of_reader(self, topic: str, name: str, members: Sequence[Consumer], consumers: bool) -> dict[str, Any]:
+        sent = Dispatched()
+        for each in members:
+            sent.add(each.figures)
+        return self._subscription(members, self._rates.of_subscription(topic, name), sent, consumers)
+
+    def _subscription(
+        self, members: Sequence[Consumer], rate: OutRate, sent: Dispatched, consumers: bool
+    ) -> dict[str, Any]:
+        """Of a reader; a subscription has more."""
+        active = next((each.name for each in members if each.active), None)
+        return {
+            **_out(rate, sent),
+            "msgRateRedeliver": rate.redelivered,
+            "messageAckRate": rate.acked,
+            "chunkedMessageRate": 0,
+            "msgBacklog": 0,
+            "backlogSize": 0,
+            "earliestMsgPublishTimeInBacklog": 0,
+            "msgBacklogNoDelayed": 0,
+            "blockedSubscriptionOnUnackedMsgs": any(each.blocked for each in members),
+            "msgDelayed": 0,
+            "unackedMessages": sum(each.unacked for each in members),
+            "type": TYPES[members[0].type] if members else None,
+            "activeConsumerName": active,
+            "msgRateExpired": 0.0,
+            "totalMsgExpired": 0,
+            "lastExpireTimestamp": 0,
+            "lastConsumedFlowTimestamp": 0,
+            "lastConsumedTimestamp": 0,
+            "lastAckedTimestamp": 0,
+            "lastMarkDeleteAdvancedTimestamp": 0,
+            "consumers": [self._of_consumer(each) for each in members] if consumers else [],
+            "isDurable": False,
+            "isReplicated": False,
+            "allowOutOfOrderDelivery": bool(members) and members[0].sharing.out_of_order,
+            "consumersAfterMarkDeletePosition": {},
+            "nonContiguousDeletedMessagesRanges": 0,
+            "nonContiguousDeletedMessagesRangesSerializedSize": 0,
+            "delayedMessageIndexSizeInBytes": 0,
+            "bucketDelayedIndexStats": {},
+            "subscriptionProperties": {},
+            "filterProcessedMsgCount": 0,
+            "filterAcceptedMsgCount": 0,
+            "filterRejectedMsgCount": 0,
+            "filterRescheduledMsgCount": 0,
+            "durable": False,
+            "replicated": False,
+        }
+
+    def _of_consumer(self, consumer: Consumer) -> dict[str, Any]:
+        rate = self._rates.of_consumer(consumer)
+        return {
+            **_out(rate, consumer.figures),
+            "msgRateRedeliver": rate.redelivered,
+            "messageAckRate": rate.acked,
+            "chunkedMessageRate": 0.0,
+            "consumerName": consumer.name,
+            "availablePermits": consumer.permits,
+            "unackedMessages": consumer.unacked,
+            "avgMessagesPerEntry": 0,
+            "blockedConsumerOnUnackedMsgs": consumer.blocked,
+            "lastAckedTimestamp": 0,
+            "lastConsumedTimestamp": 0,
+            "lastConsumedFlowTimestamp": 0,
+            "keyHashRanges": [f"[{first}, {last}]" for first, last in consumer.sharing.ranges or ()],
+            "address": consumer.peer.address,
+            "connectedSince": self._since(consumer.opened_at),
+            "clientVersion": consumer.peer.client_version,
+            "metadata": _metadata(consumer.command.metadata),
+        }
+
+    def _since(self, opened_at: float) -> str:
+        return iso(self._clock() - round((monotonic() - opened_at) * 1_000))
+
+
+def together(found: Mapping[str, Mapping[str, Any]], *, each: bool) -> dict[str, Any]:
+    """PartitionedTopicStats: of the partitions' figures, by name, the sums; each: and themselves."""
+    total: dict[str, Any] = {}
+    for stats in found.values():
+        _add(total, stats)
+    total["metadata"] = {"partitions": len(found), "deleted": False}
+    total["partitions"] = dict(found) if each else {}
+    return total
+
+
+def _add(total: dict[str, Any], more: Mapping[str, Any]) -> None:
+    """Sum numbers, join lists of consumers and producers, of subscriptions of one name too; the first of the rest."""
+    for name, value in more.items():
+        known = total.get(name)
+        if isinstance(value, Mapping) and name != "compaction":
+            mine = total.setdefault(name, {})
+            if name == "subscriptions":
+                for subscription, stats in value.items():
+                    _add(mine.setdefault(subscription, {}), stats)
+        elif isinstance(value, list):
+            total[name] = [*(known or ()), *value]
+        elif isinstance(value, bool):
+            total[name] = bool(known) or value
+        elif isinstance(value, int | float) and name != "averageMsgSize":
+            total[name] = (known or 0) + value
+        elif known is None:
+            total[name] = value
+
+
+def of_log(stats: TopicStats, ledgers: Sequence[LedgerInfo], last: MessageId) -> dict[str, Any]:
+    """PersistentTopicInternalStats; last: the last entry that may be read."""
+    newest = ledgers[-1]
+    return {
+        "entriesAddedCounter": stats.entries,
+        "numberOfEntries": stats.entries,
+        "totalSize": stats.stored_bytes,
+        "currentLedgerEntries": newest.entries,
+        "currentLedgerSize": newest.stored_bytes,
+        "lastLedgerCreatedTimestamp": iso(newest.created_ms),
+        "lastLedgerCreationFailureTimestamp": None,
+        "waitingCursorsCount": 0,
+        "pendingAddEntriesCount": 0,
+        "lastConfirmedEntry": str(last),
+        "state": "LedgerOpened",
+        "ledgers": [_ledger(each.ledger_id, each.entries, each.stored_bytes) for each in ledgers],
+        "cursors": {
+            shown_subscription(each.name): {
+                "markDeletePosition": str(each.mark_delete),
+                "readPosition": str(each.mark_delete._replace(entry_id=each.mark_delete.entry_id + 1)),
+                "waitingReadOp": False,
+                "pendingReadOps": 0,
+                "messagesConsumedCounter": 0,
+                "cursorLedger": -1,
+                "cursorLedgerLastEntry": -1,
+                "individuallyDeletedMessages": "[]",
+                "lastLedgerSwitchTimestamp": iso(newest.created_ms),
+                "state": "Open",
+                "active": bool(each.consumers),
+                "numberOfEntriesSinceFirstNotAckedMessage": each.backlog,
+                "totalNonContiguousDeletedMessagesRange": 0,
+                "subscriptionHavePendingRead": False,
+                "subscriptionHavePendingReplayRead": False,
+                "properties": {},
+            }
+            for each in stats.subscriptions
+        },
+        "schemaLedgers": [],
+        "compactedLedger": _ledger(-1, -1, -1),
+    }
+
+
+def _ledger(ledger_id: int, entries: int, size: int) -> dict[str, Any]:
+    return {"ledgerId": ledger_id, "entries": entries, "size": size, "offloaded": False, "underReplicated": False}
+
+
+def _out(rate: OutRate, sent: Dispatched) -> dict[str, Any]:
+    return {
+        "msgRateOut": rate.messages,
+        "msgThroughputOut": rate.bytes,
+        "bytesOutCounter": sent.bytes,
+        "msgOutCounter": sent.messages,
+    }
+
+
+def _metadata(pairs: Iterable[KeyValue]) -> dict[str, str]:
+    return {each.key: each.value for each in pairs}
+
+
+def iso(ms: int) -> str:
+    """As Pulsar writes times, in UTC."""
+    return datetime.fromtimestamp(ms / 1_000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
