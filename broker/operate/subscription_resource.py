@@ -13,7 +13,6 @@ from functools import partial
 from typing import Any
 
 from ...faces.subscription_admin import SubscriptionAdmin
-from ...store.clock import StoreClock
 from ...store.errors import UnknownSubscription
 from ...store.message import MAX_DUE_MS
 from ...store.position import MAX_ID, MessageId
@@ -36,7 +35,8 @@ MOST_PEEKED = 10_000
 class SubscriptionResource:
     """Of the event loop's thread."""
 
-    def __init__(self, finder: TopicFinder, consumers: Consumers, workers: Workers, clock: StoreClock) -> None:
+    def __init__(self, finder: TopicFinder, consumers: Consumers, workers: Workers, clock: Callable[[], int]) -> None:
+        """clock: the store's, in ms."""
         self._finder = finder
         self._consumers = consumers
         self._workers = workers
@@ -103,6 +103,7 @@ class SubscriptionResource:
                 raise HttpError(412, f"subscription {shown_subscription(name)} of {topic.name} has consumers")
         for topic, _ in found:
             await self._consumers.alone(topic.name, name, partial(topic.unsubscribe, name), force=force)
+            self._consumers.forget_subscription(topic.name, name)
 
     # -- backlog ---------------------------------------------------------------------------------------
 
@@ -112,7 +113,7 @@ class SubscriptionResource:
 
         def work() -> None:
             for topic, subscription in found:
-                subscription.expire(self._clock.now_ms() + 1)
+                subscription.expire(self._clock() + 1)
                 topic.clear_inline(subscription.name)
 
         await self._workers(work)
@@ -148,7 +149,7 @@ class SubscriptionResource:
 
     def _before(self, request: Request) -> int:
         age_s = request.number("expireTimeInSeconds", 0, lowest=1, highest=MAX_DUE_MS // 1_000)
-        return max(self._clock.now_ms() - age_s * 1_000, 0)
+        return max(self._clock() - age_s * 1_000, 0)
 
     # -- positions -------------------------------------------------------------------------------------
 

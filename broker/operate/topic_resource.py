@@ -5,13 +5,12 @@ Source of paths and bodies: Apache Pulsar's admin REST, persistent topics.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from ...delayed_store import DelayedStore
-from ...store.errors import InvalidArgument, UnknownTopic
+from ...store.errors import InvalidArgument
 from ...store.message import MAX_DUE_MS
 from ...store.position import MAX_ID, MessageId
 from ...topic import Topic
@@ -20,45 +19,50 @@ from ..admin.http_request import HttpError, Reply, Request, checked_integer
 from ..admin.routing import Need, Route
 from ..consume import feed
 from ..consume.consumers import Consumers
+from ..listing.topic_listing import TopicListing
 from ..lookup.namespace_settings import PartitionedTopic
 from ..lookup.resources import Resources, path_of
 from ..lookup.topic_access import TopicAccess
 from ..lookup.topic_address import TopicAddress, partition_name
-from ..lookup.topic_facts import TopicFacts
+from ..metrics.rates import Rates
 from ..produce.producers import Producers
 from ..protocol.loop_calls import Workers
+from ..tenancy.policy_store import PolicyStore, topic_scope
+from ..tenancy.topic_removal import TopicRemoval
 from .stored_blob import reply_of
 from .topic_finder import TOPIC, TOPICS, TopicFinder
 
 MAX_PARTITIONS = 10_000
 
-Names = Callable[[str], Any]
-"""Of `tenant/namespace`, the full names of its topics, awaited."""
+
+class TopicServices(Protocol):
+    """What of the broker's services topics concern."""
+
+    resources: Resources
+    access: TopicAccess
+    removal: TopicRemoval
+    producers: Producers
+    consumers: Consumers
+    rates: Rates
+    workers: Workers
+    listing: TopicListing
 
 
 class TopicResource:
     """Of the event loop's thread."""
 
-    def __init__(
-        self,
-        store: DelayedStore,
-        resources: Resources,
-        access: TopicAccess,
-        facts: TopicFacts,
-        producers: Producers,
-        consumers: Consumers,
-        workers: Workers,
-        names: Names,
-    ) -> None:
+    def __init__(self, store: DelayedStore, services: TopicServices, finder: TopicFinder) -> None:
         self._store = store
-        self._resources = resources
-        self._access = access
-        self._facts = facts
-        self._producers = producers
-        self._consumers = consumers
-        self._workers = workers
-        self._names = names
-        self._finder = TopicFinder(store, resources, workers)
+        self._resources = services.resources
+        self._access = services.access
+        self._removal = services.removal
+        self._policies = PolicyStore(store)
+        self._producers = services.producers
+        self._consumers = services.consumers
+        self._rates = services.rates
+        self._workers = services.workers
+        self._names = services.listing.names
+        self._finder = finder
 
     def routes(self) -> list[Route]:
         """What is offered."""
@@ -128,6 +132,7 @@ class TopicResource:
         if not await self._resources.partitioned.add(path_of(address.name), PartitionedTopic(count)):
             raise HttpError(409, f"topic {address.name} exists already")
         await self._access.make_partitioned(address, count)
+        await self._policies.hand_down(topic_scope(self._resources, address.name))
 
     async def add_partitions(self, request: Request) -> None:
         """New partitions have the subscriptions that the others have, before producers know of them."""
@@ -141,6 +146,7 @@ class TopicResource:
             return None if known is None else PartitionedTopic(max(count, known.partitions))
 
         await self._resources.partitioned.change(path_of(address.name), change)
+        await self._policies.hand_down(topic_scope(self._resources, address.name))
 
     async def repair(self, request: Request) -> None:
         """Partitions that are missing, as a partitioned topic is created in two steps."""
@@ -175,34 +181,18 @@ class TopicResource:
     async def delete(self, request: Request) -> None:
         """412 while clients are attached, unless `force`, which closes them."""
         topic = await self._finder.one(request)
-        await self._delete([topic], force=request.flag("force"))
-        await self._resources.topics.remove(path_of(request.topic.name))
+        await self._delete(request.topic, [topic], force=request.flag("force"))
 
     async def delete_partitioned(self, request: Request) -> None:
         """Likewise, of all partitions: none is deleted while one of them has clients."""
         address = self._finder.address(request)
         await self._require_partitioned(address)
-        topics = self._finder.partition_topics(address)
-        await self._delete(topics, force=request.flag("force"))
-        await self._resources.partitioned.remove(path_of(address.name))
-        await self._resources.topics.remove(path_of(address.name))
-        await self._workers(partial(self._facts.forget, str(address.name)))
+        await self._delete(address, self._finder.partition_topics(address), force=request.flag("force"))
 
-    async def _delete(self, topics: Sequence[Topic], *, force: bool) -> None:
-        for topic in () if force else topics:
-            producers = len(self._producers.of_topic(topic.name))
-            consumers = sum(map(len, self._consumers.of_topic(topic.name).values()))
-            if producers or consumers:
-                raise HttpError(412, f"{topic.name} has {producers} producers and {consumers} consumers; force=true")
-        self._close_clients(topics)
-
-        def work() -> None:
-            for topic in topics:
-                self._facts.forget(topic.name)
-                with suppress(UnknownTopic):
-                    self._store.delete_topic(topic.name)
-
-        await self._workers(work)
+    async def _delete(self, address: TopicAddress, topics: Sequence[Topic], *, force: bool) -> None:
+        await self._removal.delete(address, force=force)
+        for topic in topics:
+            self._rates.forget_topic(topic.name)
 
     async def unload(self, request: Request) -> None:
         """Every producer and consumer is told that it is closed; clients open them anew."""

@@ -9,6 +9,13 @@ from ..admin.brokers import Brokers
 from ..admin.openapi import OpenApi
 from ..admin.rest_lookup import RestLookup
 from ..admin.routing import Route
+from ..operate.schedule_resource import ScheduleResource
+from ..operate.stats_resource import StatsResource
+from ..operate.store_resource import StoreResource
+from ..operate.subscription_resource import SubscriptionResource
+from ..operate.topic_finder import TopicFinder
+from ..operate.topic_resource import TopicResource
+from ..operate.topic_stats import TopicFigures
 from ..tenancy.namespace_policies import NamespacePolicies
 from ..tenancy.namespaces import Namespaces
 from ..tenancy.policy_store import PolicyStore
@@ -29,6 +36,9 @@ def routes_of(store: DelayedStore, services: Services, config: BrokerConfig) -> 
     policies = NamespacePolicies(PolicyStore(store), resources, access)
     namespaces = Namespaces(store, resources, policies, services.removal, cluster)
     settings = {in_file(each.name): getattr(config, each.name) for each in fields(config)}
+    workers, producers, consumers = services.workers, services.producers, services.consumers
+    finder = TopicFinder(store, resources, workers)
+    figures = TopicFigures(producers, consumers, services.rates, store.clock.now_ms, services.facts.deduplicates)
     routes = [
         *Tenants(resources, namespaces, cluster, addresses).routes(),
         *Brokers(store, cluster, addresses, settings, services.dynamic).routes(),
@@ -36,5 +46,10 @@ def routes_of(store: DelayedStore, services: Services, config: BrokerConfig) -> 
         *policies.routes(),
         *RestLookup(resources, services.urls, addresses).routes(),
         *RestSchemas(services.schemas, resources, access).routes(),
+        *TopicResource(store, services, finder).routes(),
+        *SubscriptionResource(finder, consumers, workers, store.clock.now_ms).routes(),
+        *StatsResource(finder, figures, workers).routes(),
+        *ScheduleResource(finder, workers).routes(),
+        *StoreResource(store, producers, consumers, services.rates, workers, services.jobs).routes(),
     ]
     return [*routes, *OpenApi(routes).routes()]

@@ -7,7 +7,7 @@ import contextlib
 import gc
 import logging
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
 from importlib.metadata import version
@@ -59,7 +59,9 @@ _GC_THRESHOLDS = (10_000, 20, 100)
 class Broker:
     """Serves an open store; the store stays its caller's."""
 
-    def __init__(self, store: DelayedStore, config: BrokerConfig) -> None:
+    def __init__(self, store: DelayedStore, config: BrokerConfig, command: Sequence[str] = ()) -> None:
+        """command: what runs `duelog`, before its arguments, for jobs of administration; none: there are no jobs."""
+        self._command = command
         self._store = store
         self._config = config
         self._executor = ThreadPoolExecutor(config.worker_threads, "duelog-broker")
@@ -87,7 +89,7 @@ class Broker:
         certificate = None
         if config.tls_certificate_file_path is not None and config.tls_key_file_path is not None:
             certificate = Certificate(config.tls_certificate_file_path, config.tls_key_file_path)
-        services = self._services = Services(self._store, config, Workers(self._executor))
+        services = self._services = Services(self._store, config, Workers(self._executor), self._command)
         await services.resources.load()
         await services.dynamic.load()
         services.rates.start()
@@ -147,6 +149,7 @@ class Broker:
         if listeners is not None and services is not None:
             within_s = self._config.shutdown_timeout_seconds
             services.rates.stop()
+            await services.jobs.close()
             listeners.stop_accepting()
             for connection in listeners:
                 connection.pause_reading("shutdown")
@@ -164,14 +167,16 @@ class Broker:
             await asyncio.to_thread(certificate.refresh)
 
 
-async def run_broker(store: DelayedStore, config: BrokerConfig, announce: Callable[[Urls, Urls], object]) -> None:
+async def run_broker(
+    store: DelayedStore, config: BrokerConfig, announce: Callable[[Urls, Urls], object], command: Sequence[str] = ()
+) -> None:
     """Serve a store until the process gets SIGTERM or SIGINT. announce: told where, once clients can connect.
 
-    Its second argument is where administration is, empty if nowhere.
+    Its second argument is where administration is, empty if nowhere. command: as of Broker.
     """
     loop = asyncio.get_running_loop()
     ended = asyncio.Event()
-    broker = Broker(store, config)
+    broker = Broker(store, config, command)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ended.set)
     await broker.start()

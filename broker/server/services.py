@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from ...delayed_store import DelayedStore
@@ -21,6 +21,7 @@ from ..lookup.topic_access import TopicAccess
 from ..lookup.topic_facts import TopicFacts
 from ..lookup.topic_lookup import TopicLookup, Urls
 from ..metrics.rates import Rates
+from ..operate.jobs import Jobs
 from ..produce.producers import Producers, ProducerSettings
 from ..protocol import commands
 from ..protocol.commands import Command
@@ -39,7 +40,11 @@ from .connection import Connection, Handler
 class Services:
     """Of the event loop's thread."""
 
-    def __init__(self, store: DelayedStore, config: BrokerConfig, workers: Workers) -> None:
+    def __init__(
+        self, store: DelayedStore, config: BrokerConfig, workers: Workers, command: Sequence[str] = ()
+    ) -> None:
+        """command: what runs `duelog`, before its arguments; none: there are no jobs."""
+        self.workers = workers
         calls = LoopCalls(asyncio.get_running_loop())
         creation = AutoCreation(config.allow_auto_topic_creation, config.default_num_partitions)
         compatibility = Compatibility(config.schema_compatibility_strategy)
@@ -60,7 +65,7 @@ class Services:
         self.dynamic.on_change(lambda: limiter.set_limits(self.dynamic.heap(), self.dynamic.direct()))
         self.listing = TopicListing(store, permissions, config.subscription_pattern_max_length)
         self.schemas = Schemas(store.documents, self.resources, access)
-        facts = TopicFacts(store.documents, self.resources, self.schemas)
+        facts = self.facts = TopicFacts(store.documents, self.resources, self.schemas)
         clock = store.clock.now_ms
         self.producers = Producers(
             access.to_produce,
@@ -93,6 +98,7 @@ class Services:
         self.addresses = Addresses()
         """Filled once the broker listens."""
         self.removal = TopicRemoval(store, self.resources, facts, self._users, self._disconnect)
+        self.jobs = Jobs(command, store.path, clock)
         self.rates = Rates(self.producers, self.consumers, calls.loop, config.stats_update_frequency_in_secs)
 
     def handlers(self) -> dict[type[Command], Handler]:

@@ -73,7 +73,8 @@ def serve(
     logging.getLogger("duelog").setLevel(log.upper())
     allow_every_descriptor()
     with DelayedStore.open(store, store_config(chosen, stored_span_ms(store))) as opened:
-        asyncio.run(run_broker(opened, chosen, lambda urls, web: _announce(store, urls, web)))
+        command = [sys.executable, "-m", "duelog.tools.cli.main"]
+        asyncio.run(run_broker(opened, chosen, lambda urls, web: _announce(store, urls, web), command))
 
 
 def _announce(store: Path, urls: tuple[str, ...], web: tuple[str, ...]) -> None:
