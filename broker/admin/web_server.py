@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import ssl
 from collections.abc import Iterable
@@ -11,12 +12,29 @@ from aiohttp import web
 from .application import Application
 
 
+class _Limited(web.Server):
+    """Makes the protocol of each connection; of one too many, one that closes it."""
+
+    max_connections = 0
+
+    def __call__(self) -> asyncio.Protocol:  # type: ignore[override]
+        return super().__call__() if len(self.connections) < self.max_connections else _Refusing()
+
+
+class _Refusing(asyncio.Protocol):
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        transport.close()
+
+
 class WebServer:
     """Serves an application at the sockets given to it."""
 
-    def __init__(self, application: Application, shutdown_timeout_s: float = 5.0) -> None:
-        """shutdown_timeout_s: what requests under way have to finish in at the end."""
-        server = web.Server(application.handle)
+    def __init__(
+        self, application: Application, *, max_connections: int = 2_048, shutdown_timeout_s: float = 5.0
+    ) -> None:
+        """max_connections: those over it are closed. shutdown_timeout_s: for requests under way at the end."""
+        server = _Limited(application.handle)
+        server.max_connections = max_connections
         self._runner = web.ServerRunner(server, access_log=None, shutdown_timeout=shutdown_timeout_s)
 
     async def serve(self, sockets: Iterable[socket.socket], context: ssl.SSLContext | None = None) -> None:

@@ -120,7 +120,8 @@ class Broker:
     ) -> Urls:
         config = self._config
         routes = routes_of(self._store, services, config)
-        self._web = WebServer(Application(routes, authentication, services.permissions))
+        application = Application(routes, authentication, services.permissions)
+        self._web = WebServer(application, max_connections=config.max_http_server_connections)
         plain = tls = ""
         if config.web_service_port is not None:
             found, port = await open_sockets(config, "web_service_port")

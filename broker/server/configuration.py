@@ -43,6 +43,7 @@ class BrokerConfig:
     """Of administration over HTTP. None: there is none. 0: one that is free."""
     web_service_port_tls: int | None = None
     """Likewise over TLS; needs a certificate."""
+    max_http_server_connections: int = 2_048
     tls_certificate_file_path: Path | None = None
     tls_key_file_path: Path | None = None
     tls_cert_refresh_check_duration_sec: float = 10
@@ -187,6 +188,7 @@ _POSITIVE = (
     "handshake_timeout_seconds",
     "keep_alive_interval_seconds",
     "max_concurrent_lookup_request",
+    "max_http_server_connections",
     "max_message_size",
     "max_pending_publish_requests_per_connection",
     "max_pending_requests",

@@ -208,7 +208,7 @@ _PASSED_OVER = {"bundles", "replication_clusters", "allowed_clusters", "bundles_
 
 
 def _says_something(value: Any) -> bool:
-    """Whether a field of `Policies` differs from what Java's client sends of one that nobody set."""
+    """Whether a field of `Policies` differs from what Java's client sends where nothing is set."""
     if isinstance(value, dict):
         return any(map(_says_something, value.values()))
     return bool(value) and value not in ("None", "UNDEFINED", "Full")

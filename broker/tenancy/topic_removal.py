@@ -54,7 +54,7 @@ class TopicRemoval:
                 await asyncio.to_thread(self._store.remove_policies, topic=str(address.name))
 
     async def delete_all(self, namespace: str) -> None:
-        """Delete every topic of a namespace, whoever uses it."""
+        """Delete every topic of a namespace, also of producers and consumers that are there."""
         for path in list(self._resources.partitioned.names(f"{namespace}/")):
             await self._resources.partitioned.remove(path)
             await asyncio.to_thread(self._store.remove_policies, topic=path)

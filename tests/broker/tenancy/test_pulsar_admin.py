@@ -1,0 +1,374 @@
+"""What Pulsar's tools send, path and body as its documentation has them, and what they get."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from duelog.broker.protocol import commands
+from tests.broker.admin.rest import SECURED, Rest, administered
+from tests.broker.server.raw_client import RawClient
+from tests.broker.tenancy.conftest import RestRunner
+
+ALLOW, PARTITIONS = "allowAutoTopicCreation", "defaultNumPartitions"
+FIXED, MAX = "fixedDeliveryDelayInMillis", "maxDeliveryDelayInMillis"
+MINUTES, MIB = "retentionTimeInMinutes", "retentionSizeInMB"
+
+NAMESPACE = "/admin/v2/namespaces/my-tenant/my-ns"
+TENANT = "/admin/v2/tenants/my-tenant"
+TENANT_INFO = {"adminRoles": ["admin1", "admin2"], "allowedClusters": ["standalone"]}
+
+CREATED_BY_JAVA: dict[str, Any] = {
+    "auth_policies": {"namespace_auth": {}, "destination_auth": {}, "subscription_auth_roles": {}},
+    "replication_clusters": ["standalone"],
+    "bundles": {"boundaries": None, "numBundles": 4},
+    "backlog_quota_map": {},
+    "clusterDispatchRate": {},
+    "topicDispatchRate": {},
+    "message_ttl_in_seconds": 120,
+    "deleted": False,
+    "encryption_required": False,
+    "subscription_auth_mode": "None",
+    "schema_auto_update_compatibility_strategy": None,
+    "schema_compatibility_strategy": "UNDEFINED",
+    "schema_validation_enforced": False,
+    "latency_stats_sample_rate": {},
+    "migrated": False,
+}
+"""`pulsar-admin namespaces create` sends `Policies` as Java writes it."""
+
+
+async def made(rest: Rest, role: str | None = None) -> None:
+    """A tenant and a namespace of it."""
+    assert (await rest.ask("PUT", TENANT, TENANT_INFO, role=role)).status == 204
+    assert (await rest.ask("PUT", NAMESPACE, CREATED_BY_JAVA, role=role)).status == 204
+
+
+@pytest.mark.parametrize(
+    ("path", "written", "read"),
+    [
+        ("messageTTL", 3600, 3600),
+        ("retention", {MINUTES: 10, MIB: 100}, ...),
+        ("retention", {MINUTES: -1, MIB: -1}, ...),
+        ("retention", {MINUTES: 0, MIB: 0}, ...),
+        ("retention", {MINUTES: -1, MIB: 3}, ...),
+        ("retention", {MINUTES: 3, MIB: -1}, ...),
+        ("deduplication", True, True),
+        ("deduplication", False, False),
+        ("autoTopicCreation", {ALLOW: True, "topicType": "partitioned", PARTITIONS: 2}, ...),
+        ("autoTopicCreation", {ALLOW: True, "topicType": "non-partitioned"}, ...),
+        ("autoTopicCreation", {ALLOW: False}, {ALLOW: False, "topicType": "non-partitioned"}),
+        ("delayedDelivery", {"tickTime": 1000, "active": True}, ...),
+        ("delayedDelivery", {"tickTime": 1, "active": True, MAX: 60000}, ...),
+        ("delayedDelivery", {"tickTime": 0, "active": False, MAX: 0, FIXED: 5}, ...),
+    ],
+    ids=lambda value: str(value)[:30],
+)  # fmt: skip
+def test_a_policy_is_read_as_it_was_written_and_unset(tmp_path: Path, path: str, written: Any, read: Any) -> None:
+    """POST, GET, DELETE, GET; over a restart, too."""
+
+    async def write() -> None:
+        async with administered(tmp_path / "s") as (_, rest, _):
+            await made(rest)
+            assert (await rest.ask("DELETE", f"{NAMESPACE}/{path}")).status == 204
+            assert (await rest.ask("GET", f"{NAMESPACE}/{path}"))[:2] == (204, None)
+            assert (await rest.ask("POST", f"{NAMESPACE}/{path}", written)).status == 204
+
+    async def look() -> None:
+        async with administered(tmp_path / "s") as (_, rest, _):
+            assert (await rest.ask("GET", f"{NAMESPACE}/{path}"))[:2] == (200, written if read is ... else read)
+            assert (await rest.ask("DELETE", f"{NAMESPACE}/{path}")).status == 204
+            assert (await rest.ask("GET", f"{NAMESPACE}/{path}")).status == 204
+
+    asyncio.run(write())
+    asyncio.run(look())
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "names"),
+    [
+        ("POST", f"{NAMESPACE}/messageTTL", -1, "messageTTL=-1"),
+        ("POST", f"{NAMESPACE}/messageTTL", "soon", "messageTTL='soon'"),
+        ("POST", f"{NAMESPACE}/retention", {MINUTES: 10, MIB: 0}, "retentionSizeInMB=0"),
+        ("POST", f"{NAMESPACE}/retention", {MINUTES: 10}, "retentionSizeInMB"),
+        ("POST", f"{NAMESPACE}/retention", None, "retention"),
+        ("POST", f"{NAMESPACE}/deduplication", "true", "true or false"),
+        ("POST", f"{NAMESPACE}/autoTopicCreation", {ALLOW: True}, "topicType"),
+        ("POST", f"{NAMESPACE}/autoTopicCreation",
+         {ALLOW: True, "topicType": "partitioned", PARTITIONS: 0}, "defaultNumPartitions=0"),
+        ("POST", f"{NAMESPACE}/autoTopicCreation",
+         {ALLOW: True, "topicType": "non-partitioned", PARTITIONS: 3}, "defaultNumPartitions=3"),
+        ("POST", f"{NAMESPACE}/delayedDelivery", {MAX: -1}, "maxDeliveryDelayInMillis=-1"),
+        ("POST", f"{NAMESPACE}/delayedDelivery", {FIXED: 1.5}, "fixedDeliveryDelayInMillis=1.5"),
+        ("POST", f"{NAMESPACE}/delayedDelivery", {"tickTime": True}, "tickTime=True"),
+        ("POST", f"{NAMESPACE}/delayedDelivery", {"active": 1}, "active=1"),
+        ("POST", f"{NAMESPACE}/delayedDelivery", {FIXED: 10**30}, "fixedDeliveryDelayInMillis="),
+        ("POST", f"{NAMESPACE}/delayedDelivery", [], "delayedDelivery"),
+        ("GET", f"{NAMESPACE}/delayedDelivery?applied=maybe", ..., "applied='maybe'"),
+        ("GET", f"{NAMESPACE}/topics?mode=SOME", ..., "mode='SOME'"),
+        ("PUT", f"{NAMESPACE}/schemaCompatibilityStrategy", "SOMETIMES", "schemaCompatibilityStrategy='SOMETIMES'"),
+        ("POST", f"{NAMESPACE}/permissions/me", ["fly"], "actions='fly'"),
+        ("POST", f"{NAMESPACE}/permissions/me", [], "produce and consume"),
+        ("POST", f"{NAMESPACE}/permissions/me", {"a": 1}, "actions"),
+        ("POST", f"{NAMESPACE}/replication", ["elsewhere"], "'elsewhere'"),
+        ("PUT", "/admin/v2/namespaces/my-tenant/a%20b", ..., "namespace"),
+        ("PUT", "/admin/v2/namespaces/my-tenant/other", {"backlog_quota_map": {"destination_storage": {"limit": 1}}},
+         "backlog_quota_map"),
+        ("PUT", "/admin/v2/namespaces/my-tenant/other", {"replication_clusters": ["b"]}, "'b'"),
+        ("PUT", "/admin/v2/namespaces/my-tenant/other", {"message_ttl_in_seconds": -3}, "messageTTL=-3"),
+        ("PUT", "/admin/v2/tenants/a%2Fb", TENANT_INFO, "a/b"),
+        ("PUT", "/admin/v2/tenants/other", {"allowedClusters": ["b"]}, "allowedClusters='b'"),
+        ("PUT", "/admin/v2/tenants/other", {"adminRoles": [3]}, "adminRoles"),
+        ("POST", TENANT, [], "JSON object"),
+        ("POST", "/admin/v2/brokers/configuration/no/3", ..., "'no'"),
+        ("DELETE", "/admin/v2/brokers/configuration/no", ..., "'no'"),
+        ("POST", "/admin/v2/brokers/configuration/maxTopicListInFlightHeapMemSizeMB/much", ..., "much"),
+        ("GET", "/lookup/v2/topic/persistent/my-tenant/my-ns/t?listenerName=x", ..., "listenerName='x'"),
+        ("POST", "/admin/v2/schemas/my-tenant/my-ns/t/schema", {"type": "AVROO", "schema": ""}, "type='AVROO'"),
+        ("POST", "/admin/v2/schemas/my-tenant/my-ns/t/compatibility", {"type": "KEY_VALUE", "schema": "{"}, "schema"),
+    ],
+)  # fmt: skip
+def test_a_bad_value_is_412_and_named(
+    rest_of_module: RestRunner, method: str, path: str, body: Any, names: str
+) -> None:
+    """The namespace is as it was."""
+    before = rest_of_module.ask("GET", NAMESPACE)
+    answered = rest_of_module.ask(method, path, body)
+    assert answered.status == 412, answered
+    assert names in answered.reason
+    assert rest_of_module.ask("GET", NAMESPACE)[:2] == before[:2]
+    assert rest_of_module.ask("GET", "/admin/v2/namespaces/my-tenant").value == ["my-tenant/my-ns"]
+    assert rest_of_module.ask("GET", "/admin/v2/tenants").value == ["my-tenant", "public"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("GET", "/admin/v2/tenants/no", ...),
+        ("POST", "/admin/v2/tenants/no", TENANT_INFO),
+        ("DELETE", "/admin/v2/tenants/no", ...),
+        ("GET", "/admin/v2/namespaces/no", ...),
+        ("PUT", "/admin/v2/namespaces/no/ns", ...),
+        ("GET", "/admin/v2/namespaces/my-tenant/no", ...),
+        ("DELETE", "/admin/v2/namespaces/my-tenant/no", ...),
+        ("GET", "/admin/v2/namespaces/my-tenant/no/topics", ...),
+        ("GET", "/admin/v2/namespaces/my-tenant/no/permissions", ...),
+        ("POST", "/admin/v2/namespaces/my-tenant/no/permissions/r", ["produce"]),
+        ("GET", "/admin/v2/namespaces/my-tenant/no/delayedDelivery", ...),
+        ("POST", "/admin/v2/namespaces/my-tenant/no/delayedDelivery", {"active": True}),
+        ("DELETE", "/admin/v2/namespaces/my-tenant/no/retention", ...),
+        ("POST", "/admin/v2/persistent/my-tenant/my-ns/no/delayedDelivery", {"active": True}),
+        ("GET", "/admin/v2/persistent/my-tenant/my-ns/no/delayedDelivery", ...),
+        ("GET", "/lookup/v2/topic/persistent/my-tenant/no/t", ...),
+        ("GET", "/admin/v2/schemas/my-tenant/my-ns/no/schema", ...),
+        ("POST", "/admin/v2/schemas/my-tenant/my-ns/no/schema", {"type": "STRING", "schema": ""}),
+        ("GET", "/admin/v2/clusters/no", ...),
+        ("GET", "/admin/v2/brokers/no", ...),
+        ("GET", "/nowhere", ...),
+    ],
+)
+def test_what_is_not_there_is_404(rest_of_module: RestRunner, method: str, path: str, body: Any) -> None:
+    """And nothing comes into being."""
+    answered = rest_of_module.ask(method, path, body)
+    assert answered.status == 404, answered
+    assert answered.reason
+    assert rest_of_module.ask("GET", "/admin/v2/namespaces/my-tenant").value == ["my-tenant/my-ns"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "instead"),
+    [
+        ("POST", f"{NAMESPACE}/backlogQuota", "messageTTL"),
+        ("GET", f"{NAMESPACE}/backlogQuotaMap", "messageTTL"),
+        ("PUT", f"{NAMESPACE}/compactionThreshold", "readCompacted"),
+        ("PUT", f"{NAMESPACE}/unload", "persistent"),
+        ("POST", f"{NAMESPACE}/dispatchRate", "permits"),
+        ("PUT", "/admin/v2/persistent/my-tenant/my-ns/t/compaction", "readCompacted"),
+        ("POST", "/admin/v2/persistent/my-tenant/my-ns/t/terminate", "exclusive"),
+        ("GET", "/admin/v2/persistent/my-tenant/my-ns/t/permissions", "namespaces"),
+        ("GET", "/admin/v2/non-persistent/my-tenant/my-ns/t/stats", "/admin/v2/persistent"),
+        ("PUT", "/admin/v2/clusters/other", "GET"),
+        ("GET", "/admin/v2/clusters/standalone/failureDomains", "placement"),
+        ("GET", "/admin/v3/functions/a/b/c", "clients"),
+        ("GET", "/admin/v2/broker-stats/metrics", "/metrics"),
+        ("GET", "/admin/v2/bookies/all", "store"),
+        ("PATCH", NAMESPACE, "DELETE, GET, PUT"),
+    ],
+)
+def test_what_is_not_offered_is_405_and_says_what_to_do_instead(
+    rest_of_module: RestRunner, method: str, path: str, instead: str
+) -> None:
+    """As Pulsar's tools show it."""
+    answered = rest_of_module.ask(method, path)
+    assert answered.status == 405, answered
+    assert instead in answered.reason
+
+
+def test_tenants_and_namespaces_come_and_go(tmp_path: Path) -> None:
+    """409 where one is there, or has something in it; force takes all; a restart changes nothing."""
+
+    async def main() -> None:
+        async with administered(tmp_path / "s") as (broker, rest, store):
+            await made(rest)
+            assert (await rest.ask("PUT", TENANT, TENANT_INFO)).status == 409
+            assert (await rest.ask("PUT", NAMESPACE)).status == 409
+            assert (await rest.ask("GET", TENANT)).value == TENANT_INFO
+            assert (await rest.ask("POST", TENANT, {"adminRoles": ["x", "x"]})).status == 204
+            assert (await rest.ask("GET", TENANT)).value == {"adminRoles": ["x"], "allowedClusters": ["standalone"]}
+            assert (await rest.ask("GET", f"{NAMESPACE}/messageTTL")).value == 120
+            policies = (await rest.ask("GET", NAMESPACE)).value
+            assert policies["message_ttl_in_seconds"] == 120
+            assert policies["bundles"] == (await rest.ask("GET", f"{NAMESPACE}/bundles")).value
+            assert (await rest.ask("PUT", "/admin/v2/namespaces/my-tenant/empty", "")).status == 204
+            assert (
+                await rest.ask("POST", "/admin/v2/namespaces/my-tenant/empty/replication", ["standalone"])
+            ).status == 204
+
+            client = await RawClient.connected(int(broker.urls.plain.rpartition(":")[2]))
+            topic = "persistent://my-tenant/my-ns/t"
+            assert isinstance(await client.ask(commands.Producer(topic, 1, 1)), commands.ProducerSuccess)
+            assert (await rest.ask("GET", f"{NAMESPACE}/topics")).value == [topic]
+            assert (await rest.ask("GET", f"{NAMESPACE}/topics?mode=NON_PERSISTENT")).value == []
+            store.update_policies(topic=topic, ttl_ms=5)
+            answered = await rest.ask("DELETE", NAMESPACE)
+            assert (answered.status, topic in answered.reason) == (409, True)
+            assert (await rest.ask("DELETE", TENANT)).status == 409
+            assert (await rest.ask("GET", f"{NAMESPACE}/topics")).value == [topic]
+            assert (await rest.ask("DELETE", f"{NAMESPACE}?force=true")).status == 204
+            closed = await client.hear()
+            assert isinstance(closed, commands.CloseProducer)
+            again = await client.ask(commands.Producer(topic, 2, 3))
+            assert isinstance(again, commands.Error)
+            assert again.error == commands.ServerError.TOPIC_NOT_FOUND
+            assert list(store.topics()) == []
+            assert store.all_policies() == {}
+            await client.close()
+
+    async def look() -> None:
+        async with administered(tmp_path / "s") as (_, rest, _):
+            assert (await rest.ask("GET", "/admin/v2/namespaces/my-tenant")).value == ["my-tenant/empty"]
+            assert (await rest.ask("DELETE", "/admin/v2/namespaces/my-tenant/empty")).status == 204
+            assert (await rest.ask("DELETE", TENANT)).status == 204
+            assert (await rest.ask("GET", "/admin/v2/tenants")).value == ["public"]
+
+    asyncio.run(main())
+    asyncio.run(look())
+
+
+def test_a_deleted_tenant_takes_its_namespaces_with_it_if_forced(tmp_path: Path) -> None:
+    """Topics of an embedded program, in a namespace that was never made, too."""
+
+    async def main() -> None:
+        async with administered(tmp_path / "s") as (_, rest, store):
+            await made(rest)
+            for name in ("my-tenant/my-ns/a", "my-tenant/my-ns/a-partition-0", "other/wild/t"):
+                store.topic(name).create()
+            assert (await rest.ask("DELETE", "/admin/v2/namespaces/other/wild")).status == 409
+            assert (await rest.ask("DELETE", "/admin/v2/namespaces/other/wild?force=true")).status == 204
+            assert (await rest.ask("DELETE", f"{TENANT}?force=true")).status == 204
+            assert list(store.topics()) == []
+
+    asyncio.run(main())
+
+
+def test_rights_are_those_of_the_wire(tmp_path: Path) -> None:
+    """A superuser makes a tenant, its administrator a namespace, whose grants count for both; 401 and 403 else."""
+
+    async def main() -> None:
+        async with administered(tmp_path / "s", **SECURED) as (_, rest, _):
+            for method, path in (
+                ("GET", NAMESPACE),
+                ("PUT", TENANT),
+                ("GET", "/admin/v2/brokers/health"),
+                ("GET", "/x"),
+            ):
+                assert (await rest.ask(method, path)).status == 401
+            assert (await rest.ask("GET", "/status.html")).status == 200
+            await made(rest, role="root")
+            role = f"{NAMESPACE}/permissions/ann"
+            for method, path, body in (
+                ("GET", "/admin/v2/tenants", ...), ("PUT", "/admin/v2/tenants/x", TENANT_INFO), ("DELETE", TENANT, ...),
+                ("POST", "/admin/v2/brokers/configuration/maxTopicListInFlightHeapMemSizeMB/3", ...),
+                ("GET", "/admin/v2/brokers/configuration/runtime", ...),
+                ("POST", TENANT, {"adminRoles": ["ann"]}),
+            ):  # fmt: skip
+                assert (await rest.ask(method, path, body, role="admin1")).status == 403, path
+            for method, path, body in (
+                ("GET", TENANT, ...), ("GET", NAMESPACE, ...), ("POST", role, ["produce"]), ("DELETE", NAMESPACE, ...),
+                ("POST", f"{NAMESPACE}/delayedDelivery", {"active": False}), ("GET", f"{NAMESPACE}/topics", ...),
+                ("PUT", "/admin/v2/namespaces/my-tenant/x", ...), ("GET", "/admin/v2/namespaces/no/no", ...),
+                ("GET", "/lookup/v2/topic/persistent/my-tenant/my-ns/t", ...),
+            ):  # fmt: skip
+                assert (await rest.ask(method, path, body, role="ann")).status == 403, path
+            assert (await rest.ask("POST", role, ["consume", "consume"], role="admin2")).status == 204
+            answered = await rest.ask("GET", f"{NAMESPACE}/permissions", role="admin1")
+            assert answered.value == {"ann": ["consume"]}
+            policies = (await rest.ask("GET", NAMESPACE, role="admin1")).value
+            assert policies["auth_policies"]["namespace_auth"] == {"ann": ["consume"]}
+            assert (await rest.ask("GET", f"{NAMESPACE}/topics", role="ann")).status == 200
+            assert (await rest.ask("GET", "/lookup/v2/topic/persistent/my-tenant/my-ns/t", role="ann")).status == 200
+            assert (await rest.ask("DELETE", role, role="admin1")).status == 204
+            assert (await rest.ask("GET", f"{NAMESPACE}/topics", role="ann")).status == 403
+
+    asyncio.run(main())
+
+
+def test_schemas_are_stored_compared_and_told_by_version(tmp_path: Path) -> None:
+    """As the wire has them; KEY_VALUE as one JSON object."""
+    path = "/admin/v2/schemas/public/default/t"
+
+    def record(*names: str) -> str:
+        fields = ",".join(f'{{"name":"{name}","type":["null","int"],"default":null}}' for name in names)
+        return f'{{"type":"record","name":"R","fields":[{fields}]}}'
+
+    async def main() -> None:
+        async with administered(tmp_path / "s") as (_, rest, store):
+            store.topic("t").create()
+            first = {"type": "AVRO", "schema": record("a"), "properties": {"k": "v"}}
+            assert (await rest.ask("POST", f"{path}/schema", first)).value == {"version": 0}
+            second = {"type": "AVRO", "schema": record("a", "b"), "properties": {}}
+            answered = await rest.ask("POST", f"{path}/compatibility", second)
+            assert answered.value == {"isCompatibility": True, "schemaCompatibilityStrategy": "FULL"}
+            assert (await rest.ask("POST", f"{path}/version", second)).value == {"version": -1}
+            assert (await rest.ask("POST", f"{path}/schema", second)).value == {"version": 1}
+            assert (await rest.ask("POST", f"{path}/schema", first)).value == {"version": 0}
+            found = (await rest.ask("GET", f"{path}/schema/0")).value
+            assert (found["type"], found["data"], found["properties"]) == ("AVRO", record("a"), {"k": "v"})
+            assert (await rest.ask("GET", f"{path}/schema")).value["version"] == 1
+            both = (await rest.ask("GET", f"{path}/schemas")).value["getSchemaResponses"]
+            assert [each["version"] for each in both] == [0, 1]
+            assert (await rest.ask("GET", f"{path}/schema/2")).status == 404
+            assert (await rest.ask("GET", f"{path}/schema/x")).status == 412
+            bad = {"type": "STRING", "schema": "", "properties": {}}
+            assert (await rest.ask("POST", f"{path}/schema", bad)).status == 409
+            assert (await rest.ask("DELETE", f"{path}/schema")).value == {"version": 1}
+            pair = {"type": "KEY_VALUE", "schema": '{"key": "", "value": ' + record("a") + "}",
+                    "properties": {"key.schema.type": "STRING", "value.schema.type": "AVRO"}}  # fmt: skip
+            assert (await rest.ask("POST", f"{path}/schema", pair)).value == {"version": 0}
+            found = (await rest.ask("GET", f"{path}/schema")).value
+            assert found["data"].replace(" ", "") == pair["schema"].replace(" ", "")
+
+    asyncio.run(main())
+
+
+def test_a_new_schema_is_compared_as_the_namespace_says(tmp_path: Path) -> None:
+    """PUT schemaCompatibilityStrategy."""
+    path = "/admin/v2/namespaces/public/default/schemaCompatibilityStrategy"
+
+    async def main() -> None:
+        async with administered(tmp_path / "s") as (_, rest, store):
+            store.topic("t").create()
+            assert (await rest.ask("GET", path)).value == "UNDEFINED"
+            assert (await rest.ask("GET", path + "?applied=true")).value == "FULL"
+            schemas = "/admin/v2/schemas/public/default/t/schema"
+            assert (await rest.ask("POST", schemas, {"type": "INT8", "schema": ""})).status == 200
+            assert (await rest.ask("POST", schemas, {"type": "INT16", "schema": ""})).status == 409
+            assert (await rest.ask("PUT", path, "ALWAYS_COMPATIBLE")).status == 204
+            assert (await rest.ask("POST", schemas, {"type": "INT16", "schema": ""})).status == 200
+            assert (await rest.ask("PUT", path, "UNDEFINED")).status == 204
+            assert (await rest.ask("POST", schemas, {"type": "INT32", "schema": ""})).status == 409
+
+    asyncio.run(main())
