@@ -255,19 +255,52 @@ def test_a_client_that_does_not_read_gets_no_more_messages_and_is_not_read() -> 
     asyncio.run(main())
 
 
-def test_a_client_that_reads_nothing_for_too_long_is_closed() -> None:
-    """It holds messages that others could have."""
+class HandMovedLoop(asyncio.SelectorEventLoop):
+    """An event loop whose time a test moves on."""
 
-    async def main() -> None:
-        async with serving(write_stall_seconds=0.05, keep_alive_interval_seconds=0.02) as server:
-            client = await RawClient.connected(server.port)
-            connection = await server.meet(client)
-            connection.send(commands.Message(1, commands.MessageIdData(1, 1)), bytes(32 << 20))
-            await until(lambda: connection.closed)
+    moved = 0.0
+
+    def time(self) -> float:
+        return super().time() + self.moved
+
+    async def move(self, seconds: float) -> None:
+        """Let time pass, and what is due then happen."""
+        self.moved += seconds
+        for _ in range(10):
+            await asyncio.sleep(0)
+
+
+def test_a_client_that_reads_nothing_for_two_minutes_is_closed() -> None:
+    """It holds messages that others could have. One that takes some now and then is waited for, however slow it is."""
+
+    async def main(loop: HandMovedLoop) -> None:
+        async with serving() as server:
+            stuck, slow = await RawClient.connected(server.port), await RawClient.connected(server.port)
+            connections = [await server.meet(stuck), await server.meet(slow)]
+            for connection in connections:
+                connection.send(commands.Message(1, commands.MessageIdData(1, 1)), bytes(64 << 20))
+                assert not connection.writable
+            for _ in range(4):  # from the first look on, after half a minute
+                await loop.move(30)
+                await slow.reader.readexactly(8 << 20)
+                assert [each.closed for each in connections] == [False, False]
+            await loop.move(30)
+            await until(lambda: connections[0].closed)
+            await loop.move(4)
+            assert server.gone == []  # it may still take what is queued
+            await loop.move(1.1)
             await until(lambda: server.gone)
-            await client.close()
+            assert server.gone == connections[:1]
+            for _ in range(4):
+                await loop.move(30)
+                await slow.reader.readexactly(8 << 20)
+            assert not connections[1].closed
+            await stuck.close()
+            await slow.close()
 
-    asyncio.run(main())
+    loop = HandMovedLoop()
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        runner.run(main(loop))
 
 
 def test_a_connection_ends_when_what_was_queued_has_left() -> None:
