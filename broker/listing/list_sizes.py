@@ -19,10 +19,20 @@ MAX_KNOWN = 10_000
 NAME_BYTES = 64
 """What a name takes beside its UTF-8."""
 
+_NAME_FRAME_BYTES = 3
+"""What a name takes in a frame beside its UTF-8."""
+
+_FRAME_BYTES = 64
+
 
 def list_bytes(names: Collection[str]) -> int:
     """Memory of a list of names."""
     return sum(map(name_bytes, names))
+
+
+def frame_bytes(size: int, names: int) -> int:
+    """What so many names of `size` bytes by `list_bytes` take in a frame, or a little more."""
+    return size - (NAME_BYTES - _NAME_FRAME_BYTES) * names + _FRAME_BYTES
 
 
 def name_bytes(name: str) -> int:

@@ -46,7 +46,13 @@ def compiled(pattern: str) -> Pattern:
 
 def selected(names: Iterable[str], pattern: Pattern) -> list[str]:
     """The full names whose topic the pattern matches in full; a partition goes by its partitioned topic."""
-    return [name for name in names if pattern.fullmatch(_PARTITION.sub("", name.removeprefix(SCHEME)))]
+    return [name for name in names if matches(name, pattern)]
+
+
+def matches(name: str, pattern: Pattern) -> bool:
+    """Whether `selected` has the name."""
+    local = name.removeprefix(SCHEME)
+    return bool(pattern.fullmatch(_PARTITION.sub("", local) if PARTITION_MARK in local else local))
 
 
 def is_internal(name: str) -> bool:

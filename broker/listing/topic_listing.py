@@ -1,61 +1,148 @@
-"""GET_TOPICS_OF_NAMESPACE: the topics of a namespace, or those that a pattern means."""
+"""GET_TOPICS_OF_NAMESPACE: the topics of a namespace, or those that a pattern means, within the limits of memory.
+
+Steps in order: count it, permission, the list's size as it was last, a heap permit for it, the list, the permit brought
+to the list's real size, filter, hash, a direct permit for the frame, the frame. The heap permit goes back once there
+is a frame, the direct one when the frame has left the process or the connection is gone.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from contextlib import AsyncExitStack
+from functools import partial
+from typing import NamedTuple
 
 from ...delayed_store import DelayedStore
 from ...store.errors import DuelogError
 from ..lookup.topic_address import namespace_of
 from ..protocol.commands import Error, GetTopics, GetTopicsResponse, TopicsMode
-from ..protocol.failures import Refused, server_error
+from ..protocol.failures import Refused, ServerError, server_error
+from ..protocol.frames import head
+from ..protocol.loop_calls import Workers
 from ..protocol.peer import Peer
 from ..security.permissions import Action, Permissions
+from .admission import Admission, send_and_wait
+from .list_sizes import frame_bytes, list_bytes
+from .semaphore import PermitError
 from .topic_filter import UnreadablePattern, compiled, is_internal, selected, topics_hash
 
-MAX_PATTERN = 50
-"""Characters; clients filter by a longer one themselves."""
+
+def names_of(store: DelayedStore, namespace: str) -> list[str]:
+    """Full names of the topics of `tenant/namespace`, in order, without internal ones. Waits for the disk."""
+    return [topic.name for topic in store.topics(namespace) if not is_internal(topic.name)]
+
+
+class Selection(NamedTuple):
+    """What a pattern leaves of a list."""
+
+    names: list[str]
+    filtered: bool
+    hash: str
+    size: int
+    """As of `list_bytes`."""
+
+
+class Listed:
+    """A list, shared by all that asked for it at one time."""
+
+    def __init__(self, names: list[str]) -> None:
+        self.names = names
+        self.size = list_bytes(names)
+        self.selections: dict[str | None, asyncio.Task[Selection]] = {}
 
 
 class TopicListing:
     """Lists topics. Of the event loop's thread."""
 
-    def __init__(self, store: DelayedStore, permissions: Permissions, max_pattern: int = MAX_PATTERN) -> None:
+    def __init__(self, store: DelayedStore, permissions: Permissions, admission: Admission, workers: Workers) -> None:
         self._store = store
         self._permissions = permissions
-        self._max_pattern = max_pattern
-        self._under_way: dict[str, asyncio.Task[list[str]]] = {}
+        self._admission = admission
+        self._workers = workers
+        self._under_way: dict[str, asyncio.Task[Listed]] = {}
+        self._requests: dict[int, set[asyncio.Task[None]]] = {}
+        """By connection."""
 
     async def topics(self, peer: Peer, command: GetTopics) -> None:
-        """Answer with names, whether they are filtered, and their hash; without names if the client has that hash."""
+        """Answer with names, whether they are filtered, and their hash; without names if the client has that hash.
+
+        Returns when the answer has left.
+        """
+        task = asyncio.current_task()
+        assert task is not None
+        self._requests.setdefault(peer.number, set()).add(task)
         try:
-            namespace = namespace_of(command.namespace)
-            self._permissions.require(peer.role, namespace, *Action)
-            names = [] if command.mode == TopicsMode.NON_PERSISTENT else await self.names(namespace)
-            names, filtered = await asyncio.to_thread(self._filtered, names, command.pattern)
+            with self._admission.lookup():
+                await self._answer(peer, command)
+        except PermitError as error:
+            peer.send(Error(command.request_id, ServerError.TOO_MANY_REQUESTS, str(error)))
         except (Refused, DuelogError) as error:
             peer.send(Error(command.request_id, server_error(error), str(error)))
-            return
-        found = topics_hash(names)
-        changed = found != command.topics_hash
-        peer.send(GetTopicsResponse(command.request_id, names if changed else [], filtered, found, changed))
+        finally:
+            requests = self._requests[peer.number]
+            requests.discard(task)
+            if not requests:
+                del self._requests[peer.number]
 
-    async def names(self, namespace: str) -> list[str]:
-        """Full names of the topics of `tenant/namespace`, in order; requests at one time share one list."""
+    def gone(self, peer: Peer) -> None:
+        """A connection is no more: cancel what waits for it."""
+        for task in list(self._requests.get(peer.number, ())):
+            task.cancel()
+
+    async def _answer(self, peer: Peer, command: GetTopics) -> None:
+        namespace = namespace_of(command.namespace)
+        self._permissions.require(peer.role, namespace, *Action)
+        limiter, sizes = self._admission.limiter, self._admission.sizes
+        async with AsyncExitStack() as until_left:
+            async with (
+                sizes.estimate((namespace, command.mode)) as estimate,
+                limiter.heap.holding(estimate.size, lambda: peer.closed) as permit,
+            ):
+                listed = Listed([]) if command.mode == TopicsMode.NON_PERSISTENT else await self._listed(namespace)
+                estimate.report(listed.size)
+                async with limiter.heap.updating(permit, listed.size, lambda: peer.closed):
+                    found = await self._selected(listed, command.pattern)
+                    changed = found.hash != command.topics_hash
+                    size = frame_bytes(found.size, len(found.names)) if changed else frame_bytes(0, 0)
+                    self._admission.check_frame(size)
+                    await until_left.enter_async_context(limiter.direct.holding(size, lambda: peer.closed))
+                    answer = GetTopicsResponse(
+                        command.request_id, found.names if changed else [], found.filtered, found.hash, changed
+                    )
+                    frames = await self._workers(partial(head, answer))
+                del listed, found, answer
+            await send_and_wait(peer, frames)
+
+    async def _listed(self, namespace: str) -> Listed:
+        """The topics of `tenant/namespace`; requests at one time share one list."""
         task = self._under_way.get(namespace)
         if task is None:
-            task = self._under_way[namespace] = asyncio.create_task(asyncio.to_thread(self._read, namespace))
-            task.add_done_callback(lambda _: self._under_way.pop(namespace))
+            read = self._workers(lambda: Listed(names_of(self._store, namespace)))
+            task = self._under_way[namespace] = asyncio.create_task(read)
+
+            def done(task: asyncio.Task[Listed]) -> None:
+                del self._under_way[namespace]
+                task.cancelled() or task.exception()  # whether or not its askers are there still
+
+            task.add_done_callback(done)
         return await asyncio.shield(task)
 
-    def _read(self, namespace: str) -> list[str]:
-        return [topic.name for topic in self._store.topics(namespace) if not is_internal(topic.name)]
+    async def _selected(self, listed: Listed, pattern: str | None) -> Selection:
+        """What the pattern leaves, and its hash; once for all that share the list."""
+        task = listed.selections.get(pattern)
+        if task is None:
+            select = self._workers(lambda: self._select(listed, pattern))
+            task = listed.selections[pattern] = asyncio.create_task(select)
+        return await asyncio.shield(task)
 
-    def _filtered(self, names: list[str], pattern: str | None) -> tuple[list[str], bool]:
-        """What the pattern selects; a pattern that is too long or unreadable, nothing: the client filters."""
-        if pattern is None or len(pattern) > self._max_pattern:
-            return names, False
-        try:
-            return selected(names, compiled(pattern)), True
-        except UnreadablePattern:
-            return names, False
+    def _select(self, listed: Listed, pattern: str | None) -> Selection:
+        """A pattern that is too long or unreadable selects nothing: the client filters."""
+        settings = self._admission.settings
+        if pattern is not None and settings.evaluates_patterns and len(pattern) <= settings.max_pattern:
+            try:
+                names = selected(listed.names, compiled(pattern))
+            except UnreadablePattern:
+                pass
+            else:
+                return Selection(names, True, topics_hash(names), list_bytes(names))
+        return Selection(listed.names, False, topics_hash(listed.names), listed.size)

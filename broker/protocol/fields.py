@@ -131,7 +131,7 @@ def _encoder(cls: type, table: list[Field]) -> list[str]:
     for field in sorted(table, key=lambda each: each.number):
         lines.append(f" value = self.{field.name}")
         if field.repeated:
-            lines += [" for value in value:", f"  out += {_written(field)}"]
+            lines.append(f" if value: out += b''.join([{_written(field)} for value in value])")
         elif field.required:
             lines.append(f" out += {_written(field)}")
         else:

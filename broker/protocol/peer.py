@@ -53,6 +53,10 @@ class Peer(Protocol):
         """Call once, when the write queue has fallen below its low mark."""
         ...
 
+    def on_left(self, call: Callable[[], object]) -> None:
+        """Call once, when all that is queued now has left the process, or the connection is gone; perhaps at once."""
+        ...
+
     def pause_reading(self, reason: str) -> None:
         """Read nothing more until every reason is given to `resume_reading`."""
         ...

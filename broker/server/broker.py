@@ -159,6 +159,7 @@ class Broker:
             services.producers.close_all()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(services.consumers.close_all(), within_s)
+            services.close_listing()
             await listeners.close(min(within_s, 5.0))
         await asyncio.get_running_loop().shutdown_default_executor()
 

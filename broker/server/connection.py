@@ -140,6 +140,13 @@ class Connection(asyncio.Protocol):
         else:
             self._on_writable.append(call)
 
+    def on_left(self, call: Callable[[], object]) -> None:
+        """Call once, when all that is queued now has left the process, or the connection is gone."""
+        if self._queue is None:
+            call()
+        else:
+            self._queue.on_left(call)
+
     def pause_reading(self, reason: str) -> None:
         """Read nothing more until every reason is given to `resume_reading`."""
         self._paused.add(reason)

@@ -10,9 +10,12 @@ from ...delayed_store import DelayedStore
 from ..admin.addresses import Addresses
 from ..consume.consumers import Consumers
 from ..consume.membership import ConsumerSettings
+from ..listing.admission import Admission, ListingSettings
 from ..listing.dynamic_settings import DynamicSettings
 from ..listing.limiter import DualMemoryLimiter
+from ..listing.name_sets import NameSets
 from ..listing.topic_listing import TopicListing
+from ..listing.watchers import Watchers
 from ..lookup.compatibility import Compatibility
 from ..lookup.namespace_settings import AutoCreation
 from ..lookup.resources import Defaults, Resources
@@ -25,6 +28,7 @@ from ..operate.jobs import Jobs
 from ..produce.producers import Producers, ProducerSettings
 from ..protocol import commands
 from ..protocol.commands import Command
+from ..protocol.frames import FRAME_ROOM
 from ..protocol.loop_calls import LoopCalls, Workers
 from ..protocol.peer import Peer
 from ..security.authentication import Authentication
@@ -63,7 +67,10 @@ class Services:
         self.dynamic = DynamicSettings(store.documents, config.dynamic())
         limiter = self.limiter = DualMemoryLimiter(self.dynamic.heap(), self.dynamic.direct(), calls.loop)
         self.dynamic.on_change(lambda: limiter.set_limits(self.dynamic.heap(), self.dynamic.direct()))
-        self.listing = TopicListing(store, permissions, config.subscription_pattern_max_length)
+        admission = Admission(limiter, _listing_settings(config))
+        self.listing = TopicListing(store, permissions, admission, workers)
+        self.name_sets = NameSets(store, workers, calls, admission.settings.max_kept_bytes)
+        self.watchers = Watchers(permissions, admission, self.name_sets, workers, calls.loop)
         self.schemas = Schemas(store.documents, self.resources, access)
         facts = self.facts = TopicFacts(store.documents, self.resources, self.schemas)
         clock = store.clock.now_ms
@@ -108,6 +115,8 @@ class Services:
             commands.PartitionedMetadata: self.lookup.partitions,
             commands.Lookup: self.lookup.lookup,
             commands.GetTopics: self.listing.topics,
+            commands.WatchTopicList: self.watchers.watch,
+            commands.WatchTopicListClose: self.watchers.close,
             commands.GetSchema: self.schemas.get,
             commands.GetOrCreateSchema: self.schemas.get_or_create,
             commands.Producer: producers.open,
@@ -136,6 +145,24 @@ class Services:
         """A connection is no more."""
         self.producers.gone(connection)
         self.consumers.gone(connection)
+        self.listing.gone(connection)
+        self.watchers.gone(connection)
+
+    def close_listing(self) -> None:
+        """The broker ends: nothing is listed or watched any more."""
+        self.limiter.close()
+        self.watchers.close_all()
+
+
+def _listing_settings(config: BrokerConfig) -> ListingSettings:
+    return ListingSettings(
+        evaluates_patterns=config.enable_broker_side_subscription_pattern_evaluation,
+        max_pattern=config.subscription_pattern_max_length,
+        max_lookups=config.max_concurrent_lookup_request,
+        max_frame=config.max_message_size + FRAME_ROOM,
+        max_watchers=config.max_topic_list_watchers_per_connection,
+        max_kept_bytes=config.max_topic_list_watchers_mem_size_mb << 20,
+    )
 
 
 def _plain(call: Callable[[Peer, Any], Awaitable[None] | None]) -> Handler:

@@ -25,8 +25,8 @@ class Writing(Protocol):
 class WriteQueue:
     """Of the event loop's thread."""
 
-    __slots__ = ("_call_soon", "_chunks", "_high", "_is_over", "_low", "_on_low", "_paused", "_scheduled", "_transport",
-                 "left", "size")  # fmt: skip
+    __slots__ = ("_call_soon", "_chunks", "_high", "_is_over", "_low", "_marks", "_on_low", "_paused", "_scheduled",
+                 "_transport", "left", "size")  # fmt: skip
 
     def __init__(
         self,
@@ -45,6 +45,8 @@ class WriteQueue:
         self._low = low
         self._on_low = on_low
         self._chunks: deque[bytes | memoryview] = deque()
+        self._marks: deque[tuple[int, Callable[[], object]]] = deque()
+        """What `left` has to reach, and what is called then."""
         self._is_over = False
         self._paused = False
         self._scheduled = False
@@ -78,6 +80,13 @@ class WriteQueue:
             self._scheduled = True
             self._call_soon(self._flush)
 
+    def on_left(self, call: Callable[[], object]) -> None:
+        """Call once, when all that is queued now has left the process, or the connection is gone."""
+        if self._transport is None or self.is_empty:
+            call()
+        else:
+            self._marks.append((self.left + self.size, call))
+
     def pause(self) -> None:
         """The transport could not write all of a piece."""
         self._paused = True
@@ -93,13 +102,23 @@ class WriteQueue:
         self._chunks.clear()
         self.size = 0
         self._paused = False
+        self._tell()
+
+    def _tell(self) -> None:
+        """Make the calls whose mark is reached; all of them where the connection is gone."""
+        while self._marks and (self._transport is None or self._marks[0][0] <= self.left):
+            self._marks.popleft()[1]()
 
     def _flush(self) -> None:
         self._scheduled = False
+        if self._marks and not self._paused:
+            self._tell()
         while self.size and not self._paused and self._transport is not None:
             piece = self._take()
             self.left += len(piece)
             self._transport.write(piece)
+            if self._marks and not self._paused:
+                self._tell()
         if self._is_over and self.size <= self._low and self._transport is not None:
             self._is_over = False
             self._on_low()

@@ -35,6 +35,9 @@ class FakePeer:
         self.reason: str | None = None
         self.pings = 0
         self._on_writable: list[Callable[[], object]] = []
+        self.held = False
+        """Whether what is sent stays in the queue."""
+        self._on_left: list[Callable[[], object]] = []
 
     def send(self, command: Command, blob: bytes | memoryview | None = None) -> None:
         if not self.closed:
@@ -56,6 +59,18 @@ class FakePeer:
     def become_writable(self) -> None:
         self.writable = True
         calls, self._on_writable = self._on_writable, []
+        for call in calls:
+            call()
+
+    def on_left(self, call: Callable[[], object]) -> None:
+        if self.held and not self.closed:
+            self._on_left.append(call)
+        else:
+            call()
+
+    def leave(self) -> None:
+        """What was sent has left, or the connection is gone."""
+        calls, self._on_left = self._on_left, []
         for call in calls:
             call()
 

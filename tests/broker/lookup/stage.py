@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 from duelog import DelayedStore
+from duelog.broker.listing.admission import Admission, ListingSettings
+from duelog.broker.listing.limiter import DualMemoryLimiter, Limits
 from duelog.broker.listing.topic_listing import TopicListing
 from duelog.broker.lookup.compatibility import Compatibility
 from duelog.broker.lookup.namespace_settings import AutoCreation, NamespaceSettings
@@ -15,20 +18,43 @@ from duelog.broker.lookup.schemas import Schemas
 from duelog.broker.lookup.topic_access import TopicAccess
 from duelog.broker.lookup.topic_facts import TopicFacts
 from duelog.broker.lookup.topic_lookup import TopicLookup, Urls
-from duelog.broker.protocol.commands import Command
+from duelog.broker.protocol.commands import Command, decode
+from duelog.broker.protocol.loop_calls import Timer, Workers
 from duelog.broker.protocol.peer import Peer
 from duelog.broker.security.permissions import Action, Permissions
+from tests.broker.peers import HeldWorkers
 
 
 class AnsweredPeer:
     """A connection that keeps what it is sent."""
 
     def __init__(self, role: str | None = None) -> None:
+        self.number = 1
+        self.closed = False
         self.role = role
         self.answers: list[Command] = []
 
     def send(self, command: Command, blob: object = None) -> None:
         self.answers.append(command)
+
+    def send_frames(self, frames: bytes) -> None:
+        self.answers.append(decode(frames[8:]))
+
+    def on_left(self, call: Callable[[], object]) -> None:
+        call()
+
+
+class AnyLoop:
+    """The loop that runs."""
+
+    def time(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    def call_later(self, delay: float, callback: Callable[..., object], /, *args: Any) -> Timer:
+        return asyncio.get_running_loop().call_later(delay, callback, *args)
+
+    def call_soon_threadsafe(self, callback: Callable[..., object], /, *args: Any) -> object:
+        return asyncio.get_running_loop().call_soon_threadsafe(callback, *args)
 
 
 @dataclass
@@ -46,7 +72,9 @@ class Stage:
         self.access = TopicAccess(self.store, self.resources, self.permissions)
         urls = {"": Urls("pulsar://here:6650", "pulsar+ssl://here:6651"), "inner": Urls("pulsar://inner:6650")}
         self.lookup = TopicLookup(self.access, self.resources, urls)
-        self.listing = TopicListing(self.store, self.permissions)
+        self.limiter = DualMemoryLimiter(Limits(), Limits(), AnyLoop())
+        self.admission = Admission(self.limiter, ListingSettings())
+        self.listing = TopicListing(self.store, self.permissions, self.admission, Workers(HeldWorkers()))
         self.schemas = Schemas(documents, self.resources, self.access)
         self.facts = TopicFacts(documents, self.resources, self.schemas)
 

@@ -1,0 +1,298 @@
+"""WATCH_TOPIC_LIST: the topics that a pattern means, and from then on what changes, within the limits of memory.
+
+A watcher that finds no memory in time tries again, with pauses, until it or its connection is gone. Its updates are
+sent one at a time, after the answer, in the order of the commits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import AsyncExitStack
+from functools import partial
+from typing import Any
+
+from ...store.errors import DuelogError
+from ..lookup.topic_address import namespace_of
+from ..protocol.commands import (
+    Error,
+    Success,
+    TopicsMode,
+    WatchTopicList,
+    WatchTopicListClose,
+    WatchTopicListSuccess,
+    WatchTopicUpdate,
+)
+from ..protocol.failures import Refused, ServerError, server_error
+from ..protocol.frames import head
+from ..protocol.loop_calls import Loop, Workers
+from ..protocol.peer import Peer
+from ..security.permissions import Action, Permissions
+from .admission import Admission, Backoff, send_and_wait
+from .list_sizes import frame_bytes, list_bytes
+from .name_sets import NameSets, Update, Use
+from .semaphore import PermitError, PermitQueueFull, PermitTimeout
+from .topic_filter import UnreadablePattern, compiled
+
+_log = logging.getLogger("duelog.broker.listing")
+
+MAX_WAITING = 10_000
+"""Changes that wait for a watcher; of more, only what they come to is kept."""
+
+_LARGE = 64 << 10
+"""Bytes of an update that is encoded in another thread."""
+
+
+class Watcher:
+    """One WATCH_TOPIC_LIST of a connection, and the changes that wait for it."""
+
+    def __init__(self, peer: Peer, command: WatchTopicList, namespace: str, on_waiting: Callable[[], object]) -> None:
+        """on_waiting: called when there is something to take."""
+        self.peer = peer
+        self.command = command
+        self.namespace = namespace
+        self.tasks: set[asyncio.Task[None]] = set()
+        self.answered = False
+        self.sending = False
+        self.use: Use | None = None
+        self._on_waiting = on_waiting
+        self._updates: deque[Update] = deque()
+        self._waiting = 0
+        self._behind: dict[str, bool] | None = None
+        """What the changes come to, by name whether it is new, once too many have waited."""
+        self._hash = ""
+
+    @property
+    def waiting(self) -> bool:
+        """Whether there is something to take."""
+        return bool(self._updates) or self._behind is not None
+
+    def clear(self) -> None:
+        """Forget what was heard."""
+        self._updates.clear()
+        self._behind = None
+        self._waiting = 0
+
+    def hear(self, update: Update) -> None:
+        """Something changed."""
+        self._updates.append(update)
+        self._waiting += len(update.new) + len(update.deleted)
+        if self._behind is not None or self._waiting > MAX_WAITING:
+            self._behind = {} if self._behind is None else self._behind
+            for each in self._updates:
+                _fold(self._behind, each)
+            self._updates.clear()
+            self._hash = update.hash
+        self._on_waiting()
+
+    def take(self) -> Update | None:
+        """The next update to be sent."""
+        if self._behind is not None:
+            behind, self._behind = self._behind, None
+            self._waiting = 0
+            if behind:
+                new = [name for name, is_new in behind.items() if is_new]
+                return Update(new, [name for name, is_new in behind.items() if not is_new], self._hash)
+        if not self._updates:
+            return None
+        update = self._updates.popleft()
+        self._waiting -= len(update.new) + len(update.deleted)
+        return update
+
+
+class Watchers:
+    """Of the event loop's thread."""
+
+    def __init__(
+        self, permissions: Permissions, admission: Admission, sets: NameSets, workers: Workers, loop: Loop
+    ) -> None:
+        self._permissions = permissions
+        self._admission = admission
+        self._sets = sets
+        self._workers = workers
+        self._loop = loop
+        self._of_peer: dict[int, dict[int, Watcher]] = {}
+
+    def __len__(self) -> int:
+        return sum(map(len, self._of_peer.values()))
+
+    def watch(self, peer: Peer, command: WatchTopicList) -> None:
+        """Answer with the topics, without names if the client has their hash, and send what changes from then on.
+
+        A number in use is watched anew. Raises Refused.
+        """
+        namespace = namespace_of(command.namespace)
+        self._permissions.require(peer.role, namespace, *Action)
+        self._check_pattern(command.pattern)
+        watchers = self._of_peer.setdefault(peer.number, {})
+        before = watchers.get(command.watcher_id)
+        if before is None and len(watchers) >= self._admission.settings.max_watchers:
+            raise Refused(ServerError.NOT_ALLOWED, f"a connection may have {len(watchers)} watchers")
+        if before is not None:
+            if not before.answered:
+                text = "the watcher was asked for again"
+                peer.send(Error(before.command.request_id, ServerError.SERVICE_NOT_READY, text))
+            _end(before)
+        watcher = Watcher(peer, command, namespace, lambda: self._send_later(watcher))
+        watchers[command.watcher_id] = watcher
+        self._start(watcher, self._answer(watcher))
+
+    def close(self, peer: Peer, command: WatchTopicListClose) -> None:
+        """Watch no longer; what was asked for and not answered is not answered."""
+        watcher = self._of_peer.get(peer.number, {}).get(command.watcher_id)
+        if watcher is not None:
+            self._forget(watcher)
+            _end(watcher)
+        peer.send(Success(command.request_id))
+
+    def gone(self, peer: Peer) -> None:
+        """A connection is no more."""
+        for watcher in self._of_peer.pop(peer.number, {}).values():
+            _end(watcher)
+
+    def close_all(self) -> None:
+        """The broker ends."""
+        for watchers in list(self._of_peer.values()):
+            for watcher in watchers.values():
+                _end(watcher)
+        self._of_peer.clear()
+        self._sets.close()
+
+    def _check_pattern(self, pattern: str) -> None:
+        settings = self._admission.settings
+        if not settings.evaluates_patterns:
+            raise Refused(ServerError.NOT_ALLOWED, "the broker does not evaluate patterns")
+        if len(pattern) > settings.max_pattern:
+            reason = f"a pattern of {len(pattern)} characters; {settings.max_pattern} are allowed"
+            raise Refused(ServerError.NOT_ALLOWED, reason)
+        try:
+            compiled(pattern)
+        except UnreadablePattern as error:
+            raise Refused(ServerError.INVALID_TOPIC_NAME, f"pattern {pattern!r}: {error}") from error
+
+    def _start(self, watcher: Watcher, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        watcher.tasks.add(task)
+        task.add_done_callback(watcher.tasks.discard)
+
+    def _forget(self, watcher: Watcher) -> None:
+        watchers = self._of_peer.get(watcher.peer.number, {})
+        if watchers.get(watcher.command.watcher_id) is watcher:
+            del watchers[watcher.command.watcher_id]
+            if not watchers:
+                del self._of_peer[watcher.peer.number]
+
+    # -- opening ---------------------------------------------------------------------------------
+
+    async def _answer(self, watcher: Watcher) -> None:
+        """Send the topics, when there is memory for them, and from then on what changes."""
+        command, error = watcher.command, None
+        try:
+            with self._admission.lookup():
+                await self._retrying(lambda: self._open(watcher))
+        except PermitError as failed:
+            error = Error(command.request_id, ServerError.TOO_MANY_REQUESTS, str(failed))
+        except (Refused, DuelogError) as failed:
+            error = Error(command.request_id, server_error(failed), str(failed))
+        except Exception:
+            _log.exception("a watcher of %s failed", watcher.namespace)
+            error = Error(command.request_id, ServerError.UNKNOWN, "the broker has failed to serve the request")
+        if error is not None:
+            self._forget(watcher)
+            watcher.peer.send(error)
+            return
+        watcher.answered = True
+        self._send_later(watcher)
+
+    async def _open(self, watcher: Watcher) -> None:
+        """One try, in the steps of a listing. Raises PermitError, Refused, what the store raises; nothing is kept."""
+        command, peer = watcher.command, watcher.peer
+        limiter, key = self._admission.limiter, (watcher.namespace, TopicsMode.PERSISTENT)
+        async with AsyncExitStack() as until_left:
+            async with (
+                self._admission.sizes.estimate(key) as estimate,
+                limiter.heap.holding(estimate.size, lambda: peer.closed) as permit,
+            ):
+                use = watcher.use = await self._sets.open(watcher.namespace, command.pattern)
+                until_left.push(partial(_close_if_failed, watcher))
+                names, size, found = use.attach(watcher.hear)
+                estimate.report(use.set.size)
+                async with limiter.heap.updating(permit, use.set.size, lambda: peer.closed):
+                    if found == command.topics_hash:
+                        names, size = [], 0
+                    size = frame_bytes(size, len(names))
+                    self._admission.check_frame(size)
+                    await until_left.enter_async_context(limiter.direct.holding(size, lambda: peer.closed))
+                    success = WatchTopicListSuccess(command.request_id, command.watcher_id, found, names)
+                    frames = await self._workers(partial(head, success))
+                del success, names
+            await send_and_wait(peer, frames)
+
+    # -- updates ---------------------------------------------------------------------------------
+
+    def _send_later(self, watcher: Watcher) -> None:
+        """Have updates be sent, after the answer and those before them."""
+        if watcher.answered and not watcher.sending and watcher.waiting:
+            watcher.sending = True
+            self._start(watcher, self._send(watcher))
+
+    async def _send(self, watcher: Watcher) -> None:
+        """Send what waits, one update after the other."""
+        try:
+            while (update := watcher.take()) is not None:
+                await self._retrying(partial(self._send_one, watcher, update))
+        except PermitError:
+            pass  # the connection is gone, or the broker ends
+        finally:
+            watcher.sending = False
+
+    async def _send_one(self, watcher: Watcher, update: Update) -> None:
+        peer = watcher.peer
+        names = len(update.new) + len(update.deleted)
+        size = frame_bytes(list_bytes(update.new) + list_bytes(update.deleted), names)
+        async with self._admission.limiter.direct.holding(size, lambda: peer.closed):
+            command = WatchTopicUpdate(watcher.command.watcher_id, update.hash, update.new, update.deleted)
+            frames = head(command) if size < _LARGE else await self._workers(partial(head, command))
+            await send_and_wait(peer, frames)
+
+    async def _retrying(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Do it, and where it gets no permit in time, again, with pauses."""
+        backoff = Backoff(self._loop)
+        while True:
+            try:
+                return await work()
+            except (PermitTimeout, PermitQueueFull):
+                await backoff.pause()
+
+
+def _fold(net: dict[str, bool], update: Update) -> None:
+    """Add an update to what updates come to: what was created and deleted again is nothing, and the other way round."""
+    for is_new, names in ((True, update.new), (False, update.deleted)):
+        for name in names:
+            if net.get(name, is_new) != is_new:
+                del net[name]
+            else:
+                net[name] = is_new
+
+
+def _close_if_failed(watcher: Watcher, kind: object, *_: object) -> None:
+    """Keep nothing for a watcher that could not be answered."""
+    if kind is not None:
+        _release(watcher)
+
+
+def _release(watcher: Watcher) -> None:
+    use, watcher.use = watcher.use, None
+    if use is not None:
+        use.close()
+    watcher.clear()
+
+
+def _end(watcher: Watcher) -> None:
+    """Nothing is done for it any more."""
+    watcher.answered = False
+    _release(watcher)
+    for task in watcher.tasks:
+        task.cancel()
