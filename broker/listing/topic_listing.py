@@ -84,6 +84,10 @@ class TopicListing:
             if not requests:
                 del self._requests[peer.number]
 
+    async def names(self, namespace: str) -> list[str]:
+        """Full names of the topics of `tenant/namespace`, in order, without limits."""
+        return (await self._listed(namespace)).names
+
     def gone(self, peer: Peer) -> None:
         """A connection is no more: cancel what waits for it."""
         for task in list(self._requests.get(peer.number, ())):
