@@ -29,10 +29,14 @@ def test_a_permit_is_held_while_the_body_runs_and_released_however_it_ends() -> 
         limiter = DualMemoryLimiter(LIMITS, LIMITS, TestLoop())
         async with limiter.heap.holding(60):
             assert limiter.heap.acquired == 60
-        with pytest.raises(KeyError):
+
+        async def fail() -> None:
             async with limiter.heap.holding(60) as permit, limiter.heap.updating(permit, 90):
                 assert limiter.heap.acquired == 90
                 raise KeyError
+
+        with pytest.raises(KeyError):
+            await fail()
         assert limiter.heap.acquired == 0
 
         async def wait() -> None:
@@ -103,13 +107,12 @@ def test_both_limiters_are_empty_when_all_who_used_them_have_ended(
         limiter = DualMemoryLimiter(LIMITS._replace(max_queue=0), LIMITS._replace(max_queue=0), loop)
 
         async def use(guess: int, real: int, frame: int, turns: int, fails: bool) -> None:
-            async with limiter.heap.holding(guess) as permit:
-                async with limiter.heap.updating(permit, real):
-                    async with limiter.direct.holding(frame):
-                        for _ in range(turns):
-                            await asyncio.sleep(0)
-                        if fails:
-                            raise KeyError
+            async with limiter.heap.holding(guess) as permit, limiter.heap.updating(permit, real):
+                async with limiter.direct.holding(frame):
+                    for _ in range(turns):
+                        await asyncio.sleep(0)
+                    if fails:
+                        raise KeyError
 
         tasks = [asyncio.create_task(use(*each)) for each in users]
         for step, number in steps:
