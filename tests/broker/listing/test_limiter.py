@@ -107,12 +107,15 @@ def test_both_limiters_are_empty_when_all_who_used_them_have_ended(
         limiter = DualMemoryLimiter(LIMITS._replace(max_queue=0), LIMITS._replace(max_queue=0), loop)
 
         async def use(guess: int, real: int, frame: int, turns: int, fails: bool) -> None:
-            async with limiter.heap.holding(guess) as permit, limiter.heap.updating(permit, real):
-                async with limiter.direct.holding(frame):
-                    for _ in range(turns):
-                        await asyncio.sleep(0)
-                    if fails:
-                        raise KeyError
+            async with (
+                limiter.heap.holding(guess) as permit,
+                limiter.heap.updating(permit, real),
+                limiter.direct.holding(frame),
+            ):
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                if fails:
+                    raise KeyError
 
         tasks = [asyncio.create_task(use(*each)) for each in users]
         for step, number in steps:
