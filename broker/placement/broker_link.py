@@ -25,6 +25,9 @@ _LARGE = 64 * 1024
 _MOST = (1 << 31) - 1
 _CLOSE_S = 5.0
 
+Challenged = Callable[["BrokerLink", commands.AuthChallenge], object]
+"""Told when a broker asks for credentials: `BrokerLink.respond` or `close`."""
+
 P = TypeVar("P", bound=asyncio.BaseProtocol)
 
 
@@ -72,9 +75,7 @@ class Dialer:
             raise Unreachable(address, f"cannot be reached: {error.strerror or error}") from error
         return protocol
 
-    async def link(
-        self, address: Address, connect: commands.Connect, challenged: Callable[[BrokerLink], object]
-    ) -> BrokerLink:
+    async def link(self, address: Address, connect: commands.Connect, challenged: Challenged) -> BrokerLink:
         """A link that a broker has let in. challenged: told when the broker asks for credentials.
 
         Raises Refused: Unreachable, or what the broker answered.
@@ -95,7 +96,7 @@ class BrokerLink(asyncio.Protocol):
         self,
         address: Address,
         connect: commands.Connect,
-        challenged: Callable[[BrokerLink], object],
+        challenged: Challenged,
         request_s: float,
     ) -> None:
         self.address = address
@@ -158,6 +159,9 @@ class BrokerLink(asyncio.Protocol):
                 return await self.ask(command, request_id)
             finally:
                 self._sized = None
+                if self._admitting is not None and not self._admitting.done():
+                    self._admitting.cancel()
+                    self._fail(Unreachable(self.address, "an answer was not read"))
 
     def respond(self, response: commands.AuthResponse) -> None:
         """Pass on the client's answer to a challenge."""
@@ -215,7 +219,7 @@ class BrokerLink(asyncio.Protocol):
         if kind is commands.Ping:
             self._say(commands.Pong())
         elif kind is commands.AuthChallenge:
-            self._challenged(self)
+            self._challenged(self, cast(commands.AuthChallenge, commands.decode(encoded)))
         elif kind is commands.Connected:
             self.connected = cast(commands.Connected, commands.decode(encoded))
             if not self._ready.done():

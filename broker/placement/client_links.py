@@ -6,8 +6,9 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 
 from ..protocol import commands
-from ..protocol.commands import Command
-from .broker_link import Answer, BrokerLink, Dialer, Unreachable
+from ..protocol.commands import Command, ServerError
+from ..protocol.failures import Refused
+from .broker_link import Answer, BrokerLink, Challenged, Dialer, Unreachable
 from .placement import Address
 
 
@@ -15,10 +16,7 @@ class ClientLinks:
     """Of the event loop's thread."""
 
     def __init__(
-        self,
-        dialer: Dialer,
-        connect: Callable[[], commands.Connect],
-        challenged: Callable[[BrokerLink], object] | None = None,
+        self, dialer: Dialer, connect: Callable[[], commands.Connect], challenged: Challenged | None = None
     ) -> None:
         """connect: how the client introduces itself now. challenged: told when a broker asks for credentials.
 
@@ -26,7 +24,7 @@ class ClientLinks:
         """
         self._connect = connect
         self._dialer = dialer
-        self._challenged = challenged or BrokerLink.close
+        self._challenged = challenged or (lambda link, _: link.close())
         self._links: dict[Address, asyncio.Task[BrokerLink]] = {}
 
     async def link(self, address: Address) -> BrokerLink:
@@ -45,9 +43,7 @@ class ClientLinks:
                 return await self.link(address)
             except Unreachable as error:
                 failure = failure or error
-        if failure is None:
-            raise ValueError("there is no broker to be asked")
-        raise failure
+        raise failure or Refused(ServerError.SERVICE_NOT_READY, "there is no broker to be asked")
 
     async def ask(
         self,

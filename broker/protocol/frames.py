@@ -112,6 +112,11 @@ class FrameCutter:
             raise ProtocolError(f"a frame of {size} bytes; {self.limit} are allowed")
 
 
+def framed(encoded: bytes) -> bytes:
+    """The frame of a command that is encoded."""
+    return _SIZES.pack(len(encoded) + 4, len(encoded)) + encoded
+
+
 def head(command: Command, blob_size: int = 0) -> bytes:
     """The frame of a command, up to its blob of so many bytes."""
     encoded = encode(command)

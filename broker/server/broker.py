@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
 from importlib.metadata import version
-from typing import Any
+from typing import Any, Protocol
 
 from ...delayed_store import DelayedStore
 from ...store.config import MIB, StoreConfig
@@ -172,24 +172,39 @@ class Broker:
 async def run_broker(
     store: DelayedStore, config: BrokerConfig, announce: Callable[[Urls, Urls], object], command: Sequence[str] = ()
 ) -> None:
-    """Serve a store until the process gets SIGTERM or SIGINT. announce: told where, once clients can connect.
+    """Serve a store; as `run_service`. command: as of Broker."""
+    await run_service(Broker(store, config, command), announce)
 
-    Its second argument is where administration is, empty if nowhere. command: as of Broker.
+
+class Service(Protocol):
+    """A broker, or what else clients connect to."""
+
+    urls: Urls
+    web_urls: Urls
+
+    async def start(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+
+async def run_service(service: Service, announce: Callable[[Urls, Urls], object]) -> None:
+    """Serve until the process gets SIGTERM or SIGINT. announce: told where, once clients can connect.
+
+    Its second argument is where administration is, empty if nowhere.
     """
     loop = asyncio.get_running_loop()
     ended = asyncio.Event()
-    broker = Broker(store, config, command)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ended.set)
-    await broker.start()
+    await service.start()
     gc.freeze()
     gc.set_threshold(*_GC_THRESHOLDS)
     try:
-        announce(broker.urls, broker.web_urls)
+        announce(service.urls, service.web_urls)
         await ended.wait()
-        _log.info("the broker ends")
+        _log.info("the end was asked for")
     finally:
-        await broker.stop()
+        await service.stop()
 
 
 class KeyValues(logging.Formatter):

@@ -12,11 +12,13 @@ import tomllib
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import NoneType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from ...store.errors import InvalidArgument
 from ..lookup.compatibility import Compatibility
 from ..protocol.frames import MAX_MESSAGE_SIZE
+
+S = TypeVar("S")
 
 EVERYWHERE = frozenset({"0.0.0.0", "::", ""})
 """Addresses to listen at that are no address to connect to."""
@@ -209,19 +211,24 @@ def in_file(name: str) -> str:
 
 
 def read_config(path: Path, **settings: Any) -> BrokerConfig:
+    """The broker's settings of a file, as `read_settings`."""
+    return read_settings(BrokerConfig, path, **settings)
+
+
+def read_settings(cls: type[S], path: Path, **settings: Any) -> S:
     """The settings of a file; `settings` (fields that the caller sets) count more. Raises InvalidArgument, OSError."""
     try:
         found = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InvalidArgument("--config", str(path), f"not TOML: {error}") from error
-    types = get_type_hints(BrokerConfig)
+    types = get_type_hints(cls)
     names = {in_file(name): name for name in types}
     values = {}
     for given, value in found.items():
         if given not in names:
             raise InvalidArgument(given, value, f"{path} has a setting that is not known")
         values[names[given]] = _checked(given, value, types[names[given]])
-    return BrokerConfig(**{**values, **settings})
+    return cls(**{**values, **settings})
 
 
 def _checked(name: str, value: object, expected: Any) -> Any:

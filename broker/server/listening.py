@@ -44,6 +44,8 @@ class Listeners:
         self._config = config
         self._gone = gone
         self._environment = Environment(config, server_version, admission or login, handlers, self._admit, self._forget)
+        self.refused = 0
+        """Connections that were not let in, as there were too many."""
         self._servers: list[asyncio.Server] = []
         self._connections: dict[int, Connection] = {}
         self._of_host: Counter[str] = Counter()
@@ -75,15 +77,23 @@ class Listeners:
 
     def _admit(self, connection: Connection) -> str | None:
         host = connection.host
+        refusal = self._refusal(connection)
+        if refusal is not None:
+            self.refused += 1
+            return refusal
+        self._connections[connection.number] = connection
+        self._of_host[host] += 1
+        self._all_gone.clear()
+        return None
+
+    def _refusal(self, connection: Connection) -> str | None:
+        host = connection.host
         if len(self._connections) >= self._config.broker_max_connections:
             _log.warning("connection of %s is refused: there are %d", connection.address, len(self._connections))
             return f"the broker has {len(self._connections)} connections"
         if self._of_host[host] >= self._config.broker_max_connections_per_ip:
             _log.warning("connection of %s is refused: its host has %d", connection.address, self._of_host[host])
             return f"your address has {self._of_host[host]} connections"
-        self._connections[connection.number] = connection
-        self._of_host[host] += 1
-        self._all_gone.clear()
         return None
 
     def _forget(self, connection: Connection) -> None:

@@ -47,6 +47,15 @@ MAY_IMPORT: dict[str, set[str]] = {
         "broker.tenancy",
     },
     "broker.placement": {"broker.protocol"},
+    "broker.proxy": {
+        "broker.admin",
+        "broker.listing",
+        "broker.lookup",
+        "broker.placement",
+        "broker.protocol",
+        "broker.security",
+        "broker.server",
+    },
     "broker.security": {"broker.protocol"},
     "broker.server": {
         "broker.admin",

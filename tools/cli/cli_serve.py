@@ -1,4 +1,4 @@
-"""The command `duelog serve`: a store for Apache Pulsar clients."""
+"""The commands `duelog serve` and `duelog proxy`: stores for Apache Pulsar clients, and one address for several."""
 
 from __future__ import annotations
 
@@ -52,12 +52,11 @@ def serve(
     ```
     """
     try:
-        from ...broker.server.broker import KeyValues, run_broker, store_config
+        from ...broker.server.broker import run_broker, store_config
         from ...broker.server.configuration import BrokerConfig, read_config
     except ModuleNotFoundError as error:
         raise InvalidArgument("serve", error.name, "is not installed; pip install 'duelog[broker]'") from error
-    if log not in _LEVELS:
-        raise InvalidArgument("--log", log, f"expected one of {', '.join(_LEVELS)}")
+    log_to_stderr(log)
     given = {
         "broker_service_port": port,
         "bind_address": host,
@@ -67,14 +66,22 @@ def serve(
     }
     settings: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     chosen = BrokerConfig(**settings) if config is None else read_config(config, **settings)
-    handler = logging.StreamHandler()
-    handler.setFormatter(KeyValues())
-    logging.getLogger("duelog").addHandler(handler)
-    logging.getLogger("duelog").setLevel(log.upper())
     allow_every_descriptor()
     with DelayedStore.open(store, store_config(chosen, stored_span_ms(store))) as opened:
         command = [sys.executable, "-m", "duelog.tools.cli.main"]
         asyncio.run(run_broker(opened, chosen, lambda urls, web: _announce(store, urls, web), command))
+
+
+def log_to_stderr(level: str) -> None:
+    """Write what is logged from this level on to standard error, as `key=value`. Raises InvalidArgument."""
+    from ...broker.server.broker import KeyValues
+
+    if level not in _LEVELS:
+        raise InvalidArgument("--log", level, f"expected one of {', '.join(_LEVELS)}")
+    handler = logging.StreamHandler()
+    handler.setFormatter(KeyValues())
+    logging.getLogger("duelog").addHandler(handler)
+    logging.getLogger("duelog").setLevel(level.upper())
 
 
 def _announce(store: Path, urls: tuple[str, ...], web: tuple[str, ...]) -> None:
@@ -82,4 +89,69 @@ def _announce(store: Path, urls: tuple[str, ...], web: tuple[str, ...]) -> None:
     if any(web):
         write_line(f"administration is at {' and '.join(filter(None, web))}")
     write_line(_EXAMPLE.format(url=next(filter(None, urls))))
+    sys.stdout.flush()
+
+
+def proxy(
+    broker: Annotated[
+        list[str] | None, typer.Option(metavar="URL", help="A broker: pulsar://host:port or pulsar+ssl://. Repeatable.")
+    ] = None,
+    placement: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Which broker serves which namespace: TOML or JSON.")
+    ] = None,
+    port: Annotated[int | None, typer.Option(help="Port of the binary protocol; 6650. 0: one that is free.")] = None,
+    host: Annotated[
+        str | None, typer.Option(help="Address to listen at; localhost. 0.0.0.0: every one of this machine.")
+    ] = None,
+    http: Annotated[
+        int | None, typer.Option(help="Port of /metrics and /health; none if left out. 0: as --port.")
+    ] = None,
+    config: Annotated[Path | None, typer.Option(metavar="FILE", help="Settings in TOML; options count more.")] = None,
+    tls_cert: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Certificate chain in PEM: TLS at port 6651 as well.")
+    ] = None,
+    tls_key: Annotated[Path | None, typer.Option(metavar="FILE", help="Its key in PEM, not encrypted.")] = None,
+    tls_trust: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Certificates that those of brokers are checked by.")
+    ] = None,
+    log: Annotated[str, typer.Option(metavar="LEVEL", help="What is logged to standard error.")] = "warning",
+) -> None:
+    """Give several brokers one address, until SIGTERM or Ctrl-C.
+
+    Needs `pip install 'duelog[broker]'`. Lookups and lists of topics are answered by asking a broker, within limits of
+    memory; other connections go through to the broker that the client names, one of those given here. Credentials are
+    passed on: brokers check them.
+
+    ```
+    duelog proxy --broker pulsar://localhost:6650 --port 6660
+    ```
+    """
+    try:
+        from ...broker.proxy.proxy import Proxy
+        from ...broker.proxy.proxy_configuration import ProxyConfig
+        from ...broker.server.broker import run_service
+        from ...broker.server.configuration import read_settings
+    except ModuleNotFoundError as error:
+        raise InvalidArgument("proxy", error.name, "is not installed; pip install 'duelog[broker]'") from error
+    log_to_stderr(log)
+    given = {
+        "broker_urls": tuple(broker) if broker else None,
+        "placement_file": placement,
+        "service_port": port,
+        "bind_address": host,
+        "web_service_port": http,
+        "tls_certificate_file_path": tls_cert,
+        "tls_key_file_path": tls_key,
+        "broker_client_trust_certs_file_path": tls_trust,
+    }
+    settings: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    chosen = ProxyConfig(**settings) if config is None else read_settings(ProxyConfig, config, **settings)
+    allow_every_descriptor()
+    asyncio.run(run_service(Proxy(chosen), _announce_proxy))
+
+
+def _announce_proxy(urls: tuple[str, ...], web: tuple[str, ...]) -> None:
+    write_line(f"brokers are reached at {' and '.join(filter(None, urls))}")
+    if any(web):
+        write_line(f"figures are at {web[0]}/metrics")
     sys.stdout.flush()

@@ -162,6 +162,7 @@ for command in (
     cli_upkeep.compact,
     cli_export.export,
     cli_serve.serve,
+    cli_serve.proxy,
     demo,
 ):
     app.command(command.__name__.rstrip("_"))(command)

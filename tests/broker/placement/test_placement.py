@@ -112,7 +112,7 @@ def test_a_table_is_taken_anew_when_its_file_changes_and_a_broken_one_is_not(
 
 def _owner(table: Placement, namespace: str) -> str | None:
     owner = table.owner(namespace)
-    return owner and owner.name
+    return None if owner is None else owner.name
 
 
 @pytest.mark.parametrize("namespace", ["acme/orders", "acme/mail"])

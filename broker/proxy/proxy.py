@@ -1,0 +1,224 @@
+"""A proxy: listeners, the brokers it knows, and a web server with its figures, from the start to the end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import ssl
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from importlib.metadata import version
+from typing import Any
+
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+
+from ...store.errors import InvalidArgument
+from ..admin.application import Application
+from ..admin.http_request import HttpError, Reply, Request
+from ..admin.routing import Need, Route
+from ..admin.web_server import WebServer
+from ..listing.limit_figures import PROXY_PREFIX, collect
+from ..listing.limiter import DualMemoryLimiter
+from ..lookup.topic_lookup import Urls
+from ..placement.broker_link import Dialer
+from ..placement.client_links import ClientLinks
+from ..placement.placement import Address
+from ..placement.placement_file import PlacementFile
+from ..protocol import commands
+from ..protocol.failures import Refused
+from ..protocol.peer import Peer
+from ..protocol.states import Session
+from ..security.authentication import Authentication
+from ..security.permissions import Permissions
+from ..security.tls import Certificate
+from ..server.configuration import EVERYWHERE
+from ..server.connection import Connection
+from ..server.listening import Listeners
+from ..server.login import Fail
+from ..server.sockets import open_sockets
+from .known_brokers import KnownBrokers
+from .proxy_admission import ProxyAdmission
+from .proxy_configuration import ProxyConfig, broker_context
+from .proxy_figures import ProxyFigures
+from .proxy_listing import ProxyListing
+from .proxy_requests import LookupGate, ProxyRequests
+
+_log = logging.getLogger("duelog.broker.proxy")
+
+
+class Proxy:
+    """One address for several brokers."""
+
+    def __init__(self, config: ProxyConfig) -> None:
+        """Reads the placement table. Raises InvalidArgument, OSError, UnusableSecurity."""
+        self._config = config
+        self._file = None if config.placement_file is None else PlacementFile(config.placement_file)
+        self._brokers = KnownBrokers(config.broker_urls, self._file)
+        self._certificate: Certificate | None = None
+        if config.tls_certificate_file_path is not None and config.tls_key_file_path is not None:
+            self._certificate = Certificate(config.tls_certificate_file_path, config.tls_key_file_path)
+        self._dialer = Dialer(
+            self._context(), config.broker_proxy_connect_timeout_ms / 1_000, config.request_timeout_seconds
+        )
+        self.figures = ProxyFigures()
+        self._admissions: dict[int, ProxyAdmission] = {}
+        self._listeners: Listeners | None = None
+        self._web: WebServer | None = None
+        self._timers: list[asyncio.Task[None]] = []
+        self.urls = self.web_urls = Urls("")
+        """Where clients connect to, and where figures are, once it has started."""
+
+    def _context(self) -> ssl.SSLContext:
+        config = self._config
+        return broker_context(
+            config.broker_client_trust_certs_file_path, check_names=config.tls_hostname_verification_enabled
+        )
+
+    async def start(self) -> None:
+        """Listen. Raises InvalidArgument; it is stopped then."""
+        try:
+            await self._start()
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def _start(self) -> None:
+        config, settings = self._config, self._config.connections()
+        self.limiter = DualMemoryLimiter(config.heap(), config.direct(), asyncio.get_running_loop())
+        gate = LookupGate(config.max_concurrent_lookup_requests, self.figures)
+        requests = ProxyRequests(self._brokers, self._links, gate)
+        listing = ProxyListing(self._brokers, self._links, gate, self.limiter)
+        listeners = self._listeners = Listeners(
+            settings,
+            {
+                commands.Lookup: lambda peer, command, _: requests.lookup(peer, command),
+                commands.PartitionedMetadata: lambda peer, command, _: requests.answer(peer, command),
+                commands.GetSchema: lambda peer, command, _: requests.answer(peer, command),
+                commands.GetTopics: lambda peer, command, _: listing.topics(peer, command),
+            },
+            Authentication({}),
+            server_version=f"duelog-proxy-{version('duelog')}",
+            clock=lambda: int(time.time() * 1_000),
+            gone=lambda _: None,
+            admission=self._admission,
+        )
+        host = settings.reachable_address
+        host = f"[{host}]" if ":" in host else host
+        plain = tls = ""
+        try:
+            if config.service_port is not None:
+                plain = f"pulsar://{host}:{await listeners.listen('broker_service_port')}"
+            if self._certificate is not None and config.service_port_tls is not None:
+                port = await listeners.listen("broker_service_port_tls", self._certificate.context)
+                tls = f"pulsar+ssl://{host}:{port}"
+        except InvalidArgument as error:
+            name = error.field.replace("brokerServicePort", "servicePort")
+            raise InvalidArgument(name, error.value, error.reason) from error
+        self.urls = Urls(plain, tls)
+        if config.web_service_port is not None:
+            self._web = WebServer(Application(self._routes(), Authentication({}), Permissions(_NoGrants())))
+            found, port = await open_sockets(settings, "web_service_port")
+            await self._web.serve(found)
+            self.web_urls = Urls(f"http://{host}:{port}")
+        if self._file is not None:
+            self._timers.append(asyncio.create_task(_refresh(self._file.refresh, config.placement_refresh_seconds)))
+        if self._certificate is not None:
+            every_s = config.tls_cert_refresh_check_duration_sec
+            self._timers.append(asyncio.create_task(_refresh(self._certificate.refresh, every_s)))
+        if config.bind_address in EVERYWHERE:
+            _log.info("every machine that reaches %s may use the proxy; brokers ask for credentials", host)
+
+    async def stop(self) -> None:
+        """Accept nothing more; connections end once what is queued has left. A second call is nothing."""
+        for timer in self._timers:
+            timer.cancel()
+        self._timers.clear()
+        if self._web is not None:
+            await self._web.close()
+        listeners, self._listeners, self._web = self._listeners, None, None
+        if listeners is not None:
+            listeners.stop_accepting()
+            self.limiter.close()
+            await listeners.close(self._config.shutdown_timeout_seconds)
+
+    # -- connections -----------------------------------------------------------------------------
+
+    def _admission(self, connection: Connection, session: Session, fail: Fail) -> ProxyAdmission:
+        self.figures.new += 1
+        made = ProxyAdmission(
+            connection,
+            session,
+            fail,
+            self._brokers,
+            self._dialer,
+            self.figures,
+            partial(self._admissions.pop, connection.number, None),
+        )
+        self._admissions[connection.number] = made
+        return made
+
+    def _links(self, peer: Peer) -> ClientLinks:
+        return self._admissions[peer.number].links
+
+    # -- over HTTP -------------------------------------------------------------------------------
+
+    def _routes(self) -> list[Route]:
+        return [
+            Route("GET", "/metrics", self._metrics, "Figures in Prometheus' text format", Need.NOTHING),
+            Route("GET", "/health", self._health, "Whether a broker can be reached through the proxy", Need.NOTHING),
+            Route("GET", "/status.html", self._status, "Whether the proxy is there", Need.NOTHING),
+        ]
+
+    async def _metrics(self, _: Request) -> Reply:
+        return Reply(generate_latest(self), content_type=CONTENT_TYPE_LATEST)
+
+    def collect(self) -> Iterator[Any]:
+        """Every metric, for prometheus_client."""
+        cluster = self._config.cluster_name
+        if self._listeners is not None:
+            yield from self.figures.collect(cluster, len(self._listeners), self._listeners.refused)
+        yield from collect(PROXY_PREFIX, cluster, self.limiter)
+
+    async def _status(self, _: Request) -> Reply:
+        return Reply(b"OK", content_type="text/html")
+
+    async def _health(self, _: Request) -> Reply:
+        """OK, or 503 and the brokers that cannot be reached."""
+        found = await asyncio.gather(*map(self._failure_of, self._brokers.all()))
+        failures = [each for each in found if each is not None]
+        if failures:
+            raise HttpError(503, "; ".join(failures))
+        return Reply(b"ok", content_type="text/plain")
+
+    async def _failure_of(self, address: Address) -> str | None:
+        try:
+            await self._dialer.dial(address, _Probe)
+        except Refused as error:
+            return error.message
+        return None
+
+
+class _Probe(asyncio.Protocol):
+    """A connection that is ended as soon as it is there."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        transport.close()
+
+
+class _NoGrants:
+    """No role is granted anything: the proxy has no namespaces."""
+
+    def administrators(self, tenant: str) -> tuple[str, ...]:
+        return ()
+
+    def granted(self, namespace: str) -> dict[str, Any]:
+        return {}
+
+
+async def _refresh(look: Callable[[], bool], every_s: float) -> None:
+    while True:
+        await asyncio.sleep(every_s)
+        with contextlib.suppress(OSError):
+            await asyncio.to_thread(look)

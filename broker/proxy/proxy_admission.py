@@ -1,0 +1,111 @@
+"""How a client gets in: a broker decides, by the client's own credentials.
+
+A client that names no broker asks questions: a broker is connected to at once, so that what it says of the client's
+credentials is what the client hears. A client that names one of the known brokers is spliced to it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+
+from ..placement.broker_link import BrokerLink, Dialer
+from ..placement.client_links import ClientLinks
+from ..protocol import commands
+from ..protocol.commands import ServerError
+from ..protocol.failures import Refused
+from ..protocol.frames import head
+from ..protocol.states import Session
+from ..server.connection import Connection
+from ..server.login import Fail
+from .known_brokers import KnownBrokers
+from .proxy_figures import ProxyFigures
+from .splicing import Splice
+
+
+class ProxyAdmission:
+    """Of one connection. Of the event loop's thread."""
+
+    role: str | None = None
+    """Brokers know it; the proxy does not ask."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        session: Session,
+        fail: Fail,
+        brokers: KnownBrokers,
+        dialer: Dialer,
+        figures: ProxyFigures,
+        gone: Callable[[], object],
+    ) -> None:
+        """gone: called once the connection is no more."""
+        self._connection = connection
+        self._session = session
+        self._fail = fail
+        self._brokers = brokers
+        self._dialer = dialer
+        self._figures = figures
+        self._gone = gone
+        self.links = ClientLinks(dialer, lambda: session.connect, self._challenged)
+        """To the brokers that the client has asked something of."""
+        self._unanswered: set[BrokerLink] = set()
+        """Links that wait for credentials."""
+        self._splice: Splice | None = None
+        self._closed = False
+
+    async def connect(self, command: commands.Connect) -> None:
+        """Ask a broker, or become a connection to one."""
+        try:
+            if command.proxy_to_broker_url:
+                await self._become(command, command.proxy_to_broker_url)
+            else:
+                await self._enter()
+        except Refused as error:
+            self._fail(error.error, error.message)
+
+    async def _enter(self) -> None:
+        link = await self.links.first(self._brokers.for_namespace(None))
+        said = link.connected or commands.Connected("")
+        flags = replace(
+            said.feature_flags or commands.FeatureFlags(),
+            supports_topic_watchers=False,  # of a connection that is spliced only
+            supports_topic_watcher_reconcile=False,
+        )
+        self._session.accept(replace(said, feature_flags=flags))
+
+    async def _become(self, command: commands.Connect, place: str) -> None:
+        address = self._brokers.at(place)
+        if address is None:
+            raise Refused(ServerError.SERVICE_NOT_READY, f"{place[:200]} is no broker that this proxy connects to")
+        first = head(replace(command, proxy_to_broker_url=None, original_principal=None))
+        connection, figures = self._connection, self._figures
+        splice = await self._dialer.dial(address, lambda: Splice(connection, first, figures.passed))
+        if self._closed or connection.closed:
+            splice.close()
+            return
+        self._splice = splice
+        figures.spliced += 1
+        connection.splice(splice.write)
+
+    def _challenged(self, link: BrokerLink, challenge: commands.AuthChallenge) -> None:
+        """Ask the client, once for all brokers that ask."""
+        if not self._unanswered:
+            self._session.challenge(challenge.challenge or commands.AuthData())
+        self._unanswered.add(link)
+
+    async def respond(self, command: commands.AuthResponse) -> None:
+        """Pass on the client's credentials."""
+        links, self._unanswered = self._unanswered, set()
+        for link in links:
+            link.respond(command)
+
+    def close(self) -> None:
+        """The client is gone."""
+        self._closed = True
+        self.links.close()
+        if self._splice is not None:
+            self._figures.spliced -= 1
+            self._splice.close()
+        asyncio.get_running_loop().call_soon(self._gone)

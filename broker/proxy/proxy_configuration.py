@@ -1,0 +1,116 @@
+"""The proxy's settings: one frozen value; in a file (TOML) they have the names of Pulsar's proxy where it has one."""
+
+from __future__ import annotations
+
+import ssl
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from ...store.errors import InvalidArgument
+from ..listing.limiter import Limits
+from ..placement.placement import Address
+from ..security.credentials import UnusableSecurity
+from ..server.configuration import BrokerConfig, in_file
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProxyConfig:
+    """Settings. In a file `service_port` is `servicePort`, and so on."""
+
+    broker_urls: tuple[str, ...] = ()
+    """Brokers that are asked, in turn, where no placement says which."""
+    placement_file: Path | None = None
+    placement_refresh_seconds: float = 2
+    """How often the file is looked at."""
+    bind_address: str = "localhost"
+    service_port: int | None = 6650
+    """None: TLS only. 0: one that is free."""
+    service_port_tls: int | None = 6651
+    """Used if there is a certificate."""
+    web_service_port: int | None = None
+    """Of metrics and health over HTTP. None: there is none. 0: one that is free."""
+    tls_certificate_file_path: Path | None = None
+    tls_key_file_path: Path | None = None
+    tls_cert_refresh_check_duration_sec: float = 10
+    broker_client_trust_certs_file_path: Path | None = None
+    """Certificates that brokers' are checked by, for pulsar+ssl; None: those that this machine trusts."""
+    tls_hostname_verification_enabled: bool = True
+    """Whether a broker's certificate has to be of its name."""
+    cluster_name: str = "standalone"
+    max_concurrent_inbound_connections: int = 10_000
+    max_concurrent_inbound_connections_per_ip: int = 10_000
+    max_concurrent_lookup_requests: int = 50_000
+    broker_proxy_connect_timeout_ms: int = 10_000
+    request_timeout_seconds: float = 30
+    """What a broker has to answer in."""
+    handshake_timeout_seconds: float = 30
+    keep_alive_interval_seconds: float = 30
+    write_stall_seconds: float = 120
+    write_high_mark: int = 1 << 20
+    """Bytes that wait for a client at which nothing more is read from its broker."""
+    write_low_mark: int = 1 << 18
+    shutdown_timeout_seconds: float = 5
+    max_topic_list_in_flight_heap_mem_size_mb: int = 100
+    max_topic_list_in_flight_direct_mem_size_mb: int = 100
+    max_topic_list_in_flight_heap_mem_size_permits_acquire_timeout_millis: int = 25_000
+    max_topic_list_in_flight_direct_mem_size_permits_acquire_timeout_millis: int = 25_000
+    max_topic_list_in_flight_heap_mem_size_permits_acquire_queue_size: int = 1_000
+    max_topic_list_in_flight_direct_mem_size_permits_acquire_queue_size: int = 1_000
+
+    def __post_init__(self) -> None:
+        """Raises InvalidArgument."""
+        if not self.broker_urls and self.placement_file is None:
+            raise InvalidArgument("brokerUrls", [], "expected brokers, or a placementFile")
+        for url in self.broker_urls:
+            Address.parse(url, "brokerUrls")
+        for each in fields(self):
+            number = getattr(self, each.name)
+            if isinstance(number, (int, float)) and number < 0:
+                raise InvalidArgument(in_file(each.name), number, "expected 0 or more")
+        for name in ("max_concurrent_lookup_requests", "broker_proxy_connect_timeout_ms", "request_timeout_seconds"):
+            if not getattr(self, name):
+                raise InvalidArgument(in_file(name), 0, "expected more than 0")
+        self.connections()
+
+    def connections(self) -> BrokerConfig:
+        """What a broker's connections and listeners would have been set to. Raises InvalidArgument."""
+        names = {
+            "broker_service_port": "service_port",
+            "broker_service_port_tls": "service_port_tls",
+            "broker_max_connections": "max_concurrent_inbound_connections",
+            "broker_max_connections_per_ip": "max_concurrent_inbound_connections_per_ip",
+        }
+        same = {each.name for each in fields(self)} & {each.name for each in fields(BrokerConfig)}
+        names |= {name: name for name in same - {"placement_file"}}
+        try:
+            return BrokerConfig(**{name: getattr(self, own) for name, own in names.items()})
+        except InvalidArgument as error:
+            own = {in_file(name): in_file(own) for name, own in names.items()}.get(error.field, error.field)
+            raise InvalidArgument(own, error.value, error.reason) from error
+
+    def heap(self) -> Limits:
+        """Of lists of topics that are read from brokers."""
+        return Limits(
+            self.max_topic_list_in_flight_heap_mem_size_mb << 20,
+            self.max_topic_list_in_flight_heap_mem_size_permits_acquire_queue_size,
+            self.max_topic_list_in_flight_heap_mem_size_permits_acquire_timeout_millis,
+        )
+
+    def direct(self) -> Limits:
+        """Of lists of topics that are written to clients."""
+        return Limits(
+            self.max_topic_list_in_flight_direct_mem_size_mb << 20,
+            self.max_topic_list_in_flight_direct_mem_size_permits_acquire_queue_size,
+            self.max_topic_list_in_flight_direct_mem_size_permits_acquire_timeout_millis,
+        )
+
+
+def broker_context(trusted: Path | None, *, check_names: bool = True) -> ssl.SSLContext:
+    """For connections to brokers by TLS. Raises UnusableSecurity."""
+    try:
+        context = ssl.create_default_context(cafile=trusted)
+    except (OSError, ssl.SSLError) as error:
+        raise UnusableSecurity(f"{trusted} is no file of certificates in PEM: {error}") from error
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.check_hostname = check_names
+    return context

@@ -1,0 +1,13 @@
+"""A port at which nothing listens."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.broker.clients.conftest import free_port
+
+
+@pytest.fixture
+def unused_port() -> int:
+    """Of this machine."""
+    return free_port()
