@@ -73,14 +73,15 @@ class AsyncSemaphore:
         max_permits: int,
         max_queue: int,
         timeout_ms: float,
-        loop: Loop,
+        loop: Loop | None = None,
         on_granted: Callable[[float], object] = lambda waited_ms: None,
     ) -> None:
         """max_permits: bytes, 0: no limit, and nothing is counted. max_queue: requests that may wait, 0: any number.
 
+        loop: whose time counts; None: that which runs.
         on_granted: told of each permit how many milliseconds it was waited for.
         """
-        self._loop = loop
+        self._loop = loop or asyncio.get_running_loop()
         self._on_granted = on_granted
         self._queue: OrderedDict[_Request, None] = OrderedDict()
         self._live = 0
