@@ -104,14 +104,18 @@ def scheduled(
         log = partition.log(topic_id)
         if log is None:
             continue
-        entries, _ = _unfired(main, partition, topic_id, log.ledger_id, log.ledger.entries, start_ms, limit_ms)
+        entries, _ = unfired(main, partition, topic_id, log.ledger_id, log.ledger.entries, start_ms, limit_ms)
         for at in range(0, len(entries), _PAGE):
             yield from _bodies(partition, log.ledger_id, entries[at : at + _PAGE], topic, quarantine)
 
 
-def _unfired(
+def unfired(
     main: Environment, partition: Partition, topic_id: int, ledger_id: int, tail: int, start_ms: int, limit_ms: int
 ) -> tuple[UInt32s, Int64s]:
+    """Entry ids and due times of a partition log's messages that have not fired and are not cancelled, by due time.
+
+    tail: entries of the log; due in [start_ms, limit_ms). 12 bytes a message.
+    """
     with main.read() as raw:
         frontier = catalog.frontier(raw, topic_id, partition.start_ms) or FrontierRecord.start(ledger_id)
         admitted = members(raw, Table.ADMITTED, ledger_id)

@@ -20,6 +20,7 @@ from typer.core import TyperGroup
 
 from ...store.errors import DuelogError
 from ..output import drop_output, flush_output, say
+from ..remote import cli_drain
 from . import (
     cli_audit,
     cli_dead_letters,
@@ -161,6 +162,7 @@ for command in (
     cli_upkeep.repair,
     cli_upkeep.compact,
     cli_export.export,
+    cli_drain.drain,
     cli_serve.serve,
     cli_serve.proxy,
     demo,

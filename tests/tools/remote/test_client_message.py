@@ -1,0 +1,100 @@
+"""An entry of the broker as the messages of a client: batches, compression, and what cannot be sent again."""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any
+
+import pytest
+
+pytest.importorskip("crc32c", reason="needs duelog[broker]")
+pytest.importorskip("pyarrow")
+
+import pyarrow as pa
+
+from duelog.broker.protocol.entry import BATCH, CHUNK, Header, pack
+from duelog.broker.protocol.fields import ENCODERS
+from duelog.broker.protocol.frames import join_blob
+from duelog.broker.protocol.parts import KeyValue
+from duelog.broker.protocol.wire import BYTES, VARINT, tag, varint
+from duelog.tools.remote.client_message import ClientMessage, NotCarried, _Metadata, _Single, client_messages
+
+HEAD = tag(1, BYTES) + varint(1) + b"p" + tag(2, VARINT) + varint(7) + tag(3, VARINT) + varint(1_000)
+"""What all metadata begins with, and a client sets anew: producer, number, publish time."""
+
+
+def entry(payload: bytes, *, flags: int = 0, magic: bool = True, **fields: Any) -> bytes:
+    """An entry as the broker stores it."""
+    metadata = HEAD + ENCODERS[_Metadata](_Metadata(**fields))
+    blob = join_blob(metadata, payload)
+    return pack(Header(flags, 0, fields.get("messages") or 1, 1_000), blob if magic else blob[6:])
+
+
+def carried(stored: bytes) -> list[ClientMessage]:
+    """What becomes of an entry whose stored key and properties are not looked at."""
+    return client_messages(stored, None, {})
+
+
+@pytest.mark.parametrize("magic", [True, False], ids=["checksum", "none"])
+def test_a_single_message_keeps_all_that_a_client_can_set(magic: bool) -> None:
+    """Key, ordering key, properties, event time; the key in metadata counts, also where the store has none."""
+    stored = entry(b"pay", magic=magic, properties=[KeyValue("shop", "7"), KeyValue("ö", "")], partition_key="k",
+                   ordering_key="ö".encode(), event_time=17)  # fmt: skip
+    assert carried(stored) == [ClientMessage(b"pay", {"shop": "7", "ö": ""}, "k", "ö", 17)]
+    assert carried(entry(b"", null_value=True)) == [ClientMessage(None, {})]
+
+
+@pytest.mark.parametrize("codec", [0, 1, 2, 3, 4])
+def test_a_batch_is_its_messages_whatever_its_compression(codec: int) -> None:
+    """Each with key and properties of its own, in their order; an empty one too; and a batch of one."""
+    singles = [
+        (_Single(payload_size=3, properties=[KeyValue("n", "0")], partition_key="a", event_time=5), b"one"),
+        (_Single(payload_size=0), b""),
+        (_Single(payload_size=0, partition_key="gone", null_value=True), b""),
+        (_Single(payload_size=9_000, ordering_key=b"o"), bytes(9_000)),
+    ]
+    expected = [
+        ClientMessage(b"one", {"n": "0"}, "a", None, 5),
+        ClientMessage(b"", {}),
+        ClientMessage(None, {}, "gone"),
+        ClientMessage(bytes(9_000), {}, None, "o"),
+    ]
+    for count in (4, 1):
+        content = b""
+        for single, body in singles[:count]:
+            head = ENCODERS[_Single](single)
+            content += len(head).to_bytes(4, "big") + head + body
+        packed = content
+        if codec == 2:
+            packed = zlib.compress(content)
+        elif codec:
+            name = {1: "lz4_raw", 3: "zstd", 4: "snappy"}[codec]
+            packed = pa.Codec(name).compress(content, asbytes=True)
+        stored = entry(packed, flags=BATCH, messages=count, compression=codec, uncompressed_size=len(content))
+        assert carried(stored) == expected[:count]
+
+
+def test_a_message_of_a_program_is_as_it_was_sent() -> None:
+    """It has no header: payload, key and properties are the store's."""
+    assert client_messages(b"pay", "k", {"a": "b"}) == [ClientMessage(b"pay", {"a": "b"}, "k")]
+
+
+@pytest.mark.parametrize(
+    ("stored", "reason"),
+    [
+        (entry(b"part", flags=CHUNK), "chunks"),
+        (entry(b"secret", encryption=b"iv"), "encrypted"),
+        (entry(b"x", ordering_key=b"\xff"), "no text"),
+        (entry(b"x", compression=9, uncompressed_size=1), "number 9"),
+        (entry(b"x", compression=2, uncompressed_size=1), "malformed"),
+        (entry(zlib.compress(b"abc"), compression=2, uncompressed_size=2_000), "malformed"),
+        (entry(b"\0\0\0\xffx", flags=BATCH, messages=1), "malformed"),
+        (entry(b"\0", flags=BATCH, messages=2), "malformed"),
+        (pack(Header(0, 0, 1, 0), b"\0\0\1\0"), "malformed"),
+    ],
+    ids=["chunk", "encrypted", "ordering-key", "codec", "zlib", "size", "batch", "short-batch", "blob"],
+)
+def test_what_cannot_be_sent_again_says_why(stored: bytes, reason: str) -> None:
+    """As NotCarried and nothing else."""
+    with pytest.raises(NotCarried, match=reason):
+        carried(stored)

@@ -1,0 +1,189 @@
+"""A drain against a broker in memory: killed, it goes on, loses nothing, and what comes twice is known."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("crc32c", reason="needs duelog[broker]")
+
+from duelog import DelayedStore, StoreConfig
+from duelog.assembly import open_engine
+from duelog.store.clock import SystemClock
+from duelog.store.errors import DuelogError
+from duelog.tools.remote.client_message import ClientMessage
+from duelog.tools.remote.draining import ADDRESSED, AT_ONCE, BY_SCHEDULE, Drain, Drained, DrainStopped
+from tests.tools.command_line import DAY_MS, FUTURE_MS
+
+TOPICS = ("persistent://public/default/a", "persistent://shop/mail/b")
+
+
+class _KilledError(BaseException):
+    """The process is gone."""
+
+
+class Broker:
+    """The other broker: what it stored, by topic; it may refuse a payload, and kill its client at a message."""
+
+    def __init__(self, *, deduplicates: bool) -> None:
+        self.stored: dict[str, list[tuple[bytes | None, int]]] = {}
+        self.subscriptions: set[tuple[str, str]] = set()
+        self.last: dict[tuple[str, str], int] = {}
+        self.deduplicates = deduplicates
+        self.refused: bytes | None = None
+        self.kill_after = -1
+        self.lock = threading.Lock()
+
+    def subscribe(self, topic: str, subscription: str) -> None:
+        assert topic not in self.stored or (topic, subscription) in self.subscriptions
+        self.subscriptions.add((topic, subscription))
+
+    def open(self, topic: str, producer: str) -> _Producer:
+        return _Producer(self, topic, producer)
+
+
+class _Producer:
+    def __init__(self, broker: Broker, topic: str, name: str) -> None:
+        self.broker, self.place = broker, (topic, name)
+        self.last_number = broker.last.get(self.place, -1) if broker.deduplicates else -1
+
+    def send(self, message: ClientMessage, due_ms: int, number: int) -> None:
+        broker = self.broker
+        with broker.lock:
+            if broker.kill_after == 0:
+                raise _KilledError
+            if message.content == broker.refused and broker.refused is not None:
+                raise DuelogError("too large")
+            assert number > broker.last.get(self.place, -1) or not broker.deduplicates
+            broker.last[self.place] = number
+            broker.stored.setdefault(self.place[0], []).append((message.content, due_ms))
+            broker.kill_after -= 1
+            if broker.kill_after == 0:
+                raise _KilledError  # stored, and never confirmed; so is all that the others have on their way
+
+    def close(self) -> None:
+        pass
+
+
+def fill(path: Path, count: int) -> dict[str, list[tuple[bytes, int]]]:
+    """A store with so many pending messages in two topics of several days, and what they are."""
+    source = random.Random(3)
+    sent: dict[str, list[tuple[bytes, int]]] = {topic: [] for topic in TOPICS}
+    with DelayedStore.open(path, StoreConfig(background=False)) as store:
+        store.topic(TOPICS[0]).subscribe("mailer%2F1").close()
+        for number in range(count):
+            topic, due_ms = source.choice(TOPICS), FUTURE_MS + source.randrange(3 * DAY_MS)
+            store.topic(topic).send(str(number).encode(), deliver_at=due_ms)
+            sent[topic].append((str(number).encode(), due_ms))
+    return sent
+
+
+def drain(path: Path, broker: Broker | None, *, keep: bool = False, kill: bool = False) -> Drained:
+    """One run. kill: as a process that is killed, it cancels nothing more once a message has killed it."""
+    engine = open_engine(
+        path, StoreConfig(background=False), SystemClock(), read_only=keep or broker is None, records_defaults=False
+    )
+    with DelayedStore(engine):
+        work = Drain(engine, broker, keep=keep)
+        if kill:
+            cancel = work._cancel
+            work._cancel = lambda: None if broker and not broker.kill_after else cancel()  # type: ignore[method-assign]
+        work.run()
+        return work.done
+
+
+def stored(broker: Broker) -> dict[str, list[tuple[bytes | None, int]]]:
+    """What the broker has, in an order."""
+    return {topic: sorted(found, key=str) for topic, found in sorted(broker.stored.items())}
+
+
+def by_topic(sent: dict[str, list[tuple[bytes, int]]]) -> dict[str, list[tuple[bytes, int]]]:
+    """The same order."""
+    return {topic: sorted(found, key=str) for topic, found in sorted(sent.items())}
+
+
+def test_what_is_pending_goes_with_its_due_times_and_is_cancelled(tmp_path: Path) -> None:
+    """Subscriptions are made first, under the names that clients know; a second run has nothing to do."""
+    sent = fill(tmp_path / "store", 150)
+    counted = drain(tmp_path / "store", None)
+    broker = Broker(deduplicates=False)
+    done = drain(tmp_path / "store", broker)
+    assert stored(broker) == by_topic(sent)
+    assert broker.subscriptions == {(TOPICS[0], "mailer/1")}
+    assert (counted.entries, counted.messages, counted.first_due_ms, counted.last_due_ms) == (
+        done.entries, done.messages, done.first_due_ms, done.last_due_ms,
+    )  # fmt: skip
+    assert done.entries == 150
+    with DelayedStore.open(tmp_path / "store") as store:
+        assert [list(topic.scheduled()) for topic in store.topics()] == [[], []]
+        assert list(store.check(deep=True)) == []
+    assert drain(tmp_path / "store", broker).entries == 0
+
+
+@pytest.mark.parametrize("deduplicates", [True, False])
+def test_a_drain_that_is_killed_goes_on_and_loses_nothing(tmp_path: Path, deduplicates: bool) -> None:
+    """Killed several times: once each where the other broker deduplicates, else few come twice, and none more often."""
+    sent = fill(tmp_path / "store", 2 * AT_ONCE)
+    broker = Broker(deduplicates=deduplicates)
+    for kill_after in (1, 100, AT_ONCE + 50):
+        broker.kill_after = kill_after
+        with pytest.raises(_KilledError):
+            drain(tmp_path / "store", broker, kill=True)
+    with DelayedStore.open(tmp_path / "store", StoreConfig(background=False)) as store:
+        late = store.topic(TOPICS[0]).send(b"sent between two runs", deliver_at=FUTURE_MS)
+        sent[TOPICS[0]].append((b"sent between two runs", FUTURE_MS))
+        assert late.entry_id > 0
+    broker.kill_after = -1
+    done = drain(tmp_path / "store", broker)
+    if deduplicates:
+        assert stored(broker) == by_topic(sent)
+        assert done.before > 0
+    else:
+        again = 0
+        for topic, messages in sent.items():
+            counts = Counter(broker.stored[topic])
+            assert counts.keys() == set(messages)
+            again += sum(counts.values()) - len(messages)
+        assert 0 < again <= 3 * AT_ONCE
+    assert drain(tmp_path / "store", broker).entries == 0
+
+
+def test_a_message_that_is_refused_ends_the_drain_and_is_not_taken_for_sent_later(tmp_path: Path) -> None:
+    """No number above its own was stored by its producer, so that the next run sends it."""
+    sent = fill(tmp_path / "store", 400)
+    broker = Broker(deduplicates=True)
+    broker.refused = sent[TOPICS[1]][20][0]
+    for _ in range(2):
+        with pytest.raises(DrainStopped, match="too large"):
+            drain(tmp_path / "store", broker)
+    broker.refused = None
+    drain(tmp_path / "store", broker)
+    assert stored(broker) == by_topic(sent)
+
+
+def test_a_copy_leaves_the_store_as_it_is(tmp_path: Path) -> None:
+    """It is open read-only; where the other broker deduplicates a second copy sends nothing."""
+    sent = fill(tmp_path / "store", 60)
+    broker = Broker(deduplicates=True)
+    assert drain(tmp_path / "store", broker, keep=True).before == 0
+    assert drain(tmp_path / "store", broker, keep=True).before == 60
+    assert stored(broker) == by_topic(sent)
+    with DelayedStore.open(tmp_path / "store") as store:
+        assert sum(topic.stats().pending for topic in store.topics()) == 60
+
+
+def test_what_belongs_to_this_store_alone_is_left(tmp_path: Path) -> None:
+    """The next occurrence of a schedule, and a retry that one subscription asked for."""
+    with DelayedStore.open(tmp_path / "store", StoreConfig(background=False)) as store:
+        topic = store.topic(TOPICS[0])
+        with topic.subscribe("mailer") as consumer:
+            topic.send(b"again")
+            consumer.retry_later(consumer.receive(1, timeout=5)[0], delay=10 * DAY_MS / 1000)
+        topic.every("daily", interval=DAY_MS / 1000, payload=b"daily")
+    broker = Broker(deduplicates=False)
+    assert drain(tmp_path / "store", broker).left == {ADDRESSED: 1, BY_SCHEDULE: 1}
+    assert broker.stored == {}

@@ -1,0 +1,243 @@
+"""Draining: what is pending in a store is sent to another broker with its due times, and then cancelled here.
+
+A message is cancelled once the other broker has confirmed it, so a drain that was killed goes on where it ended, and
+nothing is lost. What comes twice is what was confirmed and not cancelled yet: at most `AT_ONCE` entries, and none where
+the other broker deduplicates. For that each partition log is sent by `STRIPES` producers of fixed names, an entry by
+that of its id; a producer has one message on its way, and its numbers are the entries' ids. So all below the highest
+number that the other broker knows of a producer is there, and is not sent again. That holds only while no message is
+passed over that a later run would send: one that the other broker refuses ends the drain; what is left here is left
+by every run.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+from ... import DelayedStore
+from ...broker.lookup.topic_address import shown_subscription
+from ...engine import Engine
+from ...store.errors import DuelogError
+from ...store.names import TopicName
+from ...store.position import MessageId
+from .client_message import ClientMessage, NotCarried, client_messages
+from .pending import PendingEntry, pending_entries
+
+AT_ONCE = 512
+"""Entries that are sent before they are cancelled together."""
+
+STRIPES = 32
+"""Producers of one partition log, and threads. Never another number: entries would change their producer."""
+
+_BATCH_BITS = 24
+"""Of a number, for the place of a message in its batch."""
+
+BY_SCHEDULE = "occurrence of a schedule"
+ADDRESSED = "retry for one subscription"
+UNREADABLE = "cannot be read"
+
+
+class DrainTarget(Protocol):
+    """The other broker. Used by several threads. What it raises is a DuelogError."""
+
+    def subscribe(self, topic: str, subscription: str) -> None:
+        """Make a subscription, or find it there."""
+
+    def open(self, topic: str, producer: str) -> DrainProducer:
+        """A producer of a fixed name."""
+
+
+class DrainProducer(Protocol):
+    """A producer of the other broker. Used by one thread at a time."""
+
+    last_number: int
+    """The highest number stored under its name, as the other broker says; -1: it does not know."""
+
+    def send(self, message: ClientMessage, due_ms: int, number: int) -> None:
+        """Returns once the message is confirmed."""
+
+    def close(self) -> None:
+        """Forget it."""
+
+
+@dataclass
+class Drained:
+    """How far a drain has come. `before`: entries that an earlier run had sent. left: entries, by the reason."""
+
+    entries: int = 0
+    messages: int = 0
+    before: int = 0
+    topics: int = 0
+    left: Counter[str] = field(default_factory=Counter)
+    first_due_ms: int | None = None
+    last_due_ms: int | None = None
+
+
+class DrainStopped(DuelogError):
+    """The other broker did not take a message; those before it are there, the others are still here."""
+
+    def __init__(self, topic: str, message_id: MessageId, reason: str) -> None:
+        super().__init__(f"message {message_id} of {topic} was not taken: {reason}")
+
+
+_ProducerKey = tuple[str, int, int]
+"""Topic, ledger, stripe."""
+
+
+class _Item(NamedTuple):
+    topic: TopicName
+    entry: PendingEntry
+    messages: list[ClientMessage]
+
+    @property
+    def producer(self) -> _ProducerKey:
+        message_id = self.entry.message_id
+        return str(self.topic), message_id.ledger_id, message_id.entry_id % STRIPES
+
+
+class Drain:
+    """One run. target None: nothing is sent and nothing cancelled, what would be is counted."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        target: DrainTarget | None,
+        *,
+        topics: Sequence[TopicName] | None = None,
+        keep: bool = False,
+        subscriptions: bool = True,
+        progress: Callable[[Drained], object] = lambda done: None,
+    ) -> None:
+        """topics: None for all. keep: cancel nothing. subscriptions: make those of each topic before it is sent."""
+        self.done = Drained()
+        self._engine = engine
+        self._store = DelayedStore(engine)
+        self._target = target
+        self._topics = topics
+        self._keep = keep
+        self._subscriptions = subscriptions
+        self._progress = progress
+        self._producers: dict[_ProducerKey, DrainProducer] = {}
+        self._subscribed: set[str] = set()
+        self._confirmed: list[_Item] = []
+
+    def run(self) -> Drained:
+        """Drain. Raises what the target raises, CodecMissing, UnknownTopic; `done` says what was done before."""
+        try:
+            with ThreadPoolExecutor(STRIPES, thread_name_prefix="duelog-drain") as pool:
+                for items in self._batches():
+                    self._deal_with(items, pool)
+        finally:
+            self._close(list(self._producers))
+        return self.done
+
+    def _batches(self) -> Iterator[list[_Item]]:
+        """Up to about AT_ONCE entries at a time, of several logs where those are small."""
+        waiting: list[_Item] = []
+        for topic in self._names():
+            self.done.topics += 1
+            of_schedules = {each.next_id for each in self._store.topic(str(topic)).schedules()}
+            for entries in pending_entries(self._engine, topic, AT_ONCE):
+                if len(waiting) + len(entries) > AT_ONCE:
+                    yield waiting
+                    waiting = []
+                waiting += filter(None, (self._item(topic, each, of_schedules) for each in entries))
+        if waiting:
+            yield waiting
+
+    def _names(self) -> list[TopicName]:
+        if self._topics is not None:
+            return list(self._topics)
+        return [TopicName.parse(topic.name) for topic in self._store.topics()]
+
+    def _item(self, topic: TopicName, entry: PendingEntry, of_schedules: set[MessageId | None]) -> _Item | None:
+        """What is sent for an entry; None: it is left where it is."""
+        left = ""
+        if entry.reason:
+            left = UNREADABLE
+        elif entry.addressee is not None:
+            left = ADDRESSED
+        elif entry.message_id in of_schedules:
+            left = BY_SCHEDULE
+        else:
+            try:
+                return _Item(topic, entry, client_messages(entry.payload, entry.key, entry.properties))
+            except NotCarried as error:
+                left = str(error)
+        self.done.left[left] += 1
+        return None
+
+    def _deal_with(self, items: list[_Item], pool: ThreadPoolExecutor) -> None:
+        if self._target is None:
+            self._confirmed += items
+        else:
+            self._send_all(self._target, items, pool)
+        for item in self._confirmed:
+            due_ms = item.entry.due_ms
+            self.done.entries += 1
+            self.done.messages += len(item.messages)
+            self.done.first_due_ms = min(self.done.first_due_ms or due_ms, due_ms)
+            self.done.last_due_ms = max(self.done.last_due_ms or due_ms, due_ms)
+        self._confirmed.clear()
+        self._progress(self.done)
+
+    def _send_all(self, target: DrainTarget, items: list[_Item], pool: ThreadPoolExecutor) -> None:
+        self._subscribe(target, items, pool)
+        by_producer: dict[_ProducerKey, list[_Item]] = {}
+        for item in items:
+            by_producer.setdefault(item.producer, []).append(item)
+        results = [pool.submit(self._send, target, key, each) for key, each in by_producer.items()]
+        try:
+            wait(results)
+        finally:
+            self._cancel()
+        for result in results:
+            result.result()
+        self._close([key for key in self._producers if key[:2] != items[-1].producer[:2]])
+
+    def _subscribe(self, target: DrainTarget, items: list[_Item], pool: ThreadPoolExecutor) -> None:
+        """Make the subscriptions of topics that are new: without one a broker may drop what it is sent."""
+        new = dict.fromkeys(str(item.topic) for item in items if str(item.topic) not in self._subscribed)
+        wanted = [
+            (topic, shown_subscription(name))
+            for topic in (new if self._subscriptions else ())
+            for name in self._store.topic(topic).subscriptions()
+        ]
+        list(pool.map(lambda each: target.subscribe(*each), wanted))
+        self._subscribed.update(new)
+
+    def _send(self, target: DrainTarget, key: _ProducerKey, items: list[_Item]) -> None:
+        """Send entries by one producer, in order, each confirmed before the next is sent."""
+        topic, ledger_id, stripe = key
+        producer = self._producers.get(key)
+        if producer is None:
+            name = f"duelog-drain-{self._engine.store_id.hex()[:16]}-{ledger_id}-{stripe}"
+            producer = self._producers[key] = target.open(topic, name)
+        for item in items:
+            message_id, due_ms, *_ = item.entry
+            first = message_id.entry_id << _BATCH_BITS
+            left = [each for each in enumerate(item.messages, first) if each[0] > producer.last_number]
+            for number, message in left:
+                try:
+                    producer.send(message, due_ms, number)
+                except DuelogError as error:
+                    raise DrainStopped(topic, message_id, str(error)) from error
+            self.done.before += not left  # by several threads: a figure for people
+            self._confirmed.append(item)
+
+    def _cancel(self) -> None:
+        """Cancel here what the other broker has confirmed."""
+        if self._keep:
+            return
+        by_topic: dict[str, list[MessageId]] = {}
+        for item in self._confirmed:
+            by_topic.setdefault(str(item.topic), []).append(item.entry.message_id)
+        for topic, ids in by_topic.items():
+            self._store.topic(topic).cancel_batch(ids)
+
+    def _close(self, keys: list[_ProducerKey]) -> None:
+        for key in keys:
+            self._producers.pop(key).close()
