@@ -99,6 +99,7 @@ def _headers(metadata: StoredMetadata, size: int) -> dict[str, Any]:
         "compression": name if metadata.compression else None,
         "uncompressed-size": metadata.uncompressed_size or None,
         "encryption-algo": metadata.encryption_algo,
+        "Base64-encryption-keys": metadata.encryption_keys[0] if metadata.encryption_keys else None,
         "Base64-encryption-param": metadata.encryption_param,
         "Base64-schema-version-b64encoded": metadata.schema_version,
         "partition-key-b64-encoded": metadata.key_is_base64 or None,

@@ -85,6 +85,7 @@ class SubscriptionResource:
                 return False
             for topic in topics:
                 target = feed.existing(topic, start)
+                topic.reader(target).close()  # raises before anything is made
                 initial = target if isinstance(target, str) else "earliest"
                 topic.subscribe(name, type="shared", initial_position=initial).close()
                 if not isinstance(target, str):

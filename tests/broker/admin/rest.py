@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -81,8 +81,10 @@ class Rest:
 
 
 @asynccontextmanager
-async def administered(path: Path, **settings: Any) -> AsyncIterator[tuple[Broker, Rest, DelayedStore]]:
-    """A broker with administration at free ports of this machine, and a client of it."""
+async def administered(
+    path: Path, *, command: Sequence[str] = (), **settings: Any
+) -> AsyncIterator[tuple[Broker, Rest, DelayedStore]]:
+    """A broker with administration at free ports of this machine, and a client of it. command: what runs `duelog`."""
     values: dict[str, Any] = {
         "bind_address": "127.0.0.1",
         "broker_service_port": 0,
@@ -91,7 +93,7 @@ async def administered(path: Path, **settings: Any) -> AsyncIterator[tuple[Broke
     }
     config = BrokerConfig(**{**values, **settings})
     with DelayedStore.open(path, store_config(config)) as store:
-        broker = Broker(store, config)
+        broker = Broker(store, config, command)
         await broker.start()
         try:
             async with aiohttp.ClientSession() as session:

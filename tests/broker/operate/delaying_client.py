@@ -1,0 +1,42 @@
+"""A program: sends delayed messages, prints their ids, waits for a line, prints what comes until nothing does."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from datetime import timedelta
+from typing import Any
+
+import pulsar
+
+AFTER = {"a": 3_000, "b": 4_000, "c": 5_000, "d": 6_000}
+"""Seconds, so that none is due before a slow test has changed it."""
+
+
+def main(url: str) -> None:
+    """Talk to the broker."""
+    logger = pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)
+    client = pulsar.Client(url, logger=logger, operation_timeout_seconds=20)
+    consumer = client.subscribe("t", "s", pulsar.ConsumerType.Shared)
+    producer = client.create_producer("t")
+    ids = {}
+    for name, seconds in AFTER.items():
+        sent: Any = producer.send(name.encode(), deliver_after=timedelta(seconds=seconds), properties={"n": name})
+        ids[name] = f"{sent.ledger_id()}:{sent.entry_id()}"
+    print(json.dumps(ids), flush=True)
+    sys.stdin.readline()
+    found = []
+    for wait_ms in (20_000, 20_000, 500):
+        try:
+            message = consumer.receive(wait_ms)
+        except pulsar.Timeout:
+            break
+        found.append({"payload": message.data().decode(), "atMs": time.time_ns() // 1_000_000})
+        consumer.acknowledge(message)
+    print(json.dumps(found), flush=True)
+    client.close()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

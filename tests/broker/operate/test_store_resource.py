@@ -1,0 +1,224 @@
+"""The store as a whole over REST: figures, time partitions, and jobs that read it beside the broker."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from duelog.broker.admin.http_request import HttpError
+from duelog.broker.operate.jobs import MOST_KEPT, Job, Jobs
+from duelog.partitions.timespan import directory_name
+from tests.broker.admin.rest import Rest, administered
+
+COMMAND = [sys.executable, "-m", "duelog.tools.cli.main"]
+DUE_MS = 4_000_000_000_000 // 86_400_000 * 86_400_000
+
+
+def test_figures_of_the_store_and_the_broker(tmp_path: Path) -> None:
+    """What is there, and what came since the start."""
+
+    async def main() -> None:
+        async with administered(tmp_path / "store") as (_, rest, store):
+            store.topic("t").send_payloads([b"x"] * 3, deliver_at=DUE_MS)
+            found = (await rest.ask("GET", "/duelog/v1/counters")).value
+            assert {name: found["store"][name] for name in ("topics", "partitions", "pending")} == {
+                "topics": 1,
+                "partitions": 1,
+                "pending": 3,
+            }
+            assert (found["producers"], found["consumers"], found["messagesIn"], found["suspended"]) == (0, 0, 0, [])
+
+    asyncio.run(main())
+
+
+def test_a_partition_says_why_it_is_still_there(tmp_path: Path) -> None:
+    """By the name that `duelog partitions` gives; 404 for one that is not there, 412 for no name of one."""
+
+    async def main() -> None:
+        async with administered(tmp_path / "store") as (_, rest, store):
+            store.topic("t").send_payloads([b"x"] * 3, deliver_at=DUE_MS)
+            (listed,) = (await rest.ask("GET", "/duelog/v1/partitions")).value
+            name = directory_name(DUE_MS)
+            assert (listed["name"], listed["state"], listed["messages"], listed["pending"]) == (name, "future", 3, 3)
+            found = (await rest.ask("GET", f"/duelog/v1/partitions/{name}")).value
+            kept = [(each["reason"], each["topic"], each["behind"]) for each in found.pop("keptBy")]
+            assert kept == [("not over", "", 0), ("pending", "persistent://public/default/t", 3)]
+            assert found == listed
+            assert (await rest.ask("GET", "/duelog/v1/partitions/20010101T000000Z")).status == 404
+            assert (await rest.ask("GET", "/duelog/v1/partitions/tomorrow")).status == 412
+
+    asyncio.run(main())
+
+
+# -- jobs -------------------------------------------------------------------------------------------
+
+
+KINDS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("check", {"deep": True}),
+    ("audit", {"headers": True}),
+    ("compaction", {"dryRun": True, "minDeadRatio": 0.5}),
+    ("snapshots", {}),
+)
+
+
+def test_jobs_read_the_store_beside_the_broker(tmp_path: Path) -> None:
+    """Started with 202, watched until they are done, their results in the command line's JSON."""
+
+    async def run(rest: Rest, kind: str, options: dict[str, Any]) -> list[Any]:
+        started = await rest.ask("POST", "/duelog/v1/jobs", {"kind": kind, **options})
+        assert (started.status, started.value["kind"], started.value["state"]) == (202, kind, "running")
+        assert started.value["options"] == options
+        found = await ended(rest, started.value["id"])
+        assert (found["state"], found["reason"]) == ("done", None), found
+        assert found["endedMs"] >= found["startedMs"]
+        late = await rest.ask("DELETE", f"/duelog/v1/jobs/{started.value['id']}")
+        assert (late.status, late.reason) == (409, f"job {started.value['id']} is done")
+        return list(found["result"])
+
+    async def main() -> None:
+        async with administered(tmp_path / "store", command=COMMAND) as (_, rest, store):
+            store.topic("t").send_payloads([b"x"] * 3, deliver_at=DUE_MS)
+            check, (audit,) = await asyncio.gather(*(run(rest, *each) for each in KINDS[:2]))
+            compaction, snapshots = await asyncio.gather(*(run(rest, *each) for each in KINDS[2:]))
+            assert (check, snapshots) == ([], [])
+            assert (audit["findings"], sum(each["messages"] for each in audit["partitions"])) == ([], 3)
+            assert compaction == [{"partitions": [], "bytes_before": 0, "bytes_after": 0}]
+
+    asyncio.run(main())
+
+
+async def ended(rest: Rest, job_id: int) -> dict[str, Any]:
+    """A job once it runs no more."""
+    async with asyncio.timeout(60):
+        while True:
+            found = (await rest.ask("GET", f"/duelog/v1/jobs/{job_id}")).value
+            if found["state"] != "running":
+                return dict(found)
+            await asyncio.sleep(0.02)
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "reason"),
+    [
+        ({"kind": "repair"}, 412, "expected one of check, audit, compaction, snapshots"),
+        ({}, 412, "kind=None"),
+        ({"kind": "check", "fast": True}, 412, "'fast'"),
+        ({"kind": "check", "deep": 1}, 412, "deep=1"),
+        ({"kind": "compaction", "minDeadRatio": 2}, 412, "minDeadRatio=2"),
+        ({"kind": "compaction", "minDeadRatio": True}, 412, "minDeadRatio=True"),
+        ({"kind": "check"}, 405, "duelog serve"),
+    ],
+)
+def test_what_is_no_job_is_not_started(body: Any, status: int, reason: str, tmp_path: Path) -> None:
+    """The field and the value; and 405 where the broker does not know how to run one."""
+
+    async def main() -> None:
+        async with administered(tmp_path / "store") as (_, rest, _store):
+            answered = await rest.ask("POST", "/duelog/v1/jobs", body)
+            assert (answered.status, reason in answered.reason) == (status, True), answered
+            assert (await rest.ask("GET", "/duelog/v1/jobs")).value == []
+            assert (await rest.ask("GET", "/duelog/v1/jobs/1")).status == 404
+
+    asyncio.run(main())
+
+
+SLEEPER = [sys.executable, "-c", "import time; time.sleep(600)"]
+STUBBORN = [
+    sys.executable, "-c",
+    "import pathlib, signal, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
+    "pathlib.Path(sys.argv[2], 'ready').touch(); time.sleep(600)",
+]  # fmt: skip
+
+
+def started(jobs: Jobs) -> Job:
+    """One more."""
+    return jobs.start("check", {}, ["check"], [])
+
+
+def test_two_run_at_a_time_and_a_cancelled_one_is_gone(tmp_path: Path) -> None:
+    """The third is 429; a process that is cancelled has ended when that is answered; the end of the broker ends all."""
+
+    async def main() -> None:
+        jobs = Jobs(SLEEPER, tmp_path, lambda: 5)
+        first, second = started(jobs), started(jobs)
+        with pytest.raises(HttpError, match="2 jobs are running") as refused:
+            started(jobs)
+        assert refused.value.status == 429
+        while first.process is None or second.process is None:
+            await asyncio.sleep(0.01)
+        processes = first.process, second.process
+        await jobs.cancel(first)
+        assert (first.state, processes[0].returncode, first.ended_ms) == ("cancelled", -15, 5)
+        third = started(jobs)
+        await jobs.close()
+        assert [each.state for each in (second, third)] == ["cancelled", "cancelled"]
+        assert processes[1].returncode == -15
+
+    asyncio.run(main())
+
+
+def test_a_process_that_does_not_end_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a while."""
+    monkeypatch.setattr("duelog.broker.operate.jobs._END_S", 0.05)
+
+    async def main() -> None:
+        jobs = Jobs(STUBBORN, tmp_path, lambda: 5)
+        job = started(jobs)
+        while job.process is None or not (tmp_path / "ready").exists():
+            await asyncio.sleep(0.01)
+        process = job.process
+        await jobs.cancel(job)
+        assert process.returncode == -9
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("program", "state", "reason"),
+    [
+        ("print('{\"a\": 1}'); print('[2]'); raise SystemExit(1)", "done", None),
+        ("import sys; print('first\\nno such store', file=sys.stderr); raise SystemExit(2)", "failed", "no such store"),
+        ("raise SystemExit(7)", "failed", "exit status 7"),
+        ("print('not JSON')", "failed", "Expecting value"),
+        ("print('x' * 200)", "failed", "the result is over 100 bytes: use the command line"),
+    ],
+)
+def test_how_a_job_ends(
+    program: str, state: str, reason: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Findings are a result; whatever else is no JSON within bounds is a failure with its reason."""
+    monkeypatch.setattr("duelog.broker.operate.jobs.MAX_RESULT_BYTES", 100)
+
+    async def main() -> None:
+        jobs = Jobs([sys.executable, "-c", program], tmp_path, lambda: 5)
+        job = started(jobs)
+        assert job.task is not None
+        await job.task
+        assert job.state == state
+        if reason is None:
+            assert (job.reason, job.result) == (None, [{"a": 1}, [2]])
+        else:
+            assert (reason in str(job.reason), job.result) == (True, None)
+        json.dumps(job.as_json(result=True))
+
+    asyncio.run(main())
+
+
+def test_a_command_that_cannot_be_run_is_a_failure(tmp_path: Path) -> None:
+    """As where Python was removed; and the oldest of many is forgotten."""
+
+    async def main() -> None:
+        jobs = Jobs([str(tmp_path / "none")], tmp_path, lambda: 5)
+        for _ in range(MOST_KEPT + 5):
+            job = started(jobs)
+            assert job.task is not None
+            await job.task
+            assert (job.state, "none" in str(job.reason)) == ("failed", True)
+        assert [each.job_id for each in jobs.all()] == list(range(6, MOST_KEPT + 6))
+
+    asyncio.run(main())

@@ -1,0 +1,266 @@
+"""Subscriptions over REST: paths and bodies as pulsar-admin sends them, and each refusal."""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from duelog import DelayedStore
+from duelog.broker.operate.stored_blob import CODECS, StoredMetadata, opened, reply_of
+from duelog.broker.protocol import commands, entry, fields
+from duelog.broker.protocol.frames import join_blob
+from duelog.broker.protocol.metadata import MessageMetadata
+from duelog.broker.protocol.parts import KeyValue
+from duelog.store.message import ScheduledMessage
+from duelog.store.position import MessageId
+from tests.broker.admin.rest import administered
+from tests.broker.server.raw_client import RawClient
+
+TOPICS = "/admin/v2/persistent/public/default"
+SUBSCRIPTION = f"{TOPICS}/t/subscription/s"
+LATEST = {"ledgerId": 2**63 - 1, "entryId": 2**63 - 1, "partitionIndex": -1}
+EARLIEST = {"ledgerId": -1, "entryId": -1, "partitionIndex": -1}
+
+
+def backlog(store: DelayedStore, name: str = "s", topic: str = "t") -> int:
+    """Of a subscription."""
+    return store.topic(topic).subscription(name).stats().backlog
+
+
+def test_a_subscription_is_created_where_the_body_says(tmp_path: Path) -> None:
+    """At the end, at the beginning, at a message, at the receipt of a delayed one that has fired; twice is 409."""
+
+    async def main() -> None:
+        async with administered(tmp_path / "store") as (_, rest, store):
+            ids = store.topic("t").send_payloads([b"a", b"b", b"c"])
+            shown = {"ledgerId": ids[1].ledger_id, "entryId": ids[1].entry_id, "partitionIndex": -1}
+            more = {**shown, "isExcluded": False, "batchIndex": -1}
+            for name, body, left in (("a", ..., 0), ("b", None, 0), ("c", LATEST, 0), ("d", EARLIEST, 3),
+                                     ("e", shown, 2), ("f%2Fg", more, 2)):  # fmt: skip
+                path = f"{TOPICS}/t/subscription/{name}?replicated=false"
+                assert (await rest.ask("PUT", path, body)).status == 204
+                assert (await rest.ask("PUT", path, body)).status == 409
+                assert backlog(store, name) == left
+            assert (await rest.ask("GET", f"{TOPICS}/t/subscriptions")).value == ["a", "b", "c", "d", "e", "f/g"]
+            assert (await rest.ask("DELETE", f"{TOPICS}/t/subscription/f%2Fg")).status == 204
+            assert (await rest.ask("DELETE", f"{TOPICS}/t/subscription/f%2Fg")).status == 404
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status", "reason"),
+    [
+        ("PUT", "new", {"ledgerId": "x", "entryId": 1}, 412, "ledgerId='x'"),
+        ("PUT", "new", {"ledgerId": 99_999, "entryId": 1}, 412, "no such ledger"),
+        ("PUT", "new", [], 412, "object"),
+        ("PUT", "new?replicated=true", ..., 412, "replicated=true"),
+        ("POST", "s/skip/-1", ..., 412, "numMessages=-1"),
+        ("POST", "s/skip/x", ..., 412, "numMessages='x'"),
+        ("POST", "s/expireMessages/0", ..., 412, "expireTimeInSeconds=0"),
+        ("POST", "s/resetcursor/-5", ..., 412, "timestamp=-5"),
+        ("POST", "s/resetcursor", {"ledgerId": 1}, 412, "entryId=None"),
+        ("GET", "s/position/0", ..., 412, "messagePosition=0"),
+        ("GET", "s/position/4", ..., 404, "no message 4"),
+        ("GET", "none/position/1", ..., 404, "no subscription 'none'"),
+        ("POST", "none/skip_all", ..., 404, "no subscription 'none'"),
+        ("DELETE", "none", ..., 404, "no subscription 'none'"),
+    ],
+)
+def test_what_cannot_be_done_says_why(
+    method: str, path: str, body: Any, status: int, reason: str, tmp_path: Path
+) -> None:
+    """The field and the value; nothing changes."""
+
+    async def main() -> None:
+        async with administered(tmp_path / "store") as (_, rest, store):
+            topic = store.topic("t")
+            topic.subscribe("s").close()
+            topic.send_payloads([b"a", b"b", b"c"])
+            answered = await rest.ask(method, f"{TOPICS}/t/subscription/{path}", body)
+            assert (answered.status, reason in answered.reason) == (status, True), answered
+            assert (topic.subscriptions(), backlog(store)) == (["s"], 3)
+
+    asyncio.run(main())
+
+
+def test_skipping_expiring_and_going_back(tmp_path: Path) -> None:
+    """Each step by the backlog that it leaves; what is not due stays."""
+
+    async def main() -> None:
+        async with administered(tmp_path / "store") as (_, rest, store):
+            topic = store.topic("t")
+            topic.subscribe("s").close()
+            first_ms = store.clock.now_ms()
+            ids = topic.send_payloads([b"%d" % number for number in range(10)])
+            topic.send(b"late", deliver_after=3_600)
+            assert (await rest.ask("POST", f"{SUBSCRIPTION}/skip/4")).status == 204
+            assert backlog(store) == 6
+            assert (await rest.ask("POST", f"{SUBSCRIPTION}/expireMessages/3600")).status == 204
+            assert backlog(store) == 6
+            assert (await rest.ask("POST", f"{SUBSCRIPTION}/skip_all")).status == 204
+            assert backlog(store) == 0
+            assert (await rest.ask("POST", f"{SUBSCRIPTION}/resetcursor/{first_ms}")).status == 204
+            assert backlog(store) == 10
+            place = {"ledgerId": ids[3].ledger_id, "entryId": ids[3].entry_id, "partitionIndex": -1}
+            assert (await rest.ask("POST", f"{SUBSCRIPTION}/resetcursor", place)).status == 204
+            assert backlog(store) == 7
+            assert (await rest.ask("POST", f"{SUBSCRIPTION}/resetcursor", {**place, "isExcluded": True})).status == 204
+            assert backlog(store) == 6
+            assert (await rest.ask("POST", f"{SUBSCRIPTION}/skip/1000")).status == 204
+            assert backlog(store) == 0
+            assert [each.payload for each in topic.scheduled()] == [b"late"]
+            assert (await rest.ask("POST", f"{SUBSCRIPTION}/resetcursor", EARLIEST)).status == 204
+            assert backlog(store) == 10
+            assert (await rest.ask("POST", f"{TOPICS}/t/all_subscription/expireMessages/1")).status == 204
+
+    asyncio.run(main())
+
+
+def test_a_partitioned_topic_is_meant_as_a_whole(tmp_path: Path) -> None:
+    """All partitions are skipped and moved; what needs one message is 405 and says which topic to ask for."""
+
+    async def main() -> None:
+        async with administered(tmp_path / "store") as (_, rest, store):
+            await rest.ask("PUT", f"{TOPICS}/p/partitions", 2)
+            path = f"{TOPICS}/p/subscription/s"
+            assert (await rest.ask("PUT", path, EARLIEST)).status == 204
+            names = ["p-partition-0", "p-partition-1"]
+            for name in names:
+                store.topic(name).send_payloads([b"a", b"b"])
+            assert (await rest.ask("POST", f"{path}/skip_all")).status == 204
+            assert [backlog(store, topic=name) for name in names] == [0, 0]
+            assert (await rest.ask("POST", f"{path}/resetcursor/1000")).status == 204
+            assert [backlog(store, topic=name) for name in names] == [2, 2]
+            for method, what in (("GET", "position/1"), ("POST", "skip/1")):
+                refused = await rest.ask(method, f"{path}/{what}")
+                assert (refused.status, "p-partition-0" in refused.reason) == (405, True)
+            assert (await rest.ask("DELETE", path)).status == 204
+            assert (await rest.ask("GET", f"{TOPICS}/p/subscriptions")).value == []
+
+    asyncio.run(main())
+
+
+def test_consumers_are_closed_when_their_subscription_moves(tmp_path: Path) -> None:
+    """They subscribe anew and get what it was moved to; without `force` they keep it from being deleted."""
+
+    async def main() -> None:
+        async with administered(tmp_path / "store") as (broker, rest, store):
+            topic = store.topic("t")
+            topic.subscribe("s").close()
+            topic.send(entry.pack(entry.Header(0, 0, 1, 1_000), join_blob(b"", b"x")))
+            client = await RawClient.connected(int(broker.urls.plain.rpartition(":")[2]))
+            kind = commands.SubscriptionType.EXCLUSIVE
+            assert await client.ask(commands.Subscribe("t", "s", kind, 1, 1)) == commands.Success(1)
+            client.say(commands.Flow(1, 10))
+            got = await client.hear()
+            assert isinstance(got, commands.Message)
+            client.say(commands.Ack(1, commands.AckType.INDIVIDUAL, [got.message_id], request_id=2))
+            assert isinstance(await client.hear(), commands.AckResponse)
+            assert (await rest.ask("DELETE", SUBSCRIPTION)).status == 412
+            assert (await rest.ask("POST", f"{SUBSCRIPTION}/resetcursor", EARLIEST)).status == 204
+            assert await client.hear() == commands.CloseConsumer(1, 2**64 - 1)
+            assert await client.ask(commands.Subscribe("t", "s", kind, 2, 3)) == commands.Success(3)
+            client.say(commands.Flow(2, 10))
+            again = await client.hear()
+            assert isinstance(again, commands.Message)
+            assert again.message_id == got.message_id
+            assert (await rest.ask("DELETE", f"{SUBSCRIPTION}?force=true")).status == 204
+            assert isinstance(await client.hear(), commands.CloseConsumer)
+            assert topic.subscriptions() == []
+            await client.close()
+
+    asyncio.run(main())
+
+
+def test_a_message_is_looked_at_with_its_metadata_in_headers(tmp_path: Path) -> None:
+    """A batch comes in one piece with its number of messages; a program's message has what the store knows."""
+
+    async def main() -> None:
+        async with administered(tmp_path / "store") as (_, rest, store):
+            topic = store.topic("t")
+            topic.subscribe("s").close()
+            metadata = MessageMetadata("me", 7, 1_500, num_messages_in_batch=2)
+            blob = join_blob(fields.ENCODERS[MessageMetadata](metadata), b"both of them")
+            topic.send(entry.pack(entry.header_for(metadata, 2, is_batch=True), blob))
+            topic.send(b"plain", properties={"shop": "7"})
+            found = await rest.ask("GET", f"{SUBSCRIPTION}/position/1")
+            assert (found.status, found.value) == (200, b"both of them")
+            assert found.headers["X-Pulsar-num-batch-message"] == "2"
+            assert found.headers["X-Pulsar-batch-size"] == "12"
+            assert found.headers["X-Pulsar-publish-time"] == "1970-01-01T00:00:01.500Z"
+            assert (found.headers["X-Pulsar-producer-name"], found.headers["X-Pulsar-sequence-id"]) == ("me", "7")
+            assert found.headers["X-Pulsar-Is-Encrypted"] == "false"
+            ledger, number = found.headers["X-Pulsar-Message-ID"].split(":")
+            again = await rest.ask("GET", f"{TOPICS}/t/ledger/{ledger}/entry/{number}")
+            assert again.value == found.value
+            found = await rest.ask("GET", f"{SUBSCRIPTION}/position/2")
+            assert (found.value, found.headers["X-Pulsar-PROPERTY-shop"]) == (b"plain", "7")
+            assert "X-Pulsar-num-batch-message" not in found.headers
+            assert backlog(store) == 2
+
+    asyncio.run(main())
+
+
+def stored(metadata: StoredMetadata, payload: bytes) -> ScheduledMessage:
+    """A message as the store gives it."""
+    encoded = fields.ENCODERS[StoredMetadata](metadata)
+    packed = entry.pack(entry.Header(0, 0, 1, 1_000), join_blob(encoded, payload))
+    return ScheduledMessage(MessageId(1, 2), packed, None, {}, 1_000, 1_000, "t")
+
+
+@pytest.mark.parametrize("codec", CODECS[1:])
+def test_a_compressed_payload_is_shown_as_it_was(codec: str) -> None:
+    """Whatever the producer compressed by."""
+    pyarrow = pytest.importorskip("pyarrow")
+    payload = b"again and " * 50
+    names = {"LZ4": "lz4_raw", "ZSTD": "zstd", "SNAPPY": "snappy"}
+    compressed = zlib.compress(payload) if codec == "ZLIB" else pyarrow.compress(payload, names[codec], asbytes=True)
+    metadata = StoredMetadata("p", compression=CODECS.index(codec), uncompressed_size=len(payload))
+    found = reply_of(stored(metadata, compressed), MessageId(1, 2))
+    assert (found.body, found.headers["X-Pulsar-compression"]) == (payload, codec)
+    damaged = stored(metadata, b"nonsense")
+    with pytest.raises(Exception, match=codec):
+        reply_of(damaged, MessageId(1, 2))
+
+
+def test_every_field_that_clients_read_is_in_a_header() -> None:
+    """Names and forms as the admin client of Java reads them."""
+    metadata = StoredMetadata(
+        "p", 3, 1_000, [KeyValue("a/b", "x\ny")], "west", "key", event_time=2_000, schema_version=b"\0\1",
+        key_is_base64=True, ordering_key=b"o", deliver_at_time=3_000, highest_sequence_id=4, null_value=True,
+        uuid="u", num_chunks=3, total_chunk_size=99, chunk_id=1, null_partition_key=True,
+        encryption_keys=[b"e"], encryption_algo="RSA", encryption_param=b"z", compression=1, uncompressed_size=5,
+    )  # fmt: skip
+    assert opened(stored(metadata, b"")) == (metadata, b"")
+    assert reply_of(stored(metadata, b"secret"), MessageId(1, 2)).headers == {
+        "X-Pulsar-Message-ID": "1:2",
+        "X-Pulsar-publish-time": "1970-01-01T00:00:01.000Z",
+        "X-Pulsar-event-time": "1970-01-01T00:00:02.000Z",
+        "X-Pulsar-deliver-at-time": "1970-01-01T00:00:03.000Z",
+        "X-Pulsar-producer-name": "p",
+        "X-Pulsar-sequence-id": "3",
+        "X-Pulsar-Is-Encrypted": "true",
+        "X-Pulsar-null-value": "true",
+        "X-Pulsar-replicated-from": "west",
+        "X-Pulsar-partition-key": "key",
+        "X-Pulsar-compression": "LZ4",
+        "X-Pulsar-uncompressed-size": "5",
+        "X-Pulsar-encryption-algo": "RSA",
+        "X-Pulsar-Base64-encryption-keys": "ZQ==",
+        "X-Pulsar-Base64-encryption-param": "eg==",
+        "X-Pulsar-Base64-schema-version-b64encoded": "AAE=",
+        "X-Pulsar-partition-key-b64-encoded": "true",
+        "X-Pulsar-Base64-ordering-key": "bw==",
+        "X-Pulsar-highest-sequence-id": "4",
+        "X-Pulsar-uuid": "u",
+        "X-Pulsar-num-chunks-from-msg": "3",
+        "X-Pulsar-total-chunk-msg-size": "99",
+        "X-Pulsar-chunk-id": "1",
+        "X-Pulsar-null-partition-key": "true",
+        "X-Pulsar-PROPERTY-a%2Fb": "x%0Ay",
+    }
