@@ -156,7 +156,9 @@ def assemble(found: Recovered, config: StoreConfig, undo: ExitStack, *, records_
     metrics: StoreMetrics | None = None
     listeners.append(wakeups)
     if not found.read_only:
-        metrics = StoreMetrics(found.path, config.cluster, state, topics, inline, firing, clock, figures, instruments())
+        metrics = StoreMetrics(
+            found.path, config.cluster, state, topics, firing, clock, figures, listeners, instruments()
+        )
         undo.callback(metrics.close)
         listeners.append(metrics)
     engine = Engine(

@@ -28,6 +28,7 @@ from .check.check_store import check
 from .check.finding import Finding
 from .engine import Engine
 from .faces.partition_keepers import Keeper, keepers
+from .metrics import Instruments, StoreMetrics
 from .stats import PartitionStats, StoreStats
 from .topic import Topic
 from .topics.dead_letters import DeadLetter
@@ -342,6 +343,10 @@ class DelayedStore:
         self._engine.check_open()
         with explained(self.path):
             return self._engine.figures.of_store()
+
+    def report_to(self, instruments: Instruments) -> StoreMetrics:
+        """Have metrics counted by instruments of one's own as well, until what is returned is closed."""
+        return self._engine.report_to(instruments)
 
     def suspended(self) -> list[Suspension]:
         """What of the store's upkeep has failed and is tried again later, the longest first; reads nothing. O(them)."""

@@ -26,7 +26,7 @@ from .background.recurring import Recurring
 from .background.removal import Removal
 from .background.scheduler import Scheduler
 from .background.wakeups import Wakeups
-from .metrics import StoreMetrics
+from .metrics import Instruments, StoreMetrics
 from .opening import StoreLock
 from .sending.delay_policies import DelayPolicies
 from .sending.outbox import Outbox
@@ -120,6 +120,13 @@ class Engine:
             raise ClosedError(f"store {self.path} is open read-only; for writing it")
         if self.main.failed is not None:
             raise self.main.failed
+
+    def report_to(self, instruments: Instruments) -> StoreMetrics:
+        """See `StoreMetrics.report_to`. Raises ClosedError, for a store open read-only too."""
+        self.state.check()
+        if self.metrics is None:
+            raise ClosedError(f"store {self.path} is open read-only; for writing it")
+        return self.metrics.report_to(instruments)
 
     def writing_at(self) -> int:
         """The time, of a store that can be written to. Raises as `check_writable`."""

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 from opentelemetry import metrics
 from opentelemetry.metrics import CallbackOptions, Counter, Histogram, Meter, Observation
 
@@ -26,12 +27,11 @@ from duelog.partitions.timespan import directory_name
 from duelog.store.clock import StoreClock
 from duelog.store.codec.run import Int64s
 from duelog.store.errors import DuelogError
-from duelog.store.listener import StoreListener
+from duelog.store.listener import Listeners, StoreListener
 from duelog.store.names import TopicName
 
 from .shutdown import OpenState
-from .stats import Figures
-from .topics.inline import InlineMessages, unacknowledged
+from .stats import Figures, TopicSurvey
 from .topics.topic_list import Topics
 
 _TOPIC = ("pulsar.cluster", "pulsar.namespace", "pulsar.topic")
@@ -69,6 +69,7 @@ SNAPSHOT_SIZE = "duelog.snapshot.size"
 SNAPSHOT_DURATION = "duelog.snapshot.duration"
 SUSPENDED = "duelog.suspended"
 SUSPENDED_TIME = "duelog.suspended.time"
+FIRING_LAG = "duelog.firing.lag"
 COMMIT_DURATION = "duelog.commit.duration"
 COMMIT_ENTRIES = "duelog.commit.entries"
 COMMIT_REQUESTS = "duelog.commit.requests"
@@ -97,6 +98,7 @@ SPECS = (
     Spec(SNAPSHOT_DURATION, "histogram", "s", _STORE, "Work on a snapshot since the one before it was written"),
     Spec(SUSPENDED, "gauge", "{part}", (*_STORE, "duelog.task"), "Parts of the upkeep that failed and are suspended"),
     Spec(SUSPENDED_TIME, "gauge", "s", (*_STORE, "duelog.task"), "How long the longest of them has been suspended"),
+    Spec(FIRING_LAG, "gauge", "s", _STORE, "How long the message that is due first has been due; 0: none is"),
     Spec(COMMIT_DURATION, "histogram", "s", _ENVIRONMENT, "Time of a group commit, its work included"),
     Spec(COMMIT_ENTRIES, "histogram", "{entry}", _ENVIRONMENT, "Entries (messages, markers) of a commit that has any"),
     Spec(COMMIT_REQUESTS, "histogram", "{request}", _ENVIRONMENT, "Callers of a group commit"),
@@ -104,11 +106,12 @@ SPECS = (
 
 _SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 60.0, 600.0, 3600.0)
 _BYTES = tuple(float(1 << bits) for bits in range(10, 33, 2))
-_COUNTS = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1_000.0, 2_000.0, 5_000.0, 10_000.0, 50_000.0)
-_BOUNDARIES = {"s": _SECONDS, "By": _BYTES}
+COUNTS = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1_000.0, 2_000.0, 5_000.0, 10_000.0, 50_000.0)
+BOUNDARIES = {"s": _SECONDS, "By": _BYTES}
 """Of a histogram's buckets, by its unit: an SDK's own are for milliseconds."""
 
 Attributes = dict[str, str]
+"""Of one instrument, each set of values is one object as long as its store is open."""
 
 
 class Instruments:
@@ -127,10 +130,16 @@ class Instruments:
                     spec.name,
                     spec.unit,
                     spec.description,
-                    explicit_bucket_boundaries_advisory=_BOUNDARIES.get(spec.unit, _COUNTS),
+                    explicit_bucket_boundaries_advisory=BOUNDARIES.get(spec.unit, COUNTS),
                 )
             else:
                 meter.create_observable_gauge(spec.name, [self._callback(spec.name)], spec.unit, spec.description)
+
+    def record_all(self, name: str, values: npt.NDArray[np.float64], attributes: Attributes) -> None:
+        """Record many values in a histogram."""
+        record = self.histograms[name].record
+        for value in values.tolist():
+            record(value, attributes)
 
     @property
     def listening(self) -> bool:
@@ -172,10 +181,10 @@ class StoreMetrics(StoreListener):
     _cluster: str
     _state: OpenState
     _topics: Topics
-    _inline: InlineMessages
     _firing: Firing
     _clock: StoreClock
     _figures: Figures
+    _listeners: Listeners
     _shared: Instruments
 
     def __post_init__(self) -> None:
@@ -191,6 +200,19 @@ class StoreMetrics(StoreListener):
     def close(self) -> None:
         """Report nothing any more."""
         self._shared.stores.discard(self)
+        if self in self._listeners:
+            self._listeners.remove(self)
+
+    def report_to(self, instruments: Instruments) -> StoreMetrics:
+        """Have the same store report to others as well, until what is returned is closed."""
+        also = replace(self, _shared=instruments)
+        self._listeners.append(also)
+        return also
+
+    def survey(self) -> Iterator[TopicSurvey]:
+        """The topics in memory; none where the store is closed."""
+        if not self._state.closed:
+            yield from self._figures.survey()
 
     # -- events --------------------------------------------------------------------------------------
 
@@ -210,9 +232,8 @@ class StoreMetrics(StoreListener):
             return
         attributes = self._of(topic.name)
         self._shared.counters[FIRED].add(len(dues), attributes)
-        record = self._shared.histograms[LATENESS].record
-        for late_ms in np.maximum(now_ms - dues, 0).tolist():  # some are written ahead of their time
-            record(late_ms / 1000, attributes)
+        late_ms = np.maximum(now_ms - dues, 0)  # some are written ahead of their time
+        self._shared.record_all(LATENESS, late_ms / 1000, attributes)
 
     def cancelled(self, topic: TopicName, count: int) -> None:
         self._add(CANCELLED, topic, count)
@@ -281,21 +302,16 @@ class StoreMetrics(StoreListener):
         ]
 
     def _look(self) -> dict[str, list[Observation]]:
-        pending = self._figures.pending_by_topic()
         found: dict[str, list[Observation]] = {name: [] for name in (DELAYED, BACKLOG, PENDING, INDEX)}
-        for topic in self._topics.loaded():
+        for topic in self._figures.survey():
             attributes = self._of(topic.name)
-            found[INDEX].append(Observation(self._figures.index_bytes(topic), attributes))
-            not_due = self._inline.waiting(topic, self._clock.now_ms())
-            in_partitions = pending.get(topic.topic_id, 0)
-            found[PENDING].append(Observation(in_partitions + sum(map(len, not_due.values())), attributes))
-            for name, state in topic.subscriptions.items():
-                stats = self._figures.of_subscription(topic, state, not_due)
-                with state.lock:
-                    delayed = in_partitions + unacknowledged(state.acks, not_due)
-                named = {**attributes, "pulsar.subscription": name}
-                found[DELAYED].append(Observation(delayed, named))
+            found[INDEX].append(Observation(topic.index_bytes, attributes))
+            found[PENDING].append(Observation(topic.pending, attributes))
+            for stats in topic.subscriptions:
+                named = {**attributes, "pulsar.subscription": stats.name}
+                found[DELAYED].append(Observation(topic.in_partitions + stats.inline, named))
                 found[BACKLOG].append(Observation(stats.backlog, named))
+        found[FIRING_LAG] = [Observation(self._figures.firing_lag_ms() / 1000, self._store)]
         states = dict.fromkeys(("future", "current", "closed"), 0)
         found[PARTITION_SIZE] = []
         for partition in self._figures.of_partitions():

@@ -112,6 +112,22 @@ class StoreStats:
     suspended: tuple[Suspension, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class TopicSurvey:
+    """A topic among all that are surveyed at once.
+
+    pending: messages not due yet, wherever they wait; in_partitions: those of them that all subscriptions wait for.
+    stored_bytes: of the main log, and of partitions that have not fired all of theirs.
+    """
+
+    name: TopicName
+    pending: int
+    in_partitions: int
+    stored_bytes: int
+    index_bytes: int
+    subscriptions: tuple[SubscriptionStats, ...]
+
+
 @dataclass(eq=False, repr=False)
 class Figures:
     """What the figures of one open store are taken from. Thread-safe."""
@@ -157,13 +173,36 @@ class Figures:
                 pending += self.pending_in(partition, log)
         return pending
 
-    def pending_by_topic(self) -> dict[int, int]:
-        """`pending_of` by topic id; O(partition logs), each partition opened if it is not."""
+    def survey(self) -> Iterator[TopicSurvey]:
+        """The topics in memory, each once; O(partition logs + topics), each partition opened if it is not."""
         pending: dict[int, int] = {}
+        stored: dict[int, int] = {}
         for partition in self._open_partitions():
             for log in partition.logs():
                 pending[log.topic_id] = pending.get(log.topic_id, 0) + self.pending_in(partition, log)
-        return pending
+                stored[log.topic_id] = stored.get(log.topic_id, 0) + log.ledger.stored_bytes
+        memory = self._firing.loaded.memory_by_topic()
+        for topic in self._topics.loaded():
+            not_due = self._inline.waiting(topic, self._clock.now_ms())
+            in_partitions = pending.get(topic.topic_id, 0)
+            ledgers = topic.log.ledgers()
+            tracker = topic.tracker
+            yield TopicSurvey(
+                topic.name,
+                in_partitions + sum(map(len, not_due.values())),
+                in_partitions,
+                stored.get(topic.topic_id, 0) + sum(ledger.stored_bytes for ledger in ledgers),
+                memory.get(topic.topic_id, 0) + (0 if tracker is None else tracker.memory_bytes()),
+                tuple(self.of_subscription(topic, state, not_due) for _, state in sorted(topic.subscriptions.items())),
+            )
+
+    def firing_lag_ms(self) -> int:
+        """How long the message of a loaded partition that is due first has been due; 0: none is.
+
+        A few milliseconds where all goes well. Takes the lock of each log in memory.
+        """
+        dues = [log.next_due_ms() for logs in list(self._firing.loaded.logs.values()) for log in list(logs.values())]
+        return max(self._clock.now_ms() - min((each for each in dues if each), default=2**62), 0)
 
     def _open_partitions(self) -> Iterator[Partition]:
         return self._partitions.held(lambda partition: partition.state is PartitionState.OPEN)

@@ -7,7 +7,7 @@ passed, as it is in Pulsar, whose `statsUpdateFrequencyInSecs` the period is.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from ..consume.attached import Attached
@@ -20,14 +20,16 @@ from ..protocol.loop_calls import Loop, Timer
 _SLICE = 500
 """Topics and subscriptions that are looked at in one turn of the loop: less than a millisecond or so."""
 
-_READERS = ""
+READERS = ""
+"""In place of a subscription's name."""
 
 
 class InRate(NamedTuple):
-    """Messages and bytes that came, a second."""
+    """Messages, bytes and entries (a batch is one) that came, a second."""
 
     messages: float = 0.0
     bytes: float = 0.0
+    entries: float = 0.0
 
 
 class OutRate(NamedTuple):
@@ -70,6 +72,8 @@ class Rates:
         self._since = loop.time()
         """When the last look began: what was not there then has counted from 0 since."""
         self._timer: Timer | None = None
+        self.on_period: list[Callable[[], object]] = []
+        """Called as each period ends."""
 
     # -- looking -------------------------------------------------------------------------------------
 
@@ -89,6 +93,8 @@ class Rates:
             pass
 
     def _begin(self) -> None:
+        for call in self.on_period:
+            call()
         self._go_on(self._look(), self._loop.time() + self._period_s)
 
     def _go_on(self, looking: Iterator[None], following: float) -> None:
@@ -105,9 +111,10 @@ class Rates:
             if number % _SLICE == _SLICE - 1:
                 yield
             total = self.received(topic)
-            self._track(("in", topic), since, total.messages, total.bytes)
+            self._track(("in", topic), since, total.messages, total.bytes, total.entries)
             for producer in self._producers.of_topic(topic):
-                self._track(producer, since, producer.figures.messages, producer.figures.bytes)
+                own = producer.figures
+                self._track(producer, since, own.messages, own.bytes, own.entries)
         topics: dict[str, Dispatched] = {}
         for number, group in enumerate(self._consumers.groups):
             if number % _SLICE == _SLICE - 1:
@@ -191,7 +198,7 @@ class Rates:
             found.setdefault(name, Dispatched()).add(figures)
         for name, consumers in self._consumers.of_topic(topic).items():
             for consumer in consumers:
-                found.setdefault(name if consumer.command.durable else _READERS, Dispatched()).add(consumer.figures)
+                found.setdefault(name if consumer.command.durable else READERS, Dispatched()).add(consumer.figures)
         return found
 
     def forget_topic(self, topic: str) -> None:

@@ -218,13 +218,18 @@ class Producers:
 
     async def answered(self) -> None:
         """Wait until every SEND that was read is answered."""
-        while any(each.unanswered for each in self._connections.values()):
+        while self.unanswered:
             await asyncio.sleep(0.005)
 
     def of_topic(self, topic: str) -> list[OpenedProducer]:
         """The producers of a topic, by its full name."""
         producing = self._topics.get(topic)
         return [] if producing is None else [each for each in producing.by_name.values() if each.state == "ready"]
+
+    @property
+    def unanswered(self) -> int:
+        """SENDs that wait for their answer."""
+        return sum(each.unanswered for each in self._connections.values())
 
     @property
     def count(self) -> int:

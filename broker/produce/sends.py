@@ -219,7 +219,7 @@ class Sends:
             figures = producer.figures
             figures.messages += messages
             figures.entries += 1
-            figures.bytes += len(payload)
+            figures.bytes += len(payload) - entry.HEADER_BYTES
         return taken
 
     def _refuse(self, reply: SendReply, error: InvalidArgument) -> bool:

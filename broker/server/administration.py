@@ -6,9 +6,12 @@ from dataclasses import fields
 
 from ...delayed_store import DelayedStore
 from ..admin.brokers import Brokers
+from ..admin.http_request import Reply, Request
 from ..admin.openapi import OpenApi
 from ..admin.rest_lookup import RestLookup
-from ..admin.routing import Route
+from ..admin.routing import Need, Route
+from ..metrics.exposition import Exposition
+from ..metrics.text_format import CONTENT_TYPE
 from ..operate.schedule_resource import ScheduleResource
 from ..operate.stats_resource import StatsResource
 from ..operate.store_resource import StoreResource
@@ -52,4 +55,15 @@ def routes_of(store: DelayedStore, services: Services, config: BrokerConfig) -> 
         *ScheduleResource(finder, workers).routes(),
         *StoreResource(store, producers, consumers, services.rates, workers, services.jobs).routes(),
     ]
+    routes.append(_metrics(services.exposition, config))
     return [*routes, *OpenApi(routes).routes()]
+
+
+def _metrics(exposition: Exposition, config: BrokerConfig) -> Route:
+    """Open without credentials unless it is set otherwise: what scrapes it has none, as a rule."""
+
+    async def text(_: Request) -> Reply:
+        return Reply(await exposition.text(), CONTENT_TYPE)
+
+    need = Need.LOGIN if config.authenticate_metrics_endpoint else Need.NOTHING
+    return Route("GET", "/metrics", text, "Metrics in Prometheus' text format", need)

@@ -92,7 +92,7 @@ class Broker:
         services = self._services = Services(self._store, config, Workers(self._executor), self._command)
         await services.resources.load()
         await services.dynamic.load()
-        services.rates.start()
+        services.exposition.start()
         listeners = self._listeners = Listeners(
             config,
             services.handlers(),
@@ -101,6 +101,8 @@ class Broker:
             clock=self._store.clock.now_ms,
             gone=services.gone,
         )
+        services.exposition.connections = lambda: (each.figures for each in listeners)
+        services.exposition.connection_counts = lambda: listeners.counts
         plain = tls = ""
         host = config.reachable_address
         host = f"[{host}]" if ":" in host else host
@@ -147,9 +149,10 @@ class Broker:
             await self._web.close()
         listeners, services = self._listeners, self._services
         self._listeners = self._services = self._web = None
+        if services is not None:
+            services.exposition.stop()
         if listeners is not None and services is not None:
             within_s = self._config.shutdown_timeout_seconds
-            services.rates.stop()
             await services.jobs.close()
             listeners.stop_accepting()
             for connection in listeners:

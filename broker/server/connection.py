@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from ...store.errors import DuelogError
+from ..metrics.connection_figures import ConnectionFigures
 from ..protocol import commands
 from ..protocol.commands import NO_REQUEST, Command, ServerError
 from ..protocol.failures import Refused, server_error
@@ -184,6 +185,11 @@ class Connection(asyncio.Protocol):
         finally:
             timer.cancel()
             self._pongs = [each for each in self._pongs if each is not pong]
+
+    @property
+    def figures(self) -> ConnectionFigures:
+        """For /metrics."""
+        return ConnectionFigures(0 if self._queue is None else self._queue.size, len(self._requests), self._paused)
 
     # -- as the event loop sees it ---------------------------------------------------------------
 

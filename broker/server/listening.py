@@ -9,6 +9,7 @@ import ssl
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 
+from ..metrics.connection_figures import ConnectionCounts
 from ..protocol.commands import Command
 from ..protocol.states import Session
 from ..security.authentication import Authentication
@@ -49,6 +50,7 @@ class Listeners:
         self._servers: list[asyncio.Server] = []
         self._connections: dict[int, Connection] = {}
         self._of_host: Counter[str] = Counter()
+        self._admitted = 0
         self._all_gone = asyncio.Event()
         self._all_gone.set()
 
@@ -73,6 +75,11 @@ class Listeners:
             self._servers.append(server)
         return port
 
+    @property
+    def counts(self) -> ConnectionCounts:
+        """Connections since the start."""
+        return ConnectionCounts(self._admitted, self.refused, self._admitted - len(self._connections))
+
     # -- connections -----------------------------------------------------------------------------
 
     def _admit(self, connection: Connection) -> str | None:
@@ -81,6 +88,7 @@ class Listeners:
         if refusal is not None:
             self.refused += 1
             return refusal
+        self._admitted += 1
         self._connections[connection.number] = connection
         self._of_host[host] += 1
         self._all_gone.clear()

@@ -23,6 +23,7 @@ from ..lookup.schemas import Schemas
 from ..lookup.topic_access import TopicAccess
 from ..lookup.topic_facts import TopicFacts
 from ..lookup.topic_lookup import TopicLookup, Urls
+from ..metrics.exposition import Exposition
 from ..metrics.rates import Rates
 from ..operate.jobs import Jobs
 from ..produce.producers import Producers, ProducerSettings
@@ -107,6 +108,17 @@ class Services:
         self.removal = TopicRemoval(store, self.resources, facts, self._users, self._disconnect)
         self.jobs = Jobs(command, store.path, clock)
         self.rates = Rates(self.producers, self.consumers, calls.loop, config.stats_update_frequency_in_secs)
+        self.exposition = Exposition(
+            store,
+            config.cluster_name,
+            self.producers,
+            self.consumers,
+            self.rates,
+            limiter,
+            calls,
+            workers,
+            by_topic=config.expose_topic_level_metrics_in_prometheus,
+        )
 
     def handlers(self) -> dict[type[Command], Handler]:
         """By command, what answers it."""

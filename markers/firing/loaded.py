@@ -265,6 +265,14 @@ class LoadedPartitions:
             if topic_id is None or topic == topic_id
         )
 
+    def memory_by_topic(self) -> dict[int, int]:
+        """`memory_bytes` of every topic that has any, by its id."""
+        found: dict[int, int] = {}
+        for logs in list(self.logs.values()):
+            for topic, log in list(logs.items()):
+                found[topic] = found.get(topic, 0) + log.memory_bytes()
+        return found
+
     def forget_topic(self, topic_id: int) -> None:
         """A topic was deleted: nothing of it is fired any more."""
         self.suspensions.forget(topic_id=topic_id)

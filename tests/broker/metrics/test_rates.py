@@ -51,7 +51,7 @@ def test_rates_are_of_the_last_period_and_counts_since_the_start(tmp_path: Path)
         size = sum(len(bytes(blob_of(str(each), each, num_messages_in_batch=4))) for each in range(5))
         (producer,) = both.producing.producers.of_topic(topic)
         (consumer,) = both.consuming.consumers.of_topic(topic)["s"]
-        assert rates.published(topic) == rates.of_producer(producer) == InRate(2.0, producer.figures.bytes / 10)
+        assert rates.published(topic) == rates.of_producer(producer) == InRate(2.0, producer.figures.bytes / 10, 0.5)
         out = OutRate(2.0, size / 10, 0.0, 0.3)
         assert rates.dispatched(topic) == rates.of_subscription(topic, "s") == rates.of_consumer(consumer) == out
         await soon(both.consuming.consumers.close(both.consumer, CloseConsumer(consumer_id, 9)))

@@ -1,0 +1,221 @@
+"""Figures of topics and subscriptions, under Pulsar's names: what the broker knows of them beside what the engine does.
+
+The broker's part belongs to the loop's thread and is copied there, some topics at a time; the engine's part and the
+text are made by a worker. Without series by topic the same figures are added up by namespace.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from ...stats import SubscriptionStats, TopicSurvey
+from ..consume.consumer_record import INDIVIDUAL, Dispatched
+from ..consume.consumers import Consumers
+from ..produce.producers import Producers
+from ..produce.sends import Figures
+from .latencies import Durations, PublishDurations
+from .metric_names import WRITE_BUCKETS
+from .rates import READERS, InRate, OutRate, Rates
+from .text_format import Page, label
+
+_SLICE = 200
+"""Topics that are copied in one turn of the loop."""
+
+_YIELD = 20
+"""Topics after which a worker lets other threads have the interpreter: every millisecond or so."""
+
+_NOTHING, _NO_IN, _NO_OUT = Durations(), InRate(), OutRate()
+
+
+@dataclass(slots=True)
+class SubscriptionCopy:
+    """What the broker knows of a subscription."""
+
+    consumers: int = 0
+    unacked: int = 0
+    blocked: bool = False
+    sent: Dispatched = field(default_factory=Dispatched)
+    rate: OutRate = _NO_OUT
+
+
+@dataclass(slots=True)
+class TopicCopy:
+    """What the broker knows of a topic."""
+
+    producers: int = 0
+    consumers: int = 0
+    received: Figures = field(default_factory=Figures)
+    rate_in: InRate = _NO_IN
+    rate_out: OutRate = _NO_OUT
+    durations: Durations = _NOTHING
+    subscriptions: dict[str, SubscriptionCopy] = field(default_factory=dict)
+    """By name; READERS: readers, and subscriptions that were deleted."""
+
+
+async def copy_topics(
+    producers: Producers, consumers: Consumers, rates: Rates, durations: PublishDurations
+) -> dict[str, TopicCopy]:
+    """The broker's part of every topic that has had producers or consumers. The loop goes on meanwhile."""
+    found: dict[str, TopicCopy] = {}
+    for number, topic in enumerate(list(producers.departed)):
+        if number % _SLICE == _SLICE - 1:
+            await asyncio.sleep(0)
+        found[topic] = TopicCopy(
+            len(producers.of_topic(topic)),
+            0,
+            rates.received(topic),
+            rates.published(topic),
+            durations=durations.last.get(topic, _NOTHING),
+        )
+    for number, group in enumerate(consumers.groups):
+        if number % _SLICE == _SLICE - 1:
+            await asyncio.sleep(0)
+        topic = group.topic.name
+        of_topic = found.setdefault(topic, TopicCopy())
+        of_topic.consumers += len(group.consumers)
+        of_topic.rate_out = rates.dispatched(topic)
+        if not group.durable:
+            readers = of_topic.subscriptions.setdefault(READERS, SubscriptionCopy())
+            for consumer in group.consumers:
+                readers.sent.add(consumer.figures)
+            continue
+        unacked = group.unacked if group.type in INDIVIDUAL else 0
+        copied = of_topic.subscriptions.setdefault(group.name, SubscriptionCopy())
+        copied.consumers, copied.unacked, copied.blocked = len(group.consumers), unacked, group.blocked
+        copied.rate = rates.of_subscription(topic, group.name)
+        for consumer in group.consumers:
+            copied.sent.add(consumer.figures)
+    for number, (topic, departed) in enumerate(list(consumers.departed.items())):
+        if number % _SLICE == _SLICE - 1:
+            await asyncio.sleep(0)
+        of_topic = found.setdefault(topic, TopicCopy())
+        for name, sent in departed.items():
+            copied = of_topic.subscriptions.setdefault(name, SubscriptionCopy(rate=rates.of_subscription(topic, name)))
+            copied.sent.add(sent)
+    return found
+
+
+class _Sums:
+    """Figures of one topic, or added up of many."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, float] = {}
+        self.durations = Durations()
+
+    def add(self, topic: TopicSurvey, copy: TopicCopy) -> None:
+        delayed = sum(topic.in_partitions + each.inline for each in topic.subscriptions)
+        backlog = sum(each.backlog for each in topic.subscriptions)
+        found = {
+            "pulsar_subscriptions_count": len(topic.subscriptions),
+            "pulsar_producers_count": copy.producers,
+            "pulsar_consumers_count": copy.consumers,
+            "pulsar_rate_in": copy.rate_in.messages,
+            "pulsar_rate_out": copy.rate_out.messages,
+            "pulsar_throughput_in": copy.rate_in.bytes,
+            "pulsar_throughput_out": copy.rate_out.bytes,
+            "pulsar_storage_write_rate": copy.rate_in.entries,
+            "pulsar_in_messages_total": copy.received.messages,
+            "pulsar_in_bytes_total": copy.received.bytes,
+            "pulsar_storage_size": topic.stored_bytes,
+            "pulsar_msg_backlog": backlog + delayed,
+            "pulsar_delayed_message_index_size_bytes": topic.index_bytes,
+        }
+        values = self.values
+        for name, value in found.items():
+            values[name] = values.get(name, 0) + value
+        self.durations.join(copy.durations)
+
+    def add_subscriptions(self, topic: TopicSurvey, copy: TopicCopy) -> None:
+        values = self.values
+        for stats in topic.subscriptions:
+            for name, value in _of_subscription(topic, stats, copy).items():
+                values[name] = values.get(name, 0) + value
+
+    def write(self, page: Page, within: str) -> None:
+        for name, value in self.values.items():
+            page.add(name, within, value)
+        rate = self.values.get("pulsar_rate_in", 0.0)
+        page.add(
+            "pulsar_average_msg_size", within, self.values.get("pulsar_throughput_in", 0.0) / rate if rate else 0.0
+        )
+        if self.durations.count:
+            for name, count in zip(WRITE_BUCKETS, self.durations.write_buckets(), strict=True):
+                page.add(f"pulsar_storage_write_latency_{name}", within, count)
+            page.add("pulsar_storage_write_latency_count", within, self.durations.count)
+            page.add("pulsar_storage_write_latency_sum", within, self.durations.sum_s * 1_000)
+
+
+def _of_subscription(topic: TopicSurvey, stats: SubscriptionStats, copy: TopicCopy) -> dict[str, float]:
+    known = copy.subscriptions.get(stats.name) or SubscriptionCopy()
+    delayed = topic.in_partitions + stats.inline
+    return {
+        "pulsar_subscription_back_log": stats.backlog + delayed,
+        "pulsar_subscription_back_log_no_delayed": stats.backlog,
+        "pulsar_subscription_delayed": delayed,
+        "pulsar_subscription_in_replay": stats.redelivering,
+        "pulsar_subscription_unacked_messages": known.unacked,
+        "pulsar_subscription_blocked_on_unacked_messages": int(known.blocked),
+        "pulsar_subscription_consumers_count": known.consumers,
+        "pulsar_subscription_msg_rate_out": known.rate.messages,
+        "pulsar_subscription_msg_throughput_out": known.rate.bytes,
+        "pulsar_subscription_msg_rate_redeliver": known.rate.redelivered,
+        "pulsar_subscription_msg_ack_rate": known.rate.acked,
+        "pulsar_out_messages_total": known.sent.messages,
+        "pulsar_out_bytes_total": known.sent.bytes,
+    }
+
+
+_BROKER = {
+    "pulsar_broker_subscriptions_count": "pulsar_subscriptions_count",
+    "pulsar_broker_producers_count": "pulsar_producers_count",
+    "pulsar_broker_consumers_count": "pulsar_consumers_count",
+    "pulsar_broker_rate_in": "pulsar_rate_in",
+    "pulsar_broker_rate_out": "pulsar_rate_out",
+    "pulsar_broker_throughput_in": "pulsar_throughput_in",
+    "pulsar_broker_throughput_out": "pulsar_throughput_out",
+    "pulsar_broker_storage_size": "pulsar_storage_size",
+    "pulsar_broker_msg_backlog": "pulsar_msg_backlog",
+}
+
+
+def write_topics(
+    page: Page, cluster: str, surveyed: Iterable[TopicSurvey], copies: dict[str, TopicCopy], *, by_topic: bool
+) -> None:
+    """Write the figures of topics, namespaces and the broker. For a worker: other threads go on meanwhile."""
+    in_cluster = label("cluster", cluster)
+    broker = _Sums()
+    namespaces: dict[str, _Sums] = {}
+    for number, topic in enumerate(surveyed):
+        if number % _YIELD == _YIELD - 1:
+            time.sleep(0)
+        name, namespace = str(topic.name), topic.name.namespace_name
+        copy = copies.get(name) or TopicCopy()
+        broker.add(topic, copy)
+        if by_topic:
+            sums = _Sums()
+            sums.add(topic, copy)
+            within = f"{in_cluster},{label('namespace', namespace)},{label('topic', name)}"
+            sums.write(page, within)
+            for stats in topic.subscriptions:
+                of_one = f"{within},{label('subscription', stats.name)}"
+                for metric, value in _of_subscription(topic, stats, copy).items():
+                    page.add(metric, of_one, value)
+        else:
+            sums = namespaces.setdefault(namespace, _Sums())
+            sums.add(topic, copy)
+            sums.add_subscriptions(topic, copy)
+    for namespace, sums in namespaces.items():
+        sums.write(page, f"{in_cluster},{label('namespace', namespace)}")
+    for name, source in _BROKER.items():
+        page.add(name, in_cluster, broker.values.get(source, 0))
+    received, sent = Figures(), Dispatched()
+    for copy in copies.values():
+        received.add(copy.received)
+        for each in copy.subscriptions.values():
+            sent.add(each.sent)
+    page.add("duelog_broker_duplicates_total", in_cluster, received.duplicates)
+    page.add("duelog_broker_redelivered_total", in_cluster, sent.redelivered)
+    page.add("duelog_broker_acknowledged_total", in_cluster, sent.acked)

@@ -1,0 +1,214 @@
+"""/metrics of a live broker: every name and label is listed, the text parses, figures are right."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.metrics_core import Metric
+from prometheus_client.parser import text_string_to_metric_families
+
+from duelog import DelayedDeliveryPolicies, DelayedStore
+from duelog.broker.metrics.metric_names import METRICS, Named
+from duelog.broker.protocol import commands
+from duelog.broker.server.broker import Broker
+from tests.broker.admin.rest import SECURED, Rest, administered
+from tests.broker.server.raw_client import RawClient
+from tests.broker.server.test_broker import TOPIC, blob_of
+
+NAMES = {each.name: each for each in METRICS}
+
+
+def parsed(text: bytes) -> dict[str, Metric]:
+    """By the name of the list: a counter's ends in _total."""
+    found = list(text_string_to_metric_families(text.decode()))
+    return {f"{each.name}_total" if each.type == "counter" else each.name: each for each in found}
+
+
+@dataclass
+class Scraped:
+    """A page."""
+
+    families: dict[str, Metric]
+
+    @classmethod
+    async def of(cls, rest: Rest) -> Scraped:
+        """The page of a broker."""
+        answer = await rest.ask("GET", "/metrics")
+        assert (answer.status, answer.headers["Content-Type"]) == (200, "text/plain; version=0.0.4; charset=utf-8")
+        return cls(parsed(answer.value))
+
+    def value(self, name: str, /, **labels: str) -> float:
+        """The only sample of this name that has these labels."""
+        family = name.removesuffix("_count").removesuffix("_sum") if name not in self.families else name
+        samples = self.families[family].samples
+        (found,) = [each.value for each in samples if each.name == name and labels.items() <= each.labels.items()]
+        return float(found)
+
+
+@asynccontextmanager
+async def busy(path: Path, **settings: Any) -> AsyncIterator[tuple[Broker, Rest, DelayedStore, RawClient]]:
+    """A broker that has been sent, refused, delivered and acknowledged messages."""
+    async with administered(path, cluster_name="west", **settings) as (broker, rest, store):
+        store.set_policies(DelayedDeliveryPolicies(max_delivery_delay_ms=3_600_000))
+        client = await RawClient.connected(int(broker.urls.plain.rpartition(":")[2]))
+        kind = commands.SubscriptionType.SHARED
+        assert await client.ask(commands.Subscribe(TOPIC, "s", kind, 1, 3)) == commands.Success(3)
+        assert isinstance(await client.ask(commands.Producer(TOPIC, 1, 4)), commands.ProducerSuccess)
+        now_ms = store.clock.now_ms()
+        delays = [None, None, None, None, now_ms + 60_000, now_ms + 70_000, now_ms + 7_200_000]
+        for number, deliver_at in enumerate(delays):
+            client.say(commands.Send(1, number), blob=blob_of(number, deliver_at_time=deliver_at))
+            await client.hear()
+        client.say(commands.Flow(1, 10))
+        ids = []
+        for _ in range(4):
+            received = await client.hear_blob()
+            assert received is not None
+            assert isinstance(received[0], commands.Message)
+            ids.append(received[0].message_id)
+        ack = commands.Ack(1, commands.AckType.INDIVIDUAL, ids[:3], request_id=5)
+        assert await client.ask(ack) == commands.AckResponse(1, request_id=5)
+        services = broker._services
+        assert services is not None
+        for call in services.rates.on_period:
+            call()
+        services.rates.sample()
+        yield broker, rest, store, client
+        await client.close()
+
+
+def check_listed(named: Named, family: Metric, by_topic: bool) -> None:
+    """A family is as the list says."""
+    assert family.type == named.kind, named.name
+    assert family.documentation
+    wanted = {each for each in named.labels if by_topic or each not in {"topic", "subscription"}}
+    for sample in family.samples:
+        assert set(sample.labels) - {"le", "quantile"} == wanted, sample
+
+
+@pytest.mark.parametrize("by_topic", [True, False], ids=["by-topic", "by-namespace"])
+def test_every_metric_of_the_list_is_there_with_its_kind_and_labels_and_no_other(
+    tmp_path: Path, by_topic: bool
+) -> None:
+    """The text parses by prometheus_client; by topic, and by namespace."""
+
+    async def main() -> None:
+        settings = {"expose_topic_level_metrics_in_prometheus": by_topic}
+        async with busy(tmp_path / "store", **settings) as (_, rest, _, _):
+            families = (await Scraped.of(rest)).families
+            assert set(families) == set(NAMES)
+            for name, named in NAMES.items():
+                check_listed(named, families[name], by_topic)
+
+    asyncio.run(main())
+
+
+def test_figures_are_those_of_what_was_sent_delivered_and_refused(tmp_path: Path) -> None:
+    """Four due at once, two delayed, one over the longest delay; three acknowledged."""
+
+    async def main() -> None:
+        async with busy(tmp_path / "store") as (_, rest, store, client):
+            page = await Scraped.of(rest)
+            of_topic = {"cluster": "west", "namespace": "public/default", "topic": TOPIC}
+            of_one = {**of_topic, "subscription": "s"}
+            sizes = [len(blob_of(each)) for each in range(6)]
+            expected = {
+                "pulsar_producers_count": 1,
+                "pulsar_consumers_count": 1,
+                "pulsar_subscriptions_count": 1,
+                "pulsar_in_messages_total": 6,
+                "pulsar_msg_backlog": 3,
+                "pulsar_storage_write_latency_count": 6,
+                "duelog_topic_pending": 2,
+                "pulsar_broker_topic_messages_delayed_rejected_total": 1,
+            }
+            assert {name: page.value(name, **of_topic) for name in expected} == expected
+            of_subscription = {
+                "pulsar_subscription_back_log": 3,
+                "pulsar_subscription_back_log_no_delayed": 1,
+                "pulsar_subscription_delayed": 2,
+                "pulsar_subscription_unacked_messages": 1,
+                "pulsar_subscription_consumers_count": 1,
+                "pulsar_out_messages_total": 4,
+                "pulsar_out_bytes_total": sum(sizes[:4]),
+            }
+            assert {name: page.value(name, **of_one) for name in of_subscription} == of_subscription
+            assert page.value("pulsar_subscription_msg_ack_rate", **of_one) > 0
+            assert page.value("pulsar_rate_in", **of_topic) > page.value("pulsar_rate_out", **of_topic) > 0
+            of_broker = {
+                "pulsar_active_connections": 1,
+                "pulsar_connection_created_total_count": 1,
+                "pulsar_broker_topics_count": 1,
+                "pulsar_broker_msg_backlog": 3,
+                "duelog_broker_publish_seconds_count": 6,
+                "duelog_broker_dispatch_seconds_count": 4,
+                "duelog_broker_acknowledged_total": 3,
+                "duelog_store_failed": 0,
+                "duelog_firing_lag_seconds": 0,
+                "pulsar_broker_publish_latency_count": 6,
+            }
+            assert {name: page.value(name, cluster="west") for name in of_broker} == of_broker
+            assert page.value("duelog_broker_send_errors_total", error="not_allowed") == 1
+            assert page.value("pulsar_broker_publish_latency", quantile="0.99") > 0
+            assert page.value("pulsar_topics_count", namespace="public/default") == 1
+            assert await client.ask(commands.CloseConsumer(1, 8)) == commands.Success(8)
+            assert await client.ask(commands.CloseProducer(1, 9)) == commands.Success(9)
+            store.delete_topic(TOPIC)
+            for _ in range(1_000):  # a thread of the engine tells
+                page = await Scraped.of(rest)
+                if not page.families["pulsar_broker_topic_messages_delayed_rejected_total"].samples:
+                    break
+            assert not [each for each in page.families.values() if any("topic" in s.labels for s in each.samples)]
+
+    asyncio.run(main())
+
+
+def test_metrics_are_open_to_everybody_unless_it_is_set_otherwise(tmp_path: Path) -> None:
+    """As in Pulsar; then any good credentials will do."""
+
+    async def unset() -> None:
+        async with administered(tmp_path / "open", **SECURED) as (_, rest, _):
+            assert (await rest.ask("GET", "/metrics")).status == 200
+            assert (await rest.ask("POST", "/metrics", role="root")).status == 405
+
+    async def authenticated() -> None:
+        async with administered(tmp_path / "closed", authenticate_metrics_endpoint=True, **SECURED) as (_, rest, _):
+            assert (await rest.ask("GET", "/metrics")).status == 401
+            assert (await rest.ask("GET", "/metrics", role="anybody")).status == 200
+
+    asyncio.run(unset())
+    asyncio.run(authenticated())
+
+
+def test_many_who_ask_at_once_get_one_page_and_a_stopped_broker_leaves_nothing_behind(tmp_path: Path) -> None:
+    """Scrapes do not add up; the store has the listeners that it had."""
+
+    async def main() -> None:
+        async with administered(tmp_path / "store") as (broker, _, store):
+            services = broker._services
+            assert services is not None
+            made: list[bytes] = []
+            exposition = services.exposition
+            make = exposition._make
+
+            async def counted() -> bytes:
+                made.append(await make())
+                return made[-1]
+
+            exposition._make = counted  # type: ignore[method-assign]
+            pages = await asyncio.gather(*(exposition.text() for _ in range(20)))
+            assert (len(made), len(set(pages))) == (1, 1)
+            metrics = store._engine.metrics
+            assert metrics is not None
+            listeners = len(metrics._listeners)
+            await broker.stop()
+            assert len(metrics._listeners) == listeners - 1
+            assert services.producers.sends.received is None
+
+    asyncio.run(main())
