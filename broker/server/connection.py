@@ -80,8 +80,6 @@ class Connection(asyncio.Protocol):
         self._login = environment.admission(self, self._session, self._fail)
         self._sink: Callable[[bytes], object] | None = None
         self._timers: list[asyncio.TimerHandle] = []
-        self._stall = (0, 0.0)
-        """Bytes that had left, and since when no more have."""
 
     # -- as services see it ----------------------------------------------------------------------
 
@@ -361,12 +359,9 @@ class Connection(asyncio.Protocol):
             self.close(str(error))
             return
         queue, limit = self._queue, self._environment.config.write_stall_seconds
-        if queue is not None:
-            if queue.is_empty or queue.left != self._stall[0]:
-                self._stall = (queue.left, now)
-            elif now - self._stall[1] >= limit:
-                self.close(f"the client has read nothing for {limit:g} s")
-                return
+        if queue is not None and queue.stalled_s(now) >= limit:
+            self.close(f"the client has read nothing for {limit:g} s")
+            return
         self._check_later(max(0.01, following - now))
 
     # -- helpers ---------------------------------------------------------------------------------

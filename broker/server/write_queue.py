@@ -26,7 +26,7 @@ class WriteQueue:
     """Of the event loop's thread."""
 
     __slots__ = ("_call_soon", "_chunks", "_high", "_is_over", "_low", "_marks", "_on_low", "_paused", "_scheduled",
-                 "_transport", "left", "size")  # fmt: skip
+                 "_stall", "_transport", "left", "size")  # fmt: skip
 
     def __init__(
         self,
@@ -54,6 +54,8 @@ class WriteQueue:
         """Bytes that were not handed to the transport yet."""
         self.left = 0
         """Bytes that have left, to tell whether the client takes any."""
+        self._stall = (0, 0.0)
+        """Those, and since when no more have."""
 
     @property
     def is_over(self) -> bool:
@@ -64,6 +66,12 @@ class WriteQueue:
     def is_empty(self) -> bool:
         """Whether everything has left the process."""
         return not self.size and not self._paused
+
+    def stalled_s(self, now: float) -> float:
+        """For how long the client has taken nothing of what waits, as far as calls of this have seen."""
+        if self.is_empty or self.left != self._stall[0]:
+            self._stall = (self.left, now)
+        return now - self._stall[1]
 
     def put(self, head: bytes, blob: bytes | memoryview | None = None) -> None:
         """Queue a frame."""
