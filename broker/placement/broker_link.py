@@ -10,6 +10,7 @@ import asyncio
 import ssl
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import NamedTuple, TypeVar, cast
 
 from ..protocol import commands
@@ -17,6 +18,7 @@ from ..protocol.commands import Command, ServerError
 from ..protocol.failures import Refused
 from ..protocol.frames import FrameCutter, head
 from ..protocol.wire import ProtocolError
+from ..security.credentials import UnusableSecurity
 from .placement import Address
 
 _LARGE = 64 * 1024
@@ -251,3 +253,14 @@ class BrokerLink(asyncio.Protocol):
         if self._transport is not None:
             self._transport.close()
             asyncio.get_running_loop().call_later(_CLOSE_S, self._transport.abort)
+
+
+def broker_context(trusted: Path | None, *, check_names: bool = True) -> ssl.SSLContext:
+    """For connections to brokers by TLS. Raises UnusableSecurity."""
+    try:
+        context = ssl.create_default_context(cafile=trusted)
+    except (OSError, ssl.SSLError) as error:
+        raise UnusableSecurity(f"{trusted} is no file of certificates in PEM: {error}") from error
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.check_hostname = check_names
+    return context

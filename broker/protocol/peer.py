@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
-from .commands import Command
+from .commands import Command, Connect
 
 
 class Peer(Protocol):
@@ -20,6 +20,11 @@ class Peer(Protocol):
     @property
     def client_version(self) -> str:
         """As CONNECT said, `Pulsar-CPP-v3.5.1` for example."""
+        ...
+
+    @property
+    def connect(self) -> Connect:
+        """How the client has introduced itself, with the credentials that it gave last."""
         ...
 
     @property

@@ -22,8 +22,11 @@ from ..admin.web_server import WebServer
 from ..listing.limit_figures import PROXY_PREFIX, collect
 from ..listing.limiter import DualMemoryLimiter
 from ..lookup.topic_lookup import Urls
-from ..placement.broker_link import Dialer
+from ..placement.broker_link import Dialer, broker_context
 from ..placement.client_links import ClientLinks
+from ..placement.forwarded_listing import ForwardedListing
+from ..placement.forwarding import Forwarding, LookupGate
+from ..placement.known_brokers import KnownBrokers
 from ..placement.placement import Address
 from ..placement.placement_file import PlacementFile
 from ..protocol import commands
@@ -38,12 +41,9 @@ from ..server.connection import Connection
 from ..server.listening import Listeners
 from ..server.login import Fail
 from ..server.sockets import open_sockets
-from .known_brokers import KnownBrokers
 from .proxy_admission import ProxyAdmission
-from .proxy_configuration import ProxyConfig, broker_context
+from .proxy_configuration import ProxyConfig
 from .proxy_figures import ProxyFigures
-from .proxy_listing import ProxyListing
-from .proxy_requests import LookupGate, ProxyRequests
 
 _log = logging.getLogger("duelog.broker.proxy")
 
@@ -87,9 +87,9 @@ class Proxy:
     async def _start(self) -> None:
         config, settings = self._config, self._config.connections()
         self.limiter = DualMemoryLimiter(config.heap(), config.direct(), asyncio.get_running_loop())
-        gate = LookupGate(config.max_concurrent_lookup_requests, self.figures)
-        requests = ProxyRequests(self._brokers, self._links, gate)
-        listing = ProxyListing(self._brokers, self._links, gate, self.limiter)
+        gate = self.gate = LookupGate(config.max_concurrent_lookup_requests)
+        requests = Forwarding(self._brokers, self._links, gate)
+        listing = ForwardedListing(self._brokers, self._links, gate, self.limiter)
         listeners = self._listeners = Listeners(
             settings,
             {
@@ -178,7 +178,7 @@ class Proxy:
         """Every metric, for prometheus_client."""
         cluster = self._config.cluster_name
         if self._listeners is not None:
-            yield from self.figures.collect(cluster, len(self._listeners), self._listeners.refused)
+            yield from self.figures.collect(cluster, len(self._listeners), self._listeners.refused, self.gate)
         yield from collect(PROXY_PREFIX, cluster, self.limiter)
 
     async def _status(self, _: Request) -> Reply:

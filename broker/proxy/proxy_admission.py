@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from ..placement.broker_link import BrokerLink, Dialer
 from ..placement.client_links import ClientLinks
+from ..placement.known_brokers import KnownBrokers
 from ..protocol import commands
 from ..protocol.commands import ServerError
 from ..protocol.failures import Refused
@@ -19,7 +20,6 @@ from ..protocol.frames import head
 from ..protocol.states import Session
 from ..server.connection import Connection
 from ..server.login import Fail
-from .known_brokers import KnownBrokers
 from .proxy_figures import ProxyFigures
 from .splicing import Splice
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import ssl
 from dataclasses import dataclass, fields
 from pathlib import Path
 
 from ...store.errors import InvalidArgument
 from ..listing.limiter import Limits
 from ..placement.placement import Address
-from ..security.credentials import UnusableSecurity
 from ..server.configuration import BrokerConfig, in_file
 
 
@@ -81,7 +79,7 @@ class ProxyConfig:
             "broker_max_connections_per_ip": "max_concurrent_inbound_connections_per_ip",
         }
         same = {each.name for each in fields(self)} & {each.name for each in fields(BrokerConfig)}
-        names |= {name: name for name in same - {"placement_file"}}
+        names |= {name: name for name in same if not name.startswith("placement_")}
         try:
             return BrokerConfig(**{name: getattr(self, own) for name, own in names.items()})
         except InvalidArgument as error:
@@ -103,14 +101,3 @@ class ProxyConfig:
             self.max_topic_list_in_flight_direct_mem_size_permits_acquire_queue_size,
             self.max_topic_list_in_flight_direct_mem_size_permits_acquire_timeout_millis,
         )
-
-
-def broker_context(trusted: Path | None, *, check_names: bool = True) -> ssl.SSLContext:
-    """For connections to brokers by TLS. Raises UnusableSecurity."""
-    try:
-        context = ssl.create_default_context(cafile=trusted)
-    except (OSError, ssl.SSLError) as error:
-        raise UnusableSecurity(f"{trusted} is no file of certificates in PEM: {error}") from error
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.check_hostname = check_names
-    return context

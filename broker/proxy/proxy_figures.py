@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from ..placement.forwarding import LookupGate
+
 
 class ProxyFigures:
     """Of the event loop's thread."""
@@ -15,8 +17,6 @@ class ProxyFigures:
         """Connections that came."""
         self.spliced = 0
         """Connections that go through to a broker now."""
-        self.requests = self.failures = 0
-        """Questions that were passed on to brokers, and that brokers did not answer or the proxy refused."""
         self.pieces = self.bytes = 0
         """Of spliced connections, both ways."""
 
@@ -25,7 +25,7 @@ class ProxyFigures:
         self.pieces += 1
         self.bytes += size
 
-    def collect(self, cluster: str, active: int, rejected: int) -> Iterator[Metric]:
+    def collect(self, cluster: str, active: int, rejected: int, gate: LookupGate) -> Iterator[Metric]:
         """active, rejected: connections of clients that are there, and that were not let in."""
         gauges = {
             "pulsar_proxy_active_connections": ("Connections of clients", active),
@@ -36,9 +36,9 @@ class ProxyFigures:
             "pulsar_proxy_rejected_connections": ("Connections that were not let in", rejected),
             "pulsar_proxy_requests": (
                 "Lookups, metadata, schemas and lists that brokers were asked for",
-                self.requests,
+                gate.asked,
             ),
-            "pulsar_proxy_failed_requests": ("Of these, those that got no answer of a broker", self.failures),
+            "pulsar_proxy_failed_requests": ("Of these, those that got no answer of a broker", gate.failed),
             "pulsar_proxy_binary_ops": ("Pieces that were passed on between clients and brokers", self.pieces),
             "pulsar_proxy_binary_bytes": ("Bytes that were passed on between clients and brokers", self.bytes),
         }

@@ -68,7 +68,7 @@ class Broker:
         self._services: Services | None = None
         self._listeners: Listeners | None = None
         self._web: WebServer | None = None
-        self._refreshing: asyncio.Task[None] | None = None
+        self._refreshing: list[asyncio.Task[None]] = []
         self.urls = Urls("")
         """Where clients connect to, once it has started."""
         self.web_urls = Urls("")
@@ -111,7 +111,11 @@ class Broker:
         if certificate is not None and config.broker_service_port_tls is not None:
             tls = f"pulsar+ssl://{host}:{await listeners.listen('broker_service_port_tls', certificate.context)}"
         if certificate is not None:
-            self._refreshing = asyncio.create_task(self._refresh(certificate))
+            every_s = config.tls_cert_refresh_check_duration_sec
+            self._refreshing.append(asyncio.create_task(_refresh(certificate.refresh, every_s)))
+        if services.ownership is not None:
+            look, changed = services.ownership.file.refresh, services.placement_changed
+            self._refreshing.append(asyncio.create_task(_refresh(look, config.placement_refresh_seconds, changed)))
         self.urls = services.urls[""] = Urls(plain, tls)
         self.web_urls = await self._listen_http(services, authentication, certificate, host)
         if config.bind_address in EVERYWHERE and not config.authentication_providers:
@@ -122,7 +126,12 @@ class Broker:
     ) -> Urls:
         config = self._config
         routes = routes_of(self._store, services, config)
-        application = Application(routes, authentication, services.permissions)
+        application = Application(
+            routes,
+            authentication,
+            services.permissions,
+            (lambda namespace: None) if services.ownership is None else services.ownership.http_owner,
+        )
         self._web = WebServer(application, max_connections=config.max_http_server_connections)
         plain = tls = ""
         if config.web_service_port is not None:
@@ -143,8 +152,9 @@ class Broker:
 
         Every acknowledgement that was taken is the store's then.
         """
-        if self._refreshing is not None:
-            self._refreshing.cancel()
+        for task in self._refreshing:
+            task.cancel()
+        self._refreshing.clear()
         if self._web is not None:
             await self._web.close()
         listeners, services = self._listeners, self._services
@@ -166,10 +176,13 @@ class Broker:
             await listeners.close(min(within_s, 5.0))
         await asyncio.get_running_loop().shutdown_default_executor()
 
-    async def _refresh(self, certificate: Certificate) -> None:
-        while True:
-            await asyncio.sleep(self._config.tls_cert_refresh_check_duration_sec)
-            await asyncio.to_thread(certificate.refresh)
+
+async def _refresh(look: Callable[[], bool], every_s: float, changed: Callable[[], object] = lambda: None) -> None:
+    """Look at files from time to time, and tell where one has changed."""
+    while True:
+        await asyncio.sleep(every_s)
+        if await asyncio.to_thread(look):
+            changed()
 
 
 async def run_broker(

@@ -123,6 +123,15 @@ class BrokerConfig:
     """A file as `htpasswd -B` writes it."""
     authentication_refresh_check_seconds: float = 60
 
+    placement_file: Path | None = None
+    """Which broker serves which namespace, where there are several."""
+    placement_broker: str | None = None
+    """This broker's name in it."""
+    placement_refresh_seconds: float = 2
+    """How often the file is looked at."""
+    broker_client_trust_certs_file_path: Path | None = None
+    """Certificates that those of other brokers are checked by, for pulsar+ssl; None: those that this machine trusts."""
+
     store: dict[str, Any] = field(default_factory=dict)
     """Settings of the store, by the names of `StoreConfig`: the table [store]."""
 
@@ -155,6 +164,9 @@ class BrokerConfig:
             raise InvalidArgument("brokerServicePort", None, "without a certificate there is no other port")
         if self.tls_certificate_file_path is None and self.web_service_port_tls is not None:
             raise InvalidArgument("webServicePortTls", self.web_service_port_tls, "needs a certificate")
+        if (self.placement_file is None) != (self.placement_broker is None):
+            reason = "placementFile and placementBroker, the name of this broker in it, go together"
+            raise InvalidArgument("placementBroker", self.placement_broker, reason)
         unknown = set(self.authentication_providers) - {"token", "basic"}
         if unknown:
             raise InvalidArgument("authenticationProviders", sorted(unknown), 'expected "token", "basic"')

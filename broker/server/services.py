@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from ...delayed_store import DelayedStore
+from ...store.names import TopicName
 from ..admin.addresses import Addresses
 from ..consume.consumers import Consumers
 from ..consume.membership import ConsumerSettings
@@ -26,6 +27,9 @@ from ..lookup.topic_lookup import TopicLookup, Urls
 from ..metrics.exposition import Exposition
 from ..metrics.rates import Rates
 from ..operate.jobs import Jobs
+from ..placement.broker_link import Dialer, broker_context
+from ..placement.ownership import Ownership
+from ..placement.placement_file import PlacementFile
 from ..produce.producers import Producers, ProducerSettings
 from ..protocol import commands
 from ..protocol.commands import Command
@@ -107,6 +111,8 @@ class Services:
         """Filled once the broker listens."""
         self.removal = TopicRemoval(store, self.resources, facts, self._users, self._disconnect)
         self.jobs = Jobs(command, store.path, clock)
+        self.ownership = _ownership_of(config, limiter)
+        """None: this broker serves every namespace."""
         self.rates = Rates(self.producers, self.consumers, calls.loop, config.stats_update_frequency_in_secs)
         self.exposition = Exposition(
             store,
@@ -143,7 +149,19 @@ class Services:
             commands.CloseConsumer: consumers.close,
             commands.ConsumerStats: consumers.stats,
         }
-        return {commands.Send: producers.send, **{each: _plain(call) for each, call in without_blob.items()}}
+        made: dict[type[Command], Handler] = {
+            commands.Send: producers.send,
+            **{each: _plain(call) for each, call in without_blob.items()},
+        }
+        return made if self.ownership is None else self.ownership.placed(made)
+
+    def placement_changed(self) -> None:
+        """Have producers and consumers of what another broker serves now go there."""
+        ownership = self.ownership
+        topics = {*self.producers.departed, *(group.topic.name for group in self.consumers.groups)}
+        for topic in topics if ownership is not None else ():
+            if ownership is not None and not ownership.serves("/".join(TopicName.parse(topic)[:2])):
+                self._disconnect(topic)
 
     def _users(self, topic: str) -> int:
         """How many producers and consumers a topic has."""
@@ -159,11 +177,22 @@ class Services:
         self.consumers.gone(connection)
         self.listing.gone(connection)
         self.watchers.gone(connection)
+        if self.ownership is not None:
+            self.ownership.gone(connection)
 
     def close_listing(self) -> None:
         """The broker ends: nothing is listed or watched any more."""
         self.limiter.close()
         self.watchers.close_all()
+
+
+def _ownership_of(config: BrokerConfig, limiter: DualMemoryLimiter) -> Ownership | None:
+    """Reads the placement table."""
+    if config.placement_file is None or config.placement_broker is None:
+        return None
+    dialer = Dialer(broker_context(config.broker_client_trust_certs_file_path))
+    file = PlacementFile(config.placement_file)
+    return Ownership(file, config.placement_broker, dialer, limiter, config.max_concurrent_lookup_request)
 
 
 def _listing_settings(config: BrokerConfig) -> ListingSettings:

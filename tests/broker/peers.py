@@ -8,7 +8,7 @@ from concurrent.futures import Executor, Future
 from itertools import count
 from typing import Any, TypeVar
 
-from duelog.broker.protocol.commands import Command, decode
+from duelog.broker.protocol.commands import Command, Connect, decode
 from duelog.broker.protocol.loop_calls import LoopCalls, Workers
 
 T = TypeVar("T")
@@ -25,6 +25,7 @@ class FakePeer:
         self.address = f"10.0.0.{self.number}:1234"
         self.client_version = client_version
         self.protocol_version = protocol_version
+        self.connect = Connect(client_version, protocol_version=protocol_version)
         self.role: str | None = None
         self.closed = False
         self.writable = True

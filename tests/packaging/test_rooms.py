@@ -46,7 +46,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "broker.protocol",
         "broker.tenancy",
     },
-    "broker.placement": {"broker.protocol"},
+    "broker.placement": {"broker.listing", "broker.protocol", "broker.security"},
     "broker.proxy": {
         "broker.admin",
         "broker.listing",
@@ -64,6 +64,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "broker.lookup",
         "broker.metrics",
         "broker.operate",
+        "broker.placement",
         "broker.produce",
         "broker.protocol",
         "broker.security",

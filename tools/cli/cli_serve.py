@@ -40,6 +40,10 @@ def serve(
         Path | None, typer.Option(metavar="FILE", help="Certificate chain in PEM: TLS at port 6651 as well.")
     ] = None,
     tls_key: Annotated[Path | None, typer.Option(metavar="FILE", help="Its key in PEM, not encrypted.")] = None,
+    placement: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Which broker serves which namespace: TOML or JSON.")
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="Which broker of --placement this one is.")] = None,
     log: Annotated[str, typer.Option(metavar="LEVEL", help="What is logged to standard error.")] = "warning",
 ) -> None:
     """Serve a store to Apache Pulsar clients, until SIGTERM or Ctrl-C. Makes the store where there is none.
@@ -63,6 +67,8 @@ def serve(
         "web_service_port": http,
         "tls_certificate_file_path": tls_cert,
         "tls_key_file_path": tls_key,
+        "placement_file": placement,
+        "placement_broker": name,
     }
     settings: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     chosen = BrokerConfig(**settings) if config is None else read_config(config, **settings)

@@ -84,7 +84,7 @@ def test_questions_are_answered_by_the_broker_and_lookup_names_the_proxy(tmp_pat
             watch = await client.ask(commands.WatchTopicList(11, 1, "public/default", ".*"))
             assert isinstance(watch, commands.Error)
             assert watch.error is ServerError.NOT_ALLOWED
-            assert proxy.figures.requests == 4
+            assert proxy.gate.asked == 4
             await client.close()
 
     run(main())

@@ -1,13 +1,13 @@
-"""The brokers that a proxy knows: those it was told of, and those of the placement table. It connects to no others."""
+"""The brokers that a program knows: those it was told of, and those of the table. It connects to no others."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from ..placement.placement import Address
-from ..placement.placement_file import PlacementFile
 from ..protocol.commands import ServerError
 from ..protocol.failures import Refused
+from .placement import Address
+from .placement_file import PlacementFile
 
 
 class KnownBrokers:

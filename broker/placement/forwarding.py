@@ -1,6 +1,6 @@
-"""LOOKUP, PARTITIONED_METADATA and GET_SCHEMA of a proxy's clients: a broker answers them.
+"""Questions of clients that another broker answers: LOOKUP by a proxy; metadata and schemas by a proxy or a broker.
 
-What a client is told to connect to is a broker by the address that the proxy knows it by, through the proxy.
+What a proxy's client is told to connect to is a broker by the address that the proxy knows it by, through the proxy.
 """
 
 from __future__ import annotations
@@ -8,14 +8,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from ..placement.client_links import ClientLinks
-from ..placement.placement import Address
-from ..protocol.commands import GetSchema, Lookup, LookupKind, LookupResponse, PartitionedMetadata, ServerError
+from ..protocol.commands import (
+    GetOrCreateSchema,
+    GetSchema,
+    Lookup,
+    LookupKind,
+    LookupResponse,
+    PartitionedMetadata,
+    ServerError,
+)
 from ..protocol.failures import Refused
 from ..protocol.frames import framed
 from ..protocol.peer import Peer
+from .client_links import ClientLinks
 from .known_brokers import KnownBrokers, namespace_of_topic
-from .proxy_figures import ProxyFigures
+from .placement import Address
 
 MAX_REDIRECTS = 20
 
@@ -23,25 +30,26 @@ MAX_REDIRECTS = 20
 class LookupGate:
     """How many questions may be under way at once. Of the event loop's thread."""
 
-    def __init__(self, most: int, figures: ProxyFigures) -> None:
+    def __init__(self, most: int) -> None:
+        self.asked = self.failed = 0
+        """Questions so far, and those that no broker has answered."""
         self._most = most
-        self._figures = figures
         self._now = 0
 
     def __enter__(self) -> None:
         """Refused: TooManyRequests."""
-        self._figures.requests += 1
+        self.asked += 1
         if self._now >= self._most:
-            self._figures.failures += 1
+            self.failed += 1
             raise Refused(ServerError.TOO_MANY_REQUESTS, f"{self._now} requests are under way")
         self._now += 1
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._now -= 1
-        self._figures.failures += kind is not None
+        self.failed += kind is not None
 
 
-class ProxyRequests:
+class Forwarding:
     """Of the event loop's thread."""
 
     def __init__(self, brokers: KnownBrokers, links: Callable[[Peer], ClientLinks], gate: LookupGate) -> None:
@@ -72,7 +80,7 @@ class ProxyRequests:
                 brokers, command = [named], replace(command, authoritative=found.authoritative)
             raise Refused(ServerError.SERVICE_NOT_READY, f"brokers redirect {command.topic} in a circle")
 
-    async def answer(self, peer: Peer, command: PartitionedMetadata | GetSchema) -> None:
+    async def answer(self, peer: Peer, command: PartitionedMetadata | GetSchema | GetOrCreateSchema) -> None:
         """Answer as the broker does."""
         with self._gate:
             brokers = self._brokers.for_namespace(namespace_of_topic(command.topic))

@@ -1,4 +1,4 @@
-"""GET_TOPICS_OF_NAMESPACE of a proxy's clients: a broker answers, and what is kept of its answer is bounded.
+"""GET_TOPICS_OF_NAMESPACE that another broker answers: what is kept of its answer is bounded.
 
 A listing has a heap permit from before it is asked for, changed to the answer's size before that is read, and a direct
 permit until the answer has left.
@@ -12,19 +12,19 @@ from contextlib import AsyncExitStack
 
 from ..listing.limiter import DualMemoryLimiter, PermitError
 from ..listing.list_sizes import ListSizes
-from ..placement.client_links import ClientLinks
 from ..protocol.commands import Error, GetTopics, ServerError
 from ..protocol.failures import Refused
 from ..protocol.frames import framed
 from ..protocol.peer import Peer
+from .client_links import ClientLinks
+from .forwarding import LookupGate
 from .known_brokers import KnownBrokers
-from .proxy_requests import LookupGate
 
 _TOLD = frozenset({ServerError.AUTHENTICATION, ServerError.AUTHORIZATION, ServerError.TOO_MANY_REQUESTS})
 """Errors that clients are told as brokers tell them; all others are ServiceNotReady."""
 
 
-class ProxyListing:
+class ForwardedListing:
     """Of the event loop's thread."""
 
     def __init__(
