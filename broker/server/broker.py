@@ -73,6 +73,7 @@ class Broker:
         """Where clients connect to, once it has started."""
         self.web_urls = Urls("")
         """Where administration is, likewise."""
+        self.application: Application | None = None
 
     async def start(self) -> None:
         """Listen. Raises UnusableSecurity, InvalidArgument, what the store raises; it is stopped then."""
@@ -126,7 +127,7 @@ class Broker:
     ) -> Urls:
         config = self._config
         routes = routes_of(self._store, services, config)
-        application = Application(
+        application = self.application = Application(
             routes,
             authentication,
             services.permissions,

@@ -10,15 +10,19 @@ from typing import Any
 
 import pytest
 
+from duelog import DelayedStore
+from duelog.broker.admin.routing import Route
 from tests.broker.admin.rest import Answered, Rest, administered
 
 
 class RestRunner:
     """Sends requests from code that does not wait in the event loop."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, rest: Rest) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, rest: Rest, store: DelayedStore, routes: list[Route]) -> None:
         self.loop = loop
         self.rest = rest
+        self.store = store
+        self.routes = routes
 
     def ask(self, method: str, path: str, body: Any = ..., **values: Any) -> Answered:
         """See `Rest.ask`."""
@@ -32,8 +36,9 @@ def rest_of_module(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RestRun
     with asyncio.Runner() as runner:
         loop = runner.get_loop()
         stack = AsyncExitStack()
-        _, rest, _ = loop.run_until_complete(stack.enter_async_context(administered(path)))
-        found = RestRunner(loop, rest)
+        broker, rest, store = loop.run_until_complete(stack.enter_async_context(administered(path)))
+        assert broker.application is not None
+        found = RestRunner(loop, rest, store, broker.application.router.routes)
         found.ask("PUT", "/admin/v2/tenants/my-tenant", {"adminRoles": []})
         found.ask("PUT", "/admin/v2/namespaces/my-tenant/my-ns")
         yield found
