@@ -35,20 +35,19 @@ class RestLookup:
         return found
 
     async def lookup(self, request: Request) -> dict[str, str]:
-        """As `LookupData`. Whether there is such a topic is not asked."""
+        """As `LookupData`: C++ clients look for every address, also an empty one. Never makes a topic."""
         self._require(request)
         listener = request.query.get("listenerName", "")
         urls = self._urls.get(listener)
         if urls is None:
             raise HttpError(412, f"listenerName={listener!r}: no such listener is configured")
-        found = {
+        return {
             "brokerUrl": urls.plain,
             "brokerUrlTls": urls.tls,
             "httpUrl": self._addresses.http,
             "httpUrlTls": self._addresses.https,
             "nativeUrl": urls.plain,
         }
-        return {name: url for name, url in found.items() if url}
 
     async def bundle(self, request: Request) -> Reply:
         """A namespace is one part."""
