@@ -17,7 +17,7 @@ from tests.broker.admin.rest import Answered, Rest, administered
 
 TOPIC = "/duelog/v1/persistent/public/default/t"
 DUE_MS = 4_000_000_000_000
-PROGRAM = Path(__file__).with_name("delaying_client.py")
+PROGRAM = Path(__file__).with_name("scheduling_client.py")
 
 
 def message(message_id: MessageId, rest: str = "") -> str:
