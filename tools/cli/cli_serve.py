@@ -74,7 +74,7 @@ def serve(
     chosen = BrokerConfig(**settings) if config is None else read_config(config, **settings)
     allow_every_descriptor()
     with DelayedStore.open(store, store_config(chosen, stored_span_ms(store))) as opened:
-        command = [sys.executable, "-m", "duelog.tools.cli.main"]
+        command = [sys.executable, "-P", "-m", "duelog.tools.cli.main"]
         asyncio.run(run_broker(opened, chosen, lambda urls, web: _announce(store, urls, web), command))
 
 

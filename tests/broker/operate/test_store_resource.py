@@ -15,7 +15,7 @@ from duelog.broker.operate.jobs import MOST_KEPT, Job, Jobs
 from duelog.partitions.timespan import directory_name
 from tests.broker.admin.rest import Rest, administered
 
-COMMAND = [sys.executable, "-m", "duelog.tools.cli.main"]
+COMMAND = [sys.executable, "-P", "-m", "duelog.tools.cli.main"]
 DUE_MS = 4_000_000_000_000 // 86_400_000 * 86_400_000
 
 
