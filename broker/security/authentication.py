@@ -30,7 +30,10 @@ class Authentication:
     """Proves roles by the methods that are configured; without any, every connection is let in without a role."""
 
     def __init__(self, methods: Mapping[str, Method], anonymous_role: str | None = None) -> None:
-        """methods: by the name that clients give, `token`, `basic`. anonymous_role: of clients that give none."""
+        """methods: by the name that clients give, `token`, `basic`.
+
+        anonymous_role: of clients that give no credentials, or of a method that is not among these.
+        """
         self.methods = methods
         self._anonymous_role = anonymous_role
 
@@ -39,7 +42,7 @@ class Authentication:
         if not self.methods:
             return Proven(self._anonymous_role)
         method = command.auth_method_name or "none"
-        if method == "none" and self._anonymous_role is not None:
+        if method not in self.methods and self._anonymous_role is not None:
             return Proven(self._anonymous_role)
         return await self._prove(method, command.auth_data or b"")
 

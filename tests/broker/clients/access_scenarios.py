@@ -152,7 +152,8 @@ def streaming(url: str) -> None:
             producer.send_async(b"%d" % number, done(str(number)))
             number += 1
             time.sleep(0.001)
-        producer.flush()
+        while len(receipts) + len(failed) < number:
+            time.sleep(0.01)  # flush() of 3.1 takes the producer's lock with Python's, and receipts the other way round
 
     def consume() -> None:
         quiet = 0

@@ -56,9 +56,15 @@ def test_an_anonymous_role_is_for_clients_that_give_no_credentials() -> None:
     assert begun(authentication) == ("guest", "none", None)
     assert begun(authentication, "none", b"").role == "guest"
     assert begun(authentication, "token", b"me").role == "me"
-    for method, data in (("token", b""), ("tls", b"me")):
-        with pytest.raises(Refused):
-            begun(authentication, method, data)
+    with pytest.raises(Refused):
+        begun(authentication, "token", b"")
+
+
+def test_credentials_of_a_method_that_is_not_configured_are_those_of_anybody() -> None:
+    """As with Pulsar: the client gets on with the anonymous role, and is refused at once where that has no right."""
+    assert begun(Authentication({"token": Names()}, "guest"), "tls", b"me") == ("guest", "none", None)
+    with pytest.raises(Refused):
+        begun(Authentication({"token": Names()}), "tls", b"me")
 
 
 def responded(data: AuthData | None) -> Proven:
