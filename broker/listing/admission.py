@@ -66,9 +66,12 @@ class Admission:
             raise Refused(ServerError.NOT_ALLOWED, reason)
 
 
-async def send_and_wait(peer: Peer, frames: bytes) -> None:
-    """Send, and wait until it has left the process, or the connection is gone."""
-    peer.send_frames(frames)
+async def send_and_wait(peer: Peer, frames: bytes, names: bytes | None = None) -> None:
+    """Send a frame, and wait until it has left the process, or the connection is gone.
+
+    names: fields that stand at its end; connections may share them.
+    """
+    peer.send_frames(frames, names or None)
     left: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     peer.on_left(lambda: None if left.done() else left.set_result(None))
     await left

@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AsyncExitStack
-from functools import partial
-from typing import NamedTuple
 
 from ...delayed_store import DelayedStore
 from ...store.errors import DuelogError
 from ..lookup.topic_address import namespace_of
 from ..protocol.commands import Error, GetTopics, GetTopicsResponse, TopicsMode
 from ..protocol.failures import Refused, ServerError, server_error
-from ..protocol.frames import head
+from ..protocol.frames import head_before, name_fields
 from ..protocol.loop_calls import Workers
 from ..protocol.peer import Peer
 from ..security.permissions import Action, Permissions
@@ -32,14 +30,17 @@ def names_of(store: DelayedStore, namespace: str) -> list[str]:
     return [topic.name for topic in store.topics(namespace) if not is_internal(topic.name)]
 
 
-class Selection(NamedTuple):
+class Selection:
     """What a pattern leaves of a list."""
 
-    names: list[str]
-    filtered: bool
-    hash: str
-    size: int
-    """As of `list_bytes`."""
+    def __init__(self, names: list[str], filtered: bool, size: int) -> None:
+        self.names = names
+        self.filtered = filtered
+        self.size = size
+        """As of `list_bytes`."""
+        self.hash = topics_hash(names)
+        self.fields: asyncio.Task[bytes] | None = None
+        """The names as they stand in every frame that has them."""
 
 
 class Listed:
@@ -110,12 +111,10 @@ class TopicListing:
                     size = frame_bytes(found.size, len(found.names)) if changed else frame_bytes(0, 0)
                     self._admission.check_frame(size)
                     await until_left.enter_async_context(limiter.direct.holding(size, lambda: peer.closed))
-                    answer = GetTopicsResponse(
-                        command.request_id, found.names if changed else [], found.filtered, found.hash, changed
-                    )
-                    frames = await self._workers(partial(head, answer))
-                del listed, found, answer
-            await send_and_wait(peer, frames)
+                    names = await self._encoded(found) if changed else b""
+                    answer = GetTopicsResponse(command.request_id, (), found.filtered, found.hash, changed)
+                del listed, found
+            await send_and_wait(peer, head_before(answer, len(names)), names)
 
     async def _listed(self, namespace: str) -> Listed:
         """The topics of `tenant/namespace`; requests at one time share one list."""
@@ -139,6 +138,12 @@ class TopicListing:
             task = listed.selections[pattern] = asyncio.create_task(select)
         return await asyncio.shield(task)
 
+    async def _encoded(self, found: Selection) -> bytes:
+        """The names in a frame; once for all that share them."""
+        if found.fields is None:
+            found.fields = asyncio.create_task(self._workers(lambda: name_fields(2, found.names)))
+        return await asyncio.shield(found.fields)
+
     def _select(self, listed: Listed, pattern: str | None) -> Selection:
         """A pattern that is too long or unreadable selects nothing: the client filters."""
         settings = self._admission.settings
@@ -148,5 +153,5 @@ class TopicListing:
             except UnreadablePattern:
                 pass
             else:
-                return Selection(names, True, topics_hash(names), list_bytes(names))
-        return Selection(listed.names, False, topics_hash(listed.names), listed.size)
+                return Selection(names, True, list_bytes(names))
+        return Selection(listed.names, False, listed.size)

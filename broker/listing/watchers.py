@@ -26,7 +26,7 @@ from ..protocol.commands import (
     WatchTopicUpdate,
 )
 from ..protocol.failures import Refused, ServerError, server_error
-from ..protocol.frames import head
+from ..protocol.frames import head, head_before, name_fields
 from ..protocol.loop_calls import Loop, Workers
 from ..protocol.peer import Peer
 from ..security.permissions import Action, Permissions
@@ -225,10 +225,10 @@ class Watchers:
                     size = frame_bytes(size, len(names))
                     self._admission.check_frame(size)
                     await until_left.enter_async_context(limiter.direct.holding(size, lambda: peer.closed))
-                    success = WatchTopicListSuccess(command.request_id, command.watcher_id, found, names)
-                    frames = await self._workers(partial(head, success))
-                del success, names
-            await send_and_wait(peer, frames)
+                    fields = await self._workers(partial(name_fields, 3, names))
+                    success = WatchTopicListSuccess(command.request_id, command.watcher_id, found)
+                del names
+            await send_and_wait(peer, head_before(success, len(fields)), fields)
 
     # -- updates ---------------------------------------------------------------------------------
 

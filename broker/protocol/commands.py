@@ -175,11 +175,11 @@ _REQUEST_ID = {
 _BY_TYPE = {number: (number << 3 | BYTES, DECODERS[cls]) for number, cls in CLASSES.items()}
 
 
-def encode(command: Command) -> bytes:
-    """The bytes of a command."""
+def encode(command: Command, rest: int = 0) -> bytes:
+    """The bytes of a command; `rest`: but for so many of fields that follow."""
     cls = type(command)
     body = ENCODERS[cls](command)
-    return _BEFORE[cls] + varint(len(body)) + body
+    return _BEFORE[cls] + varint(len(body) + rest) + body
 
 
 def refusal(command: Command, error: ServerError, message: str) -> Command | None:

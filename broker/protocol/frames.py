@@ -25,6 +25,8 @@ FRAME_ROOM = 10 * 1024
 BEFORE_CONNECT = 64 * 1024
 """Bytes of a frame before the connection is ready."""
 
+_NAMES_AT_ONCE = 1_000
+
 MAGIC = b"\x0e\x01"
 
 _SIZE = Struct(">I")
@@ -122,6 +124,22 @@ def head(command: Command, blob_size: int = 0) -> bytes:
     encoded = encode(command)
     size = len(encoded)
     return _SIZES.pack(size + 4 + blob_size, size) + encoded
+
+
+def head_before(command: Command, rest: int) -> bytes:
+    """The frame of a command, but for so many bytes of its fields that follow."""
+    encoded = encode(command, rest)
+    size = len(encoded) + rest
+    return _SIZES.pack(size + 4, size) + encoded
+
+
+def name_fields(number: int, names: Sequence[str]) -> bytes:
+    """A repeated field of texts; little memory beside what is returned."""
+    before, out = tag(number, BYTES), bytearray()
+    for start in range(0, len(names), _NAMES_AT_ONCE):
+        encoded = [name.encode() for name in names[start : start + _NAMES_AT_ONCE]]
+        out += b"".join([before + varint(len(each)) + each for each in encoded])
+    return bytes(out)
 
 
 def checksum_matches(blob: memoryview) -> bool:

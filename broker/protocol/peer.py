@@ -47,7 +47,7 @@ class Peer(Protocol):
         ...
 
     def send_frames(self, frames: bytes, blob: bytes | memoryview | None = None) -> None:
-        """As `send`, of commands that are encoded: whole frames, or one up to its blob."""
+        """As `send`, of commands that are encoded: whole frames, or one up to `blob`, which is not copied."""
         ...
 
     def close(self, reason: str) -> None:

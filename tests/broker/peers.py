@@ -47,6 +47,8 @@ class FakePeer:
     def send_frames(self, frames: bytes, blob: bytes | memoryview | None = None) -> None:
         while frames:
             size = int.from_bytes(frames[4:8], "big")
+            if len(frames) < 8 + size and blob is not None:
+                frames, blob = frames + blob, None
             self.send(decode(frames[8 : 8 + size]), blob)
             frames = frames[8 + size :]
 

@@ -1,0 +1,278 @@
+"""The steps of GET_TOPICS_OF_NAMESPACE: what is held when, and what becomes of it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from duelog import DelayedStore
+from duelog.broker.listing import topic_listing
+from duelog.broker.listing.admission import Admission, ListingSettings
+from duelog.broker.listing.limiter import DualMemoryLimiter, Limits
+from duelog.broker.listing.list_sizes import FIRST_SIZE, frame_bytes, list_bytes
+from duelog.broker.listing.topic_filter import topics_hash
+from duelog.broker.listing.topic_listing import TopicListing
+from duelog.broker.lookup.resources import Resources
+from duelog.broker.protocol.commands import Error, GetTopics, GetTopicsResponse, TopicsMode
+from duelog.broker.protocol.failures import ServerError
+from duelog.broker.protocol.frames import head
+from duelog.broker.protocol.loop_calls import Workers
+from duelog.broker.security.permissions import Permissions
+from tests.broker.peers import FakePeer, HeldWorkers, TestLoop, idle, run
+from tests.conftest import OpenStore
+
+NAMES = [f"persistent://public/default/t{number:03}" for number in range(200)]
+SIZE = list_bytes(NAMES)
+FRAME = frame_bytes(SIZE, len(NAMES))
+ASKED = GetTopics(1, "public/default")
+ROOM = Limits(100_000, 10, 1_000)
+
+
+@pytest.fixture
+def store(open_store: OpenStore) -> DelayedStore:
+    """With a namespace of topics."""
+    store = open_store()
+    store.create_topics(NAMES)
+    return store
+
+
+class Stand:
+    """The service, its time and its workers moved by hand."""
+
+    def __init__(self, store: DelayedStore, heap: Limits = ROOM, direct: Limits = ROOM, **settings: Any) -> None:
+        self.loop = TestLoop()
+        self.limiter = DualMemoryLimiter(heap, direct, self.loop)
+        self.admission = Admission(self.limiter, ListingSettings(**settings))
+        self.workers = HeldWorkers()
+        permissions = Permissions(Resources(store.documents))
+        self.listing = TopicListing(store, permissions, self.admission, Workers(self.workers))
+        self.tasks: list[asyncio.Task[None]] = []
+
+    async def ask(self, peer: FakePeer, command: GetTopics = ASKED) -> None:
+        """A request, as far as it comes by itself."""
+        self.tasks.append(asyncio.create_task(self.listing.topics(peer, command)))
+        await idle()
+
+    async def work(self) -> None:
+        """Have the workers do what waits for them."""
+        waiting, self.workers.waiting = self.workers.waiting, []
+        for run_it in waiting:
+            run_it()
+        await idle()
+
+    def held(self) -> tuple[int, int, int]:
+        """Bytes in use, of both kinds, and listings under way."""
+        return self.limiter.heap.acquired, self.limiter.direct.acquired, self.admission.lookups
+
+
+def test_each_step_holds_what_it_is_to_hold(store: DelayedStore) -> None:
+    """A guess before there is a list, then its size; frames until they have left."""
+
+    async def test() -> None:
+        stand, peer = Stand(store), FakePeer()
+        stand.workers.held = peer.held = True
+        await stand.ask(peer)
+        assert stand.held() == (FIRST_SIZE, 0, 1)
+        await stand.work()  # the list
+        assert stand.held() == (SIZE, 0, 1)
+        await stand.work()  # filter and hash
+        assert stand.held() == (SIZE, FRAME, 1)
+        assert peer.sent == []
+        await stand.work()  # the frame
+        assert stand.held() == (0, FRAME, 1)
+        assert peer.take() == [GetTopicsResponse(1, NAMES, False, topics_hash(NAMES), True)]
+        peer.leave()
+        await idle()
+        assert stand.held() == (0, 0, 0)
+        stand.workers.held = False
+        await stand.ask(FakePeer())
+        assert stand.admission.lookups == 0
+
+    run(test())
+
+
+def test_the_second_listing_asks_for_the_size_of_the_first(store: DelayedStore) -> None:
+    """By namespace and mode; others of the time wait for what the first one reports."""
+
+    async def test() -> None:
+        stand = Stand(store)
+        stand.workers.held = True
+        first, second = FakePeer(), FakePeer()
+        await stand.ask(first)
+        await stand.ask(second)
+        assert stand.held() == (FIRST_SIZE, 0, 2)
+        await stand.work()
+        assert stand.held() == (2 * SIZE, 0, 2)
+        await stand.ask(FakePeer(), GetTopics(1, "public/default", TopicsMode.ALL))
+        assert stand.held() == (2 * SIZE + FIRST_SIZE, 0, 3)
+        stand.workers.held = False
+        for _ in range(4):
+            await stand.work()
+        assert stand.held() == (0, 0, 0)
+        assert len(first.got(GetTopicsResponse)) == len(second.got(GetTopicsResponse)) == 1
+
+    run(test())
+
+
+@pytest.mark.parametrize("kind", ["heap", "direct"])
+@pytest.mark.parametrize("way", ["timeout", "queue"])
+def test_a_permit_that_fails_is_too_many_requests(store: DelayedStore, kind: str, way: str) -> None:
+    """Nothing is held then, and the next one is served."""
+
+    async def test() -> None:
+        stand = Stand(store, ROOM._replace(max_queue=1), ROOM._replace(max_queue=1))
+        semaphore = getattr(stand.limiter, kind)
+        everything = semaphore.acquire(100_000).result()
+        waiting = semaphore.acquire(1) if way == "queue" else None
+        peer = FakePeer()
+        await stand.ask(peer)
+        if waiting is None:
+            assert peer.sent == []
+            stand.loop.advance(1)
+            await idle()
+        (error,) = peer.got(Error)
+        assert (error.request_id, error.error) == (1, ServerError.TOO_MANY_REQUESTS)
+        semaphore.release(everything)
+        if waiting is not None:
+            semaphore.release(waiting.result())
+        assert stand.held() == (0, 0, 0)
+        await stand.ask(peer)
+        assert len(peer.got(GetTopicsResponse)) == 1
+
+    run(test())
+
+
+def test_a_list_larger_than_both_limits_is_served_alone(store: DelayedStore) -> None:
+    """One after the other, all of them."""
+
+    async def test() -> None:
+        stand = Stand(store, Limits(50, 100, 1_000), Limits(50, 100, 1_000))
+        peers = [FakePeer() for _ in range(20)]
+        for peer in peers:
+            await stand.ask(peer)
+        await asyncio.gather(*stand.tasks)
+        assert all(len(peer.got(GetTopicsResponse)) == 1 for peer in peers)
+        assert stand.held() == (0, 0, 0)
+
+    run(test())
+
+
+def test_a_frame_that_has_not_left_keeps_its_permit_and_a_connection_that_is_gone_gives_it_back(
+    store: DelayedStore,
+) -> None:
+    """What waits for it goes on then."""
+
+    async def test() -> None:
+        stand = Stand(store, direct=Limits(FRAME, 10, 1_000))
+        stuck, other = FakePeer(), FakePeer()
+        stuck.held = True
+        await stand.ask(stuck)
+        await stand.ask(other)
+        assert (len(stuck.sent), len(other.sent)) == (1, 0)
+        assert stand.limiter.heap.acquired == SIZE
+        stuck.close("gone")
+        stuck.leave()
+        await idle()
+        assert len(other.got(GetTopicsResponse)) == 1
+        assert stand.held() == (0, 0, 0)
+
+    run(test())
+
+
+def test_a_connection_that_is_gone_takes_back_what_waits_for_it(store: DelayedStore) -> None:
+    """In the queue of permits, at the disk, and behind a first asker."""
+
+    async def test() -> None:
+        stand = Stand(store)
+        everything = stand.limiter.heap.acquire(100_000).result()
+        first, second = FakePeer(), FakePeer()
+        await stand.ask(first)
+        await stand.ask(second)
+        assert stand.limiter.heap.queue_size == 1
+        first.closed = True
+        stand.listing.gone(first)
+        await idle()
+        assert stand.limiter.heap.queue_size == 1  # the second one, with a guess
+        stand.limiter.heap.release(everything)
+        stand.workers.held = True
+        await idle()
+        second.closed = True
+        stand.listing.gone(second)
+        await idle()
+        assert stand.held() == (0, 0, 0)
+        await stand.work()
+        assert first.sent == second.sent == []
+
+    run(test())
+
+
+def test_so_many_listings_are_under_way_at_most(store: DelayedStore) -> None:
+    """maxConcurrentLookupRequest; the next is refused at once."""
+
+    async def test() -> None:
+        stand = Stand(store, max_lookups=2)
+        stand.workers.held = True
+        peers = [FakePeer() for _ in range(3)]
+        for peer in peers:
+            await stand.ask(peer)
+        assert [len(peer.got(Error)) for peer in peers] == [0, 0, 1]
+        assert peers[2].got(Error)[0].error == ServerError.TOO_MANY_REQUESTS
+        stand.workers.held = False
+        for _ in range(3):
+            await stand.work()
+        await stand.ask(peers[2])
+        assert len(peers[2].got(GetTopicsResponse)) == 1
+
+    run(test())
+
+
+def test_a_failure_of_the_store_leaves_nothing_held_and_the_next_asker_is_first(
+    store: DelayedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that shared the list are told of it, too."""
+
+    async def test() -> None:
+        stand, peer = Stand(store), FakePeer()
+        with monkeypatch.context() as patched:
+            patched.setattr(topic_listing, "names_of", lambda *_: store.topics("no namespace"))
+            await stand.ask(peer)
+        assert [each.error for each in peer.got(Error)] == [ServerError.NOT_ALLOWED]
+        assert stand.held() == (0, 0, 0)
+        assert len(stand.admission.sizes) == 0
+        await stand.ask(peer)
+        assert len(peer.got(GetTopicsResponse)) == 1
+
+    run(test())
+
+
+def test_a_list_that_fits_into_no_frame_is_refused(store: DelayedStore) -> None:
+    """A longer frame would end the client's connection."""
+
+    async def test() -> None:
+        stand, peer = Stand(store, max_frame=1_000), FakePeer()
+        await stand.ask(peer)
+        assert [each.error for each in peer.got(Error)] == [ServerError.NOT_ALLOWED]
+        assert stand.held() == (0, 0, 0)
+
+    run(test())
+
+
+def test_without_evaluation_of_patterns_the_client_filters(store: DelayedStore) -> None:
+    """The whole list, and `filtered` says so."""
+
+    async def test() -> None:
+        stand, peer = Stand(store, evaluates_patterns=False), FakePeer()
+        await stand.ask(peer, GetTopics(1, "public/default", pattern="public/default/t001"))
+        (answer,) = peer.got(GetTopicsResponse)
+        assert (len(answer.topics), answer.filtered) == (200, False)
+
+    run(test())
+
+
+def test_a_frame_takes_no_more_than_was_asked_for() -> None:
+    """Whatever the names, and not much less."""
+    for names in ([], NAMES, ["ä" * 190] * 50, [f"persistent://t/n/{'x' * 380}"] * 10):
+        real = len(head(GetTopicsResponse(1 << 40, names, True, "01234567", False)))
+        assert real <= frame_bytes(list_bytes(names), len(names)) <= real + 64 + len(names)

@@ -1,0 +1,561 @@
+"""WATCH_TOPIC_LIST and CLOSE: answers, updates, retries, and what is kept; time and workers moved by hand."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+
+from duelog import DelayedStore, TopicEvent
+from duelog.broker.listing import name_sets, watchers
+from duelog.broker.listing.admission import Admission, Backoff, ListingSettings
+from duelog.broker.listing.limiter import DualMemoryLimiter, Limits
+from duelog.broker.listing.list_sizes import FIRST_SIZE, list_bytes
+from duelog.broker.listing.name_sets import NameSets
+from duelog.broker.listing.topic_filter import topics_hash
+from duelog.broker.listing.watchers import Watchers
+from duelog.broker.lookup.namespace_settings import NamespaceSettings
+from duelog.broker.lookup.resources import Resources
+from duelog.broker.protocol.commands import (
+    Error,
+    Success,
+    WatchTopicList,
+    WatchTopicListClose,
+    WatchTopicListSuccess,
+    WatchTopicUpdate,
+)
+from duelog.broker.protocol.failures import Refused, ServerError
+from duelog.broker.protocol.loop_calls import LoopCalls, Workers
+from duelog.broker.security.permissions import Action, Permissions
+from tests.broker.peers import FakePeer, HeldWorkers, TestLoop, idle, run
+from tests.conftest import OpenStore
+
+PREFIX = "persistent://public/default/"
+ALL = f"{PREFIX}.*"
+ROOM = Limits(100_000, 10, 1_000)
+
+
+def names(*local: str) -> list[str]:
+    """In full."""
+    return [PREFIX + name for name in local]
+
+
+class EventStore:
+    """A store whose events come when the test says so."""
+
+    def __init__(self, store: DelayedStore) -> None:
+        self.documents = store.documents
+        self.hear: Callable[[list[TopicEvent]], object] | None = None
+        self.there: set[str] = set()
+        self.reads = 0
+        self.topics = self._topics
+
+    def on_topics(self, callback: Callable[[list[TopicEvent]], object]) -> Callable[[], None]:
+        self.hear = callback
+
+        def end() -> None:
+            self.hear = None
+
+        return end
+
+    def _topics(self, namespace: str) -> Any:
+        self.reads += 1
+        prefix = f"persistent://{namespace}/"
+        return [type("T", (), {"name": name}) for name in sorted(self.there) if name.startswith(prefix)]
+
+    def change(self, new: list[str] = [], deleted: list[str] = []) -> list[TopicEvent]:  # noqa: B006
+        """Create and delete topics; the events."""
+        self.there = (self.there | set(new)) - set(deleted)
+        events = [TopicEvent("created", name, 1) for name in new]
+        return events + [TopicEvent("deleted", name, 1) for name in deleted]
+
+
+class Stand:
+    """The service over such a store."""
+
+    def __init__(self, store: DelayedStore, heap: Limits = ROOM, direct: Limits = ROOM, **settings: Any) -> None:
+        self.loop = TestLoop()
+        self.store = EventStore(store)
+        self.limiter = DualMemoryLimiter(heap, direct, self.loop)
+        self.admission = Admission(self.limiter, ListingSettings(**settings))
+        self.workers = HeldWorkers()
+        self.resources = Resources(store.documents)
+        permissions = Permissions(self.resources, enabled=bool(settings.get("max_lookups") == 7))
+        workers, calls = Workers(self.workers), LoopCalls(self.loop)
+        kept = self.admission.settings.max_kept_bytes
+        self.sets = NameSets(cast(DelayedStore, self.store), workers, calls, kept)
+        self.watchers = Watchers(permissions, self.admission, self.sets, workers, self.loop)
+
+    async def watch(self, peer: FakePeer, number: int = 1, pattern: str = ALL, found: str | None = None,
+                    namespace: str = "public/default") -> None:  # fmt: skip
+        """Ask; the request has the watcher's number and 100."""
+        self.watchers.watch(peer, WatchTopicList(100 + number, number, namespace, pattern, found))
+        await idle()
+
+    async def hear(self, events: list[TopicEvent]) -> None:
+        """The store tells."""
+        assert self.store.hear is not None
+        self.store.hear(events)
+        await idle()
+        self.advance(0)
+        await idle()
+
+    async def change(self, new: list[str] = [], deleted: list[str] = []) -> None:  # noqa: B006
+        """Topics come and go, and the store tells."""
+        await self.hear(self.store.change(new, deleted))
+
+    def advance(self, seconds: float) -> None:
+        """Move time on, and call what is due from that, too."""
+        self.loop.advance(seconds)
+        while any(timer.at <= self.loop.now and not timer.cancelled for timer in self.loop.timers):
+            self.loop.advance(0)
+
+    async def work(self) -> None:
+        """Have the workers do what waits for them."""
+        waiting, self.workers.waiting = self.workers.waiting, []
+        for run_it in waiting:
+            run_it()
+        await idle()
+
+    def held(self) -> tuple[int, int, int]:
+        """Bytes in use, of both kinds, and listings under way."""
+        return self.limiter.heap.acquired, self.limiter.direct.acquired, self.admission.lookups
+
+
+Test = Callable[[Stand, FakePeer], Any]
+
+
+@pytest.fixture
+def on_stand(open_store: OpenStore) -> Callable[..., None]:
+    """Run a test on a stand; nothing is held at its end."""
+
+    def run_it(test: Test, *args: Any, **kwargs: Any) -> None:
+        async def main() -> None:
+            stand, peer = Stand(open_store(), *args, **kwargs), FakePeer()
+            await test(stand, peer)
+            stand.watchers.close_all()
+            peer.leave()
+            await idle()
+            assert stand.held() == (0, 0, 0)
+            assert (len(stand.watchers), len(stand.sets), stand.sets.kept_bytes) == (0, 0, 0)
+            assert stand.store.hear is None
+
+        run(main())
+
+    return run_it
+
+
+OnStand = Callable[..., None]
+
+
+def test_a_watcher_is_answered_with_the_topics_and_then_told_what_changes(on_stand: OnStand) -> None:
+    """In the order of the commits, each with the hash after it; a pattern its part; internal topics never."""
+
+    async def test(stand: Stand, peer: FakePeer) -> None:
+        await stand.change(names("a", "b", "__own"))
+        await stand.watch(peer)
+        await stand.watch(peer, 2, f"{PREFIX}(b|c)")
+        assert peer.take() == [
+            WatchTopicListSuccess(101, 1, topics_hash(names("a", "b")), names("a", "b")),
+            WatchTopicListSuccess(102, 2, topics_hash(names("b")), names("b")),
+        ]
+        await stand.change(names("c", "__more", "x"))
+        await stand.change([], names("a", "x"))
+        assert peer.take() == [
+            WatchTopicUpdate(1, topics_hash(names("a", "b", "c", "x")), names("c", "x"), ()),
+            WatchTopicUpdate(2, topics_hash(names("b", "c")), names("c"), ()),
+            WatchTopicUpdate(1, topics_hash(names("b", "c")), (), names("a", "x")),
+        ]
+
+    on_stand(test)
+
+
+def test_a_topic_that_comes_and_goes_in_one_commit_is_told_of_each_time(on_stand: OnStand) -> None:
+    """Also one that is deleted and made again: its messages are gone."""
+
+    async def test(stand: Stand, peer: FakePeer) -> None:
+        await stand.watch(peer)
+        peer.take()
+        one = names("a")
+        await stand.hear(stand.store.change(one) + stand.store.change([], one) + stand.store.change(one))
+        updates = peer.got(WatchTopicUpdate)
+        assert [(list(each.new_topics), list(each.deleted_topics)) for each in updates] == [
+            (one, []),
+            ([], one),
+            (one, []),
+        ]
+        assert [each.topics_hash for each in updates] == [topics_hash(one), topics_hash([]), topics_hash(one)]
+
+    on_stand(test)
+
+
+def test_names_that_change_over_and_over_are_few_updates(on_stand: OnStand) -> None:
+    """What is created and deleted again cancels out, once it was told of a hundred times."""
+
+    async def test(stand: Stand, peer: FakePeer) -> None:
+        await stand.watch(peer)
+        peer.take()
+        events = [
+            each for _ in range(5_000) for each in stand.store.change(names("a")) + stand.store.change([], names("a"))
+        ]
+        await stand.hear(events + stand.store.change(names("b")))
+        updates = peer.got(WatchTopicUpdate)
+        assert len(updates) == 101
+        assert updates[-1].topics_hash == topics_hash(names("b"))
+
+    on_stand(test)
+
+
+def test_a_watcher_that_has_the_hash_is_sent_no_names(on_stand: OnStand) -> None:
+    """As a listing."""
+
+    async def test(stand: Stand, peer: FakePeer) -> None:
+        await stand.change(names("a"))
+        await stand.watch(peer, found=topics_hash(names("a")))
+        assert peer.take() == [WatchTopicListSuccess(101, 1, topics_hash(names("a")), ())]
+
+    on_stand(test)
+
+
+def test_what_changes_between_the_list_and_the_answer_is_not_lost(on_stand: OnStand) -> None:
+    """The store tells of it while the list is read, while it is filtered, and while permits are waited for."""
+
+    async def test(stand: Stand, peer: FakePeer) -> None:
+        stand.store.change(names("a"))
+        stand.workers.held = True
+        await stand.watch(peer)
+        await stand.hear(stand.store.change(names("b"), names("a")))  # before it is read
+        await stand.work()  # read
+        await stand.change(names("c"))
+        await stand.work()  # filtered
+        everything = stand.limiter.direct.acquire(90_000)
+        await stand.change(names("d"))
+        await stand.work()  # the frame
+        assert not everything.cancel()
+        stand.limiter.direct.release(everything.result())
+        stand.workers.held = False
+        await stand.work()
+        stand.advance(0)
+        await idle()
+        (success,) = peer.got(WatchTopicListSuccess)
+        known = set(success.topics)
+        assert success.topics_hash == topics_hash(known)
+        for update in peer.got(WatchTopicUpdate):
+            known = (known | set(update.new_topics)) - set(update.deleted_topics)
+            assert update.topics_hash == topics_hash(known)
+        assert known == set(names("b", "c", "d"))
+        assert isinstance(peer.sent[0][0], WatchTopicListSuccess)
+
+    on_stand(test)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "settings", "error"),
+    [
+        (ALL, {"evaluates_patterns": False}, ServerError.NOT_ALLOWED),
+        (PREFIX + "x" * 60, {}, ServerError.NOT_ALLOWED),
+        ("(", {}, ServerError.INVALID_TOPIC_NAME),
+        (ALL, {"max_watchers": 0}, ServerError.NOT_ALLOWED),
+        (ALL, {"max_lookups": 7}, ServerError.AUTHORIZATION),
+    ],
+)
+def test_what_cannot_be_watched_is_refused(
+    on_stand: OnStand, pattern: str, settings: dict[str, Any], error: ServerError
+) -> None:
+    """Evaluation off, a pattern too long or unreadable, too many watchers, no right."""
+
+    async def test(stand: Stand, peer: FakePeer) -> None:
+        with pytest.raises(Refused) as refused:
+            await stand.watch(peer, pattern=pattern)
+        assert refused.value.error == error
+
+    on_stand(test, **settings)
+
+
+def test_a_role_that_may_consume_may_watch(on_stand: OnStand) -> None:
+    """Of the namespace."""
+
+    async def test(stand: Stand, peer: FakePeer) -> None:
+        await stand.resources.load()
+        granted = NamespaceSettings(permissions={"r": frozenset({Action.CONSUME})})
+        await stand.resources.namespaces.change("public/default", lambda before: granted)
+        peer.role = "r"
+        await stand.watch(peer)
+        assert len(peer.got(WatchTopicListSuccess)) == 1
+
+    on_stand(test, max_lookups=7)
+
+
+def test_a_watcher_that_gets_no_permit_tries_again_until_it_does(on_stand: OnStand) -> None:
+    """After a timeout and a full queue; each time it waits longer, and it is never an error."""
+
+    async def test(stand: Stand, peer: FakePeer) -> None:
+        await stand.change(names("a"))
+        everything = stand.limiter.heap.acquire(100_000).result()
+        other = stand.limiter.heap.acquire(1)
+        await stand.watch(peer)
+        tries = 0
+        while stand.limiter.heap.timeouts < 5:
+            stand.advance(1)
+            await idle()
+            tries += 1
+            if other.done():
+                other = stand.limiter.heap.acquire(1)
+        assert peer.sent == []
+        other.cancel()
+        stand.limiter.heap.release(everything)
+        for _ in range(40):
+            stand.advance(1)
+            await idle()
+        assert len(peer.got(WatchTopicListSuccess)) == 1
+
+    on_stand(test, ROOM._replace(max_queue=1))
+
+
+def test_pauses_double_from_100_ms_to_25_s_less_up_to_a_tenth() -> None:
+    """Whatever chance says."""
+
+    async def test() -> None:
+        loop = TestLoop()
+        backoff = Backoff(loop)
+        for number in range(12):
+            pause = asyncio.create_task(backoff.pause())
+            await idle()
+            (timer,) = loop.timers
+            most = min(0.1 * 2**number, 25)
+            assert most * 0.9 <= timer.at - loop.now <= most
+            loop.advance(most)
+            await pause
+
+    run(test())
+
+
+def test_updates_wait_for_their_turn_and_permits(on_stand: OnStand) -> None:
+    """One at a time: the second leaves when the first has left; a timeout is tried again."""
+
+    async def test(stand: Stand, peer: FakePeer) -> None:
+        await stand.watch(peer)
+        peer.held = True
+        peer.take()
+        await stand.change(names("a"))
+        await stand.change(names("b"))
+        assert [each.new_topics for each in peer.got(WatchTopicUpdate)] == [names("a")]
+        direct = stand.limiter.direct
+        everything = direct.acquire(direct.available).result()
+        ahead = direct.acquire(50)
+        peer.leave()
+        await idle()
+        while direct.timeouts < 3:
+            stand.advance(0.5)
+            await idle()
+        assert len(peer.sent) == 1
+        direct.release(everything)
+        direct.release(ahead.result())
+        for _ in range(10):
+            stand.advance(1)
+            await idle()
+        assert [each.new_topics for each in peer.got(WatchTopicUpdate)] == [names("a"), names("b")]
+
+    on_stand(test)
+
+
+def test_what_waits_has_a_bound_and_comes_as_one_update_then(
+    on_stand: OnStand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a client that does not read: what was created and deleted meanwhile is not in it."""
+    monkeypatch.setattr(watchers, "MAX_WAITING", 10)
+
+    async def test(stand: Stand, peer: FakePeer) -> None:
+        await stand.change(names("old"))
+        await stand.watch(peer)
+        peer.held = True
+        await stand.change(names("first"))
+        peer.take()
+        for number in range(20):
+            await stand.change(names(f"t{number}"))
+            await stand.change([], names(f"t{number}", "old") if number == 3 else names(f"t{number}"))
+        await stand.change(names("last"))
+        watcher = stand.watchers._of_peer[peer.number][1]
+        assert len(watcher._updates) == 0
+        peer.held = False
+        peer.leave()
+        await idle()
+        (update,) = peer.got(WatchTopicUpdate)
+        assert (update.new_topics, update.deleted_topics) == (names("last"), names("old"))
+        assert update.topics_hash == topics_hash(names("first", "last"))
+        await stand.change(names("after"))
+        assert peer.got(WatchTopicUpdate)[1].new_topics == names("after")
+
+    on_stand(test)
+
+
+def test_the_same_number_again_is_watched_anew(on_stand: OnStand) -> None:
+    """Also with another pattern; one that was not answered yet is told so."""
+
+    async def test(stand: Stand, peer: FakePeer) -> None:
+        await stand.change(names("a", "b"))
+        await stand.watch(peer)
+        await stand.watch(peer, pattern=f"{PREFIX}b")
+        assert [each.topics for each in peer.got(WatchTopicListSuccess)] == [names("a", "b"), names("b")]
+        peer.take()
+        await stand.change(names("c"))
+        assert peer.take() == []
+        assert len(stand.watchers) == 1
+        stand.workers.held = True
+        await stand.watch(peer)
+        await stand.watch(peer)
+        stand.workers.held = False
+        for _ in range(3):
+            await stand.work()
+        error, success = peer.take()
+        assert isinstance(error, Error)
+        assert error.error == ServerError.SERVICE_NOT_READY
+        assert isinstance(success, WatchTopicListSuccess)
+
+    on_stand(test)
+
+
+def test_close_always_succeeds_and_nothing_comes_after_it(on_stand: OnStand) -> None:
+    """Of one that is there, of one that is being opened, of one that is unknown."""
+
+    async def test(stand: Stand, peer: FakePeer) -> None:
+        await stand.watch(peer)
+        peer.take()
+        stand.workers.held = True
+        await stand.watch(peer, 2, f"{PREFIX}x")
+        for number in (1, 2, 3):
+            stand.watchers.close(peer, WatchTopicListClose(200 + number, number))
+        await idle()
+        stand.workers.held = False
+        await stand.work()
+        assert peer.take() == [Success(201), Success(202), Success(203)]
+        await stand.change(names("a"))
+        assert peer.take() == []
+        assert (len(stand.watchers), len(stand.sets)) == (0, 0)
+
+    on_stand(test)
+
+
+def test_a_connection_that_is_gone_takes_its_watchers_along(on_stand: OnStand) -> None:
+    """Open ones, one that waits for a permit, and one whose frame has not left."""
+
+    async def test(stand: Stand, peer: FakePeer) -> None:
+        await stand.watch(peer)
+        peer.held = True
+        await stand.change(names("a"))
+        await stand.watch(peer, 2)
+        held = stand.limiter.heap.acquire(100_000)
+        await stand.watch(peer, 3, f"{PREFIX}y")
+        peer.closed = True
+        stand.watchers.gone(peer)
+        await idle()
+        assert (len(stand.watchers), len(stand.sets)) == (0, 0)
+        stand.limiter.heap.release(held.result())
+
+    on_stand(test)
+
+
+def test_watchers_of_a_namespace_share_one_set_of_names(on_stand: OnStand) -> None:
+    """It is read once, and kept once however many watch; views have a reference a name."""
+
+    async def test(stand: Stand, peer: FakePeer) -> None:
+        await stand.change(names("a", "b"))
+        for number in range(1, 21):
+            await stand.watch(peer, number, f"{PREFIX}(a|b)" if number % 2 else ALL)
+        assert (stand.store.reads, len(stand.sets)) == (1, 1)
+        assert stand.sets.kept_bytes == list_bytes(names("a", "b")) + 2 * 2 * 8
+
+    on_stand(test)
+
+
+def test_names_that_watchers_keep_have_a_bound(on_stand: OnStand) -> None:
+    """One set there may always be; another namespace is refused then, and watched once there is memory."""
+
+    async def test(stand: Stand, peer: FakePeer) -> None:
+        await stand.change(names("a", "b"))
+        stand.store.there.add("persistent://public/other/c")
+        await stand.watch(peer)
+        await stand.watch(peer, 2)
+        await stand.watch(peer, 3, ".*", namespace="public/other")
+        await stand.watch(peer, 4, pattern=f"{PREFIX}b")
+        assert [(each.request_id, each.error) for each in peer.got(Error)] == [
+            (103, ServerError.TOO_MANY_REQUESTS),
+            (104, ServerError.TOO_MANY_REQUESTS),
+        ]
+        assert len(stand.watchers) == 2
+        for number in (1, 2):
+            stand.watchers.close(peer, WatchTopicListClose(1, number))
+        await stand.watch(peer, 3, ".*", namespace="public/other")
+        assert peer.got(WatchTopicListSuccess)[-1].topics == ["persistent://public/other/c"]
+
+    on_stand(test, max_kept_bytes=100)
+
+
+def test_a_failure_of_the_store_is_an_error_and_the_number_is_free(
+    on_stand: OnStand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next one is served."""
+
+    def broken(*_: object) -> list[str]:
+        raise Refused(ServerError.METADATA, "broken")
+
+    async def test(stand: Stand, peer: FakePeer) -> None:
+        with monkeypatch.context() as patched:
+            patched.setattr(name_sets, "names_of", broken)
+            await stand.watch(peer)
+        assert peer.take() == [Error(101, ServerError.METADATA, "broken")]
+        assert (len(stand.watchers), len(stand.sets), len(stand.admission.sizes)) == (0, 0, 0)
+        assert stand.held() == (0, 0, 0)
+        await stand.watch(peer)
+        assert len(peer.got(WatchTopicListSuccess)) == 1
+
+    on_stand(test)
+
+
+def test_views_are_brought_up_to_date_one_at_a_time_and_paced(
+    on_stand: OnStand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next one is left for four times as long as one took; changes meanwhile are one update."""
+    make = name_sets.View.advance
+
+    def slow(view: name_sets.View) -> None:
+        make(view)
+        stand_loop[0].now += 1
+
+    stand_loop: list[TestLoop] = []
+    monkeypatch.setattr(name_sets.View, "advance", slow)
+
+    async def test(stand: Stand, peer: FakePeer) -> None:
+        stand_loop.append(stand.loop)
+        await stand.watch(peer)
+        peer.take()
+        for name in "abcd":
+            assert stand.store.hear is not None
+            stand.store.hear(stand.store.change(names(name)))
+            await idle()
+            stand.loop.advance(1)
+            await idle()
+        stand.loop.advance(1)
+        await idle()
+        assert [each.new_topics for each in peer.got(WatchTopicUpdate)] == [names("a"), names("b", "c", "d")]
+
+    on_stand(test)
+
+
+def test_the_first_asker_of_a_namespace_reports_its_size(on_stand: OnStand) -> None:
+    """To listings, too."""
+
+    async def test(stand: Stand, peer: FakePeer) -> None:
+        await stand.change(names("a", "b"))
+        stand.workers.held = True
+        await stand.watch(peer, pattern=f"{PREFIX}none")
+        assert stand.limiter.heap.acquired == FIRST_SIZE
+        stand.workers.held = False
+        for _ in range(3):
+            await stand.work()
+        async with stand.admission.sizes.estimate(("public/default", 0)) as estimate:
+            assert estimate.size == list_bytes(names("a", "b"))
+
+    on_stand(test)
