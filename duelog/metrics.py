@@ -74,6 +74,9 @@ COMMIT_DURATION = "duelog.commit.duration"
 COMMIT_ENTRIES = "duelog.commit.entries"
 COMMIT_REQUESTS = "duelog.commit.requests"
 
+_OF_TOPICS = (DELAYED, BACKLOG, PENDING, INDEX)
+"""Gauges that one survey of the topics gives; another one of the partitions gives the others."""
+
 _ENVIRONMENT = (*_STORE, "duelog.environment")
 
 SPECS = (
@@ -286,7 +289,7 @@ class StoreMetrics(StoreListener):
             if name not in self._survey:
                 try:
                     self._state.check()
-                    self._survey = self._look()
+                    self._survey |= self._look() if name in _OF_TOPICS else self._look_at_partitions()
                 except DuelogError:  # closed meanwhile, or in a child process: there is nothing to report
                     return []
             return self._survey.pop(name)
@@ -302,7 +305,7 @@ class StoreMetrics(StoreListener):
         ]
 
     def _look(self) -> dict[str, list[Observation]]:
-        found: dict[str, list[Observation]] = {name: [] for name in (DELAYED, BACKLOG, PENDING, INDEX)}
+        found: dict[str, list[Observation]] = {name: [] for name in _OF_TOPICS}
         for topic in self._figures.survey():
             attributes = self._of(topic.name)
             found[INDEX].append(Observation(topic.index_bytes, attributes))
@@ -311,7 +314,10 @@ class StoreMetrics(StoreListener):
                 named = {**attributes, "pulsar.subscription": stats.name}
                 found[DELAYED].append(Observation(topic.in_partitions + stats.inline, named))
                 found[BACKLOG].append(Observation(stats.backlog, named))
-        found[FIRING_LAG] = [Observation(self._figures.firing_lag_ms() / 1000, self._store)]
+        return found
+
+    def _look_at_partitions(self) -> dict[str, list[Observation]]:
+        found = {FIRING_LAG: [Observation(self._figures.firing_lag_ms() / 1000, self._store)]}
         states = dict.fromkeys(("future", "current", "closed"), 0)
         found[PARTITION_SIZE] = []
         for partition in self._figures.of_partitions():

@@ -115,9 +115,9 @@ class EngineFigures(engine.Instruments):
     # -- the page ------------------------------------------------------------------------------------
 
     def write(self, page: Page, store: engine.StoreMetrics) -> None:
-        """Write all but what has a name of Pulsar's. May wait for the disk."""
+        """Write all but what a survey of the topics gives. May wait for the disk."""
         for spec in engine.SPECS:
-            if spec.name in PULSAR_NAMES:
+            if spec.name in PULSAR_NAMES or spec.name == engine.PENDING:
                 continue
             name = prometheus_name(spec)
             lines = page.lines(name)

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-import numpy as np
 from prometheus_client import ProcessCollector
 
 from ...delayed_store import DelayedStore
@@ -28,7 +27,7 @@ from ..produce.sends import OpenProducer
 from ..protocol.loop_calls import LoopCalls, Workers
 from .connection_figures import ConnectionCounts, ConnectionFigures
 from .engine_figures import EngineFigures
-from .latencies import Durations, PublishDurations
+from .latencies import Durations, PublishDurations, passed_since
 from .loop_lag import LoopLag
 from .rates import Rates
 from .text_format import Page, label, labels
@@ -40,7 +39,6 @@ if TYPE_CHECKING:
     from ...topics.topic_events import TopicEvent
 
 _QUANTILES = (0.0, 0.5, 0.95, 0.99, 0.999, 0.9999, 1.0)
-_FEW = 16
 _SLICE = 1_000
 """Connections that are looked at in one turn of the loop."""
 
@@ -105,20 +103,15 @@ class Exposition:
     # -- what passes ---------------------------------------------------------------------------------
 
     def _received(self, producer: OpenProducer, came: list[float]) -> None:
-        self._published.add_since(producer.topic.name, time.monotonic(), came)
+        self._published.add_group(producer.topic.name, passed_since(time.monotonic(), came))
 
     def _sent(self, messages: ReceivedMessages) -> None:
         """Count how late entries are that are sent the first time."""
-        now_ms, counts = self._store.clock.now_ms(), messages.redelivery_counts
-        if len(counts) >= _FEW:
-            due_ms = np.array(messages.due_ms)
-            if any(counts):
-                due_ms = due_ms[np.array(counts) == 0]
-            self._dispatched.add_all(np.maximum(now_ms - due_ms, 0) / 1_000)
-            return
-        for due, count in zip(messages.due_ms, counts, strict=True):
-            if not count:
-                self._dispatched.add(max(now_ms - due, 0) / 1_000)
+        dues = messages.due_ms
+        if any(messages.redelivery_counts):
+            dues = [due for due, count in zip(dues, messages.redelivery_counts, strict=True) if not count]
+        if dues:
+            self._dispatched.add_group(passed_since(self._store.clock.now_ms(), dues, 0.001))
 
     def _topics_changed(self, events: list[TopicEvent]) -> None:
         """Forget topics that were deleted. A thread of the engine calls."""

@@ -8,9 +8,9 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, pairwise
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 BOUNDS_S = (
     0.0001, 0.0002, 0.0003, 0.0005, 0.0007, 0.001, 0.0015, 0.002, 0.003, 0.005, 0.007, 0.01, 0.015, 0.02, 0.03, 0.05,
@@ -21,8 +21,28 @@ BOUNDS_S = (
 _WRITE_BOUNDS_S = (0.0005, 0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 1.0)
 _WRITE_ENDS = [BOUNDS_S.index(each) + 1 for each in _WRITE_BOUNDS_S]
 _ARRAY_S = np.array(BOUNDS_S)
-_MANY = 64
-"""Durations for which an array is quicker than a loop."""
+
+
+class Group(NamedTuple):
+    """Durations that are counted together."""
+
+    found: tuple[int, int] | list[int]
+    """The only bucket and how many, or counts of all buckets."""
+    sum_s: float
+
+
+def passed_since(now: float, began: Sequence[float], unit_s: float = 1.0) -> Group:
+    """What passed until now since each of these, in no order, 0 of what is later; `unit_s`: seconds of their unit.
+
+    Most groups are of one bucket, which their extremes tell: then no duration is looked at alone.
+    """
+    first, last = min(began), max(began)
+    low, high = bisect_left(BOUNDS_S, (now - last) * unit_s), bisect_left(BOUNDS_S, (now - first) * unit_s)
+    if low == high and last <= now:
+        return Group((low, len(began)), (now * len(began) - sum(began)) * unit_s)
+    passed = np.maximum(now - np.array(began), 0) * unit_s
+    counts = np.bincount(np.searchsorted(_ARRAY_S, passed), minlength=len(BOUNDS_S) + 1)
+    return Group(counts.tolist(), float(passed.sum()))
 
 
 class Durations:
@@ -39,23 +59,15 @@ class Durations:
         self.counts[bisect_left(BOUNDS_S, seconds)] += 1
         self.sum_s += seconds
 
-    def add_since(self, now: float, began: Sequence[float]) -> None:
-        """Count what passed until now since each of these."""
-        if len(began) >= _MANY:
-            self.add_all(now - np.array(began))
-            return
-        counts, total = self.counts, 0.0
-        for each in began:
-            passed = now - each
-            counts[bisect_left(BOUNDS_S, passed)] += 1
-            total += passed
-        self.sum_s += total
-
-    def add_all(self, seconds: npt.NDArray[np.float64]) -> None:
+    def add_group(self, group: Group) -> None:
         """Count many."""
-        found = np.bincount(np.searchsorted(_ARRAY_S, seconds), minlength=len(self.counts)).tolist()
-        self.counts = [old + new for old, new in zip(self.counts, found, strict=True)]
-        self.sum_s += float(seconds.sum())
+        counts, (found, total_s) = self.counts, group
+        if isinstance(found, tuple):
+            at, count = found
+            counts[at] += count
+        else:
+            self.counts = [old + new for old, new in zip(counts, found, strict=True)]
+        self.sum_s += total_s
 
     def join(self, other: Durations) -> None:
         """Count what another has counted."""
@@ -104,13 +116,13 @@ class PublishDurations:
         self._since = Durations()
         self._now: dict[str, Durations] = {}
 
-    def add_since(self, topic: str, now: float, began: Sequence[float]) -> None:
-        """Count what passed until now since each of these."""
+    def add_group(self, topic: str, group: Group) -> None:
+        """Count many, of one topic."""
         durations = self._now.get(topic)
         if durations is None:
             durations = self._now[topic] = Durations()
-        durations.add_since(now, began)
-        self._since.add_since(now, began)
+        durations.add_group(group)
+        self._since.add_group(group)
 
     def turn(self) -> None:
         """A period is over."""

@@ -122,6 +122,7 @@ class _Sums:
             "pulsar_storage_size": topic.stored_bytes,
             "pulsar_msg_backlog": backlog + delayed,
             "pulsar_delayed_message_index_size_bytes": topic.index_bytes,
+            "duelog_topic_pending": topic.pending,
         }
         values = self.values
         for name, value in found.items():
