@@ -57,7 +57,7 @@ class Ownership:
             raise Refused(ServerError.TOPIC_NOT_FOUND, f"no broker is placed to serve namespace {namespace}")
         return None if owner.name == self._name else owner
 
-    def serves(self, namespace: str) -> bool:
+    def is_own(self, namespace: str) -> bool:
         """Whether this broker does."""
         owner = self.file.table.owner(namespace)
         return owner is not None and owner.name == self._name

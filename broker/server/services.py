@@ -160,7 +160,7 @@ class Services:
         ownership = self.ownership
         topics = {*self.producers.departed, *(group.topic.name for group in self.consumers.groups)}
         for topic in topics if ownership is not None else ():
-            if ownership is not None and not ownership.serves("/".join(TopicName.parse(topic)[:2])):
+            if ownership is not None and not ownership.is_own("/".join(TopicName.parse(topic)[:2])):
                 self._disconnect(topic)
 
     def _users(self, topic: str) -> int:
