@@ -1,4 +1,4 @@
-"""The commands `duelog backup`, `duelog repair` and `duelog compact`."""
+"""The commands `duelog backup`, `duelog move-namespace`, `duelog repair` and `duelog compact`."""
 
 from __future__ import annotations
 
@@ -41,6 +41,37 @@ def backup(
                     "taken_ms": result.taken_ms})  # fmt: skip
         return
     say(f"copied {result.partitions:,} partitions and the main environment, {size_text(result.file_bytes)}")
+
+
+def move_namespace(
+    namespace: Annotated[str, typer.Argument(metavar="TENANT/NAMESPACE", show_default=False)],
+    to: Annotated[str, typer.Option(metavar="BROKER", help="Name of the broker that is to serve it.")],
+    placement: Annotated[Path, typer.Option(metavar="FILE", help="The placement table, with `store` of both brokers.")],
+    json_: Json = False,
+) -> None:
+    """Move a namespace to a store of its own, and have the placement table say so.
+
+    End both brokers first: no process may have either store open. The new store, which must not be there yet, gets all
+    that the old one has of the namespace, with ids, due times, positions and policies as they are; then the table is
+    switched, then the old store forgets it. A command that was interrupted is given again: nothing is lost, and nothing
+    is there twice.
+
+    ```
+    duelog move-namespace acme/orders --to b --placement placement.toml
+    ```
+    """
+    from ..move_namespace import move_namespace as run
+
+    allow_every_descriptor()
+    moved = run(placement, namespace, to, (lambda step: None) if json_ else say)
+    if json_:
+        found = asdict(moved)
+        write_json({**found, "source": str(moved.source), "target": str(moved.target)})
+        return
+    what = "moved" if moved.copied else "was moved before; removed from the old store"
+    say(
+        f"{namespace} {what}: {moved.topics:,} topics, {moved.pending:,} messages pending, {moved.backlog:,} to deliver"
+    )
 
 
 def repair(

@@ -159,6 +159,7 @@ for command in (
     cli_audit.audit,
     cli_inspection.dump,
     cli_upkeep.backup,
+    cli_upkeep.move_namespace,
     cli_upkeep.repair,
     cli_upkeep.compact,
     cli_export.export,
@@ -167,7 +168,7 @@ for command in (
     cli_serve.proxy,
     demo,
 ):
-    app.command(command.__name__.rstrip("_"))(command)
+    app.command(command.__name__.rstrip("_").replace("_", "-"))(command)
 app.add_typer(cli_dead_letters.app)
 app.add_typer(cli_policies.app)
 app.add_typer(cli_schedules.app)

@@ -1,0 +1,213 @@
+"""Moving a namespace: what goes along, what stays, and attempts that are interrupted at every step."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from duelog import DelayedStore, Policies
+from duelog.broker.placement.placement import read_placement
+from duelog.store.clock import ManualClock, SystemClock
+from duelog.store.config import StoreConfig
+from duelog.store.errors import InvalidArgument, StoreLocked
+from duelog.tools import move_namespace as module
+from duelog.tools.cli.main import app
+from duelog.tools.move_namespace import Moved, move_namespace
+
+MOVES, STAYS, OTHER = "acme/orders", "acme/mail", "other/orders"
+NOW_MS = SystemClock().now_ms() // 1_000 * 1_000
+CONFIG = StoreConfig(background=False)
+
+
+class Fleet:
+    """Broker a with a store of three namespaces, broker b with none."""
+
+    def __init__(self, folder: Path) -> None:
+        self.placement = folder / "placement.toml"
+        self.a, self.b = folder / "a", folder / "b"
+        self.placement.write_text(
+            'default = "a"\n[brokers.a]\nurl = "pulsar://h:1"\nstore = "a"\n'
+            '[brokers.b]\nurl = "pulsar://h:2"\nstore = "b"\n'
+        )
+        with DelayedStore.open(self.a, CONFIG, clock=ManualClock(NOW_MS)) as store:
+            for namespace in (MOVES, STAYS, OTHER):
+                fill(store, namespace)
+        self.before = {namespace: seen(self.a, namespace) for namespace in (MOVES, STAYS, OTHER)}
+
+    def move(self) -> Moved:
+        """To b."""
+        return move_namespace(self.placement, MOVES, "b")
+
+    def check(self) -> None:
+        """Everything is where it belongs, once, and as it was."""
+        owner = read_placement(self.placement).owner(MOVES)
+        assert owner is not None
+        assert owner.name == "b"
+        assert seen(self.b, MOVES) == self.before[MOVES]
+        empty = seen(self.a, MOVES)
+        assert empty == {"topics": [], "policies": {}, "documents": {}}
+        for namespace in (STAYS, OTHER):
+            assert seen(self.a, namespace) == self.before[namespace]
+            assert seen(self.b, namespace) == empty
+        for path in (self.a, self.b):
+            with DelayedStore.open(path, CONFIG) as store:
+                assert [each for each in store.check(deep=True) if each.severity == "error"] == []
+                assert store.policies() is not None
+        with DelayedStore.open(self.b, CONFIG) as store:
+            assert {key for key, _ in store.documents.items()} == {
+                "tenant/acme", f"namespace/{MOVES}", f"topic/{MOVES}/t", f"schema/{MOVES}/t/0", f"moved/{MOVES}",
+                "setting/x",
+            }  # fmt: skip
+
+
+def fill(store: DelayedStore, namespace: str) -> None:
+    """Messages delivered, acknowledged, pending and cancelled; policies and documents at every scope."""
+    topic = store.topic(f"{namespace}/t")
+    consumer, other = topic.subscribe("s", type="shared"), topic.subscribe("all")
+    for number in range(20):
+        topic.send(b"%d of %s" % (number, namespace.encode()), key=str(number), properties={"n": str(number)})
+    held = consumer.receive(20)
+    for number in (0, 1, 2, 5, 7):
+        consumer.ack(held[number])
+    for number in range(30):
+        topic.send(b"later %d" % number, deliver_at=NOW_MS + 3_600_000 * (number + 1))
+    topic.cancel(topic.send(b"never", deliver_at=NOW_MS + 3_600_000))
+    topic.producer("p").send_batch([], first_sequence_id=None)
+    store.topic(f"{namespace}/empty").create()
+    topic.every("daily", cron="0 9 * * *", payload=b"wake up")
+    consumer.close()
+    other.close()
+    policies = Policies(retention_ms=1_000)
+    store.set_policies(policies)
+    store.set_policies(policies, namespace=namespace)
+    store.set_policies(policies, topic=f"{namespace}/t")
+    store.set_policies(Policies(ack_timeout_ms=5_000), topic=f"{namespace}/t", subscription="s")
+    for key in (f"tenant/{namespace.partition('/')[0]}", f"namespace/{namespace}", f"topic/{namespace}/t",
+                f"schema/{namespace}/t/0", "setting/x"):  # fmt: skip
+        store.documents.put(key, json.dumps({"of": key}).encode())
+
+
+def seen(path: Path, namespace: str) -> dict[str, Any]:
+    """What a store has of a namespace."""
+    with DelayedStore.open(path, CONFIG, clock=ManualClock(NOW_MS)) as store:
+        topics = []
+        for topic in store.topics(namespace):
+            due = {
+                name: [(each.message_id, each.position, each.payload, each.key, each.properties)
+                       for each in topic.subscription(name).peek(1_000)]
+                for name in topic.subscriptions()
+            }  # fmt: skip
+            pending = [(each.message_id, each.due_ms, each.payload) for each in topic.scheduled()]
+            topics.append((topic.name, due, pending, [each.name for each in topic.schedules()]))
+        policies = {scope: value for scope, value in store.all_policies().items() if f"{namespace}" in scope}
+        documents = {
+            key: document.value
+            for key, document in store.documents.items()
+            if f"{namespace}" in key and not key.startswith("moved/")
+        }
+    return {"topics": topics, "policies": policies, "documents": documents}
+
+
+def test_everything_of_a_namespace_goes_along_and_nothing_else(tmp_path: Path) -> None:
+    """Ids, positions, acknowledgements, what is pending, schedules, policies and documents."""
+    fleet = Fleet(tmp_path)
+    moved = fleet.move()
+    assert (moved.source, moved.target, moved.topics, moved.copied) == (fleet.a, fleet.b, 2, True)
+    assert (moved.pending, moved.backlog) == (31, 15 + 20)
+    fleet.check()
+    fleet.move()  # again is nothing
+    fleet.check()
+
+
+@pytest.mark.parametrize(
+    ("step", "before"),
+    [
+        ("backup", False),
+        ("_remove_rest", False),
+        ("move", False),
+        ("place_namespace", True),
+        ("_remove", True),
+        ("_remove", False),
+    ],
+)
+def test_a_move_that_is_interrupted_goes_on_or_begins_anew(
+    tmp_path: Path, step: str, before: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Right before or right after each step: until the switch the old store has it all, and another attempt ends it."""
+    fleet = Fleet(tmp_path)
+    where: Any = DelayedStore if step == "backup" else module
+    real: Callable[..., Any] = getattr(where, step)
+
+    def interrupted(*arguments: Any) -> Any:
+        if not before:
+            real(*arguments)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(where, step, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            fleet.move()
+    owner = read_placement(fleet.placement).owner(MOVES)
+    assert owner is not None
+    if owner.name == "a":
+        assert seen(fleet.a, MOVES) == fleet.before[MOVES]
+    if fleet.b.exists() and owner.name == "a":  # the one moment at which it is to be removed by hand
+        with pytest.raises(InvalidArgument, match="interrupted just before the table was switched"):
+            fleet.move()
+        assert (step, before) in {("move", False), ("place_namespace", True)}
+        fleet.b.rename(tmp_path / "removed")
+    fleet.move()
+    fleet.check()
+
+
+def test_a_store_that_is_served_is_not_moved_from(tmp_path: Path) -> None:
+    """The broker has to be ended first; nothing has changed."""
+    fleet = Fleet(tmp_path)
+    with DelayedStore.open(fleet.a, CONFIG), pytest.raises(StoreLocked):
+        fleet.move()
+    assert not fleet.b.exists()
+    assert fleet.move().copied
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([MOVES, "--to", "c"], "broker='c'"),
+        (["acme", "--to", "b"], "namespace='acme'"),
+        ([MOVES, "--to", "a"], "is served by the store"),
+    ],
+)
+def test_what_cannot_be_moved_is_named(arguments: list[str], message: str, tmp_path: Path) -> None:
+    """In one line, with status 2."""
+    fleet = Fleet(tmp_path)
+    done = CliRunner().invoke(app, ["move-namespace", *arguments, "--placement", str(fleet.placement)])
+    assert done.exit_code == 2
+    assert message in done.stderr
+
+
+def test_a_store_with_other_namespaces_is_no_target(tmp_path: Path) -> None:
+    """It is left as it is."""
+    fleet = Fleet(tmp_path)
+    with DelayedStore.open(fleet.b, CONFIG) as store:
+        store.topic("x").send(b"mine")
+    with pytest.raises(InvalidArgument, match="is not empty"):
+        fleet.move()
+    with DelayedStore.open(fleet.b, CONFIG) as store:
+        assert [each.name for each in store.topics()] == ["persistent://public/default/x"]
+
+
+def test_the_command_tells_what_it_moved(tmp_path: Path) -> None:
+    """As JSON, and nothing else."""
+    fleet = Fleet(tmp_path)
+    arguments = ["move-namespace", MOVES, "--to", "b", "--placement", str(fleet.placement), "--json"]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 0, done.stderr
+    assert json.loads(done.stdout) == {
+        "source": str(fleet.a), "target": str(fleet.b), "topics": 2, "pending": 31, "backlog": 35, "copied": True
+    }  # fmt: skip
+    fleet.check()
