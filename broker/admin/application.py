@@ -32,6 +32,9 @@ MAX_BODY_BYTES = 6 << 20
 _BODY_S = 30.0
 """What a client has to send a body in."""
 
+_METHODS = {"bearer": "token", "basic": "basic"}
+"""By the scheme of a request, the method of the binary protocol."""
+
 _CHALLENGES = {"token": "Bearer", "basic": 'Basic realm="duelog"'}
 
 _ACTIONS = {
@@ -94,14 +97,14 @@ class Application:
     async def _prove(self, request: web.BaseRequest) -> Proven:
         """Who asks. Raises HttpError 401."""
         scheme, _, given = request.headers.get("Authorization", "").partition(" ")
+        method = _METHODS.get(scheme.lower(), scheme)
         try:
-            if not scheme or not self._authentication.methods:
+            if method not in self._authentication.methods:
                 return self._authentication.anonymous()
-            if scheme.lower() == "bearer":
-                return await self._authentication.prove("token", given.strip().encode())
-            if scheme.lower() == "basic":
-                return await self._authentication.prove("basic", base64.b64decode(given.strip(), validate=True))
-            raise InvalidCredentials(f"authorization by {scheme[:50]!r} is not known here")
+            data = given.strip().encode()
+            return await self._authentication.prove(
+                method, base64.b64decode(data, validate=True) if method == "basic" else data
+            )
         except (InvalidCredentials, binascii.Error, UnicodeEncodeError) as error:
             challenges = [_CHALLENGES[name] for name in self._authentication.methods if name in _CHALLENGES]
             raise HttpError(401, str(error), {"WWW-Authenticate": ", ".join(challenges)}) from error

@@ -44,7 +44,7 @@ class Namespaces:
         tenant, role = Need.TENANT, _NAMESPACE + "/permissions/{role}"
         return [
             Route("GET", "/admin/v2/namespaces/{tenant}", self.of_tenant, "Namespaces of a tenant", tenant),
-            Route("GET", _NAMESPACE, self.get, "All that is set for a namespace", Need.EITHER),
+            Route("GET", _NAMESPACE, self.get, "All that is set for a namespace", tenant),
             Route("PUT", _NAMESPACE, self.create, "Create a namespace", tenant, body="object"),
             Route("DELETE", _NAMESPACE, self.delete, "Delete a namespace", tenant, query=("force",)),
             Route("GET", _NAMESPACE + "/topics", self.topics, "Topics of a namespace", Need.EITHER, query=("mode",)),
