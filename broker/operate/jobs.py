@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ...store.errors import DuelogError
 from ..admin.http_request import HttpError
 
 _log = logging.getLogger("duelog.broker.admin")
@@ -58,8 +59,14 @@ class Job:
 class Jobs:
     """Of the event loop's thread."""
 
-    def __init__(self, command: Sequence[str], store: Path, clock: Callable[[], int]) -> None:
-        """command: what runs `duelog`, before its arguments; none: there are no jobs. clock: in ms."""
+    def __init__(
+        self, command: Sequence[str], store: Path, clock: Callable[[], int], done: Callable[[], object] = lambda: None
+    ) -> None:
+        """command: what runs `duelog`, before its arguments; none: there are no jobs. clock: in ms.
+
+        done: called by another thread when a job is done: the store takes over what a compaction has written.
+        """
+        self._done = done
         self._command = command
         self._store = store
         self._clock = clock
@@ -106,19 +113,30 @@ class Jobs:
         await asyncio.gather(*map(self.cancel, running))
 
     async def _run(self, job: Job, command: Sequence[str]) -> None:
+        state, reason = "failed", None
         try:
             job.process = await asyncio.create_subprocess_exec(*command, stdin=DEVNULL, stdout=PIPE, stderr=PIPE)
             status, out, err = await self._watch(job.process)
-            await self._take(job, status, out, err)
+            reason = _failure(status, out, err)
+            if reason is None:
+                job.result = await asyncio.to_thread(lambda: [json.loads(line) for line in out.splitlines()])
+                await self._tell(job)
+                state = "done"
         except asyncio.CancelledError:
-            pass
+            state = "cancelled"
         except Exception as error:
             _log.warning("job %s (%s) failed", job.job_id, job.kind, exc_info=True)
-            job.state, job.reason = "failed", str(error) or type(error).__name__
+            reason = str(error) or type(error).__name__
         finally:
             if job.process is not None:
                 await _end(job.process)
-            job.process, job.ended_ms = None, self._clock()
+            job.process, job.ended_ms, job.state, job.reason = None, self._clock(), state, reason
+
+    async def _tell(self, job: Job) -> None:
+        try:
+            await asyncio.to_thread(self._done)
+        except DuelogError as error:  # it is tried again by the store itself
+            _log.warning("after job %s (%s): %s", job.job_id, job.kind, error)
 
     @staticmethod
     async def _watch(process: Process) -> tuple[int, bytes, bytes]:
@@ -127,22 +145,23 @@ class Jobs:
         async def read(stream: asyncio.StreamReader | None, most: int) -> bytes:
             found = bytearray()
             while stream is not None and (piece := await stream.read(1 << 16)):
-                found = (found + piece)[-most:]
+                found += piece
+                if len(found) > 2 * most:
+                    del found[:-most]
             return bytes(found)
 
         out, err = await asyncio.gather(read(process.stdout, MAX_RESULT_BYTES + 1), read(process.stderr, 4_096))
         return await process.wait(), out, err
 
-    @staticmethod
-    async def _take(job: Job, status: int, out: bytes, err: bytes) -> None:
-        if status not in (0, 1):  # 1: it has findings
-            lines = err.decode(errors="replace").strip().splitlines()
-            job.state, job.reason = "failed", lines[-1] if lines else f"exit status {status}"
-        elif len(out) > MAX_RESULT_BYTES:
-            job.state, job.reason = "failed", f"the result is over {MAX_RESULT_BYTES} bytes: use the command line"
-        else:
-            job.result = await asyncio.to_thread(lambda: [json.loads(line) for line in out.splitlines()])
-            job.state = "done"
+
+def _failure(status: int, out: bytes, err: bytes) -> str | None:
+    """Why a command has no result."""
+    if status not in (0, 1):  # 1: it has findings
+        lines = err.decode(errors="replace").strip().splitlines()
+        return lines[-1] if lines else f"exit status {status}"
+    if len(out) > MAX_RESULT_BYTES:
+        return f"the result is over {MAX_RESULT_BYTES} bytes: use the command line"
+    return None
 
 
 async def _end(process: Process) -> None:

@@ -110,7 +110,7 @@ class Services:
         self.addresses = Addresses()
         """Filled once the broker listens."""
         self.removal = TopicRemoval(store, self.resources, facts, self._users, self._disconnect)
-        self.jobs = Jobs(command, store.path, clock)
+        self.jobs = Jobs(command, store.path, clock, store.tick)
         self.ownership = _ownership_of(config, limiter)
         """None: this broker serves every namespace."""
         self.rates = Rates(self.producers, self.consumers, calls.loop, config.stats_update_frequency_in_secs)

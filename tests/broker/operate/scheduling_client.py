@@ -1,4 +1,4 @@
-"""A program: sends delayed messages, prints their ids, waits for a line, prints what comes until nothing does."""
+"""A program: sends delayed messages, prints their ids, and prints what comes after each line that it reads."""
 
 from __future__ import annotations
 
@@ -26,8 +26,19 @@ def main(url: str) -> None:
         ids[name] = f"{sent.ledger_id()}:{sent.entry_id()}"
     print(json.dumps(ids), flush=True)
     sys.stdin.readline()
+    received(consumer, 2)
+    sys.stdin.readline()  # meanwhile the topic was unloaded
+    producer.send(b"e")
+    received(consumer, 1)
+    sys.stdin.readline()  # meanwhile the subscription went back to its beginning
+    received(consumer, 3)
+    client.close()
+
+
+def received(consumer: Any, count: int) -> None:
+    """Print so many messages, and what comes behind them by mistake."""
     found = []
-    for wait_ms in (20_000, 20_000, 500):
+    for wait_ms in (*[20_000] * count, 300):
         try:
             message = consumer.receive(wait_ms)
         except pulsar.Timeout:
@@ -35,7 +46,6 @@ def main(url: str) -> None:
         found.append({"payload": message.data().decode(), "atMs": time.time_ns() // 1_000_000})
         consumer.acknowledge(message)
     print(json.dumps(found), flush=True)
-    client.close()
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import base64
 import json
 import subprocess
 import sys
+from asyncio.subprocess import Process
 from pathlib import Path
 from typing import Any
 
@@ -174,8 +175,19 @@ def test_a_wrong_value_is_named(method: str, path: str, body: Any, reason: str, 
     asyncio.run(main())
 
 
+async def further(process: Process) -> list[str]:
+    """Have the program go on; what it receives."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(b"go\n")
+    return [each["payload"] for each in json.loads(await asyncio.wait_for(process.stdout.readline(), 60))]
+
+
 def test_a_client_gets_what_was_left_and_at_its_new_time(tmp_path: Path) -> None:
-    """pulsar-client sends delayed messages and learns their ids; REST lists them, cancels one and moves two."""
+    """pulsar-client sends delayed messages and learns their ids; REST lists them, cancels one and moves two.
+
+    Then the topic is unloaded and the subscription moved: the client goes on with both, as with Pulsar.
+    """
     pytest.importorskip("pulsar")
 
     async def main() -> None:
@@ -202,6 +214,11 @@ def test_a_client_gets_what_was_left_and_at_its_new_time(tmp_path: Path) -> None
                 assert [each["payload"] for each in received] == ["b", "d"]
                 assert due_ms <= received[1]["atMs"] < due_ms + 5_000
                 assert [each.payload[-1:] for each in store.topic("t").scheduled()] == [b"c"]
+                admin = "/admin/v2/persistent/public/default/t"
+                assert (await rest.ask("PUT", f"{admin}/unload")).status == 204
+                assert await further(process) == ["e"]
+                assert (await rest.ask("POST", f"{admin}/subscription/s/resetcursor/0")).status == 204
+                assert sorted(await further(process)) == ["b", "d", "e"]
                 assert await asyncio.wait_for(process.wait(), 30) == 0
             finally:
                 if process.returncode is None:

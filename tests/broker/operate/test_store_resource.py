@@ -8,12 +8,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 
+from duelog import DelayedStore
 from duelog.broker.admin.http_request import HttpError
 from duelog.broker.operate.jobs import MOST_KEPT, Job, Jobs
 from duelog.partitions.timespan import directory_name
 from tests.broker.admin.rest import Rest, administered
+from tests.broker.clients.conftest import ServedStore, free_port
 
 COMMAND = [sys.executable, "-P", "-m", "duelog.tools.cli.main"]
 DUE_MS = 4_000_000_000_000 // 86_400_000 * 86_400_000
@@ -66,8 +69,12 @@ KINDS: tuple[tuple[str, dict[str, Any]], ...] = (
 )
 
 
-def test_jobs_read_the_store_beside_the_broker(tmp_path: Path) -> None:
+def test_duelog_serve_runs_jobs_beside_it(tmp_path: Path) -> None:
     """Started with 202, watched until they are done, their results in the command line's JSON."""
+    with DelayedStore.open(tmp_path / "store") as store:
+        store.topic("t").send_payloads([b"x"] * 3, deliver_at=DUE_MS)
+    port = free_port()
+    served = ServedStore(tmp_path, webServicePort=port)
 
     async def run(rest: Rest, kind: str, options: dict[str, Any]) -> list[Any]:
         started = await rest.ask("POST", "/duelog/v1/jobs", {"kind": kind, **options})
@@ -81,13 +88,49 @@ def test_jobs_read_the_store_beside_the_broker(tmp_path: Path) -> None:
         return list(found["result"])
 
     async def main() -> None:
-        async with administered(tmp_path / "store", command=COMMAND) as (_, rest, store):
-            store.topic("t").send_payloads([b"x"] * 3, deliver_at=DUE_MS)
+        async with aiohttp.ClientSession() as session:
+            rest = Rest(session, f"http://127.0.0.1:{port}")
             check, (audit,) = await asyncio.gather(*(run(rest, *each) for each in KINDS[:2]))
             compaction, snapshots = await asyncio.gather(*(run(rest, *each) for each in KINDS[2:]))
             assert (check, snapshots) == ([], [])
             assert (audit["findings"], sum(each["messages"] for each in audit["partitions"])) == ([], 3)
             assert compaction == [{"partitions": [], "bytes_before": 0, "bytes_after": 0}]
+            assert (await rest.ask("POST", "/duelog/v1/jobs", {"kind": "audit"})).status == 202
+
+    served.start()
+    try:
+        asyncio.run(main())
+        assert served.stop() == 0, served.log()  # and the last job with it
+    finally:
+        served.kill()
+
+
+def test_a_compaction_is_taken_over_by_the_broker(tmp_path: Path) -> None:
+    """Cancelled messages leave a closed partition while the store is served, and those that are left can be read."""
+
+    async def main() -> None:
+        settings: dict[str, Any] = {"store": {"partition_ms": 100}}
+        async with administered(tmp_path / "store", command=COMMAND, **settings) as (_, rest, store):
+            topic = store.topic("t")
+            topic.subscribe("s").close()
+            ids = topic.send_payloads([b"x" * 1_000] * 100, deliver_at=store.clock.now_ms() + 300)
+            assert all(topic.cancel_batch(ids[10:]))
+
+            async def until(state: str, generation: int) -> None:
+                async with asyncio.timeout(60):
+                    while True:
+                        (found,) = (await rest.ask("GET", "/duelog/v1/partitions")).value
+                        if (found["state"], found["generation"]) == (state, generation):
+                            return
+                        await asyncio.sleep(0.05)
+
+            await until("closed", 1)
+            body = {"kind": "compaction", "minDeadRatio": 0.1}
+            (report,) = (await ended(rest, (await rest.ask("POST", "/duelog/v1/jobs", body)).value["id"]))["result"]
+            assert [(each["messages"], each["dead_messages"]) for each in report["partitions"]] == [(100, 90)]
+            await until("closed", 2)
+            with topic.subscribe("s") as subscription:
+                assert len(subscription.receive(100, timeout=0)) == 10
 
     asyncio.run(main())
 
