@@ -48,7 +48,7 @@ class FakePeer:
         while frames:
             size = int.from_bytes(frames[4:8], "big")
             if len(frames) < 8 + size and blob is not None:
-                frames, blob = frames + blob, None
+                frames, blob = frames + bytes(blob), None
             self.send(decode(frames[8 : 8 + size]), blob)
             frames = frames[8 + size :]
 

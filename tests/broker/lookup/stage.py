@@ -37,8 +37,8 @@ class AnsweredPeer:
     def send(self, command: Command, blob: object = None) -> None:
         self.answers.append(command)
 
-    def send_frames(self, frames: bytes, blob: bytes = b"") -> None:
-        self.answers.append(decode(frames[8:] + blob))
+    def send_frames(self, frames: bytes, blob: memoryview | None = None) -> None:
+        self.answers.append(decode(frames[8:] + bytes(blob or b"")))
 
     def on_left(self, call: Callable[[], object]) -> None:
         call()

@@ -102,3 +102,33 @@ def test_a_queue_keeps_nothing_for_a_connection_that_is_gone() -> None:
     queue.put(b"late")
     run(soon)
     assert (queue.size, transport.pieces, lows) == (0, [], [])
+
+
+@given(st.lists(st.tuples(st.integers(1, 3 * PIECE), st.booleans()), min_size=1, max_size=8), st.integers(0, 40))
+def test_what_was_queued_is_told_once_when_it_has_left_or_the_connection_is_gone(
+    frames: list[tuple[int, bool]], resumes: int
+) -> None:
+    """A frame has left when the transport has written its last byte, not when it took it."""
+    queue, transport, soon, _ = make()
+    told: list[int] = []
+    marks: dict[int, int] = {}
+    for number, (size, full) in enumerate(frames):
+        transport.full = full
+        queue.put(bytes(size))
+        marks[number] = queue.left + queue.size
+        queue.on_left(lambda number=number: told.append(number))  # type: ignore[misc]
+        run(soon)
+    transport.full = True
+    for _ in range(resumes):
+        if queue.is_empty:
+            break
+        written = queue.left  # all that the transport took before has left now
+        queue.resume()
+        if not queue.is_empty:
+            assert told == [number for number, mark in marks.items() if mark <= written]
+    if queue.is_empty:
+        assert len(told) == len(frames)
+    queue.drop()
+    assert told == list(range(len(frames)))
+    queue.on_left(lambda: told.append(-1))
+    assert told[-1] == -1

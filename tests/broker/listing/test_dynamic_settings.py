@@ -1,0 +1,118 @@
+"""Settings that change while the broker runs."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from duelog import DelayedStore
+from duelog.broker.listing.dynamic_settings import NAMES, DynamicSettings
+from duelog.broker.listing.limiter import Limits
+from duelog.broker.server.configuration import BrokerConfig
+from duelog.store.errors import InvalidArgument
+from tests.broker.listing.watching import held_broker
+from tests.conftest import OpenStore
+
+HEAP = "maxTopicListInFlightHeapMemSizeMB"
+TIMEOUT = "maxTopicListInFlightDirectMemSizePermitsAcquireTimeoutMillis"
+QUEUE = "maxTopicListInFlightHeapMemSizePermitsAcquireQueueSize"
+
+
+@pytest.fixture
+def store(open_store: OpenStore) -> DelayedStore:
+    """An empty one."""
+    return open_store()
+
+
+def settings_of(store: DelayedStore) -> DynamicSettings:
+    """With the defaults of a broker, and what is set read."""
+    return DynamicSettings(store.documents, BrokerConfig().dynamic())
+
+
+def test_the_six_names_are_those_that_operators_know() -> None:
+    """And each is a setting of the configuration too, with its default."""
+    assert {name: BrokerConfig().dynamic()[name] for name in NAMES} == {
+        "maxTopicListInFlightHeapMemSizeMB": 100,
+        "maxTopicListInFlightDirectMemSizeMB": 100,
+        "maxTopicListInFlightHeapMemSizePermitsAcquireTimeoutMillis": 25_000,
+        "maxTopicListInFlightDirectMemSizePermitsAcquireTimeoutMillis": 25_000,
+        "maxTopicListInFlightHeapMemSizePermitsAcquireQueueSize": 1_000,
+        "maxTopicListInFlightDirectMemSizePermitsAcquireQueueSize": 1_000,
+    }
+
+
+def test_what_is_set_is_in_force_at_once_and_after_a_restart(store: DelayedStore) -> None:
+    """Over the configuration; deleted, the configuration's holds again."""
+
+    async def main() -> None:
+        first, heard = settings_of(store), list[Limits]()
+        await first.load()
+        first.on_change(lambda: heard.append(first.heap()))
+        assert (first.names(), first.values()) == (sorted(NAMES), {})
+        await first.set(HEAP, "7")
+        await first.set(QUEUE, "0")
+        assert first.values() == {HEAP: "7", QUEUE: "0"}
+        assert heard == [Limits(7 << 20), Limits(7 << 20, max_queue=0)]
+        again = settings_of(store)
+        await again.load()
+        assert again.values() == first.values()
+        assert again.in_force() == {
+            **{name: str(each) for name, each in BrokerConfig().dynamic().items()},
+            **first.values(),
+        }
+        await again.delete(HEAP)
+        await again.delete(HEAP)
+        assert again.heap() == Limits(max_queue=0)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        (HEAP, "-1"),
+        (HEAP, ""),
+        (HEAP, "1.5"),
+        (HEAP, "x"),
+        (HEAP, "9" * 30),
+        (HEAP, "²"),
+        (TIMEOUT, "0"),
+        ("other", "1"),
+    ],
+)
+def test_what_cannot_be_set_is_told_by_name_and_value(store: DelayedStore, name: str, text: str) -> None:
+    """And nothing changes."""
+
+    async def main() -> None:
+        settings = settings_of(store)
+        await settings.load()
+        with pytest.raises(InvalidArgument, match=name):
+            await settings.set(name, text)
+        assert settings.values() == {}
+
+    asyncio.run(main())
+
+
+def test_a_broker_takes_a_change_while_it_runs_and_keeps_it(open_store: OpenStore) -> None:
+    """0 MB is no limit: what waited is let through."""
+
+    store = open_store()
+
+    async def change() -> None:
+        async with held_broker(store, max_topic_list_in_flight_heap_mem_size_mb=1) as held:
+            heap = held.services.limiter.heap
+            assert heap.max_permits == 1 << 20
+            first, second = heap.acquire(1 << 20), heap.acquire(1 << 20)
+            await held.services.dynamic.set(HEAP, "0")
+            heap.release(first.result())
+            heap.release(second.result())
+
+    async def look() -> None:
+        async with held_broker(store, max_topic_list_in_flight_heap_mem_size_mb=1) as held:
+            assert held.services.limiter.heap.max_permits == 0
+            await held.services.dynamic.delete(HEAP)
+            assert held.services.limiter.heap.max_permits == 1 << 20
+
+    asyncio.run(change())
+    asyncio.run(look())
