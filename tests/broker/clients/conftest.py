@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,7 @@ class ServedStore:
         """settings: of its file, as TOML has them."""
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
-        self.port, self.tls_port = free_port(), free_port()
+        self.port, self.tls_port = settings.get("brokerServicePort") or free_port(), free_port()
         self.url = f"pulsar://127.0.0.1:{self.port}"
         self.tls_url = f"pulsar+ssl://localhost:{self.tls_port}"
         shown = {"brokerServicePort": self.port, "brokerServicePortTls": self.tls_port, **settings}
@@ -52,13 +52,15 @@ class ServedStore:
         """The program, before its arguments."""
         return [sys.executable, "-c", _SERVE]
 
+    def arguments(self) -> list[str]:
+        """Of the program."""
+        return ["serve", str(self.folder / "store"), "--config", str(self.folder / "broker.toml")]
+
     def start(self) -> None:
         """Start it, and wait until it listens."""
-        command = [*self.command(), "serve", str(self.folder / "store")]
         with (self.folder / "log").open("ab") as log:
-            self._process = subprocess.Popen(
-                [*command, "--config", str(self.folder / "broker.toml")], stdout=log, stderr=subprocess.STDOUT
-            )
+            command = [*self.command(), *self.arguments()]
+            self._process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
         deadline = time.monotonic() + START_S
         while not listens(self.port):
             if self._process.poll() is not None or time.monotonic() > deadline:
@@ -91,6 +93,20 @@ class ServedStore:
         status = self._process.wait(START_S)
         self._process = None
         return status
+
+
+class ServedProxy(ServedStore):
+    """`duelog proxy` to brokers."""
+
+    def __init__(self, folder: Path, *urls: str, options: Sequence[str] = ()) -> None:
+        """options: of the command, more than those for ports and brokers."""
+        super().__init__(folder)
+        self._options = ["--host", "127.0.0.1", "--port", str(self.port), *options]
+        for url in urls:
+            self._options += ["--broker", url]
+
+    def arguments(self) -> list[str]:
+        return ["proxy", *self._options]
 
 
 def listens(port: int) -> bool:

@@ -1,0 +1,123 @@
+"""The Python client through `duelog proxy`: what programs do, TLS on both ways, tokens, two brokers behind it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from duelog import DelayedStore
+from tests.broker.clients.conftest import RunScenario, ServedProxy, ServedStore, ServeStore, free_port, listens
+from tests.broker.clients.test_python_clients import SECURED, token
+from tests.broker.lookup.stage import Stage
+from tests.broker.security.certificates import write_pair
+
+SCENARIOS = (
+    "produce_and_consume",
+    "empty_and_large",
+    "delays",
+    "batches",
+    "shared",
+    "seek",
+    "reader",
+    "pattern",
+    "schema",
+)
+
+StartProxy = Callable[..., ServedProxy]
+
+
+@pytest.fixture
+def start_proxy(tmp_path: Path) -> Iterator[StartProxy]:
+    """Start a proxy; it ends cleanly."""
+    made: list[ServedProxy] = []
+
+    def start(*urls: str, options: tuple[str, ...] = ()) -> ServedProxy:
+        proxy = ServedProxy(tmp_path / f"proxy-{len(made)}", *urls, options=options)
+        made.append(proxy)
+        proxy.start()
+        return proxy
+
+    yield start
+    for proxy in made:
+        assert proxy.stop() == 0, proxy.log()
+
+
+@pytest.fixture(scope="module")
+def proxied(broker: ServedStore, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedProxy]:
+    """A proxy to the broker that asks for nothing."""
+    proxy = ServedProxy(tmp_path_factory.mktemp("proxy"), broker.url)
+    proxy.start()
+    yield proxy
+    assert proxy.stop() == 0, proxy.log()
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_a_program_works_through_the_proxy_as_without(
+    scenario: str, proxied: ServedProxy, run_scenario: RunScenario
+) -> None:
+    """What the scenario says; its topics are not those of other tests."""
+    run_scenario("installed", scenario, proxied.url, "proxied")
+
+
+def test_tls_holds_on_both_ways(
+    serve_store: ServeStore, start_proxy: StartProxy, run_scenario: RunScenario, tmp_path: Path
+) -> None:
+    """From the client to the proxy, and from there to the broker, whose certificate is checked."""
+    certificate, key = write_pair(tmp_path)
+    broker = serve_store(tlsCertificateFilePath=certificate, tlsKeyFilePath=key)
+    tls_port = free_port()
+    config = tmp_path / "proxy.toml"
+    config.write_text(f'servicePortTls = {tls_port}\nbrokerClientTrustCertsFilePath = "{certificate}"\n')
+    options = ("--config", str(config), "--tls-cert", str(certificate), "--tls-key", str(key))
+    start_proxy(broker.tls_url, options=options)
+    assert listens(tls_port)
+    run_scenario("installed", "secured", f"pulsar+ssl://localhost:{tls_port}", "installed", str(certificate))
+
+
+def test_brokers_check_the_clients_tokens(
+    serve_store: ServeStore, start_proxy: StartProxy, run_scenario: RunScenario
+) -> None:
+    """The right one, a role without a right; and one that expires while the client is there."""
+    broker = serve_store(**SECURED, authenticationRefreshCheckSeconds=1)
+    proxy = start_proxy(broker.url)
+    run_scenario("installed", "authenticated", proxy.url, "installed", token("root"))
+    run_scenario("installed", "not_authorized", proxy.url, "installed", token("stranger"))
+    now = int(time.time())
+    short = [token("root", exp=now + seconds) for seconds in (2, 3_600)]
+    run_scenario("installed", "refreshed", proxy.url, "installed", *short)
+
+
+def test_two_brokers_are_one_to_programs_with_and_without_a_proxy(
+    serve_store: ServeStore, start_proxy: StartProxy, run_scenario: RunScenario, tmp_path: Path
+) -> None:
+    """Whichever of them a program is told of, its topics are in the store of the one that the table names."""
+    table = tmp_path / "placement.toml"
+    ports = [free_port(), free_port()]
+    lines = ['default = "b"']
+    for name, port in zip("ab", ports, strict=True):
+        lines += [f"[brokers.{name}]", f'url = "pulsar://127.0.0.1:{port}"']
+    table.write_text("\n".join(lines))
+
+    def prepare(store: DelayedStore) -> None:
+        Stage(store).set("public/default")
+
+    brokers = [
+        serve_store(prepare, placementFile=table, placementBroker=name, brokerServicePort=port)
+        for name, port in zip("ab", ports, strict=True)
+    ]
+    urls = [f"pulsar://127.0.0.1:{port}" for port in ports]
+    run_scenario("installed", "produce_and_consume", urls[0], "redirected")
+    run_scenario("installed", "pattern", urls[0], "redirected")
+    placed = start_proxy(options=("--placement", str(table)))
+    run_scenario("installed", "produce_and_consume", placed.url, "placed")
+    for broker in brokers:
+        broker.stop()
+    found = []
+    for broker in brokers:
+        with DelayedStore.open(broker.folder / "store", read_only=True) as store:
+            found.append(len(list(store.topics())))
+    assert found[0] == 0
+    assert found[1] >= 3
