@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from random import Random
 
 import pytest
 
 from duelog import DelayedStore, ManualClock, StoreConfig
+from duelog.partitions.timespan import directory_name
 from duelog.store.errors import InvalidArgument
+from duelog.tools.audit import audit_store
 
 HOUR_MS = 3_600_000
 START_MS = 1_800_000_000_000 // HOUR_MS * HOUR_MS
@@ -44,3 +47,38 @@ def test_each_reason_in_the_life_of_a_partition(tmp_path: Path) -> None:
         store.tick()
         with pytest.raises(InvalidArgument, match="no time partition begins there"):
             store.kept_by(START_MS)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_an_audit_of_the_closed_store_says_the_same(tmp_path: Path, seed: int) -> None:
+    """Partition by partition, whatever was sent, cancelled, received and acknowledged."""
+    random = Random(seed)
+    clock = ManualClock(START_MS)
+    config = StoreConfig(partition_ms=HOUR_MS, ledger_max_entries=20, background=False)
+    kept: set[tuple[str, str, str, str, int]] = set()
+    with DelayedStore.open(tmp_path / "store", config, clock=clock) as store:
+        topics = [store.topic(name) for name in "abc"]
+        for topic in topics:
+            for name in "xy"[: random.randint(1, 2)]:
+                topic.subscribe(name).close()
+            dues = [START_MS + random.randrange(4 * HOUR_MS) for _ in range(60)]
+            ids = topic.send_payloads([b"x"] * 60, deliver_at=dues)
+            topic.cancel_batch([each for each in ids if random.random() < 0.2])
+        for _ in range(8):
+            clock.advance(random.randrange(2 * HOUR_MS))
+            store.tick()
+            for topic in topics:
+                for name in topic.subscriptions():
+                    with topic.subscribe(name) as subscription:
+                        messages = subscription.receive(random.randint(1, 10), timeout=0)
+                        subscription.ack([each for each in messages if random.random() < 0.9])
+        store.tick()
+        for each in store.partitions():
+            if each.end_ms <= clock.now_ms():
+                name = directory_name(each.start_ms)
+                kept |= {(name, *keeper[:4]) for keeper in store.kept_by(each.start_ms)}
+    audit = audit_store(tmp_path / "store", as_of_ms=clock.now_ms())
+    assert audit.findings == []
+    held = {(row.partition, row.reason, row.topic, row.subscription, row.behind) for row in audit.held}
+    assert {each for each in kept if each[1] != "next tick"} == held
+    assert {each[1] for each in held} >= {"subscription"}

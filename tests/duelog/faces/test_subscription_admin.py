@@ -83,10 +83,10 @@ class AdminMachine(RuleBasedStateMachine):
     def time_passes(self, ms: int) -> None:
         self.clock.advance(ms)
 
-    @rule(count=st.integers(1, 8))
-    def peek(self, count: int) -> None:
-        expected = self.readable()[:count]
-        found = self.topic.subscription("s").peek(count)
+    @rule(count=st.integers(1, 8), after=st.integers(0, 5))
+    def peek(self, count: int, after: int) -> None:
+        expected = self.readable()[after : after + count]
+        found = self.topic.subscription("s").peek(count, after=after)
         assert [(each.position, each.payload) for each in found] == [each[:2] for each in expected]
         assert {(each.subscription, each.redelivery_count) for each in found} <= {("s", 0)}
 
@@ -285,6 +285,20 @@ def test_whole_ledgers_closed_before_the_time_are_not_read(
     topic.subscription("s").reset(PublishedAt(START_MS + 985))
     assert len(looked) <= 3
     assert received(topic.subscribe("s")) == [b"99"]
+
+
+def test_peeking_far_ahead_reads_what_lies_before(topic: Topic) -> None:
+    """More than are read at once; a wrong number is named."""
+    topic.subscribe("s").close()
+    payloads = [b"%d" % number for number in range(200)]
+    topic.send_payloads(payloads)
+    admin = topic.subscription("s")
+    for after in (0, 63, 64, 65, 129, 199):
+        assert [message.payload for message in admin.peek(2, after=after)] == payloads[after : after + 2]
+    assert admin.peek(after=200) == []
+    for wrong in (-1, True, "1"):
+        with pytest.raises(InvalidArgument, match="after="):
+            admin.peek(after=wrong)  # type: ignore[arg-type]
 
 
 def test_a_store_open_read_only_is_peeked_at_and_nothing_else(
