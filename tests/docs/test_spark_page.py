@@ -45,7 +45,7 @@ def test_every_column_of_the_other_tables_is_named() -> None:
 def test_every_option_is_described() -> None:
     """With the defaults that there are."""
     reading = section("Reading a store")
-    assert set(_OPTIONS) - {"path"} == {
+    assert set(_OPTIONS) - {"path", "paths"} == {
         name for names in re.findall(r"^\| (`.*?) \|", reading, re.MULTILINE) for name in re.findall(r"`(\w+)`", names)
     } - {"option"}
     assert f"{SLICE_ENTRIES:,} entries or {SLICE_BYTES >> 20} MiB" in reading

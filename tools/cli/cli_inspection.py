@@ -1,4 +1,4 @@
-"""The commands that look at a store and change nothing in it: scheduled, stats, partitions, check, dump."""
+"""The commands that look at a directory and change nothing in it: partitions, check, dump."""
 
 from __future__ import annotations
 
@@ -10,16 +10,12 @@ from typing import Annotated
 
 import typer
 
-from ... import DelayedStore
 from ...partitions.timespan import directory_name
-from ...stats import SubscriptionStats, TopicStats
 from ...store.codec.format import Table
 from ...store.errors import InvalidArgument
 from ..dump import open_environment, partition_directory, rows, wal_rows
 from ..output import (
     answer,
-    message_json,
-    preview,
     say,
     size_text,
     write_json,
@@ -27,125 +23,8 @@ from ..output import (
     write_table,
 )
 from ..store_check import check_store
-from ..values import iso_time, open_to_read, require_store, time_ms
-from .options import Json, Store, TopicName
-
-
-def scheduled(
-    store: Store,
-    topic: TopicName,
-    start: Annotated[str | None, typer.Option(metavar="TIME", help="Due at this time or later.")] = None,
-    end: Annotated[str | None, typer.Option(metavar="TIME", help="Due before this time.")] = None,
-    limit: Annotated[int, typer.Option(min=1, help="At most this many.")] = 100,
-    json_: Json = False,
-) -> None:
-    """List messages of a topic that are not due yet, by due time.
-
-    ```
-    duelog scheduled data reminders --start 2026-12-01T00:00Z --end 2026-12-02T00:00Z
-    ```
-    """
-    start_ms = None if start is None else time_ms("--start", start)
-    end_ms = None if end is None else time_ms("--end", end)
-    with open_to_read(store) as opened:
-        found = opened.topic(topic).scheduled(start_ms, end_ms, limit + 1)
-        shown = list(islice(found, limit))
-        more = next(found, None) is not None
-    if json_:
-        for message in shown:
-            write_json(message_json(message))
-    else:
-        columns = ("message id", "due", "key", "payload")
-        cells = [(str(each.message_id), iso_time(each.due_ms), each.key, preview(each.payload)) for each in shown]
-        write_table(f"scheduled messages: {len(shown):,}", columns, cells)
-    if more:
-        say(f"there are more than {limit:,}; --limit shows more of them")
-
-
-def stats(
-    store: Store,
-    topic: Annotated[str | None, typer.Argument(metavar="TOPIC", help="Of this topic; else of the store.")] = None,
-    topics: Annotated[int, typer.Option(min=0, help="Of the store: show this many of its topics, by name.")] = 20,
-    json_: Json = False,
-) -> None:
-    """Show the figures of a store and its topics, or of one topic and its subscriptions.
-
-    Pending messages are not due yet; a subscription's backlog is due and not acknowledged.
-
-    ```
-    duelog stats data
-    duelog stats data reminders
-    ```
-    """
-    with open_to_read(store) as opened:
-        if topic is None:
-            _store_stats(opened, topics, json_)
-        else:
-            _topic_stats(opened.topic(topic).stats(), json_)
-
-
-def _store_stats(store: DelayedStore, topics: int, json_: bool) -> None:
-    figures = store.stats()
-    shown = [topic.stats() for topic in islice(store.topics(), topics)]
-    # What only the process that has the store open for writing knows (its commits, its indexes) is left out.
-    summary = {
-        "topics": figures.topics,
-        "partitions": figures.partitions,
-        "pending": figures.pending,
-        "set_aside": figures.set_aside,
-        "disk_bytes": figures.disk_bytes,
-    }
-    if json_:
-        write_json({**summary, "shown": [_topic_json(each) for each in shown]})
-        return
-    cells = [*list(summary.items())[:-1], ("disk", size_text(figures.disk_bytes))]
-    write_table(str(store.path), ("", ">"), [(name.replace("_", " "), value) for name, value in cells])
-    write_line("")
-    columns = ("topic", ">pending", ">main log", ">subscriptions", ">largest backlog")
-    write_table(
-        f"topics: {len(shown):,} of {figures.topics:,}",
-        columns,
-        [
-            (
-                each.name,
-                each.pending,
-                size_text(each.stored_bytes),
-                len(each.subscriptions),
-                max((subscription.backlog for subscription in each.subscriptions), default=None),
-            )
-            for each in shown
-        ],
-    )
-
-
-def _topic_stats(topic: TopicStats, json_: bool) -> None:
-    if json_:
-        write_json(_topic_json(topic))
-        return
-    cells = (("pending", topic.pending), ("fired", topic.fired), ("entries of the main log", topic.entries),
-             ("ledgers", topic.ledgers), ("size of the main log", size_text(topic.stored_bytes)))  # fmt: skip
-    write_table(topic.name, ("", ">"), cells)
-    write_line("")
-    columns = ("subscription", ">backlog", "mark-delete")
-    found = [(each.name, each.backlog, str(each.mark_delete)) for each in topic.subscriptions]
-    write_table(f"subscriptions: {len(found):,}", columns, found)
-
-
-def _topic_json(topic: TopicStats) -> dict[str, object]:
-    return {
-        "name": topic.name,
-        "pending": topic.pending,
-        "fired": topic.fired,
-        "entries": topic.entries,
-        "ledgers": topic.ledgers,
-        "stored_bytes": topic.stored_bytes,
-        "subscriptions": [_subscription_json(each) for each in topic.subscriptions],
-    }
-
-
-def _subscription_json(subscription: SubscriptionStats) -> dict[str, object]:
-    mark_delete = f"{subscription.mark_delete.ledger_id}:{subscription.mark_delete.entry_id}"
-    return {"name": subscription.name, "backlog": subscription.backlog, "mark_delete": mark_delete}
+from ..values import iso_time, open_to_read, require_store
+from .options import Json, Store
 
 
 def partitions(store: Store, json_: Json = False) -> None:

@@ -20,14 +20,14 @@ from typer.core import TyperGroup
 
 from ...store.errors import DuelogError
 from ..output import drop_output, flush_output, say
-from ..remote import cli_drain
+from ..remote import cli_drain, cli_figures, cli_policies, cli_topics
+from ..remote.places import ServerCommand
 from . import (
     cli_audit,
     cli_dead_letters,
     cli_export,
     cli_init,
     cli_inspection,
-    cli_policies,
     cli_schedules,
     cli_serve,
     cli_snapshot,
@@ -152,8 +152,6 @@ for command in (
     cli_traffic.send,
     cli_traffic.receive,
     cli_traffic.import_,
-    cli_inspection.scheduled,
-    cli_inspection.stats,
     cli_inspection.partitions,
     cli_inspection.check,
     cli_audit.audit,
@@ -169,6 +167,10 @@ for command in (
     demo,
 ):
     app.command(command.__name__.rstrip("_").replace("_", "-"))(command)
+for of_server in (cli_figures.scheduled, cli_figures.stats, cli_topics.cancel, cli_topics.reschedule):
+    app.command(of_server.__name__, cls=ServerCommand)(of_server)
+app.add_typer(cli_topics.topics)
+app.add_typer(cli_topics.subscriptions)
 app.add_typer(cli_dead_letters.app)
 app.add_typer(cli_policies.app)
 app.add_typer(cli_schedules.app)

@@ -1,22 +1,22 @@
 """The commands `duelog policies get | set | unset | remove`: what a store keeps, and the delay policies of PIP-437.
 
-The delay policies have the flags of Pulsar's admins.
+The delay policies have the flags of Pulsar's admins. A server has delays, retention and time to live of namespaces and
+topics, in Pulsar's units.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from ... import DelayedStore, Policies
+from ... import Policies
 from ...store.errors import InvalidArgument
-from ...store.policy.policies import POLICY_FIELDS
+from ..cli import options
 from ..output import answer, write_json, write_table
-from ..values import open_to_read, open_to_write
-from . import options
+from .operations import Effective, Scope
+from .places import Place, Server, ServerCommand, Token, Trust, administered
 
 app = typer.Typer(
     name="policies",
@@ -33,30 +33,30 @@ Subscription = Annotated[
 ]
 
 
-@app.command("get")
+@app.command("get", cls=ServerCommand)
 def get_(
-    store: options.Store,
+    store: Place,
     namespace: Namespace = None,
     topic: Topic = None,
     subscription: Subscription = None,
+    server: Server = None,
+    token: Token = None,
+    trust: Trust = None,
     json_: options.Json = False,
 ) -> None:
     """Show what is set: at every scope, or at one; for a topic or a subscription what is in force, by which scope.
 
     ```
     duelog policies get data --topic reminders --subscription mailer
+    duelog policies get --server http://localhost:8080 --topic reminders
     ```
     """
-    scope = {"namespace": namespace, "topic": topic, "subscription": subscription}
-    with open_to_read(store) as opened:
+    scope = Scope(namespace, topic, subscription)
+    with administered(server or store, token, trust) as there:
         if topic is not None or subscription is not None:
-            _show_topic(opened, scope, json_)
+            _show_topic(there.effective(scope), subscription, json_)
             return
-        if namespace is not None:
-            found = opened.policies(namespace=namespace)
-            scopes = {} if found is None else {f"namespace {namespace}": found}
-        else:
-            scopes = opened.all_policies()
+        scopes = there.policies(scope)
     if json_:
         write_json([{"scope": scope, **asdict(policies)} for scope, policies in scopes.items()])
         return
@@ -68,30 +68,26 @@ def get_(
     write_table("policies", ["scope", "policy", ">value"], rows)
 
 
-def _show_topic(store: DelayedStore, scope: Mapping[str, str | None], json_: bool) -> None:
-    set_here = store.policies(**scope)
-    topic, subscription = store.topic(str(scope["topic"])).name, scope["subscription"]
-    effective = store.effective_policies(topic, subscription)
-    here = None if set_here is None else asdict(set_here)
+def _show_topic(found: Effective, subscription: str | None, json_: bool) -> None:
+    here = None if found.here is None else asdict(found.here)
     if json_:
-        values = {name: getattr(effective, name) for name in POLICY_FIELDS}
         write_json(
-            {"topic": topic, "subscription": subscription, "set": here, "effective": values,
-             "set_at": dict(effective.set_at)}
+            {"topic": found.topic, "subscription": subscription, "set": here, "effective": found.values,
+             "set_at": found.set_at}
         )  # fmt: skip
         return
     rows = [
-        (name, None if here is None else here[name], getattr(effective, name), effective.set_at[name])
-        for name in POLICY_FIELDS
+        (name, None if here is None else here[name], value, None if found.set_at is None else found.set_at[name])
+        for name, value in found.values.items()
     ]
-    of = topic if subscription is None else f"subscription {subscription} of {topic}"
+    of = found.topic if subscription is None else f"subscription {subscription} of {found.topic}"
     write_table(f"policies of {of}", ["policy", ">set here", ">in force", "set at"], rows)
 
 
-@app.command("set")
+@app.command("set", cls=ServerCommand)
 def set_(
     ctx: typer.Context,
-    store: options.Store,
+    store: Place,
     namespace: Namespace = None,
     topic: Topic = None,
     subscription: Subscription = None,
@@ -107,6 +103,9 @@ def set_(
     ack_timeout: options.AckTimeout = None,
     backoff: options.Backoff = None,
     max_backoff: options.MaxBackoff = None,
+    server: Server = None,
+    token: Token = None,
+    trust: Trust = None,
     json_: options.Json = False,
 ) -> None:
     """Set policies of the store, a namespace, a topic or a subscription; what is not named stays as it is.
@@ -119,16 +118,20 @@ def set_(
     values = options.policy_values(ctx.params)
     if not values:
         raise InvalidArgument("policies", None, "give one of --enable, --max-delay, --retention, ...; see --help")
-    _update(store, {"namespace": namespace, "topic": topic, "subscription": subscription}, values, json_)
+    with administered(server or store, token, trust, writes=True) as there:
+        _say(there.update_policies(Scope(namespace, topic, subscription), values), json_)
 
 
-@app.command("unset")
+@app.command("unset", cls=ServerCommand)
 def unset_(
-    store: options.Store,
+    store: Place,
     fields: Annotated[list[str], typer.Argument(metavar="POLICY...", help="Such as retention_ms, as `get` shows it.")],
     namespace: Namespace = None,
     topic: Topic = None,
     subscription: Subscription = None,
+    server: Server = None,
+    token: Token = None,
+    trust: Trust = None,
     json_: options.Json = False,
 ) -> None:
     """Unset single policies at one scope, so that the next wider one counts; the others stay.
@@ -137,23 +140,24 @@ def unset_(
     duelog policies unset data --topic reminders retention_ms
     ```
     """
-    scope = {"namespace": namespace, "topic": topic, "subscription": subscription}
-    _update(store, scope, dict.fromkeys(fields), json_)
+    with administered(server or store, token, trust, writes=True) as there:
+        _say(there.update_policies(Scope(namespace, topic, subscription), dict.fromkeys(fields)), json_)
 
 
-def _update(store: Any, scope: Mapping[str, str | None], values: Mapping[str, Any], json_: bool) -> None:
-    with open_to_write(store, create=False) as opened:
-        policies: Policies = opened.update_policies(**scope, **values)
+def _say(policies: Policies, json_: bool) -> None:
     line = ", ".join(f"{name}={value}" for name, value in policies.fields_set().items())
     answer(asdict(policies), line or "nothing is set there", json_=json_)
 
 
-@app.command("remove")
+@app.command("remove", cls=ServerCommand)
 def remove_(
-    store: options.Store,
+    store: Place,
     namespace: Namespace = None,
     topic: Topic = None,
     subscription: Subscription = None,
+    server: Server = None,
+    token: Token = None,
+    trust: Trust = None,
     json_: options.Json = False,
 ) -> None:
     """Remove everything that is set at one scope, so that the next wider one counts; of the store: the defaults.
@@ -162,6 +166,6 @@ def remove_(
     duelog policies remove data --topic reminders
     ```
     """
-    with open_to_write(store, create=False) as opened:
-        removed = opened.remove_policies(namespace=namespace, topic=topic, subscription=subscription)
+    with administered(server or store, token, trust, writes=True) as there:
+        removed = there.remove_policies(Scope(namespace, topic, subscription))
     answer({"removed": removed}, "removed" if removed else "nothing was set there", json_=json_)

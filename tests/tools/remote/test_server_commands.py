@@ -1,0 +1,178 @@
+"""Commands of a directory and of a server: one habit, the same output; and one line for what a server refuses."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("aiohttp", reason="needs duelog[broker]")
+
+from duelog import DelayedStore, StoreConfig
+from tests.broker.admin.rest import SECURED, administered, token
+from tests.tools.command_line import DAY_MS, FUTURE_MS, json_lines_of, json_of, ok, refused, run
+
+
+@contextmanager
+def serving(path: Path, **settings: Any) -> Iterator[str]:
+    """The address of a server of a store, in a thread of its own."""
+    addresses: list[str] = []
+    ready, loop = threading.Event(), asyncio.new_event_loop()
+    end = asyncio.Event()
+
+    async def main() -> None:
+        async with administered(path, **settings) as (broker, _, _):
+            addresses.append(broker.web_urls.plain)
+            ready.set()
+            await end.wait()
+
+    def work() -> None:
+        try:
+            loop.run_until_complete(main())
+        finally:
+            ready.set()
+            loop.close()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    ready.wait(30)
+    try:
+        yield addresses[0]
+    finally:
+        loop.call_soon_threadsafe(end.set)
+        thread.join(30)
+
+
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store that a broker has made, with messages to come and one that has fired."""
+    path = tmp_path_factory.mktemp("filled") / "store"
+    with serving(path):
+        pass
+    with DelayedStore.open(path, StoreConfig(background=False)) as store:
+        topic = store.topic("reminders")
+        topic.subscribe("mailer%2F1").close()
+        for number in range(5):
+            topic.send(b"%d" % number, deliver_at=FUTURE_MS + number, key=f"k{number}", properties={"n": str(number)})
+        topic.send(b"now")
+    return path
+
+
+@pytest.fixture(params=["directory", "server"])
+def place(request: pytest.FixtureRequest, filled: Path, tmp_path: Path) -> Iterator[list[object]]:
+    """The arguments that name the store."""
+    path = shutil.copytree(filled, tmp_path / "store")
+    with ExitStack() as stack:
+        yield ["--server", stack.enter_context(serving(path))] if request.param == "server" else [path]
+
+
+def test_topics_and_subscriptions_are_made_listed_and_deleted(place: list[object]) -> None:
+    """Names in any form; what is there already stays as it is, and the exit status is 0."""
+    assert json_of("topics", "create", *place, "other") == {"created": True}
+    assert json_of("topics", "create", *place, "other") == {"created": False}
+    names = ["persistent://public/default/other", "persistent://public/default/reminders"]
+    assert ok("topics", "list", *place).split() == names
+    found = ok("topics", "list", *place, "--namespace", "public/default", "--limit", 1, "--json")
+    assert found == f'"{names[0]}"\n'
+    assert json_of("subscriptions", "create", *place, "other", "a/b", "--position", "earliest") == {"created": True}
+    assert json_of("subscriptions", "create", *place, "other", "a/b") == {"created": False}
+    assert ok("subscriptions", "list", *place, "other") == "a/b\n"
+    assert json_of("subscriptions", "delete", *place, "other", "a/b") == {"deleted": True}
+    assert ok("subscriptions", "list", *place, "other") == ""
+    assert json_of("topics", "delete", *place, "other") == {"deleted": True}
+    assert ok("topics", "list", *place).split() == names[1:]
+    assert "other" in refused("topics", "delete", *place, "other")
+    assert "a/b" in refused("subscriptions", "delete", *place, "reminders", "a/b")
+
+
+def test_figures_have_the_same_names(place: list[object]) -> None:
+    """Of the store and of a topic; a server does not say how many have fired."""
+    found = json_of("stats", *place)
+    assert (found["topics"], found["pending"], found["set_aside"]) == (1, 5, 0)
+    (topic,) = found["shown"]
+    assert topic == json_of("stats", *place, "reminders")
+    topic.pop("fired")
+    topic.pop("stored_bytes")
+    subscription = topic["subscriptions"][0]
+    assert subscription["name"] == "mailer/1"
+    assert (subscription["backlog"], subscription["mark_delete"].count(":")) == (1, 1)
+    topic.pop("subscriptions")
+    assert topic == {"name": "persistent://public/default/reminders", "pending": 5, "entries": 1, "ledgers": 1}
+    assert "reminders" in ok("stats", *place)
+    assert "pending" in ok("stats", *place, "reminders")
+
+
+def test_messages_to_come_are_listed_cancelled_and_rescheduled(place: list[object]) -> None:
+    """By their ids; exit status 1 where one is unknown or it is too late."""
+    found = json_lines_of("scheduled", *place, "reminders")
+    assert [(each["payload"], each["key"], each["due_ms"] - FUTURE_MS) for each in found] == [
+        (str(at), f"k{at}", at) for at in range(5)
+    ]
+    assert found[3]["properties"] == {"n": "3"}
+    ids = [each["message_id"] for each in found]
+    later = json_lines_of("scheduled", *place, "reminders", "--start", FUTURE_MS + 2, "--end", FUTURE_MS + 4)
+    assert [each["message_id"] for each in later] == ids[2:4]
+    assert "more than 2" in run("scheduled", *place, "reminders", "--limit", 2).stderr
+    cancelled = json_of("cancel", *place, "reminders", *ids[:2])
+    assert cancelled == [{"message_id": each, "outcome": "cancelled"} for each in ids[:2]]
+    result = run("cancel", *place, "reminders", ids[0], "9999:1")
+    assert (result.exit_code, result.stdout) == (1, f"{ids[0]}  already cancelled\n9999:1  unknown\n")
+    (moved,) = json_of("reschedule", *place, "reminders", ids[2], "--at", FUTURE_MS + DAY_MS)
+    assert moved["new_message_id"] not in (*ids, None)
+    result = run("reschedule", *place, "reminders", ids[0], "--after", "1h", "--json")
+    assert (result.exit_code, json.loads(result.stdout)[0]["new_message_id"]) == (1, None)
+    left = json_lines_of("scheduled", *place, "reminders")
+    assert [each["message_id"] for each in left] == [ids[3], ids[4], moved["new_message_id"]]
+    assert left[2]["due_ms"] == FUTURE_MS + DAY_MS
+    assert "ID='x'" in refused("cancel", *place, "reminders", "x")
+    assert "--at" in refused("reschedule", *place, "reminders", ids[3])
+
+
+@pytest.mark.parametrize("scope", [["--namespace", "public/default"], ["--topic", "reminders"]])
+def test_policies_are_set_shown_and_unset(place: list[object], scope: list[str]) -> None:
+    """Those that both have: a field is set alone, the others stay."""
+    done = json_of("policies", "set", *place, *scope, "--retention", "2h", "--ttl", "30s", "--max-delay", "7d")
+    wanted = {"retention_ms": 7_200_000, "ttl_ms": 30_000, "max_delivery_delay_ms": 7 * DAY_MS}
+    assert done.items() >= wanted.items()
+    json_of("policies", "set", *place, *scope, "--fixed-delay", "10s", "--retention-bytes", 1 << 20)
+    wanted |= {"fixed_delivery_delay_ms": 10_000, "retention_bytes": 1 << 20}
+    (found,) = json_of("policies", "get", *place) if scope[0] == "--namespace" else [{}]
+    effective = json_of("policies", "get", *place, "--topic", "reminders")["effective"]
+    assert effective.items() >= wanted.items()
+    if scope[0] == "--namespace":
+        assert found.items() >= ({"scope": "namespace public/default"} | wanted).items()
+    left = json_of("policies", "unset", *place, *scope, "ttl_ms", "retention_ms", "max_delivery_delay_ms")
+    assert [left[name] for name in ("ttl_ms", "max_delivery_delay_ms")] == [None, None]
+    assert (left["retention_bytes"], left["fixed_delivery_delay_ms"]) == (1 << 20, 10_000)
+    assert json_of("policies", "remove", *place, *scope) == {"removed": True}
+    assert json_of("policies", "remove", *place, *scope) == {"removed": False}
+
+
+def test_what_a_server_refuses_is_one_line(filled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing there, no credentials, no rights, an unknown topic, a policy that it has not; a token by environment."""
+    monkeypatch.delenv("DUELOG_TOKEN", raising=False)
+    assert "Connection refused" in refused("stats", "--server", "http://127.0.0.1:1", "t")
+    assert "expected http://host:port" in refused("stats", "--server", "pulsar://localhost:6650")
+    assert "Missing argument" in run("topics", "list").stderr
+    with serving(shutil.copytree(filled, tmp_path / "store"), **SECURED) as url:
+        said = refused("topics", "list", "--server", url)
+        assert said.startswith(f"duelog: {url}: 401: ")
+        assert said.count("\n") == 1
+        assert ": 403: " in refused("topics", "list", f"--server={url}", "--token", token("nobody"))
+        monkeypatch.setenv("DUELOG_TOKEN", token("root"))
+        assert ok("topics", "list", "--server", url) == "persistent://public/default/reminders\n"
+        assert ok("topics", "list", url) == "persistent://public/default/reminders\n"
+        assert f"{url}: 404: " in refused("stats", "--server", url, "none")
+        policies = ["policies", "set", "--server", url]
+        assert "max_redeliveries=3" in refused(*policies, "--topic", "reminders", "--max-redeliveries", 3)
+        assert "whole minutes" in refused(*policies, "--topic", "reminders", "--retention", "61s")
+        assert "name one" in refused(*policies, "--ttl", "1m")
+        assert "--subscription" in refused(*policies, "--topic", "reminders", "-s", "mailer", "--ttl", "1m")
+        assert "has this store open" in refused("cancel", tmp_path / "store", "reminders", "17:3")
