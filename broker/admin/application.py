@@ -32,6 +32,11 @@ MAX_BODY_BYTES = 6 << 20
 _BODY_S = 30.0
 """What a client has to send a body in."""
 
+_STALL_S = 120.0
+"""A client has to take a piece of a long answer in this."""
+
+_PIECE = 64 * 1024
+
 _METHODS = {"bearer": "token", "basic": "basic"}
 """By the scheme of a request, the method of the binary protocol."""
 
@@ -65,7 +70,11 @@ class Application:
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer a request; raises nothing but the end of its task."""
         try:
-            return _response(await self._answer(request))
+            answer = await self._answer(request)
+            if isinstance(answer, Reply) and answer.until_left is not None:
+                async with answer.until_left:
+                    return await _write(request, answer)
+            return _response(answer)
         except Exception as error:
             failure = as_http_error(error)
             if failure is None:
@@ -135,6 +144,23 @@ async def _body(request: web.BaseRequest) -> bytes:
     except TimeoutError as error:
         raise HttpError(408, f"the body did not come within {_BODY_S:.0f} s", {"Connection": "close"}) from error
     return bytes(found)
+
+
+async def _write(request: web.BaseRequest, answer: Reply) -> web.StreamResponse:
+    """Write an answer piece by piece as the client takes it; one that takes nothing for long loses its connection."""
+    response = web.StreamResponse(status=answer.status, headers=answer.headers)
+    response.content_type = answer.content_type
+    response.content_length = len(answer.body)
+    try:
+        await response.prepare(request)
+        for start in range(0, 0 if request.method == "HEAD" else len(answer.body), _PIECE):
+            async with asyncio.timeout(_STALL_S):
+                await response.write(answer.body[start : start + _PIECE])
+        await response.write_eof()
+    except (ConnectionError, TimeoutError):
+        if request.transport is not None:
+            request.transport.abort()
+    return response
 
 
 def _response(answer: Any) -> web.StreamResponse:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -35,6 +36,8 @@ class Reply:
     content_type: str = "application/octet-stream"
     status: int = 200
     headers: Mapping[str, str] = field(default_factory=dict)
+    until_left: AsyncExitStack | None = None
+    """Closed once the body has left the process, or the connection is gone."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,6 @@ from ..admin.http_request import HttpError, Reply, Request, checked_integer
 from ..admin.routing import Need, Route
 from ..consume import feed
 from ..consume.consumers import Consumers
-from ..listing.topic_listing import TopicListing
 from ..lookup.namespace_settings import PartitionedTopic
 from ..lookup.resources import Resources, path_of
 from ..lookup.topic_access import TopicAccess
@@ -28,6 +27,7 @@ from ..metrics.rates import Rates
 from ..produce.producers import Producers
 from ..protocol.loop_calls import Workers
 from ..tenancy.policy_store import PolicyStore, topic_scope
+from ..tenancy.topic_names import TopicNames
 from ..tenancy.topic_removal import TopicRemoval
 from .stored_blob import reply_of
 from .topic_finder import TOPIC, TOPICS, TopicFinder
@@ -45,7 +45,7 @@ class TopicServices(Protocol):
     consumers: Consumers
     rates: Rates
     workers: Workers
-    listing: TopicListing
+    topic_names: TopicNames
 
 
 class TopicResource:
@@ -61,7 +61,7 @@ class TopicResource:
         self._consumers = services.consumers
         self._rates = services.rates
         self._workers = services.workers
-        self._names = services.listing.names
+        self._names = services.topic_names
         self._finder = finder
 
     def routes(self) -> list[Route]:
@@ -89,7 +89,7 @@ class TopicResource:
 
     async def topics(self, request: Request) -> Any:
         """Full names, in order."""
-        return await self._names(self._finder.namespace(request))
+        return await self._names.reply(self._finder.namespace(request))
 
     async def list_partitioned(self, request: Request) -> Any:
         """Full names of partitioned topics."""

@@ -37,7 +37,7 @@ def routes_of(store: DelayedStore, services: Services, config: BrokerConfig) -> 
         config.cluster_name,
     )
     policies = NamespacePolicies(PolicyStore(store), resources, access)
-    namespaces = Namespaces(store, resources, policies, services.removal, cluster)
+    namespaces = Namespaces(store, resources, policies, services.removal, services.topic_names, cluster)
     settings = {in_file(each.name): getattr(config, each.name) for each in fields(config)}
     workers, producers, consumers = services.workers, services.producers, services.consumers
     finder = TopicFinder(store, resources, workers)

@@ -41,6 +41,7 @@ from ..security.credentials import Method, UnusableSecurity
 from ..security.passwords import PasswordMethod
 from ..security.permissions import Permissions
 from ..security.tokens import TokenMethod, TokenSettings
+from ..tenancy.topic_names import TopicNames
 from ..tenancy.topic_removal import TopicRemoval
 from .configuration import BrokerConfig
 from .connection import Connection, Handler
@@ -74,6 +75,7 @@ class Services:
         self.dynamic.on_change(lambda: limiter.set_limits(self.dynamic.heap(), self.dynamic.direct()))
         admission = Admission(limiter, _listing_settings(config))
         self.listing = TopicListing(store, permissions, admission, workers)
+        self.topic_names = TopicNames(self.listing, admission)
         self.name_sets = NameSets(store, workers, calls, admission.settings.max_kept_bytes)
         self.watchers = Watchers(permissions, admission, self.name_sets, workers, calls.loop)
         self.schemas = Schemas(store.documents, self.resources, access)

@@ -7,13 +7,14 @@ from dataclasses import replace
 from typing import Any
 
 from ...delayed_store import DelayedStore
-from ..admin.http_request import HttpError, Request, one_of, texts_of, value_of
+from ..admin.http_request import HttpError, Reply, Request, one_of, texts_of, value_of
 from ..admin.routing import Need, Route
 from ..listing.topic_filter import is_internal
 from ..lookup.namespace_settings import NamespaceSettings
 from ..lookup.resources import Resources
 from ..security.permissions import Action
 from .namespace_policies import NamespacePolicies
+from .topic_names import TopicNames
 from .topic_removal import TopicRemoval
 
 _NAMESPACE = "/admin/v2/namespaces/{tenant}/{namespace}"
@@ -31,12 +32,14 @@ class Namespaces:
         resources: Resources,
         policies: NamespacePolicies,
         removal: TopicRemoval,
+        names: TopicNames,
         cluster: str,
     ) -> None:
         self._store = store
         self._resources = resources
         self._policies = policies
         self._removal = removal
+        self._names = names
         self._cluster = cluster
 
     def routes(self) -> list[Route]:
@@ -113,13 +116,13 @@ class Namespaces:
             raise
         await asyncio.to_thread(self._store.remove_policies, namespace=namespace)
 
-    async def topics(self, request: Request) -> list[str]:
+    async def topics(self, request: Request) -> Reply | list[str]:
         """Full names in order; partitions by their own names."""
         namespace = self.existing(request)
         mode = one_of("mode", request.query.get("mode", "ALL").upper(), ("PERSISTENT", "NON_PERSISTENT", "ALL"))
         if mode == "NON_PERSISTENT":
             return []
-        return [str(name) for name in await self._removal.names(namespace) if not is_internal(str(name))]
+        return await self._names.reply(namespace)
 
     async def bundles(self, request: Request) -> dict[str, Any]:
         """As `BundlesData`."""

@@ -39,7 +39,6 @@ MAY_IMPORT: dict[str, set[str]] = {
     "broker.operate": {
         "broker.admin",
         "broker.consume",
-        "broker.listing",
         "broker.lookup",
         "broker.metrics",
         "broker.produce",
