@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from typing import Any, NamedTuple
 
 from ...delayed_store import DelayedStore
 from ...store.names import SCHEME
@@ -24,7 +24,7 @@ from .topic_listing import names_of
 _REFERENCE_BYTES = 8
 _REST = 4
 """How many times as long as an update took to make the next one is left unmade."""
-_SPLITS = 100
+_SPLITS = 10
 """Updates made of a view at once because a name changed twice; further changes of the name cancel out."""
 
 
@@ -113,11 +113,10 @@ class NameSet:
         """Memory of the names and of the views."""
         return self.size + _REFERENCE_BYTES * sum(len(view.names) for view in self.views.values())
 
-    def fill(self, names: list[str]) -> None:
+    def fill(self, names: set[str], size: int) -> None:
         """Take the names that were read; what was heard meanwhile counts more."""
         early, self._early = self._early or {}, None
-        self.names = set(names)
-        self.size = list_bytes(names)
+        self.names, self.size = names, size
         for name, created in early.items():
             self.apply(name, created)
 
@@ -198,7 +197,7 @@ class NameSets:
         found = self._sets.get(namespace)
         if found is None:
             found = self._sets[namespace] = NameSet()
-            found.loading = asyncio.create_task(self._read(found, namespace))
+            found.loading = _started(self._read(found, namespace))
         use = Use(self, namespace, found, pattern)
         try:
             if found.loading is not None:
@@ -206,7 +205,7 @@ class NameSets:
             view = found.views.get(pattern)
             if view is None:
                 view = found.views[pattern] = View(compiled(pattern))
-                view.loading = asyncio.create_task(self._fill(view, list(found.names)))
+                view.loading = _started(self._fill(view, list(found.names)))
             view.users += 1
             use.view = view
             if view.loading is not None:
@@ -229,7 +228,11 @@ class NameSets:
             del self._sets[namespace]
 
     async def _read(self, found: NameSet, namespace: str) -> None:
-        found.fill(await self._workers(lambda: names_of(self._store, namespace)))
+        def work() -> tuple[set[str], int]:
+            names = set(names_of(self._store, namespace))
+            return names, list_bytes(names)
+
+        found.fill(*await self._workers(work))
         found.loading = None
 
     async def _fill(self, view: View, names: list[str]) -> None:
@@ -245,11 +248,15 @@ class NameSets:
 
     def _hear(self, events: list[TopicEvent]) -> None:
         """The store has created and deleted topics."""
+        touched = {}
         for kind, name, _ in events:
-            found = self._sets.get(name.removeprefix(SCHEME).rpartition("/")[0])
+            namespace = name.removeprefix(SCHEME).rpartition("/")[0]
+            found = self._sets.get(namespace)
             if found is not None and not is_internal(name):
                 found.apply(name, kind == "created")
-                self._schedule(found.views.values())
+                touched[namespace] = found
+        for each in touched.values():
+            self._schedule(each.views.values())
 
     def _schedule(self, views: Iterable[View] = ()) -> None:
         for view in views:
@@ -268,3 +275,10 @@ class NameSets:
             ended = self._loop.time()
             self._not_before = ended + _REST * (ended - started)
             self._schedule()
+
+
+def _started(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    """A task of its own; what it raises is for those that wait for it, if any do still."""
+    task = asyncio.create_task(work)
+    task.add_done_callback(lambda done: done.cancelled() or done.exception())
+    return task

@@ -8,9 +8,7 @@ is a frame, the direct one when the frame has left the process or the connection
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from contextlib import AsyncExitStack
-from typing import TypeVar
 
 from ...delayed_store import DelayedStore
 from ...store.errors import DuelogError
@@ -25,11 +23,6 @@ from .admission import Admission, send_and_wait
 from .list_sizes import frame_bytes, list_bytes
 from .semaphore import PermitError
 from .topic_filter import UnreadablePattern, compiled, is_internal, selected, topics_hash
-
-T = TypeVar("T")
-
-_AT_ONCE = 2
-"""Lists that are read, filtered and encoded at one time: more would not be quicker, and need more memory each."""
 
 
 def names_of(store: DelayedStore, namespace: str) -> list[str]:
@@ -67,7 +60,6 @@ class TopicListing:
         self._permissions = permissions
         self._admission = admission
         self._workers = workers
-        self._free = asyncio.Semaphore(_AT_ONCE)
         self._under_way: dict[str, asyncio.Task[Listed]] = {}
         self._requests: dict[int, set[asyncio.Task[None]]] = {}
         """By connection."""
@@ -124,15 +116,11 @@ class TopicListing:
                 del listed, found
             await send_and_wait(peer, head_before(answer, len(names)), names)
 
-    async def _work(self, work: Callable[[], T]) -> T:
-        async with self._free:
-            return await self._workers(work)
-
     async def _listed(self, namespace: str) -> Listed:
         """The topics of `tenant/namespace`; requests at one time share one list."""
         task = self._under_way.get(namespace)
         if task is None:
-            read = self._work(lambda: Listed(names_of(self._store, namespace)))
+            read = self._workers(lambda: Listed(names_of(self._store, namespace)))
             task = self._under_way[namespace] = asyncio.create_task(read)
 
             def done(task: asyncio.Task[Listed]) -> None:
@@ -146,14 +134,14 @@ class TopicListing:
         """What the pattern leaves, and its hash; once for all that share the list."""
         task = listed.selections.get(pattern)
         if task is None:
-            select = self._work(lambda: self._select(listed, pattern))
+            select = self._workers(lambda: self._select(listed, pattern))
             task = listed.selections[pattern] = asyncio.create_task(select)
         return await asyncio.shield(task)
 
     async def _encoded(self, found: Selection) -> memoryview:
         """The names in a frame; once for all that share them."""
         if found.fields is None:
-            found.fields = asyncio.create_task(self._work(lambda: name_fields(2, found.names)))
+            found.fields = asyncio.create_task(self._workers(lambda: name_fields(2, found.names)))
         return await asyncio.shield(found.fields)
 
     def _select(self, listed: Listed, pattern: str | None) -> Selection:

@@ -245,6 +245,9 @@ class Watchers:
                 await self._retrying(partial(self._send_one, watcher, update))
         except PermitError:
             pass  # the connection is gone, or the broker ends
+        except Exception:
+            _log.exception("updates of %s for %s failed", watcher.namespace, watcher.peer.address)
+            watcher.peer.close("what it watches cannot be told")  # it will ask anew
         finally:
             watcher.sending = False
 

@@ -162,6 +162,7 @@ class Broker:
         self._listeners = self._services = self._web = None
         if services is not None:
             services.exposition.stop()
+            services.close_listing()
         if listeners is not None and services is not None:
             within_s = self._config.shutdown_timeout_seconds
             await services.jobs.close()
@@ -173,8 +174,9 @@ class Broker:
             services.producers.close_all()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(services.consumers.close_all(), within_s)
-            services.close_listing()
             await listeners.close(min(within_s, 5.0))
+        if services is not None:
+            await services.listing_closed()
         await asyncio.get_running_loop().shutdown_default_executor()
 
 

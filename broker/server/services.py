@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from ...delayed_store import DelayedStore
@@ -46,6 +47,9 @@ from ..tenancy.topic_removal import TopicRemoval
 from .configuration import BrokerConfig
 from .connection import Connection, Handler
 
+_LIST_THREADS = 2
+"""For topic lists: with more they would not be made quicker, and each has memory that it does not give back at once."""
+
 
 class Services:
     """Of the event loop's thread."""
@@ -73,11 +77,13 @@ class Services:
         self.dynamic = DynamicSettings(store.documents, config.dynamic())
         limiter = self.limiter = DualMemoryLimiter(self.dynamic.heap(), self.dynamic.direct(), calls.loop)
         self.dynamic.on_change(lambda: limiter.set_limits(self.dynamic.heap(), self.dynamic.direct()))
+        self._list_threads = ThreadPoolExecutor(_LIST_THREADS, "duelog-lists")
+        list_workers = Workers(self._list_threads)
         admission = Admission(limiter, _listing_settings(config))
-        self.listing = TopicListing(store, permissions, admission, workers)
+        self.listing = TopicListing(store, permissions, admission, list_workers)
         self.topic_names = TopicNames(self.listing, admission)
-        self.name_sets = NameSets(store, workers, calls, admission.settings.max_kept_bytes)
-        self.watchers = Watchers(permissions, admission, self.name_sets, workers, calls.loop)
+        self.name_sets = NameSets(store, list_workers, calls, admission.settings.max_kept_bytes)
+        self.watchers = Watchers(permissions, admission, self.name_sets, list_workers, calls.loop)
         self.schemas = Schemas(store.documents, self.resources, access)
         facts = self.facts = TopicFacts(store.documents, self.resources, self.schemas)
         clock = store.clock.now_ms
@@ -186,6 +192,10 @@ class Services:
         """The broker ends: nothing is listed or watched any more."""
         self.limiter.close()
         self.watchers.close_all()
+
+    async def listing_closed(self) -> None:
+        """Wait for lists that are being read."""
+        await asyncio.to_thread(self._list_threads.shutdown, cancel_futures=True)
 
 
 def _ownership_of(config: BrokerConfig, limiter: DualMemoryLimiter) -> Ownership | None:
