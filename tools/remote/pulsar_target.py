@@ -37,7 +37,8 @@ class PulsarTarget:
             options["tls_trust_certs_file_path"] = str(trust)
         logger = pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull)  # its own is standard output
         self._pulsar = pulsar
-        with self._failures(url):
+        self._url = url
+        with self._failures("connection"):
             self._client = pulsar.Client(url, logger=logger, tls_validate_hostname=True, **options)
 
     def subscribe(self, topic: str, subscription: str) -> None:
@@ -68,7 +69,7 @@ class PulsarTarget:
             yield
         except (self._pulsar.PulsarException, ValueError) as error:
             text = re.sub(r"^Pulsar error: ", "", str(error)) or type(error).__name__
-            raise TargetFailed(f"{what}: {text}") from error
+            raise TargetFailed(f"{self._url}: {what}: {text}") from error
 
 
 class _Producer:
@@ -79,7 +80,7 @@ class _Producer:
 
     def send(self, message: ClientMessage, due_ms: int, number: int) -> None:
         """A number that is stored already is confirmed, and not stored again, where the broker deduplicates."""
-        with self._failures("the broker"):
+        with self._failures("refused"):
             self._producer.send(
                 message.content,
                 properties=message.properties,

@@ -8,6 +8,7 @@ import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ pytest.importorskip("aiohttp", reason="needs duelog[broker]")
 
 from duelog import DelayedStore, StoreConfig
 from tests.broker.admin.rest import SECURED, administered, token
+from tests.broker.security.certificates import write_pair
 from tests.tools.command_line import DAY_MS, FUTURE_MS, json_lines_of, json_of, ok, refused, run
 
 
@@ -29,7 +31,7 @@ def serving(path: Path, **settings: Any) -> Iterator[str]:
 
     async def main() -> None:
         async with administered(path, **settings) as (broker, _, _):
-            addresses.append(broker.web_urls.plain)
+            addresses.append(broker.web_urls.tls or broker.web_urls.plain)
             ready.set()
             await end.wait()
 
@@ -153,6 +155,59 @@ def test_policies_are_set_shown_and_unset(place: list[object], scope: list[str])
     assert (left["retention_bytes"], left["fixed_delivery_delay_ms"]) == (1 << 20, 10_000)
     assert json_of("policies", "remove", *place, *scope) == {"removed": True}
     assert json_of("policies", "remove", *place, *scope) == {"removed": False}
+
+
+def test_a_certificate_that_is_not_trusted_is_one_line(filled: Path, tmp_path: Path) -> None:
+    """The server's own, named by --tls-trust, is; a file that is no certificate is refused by its name."""
+    certificate, key = write_pair(tmp_path)
+    tls = {
+        "web_service_port_tls": 0,
+        "broker_service_port_tls": 0,
+        "tls_certificate_file_path": certificate,
+        "tls_key_file_path": key,
+    }
+    with serving(shutil.copytree(filled, tmp_path / "store"), **tls) as address:
+        assert address.startswith("https://")
+        url = address.replace("127.0.0.1", "localhost")
+        assert ok("topics", "list", "--server", url, "--tls-trust", certificate)
+        said = refused("topics", "list", "--server", url)
+        assert "self-signed certificate" in said
+        assert said.count("\n") == 1
+        assert "--tls-trust" in refused("topics", "list", "--server", url, "--tls-trust", key)
+
+
+def test_a_request_that_another_server_is_to_answer_is_sent_on_with_its_method_and_body(
+    filled: Path, tmp_path: Path
+) -> None:
+    """A cancellation through a server that answers 307; two that send on to each other end, and are told of."""
+    onward: list[str] = []
+
+    class Elsewhere(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(307)
+            self.send_header("Location", onward[0] + self.path)
+            self.end_headers()
+
+        do_POST = do_GET
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Elsewhere) as first:
+        thread = threading.Thread(target=first.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        here = f"http://127.0.0.1:{first.server_port}"
+        try:
+            with serving(shutil.copytree(filled, tmp_path / "store")) as url:
+                onward.append(url)
+                found = json_lines_of("scheduled", "--server", here, "reminders")
+                (done,) = json_of("cancel", "--server", here, "reminders", found[0]["message_id"])
+                assert done["outcome"] == "cancelled"
+            onward[0] = here
+            assert "from server to server" in refused("scheduled", "--server", here, "reminders")
+        finally:
+            first.shutdown()
+            thread.join()
 
 
 def test_what_a_server_refuses_is_one_line(filled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
