@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -53,6 +54,16 @@ def test_it_says_where_it_listens_and_ends_at_a_signal(tmp_path: Path, number: i
         assert process.wait(WITHIN_S) == 0
     with DelayedStore.open(tmp_path / "store") as store:
         assert list(store.check(deep=True)) == []
+
+
+def test_with_a_port_for_it_administration_is_announced_and_answers(tmp_path: Path) -> None:
+    """`--http 0`: one that is free."""
+    with served(tmp_path / "store", "--port", 0, "--http", 0) as (process, lines):
+        url = lines[1].removeprefix("administration is at ").strip()
+        with urllib.request.urlopen(f"{url}/admin/v2/namespaces/public", timeout=WITHIN_S) as answer:
+            assert answer.read() == b'["public/default"]'
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(WITHIN_S) == 0
 
 
 def test_a_port_in_use_is_one_line(tmp_path: Path) -> None:
