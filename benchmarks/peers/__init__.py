@@ -9,6 +9,7 @@ from typing import Any
 from ..harness.compare import Subject
 from .beanstalkd_peer import BeanstalkdPeer
 from .duelog_peer import DuelogPeer
+from .fleet_peer import FleetPeer
 from .huey_peer import HueyPeer
 from .limits import PreallocatedFilePeer, RawFilePeer, RawLmdbPeer
 from .peer import Peer
@@ -37,6 +38,10 @@ def _present() -> None:
     return None
 
 
+def _fleet(label: str, brokers: int, *, proxied: bool) -> Kind:
+    return Kind(label, lambda: FleetPeer(brokers=brokers, proxied=proxied), FleetPeer.missing, True)
+
+
 KINDS: dict[str, Kind] = {
     "duelog": Kind("duelog", DuelogPeer, _present, True),
     "duelog:messages": Kind("duelog, Message objects", lambda: DuelogPeer(messages=True), _present, True),
@@ -45,6 +50,9 @@ KINDS: dict[str, Kind] = {
     "duelog:none": Kind("duelog, none", lambda: DuelogPeer(durability="none"), _present, False),
     "duelog:serve": Kind("duelog serve", ServedPeer, ServedPeer.missing, True),
     "duelog:serve-batched": Kind("duelog serve, batches", lambda: ServedPeer(batching=True), ServedPeer.missing, True),
+    "duelog:proxied": _fleet("a proxy and a broker", 1, proxied=True),
+    "duelog:two": _fleet("two brokers", 2, proxied=False),
+    "duelog:two-proxied": _fleet("a proxy and two brokers", 2, proxied=True),
     "sqlite-full": Kind("SQLite FULL", lambda: SqlitePeer("FULL"), SqlitePeer.missing, True),
     "sqlite-normal": Kind("SQLite NORMAL", lambda: SqlitePeer("NORMAL"), SqlitePeer.missing, False),
     "redis-always": Kind("Redis always", lambda: RedisPeer("always"), RedisPeer.missing, True),

@@ -12,7 +12,7 @@ from .peer import Peer, has_module, module
 from .server import Server, accepts, free_port
 
 _NEEDED = ("pulsar", "aiohttp", "crc32c", "re2", "jwt")
-_SERVE = "import sys; sys.path.insert(0, sys.argv.pop(1)); from duelog.tools.cli.main import main; main()"
+SERVE = "import sys; sys.path.insert(0, sys.argv.pop(1)); from duelog.tools.cli.main import main; main()"
 _IN_FLIGHT = 1_000
 
 
@@ -22,6 +22,8 @@ class ServedPeer(Peer):
     batching: the client joins messages to batches of its own, which are stored as one entry each; messages with a due
     time stay single ones. The client acknowledges in groups, ten times a second.
     """
+
+    topic = "benchmark"
 
     def __init__(self, *, batching: bool = False) -> None:
         self._batching = batching
@@ -38,7 +40,7 @@ class ServedPeer(Peer):
 
     def open(self, directory: Path, now_ms: int) -> None:
         self.port = free_port()
-        command = [sys.executable, "-c", _SERVE, os.getcwd(), "serve", str(directory / "store")]
+        command = [sys.executable, "-c", SERVE, os.getcwd(), "serve", str(directory / "store")]
         self._server = Server([*command, "--port", str(self.port)], directory, lambda: accepts(self.port))
         self.connect(self.port, 0)
         self.consume()  # messages are kept for subscriptions that there are
@@ -53,7 +55,7 @@ class ServedPeer(Peer):
     def produce(self) -> None:
         if self._producer is None:
             self._producer = self._client.create_producer(
-                "benchmark",
+                self.topic,
                 block_if_queue_full=True,
                 max_pending_messages=_IN_FLIGHT,
                 batching_enabled=self._batching,
@@ -64,7 +66,7 @@ class ServedPeer(Peer):
             pulsar = self._pulsar
             start = pulsar.InitialPosition.Earliest
             kind = pulsar.ConsumerType.Shared
-            self._consumer = self._client.subscribe("benchmark", "reader", consumer_type=kind, initial_position=start)
+            self._consumer = self._client.subscribe(self.topic, "reader", consumer_type=kind, initial_position=start)
 
     def schedule_one(self, payload: bytes, due_ms: int) -> None:
         self.produce()

@@ -86,7 +86,8 @@ class Ownership:
 
     def _choose(self, own: Handler, other: Callable[[Peer, Any, PlacedBroker], Awaitable[None] | None]) -> Handler:
         def handle(peer: Peer, command: Any, blob: memoryview) -> Awaitable[None] | None:
-            namespace = getattr(command, "namespace", None) or namespace_of_topic(command.topic)
+            is_named = isinstance(command, commands.GetTopics | commands.WatchTopicList)
+            namespace = command.namespace if is_named else namespace_of_topic(command.topic)
             owner = None if namespace is None else self.owner(namespace)
             return own(peer, command, blob) if owner is None else other(peer, command, owner)
 

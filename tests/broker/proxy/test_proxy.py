@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import urllib.request
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -10,13 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from duelog.broker.listing.topic_filter import topics_hash
 from duelog.broker.protocol import commands
 from duelog.broker.protocol.commands import ServerError
 from duelog.broker.proxy.proxy_configuration import ProxyConfig
 from duelog.store.errors import InvalidArgument
 from tests.broker.proxy.proxied import ended, proxy_to, through
 from tests.broker.server.raw_client import RawClient, until
-from tests.broker.server.test_broker import TOPIC, blob_of, broker_at
+from tests.broker.server.test_broker import TOPIC, Noise, blob_of, broker_at
 
 
 def run(test: object) -> None:
@@ -111,6 +113,22 @@ def test_a_connection_goes_through_with_all_that_is_said(tmp_path: Path) -> None
             assert proxy.figures.spliced == 1
             await client.close()
             await until(lambda: not proxy.figures.spliced)
+
+    run(main())
+
+
+def test_watches_go_through(tmp_path: Path) -> None:
+    """On a connection to the broker, updates come as they do without the proxy."""
+
+    async def main() -> None:
+        async with broker_at(tmp_path / "s") as (broker, port), proxy_to(broker.urls.plain) as (_, own):
+            client, _ = await through(own, f"127.0.0.1:{port}")
+            heard = await client.ask(commands.WatchTopicList(1, 1, "public/default", "public/default/.*"))
+            assert heard == commands.WatchTopicListSuccess(1, 1, "00000000")
+            came = [await client.ask(commands.Producer(TOPIC, 1, 2)), await client.hear()]
+            (update,) = [each for each in came if isinstance(each, commands.WatchTopicUpdate)]
+            assert (update.watcher_id, update.new_topics, update.topics_hash) == (1, [TOPIC], topics_hash([TOPIC]))
+            await client.close()
 
     run(main())
 
@@ -327,6 +345,53 @@ def test_the_end_closes_both_sides_after_what_was_said(tmp_path: Path) -> None:
             assert proxy.figures.spliced == 0
 
     run(main())
+
+
+def test_nothing_that_clients_say_breaks_the_proxy(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Commands of every kind, to the proxy and through it, placed and not: it answers, or ends that connection."""
+    table = tmp_path / "placement.toml"
+
+    async def talk(noise: Noise, own: int, place: str | None) -> None:
+        client: RawClient | None = None
+        reading: asyncio.Task[None] | None = None
+        for _ in range(100):
+            if client is None or reading is None or reading.done():
+                if client is not None:
+                    await client.close()
+                client = await RawClient.open(own)
+                client.say(commands.Connect("test", protocol_version=21, proxy_to_broker_url=place))
+                assert isinstance(await client.hear(), commands.Connected)
+                reading = asyncio.ensure_future(_read_all(client))
+                noise.producers.clear()
+            command = noise.command()
+            client.say(command, blob=noise.blob() if isinstance(command, commands.Send) else b"")
+            await asyncio.sleep(0.001)
+        if client is not None and reading is not None:
+            reading.cancel()
+            await client.close()
+
+    async def main() -> None:
+        async with broker_at(tmp_path / "s") as (broker, port):
+            table.write_text(f'[brokers.a]\nurl = "{broker.urls.plain}"\n[tenants]\npublic = "a"\n')
+            async with proxy_to(placement_file=table) as (proxy, own):
+                place = f"127.0.0.1:{port}"
+                await asyncio.gather(*(talk(Noise(900 + each), own, [None, place][each % 2]) for each in range(4)))
+                client = await RawClient.connected(own)
+                found = await client.ask(commands.Lookup(TOPIC, 7))
+                assert isinstance(found, commands.LookupResponse)
+                assert found.through_proxy
+                await client.close()
+                await until(lambda: not proxy.figures.spliced)
+                assert (proxy.limiter.heap.acquired, proxy.limiter.direct.acquired) == (0, 0)
+
+    caplog.set_level(logging.WARNING)
+    run(main())
+    assert [each.getMessage() for each in caplog.records if each.exc_info or each.levelno >= logging.ERROR] == []
+
+
+async def _read_all(client: RawClient) -> None:
+    while await client.hear() is not None:
+        pass
 
 
 @pytest.mark.parametrize(
