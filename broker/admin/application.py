@@ -87,6 +87,8 @@ class Application:
 
     async def _answer(self, request: web.BaseRequest) -> Any:
         method = "GET" if request.method == "HEAD" else request.method
+        if method != "GET":
+            _refuse_other_sites(request)
         raw_path = request.rel_url.raw_path
         found = self.router.find(method, raw_path)
         is_open = not isinstance(found, list) and found.route.need is Need.NOTHING
@@ -128,6 +130,13 @@ class Application:
             raise HttpError(403, f"role {role!r} is no superuser")
         elif need is Need.TENANT and not permissions.administers(role, parameters["tenant"]):
             raise HttpError(403, f"role {role!r} does not administer tenant {parameters['tenant']}")
+
+
+def _refuse_other_sites(request: web.BaseRequest) -> None:
+    """Raise HttpError 403 for what a page of another site has a browser send: it needs no credentials of its own."""
+    origin = request.headers.get("Origin")
+    if origin is not None and origin.partition("://")[2] != request.headers.get("Host"):
+        raise HttpError(403, f"a page of {origin[:200]} may change nothing here")
 
 
 async def _body(request: web.BaseRequest) -> bytes:

@@ -89,8 +89,12 @@ class Namespaces:
         changes = self._policies.changes(namespace, body)
         if not await self._resources.namespaces.add(namespace, NamespaceSettings()):
             raise HttpError(409, f"namespace {namespace} exists")
-        for change in changes:
-            await change()
+        try:
+            for change in changes:
+                await change()
+        except BaseException:  # a namespace that does not have what was asked for is not left behind
+            await self._resources.namespaces.remove(namespace)
+            raise
 
     async def delete(self, request: Request) -> None:
         """409 if it has topics, unless they go too."""

@@ -234,6 +234,21 @@ def test_requests_that_are_no_http_do_not_stop_the_server() -> None:
     asyncio.run(main())
 
 
+def test_a_page_of_another_site_changes_nothing() -> None:
+    """Its browser would send what needs no credentials, or has them; reading shows the page nothing."""
+
+    async def main() -> None:
+        async with served(anonymous="root") as rest:
+            here = {"Origin": rest.address}
+            other = {"Origin": "http://evil.example"}
+            assert (await rest.ask("POST", "/c/shop/mail", headers=other)).status == 403
+            assert (await rest.ask("POST", "/c/shop/mail", headers={"Origin": "null"})).status == 403
+            assert (await rest.ask("POST", "/c/shop/mail", headers=here)).status == 200
+            assert "Access-Control-Allow-Origin" not in (await rest.ask("GET", "/login", headers=other)).headers
+
+    asyncio.run(main())
+
+
 def test_two_routes_of_one_shape_are_refused() -> None:
     """They would answer by chance."""
     with pytest.raises(ValueError, match="two routes are one"):

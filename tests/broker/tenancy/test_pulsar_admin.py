@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from duelog import DelayedStore
 from duelog.broker.protocol import commands
+from duelog.errors import StoreFull
 from tests.broker.admin.rest import SECURED, Rest, administered
 from tests.broker.server.raw_client import RawClient
 from tests.broker.tenancy.conftest import RestRunner
@@ -256,6 +258,27 @@ def test_tenants_and_namespaces_come_and_go(tmp_path: Path) -> None:
 
     asyncio.run(main())
     asyncio.run(look())
+
+
+def test_a_namespace_whose_policies_cannot_be_stored_is_not_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The request may be made again."""
+
+    async def main() -> None:
+        async with administered(tmp_path / "s") as (_, rest, _):
+            assert (await rest.ask("PUT", TENANT, TENANT_INFO)).status == 204
+            with monkeypatch.context() as patched:
+
+                def full(*_: Any, **__: Any) -> None:
+                    raise StoreFull(tmp_path, "no space")
+
+                patched.setattr(DelayedStore, "update_policies", full)
+                assert (await rest.ask("PUT", NAMESPACE, CREATED_BY_JAVA)).status == 507
+                assert (await rest.ask("GET", NAMESPACE)).status == 404
+            assert (await rest.ask("PUT", NAMESPACE, CREATED_BY_JAVA)).status == 204
+
+    asyncio.run(main())
 
 
 def test_a_deleted_tenant_takes_its_namespaces_with_it_if_forced(tmp_path: Path) -> None:
