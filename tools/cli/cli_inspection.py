@@ -1,4 +1,4 @@
-"""The commands that look at a directory and change nothing in it: partitions, check, dump."""
+"""The commands that look at a directory and change nothing in it: check, dump."""
 
 from __future__ import annotations
 
@@ -10,57 +10,18 @@ from typing import Annotated
 
 import typer
 
-from ...partitions.timespan import directory_name
 from ...store.codec.format import Table
 from ...store.errors import InvalidArgument
 from ..dump import open_environment, partition_directory, rows, wal_rows
 from ..output import (
     answer,
     say,
-    size_text,
     write_json,
     write_line,
-    write_table,
 )
 from ..store_check import check_store
-from ..values import iso_time, open_to_read, require_store
+from ..values import require_store
 from .options import Json, Store
-
-
-def partitions(store: Store, json_: Json = False) -> None:
-    """List the time partitions of a store: what is due when, and what it takes on disk.
-
-    A partition is future, current (it has begun), closed (all of it has fired) and then deleted, once the
-    subscriptions of every topic in it have acknowledged what they received; references: how many have not.
-
-    ```
-    duelog partitions data
-    ```
-    """
-    with open_to_read(store) as opened:
-        found = opened.partitions()
-    if json_:
-        for each in found:
-            write_json({"partition": directory_name(each.start_ms), **asdict(each)})
-        return
-    columns = ("partition", "end", "state", ">topics", ">messages", ">pending", ">references", ">disk")
-    write_table(
-        f"partitions: {len(found):,}",
-        columns,
-        [
-            (
-                directory_name(each.start_ms),
-                iso_time(each.end_ms),
-                each.state,
-                each.topics,
-                each.messages,
-                each.pending,
-                each.holders if each.state == "closed" else None,
-                size_text(each.disk_bytes),
-            )
-            for each in found
-        ],
-    )
 
 
 def check(

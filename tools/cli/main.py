@@ -152,7 +152,6 @@ for command in (
     cli_traffic.send,
     cli_traffic.receive,
     cli_traffic.import_,
-    cli_inspection.partitions,
     cli_inspection.check,
     cli_audit.audit,
     cli_inspection.dump,
@@ -167,7 +166,13 @@ for command in (
     demo,
 ):
     app.command(command.__name__.rstrip("_").replace("_", "-"))(command)
-for of_server in (cli_figures.scheduled, cli_figures.stats, cli_topics.cancel, cli_topics.reschedule):
+for of_server in (
+    cli_figures.scheduled,
+    cli_figures.stats,
+    cli_figures.partitions,
+    cli_topics.cancel,
+    cli_topics.reschedule,
+):
     app.command(of_server.__name__, cls=ServerCommand)(of_server)
 app.add_typer(cli_topics.topics)
 app.add_typer(cli_topics.subscriptions)

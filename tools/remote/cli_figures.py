@@ -1,13 +1,15 @@
-"""The commands `duelog scheduled` and `duelog stats`, of a directory or a server."""
+"""The commands `duelog scheduled`, `duelog stats` and `duelog partitions`, of a directory or a server."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import asdict
 from itertools import islice
 from typing import Annotated
 
 import typer
 
+from ...partitions.timespan import directory_name
 from ..cli.options import Json, TopicName
 from ..output import message_json, preview, say, size_text, write_json, write_line, write_table
 from ..values import iso_time, time_ms
@@ -124,3 +126,46 @@ def _topic_stats(topic: TopicFigures, json_: bool) -> None:
 
 def _topic_json(topic: TopicFigures) -> dict[str, object]:
     return topic._asdict() | {"subscriptions": [each._asdict() for each in topic.subscriptions]}
+
+
+def partitions(
+    store: Place,
+    server: Server = None,
+    token: Token = None,
+    trust: Trust = None,
+    json_: Json = False,
+) -> None:
+    """List the time partitions of a store: what is due when, and what it takes on disk.
+
+    A partition is future, current (it has begun), closed (all of it has fired) and then deleted, once the
+    subscriptions of every topic in it have acknowledged what they received; references: how many have not.
+
+    ```
+    duelog partitions data
+    duelog partitions --server http://localhost:8080
+    ```
+    """
+    with administered(server or store, token, trust) as there:
+        found = there.partitions()
+    if json_:
+        for each in found:
+            write_json({"partition": directory_name(each.start_ms), **asdict(each)})
+        return
+    columns = ("partition", "end", "state", ">topics", ">messages", ">pending", ">references", ">disk")
+    write_table(
+        f"partitions: {len(found):,}",
+        columns,
+        [
+            (
+                directory_name(each.start_ms),
+                iso_time(each.end_ms),
+                each.state,
+                each.topics,
+                each.messages,
+                each.pending,
+                each.holders if each.state == "closed" else None,
+                size_text(each.disk_bytes),
+            )
+            for each in found
+        ],
+    )

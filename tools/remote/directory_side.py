@@ -10,11 +10,12 @@ from pathlib import Path
 
 from ... import DelayedStore, Policies, ScheduledMessage
 from ...broker.lookup.topic_address import shown_subscription, stored_subscription
+from ...stats import PartitionStats
 from ...store.errors import InvalidArgument, UnknownSubscription
 from ...store.policy.policies import POLICY_FIELDS, PolicyValue
 from ...store.position import MessageId
 from ..values import open_to_read, open_to_write
-from .operations import Administration, Effective, Scope, SubscriptionFigures, TopicFigures
+from .operations import STORE_FIGURES, Administration, Effective, Scope, SubscriptionFigures, TopicFigures
 
 
 @contextmanager
@@ -43,8 +44,10 @@ class DirectorySide:
     def store_figures(self) -> dict[str, int]:
         """What only the process that has the store open for writing knows (its commits, its indexes) is left out."""
         figures = self._store.stats()
-        names = ("topics", "partitions", "pending", "set_aside", "disk_bytes")
-        return {name: getattr(figures, name) for name in names}
+        return {name: getattr(figures, name) for name in STORE_FIGURES}
+
+    def partitions(self) -> list[PartitionStats]:
+        return self._store.partitions()
 
     def topic_figures(self, topic: str) -> TopicFigures:
         found = self._store.topic(topic).stats()

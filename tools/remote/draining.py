@@ -122,7 +122,8 @@ class Drain:
         self._progress = progress
         self._producers: dict[_ProducerKey, DrainProducer] = {}
         self._subscribed: set[str] = set()
-        self._confirmed: list[_Item] = []
+        self._confirmed: list[tuple[_Item, int]] = []
+        """With how many of its messages were sent now."""
 
     def run(self) -> Drained:
         """Drain. Raises what the target raises, CodecMissing, UnknownTopic; `done` says what was done before."""
@@ -172,12 +173,13 @@ class Drain:
 
     def _deal_with(self, items: list[_Item], pool: ThreadPoolExecutor) -> None:
         if self._target is None:
-            self._confirmed += items
+            self._confirmed += [(item, len(item.messages)) for item in items]
         else:
             self._send_all(self._target, items, pool)
-        for item in self._confirmed:
+        for item, sent in self._confirmed:
             due_ms = item.entry.due_ms
             self.done.entries += 1
+            self.done.before += not sent
             self.done.messages += len(item.messages)
             self.done.first_due_ms = min(self.done.first_due_ms or due_ms, due_ms)
             self.done.last_due_ms = max(self.done.last_due_ms or due_ms, due_ms)
@@ -225,15 +227,14 @@ class Drain:
                     producer.send(message, due_ms, number)
                 except DuelogError as error:
                     raise DrainStopped(topic, message_id, str(error)) from error
-            self.done.before += not left  # by several threads: a figure for people
-            self._confirmed.append(item)
+            self._confirmed.append((item, len(left)))
 
     def _cancel(self) -> None:
         """Cancel here what the other broker has confirmed."""
         if self._keep:
             return
         by_topic: dict[str, list[MessageId]] = {}
-        for item in self._confirmed:
+        for item, _ in self._confirmed:
             by_topic.setdefault(str(item.topic), []).append(item.entry.message_id)
         for topic, ids in by_topic.items():
             self._store.topic(topic).cancel_batch(ids)

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from ... import Policies, ScheduledMessage
+from ...stats import PartitionStats
 from ...store.errors import DuelogError
 from ...store.policy.policies import PolicyValue
 from ...store.position import MessageId
@@ -22,6 +23,10 @@ class ServerRefused(DuelogError):
         super().__init__(f"{server}: {f'{status}: ' if status else ''}{reason}")
         self.status = status
         self.reason = reason
+
+
+STORE_FIGURES = ("topics", "partitions", "pending", "set_aside", "disk_bytes")
+"""What a store says of itself, whoever has it open."""
 
 
 class Scope(NamedTuple):
@@ -80,7 +85,10 @@ class Administration(Protocol):
         """With its messages and subscriptions."""
 
     def store_figures(self) -> dict[str, int]:
-        """topics, partitions, pending, set_aside, disk_bytes."""
+        """STORE_FIGURES."""
+
+    def partitions(self) -> list[PartitionStats]:
+        """Time partitions, by start."""
 
     def topic_figures(self, topic: str) -> TopicFigures:
         """Of one topic."""

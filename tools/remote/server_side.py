@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from ... import Policies, ScheduledMessage
+from ...stats import PartitionStats
 from ...store.config import MIB
 from ...store.errors import InvalidArgument
 from ...store.names import TopicName, validate_namespace_name
 from ...store.policy.policies import PolicyValue
 from ...store.position import MessageId
-from .operations import Effective, Scope, ServerRefused, SubscriptionFigures, TopicFigures
+from .operations import STORE_FIGURES, Effective, Scope, ServerRefused, SubscriptionFigures, TopicFigures
 from .rest_client import RestClient, segment
 
 _PAGE = 1_000
@@ -69,9 +71,12 @@ class ServerSide:
 
     def store_figures(self) -> dict[str, int]:
         found = self._rest.get("/duelog/v1/counters")["store"]
-        names = {"topics": "topics", "partitions": "partitions", "pending": "pending", "set_aside": "setAside",
-                 "disk_bytes": "diskBytes"}  # fmt: skip
-        return {name: found[theirs] for name, theirs in names.items()}
+        return {name: found[_camel(name)] for name in STORE_FIGURES}
+
+    def partitions(self) -> list[PartitionStats]:
+        names = {field.name: _camel(field.name) for field in fields(PartitionStats)} | {"holders": "references"}
+        found = self._rest.get("/duelog/v1/partitions")
+        return [PartitionStats(**{name: each[theirs] for name, theirs in names.items()}) for each in found]
 
     def topic_figures(self, topic: str) -> TopicFigures:
         stats = self._rest.get(f"{_admin(topic)}/stats", excludePublishers="true", excludeConsumers="true")
@@ -197,6 +202,11 @@ class ServerSide:
             found["retention_bytes"] = max(mib, 0) * MIB
         seconds = self._rest.get(f"{path}/messageTTL", **query)
         return found if seconds is None else found | {"ttl_ms": seconds * 1_000}
+
+
+def _camel(name: str) -> str:
+    first, *others = name.split("_")
+    return first + "".join(map(str.capitalize, others))
 
 
 def _admin(topic: str) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
+from duelog import DelayedStore
 from duelog.tools.transfer.export_layout import open_export
 from tests.tools.closed_days import build_half_acknowledged
 from tests.tools.command_line import json_of, refused, run
@@ -56,6 +57,15 @@ def test_a_store_that_is_damaged_ends_with_status_2_after_the_others_are_done(fl
     assert [("reason" in row) for row in listed] == [False, True, False]
     assert open_export(tmp_path / "to" / listed[2]["directory"]).message_files
     assert len(list((tmp_path / "to").iterdir())) == 3
+
+
+def test_a_store_that_this_process_has_open_is_named_and_the_others_are_audited(fleet: Path) -> None:
+    """It is busy: another process could read it."""
+    with DelayedStore.open(fleet / "b"):
+        result = run("audit", fleet / "a", fleet / "b", fleet / "c")
+    assert result.exit_code == 2
+    assert f"{fleet / 'b'}: " in result.stderr
+    assert str(fleet / "c") in result.stdout
 
 
 def test_a_placement_table_means_the_stores_of_its_brokers(fleet: Path) -> None:

@@ -109,6 +109,17 @@ def test_figures_have_the_same_names(place: list[object]) -> None:
     assert topic == {"name": "persistent://public/default/reminders", "pending": 5, "entries": 1, "ledgers": 1}
     assert "reminders" in ok("stats", *place)
     assert "pending" in ok("stats", *place, "reminders")
+    (partition,) = json_lines_of("partitions", *place)
+    assert (partition["partition"], partition["start_ms"], partition["end_ms"]) == (
+        "21000101T000000Z", FUTURE_MS, FUTURE_MS + DAY_MS,
+    )  # fmt: skip
+    assert (partition["state"], partition["messages"], partition["pending"], partition["holders"]) == (
+        "future",
+        5,
+        5,
+        0,
+    )
+    assert "future" in ok("partitions", *place)
 
 
 def test_messages_to_come_are_listed_cancelled_and_rescheduled(place: list[object]) -> None:
