@@ -177,13 +177,17 @@ def batches(url: str) -> None:
 
 
 def batch_index(url: str) -> None:
-    """Of a batch, what was acknowledged does not come again."""
+    """Of a batch, what was acknowledged does not come again: not after a refusal, nor to the next consumer."""
     client = connect(url)
-    try:
-        consumer = client.subscribe(
+
+    def subscribe() -> Any:
+        return client.subscribe(
             named("index"), "s", consumer_type=ConsumerType.Shared, batch_index_ack_enabled=True,
             negative_ack_redelivery_delay_ms=100,
         )  # fmt: skip
+
+    try:
+        consumer = subscribe()
     except TypeError:
         raise Lacking("batch_index_ack_enabled") from None
     producer = client.create_producer(named("index"), batching_enabled=True, batching_max_publish_delay_ms=200)
@@ -196,7 +200,13 @@ def batch_index(url: str) -> None:
     time.sleep(0.3)
     for message in found[6:]:
         consumer.negative_acknowledge(message)
-    assert sorted(texts(receive(consumer, 4))) == ["6", "7", "8", "9"]
+    again = receive(consumer, 4, ack=False)
+    assert sorted(texts(again)) == ["6", "7", "8", "9"]
+    consumer.acknowledge(next(each for each in again if each.data() == b"7"))
+    time.sleep(0.3)
+    consumer.close()
+    consumer = subscribe()
+    assert sorted(texts(receive(consumer, 3))) == ["6", "8", "9"]
     assert nothing(consumer)
     client.close()
 

@@ -15,7 +15,7 @@ import pytest
 
 from duelog import DelayedStore
 from duelog.broker.security.permissions import Action
-from tests.broker.clients.conftest import HERE, SCENARIO_S, RunScenario, ServedStore, ServeStore
+from tests.broker.clients.conftest import HERE, SCENARIO_S, RunScenario, ServedStore, ServeStore, free_port
 from tests.broker.lookup.stage import Stage
 from tests.broker.security.certificates import write_pair
 
@@ -140,6 +140,21 @@ def test_tls_is_as_good_as_its_certificate(
     broker = serve_store(tlsCertificateFilePath=certificate, tlsKeyFilePath=key)
     run_scenario(version, "secured", broker.tls_url, version, str(certificate))
     run_scenario(version, "not_trusted", broker.tls_url, version, str(other))
+
+
+@pytest.mark.parametrize(
+    ("scenarios", "settings"),
+    [(("produce_and_consume", "pattern", "schema"), {}), (("partitioned",), {"defaultNumPartitions": 3})],
+    ids=["plain", "partitioned"],
+)
+def test_a_program_with_an_address_over_http_works_as_well(
+    scenarios: tuple[str, ...], settings: dict[str, Any], serve_store: ServeStore, run_scenario: RunScenario
+) -> None:
+    """It asks REST where topics are, what partitions they have, and which there are: those that it makes, too."""
+    port = free_port()
+    serve_store(webServicePort=port, **settings)
+    for scenario in scenarios:
+        run_scenario("installed", scenario, f"http://127.0.0.1:{port}", "installed")
 
 
 @pytest.mark.parametrize("version", VERSIONS)
