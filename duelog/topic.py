@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from datetime import datetime, timedelta
+from functools import cached_property
 from itertools import islice
 
 from duelog.markers.pending_entries import Outcome
@@ -19,7 +20,7 @@ from .faces.topic_schedules import TopicSchedules
 from .faces.topic_subscriptions import TopicSubscriptions
 from .sending.outbox import Done, Numbers, PutOutcome
 from .sending.producer import Producer
-from .sending.topic_sender import DeliverAt
+from .sending.topic_sender import DeliverAt, TopicSender
 from .stats import TopicStats
 from .topics.seeking import LogPositions, log_positions
 from .topics.topic_state import TopicState
@@ -34,8 +35,14 @@ class Topic(TopicSubscriptions, TopicSchedules):
     def __init__(self, engine: Engine, name: TopicName) -> None:
         self._engine = engine
         self._name = name
-        self.sender = engine.sender_to(name)
-        """The parts of a send one by one, for what sends in another way: imports, and duelog.aio."""
+
+    @cached_property
+    def sender(self) -> TopicSender:  # type: ignore[override]  # settable, as the faces declare it
+        """The parts of a send one by one, for what sends in another way: imports, and duelog.aio.
+
+        Made when it is first used: most topics of a list of them send nothing.
+        """
+        return self._engine.sender_to(self._name)
 
     @property
     def name(self) -> str:

@@ -66,7 +66,7 @@ class Admission:
             raise Refused(ServerError.NOT_ALLOWED, reason)
 
 
-async def send_and_wait(peer: Peer, frames: bytes, names: memoryview | None = None) -> None:
+async def send_and_wait(peer: Peer, frames: bytes, names: bytes | None = None) -> None:
     """Send a frame, and wait until it has left the process, or the connection is gone.
 
     names: fields that stand at its end; connections may share them.

@@ -13,6 +13,7 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from ...delayed_store import DelayedStore
+from ...store.errors import BrokenInvariant
 from ...store.names import SCHEME
 from ...topics.topic_events import TopicEvent
 from ..protocol.failures import Refused, ServerError
@@ -149,9 +150,11 @@ class Use:
 
     def attach(self, listener: Callable[[Update], object]) -> tuple[list[str], int, str]:
         """(names, their `list_bytes`, their hash) as they are, and have `listener` hear every update after that."""
-        assert self.view is not None
-        self.view.listeners[self] = listener
-        return self.view.names, self.view.size, self.view.hash
+        view = self.view
+        if view is None:
+            raise BrokenInvariant("a use of names was not opened")
+        view.listeners[self] = listener
+        return view.names, view.size, view.hash
 
     def close(self) -> None:
         """Need it no more, and hear nothing more. A second call is nothing."""

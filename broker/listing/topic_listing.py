@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AsyncExitStack
+from typing import cast
 
 from ...delayed_store import DelayedStore
 from ...store.errors import DuelogError
@@ -39,7 +40,7 @@ class Selection:
         self.size = size
         """As of `list_bytes`."""
         self.hash = topics_hash(names)
-        self.fields: asyncio.Task[memoryview] | None = None
+        self.fields: asyncio.Task[bytes] | None = None
         """The names as they stand in every frame that has them."""
 
 
@@ -69,8 +70,7 @@ class TopicListing:
 
         Returns when the answer has left.
         """
-        task = asyncio.current_task()
-        assert task is not None
+        task = cast("asyncio.Task[None]", asyncio.current_task())
         self._requests.setdefault(peer.number, set()).add(task)
         try:
             with self._admission.lookup():
@@ -111,7 +111,7 @@ class TopicListing:
                     size = frame_bytes(found.size, len(found.names)) if changed else frame_bytes(0, 0)
                     self._admission.check_frame(size)
                     await until_left.enter_async_context(limiter.direct.holding(size, lambda: peer.closed))
-                    names = await self._encoded(found) if changed else memoryview(b"")
+                    names = await self._encoded(found) if changed else b""
                     answer = GetTopicsResponse(command.request_id, (), found.filtered, found.hash, changed)
                 del listed, found
             await send_and_wait(peer, head_before(answer, len(names)), names)
@@ -138,7 +138,7 @@ class TopicListing:
             task = listed.selections[pattern] = asyncio.create_task(select)
         return await asyncio.shield(task)
 
-    async def _encoded(self, found: Selection) -> memoryview:
+    async def _encoded(self, found: Selection) -> bytes:
         """The names in a frame; once for all that share them."""
         if found.fields is None:
             found.fields = asyncio.create_task(self._workers(lambda: name_fields(2, found.names)))

@@ -133,13 +133,13 @@ def head_before(command: Command, rest: int) -> bytes:
     return _SIZES.pack(size + 4, size) + encoded
 
 
-def name_fields(number: int, names: Sequence[str]) -> memoryview:
+def name_fields(number: int, names: Sequence[str]) -> bytes:
     """A repeated field of texts; little memory beside what is returned."""
-    before, out = tag(number, BYTES), bytearray()
+    before, pieces = tag(number, BYTES), []
     for start in range(0, len(names), _NAMES_AT_ONCE):
         encoded = [name.encode() for name in names[start : start + _NAMES_AT_ONCE]]
-        out += b"".join([before + varint(len(each)) + each for each in encoded])
-    return memoryview(out)
+        pieces.append(b"".join([before + varint(len(each)) + each for each in encoded]))
+    return b"".join(pieces)
 
 
 def checksum_matches(blob: memoryview) -> bool:

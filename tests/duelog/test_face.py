@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import gc
 import importlib
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 import duelog
 import duelog.errors
 from duelog import DuelogError
+from tests.conftest import OpenStore
 from tests.packaging.tree import FLOORS, ROOT, dotted, modules
 
 NAMES = [
@@ -90,3 +92,16 @@ def test_the_examples_in_docstrings_are_true(module: Path) -> None:
 def test_there_are_examples() -> None:
     """The list above is not empty by mistake."""
     assert len(EXAMPLES) >= 5
+
+
+def test_listing_topics_leaves_nothing_to_the_garbage_collector(open_store: OpenStore) -> None:
+    """A list of 100,000 topics took 50 MB that stayed until a full collection."""
+    store = open_store()
+    store.create_topics([f"t{number}" for number in range(200)])
+    gc.collect()
+    gc.disable()
+    try:
+        assert len([topic.name for topic in store.topics()]) == 200
+        assert gc.collect() < 200
+    finally:
+        gc.enable()
