@@ -75,6 +75,7 @@ class TopicRemoval:
         for name in names:
             self._disconnect(str(name))
             await asyncio.to_thread(self._forget_and_delete, str(name))
+            self._disconnect(str(name))  # those that came meanwhile have a topic that is no more
 
     def _forget_and_delete(self, name: str) -> None:
         self._facts.forget(name)

@@ -1,0 +1,120 @@
+"""Deleting topics under clients that use them."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from duelog import DelayedStore
+from duelog.broker.lookup.topic_facts import TopicFacts
+from duelog.broker.protocol import commands
+from tests.broker.admin.rest import administered
+from tests.broker.server.raw_client import RawClient
+
+TOPIC = "persistent://public/default/t"
+PATH = "/admin/v2/persistent/public/default/t"
+
+
+def test_a_topic_with_clients_is_deleted_by_force_alone(tmp_path: Path) -> None:
+    """412 says how many; force closes them."""
+
+    async def main() -> None:
+        async with administered(tmp_path / "s") as (broker, rest, store):
+            client = await RawClient.connected(int(broker.urls.plain.rpartition(":")[2]))
+            kind = commands.SubscriptionType.SHARED
+            assert await client.ask(commands.Subscribe(TOPIC, "s", kind, 1, 1)) == commands.Success(1)
+            answered = await rest.ask("DELETE", PATH)
+            assert (answered.status, "force=true" in answered.reason) == (412, True)
+            assert (await rest.ask("DELETE", PATH + "?force=true")).status == 204
+            assert isinstance(await client.hear(), commands.CloseConsumer)
+            assert not store.topic(TOPIC).exists()
+            assert (await rest.ask("DELETE", PATH)).status == 404
+            await client.close()
+
+    asyncio.run(main())
+
+
+def test_a_producer_that_comes_while_its_topic_is_deleted_is_closed_and_comes_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would send to a topic that is no more."""
+    deleting, go_on = threading.Event(), threading.Event()
+    delete = DelayedStore.delete_topic
+
+    def slowly(store: DelayedStore, name: str) -> None:
+        deleting.set()
+        assert go_on.wait(20)
+        delete(store, name)
+
+    monkeypatch.setattr(DelayedStore, "delete_topic", slowly)
+
+    async def main() -> None:
+        async with administered(tmp_path / "s") as (broker, rest, store):
+            store.topic(TOPIC).create()
+            client = await RawClient.connected(int(broker.urls.plain.rpartition(":")[2]))
+            deleted = asyncio.create_task(rest.ask("DELETE", PATH + "?force=true"))
+            assert await asyncio.to_thread(deleting.wait, 20)
+            assert isinstance(await client.ask(commands.Producer(TOPIC, 1, 1)), commands.ProducerSuccess)
+            go_on.set()
+            assert (await deleted).status == 204
+            assert isinstance(await client.hear(), commands.CloseProducer)
+            assert isinstance(await client.ask(commands.Producer(TOPIC, 2, 2)), commands.ProducerSuccess)
+            assert store.topic(TOPIC).exists()
+            await client.close()
+
+    asyncio.run(main())
+
+
+def test_what_is_kept_of_a_topic_goes_before_the_topic_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broker that ends between both leaves a topic that is deleted again, and no schema of a topic of that name."""
+    order: list[str] = []
+    forget, delete = TopicFacts.forget, DelayedStore.delete_topic
+
+    def forgotten(facts: TopicFacts, topic: str) -> None:
+        order.append("facts")
+        forget(facts, topic)
+
+    def deleted(store: DelayedStore, name: str) -> None:
+        order.append("topic")
+        delete(store, name)
+
+    monkeypatch.setattr(TopicFacts, "forget", forgotten)
+    monkeypatch.setattr(DelayedStore, "delete_topic", deleted)
+
+    async def main() -> None:
+        async with administered(tmp_path / "s") as (_, rest, store):
+            store.topic(TOPIC).create()
+            schema: dict[str, Any] = {"type": "STRING", "schema": "", "properties": {}}
+            schemas = "/admin/v2/schemas/public/default/t/schema"
+            assert (await rest.ask("POST", schemas, schema)).status == 200
+            assert (await rest.ask("DELETE", PATH)).status == 204
+            assert order == ["facts", "topic"]
+            assert (await rest.ask("GET", schemas)).status == 404
+
+    asyncio.run(main())
+
+
+def test_a_partitioned_topic_goes_with_its_partitions_and_what_is_set_for_it(tmp_path: Path) -> None:
+    """Schemas, policies, settings."""
+    parts = "/admin/v2/persistent/public/default/p"
+
+    async def main() -> None:
+        async with administered(tmp_path / "s") as (broker, rest, store):
+            assert (await rest.ask("PUT", f"{parts}/partitions", 2)).status == 204
+            assert (await rest.ask("POST", f"{parts}/delayedDelivery", {"fixedDeliveryDelayInMillis": 3})).status == 204
+            assert (await rest.ask("POST", f"{parts}/deduplicationEnabled", True)).status == 204
+            assert (await rest.ask("POST", f"{parts}/partitions", 3)).status == 204
+            assert store.effective_policies("p-partition-2").fixed_delivery_delay_ms == 3
+            assert (await rest.ask("DELETE", f"{parts}/partitions?force=true")).status == 204
+            assert store.all_policies() == {}
+            assert list(store.topics()) == []
+            assert broker._services is not None
+            assert list(broker._services.resources.topics.names()) == []
+            assert (await rest.ask("PUT", f"{parts}/partitions", 2)).status == 204
+            assert (await rest.ask("GET", f"{parts}/delayedDelivery")).status == 204
+
+    asyncio.run(main())
