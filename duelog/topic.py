@@ -272,18 +272,26 @@ class Topic(TopicSubscriptions, TopicSchedules):
         return self._engine.inline.get(self._existing(), message_id)
 
     def scheduled(
-        self, start: int | datetime | None = None, end: int | datetime | None = None, limit: int | None = None
+        self,
+        start: int | datetime | None = None,
+        end: int | datetime | None = None,
+        limit: int | None = None,
+        *,
+        after: MessageId | None = None,
     ) -> Iterator[ScheduledMessage]:
         """Delayed messages that are not due, or have not fired, due in [start, end), by due time, at most `limit`.
 
         Nothing is fired or delivered, and no index is loaded. start, end: epoch ms or aware datetimes; None: from the
-        first, to the last. Raises UnknownTopic, InvalidArgument.
+        first, to the last. after: a message that is due at `start`, the last of an earlier call: this one begins behind
+        it, also where others are due at that instant. Raises UnknownTopic, InvalidArgument.
         """
         start_ms = 0 if start is None else at_ms("start", start)
         end_ms = MAX_DUE_MS + 1 if end is None else at_ms("end", end)
         if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 0):
             raise InvalidArgument("limit", limit, "expected an int of at least 0, or None")
-        return islice(self._engine.inline.scheduled(self._existing(), start_ms, end_ms), limit)
+        if after is not None and not isinstance(after, MessageId):
+            raise InvalidArgument("after", after, "expected a MessageId")
+        return islice(self._engine.inline.scheduled(self._existing(), start_ms, end_ms, after), limit)
 
     def exists(self) -> bool:
         """Whether the topic has come into being."""

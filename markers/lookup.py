@@ -90,8 +90,11 @@ def scheduled(
     start_ms: int,
     limit_ms: int,
     quarantine: Callable[[CorruptEntry], object],
+    after: MessageId | None = None,
 ) -> Iterator[ScheduledMessage]:
     """Messages due in [start_ms, limit_ms) that have not fired, in firing order, partition by partition.
+
+    after: a message due at `start_ms`; it and those of its instant that come before it are left out.
 
     Reads the due column of one partition at a time (12 bytes a message of the range in memory), bodies as
     they are asked for. Cancelled ones are left out. What fires meanwhile may be seen.
@@ -104,7 +107,9 @@ def scheduled(
         log = partition.log(topic_id)
         if log is None:
             continue
-        entries, _ = unfired(main, partition, topic_id, log.ledger_id, log.ledger.entries, start_ms, limit_ms)
+        entries, dues = unfired(main, partition, topic_id, log.ledger_id, log.ledger.entries, start_ms, limit_ms)
+        if after is not None and log.ledger_id == after.ledger_id:
+            entries = entries[(dues > start_ms) | (entries > after.entry_id)]
         for at in range(0, len(entries), _PAGE):
             yield from _bodies(partition, log.ledger_id, entries[at : at + _PAGE], topic, quarantine)
 

@@ -9,7 +9,6 @@ import base64
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import datetime
-from itertools import islice
 from typing import Any
 
 from ...markers.pending_entries import Outcome
@@ -63,16 +62,10 @@ class ScheduleResource:
         after = _after(request.query.get("after", ""))
         shown = _payload_bytes(request)
 
-        def work() -> list[ScheduledMessage]:
-            first_ms = start_ms if after is None else max(start_ms, after[0])
-            found = topic.scheduled(first_ms, end_ms)
-            if after is not None:
-                kept = {ledger.ledger_id for ledger in topic.ledgers()}
-                passed = _rank(after[0], after[1], kept)
-                found = (each for each in found if _rank(each.due_ms, each.message_id, kept) > passed)
-            return list(islice(found, limit + 1))
-
-        messages = await self._workers(work)
+        behind = None
+        if after is not None and after[0] >= start_ms:
+            start_ms, behind = after
+        messages = await self._workers(lambda: list(topic.scheduled(start_ms, end_ms, limit + 1, after=behind)))
         more = messages[limit - 1] if len(messages) > limit else None
         return {
             "messages": [_shown(each, shown) for each in messages[:limit]],
@@ -162,11 +155,6 @@ def _shown(message: ScheduledMessage, payload_bytes: int) -> dict[str, Any]:
     if payload_bytes:
         found["payload"] = base64.b64encode(payload[:payload_bytes]).decode()
     return found
-
-
-def _rank(due_ms: int, message_id: MessageId, main_ledgers: set[int]) -> tuple[int, bool, MessageId]:
-    """The order of `Topic.scheduled`: of those due at one instant, the ones in a partition come first."""
-    return due_ms, message_id.ledger_id in main_ledgers, message_id
 
 
 def _require(outcome: Outcome, message_id: MessageId) -> None:

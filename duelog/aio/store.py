@@ -109,6 +109,7 @@ class DelayedStore(InThreads[duelog.DelayedStore]):
         return self._inner.suspended()
 
     partitions = in_thread(duelog.DelayedStore.partitions)
+    kept_by = in_thread(duelog.DelayedStore.kept_by)
 
     async def close(self) -> None:
         """As `duelog.DelayedStore.close`; waiting receivers get ClosedError."""

@@ -126,12 +126,18 @@ class Topic(InThreads[duelog.Topic]):
     get = in_thread(duelog.Topic.get)
     position_of = in_thread(duelog.Topic.position_of)
     positions = in_thread(duelog.Topic.positions)
+    ledgers = in_thread(duelog.Topic.ledgers)
 
     def scheduled(
-        self, start: int | datetime | None = None, end: int | datetime | None = None, limit: int | None = None
+        self,
+        start: int | datetime | None = None,
+        end: int | datetime | None = None,
+        limit: int | None = None,
+        *,
+        after: duelog.MessageId | None = None,
     ) -> AsyncIterator[duelog.ScheduledMessage]:
         """As `duelog.Topic.scheduled`, iterated over with `async for`."""
-        return self._threads.iterate(lambda: self._inner.scheduled(start, end, limit))
+        return self._threads.iterate(lambda: self._inner.scheduled(start, end, limit, after=after))
 
     exists = in_thread(duelog.Topic.exists)
     subscriptions = in_thread(duelog.Topic.subscriptions)

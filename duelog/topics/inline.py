@@ -157,25 +157,32 @@ class InlineMessages:
             return run is not None and run.early and run.due(message_id.entry_id - run.first_entry) > now_ms
         return False
 
-    def scheduled(self, topic: TopicState, start_ms: int, limit_ms: int) -> Iterator[ScheduledMessage]:
+    def scheduled(
+        self, topic: TopicState, start_ms: int, limit_ms: int, after: MessageId | None = None
+    ) -> Iterator[ScheduledMessage]:
         """Messages of the topic that are not due yet, or have not fired, due in [start_ms, limit_ms), by due time.
 
         Of those due at one instant the ones in a partition come first. Bodies are read as they are asked for.
+        after: a message due at `start_ms`; it and those of its instant that come before it are left out.
         """
+        in_main = after is not None and topic.log.entries_of(after.ledger_id) is not None
         in_partitions = scheduled(
             self._main,
             self._partitions,
             topic.topic_id,
             str(topic.name),
-            start_ms=start_ms,
+            start_ms=start_ms + 1 if in_main else start_ms,
             limit_ms=limit_ms,
             quarantine=self._unreadable,
+            after=after,
         )
         now_ms = self._clock.now_ms()
         start = topic.log.first_undue(now_ms)
         if start is None:
             return in_partitions
         positions = self._tracker(topic).listed(start, now_ms, start_ms, limit_ms)
+        if after in positions:  # else it is due by now, and so is all that was due with it
+            positions = positions[positions.index(after) + 1 :]
         return merge(in_partitions, self._messages(topic, positions), key=_DUE)
 
     def _messages(self, topic: TopicState, positions: Sequence[Position]) -> Iterator[ScheduledMessage]:

@@ -94,6 +94,13 @@ def test_a_bad_range_of_due_times_is_refused_by_its_own_name(topic: Topic, bad: 
         assert caught.value.field == field
 
 
+@pytest.mark.parametrize("after", [0, "1:2", (1, 2)])
+def test_a_bad_message_to_begin_behind_is_refused(topic: Topic, after: Any) -> None:
+    """An id is no text and no pair."""
+    with pytest.raises(InvalidArgument, match="after="):
+        topic.scheduled(after=after)
+
+
 @pytest.mark.parametrize("limit", [-1, 1.5, "3", True])
 def test_a_bad_limit_is_refused(topic: Topic, limit: Any) -> None:
     """A number of messages."""
