@@ -26,7 +26,7 @@ class ServerRefused(DuelogError):
 
 
 STORE_FIGURES = ("topics", "partitions", "pending", "set_aside", "disk_bytes")
-"""What a store says of itself, whoever has it open."""
+"""What a store says of itself, read-only too."""
 
 
 class Scope(NamedTuple):
