@@ -30,7 +30,7 @@ def test_a_topic_with_clients_is_deleted_by_force_alone(tmp_path: Path) -> None:
             answered = await rest.ask("DELETE", PATH)
             assert (answered.status, "force=true" in answered.reason) == (412, True)
             assert (await rest.ask("DELETE", PATH + "?force=true")).status == 204
-            assert isinstance(await client.hear(), commands.CloseConsumer)
+            assert isinstance(await asyncio.wait_for(client.hear(), 20), commands.CloseConsumer)
             assert not store.topic(TOPIC).exists()
             assert (await rest.ask("DELETE", PATH)).status == 404
             await client.close()
@@ -61,7 +61,7 @@ def test_a_producer_that_comes_while_its_topic_is_deleted_is_closed_and_comes_ag
             assert isinstance(await client.ask(commands.Producer(TOPIC, 1, 1)), commands.ProducerSuccess)
             go_on.set()
             assert (await deleted).status == 204
-            assert isinstance(await client.hear(), commands.CloseProducer)
+            assert isinstance(await asyncio.wait_for(client.hear(), 20), commands.CloseProducer)
             assert isinstance(await client.ask(commands.Producer(TOPIC, 2, 2)), commands.ProducerSuccess)
             assert store.topic(TOPIC).exists()
             await client.close()
