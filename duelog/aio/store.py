@@ -103,6 +103,7 @@ class DelayedStore(InThreads[duelog.DelayedStore]):
 
     backup = in_thread(duelog.DelayedStore.backup)
     stats = in_thread(duelog.DelayedStore.stats)
+    report_to = in_thread(duelog.DelayedStore.report_to)
 
     async def suspended(self) -> list[Suspension]:
         """As `duelog.DelayedStore.suspended`."""
