@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +21,7 @@ from duelog.broker.protocol import commands, entry, fields
 from duelog.broker.protocol.frames import join_blob
 from duelog.broker.protocol.loop_calls import Workers
 from duelog.broker.protocol.metadata import MessageMetadata
+from duelog.broker.server.broker import GC_THRESHOLDS
 from duelog.broker.server.configuration import BrokerConfig
 from duelog.broker.server.services import Services
 
@@ -43,7 +45,7 @@ MEASURES = (
     Measure("loop's lag, no scrape", "ms", "less", _us),
     Measure("loop's lag, scrape", "ms", "less", _us),
 )
-_ROUNDS = 12
+_ROUNDS = 40
 _POLL = 500
 
 
@@ -128,6 +130,8 @@ async def _main(store: DelayedStore, topics: int, n: int) -> dict[str, float]:
     await services.resources.load()
     exposition = services.exposition
     exposition.start()
+    gc.freeze()
+    gc.set_threshold(*GC_THRESHOLDS)
     peer: Any = _Peer(1)
     services.producers.settings.max_producers = services.consumers.settings.max_consumers = topics + 1
     kind, at_earliest = commands.SubscriptionType.SHARED, commands.InitialPosition.EARLIEST
@@ -177,7 +181,7 @@ def _options(parser: argparse.ArgumentParser) -> None:
 
 def main(argv: list[str]) -> int:
     """Run the workload."""
-    options = parse(argv, "counting", __doc__, n=(10_000,), quick_n=(1_000,), more=_options)
+    options = parse(argv, "counting", __doc__, n=(4_000,), quick_n=(1_000,), more=_options)
     results = Results("counting", options)
     topics = options.extra.topics or (100 if options.quick else 10_000)
     arguments = {"topics": topics, "n": options.n[0]}

@@ -10,8 +10,6 @@ from collections.abc import Iterable, Sequence
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
-import numpy as np
-
 BOUNDS_S = (
     0.0001, 0.0002, 0.0003, 0.0005, 0.0007, 0.001, 0.0015, 0.002, 0.003, 0.005, 0.007, 0.01, 0.015, 0.02, 0.03, 0.05,
     0.07, 0.1, 0.15, 0.2, 0.3, 0.5, 0.7, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 600.0, 3600.0,
@@ -20,29 +18,34 @@ BOUNDS_S = (
 
 _WRITE_BOUNDS_S = (0.0005, 0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 1.0)
 _WRITE_ENDS = [BOUNDS_S.index(each) + 1 for each in _WRITE_BOUNDS_S]
-_ARRAY_S = np.array(BOUNDS_S)
 
 
 class Group(NamedTuple):
-    """Durations that are counted together."""
+    """Durations that are counted together: buckets with how many there are, and the sum of all."""
 
-    found: tuple[int, int] | list[int]
-    """The only bucket and how many, or counts of all buckets."""
+    found: list[tuple[int, int]]
     sum_s: float
 
 
 def passed_since(now: float, began: Sequence[float], unit_s: float = 1.0) -> Group:
-    """What passed until now since each of these, in no order, 0 of what is later; `unit_s`: seconds of their unit.
+    """What passed until now since each of these, at least one; 0 of what is later. `unit_s`: seconds of their unit.
 
-    Most groups are of one bucket, which their extremes tell: then no duration is looked at alone.
+    Sorted, they need no look at each: a group is in one bucket or few.
     """
-    first, last = min(began), max(began)
-    low, high = bisect_left(BOUNDS_S, (now - last) * unit_s), bisect_left(BOUNDS_S, (now - first) * unit_s)
-    if low == high and last <= now:
-        return Group((low, len(began)), (now * len(began) - sum(began)) * unit_s)
-    passed = np.maximum(now - np.array(began), 0) * unit_s
-    counts = np.bincount(np.searchsorted(_ARRAY_S, passed), minlength=len(BOUNDS_S) + 1)
-    return Group(counts.tolist(), float(passed.sum()))
+    began = sorted(began)
+    count = len(began)
+    if began[-1] > now:
+        began = [min(each, now) for each in began]
+    low, high = bisect_left(BOUNDS_S, (now - began[-1]) * unit_s), bisect_left(BOUNDS_S, (now - began[0]) * unit_s)
+    sum_s = (now * count - sum(began)) * unit_s
+    if low == high:
+        return Group([(low, count)], sum_s)
+    found, end = [], count
+    for at in range(low, high):
+        start = bisect_left(began, now - BOUNDS_S[at] / unit_s, 0, end)
+        found.append((at, end - start))
+        end = start
+    return Group([*found, (high, end)], sum_s)
 
 
 class Durations:
@@ -61,13 +64,10 @@ class Durations:
 
     def add_group(self, group: Group) -> None:
         """Count many."""
-        counts, (found, total_s) = self.counts, group
-        if isinstance(found, tuple):
-            at, count = found
+        counts = self.counts
+        for at, count in group.found:
             counts[at] += count
-        else:
-            self.counts = [old + new for old, new in zip(counts, found, strict=True)]
-        self.sum_s += total_s
+        self.sum_s += group.sum_s
 
     def join(self, other: Durations) -> None:
         """Count what another has counted."""

@@ -68,7 +68,7 @@ class ProducerSettings(SendSettings):
 class OpenedProducer(OpenProducer):
     """A producer, and what it was opened with."""
 
-    __slots__ = ("command", "epoch", "state", "success", "topic_name")
+    __slots__ = ("command", "epoch", "state", "success")
 
     def __init__(self, connection: _Connection, command: Producer) -> None:
         self.command = command
@@ -83,7 +83,6 @@ class OpenedProducer(OpenProducer):
     def open(self, name: str, topic: Topic, partition: int, *, numbered: bool) -> None:
         """Its topic is ready."""
         super().__init__(self.connection, self.producer_id, name, topic, partition, numbered=numbered)
-        self.topic_name = topic.name
 
 
 class _Connection(SendingPeer):

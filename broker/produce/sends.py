@@ -82,7 +82,7 @@ class OpenProducer:
 
     __slots__ = (
         "connection", "figures", "frames", "name", "numbered", "on_answered", "opened_at", "partition", "producer_id",
-        "replies", "stored_name", "topic",
+        "replies", "stored_name", "topic", "topic_name",
     )  # fmt: skip
 
     def __init__(
@@ -95,6 +95,7 @@ class OpenProducer:
         self.name = name
         self.stored_name = stored_producer(name)
         self.topic = topic
+        self.topic_name = topic.name
         self.partition = partition
         self.numbered = numbered
         self.opened_at = monotonic()

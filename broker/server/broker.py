@@ -52,7 +52,7 @@ def store_config(config: BrokerConfig, span_ms: int | None = None) -> StoreConfi
     return StoreConfig(**{**values, **config.store})
 
 
-_GC_THRESHOLDS = (10_000, 20, 100)
+GC_THRESHOLDS = (10_000, 20, 100)
 """Objects of messages come and go without cycles: looking for those so rarely saves a tenth of the processor's time."""
 
 
@@ -217,7 +217,7 @@ async def run_service(service: Service, announce: Callable[[Urls, Urls], object]
         loop.add_signal_handler(number, ended.set)
     await service.start()
     gc.freeze()
-    gc.set_threshold(*_GC_THRESHOLDS)
+    gc.set_threshold(*GC_THRESHOLDS)
     try:
         announce(service.urls, service.web_urls)
         await ended.wait()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from duelog.broker.metrics.metric_names import ENGINE, METRICS
 from duelog.metrics import SPECS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text(encoding="utf-8")
@@ -31,6 +32,16 @@ def test_the_page_explains_every_attribute() -> None:
     assert explained == {attribute for spec in SPECS for attribute in spec.attributes}
 
 
+def test_the_page_lists_what_a_broker_exports_beside_the_instruments() -> None:
+    """In the order of the code, each with its kind, labels and description."""
+    listed = [
+        (name.strip("`"), kind, tuple(re.findall(r"`([^`]+)`", labels)), description)
+        for name, kind, labels, description in rows(PAGE, 4)
+    ]
+    assert listed == [tuple(each) for each in METRICS if each not in ENGINE]
+
+
 def test_names_are_unique() -> None:
-    """Two instruments of one name would be merged by an SDK."""
+    """Two instruments of one name would be merged by an SDK, two metrics by Prometheus."""
     assert len({spec.name for spec in SPECS}) == len(SPECS)
+    assert len({each.name for each in METRICS}) == len(METRICS)
