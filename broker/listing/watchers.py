@@ -65,7 +65,12 @@ class Watcher:
         self._hash = ""
 
     @property
-    def waiting(self) -> bool:
+    def waiting(self) -> int:
+        """Changes that wait."""
+        return sum(len(each.new) + len(each.deleted) for each in self._updates) + len(self._behind or ())
+
+    @property
+    def has_waiting(self) -> bool:
         """Whether there is something to take."""
         return bool(self._updates) or self._behind is not None
 
@@ -117,6 +122,11 @@ class Watchers:
 
     def __len__(self) -> int:
         return sum(map(len, self._of_peer.values()))
+
+    @property
+    def waiting(self) -> int:
+        """Changes that wait to be sent."""
+        return sum(each.waiting for watchers in self._of_peer.values() for each in watchers.values())
 
     def watch(self, peer: Peer, command: WatchTopicList) -> None:
         """Answer with the topics, without names if the client has their hash, and send what changes from then on.
@@ -234,7 +244,7 @@ class Watchers:
 
     def _send_later(self, watcher: Watcher) -> None:
         """Have updates be sent, after the answer and those before them."""
-        if watcher.answered and not watcher.sending and watcher.waiting:
+        if watcher.answered and not watcher.sending and watcher.has_waiting:
             watcher.sending = True
             self._start(watcher, self._send(watcher))
 

@@ -77,6 +77,8 @@ class Exposition:
         self._making: asyncio.Task[bytes] | None = None
         self.connections: Callable[[], Iterable[ConnectionFigures]] = tuple
         self.connection_counts: Callable[[], ConnectionCounts] = lambda: ConnectionCounts(0, 0, 0)
+        self.watching: Callable[[], tuple[int, int, int]] = lambda: (0, 0, 0)
+        """Watchers of topic lists, bytes of names that they keep, changes that wait for them."""
         self._engine = EngineFigures(cluster, by_topic=by_topic)
         self._store_metrics: StoreMetrics | None = None
         self._unlisten: Callable[[], object] = lambda: None
@@ -195,6 +197,10 @@ class Exposition:
         page.add("duelog_broker_pending_requests", within, requests)
         page.add("duelog_broker_write_queue_bytes", within, queued)
         page.add("duelog_broker_write_queue_longest_bytes", within, longest)
+        watchers, kept_bytes, waiting = self.watching()
+        page.add("duelog_broker_topic_list_watchers", within, watchers)
+        page.add("duelog_broker_topic_list_watched_names_bytes", within, kept_bytes)
+        page.add("duelog_broker_topic_list_waiting_changes", within, waiting)
         page.lines("duelog_broker_paused_connections")
         for reason, count in paused.items():
             page.add("duelog_broker_paused_connections", f"{within},{label('reason', reason)}", count)

@@ -133,6 +133,7 @@ class Services:
             workers,
             by_topic=config.expose_topic_level_metrics_in_prometheus,
         )
+        self.exposition.watching = lambda: (len(self.watchers), self.name_sets.kept_bytes, self.watchers.waiting)
 
     def handlers(self) -> dict[type[Command], Handler]:
         """By command, what answers it."""
