@@ -5,13 +5,14 @@ all that a store knows of the namespace goes along, byte for byte. The order is 
 
 1. backup to TARGET.moving, which is made anew by the next attempt
 2. pruning there: topics, policies and documents of other namespaces
-3. both sides compared, the copy checked, a document that says where it comes from
+3. both sides compared, the copy checked, a document that says where it comes from, a file with what is there
 4. TARGET.moving becomes TARGET
-5. the placement table is switched
+5. the placement table is switched, the file removed
 6. the namespace's topics, policies and documents are removed from the old store
 
-Until 5 the old store has everything and is what is served; from 5 on the new one. An attempt after 5 does only 6. No
-process may have either store open, so nothing is sent or fired meanwhile.
+Until 5 the old store has everything and is what is served; from 5 on the new one. An attempt after 5 does only 6. One
+between 4 and 5 begins anew, if TARGET is as the file says: no process has used it. No process may have either store
+open, so nothing is sent or fired meanwhile.
 """
 
 from __future__ import annotations
@@ -30,11 +31,14 @@ from ..stats import TopicStats
 from ..store.clock import Clock, ManualClock, SystemClock
 from ..store.config import StoreConfig
 from ..store.errors import DamagedStore, InvalidArgument
-from ..store.files.directory import children, discard_tree, move, remove_tree
+from ..store.files.directory import children, discard_tree, move, remove_tree, write_file
 from ..store.names import SCHEME, TopicName, validate_namespace_name
 
 _ORIGIN = "moved/"
 """Documents that say where a namespace came from."""
+
+_UNUSED = "MOVING"
+"""The file in a new store that no table names yet: its files, with sizes and times."""
 
 _SHARED = ("setting/",)
 """Documents of the whole store; they go along."""
@@ -71,16 +75,15 @@ def move_namespace(
     if owner.name == broker:
         return _finish(table, namespace, target, say)
     source = _store_of(table, owner.name, placement)
+    if _is_unused(target):
+        remove_tree(target)
     if children(target):
-        reason = (
-            "is not empty: a namespace moves to a store of its own. What an attempt has left there that was interrupted"
-            " just before the table was switched can be removed"
-        )
-        raise InvalidArgument("store", str(target), reason)
+        raise InvalidArgument("store", str(target), "is not empty: a namespace moves to a store of its own")
     clock = ManualClock(SystemClock().now_ms())  # it stands: what is due is so on both sides
     with _open(source, clock) as old:
         topics = _copy(old, namespace, target, clock, say)
         place_namespace(placement, namespace, broker)
+        (target / _UNUSED).unlink()
         say(f"{placement} says broker {broker}")
         _remove(old, namespace, say)
     return Moved(source, target, len(topics), *_sums(topics), copied=True)
@@ -109,6 +112,7 @@ def _finish(table: Placement, namespace: str, target: Path, say: Callable[[str],
         document = new.documents.get(_ORIGIN + namespace)
     if document is None:
         raise InvalidArgument("namespace", namespace, f"is served by the store {target} already")
+    (target / _UNUSED).unlink(missing_ok=True)
     source = Path(json.loads(document.value)["store"])
     with _open(source, SystemClock()) as old:
         topics = [each.stats() for each in old.topics(namespace)]
@@ -139,11 +143,27 @@ def _copy(
             problem = next((each for each in new.check() if each.severity == "error"), None)
             if problem is not None:
                 raise DamagedStore(work, f"{problem.code}: {problem.message}")
+        write_file(work / _UNUSED, json.dumps(_files(work)).encode())
         move(work, target)
     except BaseException:
         discard_tree(work)
         raise
     return found
+
+
+def _files(store: Path) -> dict[str, list[int]]:
+    """What tells whether a process has written into a store since."""
+    found = sorted([*store.rglob("data.mdb"), *(store / "wal").glob("*")])
+    return {str(each.relative_to(store)): [each.stat().st_size, each.stat().st_mtime_ns] for each in found}
+
+
+def _is_unused(target: Path) -> bool:
+    """Whether a store is what an attempt has left there that was interrupted just before the switch."""
+    try:
+        left = json.loads((target / _UNUSED).read_bytes())
+    except (OSError, ValueError):
+        return False
+    return bool(left == _files(target))
 
 
 def _figures(stats: TopicStats) -> object:
