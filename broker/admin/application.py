@@ -29,6 +29,9 @@ _log = logging.getLogger("duelog.broker.admin")
 MAX_BODY_BYTES = 6 << 20
 """Longest body: a message may be one."""
 
+COMPRESSED_BYTES = 1 << 20
+"""Answers of this size are compressed by a worker for clients that take them so: writing them holds up the loop."""
+
 _BODY_S = 30.0
 """What a client has to send a body in."""
 
@@ -177,5 +180,11 @@ def _response(answer: Any) -> web.StreamResponse:
         return web.Response(status=204)
     if isinstance(answer, Reply):
         content = {"Content-Type": answer.content_type} if answer.body else {}
-        return web.Response(body=answer.body, status=answer.status, headers={**content, **answer.headers})
+        headers = {**content, **answer.headers}
+        response = web.Response(
+            body=answer.body, status=answer.status, headers=headers, zlib_executor_size=COMPRESSED_BYTES
+        )
+        if len(answer.body) >= COMPRESSED_BYTES:
+            response.enable_compression()
+        return response
     return web.Response(body=json.dumps(answer).encode(), content_type="application/json")

@@ -34,5 +34,5 @@ def of_consumer(command: ConsumerStats, consumer: Consumer, backlog: int, now_s:
         type=_TYPES[consumer.type],
         rate_expired=0.0,
         backlog=backlog,
-        ack_rate=0.0,
+        ack_rate=consumer.acked / age_s,
     )

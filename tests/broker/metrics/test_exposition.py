@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from duelog import DelayedDeliveryPolicies, DelayedStore
+from duelog.broker.metrics import exposition, topic_figures
 from duelog.broker.metrics.metric_names import METRICS, Named
 from duelog.broker.protocol import commands
 from duelog.broker.server.broker import Broker
@@ -186,6 +188,56 @@ def test_metrics_are_open_to_everybody_unless_it_is_set_otherwise(tmp_path: Path
     asyncio.run(authenticated())
 
 
+def test_a_scrape_lets_the_loop_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What belongs to the loop is copied a few topics a turn; a worker reads the store and writes the text."""
+    monkeypatch.setattr(topic_figures, "_SLICE", 2)
+    writers: list[threading.Thread] = []
+    write_topics = topic_figures.write_topics
+
+    def written(*arguments: Any, **options: Any) -> None:
+        writers.append(threading.current_thread())
+        write_topics(*arguments, **options)
+
+    monkeypatch.setattr(exposition, "write_topics", written)
+
+    async def main() -> None:
+        async with administered(tmp_path / "store") as (broker, _, _):
+            client = await RawClient.connected(int(broker.urls.plain.rpartition(":")[2]))
+            for number in range(20):
+                await client.ask(commands.Producer(f"{TOPIC}{number}", number, number))
+            assert broker._services is not None
+            scrape = asyncio.ensure_future(broker._services.exposition.text())
+            turns = 0
+            while not writers:
+                await asyncio.sleep(0)
+                turns += 1
+            assert turns >= 10
+            assert len(parsed(await scrape)["pulsar_producers_count"].samples) == 20
+            assert writers[0] is not threading.main_thread()
+            await client.close()
+
+    asyncio.run(main())
+
+
+def test_a_large_page_is_compressed_for_who_takes_it_so(tmp_path: Path) -> None:
+    """A page of many topics is megabytes, and mostly the same."""
+
+    async def main() -> None:
+        async with administered(tmp_path / "store") as (broker, rest, _):
+            page = b"# a line of the page\n" * 100_000
+
+            async def large() -> bytes:
+                return page
+
+            assert broker._services is not None
+            broker._services.exposition.text = large  # type: ignore[method-assign]
+            for accepted, encoding in (("gzip", "gzip"), ("identity", None)):
+                answer = await rest.ask("GET", "/metrics", headers={"Accept-Encoding": accepted})
+                assert (answer.value, answer.headers.get("Content-Encoding")) == (page, encoding)
+
+    asyncio.run(main())
+
+
 def test_many_who_ask_at_once_get_one_page_and_a_stopped_broker_leaves_nothing_behind(tmp_path: Path) -> None:
     """Scrapes do not add up; the store has the listeners that it had."""
 
@@ -194,15 +246,15 @@ def test_many_who_ask_at_once_get_one_page_and_a_stopped_broker_leaves_nothing_b
             services = broker._services
             assert services is not None
             made: list[bytes] = []
-            exposition = services.exposition
-            make = exposition._make
+            served = services.exposition
+            make = served._make
 
             async def counted() -> bytes:
                 made.append(await make())
                 return made[-1]
 
-            exposition._make = counted  # type: ignore[method-assign]
-            pages = await asyncio.gather(*(exposition.text() for _ in range(20)))
+            served._make = counted  # type: ignore[method-assign]
+            pages = await asyncio.gather(*(served.text() for _ in range(20)))
             assert (len(made), len(set(pages))) == (1, 1)
             metrics = store._engine.metrics
             assert metrics is not None
