@@ -25,7 +25,7 @@ _log = logging.getLogger("duelog.broker.admin")
 
 MOST_RUNNING = 2
 MOST_KEPT = 20
-MAX_RESULT_BYTES = 16 << 20
+MAX_RESULT_BYTES = 8 << 20
 """A longer result is dropped and the job has failed: on the command line it is written to a file."""
 
 _END_S = 10.0
@@ -43,17 +43,21 @@ class Job:
     state: str = "running"
     """Then "done", "failed" or "cancelled"."""
     ended_ms: int | None = None
-    result: Any = None
+    result: bytes = b"null"
+    """A JSON array of the lines that the command wrote, not decoded: it may be long."""
     reason: str | None = None
     """Why it failed."""
     process: Process | None = None
     task: asyncio.Task[None] | None = field(default=None, repr=False)
 
-    def as_json(self, *, result: bool) -> dict[str, Any]:
-        """What is told of it."""
-        found = {"id": self.job_id, "kind": self.kind, "options": dict(self.options), "state": self.state,
-                 "startedMs": self.started_ms, "endedMs": self.ended_ms, "reason": self.reason}  # fmt: skip
-        return {**found, "result": self.result} if result else found
+    def as_json(self) -> dict[str, Any]:
+        """What is told of it beside its result."""
+        return {"id": self.job_id, "kind": self.kind, "options": dict(self.options), "state": self.state,
+                "startedMs": self.started_ms, "endedMs": self.ended_ms, "reason": self.reason}  # fmt: skip
+
+    def with_result(self) -> bytes:
+        """The same with its result, as JSON."""
+        return b"".join((json.dumps(self.as_json()).encode()[:-1], b', "result": ', self.result, b"}"))
 
 
 class Jobs:
@@ -119,7 +123,7 @@ class Jobs:
             status, out, err = await self._watch(job.process)
             reason = _failure(status, out, err)
             if reason is None:
-                job.result = await asyncio.to_thread(lambda: [json.loads(line) for line in out.splitlines()])
+                job.result = await asyncio.to_thread(_array, out)
                 await self._tell(job)
                 state = "done"
         except asyncio.CancelledError:
@@ -152,6 +156,14 @@ class Jobs:
 
         out, err = await asyncio.gather(read(process.stdout, MAX_RESULT_BYTES + 1), read(process.stderr, 4_096))
         return await process.wait(), out, err
+
+
+def _array(lines: bytes) -> bytes:
+    """Raises ValueError where a line is no JSON."""
+    found = lines.splitlines()
+    for line in found:
+        json.loads(line)
+    return b"".join((b"[", b", ".join(found), b"]"))
 
 
 def _failure(status: int, out: bytes, err: bytes) -> str | None:

@@ -106,7 +106,7 @@ class StoreResource:
 
     async def jobs(self, request: Request) -> Any:
         """Without their results."""
-        return [each.as_json(result=False) for each in self._jobs.all()]
+        return [each.as_json() for each in self._jobs.all()]
 
     async def start(self, request: Request) -> Reply:
         """202 and the job: `kind`, and its options."""
@@ -114,11 +114,11 @@ class StoreResource:
         kind = one_of("kind", body.get("kind"), list(_KINDS))
         options = {name: value for name, value in body.items() if name != "kind"}
         job = self._jobs.start(kind, options, *_KINDS[kind](options))
-        return Reply(json.dumps(job.as_json(result=False)).encode(), "application/json", 202)
+        return Reply(json.dumps(job.as_json()).encode(), "application/json", 202)
 
-    async def job(self, request: Request) -> Any:
+    async def job(self, request: Request) -> Reply:
         """`result` is null until it is done."""
-        return self._jobs.get(request.number("job", 0)).as_json(result=True)
+        return Reply(self._jobs.get(request.number("job", 0)).with_result(), "application/json")
 
     async def cancel(self, request: Request) -> None:
         """409: it has ended."""
