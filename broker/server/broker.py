@@ -177,7 +177,8 @@ class Broker:
             await listeners.close(min(within_s, 5.0))
         if services is not None:
             await services.listing_closed()
-        await asyncio.get_running_loop().shutdown_default_executor()
+        with ThreadPoolExecutor(1) as ending:  # the loop goes on while the broker's threads end
+            await asyncio.get_running_loop().run_in_executor(ending, self._executor.shutdown)
 
 
 async def _refresh(look: Callable[[], bool], every_s: float, changed: Callable[[], object] = lambda: None) -> None:
