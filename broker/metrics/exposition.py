@@ -105,7 +105,7 @@ class Exposition:
     # -- what passes ---------------------------------------------------------------------------------
 
     def _received(self, producer: OpenProducer, came: list[float]) -> None:
-        self._published.add_group(producer.topic_name, passed_since(time.monotonic(), came))
+        self._published.add(producer.topic_name, time.monotonic(), came)
 
     def _sent(self, messages: ReceivedMessages) -> None:
         """Count how late entries are that are sent the first time."""

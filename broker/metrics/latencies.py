@@ -20,6 +20,10 @@ _WRITE_BOUNDS_S = (0.0005, 0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 1.0)
 _WRITE_ENDS = [BOUNDS_S.index(each) + 1 for each in _WRITE_BOUNDS_S]
 
 
+_NOTES = 1_000
+"""SENDs that are counted together: in half a millisecond or less."""
+
+
 class Group(NamedTuple):
     """Durations that are counted together: buckets with how many there are, and the sum of all."""
 
@@ -105,7 +109,10 @@ class Durations:
 
 
 class PublishDurations:
-    """Of SENDs: all since the start, and by topic those of the last full period and of the one that is not over."""
+    """Of SENDs: all since the start, and by topic those of the last full period and of the one that is not over.
+
+    Groups of SENDs are small and many: they are noted first, and counted many groups at once.
+    """
 
     def __init__(self) -> None:
         self.all = Durations()
@@ -115,17 +122,33 @@ class PublishDurations:
         """Likewise, by topic; of those that were sent to."""
         self._since = Durations()
         self._now: dict[str, Durations] = {}
+        self._noted: dict[str, list[float]] = {}
+        """By topic, seconds that passed, below zero."""
+        self._notes = 0
 
-    def add_group(self, topic: str, group: Group) -> None:
-        """Count many, of one topic."""
-        durations = self._now.get(topic)
-        if durations is None:
-            durations = self._now[topic] = Durations()
-        durations.add_group(group)
-        self._since.add_group(group)
+    def add(self, topic: str, now: float, began: Sequence[float]) -> None:
+        """Count what passed until now since each of these."""
+        noted = self._noted.get(topic)
+        if noted is None:
+            noted = self._noted[topic] = []
+        noted.extend([each - now for each in began])
+        self._notes += len(began)
+        if self._notes >= _NOTES:
+            self._count()
+
+    def _count(self) -> None:
+        for topic, noted in self._noted.items():
+            group = passed_since(0.0, noted)
+            durations = self._now.get(topic)
+            if durations is None:
+                durations = self._now[topic] = Durations()
+            durations.add_group(group)
+            self._since.add_group(group)
+        self._noted, self._notes = {}, 0
 
     def turn(self) -> None:
         """A period is over."""
+        self._count()
         self.last, self._now = self._now, {}
         self.before, self._since = self._since, Durations()
         self.all.join(self.before)
@@ -133,6 +156,7 @@ class PublishDurations:
     @property
     def total(self) -> Durations:
         """All since the start."""
+        self._count()
         total = Durations()
         total.join(self.all)
         total.join(self._since)

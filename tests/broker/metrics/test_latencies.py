@@ -66,13 +66,24 @@ def test_quantiles_lie_in_the_bucket_where_they_are() -> None:
 def test_a_period_s_durations_are_kept_until_the_next_is_over() -> None:
     """By topic; of a topic that nothing was sent to, nothing is kept."""
     published = PublishDurations()
-    published.add_group("a", passed_since(1.0, [0.5, 0.6]))
+    published.add("a", 1.0, [0.5, 0.6])
     assert (published.last, published.total.count) == ({}, 2)
     published.turn()
     assert (published.last["a"].count, published.before.count) == (2, 2)
-    published.add_group("b", passed_since(1.0, [0.5]))
+    published.add("b", 1.0, [0.5])
     published.turn()
     assert (set(published.last), published.before.count, published.total.count) == ({"b"}, 1, 3)
+
+
+def test_what_is_noted_is_counted_before_it_is_too_much() -> None:
+    """Nothing asks for it, and the notes are bounded."""
+    published = PublishDurations()
+    for _ in range(1_005):
+        published.add("a", 3.0, [2.0, 2.9995])
+    assert sum(map(len, published._noted.values())) < 1_000
+    found = published.total
+    assert (found.count, found.write_buckets()[0], found.write_buckets()[8]) == (2_010, 0, 1_005)
+    assert found.sum_s == pytest.approx(1_005 * 1.0005)
 
 
 def test_the_lateness_of_the_loop_is_what_passes_beyond_a_timer() -> None:
