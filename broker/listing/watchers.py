@@ -162,6 +162,14 @@ class Watchers:
         for watcher in self._of_peer.pop(peer.number, {}).values():
             _end(watcher)
 
+    def moved(self, is_here: Callable[[str], bool]) -> None:
+        """Other brokers serve some namespaces now: connections that watch these end, so that clients ask anew."""
+        for watchers in list(self._of_peer.values()):
+            for watcher in watchers.values():
+                if not is_here(watcher.namespace):
+                    watcher.peer.close(f"namespace {watcher.namespace} is served by another broker now")
+                    break
+
     def close_all(self) -> None:
         """The broker ends."""
         for watchers in list(self._of_peer.values()):

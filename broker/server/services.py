@@ -165,11 +165,13 @@ class Services:
         return made if self.ownership is None else self.ownership.placed(made)
 
     def placement_changed(self) -> None:
-        """Have producers and consumers of what another broker serves now go there."""
+        """Have producers, consumers and watchers of what another broker serves now go there."""
         ownership = self.ownership
-        topics = {*self.producers.departed, *(group.topic.name for group in self.consumers.groups)}
-        for topic in topics if ownership is not None else ():
-            if ownership is not None and not ownership.is_own("/".join(TopicName.parse(topic)[:2])):
+        if ownership is None:
+            return
+        self.watchers.moved(ownership.is_own)
+        for topic in {*self.producers.departed, *(group.topic.name for group in self.consumers.groups)}:
+            if not ownership.is_own("/".join(TopicName.parse(topic)[:2])):
                 self._disconnect(topic)
 
     def _users(self, topic: str) -> int:

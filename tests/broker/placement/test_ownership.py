@@ -168,7 +168,7 @@ def test_requests_over_http_go_to_the_owner(tmp_path: Path) -> None:
 
 
 def test_a_table_that_changes_sends_clients_to_the_new_owner(tmp_path: Path) -> None:
-    """Producers and consumers of what moved away are closed; what stays is left alone."""
+    """Producers and consumers of what moved away are closed, what watches it ends; what stays is left alone."""
 
     async def main() -> None:
         async with pair_at(tmp_path) as pair:
@@ -178,7 +178,11 @@ def test_a_table_that_changes_sends_clients_to_the_new_owner(tmp_path: Path) -> 
             assert await b.ask(commands.Subscribe(TWO, "s", kind, 2, 2)) == commands.Success(2)
             a = await RawClient.connected(pair.ports["a"])
             assert isinstance(await a.ask(commands.Producer(ONE, 1, 1)), commands.ProducerSuccess)
+            watching = await RawClient.connected(pair.ports["b"])
+            watch = await watching.ask(commands.WatchTopicList(1, 1, "two/x", ".*"))
+            assert isinstance(watch, commands.WatchTopicListSuccess)
             pair.place("a")
+            assert await watching.hear() is None
             closed = [await b.hear(), await b.hear()]
             assert {type(each) for each in closed} == {commands.CloseProducer, commands.CloseConsumer}
             found = await b.ask(commands.Lookup(TWO, 3))
@@ -191,7 +195,7 @@ def test_a_table_that_changes_sends_clients_to_the_new_owner(tmp_path: Path) -> 
                 assert isinstance(found, commands.LookupResponse)
                 if found.response == commands.LookupKind.CONNECT:
                     break
-            for client in (a, b):
+            for client in (a, b, watching):
                 await client.close()
 
     asyncio.run(main())
