@@ -300,7 +300,9 @@ class Membership:
         """
         group = self.groups.get((topic, name))
         if group is None:
-            return await self._workers(work)
+            found = await self._workers(work)
+            self.forget_batches(topic, name)
+            return found
         group.opening += 1
         try:
             async with group.lock:
@@ -308,8 +310,9 @@ class Membership:
                     message = f"subscription {name} has {len(group.consumers)} consumers"
                     raise Refused(ServerError.CONSUMER_BUSY, message)
                 self.close_group(group, lambda *_: None)
+                found = await group.pump.run(work)
                 group.batches.clear()
-                return await group.pump.run(work)
+                return found
         finally:
             group.opening -= 1
             self._drop_unused(group)

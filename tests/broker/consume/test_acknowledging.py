@@ -215,7 +215,11 @@ def test_what_was_acknowledged_of_a_batch_counts_when_the_only_consumer_comes_ba
         await acknowledge_two(consumer)
         here.consumers.gone(peer)
         await idle()
-        here.consumers.forget_batches(here.topic.name, "s")
+        await soon(here.consumers.alone(here.topic.name, "s", lambda: None, force=False))
+        consumer, sets = await come()
+        assert sets == [[]]
+        await acknowledge_two(consumer)
+        await soon(here.consumers.alone(here.topic.name, "s", lambda: None, force=True))
         _, sets = await come()
         assert sets == [[]]
 
