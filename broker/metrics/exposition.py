@@ -7,8 +7,8 @@ at a time; a worker reads the store and writes the text.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
-import shutil
 import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from prometheus_client import ProcessCollector
 
 from ...delayed_store import DelayedStore
-from ...store.errors import ClosedError, DuelogError
+from ...store.errors import DuelogError
 from ...store.files.directory import size_bytes
 from ...store.names import TopicName
 from ..consume.consumers import Consumers
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from ...metrics import StoreMetrics
     from ...store.received_messages import ReceivedMessages
     from ...topics.topic_events import TopicEvent
+
+_log = logging.getLogger("duelog.broker")
 
 _QUANTILES = (0.0, 0.5, 0.95, 0.99, 0.999, 0.9999, 1.0)
 _SLICE = 1_000
@@ -143,10 +145,16 @@ class Exposition:
         page.add("duelog_broker_scrape_seconds", self._in_cluster, self._scrape_s)
 
         def write() -> bytes:
+            parts: list[Callable[[], object]] = [lambda: self._write_store(page)]
             if metrics is not None:
-                write_topics(page, self._cluster, metrics.survey(), copies, by_topic=self._by_topic)
-                self._engine.write(page, metrics)
-            self._write_store(page)
+                surveyed = metrics.survey()
+                parts.append(lambda: write_topics(page, self._cluster, surveyed, copies, by_topic=self._by_topic))
+                parts.append(lambda: self._engine.write(page, metrics))
+            for part in parts:
+                try:
+                    part()
+                except (DuelogError, OSError) as error:  # the others are needed all the more
+                    _log.warning("a part of /metrics is left out: %s", error)
             page.add_families(self._process.collect())
             return page.encode()
 
@@ -208,24 +216,18 @@ class Exposition:
     def _write_store(self, page: Page) -> None:
         """What is of the whole store. For a worker."""
         within, path = self._in_cluster, self._store.path
+        failed = any(each.task == "store" for each in self._store.suspended())
+        page.add("duelog_store_failed", within, int(failed))
         namespaces: dict[str, int] = {}
-        failed = 0
-        try:
-            for topic in self._store.topics():
-                namespace = TopicName.parse(topic.name).namespace_name
-                namespaces[namespace] = namespaces.get(namespace, 0) + 1
-            failed = int(any(each.task == "store" for each in self._store.suspended()))
-        except ClosedError:
-            return
-        except DuelogError:
-            failed = 1
-        page.add("pulsar_broker_topics_count", within, sum(namespaces.values()))
         page.lines("pulsar_topics_count")
+        for topic in self._store.topics():
+            namespace = TopicName.parse(topic.name).namespace_name
+            namespaces[namespace] = namespaces.get(namespace, 0) + 1
+        page.add("pulsar_broker_topics_count", within, sum(namespaces.values()))
         for namespace, count in namespaces.items():
             of_one = labels({"cluster": self._cluster, "namespace": namespace})
             page.add("pulsar_topics_count", of_one, count)
-        page.add("duelog_store_failed", within, failed)
         page.add("duelog_store_size_bytes", within, size_bytes(path))
-        disk = shutil.disk_usage(path)
-        page.add("duelog_disk_size_bytes", within, disk.total)
-        page.add("duelog_disk_free_bytes", within, os.statvfs(path).f_bavail * os.statvfs(path).f_frsize)
+        disk = os.statvfs(path)
+        page.add("duelog_disk_size_bytes", within, disk.f_blocks * disk.f_frsize)
+        page.add("duelog_disk_free_bytes", within, disk.f_bavail * disk.f_frsize)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -19,6 +20,8 @@ from duelog.broker.metrics import exposition, topic_figures
 from duelog.broker.metrics.metric_names import METRICS, Named
 from duelog.broker.protocol import commands
 from duelog.broker.server.broker import Broker
+from duelog.errors import StoreFailed
+from duelog.store.files import datafile
 from tests.broker.admin.rest import SECURED, Rest, administered
 from tests.broker.server.raw_client import RawClient
 from tests.broker.server.test_broker import TOPIC, blob_of
@@ -81,8 +84,10 @@ async def busy(path: Path, **settings: Any) -> AsyncIterator[tuple[Broker, Rest,
         for call in services.rates.on_period:
             call()
         services.rates.sample()
-        yield broker, rest, store, client
-        await client.close()
+        try:
+            yield broker, rest, store, client
+        finally:
+            await client.close()
 
 
 def check_listed(named: Named, family: Metric, by_topic: bool) -> None:
@@ -186,6 +191,27 @@ def test_metrics_are_open_to_everybody_unless_it_is_set_otherwise(tmp_path: Path
 
     asyncio.run(unset())
     asyncio.run(authenticated())
+
+
+def test_a_store_that_has_failed_is_told_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its directory is gone: what needs it is left out, all else is there when it is needed most."""
+    monkeypatch.setattr(datafile, "LOOK_NS", 0)
+
+    async def main() -> None:
+        async with busy(tmp_path / "store") as (_, rest, store, _):
+            shutil.rmtree(store.path)
+            with pytest.raises(StoreFailed):
+                store.topic("t").send(b"")
+            page = await Scraped.of(rest)
+            assert page.value("duelog_store_failed", cluster="west") == 1
+            assert page.value("pulsar_active_connections", cluster="west") == 1
+            assert page.value("process_open_fds") > 0
+            assert "duelog_disk_free_bytes" not in page.families
+
+    asyncio.run(main())
+    assert "a part of /metrics is left out" in caplog.text
 
 
 def test_a_scrape_lets_the_loop_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
