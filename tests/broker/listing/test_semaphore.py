@@ -246,6 +246,15 @@ async def test_releasing_twice_gives_once() -> None:
     for permit in (old, new, new, old):
         stand.release(permit)
     stand.check(10, 0)
+    again = Stand()
+    twice = again.now(1)
+    again.release(twice)
+    again.release(twice)
+    held, other = again.now(4), again.now(6)
+    growing = again.update(held, 9)
+    assert not growing.done()  # the other one is in use, and will come back
+    again.release(other)
+    assert growing.result().size == 9
 
 
 @looped

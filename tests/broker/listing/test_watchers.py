@@ -227,7 +227,10 @@ def test_what_changes_between_the_list_and_the_answer_is_not_lost(on_stand: OnSt
         stand.workers.held = True
         await stand.watch(peer)
         await stand.hear(stand.store.change(names("b"), names("a")))  # before it is read
-        await stand.work()  # read
+        (read,) = stand.workers.waiting
+        stand.workers.waiting.clear()
+        read()
+        await stand.hear(stand.store.change(names("e")))  # after it is read, before it is taken
         await stand.change(names("c"))
         await stand.work()  # filtered
         everything = stand.limiter.direct.acquire(90_000)
@@ -245,7 +248,7 @@ def test_what_changes_between_the_list_and_the_answer_is_not_lost(on_stand: OnSt
         for update in peer.got(WatchTopicUpdate):
             known = (known | set(update.new_topics)) - set(update.deleted_topics)
             assert update.topics_hash == topics_hash(known)
-        assert known == set(names("b", "c", "d"))
+        assert known == set(names("b", "c", "d", "e"))
         assert isinstance(peer.sent[0][0], WatchTopicListSuccess)
 
     on_stand(test)
