@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from duelog import DelayedStore, ManualClock, Message, Policies, StoreConfig, Topic
 from duelog.store.errors import ClosedError, ConsumerBusy, InvalidArgument, UnknownSubscription
 from tests.conftest import START_MS, OpenStore
-from tests.duelog.consuming import payloads, received
+from tests.duelog.consuming import each_received, payloads, received
 from tests.duelog.store_state import records
 
 CONFIG = StoreConfig(ledger_max_entries=2, ack_flush_ms=0, partition_ms=3_600_000)
@@ -185,7 +185,7 @@ class ReaderMachine(RuleBasedStateMachine):
     def observe(self) -> None:
         """Learn where delayed messages stand that have come due."""
         self.store.tick()
-        for message in self.observer.receive(1_000):
+        for message in each_received(self.observer):
             self.positions[message.payload] = message.position
             self.observer.ack(message)
 
@@ -246,7 +246,7 @@ class ReaderMachine(RuleBasedStateMachine):
         log = self.store._engine.topics.get(self.topic._name).log
         gone = {name for name, at in self.positions.items() if at.ledger_id < log.first_ledger}
         for reader, wanted in self.readers:
-            got = [message.payload for message in reader.receive(1_000)]
+            got = received(reader)
             assert len(set(got)) == len(got)
             assert set(got) <= wanted
             assert wanted - set(got) <= gone

@@ -18,7 +18,7 @@ from duelog.store.errors import ClosedError, ConsumerBusy, InvalidArgument, Unkn
 from duelog.store.log import scan
 from duelog.store.position import Position
 from tests.conftest import START_MS, OpenStore
-from tests.duelog.consuming import payloads, received
+from tests.duelog.consuming import each_received, payloads, received
 
 SEND = [b"%d" % number for number in range(6)]
 CONFIG = StoreConfig(ledger_max_entries=3, partition_ms=60_000, inline_delay_ms=2_000)
@@ -61,7 +61,7 @@ class AdminMachine(RuleBasedStateMachine):
 
     def log(self) -> list[Entry]:
         """The main log by position, with what waits inline."""
-        for message in self.witness.receive(1_000):
+        for message in each_received(self.witness):
             self.fired[message.payload] = message.position
         places = {**self.inline, **self.fired}
         return sorted(Entry(places[payload], payload, *self.sent[payload]) for payload in places)
