@@ -26,6 +26,11 @@ def place_of(message_id: MessageIdData) -> int | None:
     return message_id.ledger_id << 32 | message_id.entry_id
 
 
+def _batch_size(message_id: MessageIdData) -> int | None:
+    """Messages of the batch; None: the client does not say, or says what cannot be."""
+    return message_id.batch_size if message_id.batch_size > 0 else None
+
+
 def individual(group: Attached, consumer: Consumer, ids: Sequence[MessageIdData], answer: Answer | None) -> None:
     """Acknowledge messages one by one. Raises Refused where an id can be none."""
     places: list[int] = []
@@ -36,7 +41,7 @@ def individual(group: Attached, consumer: Consumer, ids: Sequence[MessageIdData]
             raise Refused(ServerError.METADATA, f"{each.ledger_id}:{each.entry_id} is no message")
         consumer.acked += 1
         if each.ack_set:
-            size = each.batch_size or None
+            size = _batch_size(each)
             if size is None and group.batches.left(place) is None:
                 size = consumer.held.get(place)
             left = group.batches.take(place, each.ack_set, size)
@@ -70,7 +75,7 @@ def cumulative(group: Attached, consumer: Consumer, ids: Sequence[MessageIdData]
     consumer.acked += 1
     position = MessageId(place >> 32, place & ENTRY_MASK)
     group.batches.forget_through(place - 1)
-    if ids[0].ack_set and group.batches.take(place, ids[0].ack_set, ids[0].batch_size or None):
+    if ids[0].ack_set and group.batches.take(place, ids[0].ack_set, _batch_size(ids[0])):
         position = MessageId(position.ledger_id, position.entry_id - 1)
         if position.entry_id == BEFORE_FIRST:
             if answer is not None:

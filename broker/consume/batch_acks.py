@@ -37,7 +37,7 @@ class BatchAcks:
         for at, word in enumerate(words):
             left |= word % _WORD << 64 * at
         if messages is not None:
-            left &= (1 << messages) - 1
+            left &= (1 << min(messages, 64 * len(words))) - 1  # the size is what a client says
         before = self._left.get(place)
         if before is not None:
             left &= before

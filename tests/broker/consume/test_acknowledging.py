@@ -226,6 +226,26 @@ def test_what_was_acknowledged_of_a_batch_counts_when_the_only_consumer_comes_ba
     run(test())
 
 
+@pytest.mark.parametrize("size", [-1, 1 << 30])
+def test_a_size_of_a_batch_that_cannot_be_is_passed_over(open_store: OpenStore, clock: ManualClock, size: int) -> None:
+    """A client says it, in individual and cumulative acknowledgements."""
+
+    async def test() -> None:
+        here, peer = Consuming(open_store(), clock), FakePeer()
+        here.send("a", messages=3)
+        consumer = await here.subscribe(peer, permits=50)
+        (sent,) = ids(peer)
+        for kind, left in ((AckType.INDIVIDUAL, 0b110), (AckType.CUMULATIVE, 0b100)):
+            part = MessageIdData(sent.ledger_id, sent.entry_id, ack_set=[left], batch_size=size)
+            await here.ack(peer, consumer, part, type=kind)
+        peer.sent.clear()
+        here.consumers.redeliver(peer, Redeliver(consumer))
+        await idle()
+        assert [list(each.ack_set) for each in peer.got(Message)] == [[0b100]]
+
+    run(test())
+
+
 def test_a_cumulative_acknowledgement_into_a_batch_leaves_the_rest_of_it(
     open_store: OpenStore, clock: ManualClock
 ) -> None:
