@@ -14,6 +14,8 @@ from concurrent.futures import Executor
 from contextlib import suppress
 from typing import Any, Protocol, TypeVar
 
+from ...store.errors import ClosedError
+
 _log = logging.getLogger("duelog.broker")
 
 T = TypeVar("T")
@@ -75,9 +77,17 @@ class Workers:
         self._executor = executor
 
     async def __call__(self, work: Callable[[], T]) -> T:
-        """Run it; its result, or what it raises. It goes on where the waiting task is cancelled."""
-        return await asyncio.wrap_future(self._executor.submit(work))
+        """Run it; its result, or what it raises. It goes on where the waiting task is cancelled.
+
+        Raises ClosedError once the broker has ended.
+        """
+        try:
+            submitted = self._executor.submit(work)
+        except RuntimeError as error:
+            raise ClosedError("the broker") from error
+        return await asyncio.wrap_future(submitted)
 
     def start(self, work: Callable[[], object]) -> None:
-        """Run it, without waiting; it does not raise."""
-        self._executor.submit(work)
+        """Run it, without waiting; it does not raise. Once the broker has ended nothing is run."""
+        with suppress(RuntimeError):
+            self._executor.submit(work)
