@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import ssl
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from importlib.metadata import version
 from typing import Any
@@ -40,6 +39,7 @@ from ..server.configuration import EVERYWHERE
 from ..server.connection import Connection
 from ..server.listening import Listeners
 from ..server.login import Fail
+from ..server.refreshing import keep_refreshing
 from ..server.sockets import open_sockets
 from .proxy_admission import ProxyAdmission
 from .proxy_configuration import ProxyConfig
@@ -123,10 +123,12 @@ class Proxy:
             await self._web.serve(found)
             self.web_urls = Urls(f"http://{host}:{port}")
         if self._file is not None:
-            self._timers.append(asyncio.create_task(_refresh(self._file.refresh, config.placement_refresh_seconds)))
+            self._timers.append(
+                asyncio.create_task(keep_refreshing(self._file.refresh, config.placement_refresh_seconds))
+            )
         if self._certificate is not None:
             every_s = config.tls_cert_refresh_check_duration_sec
-            self._timers.append(asyncio.create_task(_refresh(self._certificate.refresh, every_s)))
+            self._timers.append(asyncio.create_task(keep_refreshing(self._certificate.refresh, every_s)))
         if config.bind_address in EVERYWHERE:
             _log.info("every machine that reaches %s may use the proxy; brokers ask for credentials", host)
 
@@ -215,10 +217,3 @@ class _NoGrants:
 
     def granted(self, namespace: str) -> dict[str, Any]:
         return {}
-
-
-async def _refresh(look: Callable[[], bool], every_s: float) -> None:
-    while True:
-        await asyncio.sleep(every_s)
-        with contextlib.suppress(OSError):
-            await asyncio.to_thread(look)

@@ -25,6 +25,7 @@ from ..security.tls import Certificate
 from .administration import routes_of
 from .configuration import EVERYWHERE, BrokerConfig
 from .listening import Listeners
+from .refreshing import keep_refreshing
 from .services import Services, authentication_of
 from .sockets import open_sockets
 
@@ -113,10 +114,11 @@ class Broker:
             tls = f"pulsar+ssl://{host}:{await listeners.listen('broker_service_port_tls', certificate.context)}"
         if certificate is not None:
             every_s = config.tls_cert_refresh_check_duration_sec
-            self._refreshing.append(asyncio.create_task(_refresh(certificate.refresh, every_s)))
+            self._refreshing.append(asyncio.create_task(keep_refreshing(certificate.refresh, every_s)))
         if services.ownership is not None:
-            look, changed = services.ownership.file.refresh, services.placement_changed
-            self._refreshing.append(asyncio.create_task(_refresh(look, config.placement_refresh_seconds, changed)))
+            look = services.ownership.file.refresh
+            following = keep_refreshing(look, config.placement_refresh_seconds, services.placement_changed)
+            self._refreshing.append(asyncio.create_task(following))
         self.urls = services.urls[""] = Urls(plain, tls)
         self.web_urls = await self._listen_http(services, authentication, certificate, host)
         if config.bind_address in EVERYWHERE and not config.authentication_providers:
@@ -179,14 +181,6 @@ class Broker:
             await services.listing_closed()
         with ThreadPoolExecutor(1) as ending:  # the loop goes on while the broker's threads end
             await asyncio.get_running_loop().run_in_executor(ending, self._executor.shutdown)
-
-
-async def _refresh(look: Callable[[], bool], every_s: float, changed: Callable[[], object] = lambda: None) -> None:
-    """Look at files from time to time, and tell where one has changed."""
-    while True:
-        await asyncio.sleep(every_s)
-        if await asyncio.to_thread(look):
-            changed()
 
 
 async def run_broker(

@@ -1,0 +1,32 @@
+"""Files that a running broker follows."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from duelog.broker.server.refreshing import keep_refreshing
+
+
+def test_a_look_that_fails_is_logged_and_not_the_last(caplog: pytest.LogCaptureFixture) -> None:
+    """A file that goes away between two steps of a look must not leave an old certificate in use for ever."""
+    looks: list[bool | None] = [None, False, True]
+
+    async def follow() -> None:
+        done = asyncio.Event()
+
+        def look() -> bool:
+            found = looks.pop(0)
+            if found is None:
+                raise FileNotFoundError("broker.pem")
+            return found
+
+        task = asyncio.create_task(keep_refreshing(look, 0, done.set))
+        await asyncio.wait_for(done.wait(), 30)
+        task.cancel()
+        await asyncio.wait([task])
+
+    asyncio.run(follow())
+    assert looks == []
+    assert "broker.pem" in caplog.text
