@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
+from duelog.attempts.delivery_log import DeliveryLog
 from duelog.markers.firing.firing import Firing
 from duelog.markers.firing.loaded import LoadedPartitions
 from duelog.markers.firing.suspensions import Suspensions
@@ -82,7 +83,8 @@ def assemble(found: Recovered, config: StoreConfig, undo: ExitStack, *, records_
     wake_scheduler = _nothing if scheduler is None else scheduler.wake
     agenda = TrimAgenda(wake_scheduler)
     topic_events = TopicEvents(found.path)
-    topics = Topics(main, config, agenda, topic_events, read_only=found.read_only)
+    delivery_log = None if found.read_only else DeliveryLog(found.path, found.identity.store_id)
+    topics = Topics(main, config, agenda, topic_events, delivery_log, read_only=found.read_only)
     suspensions = Suspensions(main, topics.name_of)
     wakeups = Wakeups(main, topics, suspensions, clock, scheduler)
 
@@ -120,7 +122,7 @@ def assemble(found: Recovered, config: StoreConfig, undo: ExitStack, *, records_
     firing = Firing(main, partitions, config, loaded, clock, listeners, topics.main_log, quarantine.add, wakeups.wake)
     pending = PendingEntries(main, partitions, firing, config.partition_ms, limits)
     withdrawals = Withdrawals(main, firing.gate, clock, pending)
-    flusher = AckFlusher(main, config.ack_flush_ms, clock, agenda, wakeups.wake)
+    flusher = AckFlusher(main, config.ack_flush_ms, clock, agenda, wakeups.wake, delivery_log)
     inline = InlineMessages(main, partitions, clock, config, flusher, quarantine.add, listeners)
     dead_letters = DeadLetters(main, topics, flusher, clock)
 

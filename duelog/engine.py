@@ -188,6 +188,8 @@ class Engine:
                 self.flusher.flush()
                 self.quarantine.flush()
                 self.firing.loaded.save_all(self.clock.now_ms())
+                if self.flusher.log is not None:
+                    self.flusher.log.discard()
 
     def _end(self) -> None:
         self.state.closed = True

@@ -36,7 +36,7 @@ from duelog.store.policy.policies import of_config
 STORE_VERSION = 2
 """Version of a store as a whole: since 2 what was sent may stand in the write-ahead log alone."""
 
-_OWN_NAMES = {"LOCK", "STORE.tmp", "main", "partitions", "staging", "trash", "wal"}
+_OWN_NAMES = {"LOCK", "STORE.tmp", "attempts", "main", "partitions", "staging", "trash", "wal"}
 
 
 class Identity(NamedTuple):
@@ -93,7 +93,7 @@ def create(path: Path, config: StoreConfig) -> Identity:
 
 
 def _create(path: Path, config: StoreConfig) -> Identity:
-    for name in ("main", "partitions", "staging", "trash", "wal"):
+    for name in ("attempts", "main", "partitions", "staging", "trash", "wal"):
         remove_tree(path / name)
     for name in ("partitions", "staging", "trash"):
         make_directory(path / name)

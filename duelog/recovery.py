@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from duelog.attempts.recount import recount
 from duelog.cleanup.older_replay import replay_older_wal
 from duelog.cleanup.sweep import sweep
 from duelog.partitions.followed_set import FollowedPartitionSet
@@ -105,4 +106,6 @@ def recover(path: Path, config: StoreConfig, clock: Clock, undo: ExitStack, *, r
         wal = replay_wal(path, identity.store_id, main, memtable, partitions)
         refuse_lost_entries(main, partitions)
     store_clock = StoreClock(clock, 0 if mark is None else fmt.unpack_u64(mark))
+    if not read_only:
+        recount(path, identity.store_id, main, store_clock.now_ms())
     return Recovered(path, identity, lock, main, memtable, partitions, claims, store_clock, limits, wal, listeners)

@@ -221,14 +221,17 @@ class Subscription(Acknowledging):
         self._engine.check_open()
         return self._engine.figures.of_subscription(self._topic, self._state)
 
-    def close(self) -> None:
-        """Leave: what was received and not acknowledged is handed out again. A second call does what is left."""
+    def close(self, *, failed: bool = True) -> None:
+        """Leave: what was received and not acknowledged is handed out again. A second call does what is left.
+
+        failed: whether that counts as failed deliveries. False suits a program that ends in order.
+        """
         if self._left:
             return
         self._consumer.closed = True
         if not self._engine.closed:
             now_ms = self._engine.clock.now_ms()
-            self._consumer.leave(now_ms)
+            self._consumer.leave(now_ms, failed)
             if self._topic.tracker is not None:
                 self._engine.agenda.look_at(self._topic.topic_id, now_ms + self._engine.config.tracker_idle_ms)
             self._topic.changed()

@@ -18,6 +18,7 @@ from pyroaring import BitMap, BitMap64
 from ..cleanup.origin import OriginRecord
 from ..partitions.timespan import directory_name, parse_directory_name
 from ..store.codec import format as fmt
+from ..store.codec.attempt_rows import unpack_attempts
 from ..store.codec.body import decode_body
 from ..store.codec.copies import copied_key
 from ..store.codec.format import Table, seal
@@ -256,6 +257,7 @@ _KEYS: dict[Table, Callable[[bytes], Fields]] = {
     Table.LEDGER: _parts(topic_id=fmt.leading_u32, ledger_id=fmt.trailing_u64),
     Table.CURSOR: _split(fmt.split_named_key, "topic_id", "subscription"),
     Table.ACKED: _parts(subscription_id=fmt.leading_u32, ledger_id=fmt.trailing_u64),
+    Table.ATTEMPTS: _split(fmt.split_attempts_key, "subscription_id", "ledger_id", "block"),
     Table.CANCELLED: _parts(ledger_id=fmt.leading_u64, block=fmt.trailing_u32),
     Table.ADMITTED: _parts(ledger_id=fmt.leading_u64, block=fmt.trailing_u32),
     Table.PRODUCER: _split(fmt.split_named_key, "topic_id", "producer"),
@@ -309,6 +311,12 @@ def _origin(fields: bytes) -> Fields:
     return {**origin._asdict(), "relied_on": relied_on}
 
 
+def _attempts(fields: bytes) -> Fields:
+    """Entries are counted from the block's first."""
+    rows = unpack_attempts(0, fields)
+    return {"count": len(rows), "failed": {str(entry): row._asdict() for entry, row in rows.items()}}
+
+
 def _document(fields: bytes) -> Fields:
     value, version = Document.unpack(fields)
     return {"version": version, **_opaque(value)}
@@ -331,6 +339,7 @@ _VALUES: dict[Table, Callable[[bytes], Fields]] = {
     Table.LEDGER: _record(fmt.LedgerRecord.unpack),
     Table.CURSOR: _record(fmt.CursorRecord.unpack),
     Table.ACKED: _bitmap,
+    Table.ATTEMPTS: _attempts,
     Table.CANCELLED: _bitmap,
     Table.ADMITTED: _bitmap,
     Table.SEQUENCE: lambda fields: _bitmap(fields, BitMap64),

@@ -87,10 +87,10 @@ def order_by(payload: bytes, key: str | None) -> int | None:
         return None if key is None else entry.hash_of(key.encode())
 
 
-def detach(engines: Sequence[Subscription]) -> None:
-    """Consumers are gone."""
+def detach(engines: Sequence[Subscription], failed: bool) -> None:
+    """Consumers are gone; failed: what they held counts as delivered."""
     for engine in engines:
-        engine.close()
+        engine.close(failed=failed)
 
 
 def seek(topic: Topic, engine: Subscription, command: Seek) -> Start:

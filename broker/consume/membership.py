@@ -238,8 +238,10 @@ class Membership:
         self._detach(group, consumers, lambda *_: done.set_result(None))
         await done
 
-    def _detach(self, group: Attached, consumers: Sequence[Consumer], done: Callable[..., object]) -> None:
-        """Have the engine forget consumers; what they hold is delivered again."""
+    def _detach(
+        self, group: Attached, consumers: Sequence[Consumer], done: Callable[..., object], *, failed: bool = True
+    ) -> None:
+        """Have the engine forget consumers; what they hold is delivered again, and counts as `failed` deliveries."""
         group.leaving += 1
         engines = [each.engine for each in consumers if each.engine is not None]
         for consumer in consumers:
@@ -258,7 +260,7 @@ class Membership:
             group.pump.turn()
             self._drop_unused(group)
 
-        group.pump.call(partial(feed.detach, engines), left)
+        group.pump.call(partial(feed.detach, engines, failed), left)
 
     def forget(self, consumer: Consumer) -> None:
         mine = self.connections.get(consumer.peer.number)
@@ -287,10 +289,11 @@ class Membership:
         self.close_group(group, lambda *_: None)
 
     def close_group(self, group: Attached, done: Callable[..., object]) -> None:
+        """Close the consumers of a subscription, which is not for what they did: their deliveries do not count."""
         consumers = group.close_consumers()
         for consumer in consumers:
             self.forget(consumer)
-        self._detach(group, consumers, done)
+        self._detach(group, consumers, done, failed=False)
 
     async def alone(self, topic: str, name: str, work: Callable[[], T], *, force: bool) -> T:
         """Have a worker do something to a subscription that has no consumer: with `force` they are closed before.

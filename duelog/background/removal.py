@@ -81,9 +81,7 @@ class Removal:
                 subscription.deleted = True
 
             def work(transaction: Transaction) -> bool:
-                number = subscription.record.subscription_id
-                for ledger_id, _ in list(catalog.acked(transaction.raw, number)):
-                    transaction.delete(fmt.acked_key(number, ledger_id))
+                catalog.remove_subscription(transaction, subscription.record.subscription_id)
                 transaction.delete(fmt.cursor_key(topic.topic_id, name))
                 return policy_records.forget_subscription(transaction, topic.name, name)
 
@@ -115,8 +113,7 @@ def _delete_records(transaction: Transaction, topic: TopicState) -> tuple[list[i
     transaction.delete(fmt.topic_name_key(topic_id))
     had_policies = transaction.delete(fmt.policy_key(str(topic.name)))
     for _, name, record in list(catalog.cursors(transaction.raw, topic_id)):
-        for ledger_id, _ in list(catalog.acked(transaction.raw, record.subscription_id)):
-            transaction.delete(fmt.acked_key(record.subscription_id, ledger_id))
+        catalog.remove_subscription(transaction, record.subscription_id)
         transaction.delete(fmt.cursor_key(topic_id, name))
     for key, _ in list(catalog.rows(transaction.raw, fmt.prefix(fmt.Table.SCHEDULE, topic_id))):
         transaction.delete(key)

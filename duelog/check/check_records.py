@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
+from functools import partial
 
 from pyroaring import BitMap, BitMap64
 
 from duelog.cleanup.origin import OriginRecord
 from duelog.partitions.producer_numbers import ProducerRecord
 from duelog.store.codec import format as fmt
+from duelog.store.codec.attempt_rows import unpack_attempts
 from duelog.store.codec.body import decode_body
 from duelog.store.codec.copies import copied_key
 from duelog.store.codec.format import Table
@@ -35,6 +37,7 @@ _READERS: dict[int, Callable[[bytes], object]] = {
     Table.FRONTIER: FrontierRecord.unpack,
     Table.LEDGER: fmt.LedgerRecord.unpack,
     Table.CURSOR: fmt.CursorRecord.unpack,
+    Table.ATTEMPTS: partial(unpack_attempts, 0),
     Table.PRODUCER: ProducerRecord.unpack,
     Table.SEQUENCE: BitMap64.deserialize,
     Table.ORIGIN: OriginRecord.unpack,

@@ -222,11 +222,18 @@ def _cursors(survey: Survey) -> Iterator[Finding]:
             acked = BitMap.deserialize(row)
             if ledger_id in survey.tails and acked and acked.max() >= survey.tails[ledger_id]:
                 yield error("cursor", address, f"acknowledged entries past the end of ledger {ledger_id}")
+        for ledger_id, failed in catalog.attempts(survey.raw, record.subscription_id):
+            if ledger_id in survey.tails and max(failed) >= survey.tails[ledger_id]:
+                yield error("cursor", address, f"failed deliveries past the end of ledger {ledger_id}")
     for key in _keys(survey.raw, fmt.prefix(Table.ACKED)):
         number = fmt.leading_u32(key)
         if number not in subscriptions:
+            subscriptions.add(number)
             message = "has acknowledged entries, and no record: what it is to get is not delivered"
             yield error("acked-without-subscription", f"subscription {number}", message)
+    for number in {fmt.leading_u32(key) for key in _keys(survey.raw, fmt.prefix(Table.ATTEMPTS))} - subscriptions:
+        message = "has failed deliveries, and no record"
+        yield error("attempts-without-subscription", f"subscription {number}", message)
 
 
 def _counters(survey: Survey) -> Iterator[Finding]:

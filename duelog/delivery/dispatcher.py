@@ -8,7 +8,8 @@ Owns the read position and the place of every message before it that is not ackn
 - skipped, because the reader could not read it. It stays unacknowledged until the engine acknowledges it.
 
 Delivery is at least once: a message leaves only by being acknowledged, trimmed, skipped, or by a seek. Its state is
-in memory: after a restart everything that is not acknowledged is new again, with a redelivery count of 0.
+in memory: after a restart everything that is not acknowledged is read again. How often a message was delivered stays
+in the counts of its subscription (duelog/attempts/attempt_counts.py).
 
 Deliberately without storage, threads and clock: the caller holds the subscription's lock and passes ``now_ms``. While
 a dispatcher exists, every acknowledgement and trim of its subscription goes through it, those by time-to-live included.
@@ -21,6 +22,7 @@ from typing import Concatenate, Literal, ParamSpec, TypeVar
 
 from pyroaring import BitMap
 
+from duelog.attempts.attempt_counts import AttemptCounts
 from duelog.delivery.acks import AckSet
 from duelog.delivery.ledger_list import LedgerList, LogReader
 from duelog.store.errors import BrokenInvariant, DuelogError, InvalidArgument
@@ -79,6 +81,7 @@ class Dispatcher:
         ack_timeout_ms: int | None = None,
         max_kept_back: int = 2_000,
         key_shared: KeyShared | None = None,
+        counts: AttemptCounts | None = None,
     ) -> None:
         """Start after the mark-delete position of ``acks``, with nothing handed out.
 
@@ -86,6 +89,7 @@ class Dispatcher:
         max_kept_back: "key_shared" only: how many messages may be read and kept back for their keys' sake. When
         that many are, no consumer gets new messages until one of them could be handed out.
         key_shared: "key_shared" only: what stands for a key, and whether its messages are in order; None: as ever.
+        counts: of earlier deliveries; None: there were none.
         """
         self.acks = acks
         self.torn = False
@@ -98,7 +102,7 @@ class Dispatcher:
         self._key_shared = key_shared or KeyShared()
         self._ranges: dict[int, Ranges] = {}
         self._active: int | None = None
-        self._hold_nothing(Outstanding(ack_timeout_ms))
+        self._hold_nothing(Outstanding(ack_timeout_ms, AttemptCounts() if counts is None else counts))
 
     def _hold_nothing(self, outstanding: Outstanding) -> None:
         self._outstanding = outstanding
@@ -109,7 +113,7 @@ class Dispatcher:
 
     def mend(self, consumers: Sequence[int], rewind: Callable[[Position], None]) -> None:
         """Have nothing handed out, as after a restart, with these consumers; `rewind` takes the reader back."""
-        outstanding = Outstanding(self._outstanding.timeout_ms)
+        outstanding = Outstanding(self._outstanding.timeout_ms, self._outstanding.counts)
         for consumer in consumers:
             outstanding.add_consumer(consumer)
         self.acks.mend(self._ledgers)
@@ -159,6 +163,10 @@ class Dispatcher:
         """When the first and the last delivery of a message ended unacknowledged (epoch ms); None: none did."""
         return self._outstanding.failed_at(position)
 
+    def log_held(self) -> None:
+        """Tell the delivery log of all that consumers hold."""
+        self._outstanding.log_held()
+
     def next_redelivery_ms(self) -> int | None:
         """When time alone next makes a message ready: a redelivery's time or an acknowledgement timeout.
 
@@ -179,10 +187,10 @@ class Dispatcher:
         self._order.set_consumers(self.consumers, self._ranges)
 
     @_whole
-    def remove_consumer(self, consumer_id: int, now_ms: int) -> None:
-        """A consumer goes; what it held is due for redelivery at ``now_ms``."""
+    def remove_consumer(self, consumer_id: int, now_ms: int, failed: bool = True) -> None:
+        """A consumer goes; what it held is due for redelivery at ``now_ms``; failed: these deliveries count."""
         self._known(consumer_id)
-        self._give_back(consumer_id, now_ms)
+        self._give_back(consumer_id, now_ms, failed)
         self._outstanding.remove_consumer(consumer_id)
         del self._ranges[consumer_id]
         self._order.set_consumers(self.consumers, self._ranges)
@@ -339,16 +347,17 @@ class Dispatcher:
         if consumer_id not in self._outstanding:
             raise InvalidArgument("consumer_id", consumer_id, "no such consumer")
 
-    def _give_back(self, consumer_id: int, now_ms: int) -> int:
+    def _give_back(self, consumer_id: int, now_ms: int, failed: bool = True) -> int:
         held = self._outstanding.take_all(consumer_id)
         for ledger_id, entries in held.by_ledger().items():
-            self._take_back(ledger_id, entries, now_ms, now_ms)
+            self._take_back(ledger_id, entries, now_ms, now_ms, failed)
         return len(held)
 
-    def _take_back(self, ledger_id: int, entries: BitMap, redeliver_at_ms: int, now_ms: int) -> None:
+    def _take_back(self, ledger_id: int, entries: BitMap, at_ms: int, now_ms: int, failed: bool = True) -> None:
         """Entries that a consumer held until now are to be handed out again."""
-        self._outstanding.note_failed(ledger_id, entries, now_ms)
-        self._redeliveries.add(ledger_id, entries, redeliver_at_ms)
+        if failed:
+            self._outstanding.counts.note_failed(ledger_id, entries, now_ms)
+        self._redeliveries.add(ledger_id, entries, at_ms)
         self._order.taken_back(ledger_id, entries)
 
     def _bring_due(self, now_ms: int) -> None:

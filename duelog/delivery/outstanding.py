@@ -1,11 +1,11 @@
-"""Which consumer holds which message, how often it was handed out before, and until when it may be held.
+"""Which consumer holds which message, and until when it may be held.
 
-Owns three things: for each consumer the positions that it has and has not acknowledged, the number of deliveries of
-those messages of which one failed, and the deadlines of the acknowledgement timeout. It does not decide
-what becomes of a message that is taken back; the dispatcher does.
+Owns two things: for each consumer the positions that it has and has not acknowledged, and the deadlines of the
+acknowledgement timeout. How often a message was handed out before is in the counts of its subscription
+(duelog/attempts/attempt_counts.py), which are told of each delivery and its end. It does not decide what becomes of a
+message that is taken back; the dispatcher does.
 
-Memory: a bit to two bytes for an outstanding message (roaring), one queue entry for a batch while there is a timeout,
-a dictionary entry for a message from its first failed delivery on.
+Memory: a bit to two bytes for an outstanding message (roaring), one queue entry for a batch while there is a timeout.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from pyroaring import BitMap
 
+from duelog.attempts.attempt_counts import AttemptCounts
 from duelog.store.errors import BrokenInvariant
 from duelog.store.position import Position, position_at
 from duelog.store.received_messages import ReceivedMessages
@@ -30,26 +31,18 @@ class _Batch(NamedTuple):
     entries: dict[int, BitMap]
 
 
-class _Failed(NamedTuple):
-    """A message of which a delivery ended without an acknowledgement."""
-
-    times: int
-    """How often it was handed out."""
-    batch: int
-    """In which batch the last time, once it was handed out again; -1: it was not."""
-    first_ms: int
-    last_ms: int
-    """When the first and the last of these deliveries ended."""
-
-
 class Outstanding:
     """The messages that consumers hold. A message is held by one consumer at most; the dispatcher sees to that."""
 
-    def __init__(self, ack_timeout_ms: int | None) -> None:
+    def __init__(self, ack_timeout_ms: int | None, counts: AttemptCounts) -> None:
+        """With nothing held; `counts` are those of earlier deliveries."""
+        counts.begin()
+        self.counts = counts
+        self._resumed = bool(len(counts))
+        """Whether what is read from the log for the first time may have been delivered before."""
         self.timeout_ms = ack_timeout_ms
         """How long a consumer may hold a message unacknowledged; None: for ever."""
         self._held: dict[int, PositionSet] = {}
-        self._failed: dict[int, dict[int, _Failed]] = {}
         self._batches: deque[_Batch] = deque()
         self._batch_number = 0
 
@@ -80,17 +73,19 @@ class Outstanding:
     def hand_out(self, consumer_id: int, batch: ReceivedMessages, again: Sequence[int], now_ms: int) -> None:
         """Record one batch and set its redelivery counts; no consumer may hold any of it.
 
-        again: places in the batch of messages that were handed out before, and taken back (`note_failed`).
+        again: places in the batch of messages that were handed out before, and taken back before.
         """
         self._batch_number += 1
-        counts = batch.redelivery_counts = [0] * len(batch)
-        for row in again:
-            ledger_id, entry_id = position_at(batch.places[row])
-            of_ledger = self._failed[ledger_id]
-            failed = of_ledger[entry_id]
-            counts[row] = failed.times
-            of_ledger[entry_id] = failed._replace(times=failed.times + 1, batch=self._batch_number)
+        times = batch.redelivery_counts = [0] * len(batch)
+        positions: list[tuple[int, int]] = []
+        self._resumed = self._resumed and bool(self.counts.failed)
+        for row in range(len(batch)) if self._resumed else again:
+            position = position_at(batch.places[row])
+            times[row] = self.counts.times(*position)
+            if times[row]:
+                positions.append(position)
         entries = group_places(batch.places)
+        self.counts.handed_out(entries, positions, self._batch_number)
         held = self._held[consumer_id]
         for ledger_id, of_batch in entries.items():
             held.update(ledger_id, of_batch)
@@ -114,18 +109,9 @@ class Outstanding:
                     self._batches.append(_Batch(now_ms, self._batch_number, consumer_id, entries))
         self.timeout_ms = ack_timeout_ms
 
-    def note_failed(self, ledger_id: int, entries: BitMap, now_ms: int) -> None:
-        """A delivery of each of these entries ended at ``now_ms`` without an acknowledgement."""
-        of_ledger = self._failed.setdefault(ledger_id, {})
-        for entry_id in entries:
-            failed = of_ledger.get(entry_id)
-            first_ms = now_ms if failed is None else failed.first_ms
-            times, batch = (1, -1) if failed is None else failed[:2]
-            of_ledger[entry_id] = _Failed(times, batch, first_ms, now_ms)
-
     def failed_at(self, position: Position) -> tuple[int, int] | None:
         """When the first and the last delivery of a message failed; None: none did."""
-        failed = self._failed.get(position.ledger_id, {}).get(position.entry_id)
+        failed = self.counts.failed.get(position.ledger_id, {}).get(position.entry_id)
         return None if failed is None else (failed.first_ms, failed.last_ms)
 
     def release(self, consumer_id: int, ledger_id: int, entries: BitMap) -> BitMap | None:
@@ -143,12 +129,8 @@ class Outstanding:
 
         consumer_id: the consumer that probably holds them. O(1) bitmap operations if that is right, else O(consumers).
         """
-        failed = self._failed.get(ledger_id)
-        if failed is not None:
-            for entry_id in entries if len(entries) <= len(failed) else [key for key in failed if key in entries]:
-                failed.pop(entry_id, None)
-            if not failed:
-                del self._failed[ledger_id]
+        if self.counts.failed:
+            self.counts.forget(ledger_id, entries)
         found = 0
         if consumer_id is not None and consumer_id in self._held:
             found = self._held[consumer_id].remove(ledger_id, entries)
@@ -161,19 +143,19 @@ class Outstanding:
         """Drop everything at or before ``position``, of every consumer."""
         for held in self._held.values():
             held.remove_through(position)
-        ledger_id, last = position
-        for failed_ledger in [failed_ledger for failed_ledger in self._failed if failed_ledger <= ledger_id]:
-            of_ledger = self._failed.pop(failed_ledger)
-            if failed_ledger == ledger_id:
-                kept = {entry_id: failed for entry_id, failed in of_ledger.items() if entry_id > last}
-                if kept:
-                    self._failed[ledger_id] = kept
+        self.counts.forget_through(position)
+
+    def log_held(self) -> None:
+        """Tell the delivery log of all that is held, and of failed deliveries that are not on disk."""
+        for held in self._held.values():
+            self.counts.log_held(held.by_ledger())
+        self.counts.log_unwritten()
 
     def clear(self) -> None:
         """Nothing is held, and no message was ever handed out; the consumers stay."""
         for held in self._held.values():
             held.clear()
-        self._failed.clear()
+        self.counts.clear()
         self._batches.clear()
 
     # -- acknowledgement timeout -----------------------------------------------------------------
@@ -206,7 +188,7 @@ class Outstanding:
             entries = held.shared(ledger_id, of_batch)
             if entries is None:
                 continue
-            failed = self._failed.get(ledger_id)
+            failed = self.counts.failed.get(ledger_id)
             if failed is not None:
                 for entry_id in list(entries):
                     last = failed.get(entry_id)
@@ -232,5 +214,4 @@ class Outstanding:
         handed = [batch.handed_ms for batch in self._batches]
         if handed != sorted(handed):
             raise BrokenInvariant("the deadlines of the acknowledgement timeout are out of order")
-        if any(failed.times < 1 for of_ledger in self._failed.values() for failed in of_ledger.values()):
-            raise BrokenInvariant("a message that was never delivered is counted as failed")
+        self.counts._check()

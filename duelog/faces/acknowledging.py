@@ -56,7 +56,8 @@ class Acknowledging:
         """Give messages back, to be handed out again `delay` seconds from now (to any consumer, if shared).
 
         delay None: after `nack_backoff_ms`, doubled with each redelivery up to `nack_backoff_max_ms`. Returns
-        how many this consumer still held. What is given back waits in memory: a restart delivers it at once.
+        how many this consumer still held. What is given back waits in memory: a restart delivers it at once, with the
+        count of its deliveries.
         """
         items = [messages] if isinstance(messages, (ReceivedMessage, MessageId)) else list(checked(messages))
         delay_ms = None if delay is None else delay_ms_of(delay)

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from pyroaring import BitMap
 
+from duelog.attempts.attempt_counts import Blocks
+from duelog.attempts.delivery_log import DeliveryLog
 from duelog.delivery.acks import AckChanges
 from duelog.store.clock import Clock
 from duelog.store.env.environment import Environment
@@ -37,6 +39,8 @@ class AckFlusher:
     _clock: Clock
     _agenda: TrimAgenda
     _wake: Callable[[], None]
+    log: DeliveryLog | None = None
+    """What is handed out is noted there; None: nothing is written."""
 
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
@@ -74,20 +78,23 @@ class AckFlusher:
         """Write every change in one commit. Raises StoreFull, StoreFailed; the changes then wait on."""
         with self._flushing:
             dirty: dict[int, SubscriptionState] = {}
-            taken: list[tuple[SubscriptionState, AckChanges]] = []
+            taken: list[tuple[SubscriptionState, AckChanges, Blocks]] = []
             try:
                 with self._lock:
                     dirty, self._dirty, self._due_ms = self._dirty, {}, None
                 if dirty:
                     self._write(dirty, taken)
             except BaseException:
-                for subscription, changes in taken:
+                for subscription, changes, attempts in taken:
                     with subscription.lock:
                         subscription.acks.untake(changes)
+                        subscription.attempts.untake(attempts)
                 with self._lock:
                     self._dirty = {**dirty, **self._dirty}
                     self._due_ms = self._due_ms if self._due_ms is not None else 0
                 raise
+            if self.log is not None and self.log.worn:
+                self.log.carry()
 
     def acknowledge_with(self, acknowledged: Sequence[Acknowledged], work: Moves) -> None:
         """Acknowledge entries in the transaction in which `work` writes: all of it is durable, or nothing has changed.
@@ -126,18 +133,22 @@ class AckFlusher:
             reach("acks.before")
             self._main.write(unit)
 
-    def _write(self, dirty: dict[int, SubscriptionState], taken: list[tuple[SubscriptionState, AckChanges]]) -> None:
+    def _write(
+        self, dirty: dict[int, SubscriptionState], taken: list[tuple[SubscriptionState, AckChanges, Blocks]]
+    ) -> None:
         for subscription in dirty.values():
             with subscription.lock:
-                if subscription.acks.changed and not subscription.deleted:
-                    taken.append((subscription, subscription.acks.changes()))
-                    subscription.acks.took(taken[-1][1])
+                acks, attempts = subscription.acks, subscription.attempts
+                if (acks.changed or attempts.changed) and not subscription.deleted:
+                    taken.append((subscription, acks.changes(), attempts.changes()))
+                    acks.took(taken[-1][1])
+                    attempts.took(taken[-1][2])
         if not taken:
             return
 
         def work(transaction: Transaction) -> None:
-            for subscription, changes in taken:
-                subscription.write_changes(transaction, changes)
+            for subscription, changes, attempts in taken:
+                subscription.write_changes(transaction, changes, attempts)
 
         reach("acks.before")
         self._main.write(work)

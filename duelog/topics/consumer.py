@@ -53,6 +53,8 @@ class Consumer:
         self._id = subscription.attach(
             type_, lambda: inline.reader(topic, subscription), topic.log, policies, part, clock.now_ms()
         )
+        if subscription.durable and flusher.log is not None:
+            flusher.log.join(subscription.record.subscription_id, subscription.log_held)
         if type_ == "failover":
             topic.changed()  # another may be served now
 
@@ -80,6 +82,9 @@ class Consumer:
             kept_more = dispatcher.kept_back_count > kept_back
             passed_over = None if subscription.reader is None else subscription.reader.next_due_ms(now_ms)
             again = (dispatcher.next_redelivery_ms(), passed_over)
+            failed = subscription.attempts.changed
+        if failed or (self._flusher.log is not None and self._flusher.log.worn):
+            self._flusher.acknowledged(topic, subscription, False)
         if passed_gone is not None:
             self._flusher.acknowledged(topic, subscription, passed_gone)
         if kept_more or (batch and subscription.policies.ack_timeout_ms):
@@ -168,6 +173,7 @@ class Consumer:
             for wait_ms, positions in by_delay.items():
                 count += self._dispatcher().nack(self._id, positions, now_ms + wait_ms, now_ms)
         if count:
+            self._flusher.acknowledged(self._topic, self._subscription, False)
             self._topic.changed()
         return count
 
@@ -177,6 +183,7 @@ class Consumer:
         with self._subscription.lock:
             count = self._dispatcher().nack_all(self._id, now_ms)
         if count:
+            self._flusher.acknowledged(self._topic, self._subscription, False)
             self._topic.changed()
         return count
 
@@ -204,8 +211,13 @@ class Consumer:
         self._flusher.flush()
         return position
 
-    def leave(self, now_ms: int) -> None:
-        """Detach: what was handed out and not acknowledged is handed out again."""
-        self._subscription.detach(self._id, now_ms)
+    def leave(self, now_ms: int, failed: bool = True) -> None:
+        """Detach: what was handed out and not acknowledged is handed out again; failed: and counts as delivered."""
+        self._subscription.detach(self._id, now_ms, failed)
+        if self._subscription.attempts.changed:
+            self._flusher.acknowledged(self._topic, self._subscription, False)
+        with self._subscription.lock:
+            if self._subscription.durable and not self._subscription.consumers and self._flusher.log is not None:
+                self._flusher.log.leave(self._subscription.record.subscription_id)
         if not self._subscription.durable and self._subscription.deleted:
             self._topic.forget_reader(self._subscription)

@@ -12,6 +12,7 @@ from contextlib import suppress
 
 from pyroaring import BitMap
 
+from duelog.attempts.attempt_counts import AttemptCounts
 from duelog.delivery.acks import AckChanges, AckSet
 from duelog.delivery.ledger_list import LedgerList
 from duelog.store.codec import format as fmt
@@ -19,13 +20,14 @@ from duelog.store.codec.format import CursorRecord
 from duelog.store.env.transaction import Transaction
 from duelog.store.errors import ConsumerBusy, InvalidArgument, UnknownSubscription
 from duelog.store.policy.policies import EffectivePolicies, merge
-from duelog.store.position import Position
+from duelog.store.position import BEFORE_FIRST, Position
 
 from ..delivery.dispatcher import Dispatcher, SubscriptionType
 from ..delivery.due_reader import DueReader
 from ..delivery.failover import Failover, chosen
 from ..delivery.key_slots import KeyShared, check_apart
 
+_NONE: Mapping[tuple[int, int], bytes | None] = {}
 _PAUSED = 0x01
 KEEPER = 0x02
 """Flag of a cursor: the subscription holds dead letters (dead_letters.py)."""
@@ -39,13 +41,23 @@ class SubscriptionState:
     """One subscription of a topic of an open store; one that is not `durable`, a reader, is nowhere else."""
 
     def __init__(
-        self, topic_id: int, topic: str, name: str, record: CursorRecord, acks: AckSet, *, durable: bool = True
+        self,
+        topic_id: int,
+        topic: str,
+        name: str,
+        record: CursorRecord,
+        acks: AckSet,
+        *,
+        durable: bool = True,
+        attempts: AttemptCounts | None = None,
     ) -> None:
         self.topic_id = topic_id
         self.topic = topic
         self.name = name
         self.record = record
         self.acks = acks
+        self.attempts = AttemptCounts() if attempts is None else attempts
+        """The failed deliveries, also while there is no consumer."""
         self.durable = durable
         self.lock = threading.Lock()
         self.deleted = False
@@ -112,7 +124,13 @@ class SubscriptionState:
                 self.reader = reader()
                 timeout_ms = self.policies.ack_timeout_ms or None
                 dispatcher = Dispatcher(
-                    self.acks, self.reader, ledgers, type=type_, ack_timeout_ms=timeout_ms, key_shared=key_shared
+                    self.acks,
+                    self.reader,
+                    ledgers,
+                    type=type_,
+                    ack_timeout_ms=timeout_ms,
+                    key_shared=key_shared,
+                    counts=self.attempts,
                 )
                 self._dispatcher = dispatcher
                 self.type = type_
@@ -163,12 +181,12 @@ class SubscriptionState:
             if self.dispatcher is not None:
                 self.dispatcher.set_ack_timeout(self.policies.ack_timeout_ms or None, now_ms)
 
-    def detach(self, consumer: int, now_ms: int) -> None:
-        """Remove a consumer; what it has not acknowledged is handed out again."""
+    def detach(self, consumer: int, now_ms: int, failed: bool = True) -> None:
+        """Remove a consumer; what it has not acknowledged is handed out again, with `failed` as failed deliveries."""
         with self.lock:
             if consumer in self._consumers and self.dispatcher is not None:
                 if consumer in self.dispatcher.consumers:
-                    self.dispatcher.remove_consumer(consumer, now_ms)
+                    self.dispatcher.remove_consumer(consumer, now_ms, failed)
                 del self._consumers[consumer]
                 if self._consumers and self.type == "failover":
                     active = next(iter(self._consumers))
@@ -183,6 +201,7 @@ class SubscriptionState:
         """Go to just after `mark_delete`; what of `not_due` lies before it comes too. REQUIRES: the lock."""
         if self.dispatcher is None or self.reader is None:
             self.acks.begin(mark_delete, not_due, ledgers)
+            self.attempts.clear()
         else:
             self.dispatcher.seek(mark_delete, not_due)
             self.reader.rewind(self.dispatcher.read_position)
@@ -193,6 +212,7 @@ class SubscriptionState:
             self.dispatcher.trimmed(first_ledger)
         else:
             self.acks.trim_to(first_ledger, ledgers)
+            self.attempts.forget_through(Position(first_ledger, BEFORE_FIRST))
 
     def acknowledge(self, entries: Mapping[int, BitMap], ledgers: LedgerList) -> int:
         """Acknowledge entries by ledger id in memory, wherever they are; how many were not before.
@@ -201,7 +221,15 @@ class SubscriptionState:
         """
         if self.dispatcher is not None:
             return self.dispatcher.ack_entries(None, entries)
+        for ledger_id, of_ledger in entries.items():
+            self.attempts.forget(ledger_id, of_ledger)
         return sum(self.acks.ack(ledger_id, of_ledger, ledgers) for ledger_id, of_ledger in entries.items())
+
+    def log_held(self) -> None:
+        """Tell the delivery log of all that consumers hold."""
+        with self.lock:
+            if self.dispatcher is not None:
+                self.dispatcher.log_held()
 
     def take_gone(self) -> list[Position]:
         """What is in `gone`, once. REQUIRES: the lock."""
@@ -219,8 +247,10 @@ class SubscriptionState:
         flags = record.flags | _PAUSED if paused else record.flags & ~_PAUSED
         transaction.put(key, record._replace(flags=flags).pack())
 
-    def write_changes(self, transaction: Transaction, changes: AckChanges) -> None:
-        """Put what `acks.take_changes` gave into a transaction; a no-op once the subscription is deleted."""
+    def write_changes(
+        self, transaction: Transaction, changes: AckChanges, attempts: Mapping[tuple[int, int], bytes | None] = _NONE
+    ) -> None:
+        """Put what `acks` and `attempts` gave into a transaction; a no-op once the subscription is deleted."""
         key = fmt.cursor_key(self.topic_id, self.name)
         fields = transaction.get(key)
         if fields is None:
@@ -236,3 +266,9 @@ class SubscriptionState:
                 transaction.delete(acked_key)
             else:
                 transaction.put(acked_key, bitmap)
+        for (ledger_id, block), rows in attempts.items():
+            attempts_key = fmt.attempts_key(record.subscription_id, ledger_id, block)
+            if rows is None:
+                transaction.delete(attempts_key)
+            else:
+                transaction.put(attempts_key, rows)

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from pyroaring import BitMap
 
+from duelog.attempts.attempt_counts import AttemptCounts
+from duelog.attempts.delivery_log import DeliveryLog
 from duelog.delivery.acks import AckChanges, AckSet
 from duelog.store.codec import format as fmt
 from duelog.store.codec.format import CursorRecord
@@ -36,10 +38,15 @@ class Topics:
         config: StoreConfig,
         agenda: TrimAgenda,
         events: TopicEvents,
+        log: DeliveryLog | None = None,
         *,
         read_only: bool = False,
     ) -> None:
-        """`agenda` is told when main logs are to be looked at, `events` which topics are created."""
+        """`agenda` is told when main logs are to be looked at, `events` which topics are created.
+
+        log: where subscriptions note what they hand out; None: nowhere.
+        """
+        self._log = log
         self._main = main
         self._read_only = read_only
         self.run_limits = RunLimits(config.run_entries, config.run_bytes)
@@ -156,7 +163,11 @@ class Topics:
             rows = dict(catalog.acked(raw, record.subscription_id))
             acks = AckSet.load(record.mark_delete, rows)
             acks.trim_to(log.first_ledger, log)
-            state.subscriptions[subscription] = SubscriptionState(topic_id, str(name), subscription, record, acks)
+            attempts = AttemptCounts(self._log, record.subscription_id)
+            attempts.load(catalog.attempts(raw, record.subscription_id), acks.is_acked)
+            state.subscriptions[subscription] = SubscriptionState(
+                topic_id, str(name), subscription, record, acks, attempts=attempts
+            )
         if not self._read_only:
             self._by_name[name] = state
             self._by_id[topic_id] = state
@@ -237,7 +248,8 @@ class Topics:
             found = state.subscriptions.get(name)
             if found is None:
                 acks = AckSet.load(record.mark_delete, rows)
-                found = SubscriptionState(state.topic_id, str(state.name), name, record, acks)
+                attempts = AttemptCounts(self._log, record.subscription_id)
+                found = SubscriptionState(state.topic_id, str(state.name), name, record, acks, attempts=attempts)
                 # Replaced, not changed in place: others iterate over it without a lock.
                 state.subscriptions = {**state.subscriptions, name: found}
             found.keeper |= keeper

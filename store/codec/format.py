@@ -42,6 +42,7 @@ class Table(IntEnum):
     LEDGER = 0x30  # main: topic id, ledger id -> LedgerRecord
     CURSOR = 0x31  # main: topic id, subscription name -> CursorRecord
     ACKED = 0x32  # main: subscription id, ledger id -> roaring bitmap
+    ATTEMPTS = 0x33  # main: subscription id, ledger id, block -> failed deliveries (attempt_rows.py)
     CANCELLED = 0x40  # main: partition log's ledger id, block -> roaring bitmap
     ADMITTED = 0x41  # main: partition log's ledger id, block -> roaring bitmap of conditional entries that may fire
     PRODUCER = 0x50  # main and partition: topic id, producer name -> ProducerRecord, of old stores
@@ -61,6 +62,7 @@ _KEY_32 = struct.Struct(">BI")
 _KEY_32_64 = struct.Struct(">BIQ")
 _KEY_64_32 = struct.Struct(">BQI")
 _KEY_64_64 = struct.Struct(">BQQ")
+_KEY_32_64_32 = struct.Struct(">BIQI")
 _KEY_64_64_32 = struct.Struct(">BQQI")
 _CRC = struct.Struct("<I")
 
@@ -128,6 +130,21 @@ def cursor_key(topic_id: int, subscription: str) -> bytes:
 
 def acked_key(subscription_id: int, ledger_id: int) -> bytes:
     return _KEY_32_64.pack(Table.ACKED, subscription_id, ledger_id)
+
+
+def attempts_key(subscription_id: int, ledger_id: int, block: int) -> bytes:
+    return _KEY_32_64_32.pack(Table.ATTEMPTS, subscription_id, ledger_id, block)
+
+
+def ledger_of_subscription(key: bytes) -> int:
+    """The ledger id of a key of ACKED or ATTEMPTS."""
+    return int(_U64.unpack(key[5:13])[0])
+
+
+def split_attempts_key(key: bytes) -> tuple[int, int, int]:
+    """(subscription id, ledger id, block) of a key of ATTEMPTS."""
+    _, subscription_id, ledger_id, block = _KEY_32_64_32.unpack(key)
+    return subscription_id, ledger_id, block
 
 
 def schedule_key(topic_id: int, name: str) -> bytes:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..codec import format as fmt
+from ..codec.attempt_rows import FailedDeliveries, unpack_attempts
 from ..codec.format import CursorRecord, LedgerRecord, PartitionRecord, Table, TopicRecord
 from ..codec.frontier import FrontierRecord
 from ..env.environment import Environment
@@ -181,3 +182,17 @@ def acked(raw: Reads, subscription_id: int) -> Iterator[tuple[int, bytes]]:
     """(ledger id, serialised bitmap) of the entries acknowledged after the mark-delete position."""
     for key, fields in rows(raw, fmt.prefix(Table.ACKED, subscription_id)):
         yield fmt.trailing_u64(key), fields
+
+
+def attempts(raw: Reads, subscription_id: int) -> Iterator[tuple[int, dict[int, FailedDeliveries]]]:
+    """(ledger id, failed deliveries by entry id) of the messages of which a delivery failed, a block each."""
+    for key, fields in rows(raw, fmt.prefix(Table.ATTEMPTS, subscription_id)):
+        _, ledger_id, block = fmt.split_attempts_key(key)
+        yield ledger_id, unpack_attempts(block, fields)
+
+
+def remove_subscription(transaction: Transaction, subscription_id: int) -> None:
+    """Delete what a subscription has beside its cursor: acknowledgements and failed deliveries."""
+    for table in (Table.ACKED, Table.ATTEMPTS):
+        for key, _ in list(rows(transaction.raw, fmt.prefix(table, subscription_id))):
+            transaction.delete(key)

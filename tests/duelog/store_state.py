@@ -16,9 +16,10 @@ CONFIG = StoreConfig(partition_ms=HOUR_MS, ledger_max_entries=5)
 
 
 def records(store: DelayedStore) -> dict[str, object]:
-    """Every record of an open store, by environment and key, and every directory."""
+    """Every record of an open store, by environment and key, and every directory but that of the delivery log."""
     engine = store._engine
-    found: dict[str, object] = {"tree": sorted(str(path.relative_to(store.path)) for path in store.path.rglob("*"))}
+    tree = [path.relative_to(store.path) for path in store.path.rglob("*")]
+    found: dict[str, object] = {"tree": sorted(str(path) for path in tree if path.parts[0] != "attempts")}
     found["main"] = _all(engine.main)
     for partition in engine.partitions:
         with engine.partitions.lease(partition):

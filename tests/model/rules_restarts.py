@@ -78,6 +78,9 @@ class RestartRules(Machine):
     def _reopen_after_crash(self, target: Path) -> None:
         self._learn()
         self.store.close()
+        for topic in self.twin.topics.values():
+            for sub in topic.subscriptions.values():
+                sub.crash()
         self._open(target)
         self.twin.release({partition.start_ms for partition in self.store._engine.partitions})
         self._adopt_acks()

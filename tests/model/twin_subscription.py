@@ -50,6 +50,10 @@ class TwinSubscription:
         self.waiting: dict[int, int] = {}
         self.ready: set[int] = set()
         self.times: dict[int, int] = {}
+        self.failed: dict[int, int] = {}
+        """How many deliveries of a place ended without an acknowledgement, in other processes too."""
+        self.handed: dict[int, int] = {}
+        """How often a place was handed out, also one that is acknowledged: what a crash counts."""
         self.passed_over: set[int] = set()
         """Read before they were due; they come when they are."""
         self.tracks = False
@@ -106,6 +110,7 @@ class TwinSubscription:
     def forget_deliveries(self) -> None:
         """Start anew after what is acknowledged, as after a restart."""
         self._forget_places()
+        self.handed = self.failed.copy()
         self.consumers.clear()
         self.kind = None
         self.tracks = False
@@ -173,8 +178,8 @@ class TwinSubscription:
         return key is not None and any(self._key(at) == key for at in (*self.ready, *self.waiting))
 
     def _hand_out(self, place: int, consumer: int, now_ms: int) -> tuple[int, int]:
-        before = self.times.get(place, 0)
-        self.times[place] = before + 1
+        before = self.failed.get(place, 0)
+        self.times[place] = self.handed[place] = before + 1
         self.ready.discard(place)
         self.held[place] = consumer
         self.handed_ms[place] = now_ms
@@ -191,6 +196,7 @@ class TwinSubscription:
     def _take_back(self, place: int, at_ms: int) -> None:
         del self.held[place]
         self.handed_ms.pop(place, None)
+        self.failed[place] = self.times[place]
         self.waiting[place] = at_ms
 
     def nack(self, consumer: int, until_ms: dict[int, int]) -> int:
@@ -225,6 +231,8 @@ class TwinSubscription:
         """From `first` on what lies before `place` is acknowledged, but for what is not due; nothing else is."""
         self.mark, self.acked = first, set()
         self._forget_places()
+        self.failed.clear()
+        self.handed.clear()
         self.ack([at for at in range(first, place) if not self._hidden(at, now_ms)])
         self.read = self.mark
 
@@ -242,16 +250,21 @@ class TwinSubscription:
         self.save()
         self.unflushed_since_ms = None
 
+    def crash(self) -> None:
+        """What was handed out has failed, if it is not found to be acknowledged."""
+        self.failed = self.handed.copy()
+
     def restore(self, first: int, acked: set[int]) -> None:
         """Exactly `acked` of the entries from `first` on, and everything before it, was found on the disk."""
         self.mark, self.acked = first, acked
+        self.failed = {place: times for place, times in self.failed.items() if place >= first and place not in acked}
         self._route(set())
         self.flush()
         self.forget_deliveries()
 
     def _route(self, gone: set[int]) -> None:
         for place in gone:
-            for places in (self.held, self.handed_ms, self.waiting, self.times):
+            for places in (self.held, self.handed_ms, self.waiting, self.times, self.failed):
                 places.pop(place, None)
         self.ready -= gone
         self.passed_over -= gone

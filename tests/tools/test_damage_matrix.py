@@ -35,8 +35,8 @@ TOPICS = ("a", "b")
 READERS = ("one", "two")
 SNAPSHOTS = (Table.SNAPSHOT_PART, Table.SNAPSHOT_META)
 UNSEEN = {
-    Table.POLICY, Table.DOCUMENT, Table.SCHEDULE, Table.SEQUENCE, Table.ACKED, Table.CANCELLED, Table.COUNTER,
-    *SNAPSHOTS, Table.RUN, Table.COPY,
+    Table.POLICY, Table.DOCUMENT, Table.SCHEDULE, Table.SEQUENCE, Table.ACKED, Table.ATTEMPTS, Table.CANCELLED,
+    Table.COUNTER, *SNAPSHOTS, Table.RUN, Table.COPY,
 }  # fmt: skip
 """Records of a store without copies that nothing may tell of once they are gone."""
 
@@ -77,6 +77,8 @@ def build(path: Path) -> Twin:
                     if at % 3 != READERS.index(reader):
                         readers[topic, reader].ack(message)
                         twin.owed[topic, reader].discard(message.payload)
+                    else:
+                        readers[topic, reader].nack(message, delay=86_400)
 
         def forget(topic: str, payload: bytes) -> None:
             twin.cancelled.add(payload)

@@ -165,9 +165,9 @@ def mend_counters(main: Environment, logs: Mapping[int, int], account: Account) 
         raw = transaction.raw
         frontiers = list(catalog.frontiers(raw))
         cursors = list(catalog.cursors(raw))
-        acked = [key for key, _ in catalog.rows(raw, fmt.prefix(Table.ACKED))]
+        acked = [key for table in (Table.ACKED, Table.ATTEMPTS) for key, _ in catalog.rows(raw, fmt.prefix(table))]
         topics = [*topic_ids(raw), *logs.values(), *(row[0] for row in frontiers), *(row[0] for row in cursors)]
-        ledgers = [*main_ledgers(raw), *logs, *run_ledgers(raw), *(fmt.trailing_u64(key) for key in acked)]
+        ledgers = [*main_ledgers(raw), *logs, *run_ledgers(raw), *(fmt.ledger_of_subscription(key) for key in acked)]
         ledgers += [row.ledger_id for _, _, row in cursors]
         ledgers += [number for _, _, row in frontiers for number in (row.ledger_id, row.marker_ledger)]
         subscriptions = [row.subscription_id for _, _, row in cursors] + [fmt.leading_u32(key) for key in acked]

@@ -181,7 +181,7 @@ def test_memory_does_not_grow_with_what_was_acknowledged() -> None:
         dispatcher.ack(1, positions)
     assert dispatcher.next_redelivery_ms() is None
     assert not dispatcher._outstanding._batches
-    assert not dispatcher._outstanding._failed
+    assert not dispatcher._outstanding.counts.failed
     assert dispatcher.acks.mark_delete == Position(1, 499)
 
 

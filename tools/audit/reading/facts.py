@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple, TypeVar
 
 from pyroaring import BitMap
@@ -16,6 +17,7 @@ from pyroaring import BitMap
 from ....cleanup.log_claims import acknowledged_by_all
 from ....partitions.timespan import directory_name
 from ....store.codec import format as fmt
+from ....store.codec.attempt_rows import unpack_attempts
 from ....store.codec.format import CursorRecord, LedgerRecord, LedgerState, PartitionRecord, Table
 from ....store.codec.frontier import FrontierRecord
 from ....store.codec.run import RunKind
@@ -254,9 +256,10 @@ class _Reader:
         facts = self._facts
         read_elsewhere = {Table.COUNTER, Table.PARTITION, Table.TOPIC_NAME, Table.FRONTIER, Table.LEDGER,
                           Table.CURSOR, Table.ACKED, Table.CANCELLED, Table.ADMITTED, Table.SET_ASIDE}  # fmt: skip
+        parsers: dict[Table, Callable[[bytes], object]] = {Table.ATTEMPTS: partial(unpack_attempts, 0)}
         for table in Table:
             if table not in read_elsewhere:
-                self._read(table, bytes)
+                self._read(table, parsers.get(table, bytes))
         facts.clock_ms = dict(self._read(Table.COUNTER, fmt.unpack_u64)).get(fmt.counter_key("clock_mark"), 0)
         partitions, damaged = self._read_or_not(Table.PARTITION, PartitionRecord.unpack)
         facts.partitions = {fmt.trailing_u64(key): record for key, record in partitions}

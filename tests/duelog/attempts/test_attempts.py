@@ -1,0 +1,220 @@
+"""Failed deliveries are counted over restarts and crashes: what survives, and what clears it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from pyroaring import BitMap
+
+from duelog import DelayedStore, ManualClock, StoreConfig, Topic
+from duelog.attempts import delivery_log
+from duelog.attempts.delivery_log import DeliveryLog, log_files, read_log
+from duelog.delivery.dispatcher import SubscriptionType
+from duelog.store.codec import format as fmt
+from duelog.store.log import catalog
+from tests.conftest import OpenStore
+from tests.duelog.store_state import main_of
+
+pytestmark = pytest.mark.usefixtures("clock")
+CONFIG = StoreConfig(max_clock_jump_ms=None)
+ROOT = Path(__file__).parents[3]
+
+CRASHING = """
+import os, signal, sys
+sys.path.append(sys.argv[1])
+from duelog import DelayedStore, StoreConfig
+store = DelayedStore.open(sys.argv[2], StoreConfig(max_redeliveries=3))
+topic = store.topic("t")
+subscription = topic.subscribe("s", type=sys.argv[3])
+if not topic.stats().entries:
+    topic.send(b"poison", key="k")
+found = subscription.receive(1, timeout=0)
+print(*[message.redelivery_count for message in found], sep="", flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def crashed(store: DelayedStore, target: Path, clock: ManualClock) -> DelayedStore:
+    """The store as a crash of the process would leave it now, opened."""
+    shutil.copytree(store.path, target, ignore=shutil.ignore_patterns("lock.mdb"))
+    return DelayedStore.open(target, CONFIG, clock=clock)
+
+
+def counts(store: DelayedStore, type_: SubscriptionType = "shared", most: int = 100) -> dict[bytes, int]:
+    """Redelivery counts by payload of what subscription `s` of topic `t` gets."""
+    found = store.topic("t").subscribe("s", type=type_).receive(most)
+    return {message.payload: message.redelivery_count for message in found}
+
+
+@pytest.mark.kill
+@pytest.mark.parametrize("type_", ["exclusive", "failover", "key_shared", "shared"])
+def test_a_process_that_is_killed_at_each_delivery_ends_with_a_dead_letter(tmp_path: Path, type_: str) -> None:
+    """`max_redeliveries=3`: delivered four times, each with its count, and then it is a dead letter."""
+    path = tmp_path / "store"
+    told = []
+    for _ in range(6):
+        command = [sys.executable, "-c", CRASHING, str(ROOT), str(path), type_]
+        done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+        assert done.returncode == -signal.SIGKILL, done.stderr
+        told.append(done.stdout.strip())
+    assert told == ["0", "1", "2", "3", "", ""]
+    with DelayedStore.open(path) as store:
+        (letter,) = store.dead_letters()
+        assert (letter.payload, letter.reason, letter.attempts) == (b"poison", "redeliveries", 4)
+        assert list(store.check(deep=True)) == []
+
+
+def test_redelivery_counts_survive_a_restart(open_store: OpenStore, clock: ManualClock) -> None:
+    """Given back twice, once, and never: the next process says so, and so does a dead letter of when they failed."""
+    store = open_store(config=CONFIG)
+    topic = store.topic("t")
+    consumer = topic.subscribe("s", type="shared")
+    topic.send_payloads([b"twice", b"once", b"never"])
+    first = consumer.receive(2)
+    began_ms = clock.now_ms()
+    consumer.nack(first, delay=0)
+    clock.advance(1_000)
+    consumer.nack(consumer.receive(1), delay=0)
+    store.close()
+    clock.advance(1_000)
+    store = open_store(config=CONFIG)
+    assert counts(store) == {b"twice": 2, b"once": 1, b"never": 0}
+    state = next(iter(store._engine.topics.loaded()[0].subscriptions.values()))
+    assert state.dispatcher is not None
+    assert state.dispatcher.failed_at(first[0].position) == (began_ms, began_ms + 1_000)
+
+
+def test_what_is_in_flight_counts_at_a_crash_and_not_at_a_close(
+    open_store: OpenStore, clock: ManualClock, tmp_path: Path
+) -> None:
+    """In flight for the first and for the second time, waiting, acknowledged, and not handed out at all."""
+    store = open_store(config=CONFIG)
+    topic = store.topic("t")
+    consumer = topic.subscribe("s", type="shared")
+    topic.send_payloads([b"again", b"waits", b"done", b"first", b"new"])
+    again, waits, done, _ = consumer.receive(4)
+    consumer.nack(again, delay=0)
+    consumer.nack(waits, delay=60)
+    consumer.ack(done, durable=True)
+    assert [message.payload for message in consumer.receive(1)] == [b"again"]
+    with crashed(store, tmp_path / "crashed", clock) as found:
+        assert counts(found) == {b"again": 2, b"waits": 1, b"first": 1, b"new": 0}
+        assert list(found.check(deep=True)) == []
+    store.close()
+    assert log_files(store.path) == []
+    assert counts(open_store(config=CONFIG)) == {b"again": 1, b"waits": 1, b"first": 0, b"new": 0}
+
+
+def test_what_is_kept_back_for_its_key_was_not_delivered(
+    store: DelayedStore, clock: ManualClock, tmp_path: Path
+) -> None:
+    """A crash counts what consumers had, not what was read behind it and waits for its key."""
+    topic = store.topic("t")
+    one = topic.subscribe("s", type="key_shared")
+    topic.send(b"poison", key="k")
+    topic.send(b"innocent", key="k")
+    topic.send(b"behind", key="other")
+    (poison,) = one.receive(1)
+    one.nack(poison, delay=60)
+    assert [message.payload for message in one.receive(10)] == [b"behind"]
+    with crashed(store, tmp_path / "crashed", clock) as found:
+        assert counts(found, "key_shared") == {b"poison": 1, b"innocent": 0, b"behind": 1}
+
+
+@pytest.mark.parametrize("attached", [True, False])
+def test_going_elsewhere_begins_at_0(open_store: OpenStore, clock: ManualClock, tmp_path: Path, attached: bool) -> None:
+    """A seek and a reset clear the counts, in memory, on disk and for a crash."""
+    store = open_store(config=CONFIG)
+    topic = store.topic("t")
+    consumer = topic.subscribe("s", type="shared")
+    topic.send(b"x")
+    consumer.nack(consumer.receive(), delay=0)
+    consumer.receive()
+    if attached:
+        consumer.seek("earliest")
+    else:
+        consumer.close()
+        store.flush()
+        topic.subscription("s").reset("earliest")
+    with crashed(store, tmp_path / "crashed", clock) as found:
+        assert counts(found) == {b"x": 0}
+    store.close()
+    assert counts(open_store(config=CONFIG)) == {b"x": 0}
+
+
+def test_nothing_is_left_of_what_was_acknowledged_or_unsubscribed(store: DelayedStore, topic: Topic) -> None:
+    """The record goes with the last of its messages, and with its subscription."""
+    for name in ("acknowledges", "goes"):
+        consumer = topic.subscribe(name, type="shared")
+        topic.send(b"x")
+        consumer.nack(consumer.receive(10), delay=0)
+        store.flush()
+        if name == "acknowledges":
+            consumer.ack(consumer.receive(10))
+        consumer.close()
+    topic.unsubscribe("goes")
+    path = store.path
+    store.close()
+    with closing(main_of(path)) as main, main.read() as raw:
+        assert list(catalog.rows(raw, fmt.prefix(fmt.Table.ATTEMPTS))) == []
+
+
+def test_a_full_file_is_followed_by_one_that_has_what_is_in_flight(
+    open_store: OpenStore, clock: ManualClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files do not pile up, and a message that is held since the first of them is counted."""
+    monkeypatch.setattr(delivery_log, "FILE_BYTES", 1_024)
+    store = open_store(config=CONFIG)
+    topic = store.topic("t")
+    consumer = topic.subscribe("s", type="shared")
+    topic.send(b"held")
+    consumer.receive()
+    for number in range(200):
+        topic.send(b"%d" % number)
+        consumer.ack(consumer.receive())
+        store.flush()
+        assert len(log_files(store.path)) <= 2
+    assert log_files(store.path)[0].name > "000000000003.log"
+    with crashed(store, tmp_path / "crashed", clock) as found:
+        assert counts(found) == {b"held": 1}
+
+
+def test_a_log_without_space_does_not_hold_up_deliveries(
+    store: DelayedStore, topic: Topic, clock: ManualClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk: what is handed out is not noted, and comes with its count as it was."""
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    consumer = topic.subscribe("s", type="shared")
+    topic.send(b"x")
+    assert [message.payload for message in consumer.receive()] == [b"x"]
+    assert log_files(store.path) == []
+    monkeypatch.undo()
+    with crashed(store, tmp_path / "crashed", clock) as found:
+        assert counts(found) == {b"x": 0}
+
+
+def test_a_log_of_another_boot_or_store_tells_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a power cut left of it may be of any age."""
+    log = DeliveryLog(tmp_path, b"s" * 16)
+    log.note(1, 2, BitMap([3, 4, 9]), 1)
+    log.note(1, 2, BitMap([4]), 2)
+    (file,) = log_files(tmp_path)
+    assert [*read_log(file, b"s" * 16)] == [(1, 2, 1, BitMap([3, 4, 9])), (1, 2, 2, BitMap([4]))]
+    assert [*read_log(file, b"x" * 16)] == []
+    content = bytearray(file.read_bytes())
+    content[64 + 10] ^= 1
+    file.write_bytes(content)
+    assert [*read_log(file, b"s" * 16)] == []
+    monkeypatch.setattr(delivery_log, "boot_id", lambda: b"b" * 16)
+    assert [*read_log(file, b"s" * 16)] == []
