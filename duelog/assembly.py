@@ -124,7 +124,7 @@ def assemble(found: Recovered, config: StoreConfig, undo: ExitStack, *, records_
     withdrawals = Withdrawals(main, firing.gate, clock, pending)
     flusher = AckFlusher(main, config.ack_flush_ms, clock, agenda, wakeups.wake, delivery_log)
     inline = InlineMessages(main, partitions, clock, config, flusher, quarantine.add, listeners)
-    dead_letters = DeadLetters(main, topics, flusher, clock)
+    dead_letters = DeadLetters(main, topics, flusher, clock, firing.gate, pending, wakeups.wake)
 
     # When time passes.
     expiry = Expiry(main, topics, agenda, flusher, policies)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from types import EllipsisType
 from typing import Self
@@ -15,7 +16,7 @@ from duelog.store.config import StoreConfig
 from duelog.store.errors import ClosedError, InvalidArgument
 from duelog.store.files.system_errors import explained
 from duelog.store.log.documents import Documents
-from duelog.store.message import Message
+from duelog.store.message import Message, after_ms
 from duelog.store.names import SCHEME, TopicName, validate_namespace_name
 from duelog.store.policy.policies import DelayedDeliveryPolicies, EffectivePolicies, Policies, PolicyValue
 from duelog.store.policy.policy_records import Scope
@@ -31,7 +32,7 @@ from .faces.partition_keepers import Keeper, keepers
 from .metrics import Instruments, StoreMetrics
 from .stats import PartitionStats, StoreStats
 from .topic import Topic
-from .topics.dead_letters import DeadLetter
+from .topics.dead_letters import DeadLetter, Letters, checked_letters
 from .topics.topic_events import TopicEvent
 
 
@@ -258,30 +259,38 @@ class DelayedStore:
         scope = Scope.of(topic=topic, subscription=subscription)
         return self._engine.policies.effective(TopicName.parse(topic), scope.subscription)
 
-    def dead_letters(self, topic: str | None = None, subscription: str | None = None) -> Iterator[DeadLetter]:
+    def dead_letters(
+        self,
+        topic: str | None = None,
+        subscription: str | None = None,
+        *,
+        reason: str | None = None,
+        key: str | None = None,
+        older_than: float | timedelta | None = None,
+    ) -> Iterator[DeadLetter]:
         """Dead letters that are neither requeued nor purged, by dead-letter topic, oldest first; also read-only.
 
-        topic, subscription: only those that came from there. O(entries that dead-letter topics hold, and subscriptions
-        of the store). Raises InvalidArgument.
+        Only those from `topic` and `subscription`, with `reason` and `key`, dead for `older_than` seconds. O(entries
+        that dead-letter topics hold, and subscriptions of the store). Raises InvalidArgument, InvalidMessage.
         """
         self._engine.check_open()
-        return self._engine.dead_letters.held(None if topic is None else TopicName.parse(topic), subscription)
+        before_ms = None if older_than is None else self._engine.clock.now_ms() - after_ms("older_than", older_than)
+        origin = None if topic is None else TopicName.parse(topic)
+        return self._engine.dead_letters.held(origin, subscription, reason, key, before_ms)
 
-    def requeue_dead_letters(self, letters: DeadLetter | Iterable[DeadLetter]) -> int:
-        """Move dead letters back to where they came from, due at once, in one transaction; how many were moved.
+    def requeue_dead_letters(self, letters: Letters, *, delay: float | timedelta = 0) -> int:
+        """Move dead letters back to where they came from, due in `delay` seconds, atomically; how many were moved.
 
-        Only the subscription that a letter came from gets it, as a new message whose attempts count from 0. A letter
-        that was requeued or purged before is passed over. All in memory at once. Raises UnknownTopic,
-        UnknownSubscription (where a letter came from is gone), InvalidArgument, StoreFull, StoreFailed; then nothing
-        was moved.
+        Only the subscription that a letter came from gets it, its attempts from 0; one moved before is passed over.
+        Raises UnknownTopic, UnknownSubscription, InvalidArgument, StoreFull, StoreFailed; then nothing was moved.
         """
         self._engine.check_writable()
-        return self._engine.dead_letters.requeue(_letters(letters))
+        return self._engine.dead_letters.requeue(checked_letters(letters), after_ms("delay", delay))
 
-    def purge_dead_letters(self, letters: DeadLetter | Iterable[DeadLetter]) -> int:
+    def purge_dead_letters(self, letters: Letters) -> int:
         """Drop dead letters for good, in one transaction; how many were dropped. Raises as `requeue_dead_letters`."""
         self._engine.check_writable()
-        return self._engine.dead_letters.purge(_letters(letters))
+        return self._engine.dead_letters.purge(checked_letters(letters))
 
     def tick(self) -> TickResult:
         """Do whatever is due now: fire, close, trim, delete, persist; and say what it did and what is next.
@@ -382,14 +391,6 @@ class DelayedStore:
 
     def __repr__(self) -> str:
         return f"<DelayedStore {self.path}{', closed' if self._engine.closed else ''}>"
-
-
-def _letters(letters: DeadLetter | Iterable[DeadLetter]) -> list[DeadLetter]:
-    found = [letters] if isinstance(letters, DeadLetter) else list(letters)
-    for at, letter in enumerate(found):
-        if not isinstance(letter, DeadLetter):
-            raise InvalidArgument(f"letters[{at}]", letter, "expected a DeadLetter")
-    return found
 
 
 def _name_in(engine: Engine, topic: Topic) -> TopicName:

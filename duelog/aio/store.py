@@ -7,6 +7,7 @@ import functools
 import os
 from collections.abc import AsyncIterator, Callable, Generator, Iterable
 from contextlib import suppress
+from datetime import timedelta
 from typing import Any, Self, cast
 
 import duelog
@@ -88,9 +89,20 @@ class DelayedStore(InThreads[duelog.DelayedStore]):
     remove_policies = in_thread(duelog.DelayedStore.remove_policies)
     effective_policies = in_thread(duelog.DelayedStore.effective_policies)
 
-    async def dead_letters(self, topic: str | None = None, subscription: str | None = None) -> list[duelog.DeadLetter]:
+    async def dead_letters(
+        self,
+        topic: str | None = None,
+        subscription: str | None = None,
+        *,
+        reason: str | None = None,
+        key: str | None = None,
+        older_than: float | timedelta | None = None,
+    ) -> list[duelog.DeadLetter]:
         """As `duelog.DelayedStore.dead_letters`, all at once."""
-        return await self._threads.run(lambda: list(self._inner.dead_letters(topic, subscription)))
+        found = self._inner.dead_letters
+        return await self._threads.run(
+            lambda: list(found(topic, subscription, reason=reason, key=key, older_than=older_than))
+        )
 
     requeue_dead_letters = in_thread(duelog.DelayedStore.requeue_dead_letters)
     purge_dead_letters = in_thread(duelog.DelayedStore.purge_dead_letters)

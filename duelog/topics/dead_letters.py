@@ -16,20 +16,24 @@ Source: Pulsar's DeadLetterPolicy and `initialSubscriptionName`.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import numpy as np
 from pyroaring import BitMap
 
+from duelog.markers.pending_entries import NewEntries, PendingEntries
+from duelog.markers.succession import NOTHING
 from duelog.store.clock import Clock
 from duelog.store.codec.body import decode_body, encode_one
 from duelog.store.codec.run import RunKind
 from duelog.store.env.environment import Environment
+from duelog.store.env.reader_gate import ReaderGate
 from duelog.store.env.transaction import Transaction
-from duelog.store.errors import CorruptEntry, UnknownSubscription, UnknownTopic
+from duelog.store.errors import CorruptEntry, InvalidArgument, UnknownSubscription, UnknownTopic
 from duelog.store.log.scan import RunFinder
-from duelog.store.message import Message, ReceivedMessage
+from duelog.store.message import MAX_DUE_MS, Message, ReceivedMessage
 from duelog.store.names import MAX_TOPIC_BYTES, TopicName
 from duelog.store.position import MessageId, Position
 
@@ -75,6 +79,10 @@ class DeadLetter:
     dead_ms: int
 
 
+Letters = DeadLetter | Iterable[DeadLetter]
+"""One letter, or several."""
+
+
 @dataclass(eq=False, repr=False)
 class DeadLetters:
     """The dead letters of an open store. Thread-safe."""
@@ -83,6 +91,10 @@ class DeadLetters:
     _topics: Topics
     _flusher: AckFlusher
     _clock: Clock
+    _gate: ReaderGate
+    """The one that firing is alone in."""
+    _pending: PendingEntries
+    _wake: Callable[[], None]
 
     # -- in ----------------------------------------------------------------------------------------
 
@@ -131,16 +143,28 @@ class DeadLetters:
 
     # -- looking -----------------------------------------------------------------------------------
 
-    def held(self, topic: TopicName | None, subscription: str | None) -> Iterator[DeadLetter]:
-        """Letters that keepers hold, topic by topic, oldest first; of one origin where it is named.
+    def held(
+        self,
+        topic: TopicName | None = None,
+        subscription: str | None = None,
+        reason: str | None = None,
+        key: str | None = None,
+        dead_before_ms: int | None = None,
+    ) -> Iterator[DeadLetter]:
+        """Letters that keepers hold, topic by topic, oldest first; those for which all that is given holds.
 
         What cannot be read is passed over: a consumer of the keeper quarantines it. O(entries that keepers hold).
         """
         for grave, keeper in self._topics.keepers():
             for letter in self._of(grave, keeper):
-                if topic is not None and letter.topic != str(topic):
-                    continue
-                if subscription is None or letter.subscription == subscription:
+                is_wanted = (
+                    (topic is None or letter.topic == str(topic))
+                    and (subscription is None or letter.subscription == subscription)
+                    and (reason is None or letter.reason == reason)
+                    and (key is None or letter.key == key)
+                    and (dead_before_ms is None or letter.dead_ms <= dead_before_ms)
+                )
+                if is_wanted:
                     yield letter
 
     def _of(self, grave: TopicState, keeper: SubscriptionState) -> Iterator[DeadLetter]:
@@ -169,33 +193,55 @@ class DeadLetters:
 
     # -- out ---------------------------------------------------------------------------------------
 
-    def requeue(self, letters: Sequence[DeadLetter]) -> int:
+    def requeue(self, letters: Sequence[DeadLetter], delay_ms: int = 0) -> int:
         """Move letters back to the topics and subscriptions that they came from, in one transaction; how many.
 
-        Each is due at once, delivered to that subscription alone, and its attempts count from 0. What its keeper does
-        not hold any more is passed over. Raises UnknownTopic and UnknownSubscription (the origin is gone), StoreFull,
-        StoreFailed; then nothing was moved.
+        Each is due `delay_ms` from now, delivered to that subscription alone, and its attempts count from 0. What its
+        keeper does not hold any more is passed over. Raises UnknownTopic and UnknownSubscription (the origin is gone),
+        InvalidArgument, StoreFull, StoreFailed; then nothing was moved.
+
+        With a delay they are first appended to the time partition, as conditional entries: on disk, and without effect
+        until the transaction that takes them from the keeper admits them (markers/pending_entries.py).
         """
-        now_ms = self._clock.now_ms()
+        letters = list({(letter.dead_letter_topic, letter.position): letter for letter in letters}.values())
         origins = {letter.topic: self._topics.get(TopicName.parse(letter.topic)) for letter in letters}
         for letter in letters:
             if letter.subscription not in origins[letter.topic].subscriptions:
                 raise UnknownSubscription(letter.topic, letter.subscription)
         entries = self._entries_of(letters)
-
-        def work(transaction: Transaction, fresh: Sequence[Mapping[int, BitMap]]) -> None:
-            bodies: dict[str, list[bytes]] = {}
-            for letter in _still_held(letters, entries, fresh):
+        if not entries:
+            return 0
+        with self._gate.reading(), ExitStack() as leases:
+            now_ms = self._clock.now_ms()
+            due_ms = now_ms + delay_ms
+            if due_ms > MAX_DUE_MS:
+                raise InvalidArgument("delay", delay_ms / 1000, "due after the year 9999")
+            bodies: dict[str, dict[int, bytes]] = {}
+            for row, letter in enumerate(letters):
                 message = Message(letter.payload, key=letter.key, properties=letter.properties)
                 extra = {"addressee": letter.subscription, "retries": 0}
-                bodies.setdefault(letter.topic, []).append(encode_one(message, now_ms, _MAX_BYTES, extra)[1])
-            for name, of_topic in bodies.items():
-                if origins[name].deleted:
-                    raise UnknownTopic(name)
-                dues = np.full(len(of_topic), now_ms, dtype=np.int64)
-                origins[name].log.append_messages(transaction, dues, of_topic, now_ms)
+                bodies.setdefault(letter.topic, {})[row] = encode_one(message, now_ms, _MAX_BYTES, extra)[1]
+            new: dict[str, list[NewEntries]] = {}
+            for name, of_topic in bodies.items() if delay_ms else ():
+                replaced, dues = [NOTHING] * len(letters), [due_ms] * len(letters)
+                appended = self._pending.appended(origins[name].topic_id, replaced, dues, of_topic, now_ms)
+                new[name] = leases.enter_context(appended)
 
-        return self._acknowledge_with(entries, work)
+            def work(transaction: Transaction, fresh: Sequence[Mapping[int, BitMap]]) -> None:
+                rows = _still_held(letters, entries, fresh)
+                for name, of_topic in bodies.items():
+                    if origins[name].deleted:
+                        raise UnknownTopic(name)
+                    for conditional in new.get(name, ()):
+                        self._pending.admit(transaction, origins[name].topic_id, conditional, rows & of_topic.keys())
+                    taken = [body for row, body in of_topic.items() if row in rows]
+                    if taken and not delay_ms:
+                        due_now = np.full(len(taken), now_ms, dtype=np.int64)
+                        origins[name].log.append_messages(transaction, due_now, taken, now_ms)
+
+            count = self._acknowledge_with(entries, work)
+        self._wake()
+        return count
 
     def purge(self, letters: Sequence[DeadLetter]) -> int:
         """Drop letters for good, durably, in one transaction; how many of them were still held.
@@ -255,15 +301,21 @@ def dead_letter_name(topic: TopicName, subscription: str, chosen: str | None) ->
 
 def _still_held(
     letters: Iterable[DeadLetter], entries: Sequence[Acknowledged], fresh: Sequence[Mapping[int, BitMap]]
-) -> list[DeadLetter]:
-    """The letters, each once, that are acknowledged by this call alone."""
+) -> set[int]:
+    """Places among the letters of those that are acknowledged by this call alone."""
     of_topic = {str(topic.name): each for (topic, _, _), each in zip(entries, fresh, strict=True)}
-    held = {
-        (letter.dead_letter_topic, letter.position): letter
-        for letter in letters
-        if _among(of_topic.get(letter.dead_letter_topic, {}), letter.position)
+    return {
+        row for row, letter in enumerate(letters) if _among(of_topic.get(letter.dead_letter_topic, {}), letter.position)
     }
-    return list(held.values())
+
+
+def checked_letters(letters: Letters) -> list[DeadLetter]:
+    """One letter, or several, as a list. Raises InvalidArgument."""
+    found = [letters] if isinstance(letters, DeadLetter) else list(letters)
+    for at, letter in enumerate(found):
+        if not isinstance(letter, DeadLetter):
+            raise InvalidArgument(f"letters[{at}]", letter, "expected a DeadLetter")
+    return found
 
 
 def _among(entries: Mapping[int, BitMap], position: Position) -> bool:

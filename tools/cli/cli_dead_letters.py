@@ -1,9 +1,11 @@
-"""The commands `duelog dead-letters list | requeue | purge`: messages whose deliveries all failed."""
+"""The commands `duelog dead-letters list | export | requeue | purge`: messages whose deliveries all failed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Iterator
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -11,27 +13,40 @@ import typer
 from ... import DeadLetter, DelayedStore
 from ...store.errors import InvalidArgument
 from ..output import answer, payload_fields, preview, write_json, write_table
-from ..values import iso_time, open_to_read, open_to_write
+from ..values import duration_seconds, iso_time, open_to_read, open_to_write
 from .options import Json, Store
 
 app = typer.Typer(
     name="dead-letters",
     no_args_is_help=True,
-    help="Messages whose deliveries all failed: list them, deliver them again, or drop them for good.",
+    help="Messages whose deliveries all failed: list, export, deliver them again, or drop them for good.",
 )
 
 OfTopic = Annotated[str | None, typer.Option("--topic", metavar="TOPIC", help="That came from this topic only.")]
 OfSubscription = Annotated[
     str | None, typer.Option("--subscription", metavar="SUBSCRIPTION", help="That came from this subscription only.")
 ]
+Reason = Annotated[str | None, typer.Option("--reason", metavar="REASON", help="That died of this only.")]
+Key = Annotated[str | None, typer.Option("--key", metavar="KEY", help="That have this key only.")]
+OlderThan = Annotated[
+    str | None, typer.Option("--older-than", metavar="DURATION", help="That have been dead for so long only: 30m, 2d.")
+]
 Ids = Annotated[
     list[str] | None, typer.Argument(metavar="[ID]...", help="Ids of the messages, as `list` shows them, or --all.")
 ]
-All = Annotated[bool, typer.Option("--all", help="All that --topic and --subscription leave.")]
+All = Annotated[bool, typer.Option("--all", help="All that the other options leave.")]
 
 
 @app.command("list")
-def list_(store: Store, topic: OfTopic = None, subscription: OfSubscription = None, json_: Json = False) -> None:
+def list_(
+    store: Store,
+    topic: OfTopic = None,
+    subscription: OfSubscription = None,
+    reason: Reason = None,
+    key: Key = None,
+    older_than: OlderThan = None,
+    json_: Json = False,
+) -> None:
     """List dead letters, oldest first: where they came from, why, and when their first and last delivery failed.
 
     ```
@@ -39,7 +54,7 @@ def list_(store: Store, topic: OfTopic = None, subscription: OfSubscription = No
     ```
     """
     with open_to_read(store) as opened:
-        found = list(opened.dead_letters(topic, subscription))
+        found = list(_held(opened, topic, subscription, reason, key, older_than))
     if json_:
         write_json([_fields(letter) for letter in found])
         return
@@ -58,55 +73,103 @@ def list_(store: Store, topic: OfTopic = None, subscription: OfSubscription = No
     write_table("dead letters", ["id", "topic", "subscription", "reason", "first", "last", "payload"], rows)
 
 
-def _add(action: str, done: str, work: Callable[[DelayedStore, list[DeadLetter]], int], help_: str) -> None:
-    """Add a command that takes letters away and says how many."""
-
-    def take(
-        store: Store,
-        ids: Ids = None,
-        all_: All = False,
-        topic: OfTopic = None,
-        subscription: OfSubscription = None,
-        json_: Json = False,
-    ) -> None:
-        with open_to_write(store, create=False) as opened:
-            count = work(opened, _chosen(opened, ids or [], all_, topic, subscription))
-        answer({done: count}, f"{done}: {count}", json_=json_)
-
-    app.command(action, help=help_)(take)
-
-
-_add(
-    "requeue",
-    "requeued",
-    DelayedStore.requeue_dead_letters,
-    """Deliver dead letters again, at once, to the subscriptions that they came from; all of them or none.
+@app.command()
+def export(
+    store: Store,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The file to write; it must not exist.")],
+    topic: OfTopic = None,
+    subscription: OfSubscription = None,
+    reason: Reason = None,
+    key: Key = None,
+    older_than: OlderThan = None,
+    json_: Json = False,
+) -> None:
+    """Write dead letters to a file, one JSON object a line with all that `list --json` has; they stay where they are.
 
     ```
-    duelog dead-letters requeue data --all --topic reminders
+    duelog dead-letters export data letters.jsonl --older-than 30d
     ```
-    """,
-)
-_add(
-    "purge",
-    "purged",
-    DelayedStore.purge_dead_letters,
+    """
+    count = 0
+    with open_to_read(store) as opened:
+        try:
+            with file.open("x", encoding="ascii") as lines:
+                for letter in _held(opened, topic, subscription, reason, key, older_than):
+                    lines.write(json.dumps(_fields(letter)) + "\n")
+                    count += 1
+        except FileExistsError:
+            raise InvalidArgument("FILE", str(file), "there is such a file already") from None
+    answer({"exported": count}, f"exported: {count}", json_=json_)
+
+
+@app.command()
+def requeue(
+    store: Store,
+    ids: Ids = None,
+    all_: All = False,
+    delay: Annotated[str, typer.Option("--delay", metavar="DURATION", help="Due so long from now: 10m, 1d.")] = "0",
+    topic: OfTopic = None,
+    subscription: OfSubscription = None,
+    reason: Reason = None,
+    key: Key = None,
+    older_than: OlderThan = None,
+    json_: Json = False,
+) -> None:
+    """Deliver dead letters again, at once or later, to the subscriptions that they came from; all of them or none.
+
+    ```
+    duelog dead-letters requeue data --all --topic reminders --delay 1h
+    ```
+    """
+    seconds = duration_seconds("--delay", delay)
+    with open_to_write(store, create=False) as opened:
+        letters = _chosen(_held(opened, topic, subscription, reason, key, older_than), ids or [], all_)
+        count = opened.requeue_dead_letters(letters, delay=seconds)
+    answer({"requeued": count}, f"requeued: {count}", json_=json_)
+
+
+@app.command()
+def purge(
+    store: Store,
+    ids: Ids = None,
+    all_: All = False,
+    topic: OfTopic = None,
+    subscription: OfSubscription = None,
+    reason: Reason = None,
+    key: Key = None,
+    older_than: OlderThan = None,
+    json_: Json = False,
+) -> None:
     """Drop dead letters for good; all of those named or none.
 
     ```
     duelog dead-letters purge data 17:3
     ```
-    """,
-)
+    """
+    with open_to_write(store, create=False) as opened:
+        letters = _chosen(_held(opened, topic, subscription, reason, key, older_than), ids or [], all_)
+        count = opened.purge_dead_letters(letters)
+    answer({"purged": count}, f"purged: {count}", json_=json_)
 
 
-def _chosen(
-    opened: DelayedStore, ids: list[str], all_: bool, topic: str | None, subscription: str | None
-) -> list[DeadLetter]:
+def _held(
+    opened: DelayedStore,
+    topic: str | None,
+    subscription: str | None,
+    reason: str | None,
+    key: str | None,
+    older_than: str | None,
+) -> Iterator[DeadLetter]:
+    """The letters that the options leave."""
+    seconds = None if older_than is None else duration_seconds("--older-than", older_than)
+    return opened.dead_letters(topic, subscription, reason=reason, key=key, older_than=seconds)
+
+
+def _chosen(held: Iterator[DeadLetter], ids: list[str], all_: bool) -> list[DeadLetter]:
     """The letters that a command names. Raises InvalidArgument for an id that none has."""
     if all_ == bool(ids):
         raise InvalidArgument("ID", ids, "expected ids, or --all")
-    found = list(opened.dead_letters(topic, subscription))
+    found = list(held)
     if all_:
         return found
     known = {str(letter.message_id) for letter in found}

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from duelog import DeadLetter, DelayedStore, ManualClock, MessageId, StoreConfig, Topic
-from duelog.errors import InvalidArgument, StoreFull, UnknownSubscription, UnknownTopic
+from duelog.errors import DuelogError, InvalidArgument, InvalidMessage, StoreFull, UnknownSubscription, UnknownTopic
 from duelog.store.log.managed_ledger import ManagedLedger
 from duelog.topics.ack_flusher import AckFlusher
 from tests.conftest import START_MS, OpenStore
 from tests.duelog.consuming import payloads, payloads_of
+from tests.model.driver import armed
 
 CONFIG = StoreConfig(max_redeliveries=1, nack_backoff_ms=1_000, max_clock_jump_ms=None)
 GRAVE = "t-s-DLQ"
@@ -281,3 +284,88 @@ def test_a_message_that_was_acknowledged_while_it_was_buried_is_no_letter(
         monkeypatch.setattr(AckFlusher, "acknowledge_with", beside)
         assert consumer.receive() == []
     assert by_payload(store) == []
+
+
+def test_letters_are_found_by_reason_age_and_key(store: DelayedStore, clock: ManualClock) -> None:
+    """Each filter alone, and together."""
+    let_die(store, b"old")
+    clock.advance(60_000)
+    let_die(store, b"new")
+
+    def found(**options: Any) -> list[bytes]:
+        return [letter.payload for letter in store.dead_letters(**options)]
+
+    assert found(older_than=60) == found(older_than=timedelta(minutes=1), key="k") == [b"old"]
+    assert found(reason="redeliveries") == found(key="k") == found(older_than=0) == [b"old", b"new"]
+    assert found(older_than=61) == found(reason="other") == found(key="other") == []
+    with pytest.raises(InvalidMessage, match="older_than"):
+        store.dead_letters(older_than=-1)
+
+
+def test_letters_are_requeued_with_a_delay(open_store: OpenStore, clock: ManualClock) -> None:
+    """They are pending until then, over a restart, and come to their subscription alone, with attempts from 0."""
+    store = open_store(config=CONFIG)
+    let_die(store, b"a", b"b")
+    store.topic("t").subscribe("other").close()
+    letters = list(store.dead_letters())
+    assert store.requeue_dead_letters([*letters, letters[0]], delay=timedelta(days=3)) == 2
+    assert store.requeue_dead_letters(letters, delay=5) == 0
+    assert list(store.dead_letters()) == []
+    assert store.topic("t").stats().pending == 2
+    store.close()
+    clock.advance(3 * 86_400_000 - 1)
+    store = open_store(config=CONFIG)
+    with store.topic("t").subscribe("s") as consumer:
+        assert consumer.receive(10) == []
+        clock.advance(1)
+        found = consumer.receive(10)
+        assert [(message.payload, message.redelivery_count, message.retries) for message in found] == [
+            (b"a", 0, 0),
+            (b"b", 0, 0),
+        ]
+        assert found[0].properties == {"shop": "7"}
+        consumer.ack(found)
+    with store.topic("t").subscribe("other") as other:
+        other.ack(other.receive(100))
+        assert b"a" not in [message.payload for message in other.receive(100)]
+    assert list(store.check(deep=True)) == []
+
+
+@pytest.mark.parametrize("delay", [-1, float("nan"), "1", True, 1e12])
+def test_a_delay_that_is_none_moves_no_letter(store: DelayedStore, delay: Any) -> None:
+    """It is named, and the letters stay."""
+    let_die(store, b"x")
+    with pytest.raises(DuelogError, match="delay"):
+        store.requeue_dead_letters(store.dead_letters(), delay=delay)
+    assert by_payload(store) == [b"x"]
+
+
+def test_a_crash_while_letters_are_requeued_leaves_each_in_one_place(
+    store: DelayedStore, clock: ManualClock, tmp_path: Path
+) -> None:
+    """Copied as a crash would leave it at each commit on the way: a letter, or a message, never both or none."""
+    let_die(store, b"a", b"b")
+    seen = set()
+    for point in ("acks.before", "commit.before", "commit.after"):
+        copies = [tmp_path / f"{point}-{number}" for number in range(20)]
+        left = iter(copies)
+
+        def copy(left: Iterator[Path] = left) -> None:
+            shutil.copytree(store.path, next(left), ignore=shutil.ignore_patterns("lock.mdb"))
+
+        letters = list(store.dead_letters())
+        with armed(point, copy):
+            assert store.requeue_dead_letters(letters, delay=60) == 2
+        for path in copies:
+            if path.exists():
+                later = ManualClock(clock.now_ms() + 60_000)
+                with DelayedStore.open(path, CONFIG, clock=later) as crashed:
+                    found = crashed.topic("t").subscribe("s").receive(100)
+                    seen.add((len(list(crashed.dead_letters())), len(found)))
+                    assert list(crashed.check(deep=True)) == []
+        clock.advance(60_000)
+        with store.topic("t").subscribe("s") as consumer:
+            for _ in range(2):
+                consumer.nack(consumer.receive(1_000), delay=0)
+            assert consumer.receive(1_000) == []
+    assert seen == {(2, 0), (0, 2)}

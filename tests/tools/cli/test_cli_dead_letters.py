@@ -63,3 +63,24 @@ def test_an_id_that_no_letter_has_is_refused_and_nothing_is_done(path: Path) -> 
         assert "--all" in refused("dead-letters", command, path)
         assert "--all" in refused("dead-letters", command, path, a["message_id"], "--all")
     assert len(json_of("dead-letters", "list", path)) == 3
+
+
+def test_dead_letters_are_exported_as_lines_of_json(path: Path, tmp_path: Path) -> None:
+    """All that `list --json` has, of those that the filters leave; they stay, and no file is overwritten."""
+    file = tmp_path / "letters.jsonl"
+    assert json_of("dead-letters", "export", path, file, "--topic", "t") == {"exported": 2}
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    assert lines == json_of("dead-letters", "list", path, "--topic", "t")
+    assert "FILE" in refused("dead-letters", "export", path, file)
+    assert len(file.read_text().splitlines()) == 2
+
+
+def test_dead_letters_are_filtered_and_requeued_with_a_delay(path: Path) -> None:
+    """By reason, age and key; what is requeued later waits."""
+    assert json_of("dead-letters", "list", path, "--reason", "expired") == []
+    assert json_of("dead-letters", "list", path, "--key", "k") == []
+    assert len(json_of("dead-letters", "list", path, "--older-than", "1h", "--reason", "redeliveries")) == 3
+    command = ("dead-letters", "requeue", path, "--all", "--delay", "365d")
+    assert json_of(*command, "--topic", "u") == {"requeued": 1}
+    assert '"c"' in ok("scheduled", path, "u", "--json")
+    assert "--delay" in refused("dead-letters", "requeue", path, "--all", "--delay", "soon")
