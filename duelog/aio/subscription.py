@@ -144,10 +144,10 @@ class Subscription(InThreads[duelog.Subscription]):
 
     stats = in_thread(duelog.Subscription.stats)
 
-    async def close(self) -> None:
+    async def close(self, *, failed: bool = True) -> None:
         """As `duelog.Subscription.close`."""
         if not self._inner.closed:
-            await asyncio.shield(self._threads.run(self._inner.close))
+            await asyncio.shield(self._threads.run(lambda: self._inner.close(failed=failed)))
 
     def __aiter__(self) -> Self:
         return self
