@@ -184,7 +184,7 @@ class DeadLetters:
                 try:
                     run = finder.find(ledger_id, entry_id)
                     body = None if run is None or run.kind != RunKind.MESSAGES else run.body(entry_id - run.first_entry)
-                    letter = None if body is None else _decode(grave, Position(ledger_id, entry_id), body)
+                    letter = None if body is None else decode_letter(grave, Position(ledger_id, entry_id), body)
                 except (CorruptEntry, ValueError):
                     continue
                 if letter is not None:
@@ -322,7 +322,7 @@ def _among(entries: Mapping[int, BitMap], position: Position) -> bool:
     return position.entry_id in entries.get(position.ledger_id, ())
 
 
-def _decode(grave: str, position: Position, body: bytes) -> DeadLetter | None:
+def decode_letter(grave: str, position: Position, body: bytes) -> DeadLetter | None:
     """The letter of a body, None where it is none. Raises ValueError."""
     dead_ms, payload, key, properties, extra = decode_body(body)
     facts = None if extra is None else extra.get(_FACTS)

@@ -167,3 +167,20 @@ def test_retention_and_as_of_decide_what_should_have_gone(tmp_path: Path) -> Non
     ok("policies", "set", path, "--topic", "t", "--retention", "0", "--retention-bytes", "1000")
     assert "the newest 1,000 bytes" in audit_store(path, as_of_ms=now_ms + 11 * HOUR_MS).held[0].explanation
     assert audit_store(path, as_of_ms=START_MS).held == []
+
+
+def test_dead_letters_are_counted_by_where_they_came_from_and_why(tmp_path: Path) -> None:
+    """Those that are held: not what was requeued or purged."""
+    clock = ManualClock(START_MS)
+    with DelayedStore.open(tmp_path / "store", StoreConfig(max_redeliveries=0), clock=clock) as store:
+        for number in range(3):
+            store.topic("t").send(b"%d" % number)
+            with store.topic("t").subscribe("s") as consumer:
+                consumer.nack(consumer.receive(10), delay=0)
+                assert consumer.receive(10) == []
+            clock.advance(1_000)
+        first, *_ = store.dead_letters()
+        assert store.purge_dead_letters(first) == 1
+        name = store.topic("t").name
+    (row,) = audit_store(tmp_path / "store").dead_letters
+    assert row == (name, "s", "redeliveries", 2, START_MS + 1_000, START_MS + 2_000)

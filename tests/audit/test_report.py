@@ -15,7 +15,7 @@ from duelog.tools.audit.codes import CODES
 from duelog.tools.audit.report.charts import MOST_BINS, Series, time_bars
 from duelog.tools.audit.report.page import MOST_FINDINGS, page
 from duelog.tools.audit.report.writing import as_json, write_report
-from duelog.tools.audit.tables import DAY_MS, HOUR_MS, TABLES, RetentionRow, finding
+from duelog.tools.audit.tables import DAY_MS, HOUR_MS, TABLES, DeadLetterRow, RetentionRow, finding
 
 START_MS = 1_790_000_000_000 // HOUR_MS * HOUR_MS
 NASTY = '<script>alert("x")</script>&\x1b[2J'
@@ -102,6 +102,7 @@ def test_text_of_the_store_is_escaped(audit: Audit) -> None:
     audit.retention = [row._replace(topic=NASTY) for row in audit.retention]
     audit.held = [row._replace(topic=NASTY, subscription=NASTY, explanation=NASTY) for row in audit.held]
     audit.subscriptions = [row._replace(topic=NASTY, subscription=NASTY) for row in audit.subscriptions]
+    audit.dead_letters = [DeadLetterRow(NASTY, NASTY, NASTY, 3, START_MS, START_MS)]
     text = page(audit)
     assert "script" not in Tags(text).tags
     assert "\x1b" not in text

@@ -32,6 +32,7 @@ from .checking.partition_audit import (
 )
 from .gathering import Gathering
 from .reading.facts import StoreFacts, read_facts
+from .reading.letter_counts import dead_letter_rows
 from .reading.main_bodies import main_body_findings
 from .tables import Audit, AuditFinding, finding
 
@@ -76,6 +77,7 @@ def audit_store(
         audit = Audit(str(path), as_of_ms, taken_ms, "store")
         if verify:
             audit.findings += main_body_findings(main, facts)
+        audit.dead_letters = dead_letter_rows(main, facts)
         gathering = Gathering(facts, audit)
         _partitions(path, main, identity.store_id, facts, gathering, (as_of_ms, verify, run, progress, patience_s))
         audit.findings += _directories(path, main, facts, patience_s)

@@ -133,6 +133,17 @@ class SubscriptionRow(NamedTuple):
     paused: bool
 
 
+class DeadLetterRow(NamedTuple):
+    """Dead letters of one origin and reason that were neither requeued nor purged, and when the first and last died."""
+
+    topic: str
+    subscription: str
+    reason: str
+    letters: int
+    oldest_ms: int
+    newest_ms: int
+
+
 class TopicRow(NamedTuple):
     """One topic's main log: entries are `messages` that lie in it and `markers` of messages in partitions."""
 
@@ -163,6 +174,7 @@ class Audit:
     held: list[HeldRow] = field(default_factory=list)
     subscriptions: list[SubscriptionRow] = field(default_factory=list)
     topics: list[TopicRow] = field(default_factory=list)
+    dead_letters: list[DeadLetterRow] = field(default_factory=list)
 
 
 TABLES: dict[str, type[tuple[object, ...]]] = {
@@ -174,5 +186,6 @@ TABLES: dict[str, type[tuple[object, ...]]] = {
     "held": HeldRow,
     "subscriptions": SubscriptionRow,
     "topics": TopicRow,
+    "dead_letters": DeadLetterRow,
 }
 """Every table of an audit, by its name in `Audit`, JSON and Parquet."""

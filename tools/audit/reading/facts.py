@@ -121,7 +121,7 @@ class StoreFacts:
         found = []
         for topic in self.topics.values():
             for name, record in topic.subscriptions:
-                backlog = sum(each.entries - len(self._acknowledged([record], each)) for each in topic.ledgers)
+                backlog = sum(each.entries - len(self.acknowledged_of([record], each)) for each in topic.ledgers)
                 mark = record.mark_delete
                 found.append(
                     SubscriptionRow(
@@ -140,12 +140,12 @@ class StoreFacts:
         gathered = TopicMarkers()
         cursors = [record for _, record in topic.subscriptions] if known else []
         for ledger in topic.ledgers:
-            done = self._acknowledged(cursors, ledger)
+            done = self.acknowledged_of(cursors, ledger)
             gathered.add_ledger(markers.get(ledger.ledger_id, []), ledger.entries, done)
         topic.marks = gathered.by_target()
         self.lateness += [LatenessRow(topic.name, *each) for each in sorted(gathered.lateness().items())]
 
-    def _acknowledged(self, cursors: Sequence[CursorRecord], ledger: KeptLedger) -> BitMap:
+    def acknowledged_of(self, cursors: Sequence[CursorRecord], ledger: KeptLedger) -> BitMap:
         rows = [(cursor, self.acknowledged.get(cursor.subscription_id, {})) for cursor in cursors]
         return acknowledged_by_all(rows, ledger.ledger_id, ledger.entries)
 

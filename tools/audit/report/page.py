@@ -37,6 +37,7 @@ def page(audit: Audit) -> str:
         _retention(audit),
         _held(audit),
         _subscriptions(audit),
+        _dead_letters(audit),
         _skew(audit),
         _partitions(audit),
         _words(audit),
@@ -300,6 +301,25 @@ def _subscriptions(audit: Audit) -> str:
     ]  # fmt: skip
     left = len(behind) - len(bars)
     cut = f'<p class="soft">{plural(left, "more subscription")} with a smaller backlog.</p>' if left else ""
+    return _section(title, explanation, list_bars(bars), cut)
+
+
+def _dead_letters(audit: Audit) -> str:
+    title = "Dead letters"
+    if not audit.dead_letters:
+        return _section(title, "None is held: every message was delivered, or is still to be.")
+    explanation = (
+        "Messages whose deliveries all failed, by where they came from and why. `duelog dead-letters` lists them, "
+        "delivers them again, or drops them."
+    )
+    most = sorted(audit.dead_letters, key=lambda row: -row.letters)
+    bars = [
+        Bar(_reference(row.topic, row.subscription), row.letters,
+            f"{row.letters:,} ({printable(row.reason)}), since {moment(row.oldest_ms)} UTC", "amber")
+        for row in most[:15]
+    ]  # fmt: skip
+    left = sum(row.letters for row in most[15:])
+    cut = f'<p class="soft">{plural(left, "more letter")}.</p>' if left else ""
     return _section(title, explanation, list_bars(bars), cut)
 
 
