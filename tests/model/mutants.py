@@ -11,6 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from duelog import recovery
+from duelog.attempts.attempt_counts import AttemptCounts
+from duelog.attempts.delivery_log import DeliveryLog
 from duelog.background import recurring
 from duelog.background.recurring import Recurring
 from duelog.background.timetable import Timetable
@@ -101,6 +104,24 @@ def redelivers_without_delay(patch: Patch) -> None:
 def never_takes_back(patch: Patch) -> None:
     """The acknowledgement timeout does nothing."""
     patch.setattr(Outstanding, "take_overdue", lambda self, now_ms: [])
+
+
+@broken(HANDING_OUT)
+def forgets_failed_deliveries_at_a_restart(patch: Patch) -> None:
+    """The records of counts are not read."""
+    patch.setattr(AttemptCounts, "load", lambda *_: None)
+
+
+@broken(HANDING_OUT)
+def counts_nothing_at_a_crash(patch: Patch) -> None:
+    """The delivery log is not read."""
+    patch.setattr(recovery, "recount", lambda *_: None)
+
+
+@broken(HANDING_OUT)
+def counts_what_is_in_flight_at_a_close(patch: Patch) -> None:
+    """The delivery log is left behind, as by a crash."""
+    patch.setattr(DeliveryLog, "discard", lambda self: None)
 
 
 @broken(HANDING_OUT)
