@@ -1,4 +1,4 @@
-"""Values as people write them: durations, times, properties, and the opening of a store for a tool.
+"""Values as people write them: times, properties, and the opening of a store for a tool.
 
 What cannot be read is InvalidArgument with the field and the value, which the command line turns into exit status 2.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
-from decimal import Decimal
 from hashlib import sha256
 from pathlib import Path
 from urllib.parse import quote
@@ -20,24 +19,9 @@ from ..store.clock import SystemClock
 from ..store.errors import InvalidArgument
 from ..store.message import MAX_DUE_MS
 
-_DURATION = re.compile(r"(\d{1,15}(?:\.\d{1,9})?)([smhd]?)", re.ASCII)
-_UNIT_SECONDS = {"": 1, "s": 1, "m": 60, "h": 3_600, "d": 86_400}
 _MOST_NAME_BYTES = 200
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECONDS = re.compile(r"\d{1,20}", re.ASCII)
-
-
-def duration_seconds(field: str, text: str) -> float:
-    """A length of time in seconds: `30`, `30s`, `5m`, `2h`, `1.5d`.
-
-    >>> duration_seconds("after", "5m"), duration_seconds("after", "0.25")
-    (300, 0.25)
-    """
-    match = _DURATION.fullmatch(text.strip())
-    if match is None:
-        raise InvalidArgument(field, text, "expected seconds, or a number with s, m, h or d: 30s, 5m, 2h, 1d")
-    seconds = Decimal(match[1]) * _UNIT_SECONDS[match[2]]
-    return int(seconds) if seconds == seconds.to_integral_value() else float(seconds)
 
 
 def time_ms(field: str, text: str) -> int:

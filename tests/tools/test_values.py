@@ -1,28 +1,11 @@
-"""Durations, times and properties as people write them."""
+"""Times and properties as people write them."""
 
 from __future__ import annotations
 
 import pytest
 
 from duelog.errors import InvalidArgument
-from duelog.tools.values import duration_seconds, iso_time, properties_of, time_ms
-
-
-@pytest.mark.parametrize(
-    ("text", "seconds"),
-    [("30s", 30), ("5m", 300), ("2h", 7_200), ("1d", 86_400), ("90", 90), ("0", 0), ("0.25", 0.25), ("1.5h", 5_400)],
-)
-def test_a_duration_is_seconds_or_has_a_unit(text: str, seconds: float) -> None:
-    """Each unit and plain seconds."""
-    assert duration_seconds("after", text) == seconds
-
-
-@pytest.mark.parametrize("text", ["", "s", "5 minutes", "-5", "1w", "1e3", "nan", "inf", "5M", "1d2h", "5.", "9" * 40])
-def test_a_duration_of_another_form_is_refused_with_its_text(text: str) -> None:
-    """The error names the field and what was given."""
-    with pytest.raises(InvalidArgument) as raised:
-        duration_seconds("after", text)
-    assert (raised.value.field, raised.value.value) == ("after", text)
+from duelog.tools.values import iso_time, properties_of, time_ms
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,10 @@ from typing import Annotated
 import typer
 
 from ... import DeadLetter, DelayedStore
+from ...store.duration_text import duration_seconds
 from ...store.errors import InvalidArgument
 from ..output import answer, payload_fields, preview, write_json, write_table
-from ..values import duration_seconds, iso_time, open_to_read, open_to_write
+from ..values import iso_time, open_to_read, open_to_write
 from .options import Json, Store
 
 app = typer.Typer(

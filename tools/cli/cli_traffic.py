@@ -18,11 +18,12 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from ... import DelayedStore
+from ...store.duration_text import duration_seconds
 from ...store.errors import InvalidArgument
 from ...store.message import due_at_ms
 from ..output import answer, message_json, message_line, say, write_json, write_line
 from ..transfer.import_lines import Import
-from ..values import duration_seconds, iso_time, open_to_write, properties_of, time_ms
+from ..values import iso_time, open_to_write, properties_of, time_ms
 from .cli_export import import_parquet
 from .options import Json, Store, TopicName
 

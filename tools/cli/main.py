@@ -46,8 +46,8 @@ duelog send data reminders "pay the bill" --after 10s
 duelog receive data reminders mailer
 ```
 
-Times are ISO 8601 with a zone (2026-11-21T09:00:00Z) or milliseconds since 1970; durations are seconds or 30s, 5m, 2h,
-1d. With --json a command prints JSON and nothing else to standard output.
+Times are ISO 8601 with a zone (2026-11-21T09:00:00Z) or milliseconds since 1970; durations are seconds, 90s, 1h30m,
+500ms, 2w, or ISO 8601 (PT1H30M). With --json a command prints JSON and nothing else to standard output.
 """
 
 

@@ -12,10 +12,10 @@ from typing import Annotated, Any, TypeVar
 import typer
 from rich.progress import MofNCompleteColumn, TimeElapsedColumn
 
+from ...store.duration_text import duration_seconds
 from ...store.policy.policies import PolicyValue
 from ..fleet import Outcome
 from ..output import printable, progress_bar, say
-from ..values import duration_seconds
 
 Store = Annotated[Path, typer.Argument(metavar="STORE", help="Directory of the store.", show_default=False)]
 Stores = Annotated[

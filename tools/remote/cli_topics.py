@@ -11,12 +11,13 @@ from typing import Annotated
 
 import typer
 
+from ...store.duration_text import duration_seconds
 from ...store.errors import InvalidArgument
 from ...store.message import due_at_ms
 from ...store.position import MessageId
 from ..cli.options import Json, TopicName
 from ..output import answer, printable, write_json, write_line
-from ..values import duration_seconds, iso_time, time_ms
+from ..values import iso_time, time_ms
 from .places import Place, Server, ServerCommand, Token, Trust, administered
 
 topics = typer.Typer(name="topics", no_args_is_help=True, help="Topics of a store: list, create and delete them.")

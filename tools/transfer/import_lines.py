@@ -24,9 +24,10 @@ from collections.abc import Callable, Iterator
 from typing import IO, Any
 
 from ... import DelayedStore, Message
+from ...store.duration_text import duration_seconds
 from ...store.errors import DelayTooLong, InvalidArgument, InvalidMessage
 from ...store.names import TopicName
-from ..values import duration_seconds, time_ms
+from ..values import time_ms
 
 FIELDS = ("topic", "payload", "payload_base64", "deliver_at", "deliver_after", "key", "properties")
 
