@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
-from datetime import timedelta
 from pathlib import Path
 from types import EllipsisType
 from typing import Self
@@ -13,10 +12,11 @@ from typing import Self
 from duelog.markers.firing.suspensions import Suspension
 from duelog.store.clock import Clock, SystemClock
 from duelog.store.config import StoreConfig
+from duelog.store.duration import Duration, duration_ms
 from duelog.store.errors import ClosedError, InvalidArgument
 from duelog.store.files.system_errors import explained
 from duelog.store.log.documents import Documents
-from duelog.store.message import Message, after_ms
+from duelog.store.message import Message
 from duelog.store.names import SCHEME, TopicName, validate_namespace_name
 from duelog.store.policy.policies import DelayedDeliveryPolicies, EffectivePolicies, Policies, PolicyValue
 from duelog.store.policy.policy_records import Scope
@@ -266,26 +266,26 @@ class DelayedStore:
         *,
         reason: str | None = None,
         key: str | None = None,
-        older_than: float | timedelta | None = None,
+        older_than: Duration | None = None,
     ) -> Iterator[DeadLetter]:
         """Dead letters that are neither requeued nor purged, by dead-letter topic, oldest first; also read-only.
 
-        Only those from `topic` and `subscription`, with `reason` and `key`, dead for `older_than` seconds. O(entries
-        that dead-letter topics hold, and subscriptions of the store). Raises InvalidArgument, InvalidMessage.
+        Only those from `topic` and `subscription`, with `reason` and `key`, dead for `older_than` (seconds or a
+        timedelta). O(entries that dead-letter topics hold, and subscriptions of the store). Raises InvalidArgument.
         """
         self._engine.check_open()
-        before_ms = None if older_than is None else self._engine.clock.now_ms() - after_ms("older_than", older_than)
+        before_ms = None if older_than is None else self._engine.clock.now_ms() - duration_ms("older_than", older_than)
         origin = None if topic is None else TopicName.parse(topic)
         return self._engine.dead_letters.held(origin, subscription, reason, key, before_ms)
 
-    def requeue_dead_letters(self, letters: Letters, *, delay: float | timedelta = 0) -> int:
-        """Move dead letters back to where they came from, due in `delay` seconds, atomically; how many were moved.
+    def requeue_dead_letters(self, letters: Letters, *, delay: Duration = 0) -> int:
+        """Move dead letters back to where they came from, due in `delay`, atomically; how many.
 
         Only the subscription that a letter came from gets it, its attempts from 0; one moved before is passed over.
         Raises UnknownTopic, UnknownSubscription, InvalidArgument, StoreFull, StoreFailed; then nothing was moved.
         """
         self._engine.check_writable()
-        return self._engine.dead_letters.requeue(checked_letters(letters), after_ms("delay", delay))
+        return self._engine.dead_letters.requeue(checked_letters(letters), duration_ms("delay", delay))
 
     def purge_dead_letters(self, letters: Letters) -> int:
         """Drop dead letters for good, in one transaction; how many were dropped. Raises as `requeue_dead_letters`."""

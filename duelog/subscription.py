@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Self
 
 from duelog.store.clock import ManualClock, StoreClock
+from duelog.store.duration import Duration
 from duelog.store.errors import ClockJumped, ClosedError, DuelogError, InvalidArgument, StoreFull, UnknownSubscription
 from duelog.store.message import ReceivedMessage
 from duelog.store.position import Position
@@ -78,12 +79,12 @@ class Subscription(Acknowledging):
 
     # -- receiving ---------------------------------------------------------------------------------
 
-    def receive(self, max_messages: int = 1, timeout: float | None = None) -> list[ReceivedMessage]:
+    def receive(self, max_messages: int = 1, timeout: Duration | None = None) -> list[ReceivedMessage]:
         """Messages that are due, at most `max_messages`, oldest in the log first; waits for the first.
 
-        timeout: seconds to wait, by the store's clock; None: until there is a message. An empty list: the
-        time is over. A store on a ManualClock without a background thread does not wait at all, since
-        nothing moves its clock meanwhile: it returns what is due.
+        timeout: how long to wait by the store's clock, seconds or a timedelta; None: until there is a message. An empty
+        list: the time is over. A store on a ManualClock without a background thread does not wait at all, since nothing
+        moves its clock meanwhile: it returns what is due.
 
         Raises ClosedError when the subscription or the store is closed, also while waiting; and what keeps the
         store from firing (StoreFull, ClockJumped, ...) when there is nothing to hand out.

@@ -6,14 +6,13 @@ cheap; ``send`` checks (see ``body.py``) and names the field. Delay policies are
 
 from __future__ import annotations
 
-import math
 import operator
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from datetime import UTC, datetime, timedelta
-from decimal import Context, Decimal
 from typing import TYPE_CHECKING
 
+from .duration import Duration, duration_ms, timedelta_ms
 from .errors import InvalidMessage
 from .position import MessageId, Place, Position, place_of, position_at
 
@@ -26,7 +25,6 @@ what lies before it is more likely a number of seconds."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _LATEST = "9999-12-31T23:59:59.999Z"
-_EXACT = Context(prec=40)
 
 
 @dataclass(slots=True)
@@ -46,7 +44,7 @@ class Message:
     payload: bytes | bytearray | memoryview
     _: KW_ONLY
     deliver_at: int | datetime | None = None
-    deliver_after: float | timedelta | None = None
+    deliver_after: Duration | None = None
     key: str | None = None
     properties: Mapping[str, str] | None = None
 
@@ -172,7 +170,6 @@ def resolve_due_ms(message: Message, now_ms: int, *, allow_past: bool = False) -
 
     ``now_ms`` is what deliver_after counts from, ``allow_past`` as in `due_at_ms`. Raises InvalidMessage naming
     ``deliver_at`` or ``deliver_after``.
-    A float of seconds is taken as the decimal number that it prints as: 0.07 is 70 ms, not 71.
     """
     at, after = message.deliver_at, message.deliver_after
     if at is not None:
@@ -180,7 +177,7 @@ def resolve_due_ms(message: Message, now_ms: int, *, allow_past: bool = False) -
             raise InvalidMessage("deliver_after", after, f"deliver_at={at!r} is given too: one of the two")
         return due_at_ms("deliver_at", at, allow_past=allow_past)
     if after is not None:
-        delay_ms = after_ms("deliver_after", after)
+        delay_ms = duration_ms("deliver_after", after, InvalidMessage)
         if now_ms + delay_ms > MAX_DUE_MS:
             raise InvalidMessage("deliver_after", after, f"due after {_LATEST}")
         return now_ms + delay_ms
@@ -208,7 +205,7 @@ def at_ms(field: str, value: int | datetime) -> int:
     if isinstance(value, datetime):
         if value.utcoffset() is None:
             raise InvalidMessage(field, value, "a datetime without a time zone could mean any; give it a tzinfo")
-        ms = _ceil_ms(value - _EPOCH)
+        ms = timedelta_ms(value - _EPOCH)
     elif isinstance(value, bool):
         raise InvalidMessage(field, value, "expected int milliseconds since the epoch or an aware datetime")
     elif isinstance(value, float):
@@ -225,38 +222,3 @@ def at_ms(field: str, value: int | datetime) -> int:
     if ms > MAX_DUE_MS:
         raise InvalidMessage(field, value, f"after {_LATEST}; expected milliseconds since the epoch")
     return ms
-
-
-def after_ms(field: str, value: float | timedelta) -> int:
-    """A length of time given by a caller as seconds or ``timedelta``, in ms, rounded up, 0 to ``MAX_DUE_MS``.
-
-    Raises InvalidMessage naming ``field``.
-    """
-    if isinstance(value, timedelta):
-        negative = value.days < 0
-        ms = _ceil_ms(value)
-    elif isinstance(value, bool):
-        raise InvalidMessage(field, value, "expected seconds or a timedelta")
-    elif isinstance(value, float):
-        if not math.isfinite(value):
-            raise InvalidMessage(field, value, "not a finite number of seconds")
-        negative = value < 0
-        if value.is_integer():
-            ms = int(value) * 1000
-        else:
-            ms = math.ceil(_EXACT.multiply(Decimal(float.__repr__(value)), 1000))
-    else:
-        try:
-            ms = operator.index(value) * 1000
-        except TypeError:
-            raise InvalidMessage(field, value, "expected seconds or a timedelta") from None
-        negative = ms < 0
-    if negative:
-        raise InvalidMessage(field, value, "negative")
-    if ms > MAX_DUE_MS:
-        raise InvalidMessage(field, value, f"due after {_LATEST}")
-    return ms
-
-
-def _ceil_ms(delta: timedelta) -> int:
-    return delta.days * 86_400_000 + delta.seconds * 1000 - (-delta.microseconds // 1000)

@@ -10,6 +10,7 @@ import duelog
 from duelog.delivery.consumer_arguments import deadline_of
 from duelog.delivery.dispatcher import SubscriptionType
 from duelog.store.clock import SystemClock
+from duelog.store.duration import Duration
 from duelog.store.errors import ClosedError, DuelogError
 
 from .threads import InThreads, in_thread
@@ -63,7 +64,7 @@ class Subscription(InThreads[duelog.Subscription]):
     def type(self) -> SubscriptionType:
         return self._inner.type
 
-    async def receive(self, max_messages: int = 1, timeout: float | None = None) -> list[duelog.ReceivedMessage]:
+    async def receive(self, max_messages: int = 1, timeout: Duration | None = None) -> list[duelog.ReceivedMessage]:
         """As `duelog.Subscription.receive`. When it is cancelled, what it would have returned is given back."""
         subscription, loop = self._inner, asyncio.get_running_loop()
         clock = subscription.clock

@@ -13,8 +13,9 @@ from zoneinfo import ZoneInfo
 
 from cronsim import CronSim, CronSimError
 
+from duelog.store.duration import duration_ms
 from duelog.store.errors import BrokenInvariant, InvalidArgument
-from duelog.store.message import MAX_DUE_MS, after_ms
+from duelog.store.message import MAX_DUE_MS
 
 MIN_INTERVAL_MS = 1_000
 """Shortest interval: each occurrence costs two commits."""
@@ -44,7 +45,7 @@ class Timetable:
         except KeyError:
             raise InvalidArgument("timezone", timezone, "unknown; expected an IANA name such as Europe/Rome") from None
         if interval is not None:
-            interval_ms = after_ms("interval", interval)
+            interval_ms = duration_ms("interval", interval)
             if interval_ms < MIN_INTERVAL_MS:
                 raise InvalidArgument("interval", interval, f"shorter than {MIN_INTERVAL_MS} ms")
             return cls(None, interval_ms, timezone)

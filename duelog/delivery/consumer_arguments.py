@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from operator import attrgetter
 from typing import TypeAlias
 
 from pyroaring import BitMap
 
+from duelog.store.duration import Duration, duration_ms
 from duelog.store.errors import InvalidArgument
 from duelog.store.message import ReceivedMessage
 from duelog.store.names import validate_subscription_name
@@ -66,24 +66,11 @@ def checked(messages: Iterable[Acknowledgeable]) -> Iterator[Acknowledgeable]:
         yield item
 
 
-def deadline_of(now_ms: int, timeout: float | None) -> int | None:
-    """When a wait of `timeout` seconds ends. Raises InvalidArgument."""
+def deadline_of(now_ms: int, timeout: Duration | None) -> int | None:
+    """When a wait of `timeout` ends. Raises InvalidArgument."""
     if timeout is None:
         return None
-    return now_ms + _seconds("timeout", timeout)
-
-
-def delay_ms_of(delay: float) -> int:
-    """A delay given in seconds. Raises InvalidArgument."""
-    return _seconds("delay", delay)
-
-
-def _seconds(field: str, value: float) -> int:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise InvalidArgument(field, value, "expected seconds")
-    if not 0 <= value <= 1e10 or math.isnan(value):
-        raise InvalidArgument(field, value, "expected 0 to 1e10 seconds")
-    return math.ceil(value * 1000)
+    return now_ms + duration_ms("timeout", timeout)
 
 
 def check_subscribing(

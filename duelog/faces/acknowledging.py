@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from duelog.store.duration import Duration, duration_ms
 from duelog.store.errors import InvalidArgument
-from duelog.store.message import ReceivedMessage
+from duelog.store.message import MAX_DUE_MS, ReceivedMessage
 from duelog.store.position import MessageId, Position
 
-from ..delivery.consumer_arguments import Acknowledgeable, checked, delay_ms_of, entries_of, positions_of
+from ..delivery.consumer_arguments import Acknowledgeable, checked, entries_of, positions_of
 from ..engine import Engine
 from ..sending.failed_delivery import postpone
 from ..topics.consumer import Consumer
@@ -52,15 +53,15 @@ class Acknowledging:
         self._check_usable()
         return self._consumer.ack_cumulative(positions[0], durable=durable)
 
-    def nack(self, messages: Acknowledgeable | Iterable[Acknowledgeable], *, delay: float | None = None) -> int:
-        """Give messages back, to be handed out again `delay` seconds from now (to any consumer, if shared).
+    def nack(self, messages: Acknowledgeable | Iterable[Acknowledgeable], *, delay: Duration | None = None) -> int:
+        """Give messages back, to be handed out again `delay` from now (to any consumer, if shared).
 
-        delay None: after `nack_backoff_ms`, doubled with each redelivery up to `nack_backoff_max_ms`. Returns
-        how many this consumer still held. What is given back waits in memory: a restart delivers it at once, with the
-        count of its deliveries.
+        delay: seconds or a timedelta; None: after `nack_backoff_ms`, doubled with each redelivery up to
+        `nack_backoff_max_ms`. Returns how many this consumer still held. What is given back waits in memory: a restart
+        delivers it at once, with the count of its deliveries.
         """
         items = [messages] if isinstance(messages, (ReceivedMessage, MessageId)) else list(checked(messages))
-        delay_ms = None if delay is None else delay_ms_of(delay)
+        delay_ms = None if delay is None else duration_ms("delay", delay)
         self._check_usable()
         by_delay: dict[int, list[Position]] = {}
         for item in items:
@@ -78,21 +79,23 @@ class Acknowledging:
         times = min(item.redelivery_count, 40) if isinstance(item, ReceivedMessage) else 0
         return min(policies.nack_backoff_ms << times, policies.nack_backoff_max_ms)
 
-    def retry_later(self, message: ReceivedMessage, delay: float) -> MessageId:
-        """Have a message delivered to this subscription again `delay` seconds from now, as a new delayed message.
+    def retry_later(self, message: ReceivedMessage, delay: Duration) -> MessageId:
+        """Have a message delivered to this subscription again `delay` from now, as a new delayed message.
 
-        Unlike `nack` it survives a restart, and it costs a write. Returns the new id. The message is sent
-        anew, then acknowledged durably: a crash in between delivers it twice. It counts towards
+        delay: seconds or a timedelta. Unlike `nack` it survives a restart, and it costs a write. Returns the new id.
+        The message is sent anew, then acknowledged durably: a crash in between delivers it twice. It counts towards
         `max_redeliveries`. Other subscriptions do not get it. The topic's delay policies count but for a fixed delay:
         raises DelayTooLong, with nothing done, for a delay over the maximum.
         """
         if not isinstance(message, ReceivedMessage):
             raise InvalidArgument("message", message, "expected a received message")
-        delay_ms = delay_ms_of(delay)
+        delay_ms = duration_ms("delay", delay)
         self._check_usable()
         if not self._state.durable:
             raise InvalidArgument("message", message, "a reader is gone when its consumers are; nothing is sent to it")
         now_ms = self._engine.clock.now_ms()
+        if now_ms + delay_ms > MAX_DUE_MS:
+            raise InvalidArgument("delay", delay, "due after the year 9999")
         due_ms = self._engine.policies.retry_due_ms(self._topic.name, now_ms + delay_ms, now_ms)
         failed_ms = self._consumer.first_failed_ms(message.position)
         new_id = postpone(self._engine.sender, self._topic, self._state.name, message, due_ms, now_ms, failed_ms)

@@ -1,0 +1,59 @@
+"""Lengths of time as callers give them, in the engine's unit, milliseconds.
+
+One rule for the whole face: a parameter whose name ends in ``_ms`` takes an int of milliseconds, every other one takes
+seconds, int or float; and each of them takes a ``timedelta``, which says its unit itself.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from datetime import timedelta
+from decimal import Context, Decimal
+from typing import TypeAlias
+
+from .errors import InvalidArgument
+
+Duration: TypeAlias = float | timedelta
+"""A length of time: seconds, or a ``timedelta``."""
+
+MAX_DURATION_MS = 253_402_300_799_999
+"""Longest duration: from the epoch to the last instant that a ``datetime`` can show."""
+
+_EXACT = Context(prec=40)
+
+
+def duration_ms(field: str, value: Duration, error: type[InvalidArgument] = InvalidArgument) -> int:
+    """A duration in ms, rounded up, 0 to ``MAX_DURATION_MS``. Raises ``error`` naming ``field`` and the value.
+
+    A float of seconds is taken as the decimal number that it prints as: 0.07 is 70 ms, not 71.
+    """
+    if isinstance(value, timedelta):
+        ms = timedelta_ms(value)
+        negative = value.days < 0
+    elif isinstance(value, bool):
+        raise error(field, value, "expected seconds or a timedelta")
+    elif isinstance(value, float):
+        if not math.isfinite(value):
+            raise error(field, value, "not a finite number of seconds")
+        negative = value < 0
+        if value.is_integer():
+            ms = int(value) * 1000
+        else:
+            ms = math.ceil(_EXACT.multiply(Decimal(float.__repr__(value)), 1000))
+    else:
+        try:
+            ms = operator.index(value) * 1000
+        except TypeError:
+            raise error(field, value, "expected seconds or a timedelta") from None
+        negative = ms < 0
+    if negative:
+        raise error(field, value, "negative")
+    if ms > MAX_DURATION_MS:
+        raise error(field, value, "longer than from 1970 to 9999-12-31T23:59:59.999Z")
+    return ms
+
+
+def timedelta_ms(value: timedelta) -> int:
+    """A ``timedelta`` in ms, rounded up."""
+    return value.days * 86_400_000 + value.seconds * 1000 - (-value.microseconds // 1000)
