@@ -69,9 +69,13 @@ class Timetable:
             raise BrokenInvariant("a timetable has neither an expression nor an interval")
         moment = (_EPOCH + timedelta(milliseconds=now_ms)).astimezone(ZoneInfo(self.timezone))
         try:
-            due = next(CronSim(self.cron, moment))
+            # In an hour that comes twice, seen from its second half, the first is one of its first half.
+            return next(due_ms for due_ms in map(_epoch_ms, CronSim(self.cron, moment)) if due_ms > now_ms)
         except CronSimError as error:
             raise InvalidArgument("cron", self.cron, str(error)) from None
         except (StopIteration, OverflowError):
             raise InvalidArgument("cron", self.cron, "has no occurrence") from None
-        return (due - _EPOCH) // timedelta(milliseconds=1)
+
+
+def _epoch_ms(moment: datetime) -> int:
+    return (moment - _EPOCH) // timedelta(milliseconds=1)

@@ -93,6 +93,17 @@ def test_every_half_hour_follows_real_time_over_a_change() -> None:
     assert [late - early for early, late in itertools.pairwise(dues)] == [1_800_000] * 5
 
 
+def test_a_schedule_made_in_the_second_half_of_an_hour_that_comes_twice_begins_the_day_after(
+    open_store: OpenStore,
+) -> None:
+    """Its time of day has come in the first half; a time that had passed was looked for again without end."""
+    clock = ManualClock(ms("2027-10-31T00:10"))  # 02:10 comes twice in Rome: 00:10 UTC, and 01:10 UTC
+    topic = open_store(clock_=clock).topic("t")
+    assert topic.every("before", cron="30 2 * * *", timezone=ROME).next_due_ms == ms("2027-10-31T00:30")
+    clock.advance(HOUR_MS)
+    assert topic.every("after", cron="30 2 * * *", timezone=ROME).next_due_ms == ms("2027-11-01T02:30", ROME)
+
+
 def test_a_schedule_survives_restarts(open_store: OpenStore, clock: ManualClock) -> None:
     """Neither doubled by asking again for the same nor lost, and its phase stays."""
     dues = []
