@@ -8,11 +8,8 @@ Source of the headers: Apache Pulsar's admin client, which reads them.
 from __future__ import annotations
 
 import base64
-import importlib
-import zlib
-from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import Any
 from urllib.parse import quote
 
 from ...store.errors import CorruptRecord
@@ -20,43 +17,8 @@ from ...store.message import ReceivedMessage, ScheduledMessage
 from ...store.position import MessageId
 from ..admin.http_request import HttpError, Reply
 from ..protocol import entry
-from ..protocol.fields import DECODERS, SIGNED, part
-from ..protocol.frames import MAGIC, metadata_of
-from ..protocol.parts import KeyValue
 from ..protocol.wire import ProtocolError
-
-CODECS = ("NONE", "LZ4", "ZLIB", "ZSTD", "SNAPPY")
-_MOST_BYTES = 64 << 20
-
-
-@part
-class StoredMetadata:
-    """MessageMetadata, as far as operators see it."""
-
-    producer_name: Annotated[str, 1] = ""
-    sequence_id: Annotated[int, 2] = 0
-    publish_time: Annotated[int, 3] = 0
-    properties: Annotated[Sequence[KeyValue], 4] = ()
-    replicated_from: Annotated[str | None, 5] = None
-    partition_key: Annotated[str | None, 6] = None
-    compression: Annotated[int, 8] = 0
-    uncompressed_size: Annotated[int, 9] = 0
-    num_messages_in_batch: Annotated[int | None, 11, SIGNED] = None
-    event_time: Annotated[int, 12] = 0
-    encryption_keys: Annotated[Sequence[bytes], 13] = ()
-    encryption_algo: Annotated[str | None, 14] = None
-    encryption_param: Annotated[bytes | None, 15] = None
-    schema_version: Annotated[bytes | None, 16] = None
-    key_is_base64: Annotated[bool, 17] = False
-    ordering_key: Annotated[bytes | None, 18] = None
-    deliver_at_time: Annotated[int | None, 19, SIGNED] = None
-    highest_sequence_id: Annotated[int, 24] = 0
-    null_value: Annotated[bool, 25] = False
-    uuid: Annotated[str | None, 26] = None
-    num_chunks: Annotated[int | None, 27, SIGNED] = None
-    total_chunk_size: Annotated[int | None, 28, SIGNED] = None
-    chunk_id: Annotated[int | None, 29, SIGNED] = None
-    null_partition_key: Annotated[bool, 30] = False
+from .stored_metadata import CODECS, CannotDecompress, CodecMissing, StoredMetadata, decompressed, split_blob
 
 
 def opened(message: ReceivedMessage | ScheduledMessage) -> tuple[StoredMetadata, bytes]:
@@ -69,11 +31,9 @@ def opened(message: ReceivedMessage | ScheduledMessage) -> tuple[StoredMetadata,
         number = message.message_id.entry_id
         blob = entry.blob_of_program(payload, message.key, message.properties, message.publish_ms, number)
     try:
-        metadata = bytes(metadata_of(memoryview(blob)))
-        decoded: StoredMetadata = DECODERS[StoredMetadata](metadata, 0, len(metadata))
-    except (ProtocolError, IndexError, UnicodeDecodeError) as error:
+        return split_blob(blob)
+    except ProtocolError as error:
         raise HttpError(412, f"message {message.message_id} has metadata that cannot be read: {error}") from error
-    return decoded, blob[(6 if blob[:2] == MAGIC else 0) + 4 + len(metadata) :]
 
 
 def reply_of(message: ReceivedMessage | ScheduledMessage, shown: MessageId) -> Reply:
@@ -81,7 +41,10 @@ def reply_of(message: ReceivedMessage | ScheduledMessage, shown: MessageId) -> R
     metadata, payload = opened(message)
     headers = {"X-Pulsar-Message-ID": str(shown), **_headers(metadata, len(payload))}
     if metadata.compression and not metadata.encryption_keys:
-        payload = _uncompressed(metadata, payload)
+        try:
+            payload = decompressed(metadata, payload)
+        except (CannotDecompress, CodecMissing) as error:
+            raise HttpError(412, str(error)) from error
     return Reply(payload, headers={name: _text(value) for name, value in headers.items()})
 
 
@@ -141,21 +104,3 @@ def _text(value: object) -> str:
 def _token(name: str) -> str:
     """A part of a header's name, likewise."""
     return quote(name, safe="!#$&'*+-.^_`|~") or "%"
-
-
-def _uncompressed(metadata: StoredMetadata, payload: bytes) -> bytes:
-    """Raises HttpError 412 where that cannot be done here."""
-    size, number = metadata.uncompressed_size, metadata.compression
-    if number >= len(CODECS) or size > _MOST_BYTES:
-        raise HttpError(412, f"compression={number}, uncompressed_size={size}: cannot be uncompressed here")
-    try:
-        if CODECS[number] == "ZLIB":
-            return zlib.decompressobj().decompress(payload, size)
-        arrow = importlib.import_module("pyarrow")
-        codec = {"LZ4": "lz4_raw", "ZSTD": "zstd", "SNAPPY": "snappy"}[CODECS[number]]
-        return bytes(arrow.decompress(payload, size, codec, asbytes=True))
-    except ImportError as error:
-        reason = f"the payload is compressed by {CODECS[number]}, which needs `pip install pyarrow` at the broker"
-        raise HttpError(412, reason) from error
-    except (zlib.error, OSError, ValueError) as error:
-        raise HttpError(412, f"the payload is no {CODECS[number]}: {error}") from error

@@ -118,7 +118,8 @@ def _stored(subscription: str) -> str:
 def _decoded(message: ScheduledMessage) -> ScheduledMessage:
     """What a client sent, of an entry of the broker; a batch, and what cannot be read, as it is stored."""
     try:
-        from .client_message import CodecMissing, NotCarried, client_messages
+        from ...broker.operate.stored_metadata import CodecMissing
+        from .client_message import NotCarried, client_messages
     except ModuleNotFoundError:  # duelog[broker] is not installed
         return message
     try:

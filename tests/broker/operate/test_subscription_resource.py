@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from duelog import DelayedStore
-from duelog.broker.operate.stored_blob import CODECS, StoredMetadata, opened, reply_of
+from duelog.broker.admin.http_request import HttpError
+from duelog.broker.operate.stored_blob import opened, reply_of
+from duelog.broker.operate.stored_metadata import CODECS, MOST_BYTES, StoredMetadata
 from duelog.broker.protocol import commands, entry, fields
 from duelog.broker.protocol.frames import join_blob
 from duelog.broker.protocol.metadata import MessageMetadata
@@ -226,6 +228,18 @@ def test_a_compressed_payload_is_shown_as_it_was(codec: str) -> None:
     damaged = stored(metadata, b"nonsense")
     with pytest.raises(Exception, match=codec):
         reply_of(damaged, MessageId(1, 2))
+
+
+@pytest.mark.parametrize(("said", "shown"), [(0, b""), (MOST_BYTES + 1, None)], ids=["none", "too-large"])
+def test_a_payload_that_lies_about_its_size_is_not_decompressed_without_bound(said: int, shown: bytes | None) -> None:
+    """To zlib a size of 0 is no limit: a client's few bytes became as many as they hold."""
+    metadata = StoredMetadata("p", compression=CODECS.index("ZLIB"), uncompressed_size=said)
+    bomb = stored(metadata, zlib.compress(bytes(1 << 20)))
+    if shown is None:
+        with pytest.raises(HttpError, match=f"uncompressed_size={said}"):
+            reply_of(bomb, MessageId(1, 2))
+    else:
+        assert reply_of(bomb, MessageId(1, 2)).body == shown
 
 
 def test_every_field_that_clients_read_is_in_a_header() -> None:

@@ -12,12 +12,13 @@ pytest.importorskip("pyarrow")
 
 import pyarrow as pa
 
+from duelog.broker.operate.stored_metadata import MOST_BYTES, StoredMetadata
 from duelog.broker.protocol.entry import BATCH, CHUNK, Header, pack
 from duelog.broker.protocol.fields import ENCODERS
 from duelog.broker.protocol.frames import join_blob
 from duelog.broker.protocol.parts import KeyValue
 from duelog.broker.protocol.wire import BYTES, VARINT, tag, varint
-from duelog.tools.remote.client_message import ClientMessage, NotCarried, _Metadata, _Single, client_messages
+from duelog.tools.remote.client_message import ClientMessage, NotCarried, _Single, client_messages
 
 HEAD = tag(1, BYTES) + varint(1) + b"p" + tag(2, VARINT) + varint(7) + tag(3, VARINT) + varint(1_000)
 """What all metadata begins with, and a client sets anew: producer, number, publish time."""
@@ -25,9 +26,9 @@ HEAD = tag(1, BYTES) + varint(1) + b"p" + tag(2, VARINT) + varint(7) + tag(3, VA
 
 def entry(payload: bytes, *, flags: int = 0, magic: bool = True, **fields: Any) -> bytes:
     """An entry as the broker stores it."""
-    metadata = HEAD + ENCODERS[_Metadata](_Metadata(**fields))
+    metadata = HEAD + ENCODERS[StoredMetadata](StoredMetadata(**fields))
     blob = join_blob(metadata, payload)
-    return pack(Header(flags, 0, fields.get("messages") or 1, 1_000), blob if magic else blob[6:])
+    return pack(Header(flags, 0, fields.get("num_messages_in_batch") or 1, 1_000), blob if magic else blob[6:])
 
 
 def carried(stored: bytes) -> list[ClientMessage]:
@@ -70,7 +71,9 @@ def test_a_batch_is_its_messages_whatever_its_compression(codec: int) -> None:
         elif codec:
             name = {1: "lz4_raw", 3: "zstd", 4: "snappy"}[codec]
             packed = pa.Codec(name).compress(content, asbytes=True)
-        stored = entry(packed, flags=BATCH, messages=count, compression=codec, uncompressed_size=len(content))
+        stored = entry(
+            packed, flags=BATCH, num_messages_in_batch=count, compression=codec, uncompressed_size=len(content)
+        )
         assert carried(stored) == expected[:count]
 
 
@@ -83,16 +86,18 @@ def test_a_message_of_a_program_is_as_it_was_sent() -> None:
     ("stored", "reason"),
     [
         (entry(b"part", flags=CHUNK), "chunks"),
-        (entry(b"secret", encryption=b"iv"), "encrypted"),
+        (entry(b"secret", encryption_param=b"iv"), "encrypted"),
         (entry(b"x", ordering_key=b"\xff"), "no text"),
         (entry(b"x", compression=9, uncompressed_size=1), "number 9"),
         (entry(b"x", compression=2, uncompressed_size=1), "malformed"),
         (entry(zlib.compress(b"abc"), compression=2, uncompressed_size=2_000), "malformed"),
-        (entry(b"\0\0\0\xffx", flags=BATCH, messages=1), "malformed"),
-        (entry(b"\0", flags=BATCH, messages=2), "malformed"),
+        (entry(zlib.compress(bytes(2_000)), compression=2, uncompressed_size=MOST_BYTES + 1), "too large"),
+        (entry(b"secret", encryption_keys=[b"key"]), "encrypted"),
+        (entry(b"\0\0\0\xffx", flags=BATCH, num_messages_in_batch=1), "malformed"),
+        (entry(b"\0", flags=BATCH, num_messages_in_batch=2), "malformed"),
         (pack(Header(0, 0, 1, 0), b"\0\0\1\0"), "malformed"),
     ],
-    ids=["chunk", "encrypted", "ordering-key", "codec", "zlib", "size", "batch", "short-batch", "blob"],
+    ids=["chunk", "encrypted", "ordering-key", "codec", "zlib", "size", "bound", "key", "batch", "short-batch", "blob"],
 )
 def test_what_cannot_be_sent_again_says_why(stored: bytes, reason: str) -> None:
     """As NotCarried and nothing else."""
