@@ -5,9 +5,13 @@ A file that cannot be read any more is logged once, and the table before it stay
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
+import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -55,8 +59,25 @@ class PlacementFile:
 def place_namespace(path: Path, namespace: str, broker: str) -> Placement:
     """Have a broker serve a namespace from now on: one line of the file is changed, the rest stays as it is.
 
-    The file is replaced as a whole and durably. Raises InvalidArgument, OSError.
+    The file is replaced as a whole and durably; two callers at one moment, in two processes too, change it one after
+    the other. Raises InvalidArgument, OSError.
     """
+    with _locked_directory(path.parent):
+        return _place(path, namespace, broker)
+
+
+@contextmanager
+def _locked_directory(path: Path) -> Iterator[None]:
+    """Keep others that do the same out. The lock is the directory's: the file is another one each time it changes."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _place(path: Path, namespace: str, broker: str) -> Placement:
     text = path.read_text(encoding="utf-8")
     before = parse_placement(text, path)
     if broker not in before.brokers:

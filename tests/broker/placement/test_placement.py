@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -156,3 +157,14 @@ def test_a_file_of_another_shape_is_left_to_its_author(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument):
         place_namespace(path, "t/n", "b")
     assert path.read_text() == before
+
+
+def test_two_who_place_namespaces_at_one_moment_keep_each_others_lines(tmp_path: Path) -> None:
+    """Each reads the table and writes it whole: without a lock the later one writes what was there before the other."""
+    path = tmp_path / "p.toml"
+    path.write_text(TABLE)
+    names = [f"t/n{number}" for number in range(24)]
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda name: place_namespace(path, name, "b"), names))
+    assert {name for name in names if _owner(read_placement(path), name) == "b"} == set(names)
+    assert os.listdir(tmp_path) == ["p.toml"]
