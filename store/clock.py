@@ -10,7 +10,9 @@ from __future__ import annotations
 import threading
 import time
 from abc import ABC, abstractmethod
+from datetime import timedelta
 
+from .duration import duration_ms
 from .errors import InvalidArgument
 
 MAX_WAIT_S = 60.0
@@ -98,14 +100,14 @@ class ManualClock(Clock):
         """The time last set."""
         return self._now_ms
 
-    def advance(self, ms: int) -> int:
-        """Move on by ``ms`` (0 or more), wake the waiters and return the new time.
+    def advance(self, ms: int | timedelta) -> int:
+        """Move on by ``ms`` (0 or more, or a timedelta), wake the waiters and return the new time.
 
         REQUIRES: the caller holds no condition that another thread may be waiting on through this clock.
         """
-        _checked_ms("ms", ms)  # back is for set()
+        step_ms = duration_ms("ms", ms) if isinstance(ms, timedelta) else _checked_ms("ms", ms)  # back is for set()
         with self._lock:
-            self._now_ms += ms
+            self._now_ms += step_ms
             now_ms = self._now_ms
         self._wake()
         return now_ms

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Literal, TypeVar, get_args
 
+from .duration import take_timedeltas
 from .errors import InvalidArgument
 from .names import TopicName
 
@@ -81,7 +82,7 @@ def _optional_topic(name: str, value: object) -> None:
 class StoreConfig:
     """Settings of a store; raises InvalidArgument with the field's name and value.
 
-    Times are in ms, sizes in bytes.
+    Times are in ms, or a ``timedelta`` that becomes one; sizes are in bytes.
 
     **Behaviour**
 
@@ -211,5 +212,6 @@ class StoreConfig:
     run_bytes: int = _integer(256 * KIB, KIB, GIB)
 
     def __post_init__(self) -> None:
+        take_timedeltas(self)
         for setting in fields(self):
             setting.metadata["check"](setting.name, getattr(self, setting.name))

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 import operator
+from dataclasses import fields
 from datetime import timedelta
 from decimal import Context, Decimal
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from .errors import InvalidArgument
 
@@ -19,6 +20,8 @@ Duration: TypeAlias = float | timedelta
 
 MAX_DURATION_MS = 253_402_300_799_999
 """Longest duration: from the epoch to the last instant that a ``datetime`` can show."""
+
+T = TypeVar("T")
 
 _EXACT = Context(prec=40)
 
@@ -52,6 +55,19 @@ def duration_ms(field: str, value: Duration, error: type[InvalidArgument] = Inva
     if ms > MAX_DURATION_MS:
         raise error(field, value, "longer than from 1970 to 9999-12-31T23:59:59.999Z")
     return ms
+
+
+def setting_ms(name: str, value: T | timedelta) -> T | timedelta | int:
+    """A setting as it is given, but a ``timedelta`` for one whose name ends in ``_ms``: in ms, as `duration_ms`."""
+    return duration_ms(name, value) if isinstance(value, timedelta) and name.endswith("_ms") else value
+
+
+def take_timedeltas(settings: object) -> None:
+    """Put `setting_ms` in the place of each field of a dataclass, a frozen one too."""
+    for field in fields(settings):  # type: ignore[arg-type]
+        value = getattr(settings, field.name)
+        if isinstance(value, timedelta):
+            object.__setattr__(settings, field.name, setting_ms(field.name, value))
 
 
 def timedelta_ms(value: timedelta) -> int:

@@ -6,7 +6,7 @@ from types import EllipsisType
 
 from duelog.store.errors import InvalidArgument
 from duelog.store.names import TopicName
-from duelog.store.policy.policies import DelayedDeliveryPolicies, EffectivePolicies, Policies, PolicyValue
+from duelog.store.policy.policies import DelayedDeliveryPolicies, EffectivePolicies, Policies, PolicyChange
 from duelog.store.policy.policy_records import Scope
 
 from ..engine import Engine
@@ -52,12 +52,12 @@ class StorePolicies:
         namespace: str | None = None,
         topic: str | None = None,
         subscription: str | None = None,
-        **values: PolicyValue | None,
+        **values: PolicyChange,
     ) -> Policies:
         """Set single fields of `Policies` at a scope, durably, and leave the others; None unsets a field.
 
-        So `update_policies(topic="reminders", retention_ms=604_800_000, ttl_ms=None)` has a topic keep for a week and
-        live as long as its namespace says. Returns what is set there then. Raises as `set_policies`.
+        So `update_policies(topic="reminders", retention_ms=timedelta(days=7), ttl_ms=None)` has a topic keep for a week
+        and live as long as its namespace says. Returns what is set there then. Raises as `set_policies`.
         """
         self._engine.check_writable()
         scope = Scope.of(namespace, topic, subscription)

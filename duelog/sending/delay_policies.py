@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from duelog.store.codec.body import EncodedBatch
 from duelog.store.config import StoreConfig
+from duelog.store.duration import setting_ms
 from duelog.store.env.environment import Environment
 from duelog.store.errors import DelayTooLong, PoliciesChanged, StoreFull
 from duelog.store.listener import StoreListener
@@ -29,7 +30,7 @@ from duelog.store.policy.policies import (
     DelayedDeliveryPolicies,
     EffectivePolicies,
     Policies,
-    PolicyValue,
+    PolicyChange,
     check_value,
     delay_part,
     merge,
@@ -121,8 +122,9 @@ class DelayPolicies:
 
         self._change(scope, compare)
 
-    def update(self, scope: Scope, values: Mapping[str, PolicyValue | None]) -> Policies:
+    def update(self, scope: Scope, given: Mapping[str, PolicyChange]) -> Policies:
         """Set these fields at a scope, None: unset them, and leave the others; returns what is set there then."""
+        values = {name: setting_ms(name, value) for name, value in given.items()}
         for name, value in values.items():
             check_value(name, value)
         return self._change(scope, lambda before: replace(before, **values))[1]  # type: ignore[arg-type]

@@ -11,12 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from datetime import timedelta
 from types import MappingProxyType
 
 import numpy as np
 import numpy.typing as npt
 
 from ..config import StoreConfig
+from ..duration import take_timedeltas
 from ..errors import DelayTooLong, InvalidArgument
 from ..message import MAX_DUE_MS
 from ..names import TopicName
@@ -25,6 +27,8 @@ _INT64_MAX = 2**63 - 1
 _DAY_MS = 86_400_000
 
 PolicyValue = bool | int | str
+PolicyChange = PolicyValue | timedelta | None
+"""What may be set for a field: a ``timedelta`` becomes ms, None unsets it."""
 
 _NUMBERS: Mapping[str, tuple[int, int, int]] = MappingProxyType(
     {
@@ -69,6 +73,7 @@ class DelayedDeliveryPolicies:
     fixed_delivery_delay_ms: int | None = None
 
     def __post_init__(self) -> None:
+        take_timedeltas(self)
         for name, value in self.fields_set().items():
             check_value(name, value)
 
@@ -89,6 +94,8 @@ class DelayedDeliveryPolicies:
 @dataclass(frozen=True, slots=True, eq=False)
 class Policies(DelayedDeliveryPolicies):
     """Everything that may be set at one scope; a field that is None is not set there, and a wider scope has its say.
+
+    Times are in ms, or a ``timedelta`` that becomes one.
 
     "Off" is a value, so that a narrower scope can turn off what a wider one sets: 0 for times and sizes, -1 for
     `max_redeliveries`, "" for `dead_letter_topic`. The first four fields are those of `DelayedDeliveryPolicies`.

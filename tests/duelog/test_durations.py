@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from duelog import DelayedStore, Subscription, Topic
+from duelog import DelayedStore, ManualClock, Policies, StoreConfig, Subscription, Topic
 from duelog.errors import InvalidArgument
 
 WAYS: dict[str, tuple[str, Callable[[DelayedStore, Topic, Subscription, Any], object]]] = {
@@ -44,3 +44,35 @@ def test_each_call_takes_seconds_or_a_timedelta(store: DelayedStore, topic: Topi
                 use(store, topic, consumer, wrong)
             consumer.nack_all()
         use(store, topic, consumer, value)
+
+
+DAY: Any = timedelta(days=1)
+MICROSECOND: Any = timedelta(microseconds=1)
+
+
+def test_a_parameter_in_milliseconds_takes_a_timedelta_too(store: DelayedStore) -> None:
+    """It becomes an int of milliseconds, so that what is read is what was always read."""
+    assert StoreConfig(ttl_ms=DAY, ack_flush_ms=MICROSECOND) == StoreConfig(ttl_ms=86_400_000, ack_flush_ms=1)
+    assert repr(Policies(retention_ms=DAY)) == repr(Policies(retention_ms=86_400_000))
+    store.set_policies(Policies(retention_ms=DAY), topic="t")
+    assert store.update_policies(topic="t", ttl_ms=timedelta(hours=1)) == Policies(
+        retention_ms=86_400_000, ttl_ms=3_600_000
+    )
+    assert ManualClock(5).advance(DAY) == 86_400_005
+
+
+def test_a_timedelta_where_none_belongs_is_refused_by_its_field(store: DelayedStore) -> None:
+    """Out of range, or for a field that is no length of time; nothing is set."""
+    uses: dict[str, Callable[[], object]] = {
+        "ttl_ms": lambda: Policies(ttl_ms=-DAY),
+        "max_redeliveries": lambda: Policies(max_redeliveries=DAY),
+        "relaxed_ms": lambda: StoreConfig(relaxed_ms=DAY),
+        "wal_bytes": lambda: StoreConfig(wal_bytes=DAY),
+        "nack_backoff_ms": lambda: store.update_policies(nack_backoff_ms=2 * DAY),
+        "dead_letter_topic": lambda: store.update_policies(dead_letter_topic=DAY),
+        "ms": lambda: ManualClock(5).advance(-DAY),
+    }
+    for field, use in uses.items():
+        with pytest.raises(InvalidArgument, match=f"^{field}="):
+            use()
+    assert store.policies() is None
