@@ -18,9 +18,11 @@ class ProxyConfig:
     broker_urls: tuple[str, ...] = ()
     """Brokers that are asked, in turn, where no placement says which."""
     placement_file: Path | None = None
+    """Which broker serves which namespace; None: `broker_urls` are asked."""
     placement_refresh_seconds: float = 2
     """How often the file is looked at."""
     bind_address: str = "localhost"
+    """Where to listen; "0.0.0.0": every address of this machine."""
     service_port: int | None = 6650
     """None: TLS only. 0: one that is free."""
     service_port_tls: int | None = 6651
@@ -28,32 +30,51 @@ class ProxyConfig:
     web_service_port: int | None = None
     """Of metrics and health over HTTP. None: there is none. 0: one that is free."""
     tls_certificate_file_path: Path | None = None
+    """The certificate chain in PEM."""
     tls_key_file_path: Path | None = None
+    """Its key in PEM, not encrypted."""
     tls_cert_refresh_check_duration_sec: float = 10
+    """How often both files are looked at."""
     broker_client_trust_certs_file_path: Path | None = None
     """Certificates that brokers' are checked by, for pulsar+ssl; None: those that this machine trusts."""
     tls_hostname_verification_enabled: bool = True
     """Whether a broker's certificate has to be of its name."""
     cluster_name: str = "standalone"
+    """A label of metrics."""
     max_concurrent_inbound_connections: int = 10_000
+    """Connections over it are told so and closed."""
     max_concurrent_inbound_connections_per_ip: int = 10_000
+    """Likewise, from one address."""
     max_concurrent_lookup_requests: int = 50_000
+    """Lookups and listings under way; those over it are answered TooManyRequests."""
     broker_proxy_connect_timeout_ms: int = 10_000
+    """What a broker has to take a connection in."""
     request_timeout_seconds: float = 30
     """What a broker has to answer in."""
     handshake_timeout_seconds: float = 30
+    """What a client has to have begun in."""
     keep_alive_interval_seconds: float = 30
+    """Silence before a PING; after as much again the connection is closed."""
     write_stall_seconds: float = 120
+    """A connection is closed that has taken nothing of what waits for it for so long."""
     write_high_mark: int = 1 << 20
     """Bytes that wait for a client at which nothing more is read from its broker."""
     write_low_mark: int = 1 << 18
+    """Bytes that wait at which its broker is read again."""
     shutdown_timeout_seconds: float = 5
+    """What connections have to finish in when the proxy ends."""
     max_topic_list_in_flight_heap_mem_size_mb: int = 100
+    """Of topic lists that are read from brokers; 0: no limit."""
     max_topic_list_in_flight_direct_mem_size_mb: int = 100
+    """Of topic lists that are written to clients; 0: no limit."""
     max_topic_list_in_flight_heap_mem_size_permits_acquire_timeout_millis: int = 25_000
+    """What a list may wait in for its share, until it is answered TooManyRequests."""
     max_topic_list_in_flight_direct_mem_size_permits_acquire_timeout_millis: int = 25_000
+    """What a frame may wait in for its share."""
     max_topic_list_in_flight_heap_mem_size_permits_acquire_queue_size: int = 1_000
+    """Lists that may wait; 0: any number."""
     max_topic_list_in_flight_direct_mem_size_permits_acquire_queue_size: int = 1_000
+    """Frames that may wait; 0: any number."""
 
     def __post_init__(self) -> None:
         """Raises InvalidArgument."""

@@ -46,28 +46,40 @@ class BrokerConfig:
     web_service_port_tls: int | None = None
     """Likewise over TLS; needs a certificate."""
     max_http_server_connections: int = 2_048
+    """Connections over it are closed."""
     tls_certificate_file_path: Path | None = None
+    """The certificate chain in PEM."""
     tls_key_file_path: Path | None = None
+    """Its key in PEM, not encrypted."""
     tls_cert_refresh_check_duration_sec: float = 10
+    """How often both files are looked at."""
     cluster_name: str = "standalone"
+    """A label of metrics."""
 
     max_message_size: int = MAX_MESSAGE_SIZE
     """Bytes of a message or batch, its metadata included."""
     broker_max_connections: int = 20_000
+    """Connections over it are told so and closed."""
     broker_max_connections_per_ip: int = 10_000
+    """Likewise, from one address."""
     handshake_timeout_seconds: float = 30
+    """What a client has to have authenticated in."""
     keep_alive_interval_seconds: float = 30
+    """Silence before a PING; after as much again the connection is closed."""
     write_stall_seconds: float = 120
     """A connection is closed that has taken nothing of what waits for it for so long."""
     write_high_mark: int = 1 << 20
     """Bytes that wait for a connection at which it gets no more messages and is not read."""
     write_low_mark: int = 1 << 18
+    """Bytes that wait at which the connection gets messages and is read again."""
     max_pending_requests: int = 1_000
     """Requests of a connection under way at which it is not read."""
     max_pending_publish_requests_per_connection: int = 1_000
     """SENDs of a connection without an answer at which it is not read."""
     max_producers_per_connection: int = 10_000
+    """A producer over it is refused."""
     max_consumers_per_connection: int = 10_000
+    """A consumer over it is refused."""
     worker_threads: int = 16
     """Threads for what waits for the disk."""
     shutdown_timeout_seconds: float = 20
@@ -81,28 +93,39 @@ class BrokerConfig:
     """/metrics asks for credentials."""
 
     allow_auto_topic_creation: bool = True
+    """Whether a topic comes into being with its first producer or consumer."""
     default_num_partitions: int = 0
     """Of topics that come into being; 0: they are plain topics."""
     broker_deduplication_enabled: bool = False
+    """Whether messages that producers number are stored once."""
     delay_rejection: str = "error"
     """What becomes of a delay over the maximum: "error", or "clamp" to shorten it."""
     ack_response_durable: bool = False
     """Answer acknowledgements once they are on disk."""
     max_unacked_messages_per_consumer: int = 50_000
+    """Messages out and not acknowledged at which dispatch to a consumer stops, until half."""
     max_unacked_messages_per_subscription: int = 200_000
+    """Likewise of all consumers of a subscription."""
     enable_broker_side_subscription_pattern_evaluation: bool = True
     """Whether the broker matches patterns, and lets clients watch for topics."""
     subscription_pattern_max_length: int = 50
+    """A longer pattern is left to the client, which polls."""
     max_concurrent_lookup_request: int = 50_000
     """Listings of topics under way."""
     max_topic_list_in_flight_heap_mem_size_mb: int = 100
-    """This one and the next five can be changed while the broker runs (DynamicSettings). 0: no limit."""
+    """Of topic lists being made; 0: no limit. It and the next five change while the broker runs (DynamicSettings)."""
     max_topic_list_in_flight_heap_mem_size_permits_acquire_timeout_millis: int = 25_000
+    """What a listing may wait in for its share, until it is answered TooManyRequests."""
     max_topic_list_in_flight_heap_mem_size_permits_acquire_queue_size: int = 1_000
+    """Listings that may wait; 0: any number."""
     max_topic_list_in_flight_direct_mem_size_mb: int = 100
+    """Of frames being written; 0: no limit."""
     max_topic_list_in_flight_direct_mem_size_permits_acquire_timeout_millis: int = 25_000
+    """What a frame may wait in for its share."""
     max_topic_list_in_flight_direct_mem_size_permits_acquire_queue_size: int = 1_000
+    """Frames that may wait; 0: any number."""
     max_topic_list_watchers_per_connection: int = 1_000
+    """A watcher over it is refused."""
     max_topic_list_watchers_mem_size_mb: int = 100
     """Names that watchers keep; 0: no limit."""
     schema_compatibility_strategy: str = "FULL"
@@ -111,17 +134,27 @@ class BrokerConfig:
     authentication_providers: tuple[str, ...] = ()
     """"token", "basic"; none: every client is let in."""
     anonymous_user_role: str | None = None
+    """The role of clients that give no credentials; None: they are refused."""
     authorization_enabled: bool = False
+    """Whether roles may do only what they were granted."""
     super_user_roles: tuple[str, ...] = ()
+    """Roles that may do everything."""
     token_secret_key: str | None = None
+    """Key of HS256 and its like: a path, `file://` and a path, or `data:;base64,` and the key."""
     token_public_key: str | None = None
+    """Key of RS256 and its like, in the same forms."""
     token_algorithms: tuple[str, ...] = ()
+    """Algorithms that a token may be signed by; none: HS256 or RS256, by which key there is."""
     token_auth_claim: str = "sub"
+    """The claim that has the role."""
     token_audience_claim: str = "aud"
+    """The claim that has the audience."""
     token_audience: str | None = None
+    """The audience that a token has to be for; None: any."""
     basic_auth_conf: Path | None = None
     """A file as `htpasswd -B` writes it."""
     authentication_refresh_check_seconds: float = 60
+    """How often credentials are looked at for those that have expired."""
 
     placement_file: Path | None = None
     """Which broker serves which namespace, where there are several."""
@@ -133,7 +166,7 @@ class BrokerConfig:
     """Certificates that those of other brokers are checked by, for pulsar+ssl; None: those that this machine trusts."""
 
     store: dict[str, Any] = field(default_factory=dict)
-    """Settings of the store, by the names of `StoreConfig`: the table [store]."""
+    """Settings of the store, by the names of `StoreConfig`: the table `[store]`."""
 
     def __post_init__(self) -> None:
         """Raises InvalidArgument."""

@@ -1,11 +1,10 @@
-"""docs/broker.md does what it says: its settings are those of the code, its Python program runs."""
+"""docs/broker.md does what it says: its file of settings is taken, its Python program runs."""
 
 from __future__ import annotations
 
 import re
 import subprocess
 import sys
-from dataclasses import MISSING, fields
 from pathlib import Path
 
 import pytest
@@ -14,38 +13,19 @@ from tests.broker.clients.conftest import ServedStore, environment
 from tests.packaging.tree import ROOT
 
 configuration = pytest.importorskip("duelog.broker.server.configuration")
+broker_module = pytest.importorskip("duelog.broker.server.broker")
 
 PAGE = (ROOT / "docs" / "broker.md").read_text(encoding="utf-8")
 
 
-def rows() -> dict[str, str]:
-    """Settings and their defaults, as the page has them."""
-    found = {}
-    for names, defaults in re.findall(r"^\| (`\w+`(?:, `\w+`)*) \|([^|]*)\|.*\|$", PAGE, re.MULTILINE):
-        values = defaults.strip().replace("`", "").split(", ")
-        for place, name in enumerate(names.replace("`", "").split(", ")):
-            found[name] = values[place] if place < len(values) else ""
-    return found
-
-
-def shown(default: object) -> str:
-    """A default as the page has it."""
-    if isinstance(default, bool):
-        return str(default).lower()
-    return "" if default is None or default == () else str(default)
-
-
-def test_the_page_has_every_setting_with_its_default() -> None:
-    """In one table, and no other."""
-    settings = {
-        configuration.in_file(each.name): shown(each.default)
-        for each in fields(configuration.BrokerConfig)
-        if each.default is not MISSING
-    }
-    found = rows()
-    found["tokenAudienceClaim"], found["tokenAudience"] = "aud", ""
-    assert {name: found.get(name) for name in settings} == settings
-    assert found.keys() <= settings.keys()
+def test_the_file_of_settings_on_the_page_is_taken(tmp_path: Path) -> None:
+    """Its names are those of the broker and, in the table, of the store."""
+    (text,) = re.findall(r"^```toml\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    path = tmp_path / "broker.toml"
+    path.write_text(text, encoding="utf-8")
+    settings = configuration.read_config(path)
+    assert (settings.web_service_port, settings.allow_auto_topic_creation) == (8080, False)
+    assert broker_module.store_config(settings).ack_timeout_ms == 600_000
 
 
 def test_the_python_program_of_the_page_runs(tmp_path: Path) -> None:
