@@ -77,6 +77,11 @@ class Subscription(Acknowledging):
         """Whether it gets messages: of a failover subscription's consumers, one does. Raises ClosedError."""
         return self._consumer.active
 
+    @property
+    def max_in_flight(self) -> int:
+        """How many messages it may hold unacknowledged (`Policies.max_in_flight`); 0: any number."""
+        return self._state.max_in_flight
+
     # -- receiving ---------------------------------------------------------------------------------
 
     def receive(self, max_messages: int = 1, timeout: Duration | None = None) -> list[ReceivedMessage]:

@@ -61,6 +61,10 @@ class Subscription(InThreads[duelog.Subscription]):
         return self._inner.active
 
     @property
+    def max_in_flight(self) -> int:
+        return self._inner.max_in_flight
+
+    @property
     def type(self) -> SubscriptionType:
         return self._inner.type
 

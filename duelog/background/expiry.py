@@ -60,6 +60,7 @@ class Expiry:
             ttl_ms = self._policies.effective(topic.name, subscription.name).ttl_ms
             if ttl_ms and not subscription.keeper and self._expire(topic, subscription, now_ms - ttl_ms):
                 self._flusher.mark(subscription, now_ms)
+                topic.changed()  # a consumer may hold less than its limit
                 self._agenda.look_at(topic.topic_id, now_ms)
 
     def _expire(self, topic: TopicState, subscription: SubscriptionState, before_ms: int) -> int:

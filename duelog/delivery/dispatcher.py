@@ -105,7 +105,8 @@ class Dispatcher:
         self._hold_nothing(Outstanding(ack_timeout_ms, AttemptCounts() if counts is None else counts))
 
     def _hold_nothing(self, outstanding: Outstanding) -> None:
-        self._outstanding = outstanding
+        self.outstanding = outstanding
+        """What consumers hold; others than the dispatcher only ask."""
         self._redeliveries = Redeliveries()
         by_key = self.type == "key_shared"
         self._order = KeyOrder(self._max_kept_back, self._key_shared) if by_key else DeliveryOrder()
@@ -113,7 +114,7 @@ class Dispatcher:
 
     def mend(self, consumers: Sequence[int], rewind: Callable[[Position], None]) -> None:
         """Have nothing handed out, as after a restart, with these consumers; `rewind` takes the reader back."""
-        outstanding = Outstanding(self._outstanding.timeout_ms, self._outstanding.counts)
+        outstanding = Outstanding(self.outstanding.timeout_ms, self.outstanding.counts)
         for consumer in consumers:
             outstanding.add_consumer(consumer)
         self.acks.mend(self._ledgers)
@@ -125,14 +126,14 @@ class Dispatcher:
     @_whole
     def set_ack_timeout(self, ack_timeout_ms: int | None, now_ms: int) -> None:
         """Let consumers hold messages for so long from now on, those that they hold already too; None: for ever."""
-        self._outstanding.set_timeout(ack_timeout_ms, now_ms)
+        self.outstanding.set_timeout(ack_timeout_ms, now_ms)
 
     # -- asking --------------------------------------------------------------------------------
 
     @property
     def consumers(self) -> tuple[int, ...]:
         """Consumer ids, in the order in which they came."""
-        return self._outstanding.consumers
+        return self.outstanding.consumers
 
     @property
     def awaiting_redelivery_count(self) -> int:
@@ -147,7 +148,7 @@ class Dispatcher:
     @property
     def outstanding_count(self) -> int:
         """Number of messages that consumers hold unacknowledged. O(consumers and their ledgers)."""
-        return len(self._outstanding)
+        return len(self.outstanding)
 
     def may_receive(self, consumer_id: int) -> bool:
         """Whether the consumer gets messages at all: under "failover", whether it is the active one."""
@@ -159,20 +160,12 @@ class Dispatcher:
         """The consumer that "failover" serves; None: there is no consumer."""
         return next((each for each in self.consumers if each == self._active), next(iter(self.consumers), None))
 
-    def failed_at(self, position: Position) -> tuple[int, int] | None:
-        """When the first and the last delivery of a message ended unacknowledged (epoch ms); None: none did."""
-        return self._outstanding.failed_at(position)
-
-    def log_held(self) -> None:
-        """Tell the delivery log of all that consumers hold."""
-        self._outstanding.log_held()
-
     def next_redelivery_ms(self) -> int | None:
         """When time alone next makes a message ready: a redelivery's time or an acknowledgement timeout.
 
         None if none is coming. What is ready already, and new log entries, are not counted.
         """
-        times = (self._redeliveries.next_ms(), self._outstanding.next_deadline_ms())
+        times = (self._redeliveries.next_ms(), self.outstanding.next_deadline_ms())
         return min((time_ms for time_ms in times if time_ms is not None), default=None)
 
     # -- consumers -----------------------------------------------------------------------------
@@ -180,10 +173,10 @@ class Dispatcher:
     @_whole
     def add_consumer(self, consumer_id: int, ranges: Ranges | None = None) -> None:
         """A consumer comes, with ranges of keys under "key_shared"; InvalidArgument if it is there, or is negative."""
-        if consumer_id < 0 or consumer_id in self._outstanding:
+        if consumer_id < 0 or consumer_id in self.outstanding:
             raise InvalidArgument("consumer_id", consumer_id, "negative, or there is such a consumer already")
         self._ranges[consumer_id] = ranges or ()
-        self._outstanding.add_consumer(consumer_id)
+        self.outstanding.add_consumer(consumer_id)
         self._order.set_consumers(self.consumers, self._ranges)
 
     @_whole
@@ -191,7 +184,7 @@ class Dispatcher:
         """A consumer goes; what it held is due for redelivery at ``now_ms``; failed: these deliveries count."""
         self._known(consumer_id)
         self._give_back(consumer_id, now_ms, failed)
-        self._outstanding.remove_consumer(consumer_id)
+        self.outstanding.remove_consumer(consumer_id)
         del self._ranges[consumer_id]
         self._order.set_consumers(self.consumers, self._ranges)
 
@@ -206,12 +199,13 @@ class Dispatcher:
 
     # -- handing out ---------------------------------------------------------------------------
 
-    def next_batch(self, consumer_id: int, max_messages: int, now_ms: int) -> ReceivedMessages:
+    def next_batch(self, consumer_id: int, max_messages: int, now_ms: int, limit: int = 0) -> ReceivedMessages:
         """Messages for one consumer: first what is ready, in log order, then new ones from the log.
 
         None of them means that there is nothing for this consumer before the log grows, time passes
         (``next_redelivery_ms``) or another consumer acts. Fewer than ``max_messages`` does not mean that. If the
         reader raises, nothing was handed out and nothing is lost.
+        limit: how many messages the consumer may hold, these included; 0: any number.
         """
         if max_messages < 1:
             raise InvalidArgument("max_messages", max_messages, "at least 1")
@@ -220,6 +214,11 @@ class Dispatcher:
             return none
         self.torn = True
         self._bring_due(now_ms)
+        if limit:
+            max_messages = min(max_messages, limit - self.outstanding.held_by(consumer_id))
+            if max_messages < 1:
+                self.torn = False
+                return none
         order, start = self._order, self.read_position
         while True:
             self.torn = False
@@ -243,7 +242,7 @@ class Dispatcher:
             order.hand_out(consumer_id, fresh)
             batch = found + fresh
             if batch:
-                self._outstanding.hand_out(consumer_id, batch, again, now_ms)
+                self.outstanding.hand_out(consumer_id, batch, again, now_ms)
             if batch or not moved:
                 self.torn = False
                 return batch
@@ -256,7 +255,7 @@ class Dispatcher:
         """
         count = 0
         for ledger_id, entries in group_by_ledger(positions).items():
-            held = self._outstanding.release(consumer_id, ledger_id, entries)
+            held = self.outstanding.release(consumer_id, ledger_id, entries)
             if held is not None:
                 self._take_back(ledger_id, held, redeliver_at_ms, now_ms)
                 count += len(held)
@@ -274,7 +273,7 @@ class Dispatcher:
         ``next_batch`` does so by itself.
         """
         count = 0
-        for ledger_id, entries in self._outstanding.take_overdue(now_ms):
+        for ledger_id, entries in self.outstanding.take_overdue(now_ms):
             self._take_back(ledger_id, entries, now_ms, now_ms)
             count += len(entries)
         return count
@@ -298,7 +297,7 @@ class Dispatcher:
         count = 0
         for ledger_id, entries in groups.items():
             count += self.acks.ack(ledger_id, entries, self._ledgers)
-            if self._outstanding.forget(consumer_id, ledger_id, entries) < len(entries):
+            if self.outstanding.forget(consumer_id, ledger_id, entries) < len(entries):
                 self._redeliveries.forget(ledger_id, entries)
             self._order.forget(ledger_id, entries)
         return count
@@ -330,7 +329,7 @@ class Dispatcher:
         What is held or awaits redelivery is forgotten; an acknowledgement of it still counts when it comes.
         """
         self.acks.begin(mark_delete, but or {}, self._ledgers)
-        self._outstanding.clear()
+        self.outstanding.clear()
         self._redeliveries.clear()
         self._order.clear()
         self.read_position = _after(self.acks.mark_delete)
@@ -344,11 +343,11 @@ class Dispatcher:
     # -- inside --------------------------------------------------------------------------------
 
     def _known(self, consumer_id: int) -> None:
-        if consumer_id not in self._outstanding:
+        if consumer_id not in self.outstanding:
             raise InvalidArgument("consumer_id", consumer_id, "no such consumer")
 
     def _give_back(self, consumer_id: int, now_ms: int, failed: bool = True) -> int:
-        held = self._outstanding.take_all(consumer_id)
+        held = self.outstanding.take_all(consumer_id)
         for ledger_id, entries in held.by_ledger().items():
             self._take_back(ledger_id, entries, now_ms, now_ms, failed)
         return len(held)
@@ -356,7 +355,7 @@ class Dispatcher:
     def _take_back(self, ledger_id: int, entries: BitMap, at_ms: int, now_ms: int, failed: bool = True) -> None:
         """Entries that a consumer held until now are to be handed out again."""
         if failed:
-            self._outstanding.counts.note_failed(ledger_id, entries, now_ms)
+            self.outstanding.counts.note_failed(ledger_id, entries, now_ms)
         self._redeliveries.add(ledger_id, entries, at_ms)
         self._order.taken_back(ledger_id, entries)
 
@@ -371,7 +370,7 @@ class Dispatcher:
             self._order.forget(ledger_id, entries)
 
     def _forget_through(self, position: Position, *, moving: bool = True) -> None:
-        self._outstanding.forget_through(position)
+        self.outstanding.forget_through(position)
         self._redeliveries.forget_through(position)
         self._order.forget_through(position)
         if moving:
@@ -380,11 +379,11 @@ class Dispatcher:
     def _check(self) -> None:
         """Raise BrokenInvariant unless every message has one place, none is acknowledged and all were read."""
         self.acks._check(self._ledgers)
-        self._outstanding._check()
+        self.outstanding._check()
         self._redeliveries._check()
         self._order._check()
         seen: set[Position] = set()
-        places = [*self._outstanding.by_consumer().values(), set(self._redeliveries.waiting()), self._order.ready()]
+        places = [*self.outstanding.by_consumer().values(), set(self._redeliveries.waiting()), self._order.ready()]
         for place in places:
             if not seen.isdisjoint(place):
                 raise BrokenInvariant(f"{min(seen & place)} is in two places")

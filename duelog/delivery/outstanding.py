@@ -70,6 +70,10 @@ class Outstanding:
         """Number of messages that consumers hold. O(consumers and their ledgers)."""
         return sum(map(len, self._held.values()))
 
+    def held_by(self, consumer_id: int) -> int:
+        """Number of messages that a consumer holds. O(its ledgers)."""
+        return len(self._held[consumer_id])
+
     def hand_out(self, consumer_id: int, batch: ReceivedMessages, again: Sequence[int], now_ms: int) -> None:
         """Record one batch and set its redelivery counts; no consumer may hold any of it.
 

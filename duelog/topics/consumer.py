@@ -74,10 +74,11 @@ class Consumer:
         """
         subscription, topic = self._subscription, self._topic
         now_ms = self._clock.now_ms()
+        limit = subscription.max_in_flight
         with subscription.lock:
             dispatcher = self._dispatcher()
             kept_back = dispatcher.kept_back_count
-            batch = None if subscription.paused else dispatcher.next_batch(self._id, max_messages, now_ms)
+            batch = None if subscription.paused else dispatcher.next_batch(self._id, max_messages, now_ms, limit)
             passed_gone = self._pass_gone(dispatcher)
             kept_more = dispatcher.kept_back_count > kept_back
             passed_over = None if subscription.reader is None else subscription.reader.next_due_ms(now_ms)
@@ -149,9 +150,9 @@ class Consumer:
             before = dispatcher.acks.mark_delete
             count = work(dispatcher)
             moved = self._moved_ledger(before)
-            keys_wait = bool(dispatcher.kept_back_count)
-        if keys_wait:
-            self._topic.changed()  # a key may be free for another consumer
+            others_wait = self._subscription.max_in_flight or dispatcher.kept_back_count
+        if others_wait:
+            self._topic.changed()  # a consumer may hold less than its limit, a key may be free for another
         if count:
             self._flusher.acknowledged(self._topic, self._subscription, moved)
         if durable:
@@ -196,7 +197,7 @@ class Consumer:
     def first_failed_ms(self, position: Position) -> int | None:
         """When the first delivery of a message failed; None: none did."""
         with self._subscription.lock:
-            failed = self._dispatcher().failed_at(position)
+            failed = self._dispatcher().outstanding.failed_at(position)
         return None if failed is None else failed[0]
 
     # -- elsewhere ---------------------------------------------------------------------------------

@@ -121,7 +121,7 @@ class DeadLetters:
     def _letter(subscription: SubscriptionState, message: ReceivedMessage, now_ms: int) -> bytes:
         with subscription.lock:
             dispatcher = subscription.dispatcher
-            failed = None if dispatcher is None else dispatcher.failed_at(message.position)
+            failed = None if dispatcher is None else dispatcher.outstanding.failed_at(message.position)
         first_ms, last_ms = failed or (now_ms, now_ms)
         origin_id = message.message_id
         if message.first_try is not None:

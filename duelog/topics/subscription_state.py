@@ -80,6 +80,11 @@ class SubscriptionState:
         self._ids = itertools.count(1)
 
     @property
+    def max_in_flight(self) -> int:
+        """How many messages one consumer may hold; 0: any number, as of readers."""
+        return self.policies.max_in_flight if self.durable else 0
+
+    @property
     def consumers(self) -> int:
         return len(self._consumers)
 
@@ -229,7 +234,7 @@ class SubscriptionState:
         """Tell the delivery log of all that consumers hold."""
         with self.lock:
             if self.dispatcher is not None:
-                self.dispatcher.log_held()
+                self.dispatcher.outstanding.log_held()
 
     def take_gone(self) -> list[Position]:
         """What is in `gone`, once. REQUIRES: the lock."""

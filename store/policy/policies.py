@@ -42,6 +42,7 @@ _NUMBERS: Mapping[str, tuple[int, int, int]] = MappingProxyType(
         "ack_timeout_ms": (0, 0, _INT64_MAX),
         "nack_backoff_ms": (1_000, 0, _DAY_MS),
         "nack_backoff_max_ms": (60_000, 0, _DAY_MS),
+        "max_in_flight": (0, 0, 2**32 - 1),
     }
 )
 """Default, lowest and highest value of each field that is a number."""
@@ -116,6 +117,8 @@ class Policies(DelayedDeliveryPolicies):
     nack_backoff_ms: a message given back without a delay is handed out again after this, doubled with each
         redelivery.
     nack_backoff_max_ms: the most that it is doubled to.
+    max_in_flight: how many messages one consumer may hold unacknowledged; it is handed no more until it acknowledges
+        or gives back some. 0: no limit. Readers have none.
 
     Raises InvalidArgument naming the field.
     """
@@ -128,14 +131,16 @@ class Policies(DelayedDeliveryPolicies):
     ack_timeout_ms: int | None = None
     nack_backoff_ms: int | None = None
     nack_backoff_max_ms: int | None = None
+    max_in_flight: int | None = None
 
 
 DELAY_FIELDS = tuple(field.name for field in fields(DelayedDeliveryPolicies))
 POLICY_FIELDS = tuple(field.name for field in fields(Policies))
-KEPT_FIELDS = tuple(name for name in POLICY_FIELDS if name not in DELAY_FIELDS)
+CONFIG_FIELDS = tuple(name for name in POLICY_FIELDS if name in {field.name for field in fields(StoreConfig)})
 """Those that `StoreConfig` has the defaults of."""
 
-SUBSCRIPTION_FIELDS = tuple(name for name in KEPT_FIELDS if not name.startswith("retention_"))
+_OF_TOPICS = (*DELAY_FIELDS, "retention_ms", "retention_bytes")
+SUBSCRIPTION_FIELDS = tuple(name for name in POLICY_FIELDS if name not in _OF_TOPICS)
 """Those that may be set for a subscription: it has no log of its own, and no producer sends to it."""
 
 _DEFAULTS: dict[str, PolicyValue] = {
@@ -186,7 +191,7 @@ def of_config(config: StoreConfig) -> Policies:
 
 def _in_config(config: StoreConfig) -> dict[str, PolicyValue]:
     """A configuration's defaults of a store in the values of policies: its None is "off"."""
-    given = {name: getattr(config, name) for name in KEPT_FIELDS}
+    given = {name: getattr(config, name) for name in CONFIG_FIELDS}
     return {name: DEFAULTS[name] if value is None else value for name, value in given.items()}
 
 
@@ -210,6 +215,7 @@ class EffectivePolicies:
     ack_timeout_ms: int
     nack_backoff_ms: int
     nack_backoff_max_ms: int
+    max_in_flight: int
     set_at: Mapping[str, str]
 
     @property

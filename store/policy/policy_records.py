@@ -33,7 +33,10 @@ from .policies import (
     scopes_of,
 )
 
-RECORD_VERSION = 2
+RECORD_VERSION = 3
+"""The latest. A record is written in the earliest version that has all its fields."""
+
+_NEW_IN_3 = ("max_in_flight",)
 
 _STORE = "store"
 """Key of the store's own policies; namespaces and topics have a `/` in theirs."""
@@ -85,7 +88,12 @@ class PolicyRecord(NamedTuple):
 
     def pack(self) -> bytes:
         """Fields of the record: a msgpack map."""
-        fields: dict[str, Any] = {"version": RECORD_VERSION, **self.policies.fields_set()}
+        named = {
+            *self.policies.fields_set(),
+            *(name for each in self.subscriptions.values() for name in each.fields_set()),
+        }
+        version = 2 if named.isdisjoint(_NEW_IN_3) else RECORD_VERSION
+        fields: dict[str, Any] = {"version": version, **self.policies.fields_set()}
         if self.subscriptions:
             fields["subscriptions"] = {name: set_.fields_set() for name, set_ in sorted(self.subscriptions.items())}
         if self.recorded:
@@ -102,7 +110,7 @@ class PolicyRecord(NamedTuple):
         try:
             fields = msgpack.unpackb(packed)
             version = fields.pop("version", 1)
-            if version not in (1, RECORD_VERSION):
+            if version not in (1, 2, RECORD_VERSION):
                 raise FormatMismatch(Path("main"), "version of a policy record", version, RECORD_VERSION)
             recorded = bool(fields.pop("recorded", False))
             subscriptions = {name: Policies(**of_one) for name, of_one in fields.pop("subscriptions", {}).items()}

@@ -40,6 +40,7 @@ from duelog.topics import seeking
 from duelog.topics.consumer import Consumer
 from duelog.topics.dead_letters import DeadLetters
 from duelog.topics.inline import InlineMessages
+from duelog.topics.subscription_state import SubscriptionState
 from duelog.topics.topic_list import Topics
 from duelog.topics.topic_state import TopicState
 
@@ -104,6 +105,12 @@ def redelivers_without_delay(patch: Patch) -> None:
 def never_takes_back(patch: Patch) -> None:
     """The acknowledgement timeout does nothing."""
     patch.setattr(Outstanding, "take_overdue", lambda self, now_ms: [])
+
+
+@broken(HANDING_OUT)
+def hands_out_without_limit(patch: Patch) -> None:
+    """A consumer may hold any number of messages."""
+    patch.setattr(SubscriptionState, "max_in_flight", 0)
 
 
 @broken(HANDING_OUT)

@@ -24,6 +24,7 @@ KEPT = st.fixed_dictionaries(
         "ack_timeout_ms": st.sampled_from((None, None, 0, 1, 50)),
         "nack_backoff_ms": st.sampled_from((None, None, 0, 10)),
         "nack_backoff_max_ms": st.sampled_from((None, None, 1_000)),
+        "max_in_flight": st.sampled_from((None, None, 0, 1, 3)),
     }
 )
 

@@ -23,13 +23,14 @@ KEPT: Fields = {
     "ack_timeout_ms": 0,
     "nack_backoff_ms": 1_000,
     "nack_backoff_max_ms": 60_000,
+    "max_in_flight": 0,
 }
 """What holds where nothing is set; off is 0, and -1 for redeliveries."""
 
 
 def made_with(config: StoreConfig) -> Fields:
     """What a store that is made with a configuration keeps of it, as policies of the store."""
-    fields = {field: getattr(config, field) for field in KEPT}
+    fields = {field: getattr(config, field) for field in KEPT if hasattr(config, field)}
     return {field: value for field, value in fields.items() if value not in (None, KEPT[field])}
 
 

@@ -130,7 +130,10 @@ class TwinSubscription:
         if self.paused or (self.kind == "failover" and self.consumers[0] != consumer):
             return []
         self._bring_due(now_ms)
-        while True:
+        limit = self.setting("max_in_flight")
+        if limit:
+            count = max(min(count, limit - list(self.held.values()).count(consumer)), 0)
+        while count:
             before = self.read, len(self.passed_over)
             asked = [place for place in sorted(self.ready) if self._may_have(place, consumer)][:count]
             batch = [self._hand_out(place, consumer, now_ms) for place in asked]
@@ -141,6 +144,7 @@ class TwinSubscription:
                     self.ready.add(place)
             if batch or before == (self.read, len(self.passed_over)):
                 return batch
+        return []
 
     def _fresh(self, room: int, now_ms: int) -> list[int]:
         """What has become due after the read position, then what is read from there on."""

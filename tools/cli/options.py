@@ -86,6 +86,9 @@ Backoff = Annotated[
     str | None, typer.Option(metavar="DURATION", help="Hand out again after this what was given back, then doubled.")
 ]
 MaxBackoff = Annotated[str | None, typer.Option(metavar="DURATION", help="The most that --backoff is doubled to.")]
+MaxInFlight = Annotated[
+    int | None, typer.Option(metavar="N", help="Messages that one consumer may hold unacknowledged; 0: any number.")
+]
 
 
 _POLICIES = {
@@ -101,6 +104,7 @@ _POLICIES = {
     "ack_timeout": "ack_timeout_ms",
     "backoff": "nack_backoff_ms",
     "max_backoff": "nack_backoff_max_ms",
+    "max_in_flight": "max_in_flight",
 }
 """The policy that each of a command's parameters sets; one in ms is given as a duration."""
 

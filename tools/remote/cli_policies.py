@@ -103,6 +103,7 @@ def set_(
     ack_timeout: options.AckTimeout = None,
     backoff: options.Backoff = None,
     max_backoff: options.MaxBackoff = None,
+    max_in_flight: options.MaxInFlight = None,
     server: Server = None,
     token: Token = None,
     trust: Trust = None,

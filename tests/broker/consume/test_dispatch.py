@@ -5,12 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NoReturn
 
-from duelog import ManualClock
+import pytest
+
+from duelog import ManualClock, Policies
 from duelog.broker.protocol.commands import NO_REQUEST, AckResponse, CloseConsumer, Message, SubscriptionType
 from duelog.broker.protocol.frames import metadata_of
 from duelog.broker.protocol.metadata import decode_metadata
 from duelog.store.errors import StoreFull
-from tests.broker.consume.consuming import Consuming, entry_of, ids, succeeded, texts
+from tests.broker.consume.consuming import TOPIC, Consuming, entry_of, ids, succeeded, texts
 from tests.broker.peers import FakePeer, idle, run
 from tests.conftest import OpenStore
 
@@ -302,5 +304,28 @@ def test_a_deleted_subscription_closes_its_consumers(open_store: OpenStore, cloc
         await idle()
         assert peer.got(CloseConsumer) == [CloseConsumer(consumer, NO_REQUEST)]
         assert here.consumers.count == 0
+
+    run(test())
+
+
+@pytest.mark.parametrize("kind", [SubscriptionType.SHARED, SubscriptionType.EXCLUSIVE])
+def test_a_consumer_gets_no_more_than_the_limit_of_its_topic(
+    kind: SubscriptionType, open_store: OpenStore, clock: ManualClock
+) -> None:
+    """Whatever its permits; another consumer gets what it may not have, and it goes on as it acknowledges."""
+
+    async def test() -> None:
+        store = open_store()
+        store.set_policies(Policies(max_in_flight=2), topic=TOPIC)
+        here, peer, other = Consuming(store, clock), FakePeer(), FakePeer()
+        here.send(*"abcde")
+        consumer = await here.subscribe(peer, kind, permits=100)
+        assert texts(peer) == ["a", "b"]
+        if kind == SubscriptionType.SHARED:
+            await here.subscribe(other, kind, permits=100)
+            assert texts(other) == ["c", "d"]
+        await here.ack(peer, consumer, ids(peer)[0])
+        await idle()
+        assert len(texts(peer)) == 3
 
     run(test())

@@ -47,7 +47,7 @@ def test_messages_held_too_long_go_to_others() -> None:
     assert dispatcher.next_redelivery_ms() == 100
     assert dispatcher.expire(99) == 0
     assert entries(dispatcher.next_batch(2, 5, 100)) == [1]
-    assert len(dispatcher._outstanding.by_consumer()[1]) == 0
+    assert len(dispatcher.outstanding.by_consumer()[1]) == 0
 
 
 def test_the_timeout_of_an_earlier_delivery_does_not_shorten_a_later_one() -> None:
@@ -57,7 +57,7 @@ def test_the_timeout_of_an_earlier_delivery_does_not_shorten_a_later_one() -> No
     dispatcher.nack(1, at(0), 60, 0)
     assert entries(dispatcher.next_batch(1, 2, 60)) == [0]
     assert dispatcher.expire(100) == 1
-    assert len(dispatcher._outstanding.by_consumer()[1]) == 1
+    assert len(dispatcher.outstanding.by_consumer()[1]) == 1
     assert dispatcher.next_redelivery_ms() == 100
     assert entries(dispatcher.next_batch(2, 2, 100)) == [1]
     assert dispatcher.expire(159) == 0
@@ -180,8 +180,8 @@ def test_memory_does_not_grow_with_what_was_acknowledged() -> None:
         dispatcher.next_batch(1, 3, 0)
         dispatcher.ack(1, positions)
     assert dispatcher.next_redelivery_ms() is None
-    assert not dispatcher._outstanding._batches
-    assert not dispatcher._outstanding.counts.failed
+    assert not dispatcher.outstanding._batches
+    assert not dispatcher.outstanding.counts.failed
     assert dispatcher.acks.mark_delete == Position(1, 499)
 
 

@@ -212,7 +212,7 @@ class DispatcherMachine(RuleBasedStateMachine):
         places: dict[int, set[Position]] = {consumer_id: set() for consumer_id in twin.consumers}
         for position, (consumer_id, _) in twin.held.items():
             places[consumer_id].add(position)
-        assert dispatcher._outstanding.by_consumer() == places
+        assert dispatcher.outstanding.by_consumer() == places
         assert dispatcher.outstanding_count == len(twin.held)
         assert dispatcher.kept_back_count == len(twin.kept_back)
         assert dispatcher.awaiting_redelivery_count == len(twin.waiting) + len(twin.ready) - len(twin.kept_back)

@@ -8,7 +8,7 @@ import pytest
 
 from duelog import DelayedStore
 from duelog.opening import stored_span_ms
-from duelog.store.policy.policies import DELAY_FIELDS, KEPT_FIELDS
+from duelog.store.policy.policies import CONFIG_FIELDS, DELAY_FIELDS
 from tests.tools.command_line import FUTURE_MS, json_of, make_store, ok, process, refused
 
 
@@ -67,7 +67,7 @@ def test_what_is_kept_is_set_at_every_scope_and_shown_with_where_it_comes_from(p
     ok("policies", "set", path, "--topic", "t", "--dead-letter-topic", "graves", "--backoff", "0.5")
     ok("policies", "set", path, "--topic", "t", "-s", "mailer", "--max-redeliveries", "-1", "--max-backoff", "5m")
     shown = json_of("policies", "get", path, "--topic", "t", "--subscription", "mailer")
-    assert {name: shown["effective"][name] for name in KEPT_FIELDS} == {
+    assert {name: shown["effective"][name] for name in CONFIG_FIELDS} == {
         "retention_ms": 604_800_000,
         "retention_bytes": 1_000,
         "ttl_ms": 2_592_000_000,
@@ -78,7 +78,7 @@ def test_what_is_kept_is_set_at_every_scope_and_shown_with_where_it_comes_from(p
         "nack_backoff_max_ms": 300_000,
     }
     topic = "topic persistent://public/default/t"
-    assert [shown["set_at"][name] for name in KEPT_FIELDS] == [
+    assert [shown["set_at"][name] for name in CONFIG_FIELDS] == [
         "store", "namespace public/default", "store", f"subscription mailer of {topic}", topic,
         "namespace public/default", topic, f"subscription mailer of {topic}",
     ]  # fmt: skip
