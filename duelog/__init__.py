@@ -8,6 +8,7 @@ Warnings and errors are logged by loggers under `duelog`; without a configuratio
 """
 
 import logging
+from importlib.metadata import version
 
 from duelog.delivery.failover import Failover
 from duelog.delivery.key_slots import KeyShared
@@ -32,6 +33,9 @@ from .topic import Topic
 from .topics.dead_letters import DeadLetter
 from .topics.seeking import LogPositions, PublishedAt
 from .topics.topic_events import TopicEvent
+
+__version__ = version("duelog")
+"""Of the installed distribution; pyproject.toml is where it is set."""
 
 logging.getLogger("duelog").addHandler(logging.NullHandler())
 
@@ -67,4 +71,5 @@ __all__ = [
     "TickResult",
     "Topic",
     "TopicEvent",
+    "__version__",
 ]

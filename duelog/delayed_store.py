@@ -56,9 +56,9 @@ class DelayedStore(StorePolicies):
     ) -> Self:
         """Open the store in directory `path`, or make one where there is none or the directory is empty.
 
-        Finishes what a crash left. Time does not depend on how much is pending. Raises StoreLocked (another
-        process writes), FormatMismatch (no store, a later format, another partition_ms), DamagedStore, StoreFull,
-        StoreUnavailable (no permission, no descriptor, a path that cannot be used).
+        Finishes what a crash left. Time does not depend on how much is pending. Raises StoreLocked (another process
+        writes), AlreadyOpen (this one has it open), FormatMismatch (no store, a later format, another partition_ms),
+        DamagedStore, StoreFull, StoreUnavailable (no permission, no descriptor, a path that cannot be used).
         """
         if not isinstance(path, (str, os.PathLike)):
             raise InvalidArgument("path", path, "expected a path")
@@ -124,7 +124,7 @@ class DelayedStore(StorePolicies):
         its own that holds no lock: it may use the store, and should be quick, as what it has not taken waits in memory.
         An error that it raises is logged. A program that lists `topics` after this call, and then takes the events
         (which may tell again of what it has listed), misses none. Closing calls it for what it has not heard. Raises
-        ClosedError, also for a read-only store, InvalidArgument, ResourceShortage.
+        ClosedError, ReadOnly, InvalidArgument, ResourceShortage.
         """
         self._engine.check_writable()
         if not callable(callback):

@@ -15,7 +15,7 @@ from duelog.partitions.partition_set import PartitionSet
 from duelog.store.clock import StoreClock
 from duelog.store.config import StoreConfig
 from duelog.store.env.environment import Environment
-from duelog.store.errors import BrokenInvariant, ClosedError
+from duelog.store.errors import BrokenInvariant, ReadOnly
 from duelog.store.log.documents import Documents
 from duelog.store.names import TopicName
 
@@ -114,18 +114,18 @@ class Engine:
         self.state.check()
 
     def check_writable(self) -> None:
-        """Raise ClosedError as `check_open`, and for a store open read-only; StoreFailed where nothing is written."""
+        """Raise ClosedError as `check_open`, ReadOnly, and StoreFailed where nothing is written any more."""
         self.state.check()
         if self.read_only:
-            raise ClosedError(f"store {self.path} is open read-only; for writing it")
+            raise ReadOnly(f"store {self.path}")
         if self.main.failed is not None:
             raise self.main.failed
 
     def report_to(self, instruments: Instruments) -> StoreMetrics:
-        """See `StoreMetrics.report_to`. Raises ClosedError, for a store open read-only too."""
+        """See `StoreMetrics.report_to`. Raises ClosedError, ReadOnly."""
         self.state.check()
         if self.metrics is None:
-            raise ClosedError(f"store {self.path} is open read-only; for writing it")
+            raise ReadOnly(f"store {self.path}")
         return self.metrics.report_to(instruments)
 
     def writing_at(self) -> int:

@@ -1,6 +1,7 @@
 """Every error of the library, for callers: `from duelog.errors import StoreLocked`."""
 
 from duelog.store.errors import (
+    AlreadyOpen,
     BrokenInvariant,
     ClockJumped,
     ClosedError,
@@ -16,6 +17,7 @@ from duelog.store.errors import (
     InvalidMessage,
     NoPermission,
     PoliciesChanged,
+    ReadOnly,
     ResourceShortage,
     StoreBusy,
     StoreFailed,
@@ -27,6 +29,7 @@ from duelog.store.errors import (
 )
 
 __all__ = [
+    "AlreadyOpen",
     "BrokenInvariant",
     "ClockJumped",
     "ClosedError",
@@ -42,6 +45,7 @@ __all__ = [
     "InvalidMessage",
     "NoPermission",
     "PoliciesChanged",
+    "ReadOnly",
     "ResourceShortage",
     "StoreBusy",
     "StoreFailed",

@@ -9,10 +9,11 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import threading
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 from zlib import crc32
 
 from duelog.partitions.partition_set import PartitionSet
@@ -22,10 +23,11 @@ from duelog.store.config import StoreConfig
 from duelog.store.env.environment import Environment
 from duelog.store.env.memtable import Follow, Memtable
 from duelog.store.env.transaction import Transaction
-from duelog.store.errors import DamagedStore, FormatMismatch, StoreLocked
+from duelog.store.errors import AlreadyOpen, DamagedStore, FormatMismatch, StoreLocked
 from duelog.store.files import datafile
 from duelog.store.files.directory import make_directory, move, remove_tree, write_file
 from duelog.store.files.page_scan import refuse_broken
+from duelog.store.files.process import here
 from duelog.store.files.system_errors import explained
 from duelog.store.listener import StoreListener
 from duelog.store.log import catalog
@@ -46,23 +48,36 @@ class Identity(NamedTuple):
     partition_ms: int
 
 
+class _Held:
+    """The locks that are held by this process, or by the one that it was forked from: number, device and inode."""
+
+    lock = threading.Lock()
+    files: ClassVar[set[tuple[int, int, int]]] = set()
+
+
 class StoreLock:
     """The exclusive lock on LOCK, held while a process writes. flock: LMDB's own locks are fcntl's."""
 
     def __init__(self, path: Path) -> None:
-        """Take it. Raises StoreLocked."""
+        """Take it. Raises StoreLocked, AlreadyOpen where this process holds it, whatever the path to it."""
         self._descriptor = os.open(path / "LOCK", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            os.close(self._descriptor)
-            raise StoreLocked(path) from error
+        status = os.fstat(self._descriptor)
+        self._file = here.pid, status.st_dev, status.st_ino
+        with _Held.lock:
+            try:
+                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                os.close(self._descriptor)
+                raise (AlreadyOpen if self._file in _Held.files else StoreLocked)(path) from error
+            _Held.files.add(self._file)
 
     def release(self) -> None:
         """Give it back; a second call does nothing."""
         if self._descriptor >= 0:
             descriptor, self._descriptor = self._descriptor, -1
-            os.close(descriptor)
+            with _Held.lock:
+                _Held.files.discard(self._file)
+                os.close(descriptor)
 
 
 def refuse_foreign(path: Path) -> None:
@@ -169,21 +184,24 @@ def open_main(
     *,
     read_only: bool,
 ) -> Environment:
-    """Open the main environment and see that it is whole and belongs to this store. Raises DamagedStore.
+    """Open the main environment and see that it is whole and belongs to this store. Raises DamagedStore, AlreadyOpen.
 
     `follow`: how what is unapplied is read, where another process writes.
     """
     refuse_broken(path / "main")
-    environment = Environment(
-        path / "main",
-        name="main",
-        durability=config.durability,
-        map_bytes=config.map_bytes,
-        read_only=read_only,
-        listeners=listeners,
-        memtable=memtable,
-        follow=follow,
-    )
+    try:
+        environment = Environment(
+            path / "main",
+            name="main",
+            durability=config.durability,
+            map_bytes=config.map_bytes,
+            read_only=read_only,
+            listeners=listeners,
+            memtable=memtable,
+            follow=follow,
+        )
+    except AlreadyOpen as error:
+        raise AlreadyOpen(path) from error
     try:
         fields = environment.get(fmt.PARTITION_INFO_KEY)
         found = None if fields is None else PartitionInfo.unpack(fields)

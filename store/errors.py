@@ -32,6 +32,16 @@ class StoreLocked(DuelogError):
         self.path = path
 
 
+class AlreadyOpen(StoreLocked):
+    """This process has the store open already, for writing or reading, by this path or another one to it."""
+
+    def __init__(self, path: Path) -> None:
+        DuelogError.__init__(
+            self, f"{path}: this process has this store open already; share that DelayedStore, it is thread-safe"
+        )
+        self.path = path
+
+
 class FormatMismatch(DuelogError):
     """The directory is no store, or one of another format, or one made with another setting."""
 
@@ -144,6 +154,14 @@ class ClosedError(DuelogError):
 
     def __init__(self, what: str) -> None:
         super().__init__(f"{what} is closed")
+        self.what = what
+
+
+class ReadOnly(ClosedError):
+    """A call that changes something, of a store opened with `read_only=True`: nothing was done."""
+
+    def __init__(self, what: str) -> None:
+        DuelogError.__init__(self, f"{what} is open read-only: nothing can be changed")
         self.what = what
 
 

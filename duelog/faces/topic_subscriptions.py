@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from duelog.store.errors import ClosedError, InvalidArgument, UnknownSubscription
+from duelog.store.errors import InvalidArgument, UnknownSubscription
 
 from ..delivery.consumer_arguments import check_subscribing
 from ..delivery.dispatcher import SubscriptionType
@@ -31,12 +31,6 @@ class TopicSubscriptions:
         """The topic's state. Raises UnknownTopic."""
         raise NotImplementedError
 
-    def _subscribing_at(self) -> int:
-        """The time, of a store that can be subscribed to. Raises ClosedError, StoreFailed."""
-        if self._engine.read_only:
-            raise ClosedError(f"store {self._engine.path} is open read-only; for subscribing it")
-        return self._engine.writing_at()
-
     def subscribe(
         self,
         name: str,
@@ -56,7 +50,7 @@ class TopicSubscriptions:
         key_shared: how it takes part in a key-shared one; None: by the messages' keys. Raises ConsumerBusy,
         InvalidArgument.
         """
-        now_ms = self._subscribing_at()
+        now_ms = self._engine.writing_at()
         check_subscribing(name, type, initial_position, failover, key_shared)
         state = self.sender.topic(now_ms)
         subscription = self._engine.topics.add_subscription(
@@ -82,7 +76,7 @@ class TopicSubscriptions:
         None: a name of its own. The rest: as `subscribe`. Dead letters and `retry_later` are for subscriptions
         only. Raises ConsumerBusy, InvalidArgument (also for the name of a subscription).
         """
-        self._subscribing_at()
+        self._engine.writing_at()
         state = self.sender.topic(self._engine.clock.now_ms())
         wanted = state.new_reader_name() if name is None else name
         check_subscribing(wanted, type, "earliest", failover, key_shared)

@@ -24,7 +24,7 @@ import lmdb
 
 from ..codec.format import RUN_PREFIX, unseal
 from ..config import Durability
-from ..errors import BrokenInvariant, ClosedError, StoreFailed
+from ..errors import BrokenInvariant, ClosedError, ReadOnly, StoreFailed
 from ..files import pages
 from ..files.datafile import InPlace
 from ..files.directory import occupied_bytes
@@ -289,7 +289,7 @@ class Environment(GroupCommit):
         if self._failed is not None:
             raise self._failed
         if self._read_only:
-            raise ClosedError(f"{self.name} is open read-only; for writing it")
+            raise ReadOnly(self.name)
 
     def close(self) -> None:
         """Close once readers and writers are out. A second call does nothing, or what an interrupt kept from it."""

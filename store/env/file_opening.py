@@ -8,7 +8,7 @@ from pathlib import Path
 import lmdb
 
 from ..config import Durability
-from ..errors import InvalidArgument
+from ..errors import AlreadyOpen
 from ..files import datafile
 from ..files.directory import make_directory, sync_directory
 from ..files.free_space import out_of_space, reserve_lock_file
@@ -20,7 +20,7 @@ def open_lmdb(
 ) -> tuple[lmdb.Environment, bytes, int]:
     """Open the directory `path`, made if `create`; the environment, its last key, and the size of its map.
 
-    The arguments are those of Environment. Raises DamagedStore, StoreUnavailable, StoreFull, InvalidArgument.
+    The arguments are those of Environment. Raises DamagedStore, StoreUnavailable, StoreFull, AlreadyOpen.
     """
     with explained(path):
         return _open(path, map_bytes, durability, read_only=read_only, create=create, lock=lock)
@@ -53,7 +53,7 @@ def _open(
         )
     except lmdb.Error as error:  # no permission, no address space, or another process has just removed it
         if "already open in this process" in str(error):
-            raise InvalidArgument("path", str(path), "this process has it open already") from error
+            raise AlreadyOpen(path) from error
         full = out_of_space(path, error) if create else None
         if full is not None:
             raise full from error

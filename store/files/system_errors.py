@@ -15,9 +15,9 @@ from pathlib import Path
 import lmdb
 
 from ..errors import (
+    AlreadyOpen,
     DamagedStore,
     DuelogError,
-    InvalidArgument,
     NoPermission,
     ResourceShortage,
     StoreFull,
@@ -72,7 +72,7 @@ def _explain(path: Path, error: BaseException) -> DuelogError:
         path = Path(os.fsdecode(error.filename))
     reason = (os.strerror(number) if number else str(error)) or type(error).__name__
     if isinstance(error, lmdb.Error) and "already open in this process" in str(error):
-        return InvalidArgument("path", str(path), "this process has it open already")
+        return AlreadyOpen(path)
     if isinstance(error, _DAMAGE) or (isinstance(error, lmdb.Error) and "data format" in str(error)):
         return DamagedStore(path, f"cannot be read: {error}")
     if number in _NO_ROOM:
