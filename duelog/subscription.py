@@ -29,7 +29,11 @@ class Subscription(Acknowledging):
     """A consumer attached to a subscription: receives messages when they are due, and acknowledges them.
 
     Delivery is at least once. What this consumer received and did not acknowledge is handed out again when
-    it closes. Made by Topic.subscribe; a context manager; thread-safe.
+    it closes. Made by Topic.subscribe; a context manager; thread-safe; an iterator over its messages.
+
+    `for message in subscription` fetches one message at a time, so that it holds none that it does not work at; it ends
+    when the subscription or the store is closed, and where `receive` would not wait. What it yields is to be
+    acknowledged as always; several threads may iterate.
     """
 
     def __init__(
@@ -105,6 +109,19 @@ class Subscription(Acknowledging):
             with topic.condition.lock:
                 if topic.version == version:
                     engine.clock.wait(topic.condition, until_ms)
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> ReceivedMessage:
+        """The next message, as `receive` waits for it; StopIteration once the subscription or the store is closed."""
+        try:
+            for message in self.receive():
+                return message
+        except ClosedError:
+            if not self.closed:  # a read-only store, or a child process
+                raise
+        raise StopIteration
 
     # -- for duelog.aio, which waits in another way -------------------------------------------------
 

@@ -162,6 +162,8 @@ class Subscription(InThreads[duelog.Subscription]):
             try:
                 batch = await self.receive()
             except ClosedError:
+                if not self._inner.closed:  # a read-only store, or a child process
+                    raise
                 break
             if batch:
                 return batch[0]
