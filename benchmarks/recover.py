@@ -1,7 +1,7 @@
 """recover: opening a store that was killed with its largest write-ahead log, and sending again.
 
-A process sends batches due over 365 days, so that the segments grow to `wal_bytes`, and ends without closing the store
-when one of them is nearly full. Nothing of it is applied. Then the store is opened, which reads the log into memory; a
+A process sends batches due over 365 days until the segments grow no more, and ends without closing the store when one
+of them is nearly full. Nothing of it is applied. Then the store is opened, which reads the log into memory; a
 message is sent; and the store is closed, which applies everything.
 """
 
@@ -29,21 +29,23 @@ _DAYS = 365
 
 
 def fill(path: Path, size: int, wal_bytes: int) -> None:
-    """Send until a segment of `wal_bytes` is nearly full; no thread applies it meanwhile."""
+    """Send until a segment no larger than the one before is nearly full; no thread applies it meanwhile."""
     payloads = load.payloads(load.BATCH, size)
     dues = load.dues(1_000_000, load.START_MS, load.START_MS + _DAYS * load.DAY_MS)
     store = DelayedStore.open(path, StoreConfig(wal_bytes=wal_bytes), clock=ManualClock(load.NOW_MS))
     topic = store.topic("recover")
-    at = used = 0
+    at = used = size_before = segment = 0
     while True:
         topic.send_payloads(payloads, deliver_at=dues[at : at + load.BATCH])
         at = (at + load.BATCH) % len(dues)
         assert store._engine.wal_writer is not None
         active = store._engine.wal_writer._segments._wal.active
         assert active is not None
-        if active.size >= wal_bytes and active.size < active.used + 2 * (active.used - used):  # the next may not fit
+        if active.used < used:
+            size_before = segment
+        if active.size == size_before and active.size < active.used + 2 * (active.used - used):  # the next may not fit
             return
-        used = active.used
+        used, segment = active.used, active.size
 
 
 def measure(subject: str, size: int, wal_bytes: int, directory: Path) -> dict[str, float]:
