@@ -15,9 +15,10 @@ from duelog.partitions.partition_set import PartitionSet
 from duelog.store.clock import StoreClock
 from duelog.store.config import StoreConfig
 from duelog.store.env.environment import Environment
-from duelog.store.errors import BrokenInvariant, ReadOnly
+from duelog.store.errors import BrokenInvariant, InvalidArgument, ReadOnly
 from duelog.store.log.documents import Documents
 from duelog.store.names import TopicName
+from duelog.store.position import MessageId, Position
 
 from .background.maintenance import Maintenance, TickResult
 from .background.policy_changes import PolicyChanges
@@ -40,8 +41,10 @@ from .topics.ack_flusher import AckFlusher
 from .topics.dead_letters import DeadLetters
 from .topics.inline import InlineMessages
 from .topics.producer_state import Producers
+from .topics.seeking import SeekTarget, position_of
 from .topics.topic_events import TopicEvents
 from .topics.topic_list import Topics
+from .topics.topic_state import TopicState
 from .topics.trim_agenda import TrimAgenda
 
 
@@ -156,6 +159,27 @@ class Engine:
     def sender_to_topics(self) -> StoreSender:
         """What sends to several topics at once."""
         return StoreSender(self.topics, self.policies, self.sender, self.writing_at, self.config.max_message_bytes)
+
+    def place_of(self, topic: TopicState, field: str, given: Position) -> Position:
+        """Where in the main log it is: of a delayed message's id its marker, anything else as it is.
+
+        Raises InvalidArgument, which names `field`, for a message that has not fired.
+        """
+        if topic.log.entries_of(given.ledger_id) is not None:
+            return given
+        position = self.topic_withdrawals.position_of(topic, given)
+        state = "fired" if position is not None else self.topic_withdrawals.state(topic, given)
+        if state in ("scheduled", "cancelled"):
+            raise InvalidArgument(field, given, f"the message with this id is {state}: it was not delivered")
+        return position or given
+
+    def target_of(self, topic: TopicState, to: SeekTarget) -> Position:
+        """The position that a seek goes to. Raises InvalidArgument."""
+        if isinstance(to, str) and ":" in to:
+            to = MessageId.parse(to, "to")
+        if isinstance(to, MessageId):
+            to = self.place_of(topic, "to", to)
+        return position_of(self.main, self.inline, topic, to, self.clock.now_ms())
 
     def tick(self) -> TickResult:
         self.check_writable()

@@ -18,7 +18,7 @@ from .engine import Engine
 from .faces.acknowledging import Acknowledging
 from .stats import SubscriptionStats
 from .topics.consumer import Consumer
-from .topics.seeking import SeekTarget, position_of
+from .topics.seeking import SeekTarget
 from .topics.subscription_state import Part, SubscriptionState
 from .topics.topic_state import TopicState
 
@@ -204,16 +204,16 @@ class Subscription(Acknowledging):
     def seek(self, to: SeekTarget) -> Position:
         """Go to a place in the main log: everything from there on is delivered (again). Durable when it returns.
 
-        to: "earliest", "latest", a position (or a received message: its own), a time (aware datetime or epoch ms): the
-        first message that was due then or later, or `PublishedAt`: published then or later. What was trimmed is gone: a
-        place before the first ledger kept is the first; so are messages that `duelog compact` dropped, which are passed
-        over.
+        to: "earliest", "latest", a position or an id (or a received message: its own), a time (aware datetime or epoch
+        ms): the first message that was due then or later, or `PublishedAt`: published then or later. What was trimmed
+        is gone: a place before the first ledger kept is the first; so are messages that `duelog compact` dropped, which
+        are passed over.
         What is not due yet comes either way, also from before that place (`inline_delay_ms`).
         What other consumers hold may be delivered twice. Returns the position. Raises InvalidArgument.
         """
         self._check_usable()
         engine = self._engine
-        position = self._consumer.seek(position_of(engine.main, engine.inline, self._topic, to, engine.clock.now_ms()))
+        position = self._consumer.seek(engine.target_of(self._topic, to))
         self._engine.agenda.look_at(self._topic.topic_id, 0)
         self._topic.changed()
         return position

@@ -11,7 +11,7 @@ from itertools import islice
 from duelog.markers.pending_entries import Outcome
 from duelog.store.errors import InvalidArgument
 from duelog.store.log.managed_ledger import LedgerInfo
-from duelog.store.message import MAX_DUE_MS, Message, ScheduledMessage, at_ms
+from duelog.store.message import MAX_DUE_MS, AnyId, Message, ScheduledMessage, at_ms, id_of
 from duelog.store.names import TopicName, validate_subscription_name
 from duelog.store.position import MessageId, MessageIds, Position
 
@@ -29,7 +29,8 @@ from .topics.topic_state import TopicState
 class Topic(TopicSubscriptions, TopicSchedules):
     """A topic of an open store. Made by DelayedStore.topic; thread-safe; needs no closing.
 
-    The topic itself comes into being with the first message or subscription, or by `create`.
+    The topic itself comes into being with the first message or subscription, or by `create`. Where a method takes a
+    message's id, the text of the id and the message itself do as well.
     """
 
     def __init__(self, engine: Engine, name: TopicName) -> None:
@@ -188,7 +189,7 @@ class Topic(TopicSubscriptions, TopicSchedules):
         validate_subscription_name(name, "producer")
         return self._engine.producers.last(self._existing(), name)
 
-    def cancel(self, message_id: MessageId) -> bool:
+    def cancel(self, message_id: AnyId) -> bool:
         """Cancel a delayed message. True: it is never delivered. False: it has fired, waits inline, or is unknown.
 
         A message fires `Clock.lead_ms` before it is delivered. Durable when it returns. Raises UnknownTopic,
@@ -196,14 +197,14 @@ class Topic(TopicSubscriptions, TopicSchedules):
         """
         return self.cancel_batch([message_id])[0] in (Outcome.CANCELLED, Outcome.ALREADY_CANCELLED)
 
-    def cancel_batch(self, message_ids: Sequence[MessageId]) -> list[Outcome]:
+    def cancel_batch(self, message_ids: Sequence[AnyId]) -> list[Outcome]:
         """Cancel messages in one transaction; what became of each: cancelled, already cancelled, fired, unknown."""
         self._engine.check_writable()
         return self._engine.topic_withdrawals.cancel(self._existing(), message_ids)
 
     def reschedule(
         self,
-        message_id: MessageId,
+        message_id: AnyId,
         *,
         deliver_at: int | datetime | None = None,
         deliver_after: float | timedelta | None = None,
@@ -221,7 +222,7 @@ class Topic(TopicSubscriptions, TopicSchedules):
 
     def reschedule_batch(
         self,
-        message_ids: Sequence[MessageId],
+        message_ids: Sequence[AnyId],
         *,
         deliver_at: int | datetime | None = None,
         deliver_after: float | timedelta | None = None,
@@ -233,18 +234,18 @@ class Topic(TopicSubscriptions, TopicSchedules):
             self._existing(), message_ids, deliver_at, deliver_after, now_ms, allow_past=allow_past
         )
 
-    def fire_now(self, message_id: MessageId) -> MessageId | None:
+    def fire_now(self, message_id: AnyId) -> MessageId | None:
         """Deliver a delayed message now: `reschedule` to this instant, whatever the delay policies say."""
         return self._engine.topic_withdrawals.fire_now(self._engine.writing_at(), self._existing(), message_id)
 
-    def state(self, message_id: MessageId) -> str:
+    def state(self, message_id: AnyId) -> str:
         """What has become of a message: "scheduled", "cancelled", "fired" or "unknown". Raises UnknownTopic.
 
         One that waits inline (`inline_delay_ms`) is "scheduled" until it is due, but cannot be taken back any more.
         """
         return self._engine.topic_withdrawals.state(self._existing(), message_id)
 
-    def position_of(self, message_id: MessageId) -> Position | None:
+    def position_of(self, message_id: AnyId) -> Position | None:
         """Where in the main log a message is read: a delayed one's marker, once it has fired; of any other its own id.
 
         None: it has not fired, was cancelled, or is unknown (`state` tells), or its place was trimmed. `receive` gives
@@ -261,15 +262,13 @@ class Topic(TopicSubscriptions, TopicSchedules):
         """The ledgers of the main log that are kept, the open one last. Raises UnknownTopic."""
         return self._existing().log.ledgers()
 
-    def get(self, message_id: MessageId) -> ScheduledMessage | None:
+    def get(self, message_id: AnyId) -> ScheduledMessage | None:
         """The stored message of an id that `send` gave; None when it is gone (its log was trimmed or deleted).
 
         Whether it has fired or not does not matter. O(partitions) where they are not open. Raises CorruptEntry,
         UnknownTopic, InvalidArgument.
         """
-        if not isinstance(message_id, MessageId):
-            raise InvalidArgument("message_id", message_id, "expected a MessageId")
-        return self._engine.inline.get(self._existing(), message_id)
+        return self._engine.inline.get(self._existing(), id_of(message_id))
 
     def scheduled(
         self,

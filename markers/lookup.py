@@ -58,6 +58,15 @@ def _read(finder: RunFinder, message_id: MessageId, topic: str) -> ScheduledMess
     return ScheduledMessage(message_id, payload, key, properties or {}, run.due(index), publish_ms, topic)
 
 
+def marker_target(main: Environment, position: Position) -> MessageId | None:
+    """The id of the message at which a marker of a main log points; None: no marker stands there."""
+    with main.read() as raw:
+        run = RunFinder(raw, main.name).find(*position)
+        if run is None or run.kind != RunKind.MARKERS:
+            return None
+        return MessageId(run.target, int(run.targets()[position.entry_id - run.first_entry]))
+
+
 def find_marker(
     main: Environment, log: ManagedLedger, target: MessageId, due_ms: int, last: Position
 ) -> Position | None:

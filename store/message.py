@@ -10,10 +10,10 @@ import operator
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from .duration import Duration, duration_ms, timedelta_ms
-from .errors import InvalidMessage
+from .errors import InvalidArgument, InvalidMessage
 from .position import MessageId, Place, Position, place_of, position_at
 
 MAX_DUE_MS = 253_402_300_799_999
@@ -163,6 +163,29 @@ class ScheduledMessage:
     due_ms: int
     publish_ms: int
     topic: str
+
+
+class Identified(Protocol):
+    """What has a message's id: a received, a scheduled, a dead message."""
+
+    @property
+    def message_id(self) -> MessageId: ...
+
+
+AnyId: TypeAlias = MessageId | Identified | str
+"""Which message is meant: its id, the text of that, or the message itself."""
+
+
+def id_of(given: AnyId) -> MessageId:
+    """The id of the message that is meant. Raises InvalidArgument."""
+    if isinstance(given, MessageId):
+        return given
+    if isinstance(given, str):
+        return MessageId.parse(given)
+    found = getattr(given, "message_id", None)
+    if not isinstance(found, MessageId):
+        raise InvalidArgument("message_id", given, "expected a MessageId, its text ledger:entry, or a message")
+    return found
 
 
 def resolve_due_ms(message: Message, now_ms: int, *, allow_past: bool = False) -> int | None:

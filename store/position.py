@@ -43,17 +43,17 @@ class MessageId(NamedTuple):
         return f"{self.ledger_id}:{self.entry_id}"
 
     @classmethod
-    def parse(cls, text: str) -> MessageId:
-        """Read what ``str()`` of a stored entry's id gives; raises InvalidArgument on anything else.
+    def parse(cls, text: str, field: str = "message_id") -> MessageId:
+        """Read what ``str()`` of a stored entry's id gives; raises InvalidArgument, of ``field``, on anything else.
 
         Signs, blanks and leading zeros are refused, so that one id has one text.
         """
         match = _TEXT.fullmatch(text) if isinstance(text, str) else None
         if match is None:
-            raise InvalidArgument("message_id", text, "expected ledger:entry, two decimal numbers")
+            raise InvalidArgument(field, text, "expected ledger:entry, two decimal numbers")
         ledger_id, entry_id = int(match[1]), int(match[2])
         if ledger_id > MAX_ID or entry_id > MAX_ID:
-            raise InvalidArgument("message_id", text, f"a number is over {MAX_ID}")
+            raise InvalidArgument(field, text, f"a number is over {MAX_ID}")
         return cls(ledger_id, entry_id)
 
 

@@ -19,8 +19,8 @@ from .failover import Failover
 from .key_slots import KeyShared
 from .position_set import group_by_ledger, group_ids, group_places
 
-Acknowledgeable: TypeAlias = ReceivedMessage | MessageId
-"""What can be acknowledged: a received message, or the position of one."""
+Acknowledgeable: TypeAlias = ReceivedMessage | MessageId | str
+"""What can be acknowledged: a received message, its position or its id, or the text of either."""
 
 _RECEIVED = {ReceivedMessage}
 _POSITION_TYPE = {MessageId}
@@ -36,7 +36,15 @@ def positions_of(messages: Acknowledgeable | Iterable[Acknowledgeable]) -> Seque
         return [messages.position]
     if isinstance(messages, MessageId):
         return [messages]
-    return [item.position if isinstance(item, ReceivedMessage) else item for item in checked(messages)]
+    if isinstance(messages, str):
+        return [MessageId.parse(messages, "messages")]
+    return [_position(item) for item in checked(messages)]
+
+
+def _position(item: Acknowledgeable) -> Position:
+    if isinstance(item, ReceivedMessage):
+        return item.position
+    return MessageId.parse(item, "messages") if isinstance(item, str) else item
 
 
 def entries_of(messages: Acknowledgeable | Iterable[Acknowledgeable]) -> dict[int, BitMap]:
@@ -59,10 +67,12 @@ def checked(messages: Iterable[Acknowledgeable]) -> Iterator[Acknowledgeable]:
     try:
         items = iter(messages)
     except TypeError:
-        raise InvalidArgument("messages", messages, "expected received messages or their positions") from None
+        raise InvalidArgument(
+            "messages", messages, "expected received messages, their positions or their ids"
+        ) from None
     for item in items:
-        if not isinstance(item, (ReceivedMessage, MessageId)):
-            raise InvalidArgument("messages", item, "expected a received message or its position")
+        if not isinstance(item, (ReceivedMessage, MessageId, str)):
+            raise InvalidArgument("messages", item, "expected a received message, its position or its id")
         yield item
 
 

@@ -10,6 +10,7 @@ from duelog.store.message import MAX_DUE_MS, ReceivedMessage
 from duelog.store.position import MessageId, Position
 
 from ..delivery.consumer_arguments import Acknowledgeable, checked, entries_of, positions_of
+from ..delivery.position_set import group_by_ledger
 from ..engine import Engine
 from ..sending.failed_delivery import postpone
 from ..topics.consumer import Consumer
@@ -32,13 +33,22 @@ class Acknowledging:
     def ack(self, messages: Acknowledgeable | Iterable[Acknowledgeable], *, durable: bool = False) -> int:
         """Acknowledge one message or many: none of them is delivered to this subscription again.
 
-        Takes effect in memory at once, and on disk within `ack_flush_ms`, at `flush` and at close; `durable`
-        waits for the disk. Returns how many were not acknowledged before.
-        Raises InvalidArgument for a position that the topic does not have; then nothing is acknowledged.
+        A message is what `receive` gave, its position, or its id (`Topic.send`), for which the log is searched: O(runs
+        of a ledger) for each that was delayed. Takes effect in memory at once, and on disk within `ack_flush_ms`, at
+        `flush` and at close; `durable` waits for the disk. Returns how many were not acknowledged before. Raises
+        InvalidArgument for a position that the topic does not have, and for a message that has not fired; then nothing
+        is acknowledged.
         """
         entries = entries_of(messages)
         self._check_usable()
+        log = self._topic.log
+        if any(log.entries_of(ledger_id) is None for ledger_id in entries):
+            places = [Position(ledger_id, entry_id) for ledger_id, each in entries.items() for entry_id in each]
+            entries = group_by_ledger(list(map(self._place, places)))
         return self._consumer.ack(entries, durable=durable)
+
+    def _place(self, given: Position) -> Position:
+        return self._engine.place_of(self._topic, "messages", given)
 
     def ack_cumulative(self, message: Acknowledgeable, *, durable: bool = False) -> int:
         """Acknowledge a message and every one before it in the log; as `ack`.
@@ -49,9 +59,9 @@ class Acknowledging:
         """
         positions = positions_of(message)
         if len(positions) != 1:
-            raise InvalidArgument("message", message, "expected one message or its position")
+            raise InvalidArgument("message", message, "expected one message, its position or its id")
         self._check_usable()
-        return self._consumer.ack_cumulative(positions[0], durable=durable)
+        return self._consumer.ack_cumulative(self._place(positions[0]), durable=durable)
 
     def nack(self, messages: Acknowledgeable | Iterable[Acknowledgeable], *, delay: Duration | None = None) -> int:
         """Give messages back, to be handed out again `delay` from now (to any consumer, if shared).
@@ -60,13 +70,13 @@ class Acknowledging:
         `nack_backoff_max_ms`. Returns how many this consumer still held. What is given back waits in memory: a restart
         delivers it at once, with the count of its deliveries.
         """
-        items = [messages] if isinstance(messages, (ReceivedMessage, MessageId)) else list(checked(messages))
+        items = [messages] if isinstance(messages, (ReceivedMessage, MessageId, str)) else list(checked(messages))
         delay_ms = None if delay is None else duration_ms("delay", delay)
         self._check_usable()
         by_delay: dict[int, list[Position]] = {}
         for item in items:
             wait_ms = self._backoff_ms(item) if delay_ms is None else delay_ms
-            by_delay.setdefault(wait_ms, []).extend(positions_of(item))
+            by_delay.setdefault(wait_ms, []).extend(map(self._place, positions_of(item)))
         return self._consumer.nack(by_delay)
 
     def nack_all(self) -> int:

@@ -15,7 +15,7 @@ from ..delivery.acks import AckSet
 from ..delivery.position_set import group_places
 from ..engine import Engine
 from ..stats import SubscriptionStats
-from ..topics.seeking import SeekTarget, expired, go_to, position_of
+from ..topics.seeking import SeekTarget, expired, go_to
 from ..topics.subscription_state import SubscriptionState
 from ..topics.topic_state import TopicState
 
@@ -85,7 +85,7 @@ class SubscriptionAdmin:
         self._engine.check_writable()
         self._check_there()
         engine, topic, state = self._engine, self._topic, self._state
-        position = position_of(engine.main, engine.inline, topic, to, engine.clock.now_ms())
+        position = engine.target_of(topic, to)
         now_ms = engine.clock.now_ms()
         with state.lock:
             if state.consumers:

@@ -11,7 +11,7 @@ from ..delivery.key_slots import KeyShared
 from ..engine import Engine
 from ..sending.topic_sender import TopicSender
 from ..subscription import Subscription
-from ..topics.seeking import SeekTarget, position_of
+from ..topics.seeking import SeekTarget
 from ..topics.topic_state import TopicState
 from .subscription_admin import SubscriptionAdmin
 
@@ -83,7 +83,7 @@ class TopicSubscriptions:
         if wanted in state.subscriptions:
             raise InvalidArgument("name", name, "the topic has a subscription of this name")
         engine = self._engine
-        position = position_of(engine.main, engine.inline, state, start, engine.clock.now_ms())
+        position = engine.target_of(state, start)
         while True:
             now_ms = self._engine.clock.now_ms()
             found = state.reader(wanted, position, self._engine.inline.waiting(state, now_ms), now_ms)

@@ -10,9 +10,8 @@ import numpy as np
 from duelog.markers.pending_entries import Outcome
 from duelog.markers.withdrawal import Withdrawals
 from duelog.store.codec.body import EncodedBatch
-from duelog.store.errors import InvalidArgument
 from duelog.store.listener import StoreListener
-from duelog.store.message import Message, resolve_due_ms
+from duelog.store.message import AnyId, Message, id_of, resolve_due_ms
 from duelog.store.position import MessageId, Position
 
 from ..topics.inline import InlineMessages
@@ -42,7 +41,7 @@ class TopicWithdrawals:
         self._inline = inline
         self._listeners = listeners
 
-    def cancel(self, topic: TopicState, message_ids: Sequence[MessageId]) -> list[Outcome]:
+    def cancel(self, topic: TopicState, message_ids: Sequence[AnyId]) -> list[Outcome]:
         """What became of each."""
         outcomes = self._withdrawals.cancel(topic.log, _checked(message_ids))
         for listener in self._listeners:
@@ -52,7 +51,7 @@ class TopicWithdrawals:
     def reschedule(
         self,
         topic: TopicState,
-        message_ids: Sequence[MessageId],
+        message_ids: Sequence[AnyId],
         deliver_at: int | datetime | None,
         deliver_after: float | timedelta | None,
         now_ms: int,
@@ -71,7 +70,7 @@ class TopicWithdrawals:
             self._policies.stored(topic.name, batch.overridden[[each is not None for each in new_ids]])
         return new_ids
 
-    def fire_now(self, now_ms: int, topic: TopicState, message_id: MessageId) -> MessageId | None:
+    def fire_now(self, now_ms: int, topic: TopicState, message_id: AnyId) -> MessageId | None:
         """Delay policies do not apply."""
         return self._reschedule(topic, _checked([message_id]), [now_ms])[0]
 
@@ -81,7 +80,7 @@ class TopicWithdrawals:
             listener.rescheduled(topic.name, len(new_ids) - new_ids.count(None))
         return new_ids
 
-    def position_of(self, topic: TopicState, message_id: MessageId) -> Position | None:
+    def position_of(self, topic: TopicState, message_id: AnyId) -> Position | None:
         """Where it is read in the main log."""
         (checked,) = _checked([message_id])
         entries = topic.log.entries_of(checked.ledger_id)
@@ -89,15 +88,12 @@ class TopicWithdrawals:
             return checked if 0 <= checked.entry_id < entries else None
         return self._withdrawals.marker(topic.log, checked)
 
-    def state(self, topic: TopicState, message_id: MessageId) -> str:
+    def state(self, topic: TopicState, message_id: AnyId) -> str:
         """In a word."""
-        outcome = self._withdrawals.states(topic.log, _checked([message_id]))[0]
-        return "scheduled" if self._inline.is_hidden(topic, message_id) else _STATES[outcome]
+        (checked,) = _checked([message_id])
+        outcome = self._withdrawals.states(topic.log, [checked])[0]
+        return "scheduled" if self._inline.is_hidden(topic, checked) else _STATES[outcome]
 
 
-def _checked(message_ids: Sequence[MessageId]) -> list[MessageId]:
-    ids = list(message_ids)
-    for message_id in ids:
-        if not isinstance(message_id, MessageId):
-            raise InvalidArgument("message_id", message_id, "expected a MessageId")
-    return ids
+def _checked(message_ids: Sequence[AnyId]) -> list[MessageId]:
+    return [id_of(each) for each in message_ids]

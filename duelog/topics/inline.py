@@ -18,7 +18,7 @@ from pyroaring import BitMap
 from duelog.delivery.acks import AckSet
 from duelog.delivery.due_reader import DueReader
 from duelog.delivery.read_ahead import ReadAheadBudget
-from duelog.markers.lookup import find_partition, read_entry, scheduled
+from duelog.markers.lookup import find_partition, marker_target, read_entry, scheduled
 from duelog.markers.reader import MainLogReader
 from duelog.markers.tracker import SubscriptionView, TopicDelayTracker
 from duelog.partitions.partition_set import PartitionSet
@@ -135,7 +135,10 @@ class InlineMessages:
     def get(self, topic: TopicState, message_id: MessageId) -> ScheduledMessage | None:
         """A stored message, wherever it is; None: it is gone. Raises CorruptEntry, DamagedStore."""
         if topic.log.entries_of(message_id.ledger_id) is not None:
-            return read_entry(self._main, message_id, str(topic.name))
+            target = marker_target(self._main, message_id)
+            if target is None:
+                return read_entry(self._main, message_id, str(topic.name))
+            message_id = target
         partition = find_partition(self._partitions, topic.topic_id, message_id.ledger_id)
         if partition is None:
             return None

@@ -113,7 +113,7 @@ def position_of(main: Environment, inline: InlineMessages, topic: TopicState, to
     if isinstance(to, MessageId):
         return _existing(log, to)
     if isinstance(to, str):
-        raise InvalidArgument("to", to, 'expected "earliest", "latest", a position or a time')
+        raise InvalidArgument("to", to, 'expected "earliest", "latest", a position, an id or a time')
     return due_at(main, log, at_ms("to", to))
 
 
