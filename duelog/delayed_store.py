@@ -24,6 +24,7 @@ from .background.maintenance import TickResult
 from .backup import BackupResult, back_up
 from .check.check_store import check
 from .check.finding import Finding
+from .control.store_operations import Operations
 from .engine import Engine
 from .faces.partition_keepers import Keeper, keepers
 from .faces.store_policies import StorePolicies
@@ -44,6 +45,7 @@ class DelayedStore(StorePolicies):
     def __init__(self, engine: Engine) -> None:
         """Use DelayedStore.open."""
         self._engine = engine
+        engine.start_control(lambda waiting: Operations(self, waiting))
 
     @classmethod
     def open(
@@ -222,6 +224,13 @@ class DelayedStore(StorePolicies):
         self._engine.check_writable()
         self._engine.maintenance.accept_clock()
         self._engine.wakeups.wake()
+
+    def save_snapshots(self) -> int:
+        """Save the delay indexes in memory of which the next start would have to read much; how many were saved.
+
+        The store does so by itself from time to time and when it is closed. Raises StoreFailed.
+        """
+        return self._engine.save_snapshots()
 
     def flush(self) -> None:
         """Persist every acknowledgement taken so far. Raises StoreFull, StoreFailed."""

@@ -12,7 +12,7 @@ from threading import Lock
 
 from duelog.markers.firing.firing import Firing
 from duelog.partitions.partition_set import PartitionSet
-from duelog.store.clock import StoreClock
+from duelog.store.clock import ManualClock, StoreClock
 from duelog.store.config import StoreConfig
 from duelog.store.env.environment import Environment
 from duelog.store.errors import BrokenInvariant, InvalidArgument, ReadOnly
@@ -27,6 +27,7 @@ from .background.recurring import Recurring
 from .background.removal import Removal
 from .background.scheduler import Scheduler
 from .background.wakeups import Wakeups
+from .control.control_server import ControlServer, MakeOperations
 from .metrics import Instruments, StoreMetrics
 from .opening import StoreLock
 from .sending.delay_policies import DelayPolicies
@@ -87,6 +88,8 @@ class Engine:
     removal: Removal
     figures: Figures
     metrics: StoreMetrics | None
+    control: ControlServer | None = None
+    """None: no socket is listened at."""
     backing_up: Lock = field(default_factory=Lock)
     """One backup at a time."""
 
@@ -98,6 +101,7 @@ class Engine:
                 self._stop,
                 self._persist,
                 self._end,
+                self._join_control,
                 self.sender.close,
                 self.topic_events.close,
                 self.partitions.close,
@@ -185,10 +189,24 @@ class Engine:
         self.check_writable()
         return self.maintenance.tick()
 
+    def save_snapshots(self) -> int:
+        self.check_writable()
+        with self.maintenance.lock:
+            return self.firing.loaded.save_all(self.clock.now_ms())
+
     def slice(self) -> tuple[TickResult, bool]:
         """A piece of a tick, and whether there is more to do now."""
         self.check_writable()
         return self.maintenance.slice()
+
+    def start_control(self, operations: MakeOperations) -> None:
+        """Listen at the control socket, where the store is to have one; once."""
+        wanted = self.config.control
+        if wanted is None:
+            wanted = not isinstance(self.clock.wrapped, ManualClock)
+        if wanted and not self.read_only and self.control is None:
+            server = ControlServer(self.path, operations, self.config.max_message_bytes)
+            self.control = server if server.start() else None
 
     # -- the end -----------------------------------------------------------------------------------
 
@@ -200,6 +218,8 @@ class Engine:
         self._shutdown.run()
 
     def _stop(self) -> None:
+        if self.control is not None and not self.state.forked:
+            self.control.stop()
         self.maintenance.stopping = True
         if self.metrics is not None:
             self.metrics.close()
@@ -218,6 +238,10 @@ class Engine:
     def _end(self) -> None:
         self.state.closed = True
         self.topics.wake_receivers()
+
+    def _join_control(self) -> None:
+        if self.control is not None and not self.state.forked:
+            self.control.join()
 
     def _unlock(self) -> None:
         if self.lock is not None:

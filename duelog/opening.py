@@ -38,7 +38,7 @@ from duelog.store.policy.policies import of_config
 STORE_VERSION = 2
 """Version of a store as a whole: since 2 what was sent may stand in the write-ahead log alone."""
 
-_OWN_NAMES = {"LOCK", "STORE.tmp", "attempts", "main", "partitions", "staging", "trash", "wal"}
+_OWN_NAMES = {"CONTROL", "LOCK", "STORE.tmp", "attempts", "main", "partitions", "staging", "trash", "wal"}
 
 
 class Identity(NamedTuple):

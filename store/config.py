@@ -104,6 +104,9 @@ class StoreConfig:
     cluster: value of the attribute ``pulsar.cluster`` of the metrics; ``"standalone"``.
     background: run a thread that fires what is due and wakes receivers. None: with the system clock yes, with a
         manual one no. Without it ``receive()`` and ``tick()`` fire.
+    control: listen at a Unix socket in the store's directory, for commands of this user (`duelog send` and the like)
+        while the store is open here. None: with the system clock yes, with a manual one no. It costs a thread that
+        sleeps.
     max_clock_jump_ms: firing stops with ClockJumped when the clock is found further forward than this at once; 30
         days; None: any jump is believed. It must be longer than any time for which the store lies closed or the
         machine sleeps, or it asks for ``accept_clock()`` after it.
@@ -178,6 +181,7 @@ class StoreConfig:
     max_message_bytes: int = _integer(5 * MIB, 1, GIB)
     cluster: str = _setting("standalone", _label)
     background: bool | None = _setting(None, _optional_bool)
+    control: bool | None = _setting(None, _optional_bool)
     max_clock_jump_ms: int | None = _integer(2_592_000_000, 1, _INT64_MAX, none=True)
 
     # -- defaults of a store that is made

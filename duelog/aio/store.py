@@ -107,6 +107,7 @@ class DelayedStore(InThreads[duelog.DelayedStore]):
     requeue_dead_letters = in_thread(duelog.DelayedStore.requeue_dead_letters)
     purge_dead_letters = in_thread(duelog.DelayedStore.purge_dead_letters)
     tick = in_thread(duelog.DelayedStore.tick)
+    save_snapshots = in_thread(duelog.DelayedStore.save_snapshots)
     flush = in_thread(duelog.DelayedStore.flush)
 
     async def check(self, *, deep: bool = False) -> list[duelog.Finding]:

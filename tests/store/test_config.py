@@ -18,6 +18,7 @@ DEFAULTS = {
     "max_message_bytes": 5 * 1024 * 1024,
     "cluster": "standalone",
     "background": None,
+    "control": None,
     "max_clock_jump_ms": 30 * 24 * 3600 * 1000,
     "retention_ms": 0,
     "retention_bytes": 0,
@@ -78,7 +79,8 @@ RANGES: dict[str, tuple[int, int]] = {
     "run_bytes": (1024, 2**30),
 }
 
-OPTIONAL = {"ttl_ms", "ack_timeout_ms", "max_redeliveries", "dead_letter_topic", "background", "max_clock_jump_ms"}
+OPTIONAL = {"ttl_ms", "ack_timeout_ms", "max_redeliveries", "dead_letter_topic", "background", "control",
+            "max_clock_jump_ms"}  # fmt: skip
 
 
 GOOD: list[tuple[str, object]] = [
@@ -86,7 +88,7 @@ GOOD: list[tuple[str, object]] = [
     *((name, None) for name in sorted(OPTIONAL)),
     *(("tracker_prune_ratio", value) for value in (0, 0.5, 1.0)),
     *(("durability", value) for value in get_args(Durability)),
-    *(("background", value) for value in (True, False)),
+    *((name, value) for name in ("background", "control") for value in (True, False)),
     *(("dead_letter_topic", value) for value in ("dead", "persistent://shop/mail/dead")),
 ]
 
@@ -97,7 +99,7 @@ BAD: list[tuple[str, object]] = [
     *(("tracker_prune_ratio", value) for value in (-0.1, 1.1, float("nan"), True, "1")),
     *(("durability", value) for value in ("fsync", "Commit", True, ["commit"])),
     *(("cluster", value) for value in ("", "a\nb", 5)),
-    *(("background", value) for value in (1, "yes")),
+    *((name, value) for name in ("background", "control") for value in (1, "yes")),
     *(("dead_letter_topic", value) for value in ("", "a/b", "x" * 500, 7)),
 ]
 

@@ -1,111 +1,184 @@
-"""Administration of a store in a directory, opened by this process."""
+"""Administration of a store in a directory: opened by this process, or asked of the one that has it open."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import base64
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
+from threading import Event
+from typing import Any
 
-from ... import DelayedStore, Policies, ScheduledMessage
+from ... import Policies, ReceivedMessage, ScheduledMessage
 from ...broker.lookup.topic_address import shown_subscription, stored_subscription
+from ...control.control_client import ControlClient
+from ...control.store_operations import Operations
 from ...stats import PartitionStats
 from ...store.errors import InvalidArgument, UnknownSubscription
-from ...store.policy.policies import POLICY_FIELDS, PolicyValue
+from ...store.names import TopicName
+from ...store.policy.policies import PolicyValue
 from ...store.position import MessageId
-from ..values import open_to_read, open_to_write
+from ..values import open_to_read, open_to_write, require_store
 from .operations import STORE_FIGURES, Administration, Effective, Scope, SubscriptionFigures, TopicFigures
+
+Ask = Callable[[str, Mapping[str, object]], Any]
+"""As `Operations.ask`."""
+
+
+@contextmanager
+def asked(path: Path, *, writes: bool, create: bool = False) -> Iterator[Ask]:
+    """What answers operations of the store in a directory, for as long as the block runs.
+
+    That is the process that has it open, where there is one that listens; else this one, which opens it. create: make
+    the store where there is none. Raises StoreLocked where another process has it open and does not listen.
+    """
+    if not create:
+        require_store(path)
+    client = ControlClient.connect(path)
+    if client is not None:
+        with client:
+            yield client.ask
+        return
+    with open_to_write(path, create=create) if writes else open_to_read(path) as store:
+        operations = Operations(store, _Here())
+        with closing(operations):
+            yield operations.ask
 
 
 @contextmanager
 def open_directory(path: Path, *, writes: bool) -> Iterator[Administration]:
     """The store in a directory, for as long as the block runs."""
-    with open_to_write(path, create=False) if writes else open_to_read(path) as store:
-        yield DirectorySide(store)
+    with asked(path, writes=writes) as ask:
+        yield DirectorySide(ask, path)
+
+
+class _Here(Event):
+    """How this process waits for messages of its own store; Ctrl-C ends it."""
+
+    wake = Event.set
+
+    def wait(self, seconds: float | None = None) -> bool:
+        super().wait(seconds)
+        return True
 
 
 class DirectorySide:
-    """By the public face of the engine."""
+    """By the operations of an open store."""
 
-    def __init__(self, store: DelayedStore) -> None:
-        self._store = store
-        self.name = str(store.path)
+    def __init__(self, ask: Ask, path: Path) -> None:
+        self._ask = ask
+        self.name = str(path.absolute())
+
+    def _do(self, operation: str, **arguments: object) -> Any:
+        return self._ask(operation, arguments)
 
     def topics(self, namespace: str | None) -> Iterator[str]:
-        return (topic.name for topic in self._store.topics(namespace))
+        yield from self._do("topics", namespace=namespace)
 
     def create_topic(self, topic: str) -> bool:
-        return self._store.topic(topic).create()
+        return bool(self._do("create_topic", topic=topic))
 
     def delete_topic(self, topic: str) -> None:
-        self._store.delete_topic(topic)
+        self._do("delete_topic", topic=topic)
 
     def store_figures(self) -> dict[str, int]:
         """What only the process that has the store open for writing knows (its commits, its indexes) is left out."""
-        figures = self._store.stats()
-        return {name: getattr(figures, name) for name in STORE_FIGURES}
+        figures = self._do("figures")
+        return {name: figures[name] for name in STORE_FIGURES}
 
     def partitions(self) -> list[PartitionStats]:
-        return self._store.partitions()
+        return [PartitionStats(**each) for each in self._do("partitions")]
 
     def topic_figures(self, topic: str) -> TopicFigures:
-        found = self._store.topic(topic).stats()
+        found = self._do("topic_figures", topic=topic)
         subscriptions = [
-            SubscriptionFigures(shown_subscription(each.name), each.backlog, str(each.mark_delete))
-            for each in found.subscriptions
+            SubscriptionFigures(shown_subscription(each["name"]), each["backlog"], each["mark_delete"])
+            for each in found["subscriptions"]
         ]
-        return TopicFigures(
-            found.name, found.pending, found.fired, found.entries, found.ledgers, found.stored_bytes, subscriptions
-        )
+        names = ("name", "pending", "fired", "entries", "ledgers", "stored_bytes")
+        return TopicFigures(**{name: found[name] for name in names}, subscriptions=subscriptions)
 
     def scheduled(self, topic: str, start_ms: int | None, end_ms: int | None, limit: int) -> list[ScheduledMessage]:
-        return list(map(_decoded, islice(self._store.topic(topic).scheduled(start_ms, end_ms), limit)))
+        found = self._do("scheduled", topic=topic, start_ms=start_ms, end_ms=end_ms, limit=limit)
+        return [_decoded(scheduled_message(each)) for each in found]
 
     def cancel(self, topic: str, ids: Sequence[MessageId]) -> list[str]:
-        return [outcome.value for outcome in self._store.topic(topic).cancel_batch(ids)]
+        return list(self._do("cancel", topic=topic, ids=list(map(str, ids))))
 
     def reschedule(
         self, topic: str, ids: Sequence[MessageId], deliver_at: int | None, deliver_after: float | None
     ) -> list[MessageId | None]:
-        return self._store.topic(topic).reschedule_batch(ids, deliver_at=deliver_at, deliver_after=deliver_after)
+        given = {"ids": list(map(str, ids)), "deliver_at": deliver_at, "deliver_after": deliver_after}
+        return [
+            None if each is None else MessageId.parse(each) for each in self._do("reschedule", topic=topic, **given)
+        ]
 
     def subscriptions(self, topic: str) -> list[str]:
-        return sorted(map(shown_subscription, self._store.topic(topic).subscriptions()))
+        return sorted(map(shown_subscription, self._do("subscriptions", topic=topic)))
 
     def create_subscription(self, topic: str, subscription: str, position: str) -> bool:
-        there = self._store.topic(topic)
-        if there.exists() and _stored(subscription) in there.subscriptions():
-            return False
-        there.subscribe(_stored(subscription), type="shared", initial_position=position).close()
-        return True
+        stored = _stored(subscription)
+        return bool(self._do("create_subscription", topic=topic, subscription=stored, position=position))
 
     def delete_subscription(self, topic: str, subscription: str) -> None:
-        there = self._store.topic(topic)
-        if _stored(subscription) not in there.subscriptions():
-            raise UnknownSubscription(there.name, subscription)
-        there.unsubscribe(_stored(subscription))
+        self._do("delete_subscription", topic=topic, subscription=self._existing(topic, subscription))
+
+    def seek(self, topic: str, subscription: str, to: str | Mapping[str, int]) -> str | None:
+        return str(self._do("seek", topic=topic, subscription=self._existing(topic, subscription), to=to))
+
+    def skip(self, topic: str, subscription: str, count: int) -> int:
+        return int(self._do("skip", topic=topic, subscription=self._existing(topic, subscription), count=count))
+
+    def expire(self, topic: str, subscription: str, before_ms: int) -> int:
+        stored = self._existing(topic, subscription)
+        return int(self._do("expire", topic=topic, subscription=stored, before_ms=before_ms))
+
+    def peek(self, topic: str, subscription: str, count: int) -> Iterator[ReceivedMessage]:
+        stored = self._existing(topic, subscription)
+        return map(received_message, self._do("peek", topic=topic, subscription=stored, count=count))
+
+    def _existing(self, topic: str, subscription: str) -> str:
+        """The stored name of a subscription. Raises UnknownSubscription with the name as it was given."""
+        stored = _stored(subscription)
+        if stored not in self._do("subscriptions", topic=topic):
+            raise UnknownSubscription(str(TopicName.parse(topic)), subscription)
+        return stored
 
     def policies(self, scope: Scope) -> dict[str, Policies]:
+        found = self._do("policies", **scope._asdict())
         if scope == Scope():
-            return self._store.all_policies()
-        found = self._store.policies(**scope._asdict())
-        return {} if found is None else {f"namespace {scope.namespace}": found}
+            return {name: Policies(**each) for name, each in found.items()}
+        return {} if found is None else {f"namespace {scope.namespace}": Policies(**found)}
 
     def effective(self, scope: Scope) -> Effective:
-        here = self._store.policies(**scope._asdict())
-        topic = self._store.topic(str(scope.topic)).name
-        found = self._store.effective_policies(topic, scope.subscription)
-        values = {name: getattr(found, name) for name in POLICY_FIELDS}
-        return Effective(topic, here, values, dict(found.set_at))
+        here = self._do("policies", **scope._asdict())
+        found = self._do("effective", topic=scope.topic, subscription=scope.subscription)
+        name = str(TopicName.parse(str(scope.topic)))
+        return Effective(name, None if here is None else Policies(**here), found["values"], found["set_at"])
 
     def update_policies(self, scope: Scope, values: Mapping[str, PolicyValue | None]) -> Policies:
-        return self._store.update_policies(
-            namespace=scope.namespace, topic=scope.topic, subscription=scope.subscription, **values
-        )
+        return Policies(**self._do("update_policies", values=dict(values), **scope._asdict()))
 
     def remove_policies(self, scope: Scope) -> bool:
-        return self._store.remove_policies(**scope._asdict())
+        return bool(self._do("remove_policies", **scope._asdict()))
+
+
+def scheduled_message(fields: Mapping[str, Any]) -> ScheduledMessage:
+    """A message as `Operations` gives it."""
+    return ScheduledMessage(
+        **{
+            **fields,
+            "message_id": MessageId.parse(fields["message_id"]),
+            "payload": base64.b64decode(fields["payload"]),
+        }
+    )
+
+
+def received_message(fields: Mapping[str, Any]) -> ReceivedMessage:
+    """A message as `Operations` gives it."""
+    places = {name: MessageId.parse(fields[name]) for name in ("message_id", "position")}
+    return ReceivedMessage(**{**fields, **places, "payload": base64.b64decode(fields["payload"])})
 
 
 def _stored(subscription: str) -> str:
