@@ -37,6 +37,7 @@ class SubscriptionStats:
     consumer is there or not.
     unacknowledged: handed out and not acknowledged. redelivering: waiting to be handed out again.
     inline: not due yet, waiting in the main log and not acknowledged; what waits in time partitions does not count.
+    paused: nothing is handed out, until `paused_until_ms` (epoch ms) or, where that is None, until it is resumed.
     """
 
     name: str
@@ -47,6 +48,8 @@ class SubscriptionStats:
     unacknowledged: int
     redelivering: int
     inline: int
+    paused: bool = False
+    paused_until_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,8 +151,9 @@ class Figures:
 
         not_due: those, where they are known (`waiting`).
         """
+        now_ms = self._clock.now_ms()
         if not_due is None:
-            not_due = self._inline.waiting(topic, self._clock.now_ms())
+            not_due = self._inline.waiting(topic, now_ms)
         with state.lock:
             dispatcher = state.dispatcher
             inline = unacknowledged(state.acks, not_due)
@@ -162,6 +166,8 @@ class Figures:
                 0 if dispatcher is None else dispatcher.outstanding_count,
                 0 if dispatcher is None else dispatcher.awaiting_redelivery_count,
                 inline,
+                now_ms < state.paused_until_ms,
+                state.pause_ends_ms(now_ms),
             )
 
     def pending_of(self, topic_id: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import datetime
 from typing import Self
 
 from duelog.store.clock import ManualClock, StoreClock
@@ -18,6 +19,7 @@ from .engine import Engine
 from .faces.acknowledging import Acknowledging
 from .stats import SubscriptionStats
 from .topics.consumer import Consumer
+from .topics.pausing import pause, resume
 from .topics.seeking import SeekTarget
 from .topics.subscription_state import Part, SubscriptionState
 from .topics.topic_state import TopicState
@@ -218,24 +220,23 @@ class Subscription(Acknowledging):
         self._topic.changed()
         return position
 
-    def pause(self) -> None:
-        """Hand nothing out to any consumer of the subscription until `resume`; kept over restarts."""
-        self._set_paused(True)
+    def pause(self, until: datetime | int | None = None) -> None:
+        """Hand nothing out to any consumer of the subscription until `resume`; kept over restarts.
+
+        until: an instant (aware datetime or epoch ms) at which it goes on by itself. Raises InvalidArgument for one
+        that has passed.
+        """
+        self._check_usable()
+        pause(self._engine.main, self._topic, self._state, until, self._engine.clock.now_ms())
 
     def resume(self) -> None:
         """Hand out again."""
-        self._set_paused(False)
+        self._check_usable()
+        resume(self._engine.main, self._topic, self._state)
 
     @property
     def paused(self) -> bool:
-        return self._state.paused
-
-    def _set_paused(self, paused: bool) -> None:
-        self._check_usable()
-        if self.durable:
-            self._engine.main.write(lambda transaction: self._state.write_paused(transaction, paused))
-        self._state.paused = paused
-        self._topic.changed()
+        return self._state.paused_until_ms > self._engine.clock.now_ms()
 
     # -- the rest ----------------------------------------------------------------------------------
 

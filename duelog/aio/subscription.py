@@ -34,6 +34,8 @@ class SubscriptionAdmin(InThreads[duelog.SubscriptionAdmin]):
     skip = in_thread(duelog.SubscriptionAdmin.skip)
     expire = in_thread(duelog.SubscriptionAdmin.expire)
     reset = in_thread(duelog.SubscriptionAdmin.reset)
+    pause = in_thread(duelog.SubscriptionAdmin.pause)
+    resume = in_thread(duelog.SubscriptionAdmin.resume)
     stats = in_thread(duelog.SubscriptionAdmin.stats)
 
 

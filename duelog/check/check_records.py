@@ -38,6 +38,7 @@ _READERS: dict[int, Callable[[bytes], object]] = {
     Table.LEDGER: fmt.LedgerRecord.unpack,
     Table.CURSOR: fmt.CursorRecord.unpack,
     Table.ATTEMPTS: partial(unpack_attempts, 0),
+    Table.PAUSE: fmt.unpack_u64,
     Table.PRODUCER: ProducerRecord.unpack,
     Table.SEQUENCE: BitMap64.deserialize,
     Table.ORIGIN: OriginRecord.unpack,

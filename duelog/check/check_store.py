@@ -231,9 +231,10 @@ def _cursors(survey: Survey) -> Iterator[Finding]:
             subscriptions.add(number)
             message = "has acknowledged entries, and no record: what it is to get is not delivered"
             yield error("acked-without-subscription", f"subscription {number}", message)
-    for number in {fmt.leading_u32(key) for key in _keys(survey.raw, fmt.prefix(Table.ATTEMPTS))} - subscriptions:
-        message = "has failed deliveries, and no record"
-        yield error("attempts-without-subscription", f"subscription {number}", message)
+    for table, what in ((Table.ATTEMPTS, "failed deliveries"), (Table.PAUSE, "the end of a pause")):
+        for number in {fmt.leading_u32(key) for key in _keys(survey.raw, fmt.prefix(table))} - subscriptions:
+            code = f"{table.name.lower()}-without-subscription"
+            yield error(code, f"subscription {number}", f"has {what}, and no record")
 
 
 def _counters(survey: Survey) -> Iterator[Finding]:

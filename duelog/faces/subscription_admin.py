@@ -15,6 +15,7 @@ from ..delivery.acks import AckSet
 from ..delivery.position_set import group_places
 from ..engine import Engine
 from ..stats import SubscriptionStats
+from ..topics.pausing import pause, resume
 from ..topics.seeking import SeekTarget, expired, go_to
 from ..topics.subscription_state import SubscriptionState
 from ..topics.topic_state import TopicState
@@ -93,6 +94,18 @@ class SubscriptionAdmin:
             position = go_to(topic, state, position, engine.inline.waiting(topic, now_ms), now_ms)
         self._flush()
         return position
+
+    def pause(self, until: datetime | int | None = None) -> None:
+        """`Subscription.pause`."""
+        self._engine.check_writable()
+        self._check_there()
+        pause(self._engine.main, self._topic, self._state, until, self._engine.clock.now_ms())
+
+    def resume(self) -> None:
+        """`Subscription.resume`."""
+        self._engine.check_writable()
+        self._check_there()
+        resume(self._engine.main, self._topic, self._state)
 
     def stats(self) -> SubscriptionStats:
         """Figures of the subscription."""

@@ -77,8 +77,10 @@ class Consumer:
         limit = subscription.max_in_flight
         with subscription.lock:
             dispatcher = self._dispatcher()
+            if now_ms < subscription.paused_until_ms:
+                return None, subscription.pause_ends_ms(now_ms)
             kept_back = dispatcher.kept_back_count
-            batch = None if subscription.paused else dispatcher.next_batch(self._id, max_messages, now_ms, limit)
+            batch = dispatcher.next_batch(self._id, max_messages, now_ms, limit)
             passed_gone = self._pass_gone(dispatcher)
             kept_more = dispatcher.kept_back_count > kept_back
             passed_over = None if subscription.reader is None else subscription.reader.next_due_ms(now_ms)

@@ -28,7 +28,12 @@ from ..delivery.failover import Failover, chosen
 from ..delivery.key_slots import KeyShared, check_apart
 
 _NONE: Mapping[tuple[int, int], bytes | None] = {}
-_PAUSED = 0x01
+PAUSED = 0x01
+"""Flag of a cursor: the subscription is paused."""
+
+FOR_EVER_MS = 2**63 - 1
+"""The end of a pause that has none."""
+
 KEEPER = 0x02
 """Flag of a cursor: the subscription holds dead letters (dead_letters.py)."""
 
@@ -61,7 +66,8 @@ class SubscriptionState:
         self.durable = durable
         self.lock = threading.Lock()
         self.deleted = False
-        self.paused = bool(record.flags & _PAUSED)
+        self.paused_until_ms = FOR_EVER_MS if record.flags & PAUSED else 0
+        """When its pause ends (epoch ms); in the past: it is not paused."""
         self.keeper = bool(record.flags & KEEPER)
         self.policies: EffectivePolicies = merge(())
         """What is in force, from its first consumer on; replaced when that changes."""
@@ -242,15 +248,29 @@ class SubscriptionState:
         self.gone.clear()
         return gone
 
-    def write_paused(self, transaction: Transaction, paused: bool) -> None:
-        """Record whether the subscription is paused."""
+    def pause_ends_ms(self, now_ms: int) -> int | None:
+        """When its pause ends by itself; None: it does not, or there is none."""
+        return self.paused_until_ms if now_ms < self.paused_until_ms < FOR_EVER_MS else None
+
+    def write_paused(self, transaction: Transaction, until_ms: int) -> None:
+        """Record until when the subscription is paused; 0: it is not."""
         key = fmt.cursor_key(self.topic_id, self.name)
         fields = transaction.get(key)
         if fields is None:
             raise UnknownSubscription(self.topic, self.name)
         record = CursorRecord.unpack(fields)
-        flags = record.flags | _PAUSED if paused else record.flags & ~_PAUSED
+        flags = record.flags | PAUSED if until_ms else record.flags & ~PAUSED
         transaction.put(key, record._replace(flags=flags).pack())
+        pause_key = fmt.pause_key(record.subscription_id)
+        if 0 < until_ms < FOR_EVER_MS:
+            transaction.put(pause_key, fmt.pack_u64(until_ms))
+        else:
+            transaction.delete(pause_key)
+
+        def paused() -> None:
+            self.paused_until_ms = until_ms
+
+        transaction.after_commit(paused)
 
     def write_changes(
         self, transaction: Transaction, changes: AckChanges, attempts: Mapping[tuple[int, int], bytes | None] = _NONE

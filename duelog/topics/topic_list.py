@@ -23,7 +23,7 @@ from duelog.store.log.managed_ledger import LedgerLimits, ManagedLedger
 from duelog.store.names import TopicName
 from duelog.store.position import BEFORE_FIRST, Position
 
-from .subscription_state import KEEPER, SubscriptionState
+from .subscription_state import FOR_EVER_MS, KEEPER, PAUSED, SubscriptionState
 from .topic_events import TopicEvents
 from .topic_state import TopicState
 from .trim_agenda import TrimAgenda
@@ -165,9 +165,10 @@ class Topics:
             acks.trim_to(log.first_ledger, log)
             attempts = AttemptCounts(self._log, record.subscription_id)
             attempts.load(catalog.attempts(raw, record.subscription_id), acks.is_acked)
-            state.subscriptions[subscription] = SubscriptionState(
-                topic_id, str(name), subscription, record, acks, attempts=attempts
-            )
+            found = SubscriptionState(topic_id, str(name), subscription, record, acks, attempts=attempts)
+            if record.flags & PAUSED:
+                found.paused_until_ms = catalog.pause_ends_ms(raw, record.subscription_id) or FOR_EVER_MS
+            state.subscriptions[subscription] = found
         if not self._read_only:
             self._by_name[name] = state
             self._by_id[topic_id] = state

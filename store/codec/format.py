@@ -43,6 +43,7 @@ class Table(IntEnum):
     CURSOR = 0x31  # main: topic id, subscription name -> CursorRecord
     ACKED = 0x32  # main: subscription id, ledger id -> roaring bitmap
     ATTEMPTS = 0x33  # main: subscription id, ledger id, block -> failed deliveries (attempt_rows.py)
+    PAUSE = 0x34  # main: subscription id -> u64, until when it is paused (epoch ms)
     CANCELLED = 0x40  # main: partition log's ledger id, block -> roaring bitmap
     ADMITTED = 0x41  # main: partition log's ledger id, block -> roaring bitmap of conditional entries that may fire
     PRODUCER = 0x50  # main and partition: topic id, producer name -> ProducerRecord, of old stores
@@ -134,6 +135,10 @@ def acked_key(subscription_id: int, ledger_id: int) -> bytes:
 
 def attempts_key(subscription_id: int, ledger_id: int, block: int) -> bytes:
     return _KEY_32_64_32.pack(Table.ATTEMPTS, subscription_id, ledger_id, block)
+
+
+def pause_key(subscription_id: int) -> bytes:
+    return _KEY_32.pack(Table.PAUSE, subscription_id)
 
 
 def ledger_of_subscription(key: bytes) -> int:
@@ -375,7 +380,7 @@ _CURSOR = struct.Struct(">IQQIB")
 class CursorRecord(NamedTuple):
     """A subscription: its id and its mark-delete position, of which `next_entry` is the entry after.
 
-    `flags` bit 0: paused; bit 1: it holds dead letters.
+    `flags` bit 0: paused, for ever unless PAUSE has a time; bit 1: it holds dead letters.
     """
 
     subscription_id: int

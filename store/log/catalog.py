@@ -191,8 +191,16 @@ def attempts(raw: Reads, subscription_id: int) -> Iterator[tuple[int, dict[int, 
         yield ledger_id, unpack_attempts(block, fields)
 
 
+def pause_ends_ms(raw: Reads, subscription_id: int) -> int | None:
+    """Until when a subscription is paused, if it is; None: for ever."""
+    key = fmt.pause_key(subscription_id)
+    value = raw.get(key)
+    return None if value is None else fmt.unpack_u64(fmt.unseal(key, value))
+
+
 def remove_subscription(transaction: Transaction, subscription_id: int) -> None:
-    """Delete what a subscription has beside its cursor: acknowledgements and failed deliveries."""
+    """Delete what a subscription has beside its cursor: acknowledgements, failed deliveries, the end of a pause."""
+    transaction.delete(fmt.pause_key(subscription_id))
     for table in (Table.ACKED, Table.ATTEMPTS):
         for key, _ in list(rows(transaction.raw, fmt.prefix(table, subscription_id))):
             transaction.delete(key)

@@ -68,6 +68,7 @@ class Comparing(Machine):
             for sub_stats in stats.subscriptions:
                 sub = topic.subscriptions[sub_stats.name]
                 assert sub_stats.consumers == len(sub.consumers)
+                assert sub_stats.paused == (twin.now_ms < sub.paused_until_ms)
                 assert sub_stats.backlog == sub.due_backlog(twin.now_ms)
                 assert sub_stats.unacknowledged == len(sub.held)
                 assert sub_stats.redelivering == len(sub.waiting) + len(sub.ready) - sub.kept_back

@@ -55,7 +55,7 @@ class EngineMachine(BusyRules, TimeRules, Comparing):
                 if not sub.consumers:
                     self._subscribe(topic.name, name, "exclusive", "earliest")
                     self.consumers[-1].face.resume()
-                    sub.paused = False
+                    sub.paused_until_ms = 0
 
     def _planned_ms(self) -> int | None:
         """What is next, but for the look for what is old, which a store with a time to live takes for ever."""

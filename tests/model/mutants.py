@@ -32,6 +32,7 @@ from duelog.partitions import producer_numbers as producers
 from duelog.partitions.producer_numbers import nothing
 from duelog.sending.delay_policies import DelayPolicies
 from duelog.stats import Figures
+from duelog.store.log import catalog
 from duelog.store.log.ledger import StagedLedger
 from duelog.store.log.managed_ledger import ManagedLedger
 from duelog.store.policy.policies import EffectivePolicies, of_config
@@ -105,6 +106,12 @@ def redelivers_without_delay(patch: Patch) -> None:
 def never_takes_back(patch: Patch) -> None:
     """The acknowledgement timeout does nothing."""
     patch.setattr(Outstanding, "take_overdue", lambda self, now_ms: [])
+
+
+@broken(HANDING_OUT)
+def forgets_when_a_pause_ends(patch: Patch) -> None:
+    """A subscription that is paused until a time is paused for ever when the store is opened again."""
+    patch.setattr(catalog, "pause_ends_ms", lambda *_: None)
 
 
 @broken(HANDING_OUT)

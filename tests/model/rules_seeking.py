@@ -146,15 +146,18 @@ class SeekingRules(Machine):
 
     @only(HANDING_OUT)
     @precondition(lambda self: self.consumers)
-    @rule(which=PICK, paused=st.booleans())
-    def pause_or_resume(self, which: int, paused: bool) -> None:
-        consumer = pick(self.consumers, which)
-        if paused:
-            consumer.face.pause()
-        else:
+    @rule(which=PICK, ms=st.sampled_from((None, 0, 0, 1, 40)))
+    def pause_or_resume(self, which: int, ms: int | None) -> None:
+        """None: it is paused for ever; 0: it is resumed; else it is paused for so long."""
+        consumer, now_ms = pick(self.consumers, which), self.twin.now_ms
+        if ms == 0:
             consumer.face.resume()
-        consumer.twin.paused = paused
-        assert consumer.face.paused == paused
+        else:
+            consumer.face.pause(None if ms is None else now_ms + ms)
+        consumer.twin.paused_until_ms = 2**63 if ms is None else ms and now_ms + ms
+        stats = consumer.face.stats()
+        until_ms = now_ms + ms if ms else None
+        assert (consumer.face.paused, stats.paused, stats.paused_until_ms) == (ms != 0, ms != 0, until_ms)
 
     @only(STORING)
     @precondition(lambda self: any(topic.subscriptions for topic in self.twin.topics.values()))

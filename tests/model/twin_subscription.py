@@ -41,7 +41,7 @@ class TwinSubscription:
         self.flushed: tuple[int, frozenset[int]] = (start, frozenset())
         """What is on disk for certain: a mark and acknowledged places."""
         self.unflushed_since_ms: int | None = None
-        self.paused = False
+        self.paused_until_ms = 0
         self.kind: str | None = None
         self.consumers: list[int] = []
         self.held: dict[int, int] = {}
@@ -127,7 +127,7 @@ class TwinSubscription:
 
         First what comes again, in log order; then what was passed over and has become due, by due time; then new.
         """
-        if self.paused or (self.kind == "failover" and self.consumers[0] != consumer):
+        if now_ms < self.paused_until_ms or (self.kind == "failover" and self.consumers[0] != consumer):
             return []
         self._bring_due(now_ms)
         limit = self.setting("max_in_flight")

@@ -86,13 +86,17 @@ def _begin(transaction: Transaction, topic_id: int, key: bytes, number: int | No
 def _drop_acked(transaction: Transaction, account: Account) -> None:
     """Remove what subscriptions acknowledged and failed at of which nothing else is left, not even a topic."""
     known = {row.subscription_id for _, _, row in catalog.cursors(transaction.raw)}
-    for table, what in ((Table.ACKED, "acknowledgements"), (Table.ATTEMPTS, "failed deliveries")):
+    for table, what in (
+        (Table.ACKED, "acknowledgements"),
+        (Table.ATTEMPTS, "failed deliveries"),
+        (Table.PAUSE, "ends of pauses"),
+    ):
         rows = catalog.rows(transaction.raw, fmt.prefix(table))
         bad = [key for key, _ in rows if fmt.leading_u32(key) not in known]
         for key in bad:
             transaction.delete(key)
         if bad:
-            account.say(f"main: removed the {what} of {len(bad)} ledgers that are gone")
+            account.say(f"main: removed {len(bad)} records of the {what} of subscriptions that are gone")
 
 
 def _report_acked(raw: Reads, key: bytes, account: Account) -> None:

@@ -256,7 +256,10 @@ class _Reader:
         facts = self._facts
         read_elsewhere = {Table.COUNTER, Table.PARTITION, Table.TOPIC_NAME, Table.FRONTIER, Table.LEDGER,
                           Table.CURSOR, Table.ACKED, Table.CANCELLED, Table.ADMITTED, Table.SET_ASIDE}  # fmt: skip
-        parsers: dict[Table, Callable[[bytes], object]] = {Table.ATTEMPTS: partial(unpack_attempts, 0)}
+        parsers: dict[Table, Callable[[bytes], object]] = {
+            Table.ATTEMPTS: partial(unpack_attempts, 0),
+            Table.PAUSE: fmt.unpack_u64,
+        }
         for table in Table:
             if table not in read_elsewhere:
                 self._read(table, parsers.get(table, bytes))
