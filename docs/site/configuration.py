@@ -68,6 +68,7 @@ UNITS = (
         "number",
     ),
     (re.compile("_(producers|consumers|watchers)_per_connection$"), "number"),
+    (re.compile("^max_(in_flight|pending)$"), "messages"),
     (re.compile("_ratio$"), "share"),
 )
 """By the name of a setting: the unit of its values."""

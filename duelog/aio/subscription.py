@@ -139,6 +139,7 @@ class Subscription(InThreads[duelog.Subscription]):
     ack = in_thread(duelog.Subscription.ack)
     ack_cumulative = in_thread(duelog.Subscription.ack_cumulative)
     nack = in_thread(duelog.Subscription.nack)
+    extend = in_thread(duelog.Subscription.extend)
     nack_all = in_thread(duelog.Subscription.nack_all)
     retry_later = in_thread(duelog.Subscription.retry_later)
     seek = in_thread(duelog.Subscription.seek)

@@ -7,12 +7,10 @@ Owns the read position and the place of every message before it that is not ackn
 - ready: due for redelivery, or read and kept back for its key's sake (``delivery_order.py``, ``key_order.py``);
 - skipped, because the reader could not read it. It stays unacknowledged until the engine acknowledges it.
 
-Delivery is at least once: a message leaves only by being acknowledged, trimmed, skipped, or by a seek. Its state is
-in memory: after a restart everything that is not acknowledged is read again. How often a message was delivered stays
-in the counts of its subscription (duelog/attempts/attempt_counts.py).
-
-Deliberately without storage, threads and clock: the caller holds the subscription's lock and passes ``now_ms``. While
-a dispatcher exists, every acknowledgement and trim of its subscription goes through it, those by time-to-live included.
+Delivery is at least once: a message leaves only by being acknowledged, trimmed, skipped, or by a seek. Its state is in
+memory, but for how often it was delivered (duelog/attempts/attempt_counts.py). Without storage, threads and clock: the
+caller holds the subscription's lock and passes ``now_ms``. While a dispatcher exists, every acknowledgement and trim of
+its subscription goes through it, those by time-to-live included.
 """
 
 from __future__ import annotations
@@ -37,7 +35,6 @@ from .position_set import group_by_ledger
 from .redeliveries import Redeliveries
 
 SubscriptionType = Literal["exclusive", "failover", "shared", "key_shared"]
-
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -106,7 +103,6 @@ class Dispatcher:
 
     def _hold_nothing(self, outstanding: Outstanding) -> None:
         self.outstanding = outstanding
-        """What consumers hold; others than the dispatcher only ask."""
         self._redeliveries = Redeliveries()
         by_key = self.type == "key_shared"
         self._order = KeyOrder(self._max_kept_back, self._key_shared) if by_key else DeliveryOrder()
@@ -266,6 +262,11 @@ class Dispatcher:
         """Give back all that a consumer holds, to be handed out again at ``now_ms``, in log order; how many."""
         self._known(consumer_id)
         return self._give_back(consumer_id, now_ms)
+
+    @_whole
+    def extend(self, consumer_id: int, groups: Mapping[int, BitMap], until_ms: int) -> int:
+        """Let a consumer hold messages until ``until_ms``, whatever the timeout says; how many of them it holds."""
+        return sum(self.outstanding.extend(consumer_id, each, groups[each], until_ms) for each in groups)
 
     def expire(self, now_ms: int) -> int:
         """Take back what is held past the acknowledgement timeout; how many messages. They are due at ``now_ms``.

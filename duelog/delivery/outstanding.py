@@ -20,6 +20,7 @@ from duelog.attempts.attempt_counts import AttemptCounts
 from duelog.store.errors import BrokenInvariant
 from duelog.store.position import Position, position_at
 from duelog.store.received_messages import ReceivedMessages
+from duelog.store.timer_queue import TimerQueue
 
 from .position_set import PositionSet, group_places
 
@@ -45,6 +46,9 @@ class Outstanding:
         self._held: dict[int, PositionSet] = {}
         self._batches: deque[_Batch] = deque()
         self._batch_number = 0
+        self._extended = PositionSet()
+        """What is held until a time of its own, not by the timeout of its batch."""
+        self._until: TimerQueue[tuple[int, int]] = TimerQueue()  # those times, by ledger and entry id
 
     def add_consumer(self, consumer_id: int) -> None:
         self._held[consumer_id] = PositionSet()
@@ -56,6 +60,9 @@ class Outstanding:
     def take_all(self, consumer_id: int) -> PositionSet:
         """What it held, which no consumer holds now."""
         held, self._held[consumer_id] = self._held[consumer_id], PositionSet()
+        if self._extended:
+            for ledger_id, entries in held.by_ledger().items():
+                self._end_extension(ledger_id, entries)
         return held
 
     @property
@@ -105,6 +112,7 @@ class Outstanding:
         """
         if ack_timeout_ms is None:
             self._batches.clear()
+            self._end_extensions()
         elif self.timeout_ms is None:
             self._batch_number += 1
             for consumer_id, held in self._held.items():
@@ -112,6 +120,33 @@ class Outstanding:
                     entries = {ledger_id: BitMap(each) for ledger_id, each in held.by_ledger().items()}
                     self._batches.append(_Batch(now_ms, self._batch_number, consumer_id, entries))
         self.timeout_ms = ack_timeout_ms
+
+    def extend(self, consumer_id: int, ledger_id: int, entries: BitMap, until_ms: int) -> int:
+        """Have those of ``entries`` that a consumer holds be held until a time; how many it holds.
+
+        Where there is no timeout they are held for ever as it is.
+        """
+        held = self._held.get(consumer_id)
+        mine = None if held is None else held.shared(ledger_id, entries)
+        if mine is None:
+            return 0
+        if self.timeout_ms is not None:
+            self._extended.update(ledger_id, mine)
+            for entry_id in mine:
+                self._until.replace((ledger_id, entry_id), until_ms)
+        return len(mine)
+
+    def _end_extension(self, ledger_id: int, entries: BitMap) -> None:
+        """``entries`` are not held any more."""
+        over = self._extended.shared(ledger_id, entries)
+        if over is not None:
+            self._extended.remove(ledger_id, over)
+            for entry_id in over:
+                self._until.discard((ledger_id, entry_id))
+
+    def _end_extensions(self) -> None:
+        self._extended.clear()
+        self._until.clear()
 
     def failed_at(self, position: Position) -> tuple[int, int] | None:
         """When the first and the last delivery of a message failed; None: none did."""
@@ -126,6 +161,8 @@ class Outstanding:
         mine = held.shared(ledger_id, entries)
         if mine is not None:
             held.remove(ledger_id, mine)
+            if self._extended:
+                self._end_extension(ledger_id, mine)
         return mine
 
     def forget(self, consumer_id: int | None, ledger_id: int, entries: BitMap) -> int:
@@ -135,6 +172,8 @@ class Outstanding:
         """
         if self.counts.failed:
             self.counts.forget(ledger_id, entries)
+        if self._extended:
+            self._end_extension(ledger_id, entries)
         found = 0
         if consumer_id is not None and consumer_id in self._held:
             found = self._held[consumer_id].remove(ledger_id, entries)
@@ -147,6 +186,11 @@ class Outstanding:
         """Drop everything at or before ``position``, of every consumer."""
         for held in self._held.values():
             held.remove_through(position)
+        for ledger_id, entries in list(self._extended.by_ledger().items()):
+            if ledger_id < position.ledger_id:
+                self._end_extension(ledger_id, entries)
+            elif ledger_id == position.ledger_id:
+                self._end_extension(ledger_id, entries & BitMap(range(position.entry_id + 1)))
         self.counts.forget_through(position)
 
     def log_held(self) -> None:
@@ -161,16 +205,19 @@ class Outstanding:
             held.clear()
         self.counts.clear()
         self._batches.clear()
+        self._end_extensions()
 
     # -- acknowledgement timeout -----------------------------------------------------------------
 
     def next_deadline_ms(self) -> int | None:
         """When the next message that is still held must be acknowledged. O(1) amortised over batches."""
+        extended = self._until.next() if self._extended else None
         while self._batches and self.timeout_ms is not None:
             if self._still_held(self._batches[0]):
-                return self._batches[0].handed_ms + self.timeout_ms
+                deadline_ms = self._batches[0].handed_ms + self.timeout_ms
+                return deadline_ms if extended is None else min(deadline_ms, extended[0])
             self._batches.popleft()
-        return None
+        return None if extended is None else extended[0]
 
     def take_overdue(self, now_ms: int) -> list[tuple[int, BitMap]]:
         """Take back what has been held past its deadline: (ledger id, entries) pairs."""
@@ -180,6 +227,12 @@ class Outstanding:
             for ledger_id, entries in self._still_held(batch):
                 self._held[batch.consumer_id].remove(ledger_id, entries)
                 overdue.append((ledger_id, entries))
+        while self._extended and (key := self._until.pop_due(now_ms)) is not None:
+            ledger_id, entries = key[0], BitMap([key[1]])
+            self._extended.remove(ledger_id, entries)
+            for held in self._held.values():
+                held.remove(ledger_id, entries)
+            overdue.append((ledger_id, entries))
         return overdue
 
     def _still_held(self, batch: _Batch) -> list[tuple[int, BitMap]]:
@@ -192,6 +245,8 @@ class Outstanding:
             entries = held.shared(ledger_id, of_batch)
             if entries is None:
                 continue
+            if self._extended:
+                entries -= self._extended.shared(ledger_id, entries) or BitMap()
             failed = self.counts.failed.get(ledger_id)
             if failed is not None:
                 for entry_id in list(entries):
@@ -215,6 +270,11 @@ class Outstanding:
                 if seen.shared(ledger_id, entries) is not None:
                     raise BrokenInvariant(f"two consumers hold one message of ledger {ledger_id}")
                 seen.update(ledger_id, entries)
+        for ledger_id, entries in self._extended.by_ledger().items():
+            if seen.shared(ledger_id, entries) != entries:
+                raise BrokenInvariant(f"a message of ledger {ledger_id} is extended, and no consumer holds it")
+        if len(self._extended) != len(self._until):
+            raise BrokenInvariant("extended messages and their times differ")
         handed = [batch.handed_ms for batch in self._batches]
         if handed != sorted(handed):
             raise BrokenInvariant("the deadlines of the acknowledgement timeout are out of order")

@@ -79,6 +79,18 @@ class Acknowledging:
             by_delay.setdefault(wait_ms, []).extend(map(self._place, positions_of(item)))
         return self._consumer.nack(by_delay)
 
+    def extend(self, messages: Acknowledgeable | Iterable[Acknowledgeable], timeout: Duration | None = None) -> int:
+        """Hold messages for `timeout` from now on before they are delivered again, in place of what was left.
+
+        timeout None: as long as the acknowledgement timeout (`Policies.ack_timeout_ms`). Where there is none nothing
+        is to be extended. In memory, as what it extends. Returns how many this consumer still held: others were
+        acknowledged, given back, or taken back because they were overdue. Raises InvalidArgument.
+        """
+        entries = entries_of(messages)
+        wait_ms = None if timeout is None else duration_ms("timeout", timeout)
+        self._check_usable()
+        return self._consumer.extend(entries, wait_ms)
+
     def nack_all(self) -> int:
         """Give back all that this consumer holds, to be handed out again at once, in log order; how many messages."""
         self._check_usable()

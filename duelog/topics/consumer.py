@@ -180,6 +180,15 @@ class Consumer:
             self._topic.changed()
         return count
 
+    def extend(self, entries: Mapping[int, BitMap], wait_ms: int | None) -> int:
+        """Hold entries by ledger id for `wait_ms` from now, None: for the timeout; how many the consumer still held."""
+        now_ms = self._clock.now_ms()
+        with self._subscription.lock:
+            wait_ms = self._subscription.policies.ack_timeout_ms if wait_ms is None else wait_ms
+            count = self._dispatcher().extend(self._id, entries, now_ms + wait_ms)
+        self._topic.changed()  # they may come again earlier than receivers know of
+        return count
+
     def nack_all(self) -> int:
         """Give back all that the consumer holds, due at once; how many messages."""
         now_ms = self._clock.now_ms()

@@ -109,6 +109,19 @@ def never_takes_back(patch: Patch) -> None:
 
 
 @broken(HANDING_OUT)
+def extends_nothing(patch: Patch) -> None:
+    """A message is taken back when the timeout says so, whatever its consumer said."""
+    extend = Outstanding.extend
+
+    def unheard(self: Outstanding, *arguments: Any) -> int:
+        count = extend(self, *arguments)
+        self._end_extensions()
+        return count
+
+    patch.setattr(Outstanding, "extend", unheard)
+
+
+@broken(HANDING_OUT)
 def forgets_when_a_pause_ends(patch: Patch) -> None:
     """A subscription that is paused until a time is paused for ever when the store is opened again."""
     patch.setattr(catalog, "pause_ends_ms", lambda *_: None)

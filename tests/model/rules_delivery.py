@@ -335,6 +335,18 @@ class DeliveryRules(Machine):
 
     @only(HANDING_OUT)
     @precondition(received_something)
+    @rule(which=PICK, picks=PICKS, ms=st.sampled_from((None, 0, 1, 60)))
+    def extend(self, which: int, picks: list[int], ms: int | None) -> None:
+        """Hold some for so long from now, or for the timeout."""
+        consumer = self._given(which)
+        items = [pick(consumer.received, number) for number in picks]
+        timeout_ms = consumer.twin.setting("ack_timeout_ms")
+        count = consumer.face.extend([position for _, position, _ in items], None if ms is None else ms / 1000)
+        until_ms = self.twin.now_ms + (timeout_ms if ms is None else ms)
+        assert count == consumer.twin.extend(consumer.number, [place for place, _, _ in items], until_ms)
+
+    @only(HANDING_OUT)
+    @precondition(received_something)
     @rule(which=PICK, picks=PICKS)
     def nack_with_backoff(self, which: int, picks: list[int]) -> None:
         """Twice as long each time, up to the most; by the message, so that an old one counts what it counted then."""

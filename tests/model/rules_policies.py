@@ -86,6 +86,8 @@ class PolicyRules(Machine):
         yield
         for sub in subs:
             self.ever_timed |= bool(sub.setting("ack_timeout_ms"))
+            if not sub.setting("ack_timeout_ms"):
+                sub.until_ms.clear()
         for sub in untimed:
             sub.handed_ms = dict.fromkeys(sub.held, self.twin.now_ms)
 

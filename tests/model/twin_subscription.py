@@ -47,6 +47,8 @@ class TwinSubscription:
         self.held: dict[int, int] = {}
         self.handed_ms: dict[int, int] = {}
         """Since when what is held counts as held."""
+        self.until_ms: dict[int, int] = {}
+        """Until when what is held was said to be held, in place of the timeout."""
         self.waiting: dict[int, int] = {}
         self.ready: set[int] = set()
         self.times: dict[int, int] = {}
@@ -117,8 +119,10 @@ class TwinSubscription:
         self.read = self.mark
 
     def _forget_places(self) -> None:
-        for places in (self.held, self.handed_ms, self.waiting, self.ready, self.times, self.passed_over):
+        for places in (self.held, self.handed_ms, self.until_ms, self.waiting, self.times):
             places.clear()
+        self.ready.clear()
+        self.passed_over.clear()
 
     # -- deliveries --------------------------------------------------------------------------------
 
@@ -191,8 +195,9 @@ class TwinSubscription:
 
     def _bring_due(self, now_ms: int) -> None:
         timeout_ms = self.setting("ack_timeout_ms")
-        for place in [place for place, at_ms in self.handed_ms.items() if timeout_ms and at_ms + timeout_ms <= now_ms]:
-            self._take_back(place, now_ms)
+        for place, at_ms in list(self.handed_ms.items()):
+            if timeout_ms and self.until_ms.get(place, at_ms + timeout_ms) <= now_ms:
+                self._take_back(place, now_ms)
         for place in [place for place, at_ms in self.waiting.items() if at_ms <= now_ms]:
             del self.waiting[place]
             self.ready.add(place)
@@ -200,6 +205,7 @@ class TwinSubscription:
     def _take_back(self, place: int, at_ms: int) -> None:
         del self.held[place]
         self.handed_ms.pop(place, None)
+        self.until_ms.pop(place, None)
         self.failed[place] = self.times[place]
         self.waiting[place] = at_ms
 
@@ -208,6 +214,13 @@ class TwinSubscription:
         mine = [place for place in until_ms if self.held.get(place) == consumer]
         for place in mine:
             self._take_back(place, until_ms[place])
+        return len(mine)
+
+    def extend(self, consumer: int, places: Sequence[int], until_ms: int) -> int:
+        """Hold places until a time; how many the consumer holds."""
+        mine = [place for place in set(places) if self.held.get(place) == consumer]
+        if self.setting("ack_timeout_ms"):
+            self.until_ms.update(dict.fromkeys(mine, until_ms))
         return len(mine)
 
     # -- acknowledging -----------------------------------------------------------------------------
@@ -268,7 +281,7 @@ class TwinSubscription:
 
     def _route(self, gone: set[int]) -> None:
         for place in gone:
-            for places in (self.held, self.handed_ms, self.waiting, self.times, self.failed):
+            for places in (self.held, self.handed_ms, self.until_ms, self.waiting, self.times, self.failed):
                 places.pop(place, None)
         self.ready -= gone
         self.passed_over -= gone

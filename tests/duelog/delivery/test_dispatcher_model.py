@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from duelog.delivery.acks import AckSet
 from duelog.delivery.dispatcher import Dispatcher, SubscriptionType
 from duelog.delivery.key_slots import KeyShared
+from duelog.delivery.position_set import group_by_ledger
 from duelog.store.errors import InvalidArgument
 from duelog.store.position import Position
 from tests.duelog.delivery.twins import Log, Twin, has_ready
@@ -135,6 +136,16 @@ class DispatcherMachine(RuleBasedStateMachine):
         at_ms = self.now_ms + delay_ms
         count = self.dispatcher.nack(consumer_id, positions, at_ms, self.now_ms)
         assert count == self.twin.nack(consumer_id, positions, at_ms)
+
+    @rule(data=st.data(), ms=st.integers(-5, 30))
+    def extend(self, data: st.DataObject, ms: int) -> None:
+        consumer_id = data.draw(st.integers(0, 5))
+        mine = [position for position, (who, _) in self.twin.held.items() if who == consumer_id]
+        positions = self._some(data, sorted(mine) or self.log.positions())
+        count = self.dispatcher.extend(consumer_id, group_by_ledger(positions), self.now_ms + ms)
+        assert count == len(set(mine) & set(positions))
+        for position in set(mine) & set(positions) if self.twin.timeout_ms is not None else ():
+            self.twin.held[position] = consumer_id, self.now_ms + ms
 
     @precondition(lambda self: self.twin.consumers)
     @rule(data=st.data())
