@@ -3,10 +3,12 @@
 #   PYTHON  the interpreter it is made from (python3.11, else another that is new enough)
 #   ARGS    handed on: make demo ARGS=--help, make test ARGS="-k frontier"
 #   STORE   what make serve serves (data)
+#   SITE    where make docs builds the handbook (site)
 #   JOBS    processes that run tests (2); those of Spark share one session and run in one of them
 
 VENV ?= .venv
 STORE ?= data
+SITE ?= site
 JOBS ?= 2
 ARGS ?=
 ifndef PYTHON
@@ -19,7 +21,7 @@ PIP := $(VENV)/bin/python -m pip --disable-pip-version-check --quiet
 TYPED := duelog tests $(patsubst %/,%,$(sort $(dir $(wildcard benchmarks/*.py))))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test torture check lint types packaging bench clean install install-dev
+.PHONY: help demo serve docs test torture check lint types packaging bench clean install install-dev
 
 help: ## show this list
 	@sed -n 's/^\([a-z]*\):[^#]*## \(.*\)/make \1|\2/p' Makefile | awk -F'|' '{ printf "%-16s %s\n", $$1, $$2 }'
@@ -29,6 +31,13 @@ demo: install ## run the demo (ARGS=--help for its options)
 
 serve: $(VENV)/.ready-broker install ## serve STORE (data) to Apache Pulsar clients (ARGS=--help for its options)
 	$(VENV)/bin/duelog serve $(STORE) $(ARGS)
+
+# -W: a link that leads nowhere is an error. What is built loads nothing from elsewhere: offline.py looks.
+docs: $(VENV)/.ready-docs $(VENV)/.ready-broker install ## build the handbook and API reference: SITE/index.html
+	rm -rf $(SITE)
+	$(VENV)/bin/python -m sphinx -q -W --keep-going -E -c docs/site -d $(VENV)/doctrees . $(SITE) $(ARGS)
+	$(VENV)/bin/python docs/site/offline.py $(SITE)
+	@echo "$(SITE)/index.html"
 
 # What is tested is the installed package, not the checkout: a module that packaging forgets fails here and not at a
 # user's. PYTHONSAFEPATH keeps processes that tests start from finding the checkout in the current directory instead.
@@ -54,7 +63,7 @@ bench: install-dev ## run the benchmarks (ARGS choose workloads)
 	$(VENV)/bin/python -m benchmarks $(ARGS)
 
 clean: ## remove .venv and everything that building and testing leave
-	rm -rf .venv build dist duelog.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage htmlcov
+	rm -rf .venv build dist site docs/site/api duelog.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage htmlcov
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Installing copies the sources as they are now, needs no network, and takes a few seconds, so it is done each time
@@ -80,6 +89,12 @@ $(VENV)/.ready-run: pyproject.toml | $(VENV)/bin/python
 $(VENV)/.ready-broker: pyproject.toml | $(VENV)/.ready-run
 	@echo "installing what duelog serve needs into $(VENV)"
 	@$(PIP) install --no-build-isolation '.[broker]'
+	@rm -rf build duelog.egg-info
+	@touch $@
+
+$(VENV)/.ready-docs: pyproject.toml | $(VENV)/.ready-run
+	@echo "installing what building the documents needs into $(VENV)"
+	@$(PIP) install --no-build-isolation '.[docs]'
 	@rm -rf build duelog.egg-info
 	@touch $@
 

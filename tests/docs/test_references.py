@@ -17,7 +17,7 @@ import pytest
 from tests.packaging.tree import FLOORS, ROOT, modules
 
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
-SOURCES = [path for folder in (*FLOORS, "tests", "benchmarks") for path in modules(ROOT / folder)]
+SOURCES = [path for folder in (*FLOORS, "tests", "benchmarks", "docs") for path in modules(ROOT / folder)]
 
 REFERENCE = re.compile(r'([\w./-]+\.md)\b(?:, ("[^"]*"|[A-Z]\w*))?')
 """A document, and what follows it as a section: a heading in quotes, or a capitalised word that lacks them."""

@@ -1,0 +1,215 @@
+"""The site that `make docs` builds: Sphinx, the documents as they lie in the repository, API reference from docstrings.
+
+The sources are the repository itself, so that links between documents are the same here and where it is hosted. The
+pages of the reference are written to docs/site/api/, one for each public class. What a page refers to and is not there
+is a warning, and a warning ends the build (`-W`). Nothing is loaded from elsewhere: offline.py looks.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+sys.path.insert(0, str(HERE))  # PYTHONSAFEPATH keeps the builder from doing so
+
+from configuration import FIELD  # noqa: E402
+from pygments.lexers.special import TextLexer  # noqa: E402
+
+project = "duelog"
+html_title = "duelog"
+root_doc = "README"
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.viewcode"]
+include_patterns = [
+    "README.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    "docs/*.md",
+    "docs/site/*.md",
+    "docs/site/api/*.rst",
+]
+exclude_patterns = [
+    ".*",
+    "build",
+    "dist",
+    "tests",
+    "benchmarks",
+    *(f"{each}/**" for each in ("duelog", "store", "tools")),
+]
+html_theme = "furo"
+html_static_path = ["static"]
+html_css_files = ["site.css"]
+html_show_sourcelink = False
+html_copy_source = False
+html_show_copyright = False
+myst_heading_anchors = 4
+myst_enable_extensions = ["attrs_inline"]
+suppress_warnings = ["myst.header"]
+pygments_style = "default"
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+autodoc_typehints_format = "short"
+python_use_unqualified_type_names = True
+python_maximum_signature_line_length = 96
+toc_object_entries_show_parents = "hide"
+
+CONTENTS = {
+    "Using": ("docs/site/reference", "docs/configuration"),
+    "Operating": (
+        "docs/metrics",
+        "docs/audit",
+        "docs/repair",
+        "docs/broker",
+        "docs/admin",
+        "docs/scale",
+        "docs/drain",
+        "docs/spark",
+    ),
+    "Inside": ("docs/design", "docs/format", "docs/testing", "docs/benchmarks", "CONTRIBUTING", "CHANGELOG"),
+}
+"""Heading to pages, beside the text; every document is under one of them."""
+
+PUBLIC = {
+    name: module
+    for module in ("duelog", "duelog.errors")
+    for name in import_module(module).__all__
+    if name != "DUPLICATE"
+}
+"""Public classes, and the module that callers import each from. Those of duelog.aio have the same names."""
+
+
+nitpicky = True
+nitpick_ignore_regex = [("py:.*", rf"(?!duelog\.(errors\.)?({'|'.join(PUBLIC)})\b).*")]
+"""What a docstring says of a public name has to be there; internal types in signatures have no page."""
+
+
+def setup(app: Any) -> None:
+    """Called by Sphinx."""
+    write_reference()
+    app.add_lexer("hex", TextLexer)
+    app.connect("source-read", prepare_page)
+    app.connect("autodoc-process-docstring", prepare_docstring)
+    app.connect("autodoc-process-signature", hide_internal_constructor)
+    app.connect("missing-reference", find_public)
+    app.connect("build-finished", write_front_page)
+
+
+# -- documents ---------------------------------------------------------------------------------
+
+_MENTION = re.compile(r"(?<![\w/\[(`.-])docs/(\w+)\.md(?![\w`\])])")
+_CODE = re.compile(r"(^```.*?^```$|`[^`\n]*`|^    .*$)", re.MULTILINE | re.DOTALL)
+
+
+def prepare_page(app: Any, name: str, source: list[str]) -> None:
+    """Documents that a text only names become links; the first page gets the table of contents."""
+    if name.startswith("docs/site/api/"):
+        return
+    folder = "" if name.startswith("docs/") else "docs/"
+    parts = _CODE.split(source[0])
+    parts[::2] = [_MENTION.sub(rf"[\1.md]({folder}\1.md)", part) for part in parts[::2]]
+    source[0] = "".join(parts)
+    if name == root_doc:
+        for caption, pages in CONTENTS.items():
+            listed = "".join(f"/{page}\n" for page in pages)
+            source[0] += f"\n```{{toctree}}\n:hidden:\n:caption: {caption}\n\n{listed}```\n"
+
+
+def write_front_page(app: Any, failed: Exception | None) -> None:
+    """The site is opened at index.html."""
+    if failed is None:
+        front = f'<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" content="0; url={root_doc}.html">\n'
+        (Path(app.outdir) / "index.html").write_text(front, encoding="utf-8")
+
+
+# -- the reference -----------------------------------------------------------------------------
+
+
+def write_reference() -> None:
+    """One page for each public class but the errors, which share one, and one for asyncio."""
+    pages = {name: _page(name, f"{PUBLIC[name]}.{name}") for name in PUBLIC if PUBLIC[name] == "duelog"}
+    pages["errors"] = "duelog.errors\n=============\n\n" + "".join(
+        _directive(f"duelog.errors.{name}", "") for name in import_module("duelog.errors").__all__
+    )
+    pages["aio"] = "duelog.aio\n==========\n\n.. automodule:: duelog.aio\n   :members:\n   :inherited-members:\n"
+    folder = HERE / "api"
+    folder.mkdir(exist_ok=True)
+    for path in folder.glob("*.rst"):
+        if path.stem not in pages:
+            path.unlink()
+    for name, text in pages.items():
+        path = folder / f"{name}.rst"
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
+            path.write_text(text, encoding="utf-8")
+
+
+def _page(title: str, name: str) -> str:
+    return f"{title}\n{'=' * len(title)}\n\n{_directive(name)}"
+
+
+def _directive(name: str, members: str = "   :members:\n   :inherited-members: tuple, int, str, ValueError\n") -> str:
+    module, _, attribute = name.rpartition(".")
+    kind = "autoclass" if inspect.isclass(getattr(import_module(module), attribute)) else "autodata"
+    return f".. {kind}:: {name}\n{members if kind == 'autoclass' else ''}\n"
+
+
+_ERROR = re.compile(rf"\b({'|'.join(name for name, module in PUBLIC.items() if module == 'duelog.errors')})\b")
+_ANY_SPAN = re.compile(r"(`+[^`\n]+`+)")
+_SPAN = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
+
+
+def prepare_docstring(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
+    """The project's docstrings as reStructuredText: code in backticks, errors as links, fields as a list."""
+    if (
+        name.startswith("duelog.aio.") and lines and what == "method"
+    ):  # which may be defined in a base of the public class
+        lines[0] = re.sub(r"^As `duelog\.\w+\.", f"As `duelog.{name.split('.')[2]}.", lines[0])
+    parts = _ANY_SPAN.split("\n".join(lines))
+    parts[::2] = [_ERROR.sub(r"`\1`", part) for part in parts[::2]]
+    paragraphs = re.split(r"\n\s*\n", _SPAN.sub(_code, "".join(parts)))
+    lines[:] = [*"\n\n".join(map(_paragraph, paragraphs)).splitlines(), ""]
+
+
+def _paragraph(text: str) -> str:
+    """A paragraph that begins with a field is a list of fields: a line that begins none goes on with the one before."""
+    lines = text.splitlines()
+    if not lines or not FIELD.fullmatch(lines[0]):
+        return text
+    fields = [(line, FIELD.fullmatch(line)) for line in lines]
+    return "\n".join(f"* **{field[1]}**: {field[2]}" if field else f"  {line.strip()}" for line, field in fields)
+
+
+def _code(match: re.Match[str]) -> str:
+    """A public name, or a method of one, as a link; a field of one leads to its class, which describes its fields."""
+    name, _, attribute = match[1].partition("(")[0].removeprefix("duelog.").removeprefix("errors.").partition(".")
+    if name not in PUBLIC:
+        return f"``{match[1]}``"
+    target = f"{PUBLIC[name]}.{name}"
+    if attribute and attribute not in getattr(getattr(import_module(PUBLIC[name]), name), "__dataclass_fields__", {}):
+        target += f".{attribute}"
+    return f":py:obj:`{match[1]} <{target}>`"
+
+
+GIVEN_OUT = {"DelayedStore", "Documents", "Producer", "Subscription", "SubscriptionAdmin", "Topic", "ReceivedMessage"}
+"""Classes whose objects callers are given and do not make."""
+
+
+def hide_internal_constructor(
+    app: Any, what: str, name: str, obj: Any, options: Any, signature: str, returns: str
+) -> tuple[str, str] | None:
+    """What the library makes its objects of is not for callers."""
+    return ("", returns) if what == "class" and name.rpartition(".")[2] in GIVEN_OUT else None
+
+
+def find_public(app: Any, env: Any, node: Any, text: Any) -> Any:
+    """A type by the module that defines it leads to the page that has it by the module that callers import."""
+    name = node.get("reftarget", "").rpartition(".")[2]
+    if node.get("refdomain") != "py" or name not in PUBLIC:
+        return None
+    return env.get_domain("py").resolve_xref(
+        env, node["refdoc"], app.builder, "obj", f"{PUBLIC[name]}.{name}", node, text
+    )
