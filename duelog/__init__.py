@@ -33,6 +33,7 @@ from .topic import Topic
 from .topics.dead_letters import DeadLetter
 from .topics.seeking import LogPositions, PublishedAt
 from .topics.topic_events import TopicEvent
+from .workers.worker import Worker
 
 __version__ = version("duelog")
 """Of the installed distribution; pyproject.toml is where it is set."""
@@ -71,5 +72,6 @@ __all__ = [
     "TickResult",
     "Topic",
     "TopicEvent",
+    "Worker",
     "__version__",
 ]

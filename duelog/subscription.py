@@ -100,12 +100,27 @@ class Subscription(Acknowledging):
         Raises ClosedError when the subscription or the store is closed, also while waiting; and what keeps the
         store from firing (StoreFull, ClockJumped, ...) when there is nothing to hand out.
         """
+        deadline_ms = deadline_of(self._engine.clock.now_ms(), timeout)
+        return self._receive(max_messages, deadline_ms, None)
+
+    def receive_unless(self, stopped: Callable[[], bool], max_messages: int = 1) -> list[ReceivedMessage]:
+        """As `receive`, without a deadline, but gives nothing more once `stopped` says so; `wake` has it asked again.
+
+        It waits whatever clock the store has, and comes back with nothing only when it is stopped.
+        """
+        return self._receive(max_messages, None, stopped)
+
+    def _receive(
+        self, max_messages: int, deadline_ms: int | None, stopped: Callable[[], bool] | None
+    ) -> list[ReceivedMessage]:
         engine, topic = self._engine, self._topic
-        deadline_ms = deadline_of(engine.clock.now_ms(), timeout)
         while True:
             version, now_ms = topic.version, engine.clock.now_ms()
+            if stopped is not None and stopped():
+                return []
             batch, again_ms = self.poll(max_messages)
-            if batch or not self.may_wait or (deadline_ms is not None and now_ms >= deadline_ms):
+            waits = stopped is not None or self.may_wait
+            if batch or not waits or (deadline_ms is not None and now_ms >= deadline_ms):
                 return batch
             until_ms = min((ms for ms in (deadline_ms, again_ms) if ms is not None), default=None)
             with topic.condition.lock:

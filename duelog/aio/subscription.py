@@ -142,6 +142,7 @@ class Subscription(InThreads[duelog.Subscription]):
     extend = in_thread(duelog.Subscription.extend)
     nack_all = in_thread(duelog.Subscription.nack_all)
     retry_later = in_thread(duelog.Subscription.retry_later)
+    dead_letter = in_thread(duelog.Subscription.dead_letter)
     seek = in_thread(duelog.Subscription.seek)
     pause = in_thread(duelog.Subscription.pause)
     resume = in_thread(duelog.Subscription.resume)

@@ -123,3 +123,22 @@ class Acknowledging:
         new_id = postpone(self._engine.sender, self._topic, self._state.name, message, due_ms, now_ms, failed_ms)
         self.ack(message, durable=True)
         return new_id
+
+    def dead_letter(self, message: ReceivedMessage, reason: str | None = None) -> None:
+        """Give a message up now, whatever `max_redeliveries` says: it becomes a dead letter, with this reason.
+
+        reason: some text, kept to its first 1,000 characters, and this delivery counts as failed; None: too many failed
+        before it ("redeliveries"). The message is moved in one transaction; one that was
+        acknowledged meanwhile is left. Raises InvalidArgument, also for a reader's message and for what is a dead
+        letter itself; StoreFull, StoreFailed: then it is held as before.
+        """
+        if not isinstance(message, ReceivedMessage) or (message.topic, message.subscription) != (
+            str(self._topic.name),
+            self._state.name,
+        ):
+            raise InvalidArgument("message", message, "expected a message that this subscription received")
+        if reason is not None and (not isinstance(reason, str) or not reason):
+            raise InvalidArgument("reason", reason, "expected some text, or None")
+        self._check_usable()
+        text = None if reason is None else reason[:1_000].encode(errors="backslashreplace").decode()
+        self._consumer.dead_letter(message, text)

@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pyroaring import BitMap
 
 from duelog.store.clock import Clock
-from duelog.store.errors import ClosedError
+from duelog.store.errors import ClosedError, InvalidArgument
+from duelog.store.message import ReceivedMessage
 from duelog.store.policy.policies import EffectivePolicies
 from duelog.store.position import Position
 from duelog.store.received_messages import Facts, ReceivedMessages
@@ -167,6 +168,13 @@ class Consumer:
         return after.ledger_id != before.ledger_id or (
             after != before and self._topic.log.entries_of(after.ledger_id) == after.entry_id + 1
         )
+
+    def dead_letter(self, message: ReceivedMessage, reason: str | None) -> None:
+        """Move a message at which the consumer has failed to the dead-letter topic. Raises InvalidArgument."""
+        subscription = self._subscription
+        if not subscription.durable or self._topic.keeps_dead_letters:
+            raise InvalidArgument("message", message, "of a reader, or a dead letter itself, which go nowhere")
+        self._dead_letters.bury(self._topic, subscription, [message], reason)
 
     def nack(self, by_delay: Mapping[int, Sequence[Position]]) -> int:
         """Give back positions by the ms after which they come again; how many the consumer still held."""

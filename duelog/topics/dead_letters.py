@@ -57,9 +57,10 @@ class DeadLetter:
     """A message that was dead-lettered.
 
     payload, key, properties, due_ms, publish_ms and message_id are the message's own, topic and subscription are where
-    it came from. reason: "redeliveries". attempts: how often it was delivered. first_ms, last_ms: when the first and
-    the last of these deliveries ended without an acknowledgement. dead_ms: when it was dead-lettered.
-    dead_letter_topic, position: where it lies now. All times are epoch ms of the store's clock.
+    it came from. reason: "redeliveries", or what `Subscription.dead_letter` was told. attempts: how often it was
+    delivered. first_ms, last_ms: when the first and the last of these deliveries ended without an acknowledgement.
+    dead_ms: when it was dead-lettered. dead_letter_topic, position: where it lies now. All times are epoch ms of the
+    store's clock.
     """
 
     dead_letter_topic: str
@@ -98,17 +99,24 @@ class DeadLetters:
 
     # -- in ----------------------------------------------------------------------------------------
 
-    def bury(self, topic: TopicState, subscription: SubscriptionState, messages: list[ReceivedMessage]) -> None:
+    def bury(
+        self,
+        topic: TopicState,
+        subscription: SubscriptionState,
+        messages: list[ReceivedMessage],
+        reason: str | None = None,
+    ) -> None:
         """Move messages that a consumer of the subscription holds to its dead-letter topic, in one transaction.
 
-        Raises StoreFull, StoreFailed; then nothing was moved.
+        reason: why the consumer, which has just failed at them, gives them up; None: too many deliveries failed before
+        this one. Raises StoreFull, StoreFailed; then nothing was moved.
         """
         now_ms = self._clock.now_ms()
         target = dead_letter_name(topic.name, subscription.name, subscription.policies.dead_letter_topic)
         grave = self._topics.get_or_create(target, now_ms)
         self._topics.add_subscription(grave, KEEPER, True, now_ms, keeper=True)
         entries = group_by_ledger([message.position for message in messages])
-        bodies = [(message.position, self._letter(subscription, message, now_ms)) for message in messages]
+        bodies = [(message.position, self._letter(subscription, message, now_ms, reason)) for message in messages]
 
         def work(transaction: Transaction, fresh: Sequence[Mapping[int, BitMap]]) -> None:
             dead = [body for position, body in bodies if _among(fresh[0], position)]
@@ -118,7 +126,7 @@ class DeadLetters:
         self._acknowledge_with([(topic, subscription, entries)], work)
 
     @staticmethod
-    def _letter(subscription: SubscriptionState, message: ReceivedMessage, now_ms: int) -> bytes:
+    def _letter(subscription: SubscriptionState, message: ReceivedMessage, now_ms: int, reason: str | None) -> bytes:
         with subscription.lock:
             dispatcher = subscription.dispatcher
             failed = None if dispatcher is None else dispatcher.outstanding.failed_at(message.position)
@@ -126,14 +134,17 @@ class DeadLetters:
         origin_id = message.message_id
         if message.first_try is not None:
             origin_id, first_ms = message.first_try
+        attempts = message.redelivery_count + message.retries
+        if reason is not None:
+            attempts, last_ms = attempts + 1, now_ms
         facts = [
             message.topic,
             subscription.name,
             *origin_id,
             message.due_ms,
             message.publish_ms,
-            "redeliveries",
-            message.redelivery_count + message.retries,
+            "redeliveries" if reason is None else reason,
+            attempts,
             first_ms,
             last_ms,
         ]

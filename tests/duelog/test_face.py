@@ -47,13 +47,14 @@ NAMES = [
     "TickResult",
     "Topic",
     "TopicEvent",
+    "Worker",
 ]
 """What `from duelog import ...` gives. A name that goes is a break, one that comes is a promise."""
 
 
 def test_the_face_has_these_names_and_no_others() -> None:
     """`__all__` is the list above, in order, and each name is there."""
-    assert duelog.__all__ == NAMES
+    assert duelog.__all__ == [*NAMES, "__version__"]
     assert [name for name in NAMES if not hasattr(duelog, name)] == []
 
 

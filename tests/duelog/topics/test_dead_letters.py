@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from duelog import DeadLetter, DelayedStore, ManualClock, MessageId, StoreConfig, Topic
-from duelog.errors import DuelogError, InvalidArgument, InvalidMessage, StoreFull, UnknownSubscription, UnknownTopic
+from duelog import DeadLetter, DelayedStore, ManualClock, Message, MessageId, StoreConfig, Topic
+from duelog.errors import DuelogError, InvalidArgument, StoreFull, UnknownSubscription, UnknownTopic
 from duelog.store.log.managed_ledger import ManagedLedger
 from duelog.topics.ack_flusher import AckFlusher
 from tests.conftest import START_MS, OpenStore
@@ -298,7 +298,7 @@ def test_letters_are_found_by_reason_age_and_key(store: DelayedStore, clock: Man
     assert found(older_than=60) == found(older_than=timedelta(minutes=1), key="k") == [b"old"]
     assert found(reason="redeliveries") == found(key="k") == found(older_than=0) == [b"old", b"new"]
     assert found(older_than=61) == found(reason="other") == found(key="other") == []
-    with pytest.raises(InvalidMessage, match="older_than"):
+    with pytest.raises(InvalidArgument, match="older_than"):
         store.dead_letters(older_than=-1)
 
 
@@ -369,3 +369,38 @@ def test_a_crash_while_letters_are_requeued_leaves_each_in_one_place(
                 consumer.nack(consumer.receive(1_000), delay=0)
             assert consumer.receive(1_000) == []
     assert seen == {(2, 0), (0, 2)}
+
+
+def test_a_message_that_its_consumer_gives_up_is_a_dead_letter_at_once(store: DelayedStore, topic: Topic) -> None:
+    """With the reason that it says, and this delivery counted; one that was acknowledged meanwhile is left."""
+    first_id, _ = topic.send_batch([Message(b"bad"), Message(b"fine")])
+    with topic.subscribe("s") as consumer:
+        consumer.nack(consumer.receive(), delay=0)
+        bad, fine = sorted(consumer.receive(2), key=lambda message: message.position)
+        consumer.ack(fine)
+        for message in (bad, fine, bad):
+            consumer.dead_letter(message, "no such address")
+        assert consumer.receive(timeout=0) == []
+    (letter,) = store.dead_letters(reason="no such address")
+    assert (letter.payload, letter.message_id, letter.attempts) == (b"bad", first_id, 2)
+    assert store.requeue_dead_letters(letter) == 1
+
+
+def test_what_cannot_be_a_dead_letter_is_refused(store: DelayedStore, topic: Topic) -> None:
+    """A reader's message, a dead letter, a reason without text: each is held as before."""
+    topic.send(b"x")
+    with topic.subscribe("s") as consumer, topic.subscribe("u") as other, topic.reader() as reader:
+        (message,), (read,) = consumer.receive(), reader.receive()
+        given: Any
+        for by, given in ((consumer, read), (other, message), (consumer, message.position), (reader, read)):
+            with pytest.raises(InvalidArgument, match=r"^message="):
+                by.dead_letter(given, "x")
+        with pytest.raises(InvalidArgument, match=r"^reason="):
+            consumer.dead_letter(message, "")
+        consumer.dead_letter(message, "x")
+    (letter,) = store.dead_letters()
+    with store.topic(letter.dead_letter_topic).subscribe("dead-letters") as keeper:
+        (again,) = keeper.receive()
+        with pytest.raises(InvalidArgument, match=r"^message="):
+            keeper.dead_letter(again, "x")
+    assert len(list(store.dead_letters())) == 1

@@ -1,0 +1,597 @@
+"""A worker runs functions for messages: acknowledges, retries, gives up, and drains when it is stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from duelog import DelayedStore, ManualClock, Message, Policies, ReceivedMessage, StoreConfig, Worker
+from duelog.errors import ClosedError, InvalidArgument, StoreFailed, StoreFull
+from duelog.store.clock import Monitor
+from duelog.workers.task import LONGEST_BACKOFF_MS, Task, reason_of
+from tests.conftest import OpenStore
+
+FIRING = StoreConfig(background=True)
+
+
+class Log:
+    """What functions were run with, and a wait for what is to come."""
+
+    def __init__(self) -> None:
+        self.seen: list[bytes] = []
+        self._monitor = Monitor()
+
+    def add(self, payload: bytes) -> int:
+        """Note a payload; how often it was noted by now."""
+        with self._monitor.lock:
+            self.seen.append(payload)
+            self._monitor.notify_all()
+            return self.seen.count(payload)
+
+    def wait(self, count: int) -> None:
+        """Until so many were noted."""
+        with self._monitor.lock:
+            assert self._monitor.wait_for(lambda: len(self.seen) >= count, 60), self.seen
+
+
+@pytest.fixture
+def log() -> Log:
+    """What the functions of a test were run with."""
+    return Log()
+
+
+@pytest.fixture
+def store(open_store: OpenStore) -> DelayedStore:
+    """A store that fires by itself, on a clock that tests move."""
+    return open_store(config=FIRING)
+
+
+@pytest.fixture
+def run() -> Iterator[Callable[[Worker], None]]:
+    """Start a worker, and stop it at the end."""
+    started: list[Worker] = []
+
+    def start(worker: Worker) -> None:
+        started.append(worker)
+        worker.start()
+
+    yield start
+    for worker in started:
+        worker.stop()
+
+
+def backlog(store: DelayedStore, topic: str) -> int:
+    """Messages that the worker's subscription still has."""
+    return store.topic(topic).subscription("worker").stats().backlog
+
+
+def both_kinds(function: Callable[[ReceivedMessage], object]) -> dict[str, Callable[[ReceivedMessage], object]]:
+    """A function, and a coroutine function that does the same."""
+
+    async def coroutine(message: ReceivedMessage) -> None:
+        await asyncio.sleep(0)
+        function(message)
+
+    return {"function": function, "coroutine": coroutine}
+
+
+KINDS = pytest.mark.parametrize("kind", ["function", "coroutine"])
+
+
+@KINDS
+def test_messages_are_acknowledged_when_the_function_returns(
+    store: DelayedStore, clock: ManualClock, log: Log, run: Callable[[Worker], None], kind: str
+) -> None:
+    """Those that are due, and the later ones when they are."""
+    topic = store.topic("t")
+    topic.send_batch([Message(b"%d" % n, deliver_after=n % 2 * 60) for n in range(40)])
+    worker = Worker(store)
+    worker.task("t")(both_kinds(lambda message: log.add(message.payload))[kind])
+    run(worker)
+    log.wait(20)
+    clock.advance(60_000)
+    log.wait(40)
+    assert worker.stop() == 0
+    assert sorted(map(int, log.seen)) == list(range(40))
+    assert backlog(store, "t") == 0
+
+
+@KINDS
+def test_a_task_holds_no_more_messages_than_it_runs(
+    store: DelayedStore, log: Log, run: Callable[[Worker], None], kind: str
+) -> None:
+    """So a second worker of the same subscription gets the rest at once."""
+    gate = threading.Event()
+    store.topic("t").send_batch([Message(b"%d" % n) for n in range(10)])
+
+    def stand(message: ReceivedMessage) -> None:
+        log.add(message.payload)
+        gate.wait(60)
+
+    async def stand_in_loop(message: ReceivedMessage) -> None:
+        log.add(message.payload)
+        await asyncio.to_thread(gate.wait, 60)
+
+    worker = Worker(store)
+    worker.task("t", concurrency=3)(stand if kind == "function" else stand_in_loop)
+    run(worker)
+    log.wait(3)
+    with store.topic("t").subscribe("worker", type="shared") as other:
+        assert len(other.receive(100)) == 7
+        other.nack_all()
+    gate.set()
+    log.wait(10)
+    worker.stop()
+    assert sorted(map(int, log.seen)) == list(range(10))
+
+
+@KINDS
+def test_an_exception_is_retried_with_backoff_and_then_a_dead_letter_with_its_type_and_text(
+    store: DelayedStore, clock: ManualClock, log: Log, run: Callable[[Worker], None], kind: str
+) -> None:
+    """Each retry waits twice as long as the one before, by the store's clock; `attempts` counts all."""
+    topic = store.topic("t")
+    first_id = topic.send(b"poison", key="k", properties={"p": "q"})
+    begun_ms, times = clock.now_ms(), []
+
+    def fail(message: ReceivedMessage) -> None:
+        times.append(clock.now_ms() - begun_ms)
+        log.add(message.payload)
+        raise ValueError(f"number {len(times)}")
+
+    worker = Worker(store)
+    worker.task("t", retries=3, backoff=timedelta(seconds=10))(both_kinds(fail)[kind])
+    run(worker)
+    for attempt, wait_s in enumerate((10, 20, 40), start=1):
+        log.wait(attempt)
+        while topic.stats().pending == 0:  # until the retry has been sent
+            os.sched_yield()
+        clock.advance(wait_s * 1_000)
+    log.wait(4)
+    assert worker.stop() == 0
+    assert times == [0, 10_000, 30_000, 70_000]
+    (letter,) = store.dead_letters()
+    assert (letter.payload, letter.key, letter.properties, letter.message_id) == (b"poison", "k", {"p": "q"}, first_id)
+    assert (letter.reason, letter.attempts, letter.first_ms, letter.last_ms) == (
+        "ValueError: number 4",
+        4,
+        begun_ms,
+        begun_ms + 70_000,
+    )
+    assert backlog(store, "t") == 0
+    assert list(store.dead_letters(reason="ValueError: number 4")) == [letter]
+
+
+def test_a_backoff_of_ones_own_sees_the_failures_and_may_give_up(
+    store: DelayedStore, clock: ManualClock, log: Log, run: Callable[[Worker], None]
+) -> None:
+    """None from it makes a dead letter at once; so many retries as it likes are as good."""
+    asked: list[tuple[int, str]] = []
+
+    def backoff(failed: int, error: BaseException) -> int | None:
+        asked.append((failed, str(error)))
+        return None if isinstance(error, KeyError) else 0
+
+    def fail(message: ReceivedMessage) -> None:
+        if log.add(message.payload) < 9:
+            raise RuntimeError("again")
+        raise KeyError("for good")
+
+    store.topic("t").send(b"x")
+    worker = Worker(store)
+    worker.task("t", retries=None, backoff=backoff)(fail)
+    run(worker)
+    log.wait(9)
+    worker.stop()
+    assert asked == [*((n, "again") for n in range(1, 9)), (9, "'for good'")]
+    assert [(letter.reason, letter.attempts) for letter in store.dead_letters()] == [("KeyError: 'for good'", 9)]
+
+
+def test_a_backoff_that_raises_is_a_minute(
+    store: DelayedStore, clock: ManualClock, log: Log, run: Callable[[Worker], None]
+) -> None:
+    """The message is not lost by it."""
+    store.topic("t").send(b"x")
+
+    def fail(message: ReceivedMessage) -> None:
+        if log.add(message.payload) == 1:
+            raise RuntimeError
+
+    def backoff(failed: int, error: BaseException) -> int:
+        raise ZeroDivisionError
+
+    worker = Worker(store)
+    worker.task("t", backoff=backoff)(fail)
+    run(worker)
+    log.wait(1)
+    while store.topic("t").stats().pending == 0:
+        os.sched_yield()
+    clock.advance(60_000)
+    log.wait(2)
+    worker.stop()
+    assert backlog(store, "t") == 0
+
+
+def test_a_retry_that_the_delay_policies_refuse_waits_in_memory(
+    store: DelayedStore, clock: ManualClock, log: Log, run: Callable[[Worker], None]
+) -> None:
+    """It is delivered after its backoff all the same, and counted."""
+    store.set_policies(Policies(max_delivery_delay_ms=1_000))
+    store.topic("t").send(b"x")
+    counts: list[int] = []
+
+    def fail(message: ReceivedMessage) -> None:
+        counts.append(message.redelivery_count + message.retries)
+        if log.add(message.payload) == 1:
+            raise RuntimeError
+
+    worker = Worker(store)
+    worker.task("t", backoff=60)(fail)
+    run(worker)
+    log.wait(1)
+    while len(log.seen) < 2:
+        clock.advance(1_000)
+    worker.stop()
+    assert counts == [0, 1]
+
+
+def test_a_message_that_failed_too_often_before_is_a_dead_letter_without_being_run(
+    store: DelayedStore, clock: ManualClock, log: Log, run: Callable[[Worker], None]
+) -> None:
+    """As after crashes, which count deliveries, and leave no exception."""
+    topic = store.topic("t")
+    topic.send_batch([Message(b"crashes"), Message(b"fine")])
+    with topic.subscribe("worker", type="shared") as consumer:
+        for _ in range(3):
+            consumer.nack(consumer.receive()[0], delay=0)
+    worker = Worker(store)
+    worker.task("t", retries=2)(lambda message: log.add(message.payload))
+    run(worker)
+    log.wait(1)
+    worker.stop()
+    assert log.seen == [b"fine"]
+    assert [(letter.reason, letter.attempts) for letter in store.dead_letters()] == [("redeliveries", 3)]
+
+
+@KINDS
+def test_a_message_is_not_delivered_again_while_its_function_runs(
+    store: DelayedStore, clock: ManualClock, log: Log, run: Callable[[Worker], None], kind: str
+) -> None:
+    """However long that takes, and however short the acknowledgement timeout is."""
+    store.set_policies(Policies(ack_timeout_ms=1_000))
+    store.topic("t").send_batch([Message(b"a"), Message(b"b")])
+    gate = threading.Event()
+
+    def stand(message: ReceivedMessage) -> None:
+        log.add(message.payload)
+        gate.wait(60)
+
+    async def stand_in_loop(message: ReceivedMessage) -> None:
+        await asyncio.to_thread(stand, message)
+
+    worker = Worker(store)
+    worker.task("t")(stand if kind == "function" else stand_in_loop)
+    run(worker)
+    log.wait(2)
+    for _ in range(20):
+        clock.advance(3_600_000)
+        with store.topic("t").subscribe("worker", type="shared") as other:
+            assert other.receive(10, timeout=0) == []
+    gate.set()
+    worker.stop()
+    assert sorted(log.seen) == [b"a", b"b"]
+    assert backlog(store, "t") == 0
+
+
+# -- stopping ------------------------------------------------------------------------------------
+
+
+def test_stopping_waits_for_what_runs_and_takes_nothing_new(
+    store: DelayedStore, log: Log, run: Callable[[Worker], None]
+) -> None:
+    """What runs is acknowledged; the others stay where they were."""
+    gate = threading.Event()
+
+    def stand(message: ReceivedMessage) -> None:
+        log.add(message.payload)
+        gate.wait(60)
+
+    store.topic("t").send_batch([Message(b"%d" % n) for n in range(10)])
+    worker = Worker(store)
+    worker.task("t", concurrency=2)(stand)
+    run(worker)
+    log.wait(2)
+    stopping = threading.Thread(target=worker.stop)
+    stopping.start()
+    while not all(runner._stopped for runner in worker._runners):
+        os.sched_yield()
+    gate.set()
+    stopping.join(60)
+    assert log.seen == [b"0", b"1"]
+    assert backlog(store, "t") == 8
+
+
+@KINDS
+def test_what_has_not_ended_in_time_is_given_back_and_not_counted(
+    store: DelayedStore, clock: ManualClock, log: Log, run: Callable[[Worker], None], kind: str
+) -> None:
+    """By the store's clock. A coroutine is cancelled, a thread goes on, and its acknowledgement comes to nothing."""
+    gate, cancelled = threading.Event(), threading.Event()
+
+    def stand(message: ReceivedMessage) -> None:
+        log.add(message.payload)
+        gate.wait(60)
+        cancelled.set()
+
+    async def stand_in_loop(message: ReceivedMessage) -> None:
+        log.add(message.payload)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+
+    store.topic("t").send(b"x")
+    worker = Worker(store, drain=timedelta(seconds=5))
+    worker.task("t")(stand if kind == "function" else stand_in_loop)
+    run(worker)
+    log.wait(1)
+    left: list[int] = []
+    stopping = threading.Thread(target=lambda: left.append(worker.stop()))
+    stopping.start()
+    while stopping.is_alive():
+        clock.advance(1_000)
+    assert left == [1]
+    with store.topic("t").subscribe("worker") as consumer:
+        (message,) = consumer.receive()
+        assert (message.payload, message.redelivery_count) == (b"x", 0)
+        gate.set()
+        assert cancelled.wait(60)
+        assert consumer.ack(message) == 1
+
+
+def test_a_worker_of_a_path_opens_it_and_closes_it(tmp_path: Path, log: Log) -> None:
+    """From start to stop, again and again; its functions send by `worker.store`."""
+    config = StoreConfig(partition_ms=3_600_000)
+    DelayedStore.open(tmp_path / "s", config).close()
+    worker = Worker(tmp_path / "s", name="w")
+
+    @worker.task("a")
+    def first(message: ReceivedMessage) -> None:
+        worker.store.topic("b").send(message.payload + b"b")
+
+    @worker.task("b", concurrency=1)
+    async def second(message: ReceivedMessage) -> None:
+        log.add(message.payload)
+
+    with pytest.raises(ClosedError, match="'w'"):
+        _ = worker.store
+    for n in range(3):
+        with worker:
+            assert worker.store.config.partition_ms == 3_600_000
+            worker.store.topic("a").send(b"%d" % n)
+            log.wait(n + 1)
+    assert log.seen == [b"0b", b"1b", b"2b"]
+    with DelayedStore.open(tmp_path / "s", config, read_only=True) as store:
+        assert list(store.check(deep=True)) == []
+        assert store.topic("b").subscription("w").stats().backlog == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_drains_the_worker_and_the_handlers_before_it_come_back(
+    tmp_path: Path, log: Log, number: signal.Signals
+) -> None:
+    """`run` returns when what ran has ended, all acknowledged."""
+    before = signal.getsignal(number)
+    worker = Worker(tmp_path / "s")
+
+    @worker.task("t")
+    def slow(message: ReceivedMessage) -> None:
+        os.kill(os.getpid(), number)
+        log.add(message.payload)
+
+    with DelayedStore.open(tmp_path / "s") as store:
+        store.topic("t").send(b"x")
+    assert worker.run() == 0
+    assert log.seen == [b"x"]
+    assert signal.getsignal(number) is before
+    with DelayedStore.open(tmp_path / "s") as store:
+        assert backlog(store, "t") == 0
+
+
+def test_a_second_signal_ends_the_waiting(tmp_path: Path) -> None:
+    """What runs is given back, long before the drain is over."""
+    gate = threading.Event()
+    worker = Worker(tmp_path / "s", drain=3_600)
+
+    @worker.task("t")
+    def stuck(message: ReceivedMessage) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        while not worker._asked:
+            os.sched_yield()
+        os.kill(os.getpid(), signal.SIGTERM)
+        gate.wait(60)
+
+    with DelayedStore.open(tmp_path / "s") as store:
+        store.topic("t").send(b"x")
+    assert worker.run() == 1
+    gate.set()
+    with DelayedStore.open(tmp_path / "s") as store, store.topic("t").subscribe("worker") as consumer:
+        assert consumer.receive()[0].redelivery_count == 0
+
+
+# -- what goes wrong -----------------------------------------------------------------------------
+
+
+def test_a_store_that_fails_ends_the_run_with_its_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is run any more, and no signal is needed."""
+
+    def poll(*_: Any) -> Any:
+        raise StoreFailed(tmp_path, "planted")
+
+    worker = Worker(tmp_path / "s")
+    worker.task("t")(print)
+    monkeypatch.setattr("duelog.subscription.Subscription.poll", poll)
+    with pytest.raises(StoreFailed, match="planted"):
+        worker.run()
+    assert repr(worker) == "<Worker 'worker', 1 tasks, stopped>"
+
+
+def test_a_store_that_its_program_closes_ends_the_run(open_store: OpenStore) -> None:
+    """Without an error."""
+    store = open_store(config=FIRING)
+    worker = Worker(store)
+    worker.task("t")(lambda message: None)
+    running = threading.Thread(target=worker.run)
+    running.start()
+    while not any(runner.receiving for runner in worker._runners):
+        os.sched_yield()
+    store.close()
+    running.join(60)
+    assert not running.is_alive()
+
+
+def test_a_full_disk_is_waited_for(
+    store: DelayedStore, clock: ManualClock, log: Log, run: Callable[[Worker], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Receiving goes on when there is room."""
+    worker = Worker(store)
+    worker.task("t")(lambda message: log.add(message.payload))
+    full = threading.Event()
+
+    def poll(*_: Any) -> Any:
+        full.set()
+        raise StoreFull(Path("x"), "planted")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("duelog.subscription.Subscription.poll", poll)
+        run(worker)
+        assert full.wait(60)
+    store.topic("t").send(b"x")
+    while not log.seen:
+        clock.advance(1_000)
+    worker.stop()
+
+
+def test_a_dead_letter_that_cannot_be_written_is_delivered_again(
+    store: DelayedStore, clock: ManualClock, log: Log, run: Callable[[Worker], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk loses no message, and gives it up later."""
+
+    def fail(message: ReceivedMessage) -> None:
+        log.add(message.payload)
+        raise RuntimeError("x")
+
+    store.topic("t").send(b"x")
+    worker = Worker(store)
+    worker.task("t", retries=0)(fail)
+    refused = threading.Event()
+
+    def bury(*_: Any) -> None:
+        refused.set()
+        raise StoreFull(Path("x"), "planted")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("duelog.topics.dead_letters.DeadLetters.bury", bury)
+        run(worker)
+        assert refused.wait(60)
+    while not list(store.dead_letters()):
+        clock.advance(1_000)
+    worker.stop()
+    assert {letter.payload for letter in store.dead_letters()} == {b"x"}
+
+
+@pytest.mark.parametrize(
+    ("field", "options"),
+    [
+        ("concurrency", {"concurrency": 0}),
+        ("concurrency", {"concurrency": True}),
+        ("retries", {"retries": -1}),
+        ("retries", {"retries": 1.5}),
+        ("backoff", {"backoff": -1}),
+        ("backoff", {"backoff": "1"}),
+        ("topic", {"topic": "a/b"}),
+        ("topic", {"topic": "persistent://public/default/taken"}),
+        ("subscription", {"subscription": ""}),
+    ],
+    ids=str,
+)
+def test_a_bad_task_is_refused_by_its_field(tmp_path: Path, field: str, options: dict[str, Any]) -> None:
+    """Before anything is run."""
+    worker = Worker(tmp_path / "s")
+    worker.task("taken")(print)
+    with pytest.raises(InvalidArgument, match=f"^{field}="):
+        worker.task(**{"topic": "t", **options})(print)
+    with pytest.raises(InvalidArgument, match=r"^function="):
+        worker.task("t")(None)  # type: ignore[type-var]
+    assert not (tmp_path / "s").exists()
+
+
+def test_a_bad_worker_is_refused_by_its_field(store: DelayedStore, run: Callable[[Worker], None]) -> None:
+    """No store, no duration, settings for an open store, no task, started twice, a task while it runs."""
+    bad: Any
+    for field, bad in (
+        ("store", lambda: Worker(None)),  # type: ignore[arg-type]
+        ("drain", lambda: Worker(store, drain=-1)),
+        ("config", lambda: Worker(store, config=FIRING)),
+        ("worker", lambda: Worker(store).start()),
+    ):
+        with pytest.raises(InvalidArgument, match=f"^{field}="):
+            bad()
+    worker = Worker(store)
+    worker.task("t")(print)
+    run(worker)
+    with pytest.raises(InvalidArgument, match=r"^worker='worker'"):
+        worker.start()
+    with pytest.raises(InvalidArgument, match=r"^task="):
+        worker.task("u")(print)
+
+
+def test_a_start_that_fails_leaves_nothing_behind(store: DelayedStore) -> None:
+    """A subscription of the second task is taken: the first one's is left, and the worker may be started later."""
+    worker = Worker(store)
+    worker.task("a")(lambda message: None)
+    worker.task("b")(lambda message: None)
+    with store.topic("b").subscribe("worker"), pytest.raises(Exception, match="exclusive"):
+        worker.start()
+    assert store.topic("a").subscription("worker").stats().consumers == 0
+    with worker:
+        assert store.topic("a").subscription("worker").stats().consumers == 1
+
+
+def test_a_backoff_doubles_up_to_an_hour() -> None:
+    """A longer one stays what it is; none is no wait."""
+
+    def waits(backoff: Any) -> list[int | None]:
+        task = Task(print, "t", "s", 1, None, backoff)
+        return [task.backoff_ms(failed, ValueError()) for failed in (1, 2, 3, 1_000)]
+
+    assert waits(0.5) == [500, 1_000, 2_000, LONGEST_BACKOFF_MS]
+    assert waits(timedelta(days=1)) == [86_400_000] * 4
+    assert waits(0) == [0] * 4
+
+
+def test_a_reason_is_the_type_and_text_whatever_they_are(store: DelayedStore) -> None:
+    """Also of an exception whose text raises, or is no UTF-8; long ones are cut."""
+
+    class Odd(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError
+
+    assert reason_of(ValueError("x")) == "ValueError: x"
+    assert reason_of(ValueError()) == "ValueError"
+    assert reason_of(StoreFull(Path("p"), "r")) == "duelog.store.errors.StoreFull: p: r"
+    assert reason_of(Odd()).endswith("Odd: its text cannot be had")
+    topic = store.topic("t")
+    topic.send_batch([Message(b"a"), Message(b"b")])
+    with topic.subscribe("s") as consumer:
+        for message, reason in zip(consumer.receive(2), ("\udcff", "y" * 5_000), strict=True):
+            consumer.dead_letter(message, reason)
+    assert [letter.reason for letter in store.dead_letters()] == ["\\udcff", "y" * 1_000]
