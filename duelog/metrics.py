@@ -31,10 +31,11 @@ from duelog.store.listener import Listeners, StoreListener
 from duelog.store.names import TopicName
 
 from .shutdown import OpenState
-from .stats import Figures, TopicSurvey
+from .stats import Figures, SubscriptionStats, TopicSurvey
 from .topics.topic_list import Topics
 
 _TOPIC = ("pulsar.cluster", "pulsar.namespace", "pulsar.topic")
+_SUBSCRIPTION = (*_TOPIC, "pulsar.subscription")
 _STORE = ("duelog.store",)
 
 
@@ -54,8 +55,15 @@ FIRED = "duelog.messages.fired"
 LATENESS = "duelog.messages.lateness"
 CANCELLED = "duelog.messages.cancelled"
 RESCHEDULED = "duelog.messages.rescheduled"
+SENT = "duelog.messages.sent"
+RECEIVED = "duelog.messages.received"
+REDELIVERED = "duelog.messages.redelivered"
+ACKNOWLEDGED = "duelog.messages.acknowledged"
+DEAD_LETTERED = "duelog.messages.dead_lettered"
+EXPIRED = "duelog.messages.expired"
 DELAYED = "duelog.subscription.delayed"
 BACKLOG = "duelog.subscription.backlog"
+OLDEST = "duelog.subscription.unacknowledged.age"
 PENDING = "duelog.topic.pending"
 INDEX = "duelog.topic.index.size"
 PARTITIONS = "duelog.partitions"
@@ -74,8 +82,14 @@ COMMIT_DURATION = "duelog.commit.duration"
 COMMIT_ENTRIES = "duelog.commit.entries"
 COMMIT_REQUESTS = "duelog.commit.requests"
 
-_OF_TOPICS = (DELAYED, BACKLOG, PENDING, INDEX)
-"""Gauges that one survey of the topics gives; another one of the partitions gives the others."""
+DELIVERED = (RECEIVED, REDELIVERED, ACKNOWLEDGED, DEAD_LETTERED, EXPIRED)
+"""Counters of a subscription, each a field of its statistics of the name's last word."""
+
+OF_TOPICS = (SENT, *DELIVERED, DELAYED, BACKLOG, OLDEST, PENDING, INDEX)
+"""Gauges, and counters read as gauges are, that a survey of the topics gives; one of the partitions has the others."""
+
+OBSERVED = frozenset((SENT, *DELIVERED))
+"""Counters that are read at collection: counting costs no call of an instrument."""
 
 _ENVIRONMENT = (*_STORE, "duelog.environment")
 
@@ -86,8 +100,15 @@ SPECS = (
     Spec(LATENESS, "histogram", "s", _TOPIC, "Time of firing less due time; 0 of what was written a moment early"),
     Spec(CANCELLED, "counter", "{message}", _TOPIC, "Messages cancelled"),
     Spec(RESCHEDULED, "counter", "{message}", _TOPIC, "Messages given another due time"),
-    Spec(DELAYED, "gauge", "{message}", (*_TOPIC, "pulsar.subscription"), "Messages of the subscription not due yet"),
-    Spec(BACKLOG, "gauge", "{message}", (*_TOPIC, "pulsar.subscription"), "Messages fired and not acknowledged"),
+    Spec(SENT, "counter", "{message}", _TOPIC, "Messages sent to the topic, and durable"),
+    Spec(RECEIVED, "counter", "{message}", _SUBSCRIPTION, "Messages handed to consumers, each time again"),
+    Spec(REDELIVERED, "counter", "{message}", _SUBSCRIPTION, "Those of them that had been handed out before"),
+    Spec(ACKNOWLEDGED, "counter", "{message}", _SUBSCRIPTION, "Messages acknowledged by consumers, or skipped"),
+    Spec(DEAD_LETTERED, "counter", "{message}", _SUBSCRIPTION, "Messages moved to the dead-letter topic"),
+    Spec(EXPIRED, "counter", "{message}", _SUBSCRIPTION, "Messages acknowledged because they outlived their time"),
+    Spec(DELAYED, "gauge", "{message}", _SUBSCRIPTION, "Messages of the subscription not due yet"),
+    Spec(BACKLOG, "gauge", "{message}", _SUBSCRIPTION, "Messages fired and not acknowledged"),
+    Spec(OLDEST, "gauge", "s", _SUBSCRIPTION, "How long the oldest message of the backlog has been due; 0: none is"),
     Spec(PENDING, "gauge", "{message}", _TOPIC, "Messages of the topic not due yet, wherever they wait"),
     Spec(INDEX, "gauge", "By", _TOPIC, "Memory of the topic's delay indexes, estimated"),
     Spec(PARTITIONS, "gauge", "{partition}", (*_STORE, "duelog.partition.state"), "Time partitions by state"),
@@ -106,6 +127,12 @@ SPECS = (
     Spec(COMMIT_ENTRIES, "histogram", "{entry}", _ENVIRONMENT, "Entries (messages, markers) of a commit that has any"),
     Spec(COMMIT_REQUESTS, "histogram", "{request}", _ENVIRONMENT, "Callers of a group commit"),
 )  # fmt: skip
+
+
+def delivered(stats: SubscriptionStats) -> dict[str, int]:
+    """The counters of a subscription."""
+    return {name: getattr(stats, name.rpartition(".")[2]) for name in DELIVERED}
+
 
 _SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 60.0, 600.0, 3600.0)
 _BYTES = tuple(float(1 << bits) for bits in range(10, 33, 2))
@@ -126,7 +153,9 @@ class Instruments:
         self.counters: dict[str, Counter] = {}
         self.histograms: dict[str, Histogram] = {}
         for spec in SPECS:
-            if spec.kind == "counter":
+            if spec.name in OBSERVED:
+                meter.create_observable_counter(spec.name, [self._callback(spec.name)], spec.unit, spec.description)
+            elif spec.kind == "counter":
                 self.counters[spec.name] = meter.create_counter(spec.name, spec.unit, spec.description)
             elif spec.kind == "histogram":
                 self.histograms[spec.name] = meter.create_histogram(
@@ -289,7 +318,7 @@ class StoreMetrics(StoreListener):
             if name not in self._survey:
                 try:
                     self._state.check()
-                    self._survey |= self._look() if name in _OF_TOPICS else self._look_at_partitions()
+                    self._survey |= self._look() if name in OF_TOPICS else self._look_at_partitions()
                 except DuelogError:  # closed meanwhile, or in a child process: there is nothing to report
                     return []
             return self._survey.pop(name)
@@ -305,15 +334,19 @@ class StoreMetrics(StoreListener):
         ]
 
     def _look(self) -> dict[str, list[Observation]]:
-        found: dict[str, list[Observation]] = {name: [] for name in _OF_TOPICS}
+        found: dict[str, list[Observation]] = {name: [] for name in OF_TOPICS}
         for topic in self._figures.survey():
             attributes = self._of(topic.name)
             found[INDEX].append(Observation(topic.index_bytes, attributes))
             found[PENDING].append(Observation(topic.pending, attributes))
+            found[SENT].append(Observation(topic.sent, attributes))
             for stats in topic.subscriptions:
                 named = {**attributes, "pulsar.subscription": stats.name}
                 found[DELAYED].append(Observation(topic.in_partitions + stats.inline, named))
                 found[BACKLOG].append(Observation(stats.backlog, named))
+                found[OLDEST].append(Observation(stats.oldest_unacknowledged_ms / 1000, named))
+                for name, value in delivered(stats).items():
+                    found[name].append(Observation(value, named))
         return found
 
     def _look_at_partitions(self) -> dict[str, list[Observation]]:

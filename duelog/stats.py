@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
 from pyroaring import BitMap
@@ -23,7 +23,9 @@ from duelog.store.names import TopicName
 from duelog.store.position import Position
 
 from .background.quarantine import Quarantine
+from .topics.delivery_counts import DeliveryCounts
 from .topics.inline import InlineMessages, unacknowledged
+from .topics.seeking import first_due
 from .topics.subscription_state import SubscriptionState
 from .topics.topic_list import Topics
 from .topics.topic_state import TopicState
@@ -38,6 +40,10 @@ class SubscriptionStats:
     unacknowledged: handed out and not acknowledged. redelivering: waiting to be handed out again.
     inline: not due yet, waiting in the main log and not acknowledged; what waits in time partitions does not count.
     paused: nothing is handed out, until `paused_until_ms` (epoch ms) or, where that is None, until it is resumed.
+    oldest_unacknowledged_ms: how long the oldest of the backlog has been due, in ms; 0: the backlog is empty.
+    received, redelivered, acknowledged, dead_lettered, expired: how many since this process opened the store, or made
+    the subscription. received: handed to consumers, each time again; redelivered: those handed out before, too.
+    acknowledged: by consumers, and skipped. dead_lettered: moved to its dead-letter topic. expired: by time to live.
     """
 
     name: str
@@ -48,8 +54,14 @@ class SubscriptionStats:
     unacknowledged: int
     redelivering: int
     inline: int
-    paused: bool = False
-    paused_until_ms: int | None = None
+    paused: bool
+    paused_until_ms: int | None
+    oldest_unacknowledged_ms: int
+    received: int
+    redelivered: int
+    acknowledged: int
+    dead_lettered: int
+    expired: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +71,8 @@ class TopicStats:
     pending: messages that are not due yet: those in time partitions that have not fired, and inline ones that are not
     yet visible. inline: how many of them are inline.
     fired: markers written so far into partitions not yet deleted. entries, ledgers, stored_bytes: of the main log.
-    index_bytes: delay indexes in memory.
+    index_bytes: delay indexes in memory. sent: messages that were sent to it, retries included, since this process
+    opened the store.
     """
 
     name: str
@@ -71,6 +84,7 @@ class TopicStats:
     stored_bytes: int
     index_bytes: int
     subscriptions: tuple[SubscriptionStats, ...]
+    sent: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +112,8 @@ class StoreStats:
 
     pending: of all topics together. `commits` and `commit_requests` are the main environment's since it was opened:
     their ratio says how many writers shared a commit. suspended: what of the upkeep
-    has failed, and is tried again later.
+    has failed, and is tried again later. sent, received, redelivered, acknowledged, dead_lettered, expired: of all
+    topics and subscriptions that are there together, as their own figures say.
     """
 
     topics: int
@@ -113,6 +128,12 @@ class StoreStats:
     commits: int
     commit_requests: int
     suspended: tuple[Suspension, ...] = ()
+    sent: int = 0
+    received: int = 0
+    redelivered: int = 0
+    acknowledged: int = 0
+    dead_lettered: int = 0
+    expired: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +150,7 @@ class TopicSurvey:
     stored_bytes: int
     index_bytes: int
     subscriptions: tuple[SubscriptionStats, ...]
+    sent: int
 
 
 @dataclass(eq=False, repr=False)
@@ -157,17 +179,21 @@ class Figures:
         with state.lock:
             dispatcher = state.dispatcher
             inline = unacknowledged(state.acks, not_due)
+            backlog = max(0, state.acks.backlog(topic.log) - inline)
+            oldest_ms = first_due(self._main, topic.log, state.acks, now_ms) if backlog else None
             return SubscriptionStats(
                 state.name,
                 state.type,
                 state.consumers,
                 state.acks.mark_delete,
-                max(0, state.acks.backlog(topic.log) - inline),
+                backlog,
                 0 if dispatcher is None else dispatcher.outstanding_count,
                 0 if dispatcher is None else dispatcher.awaiting_redelivery_count,
                 inline,
                 now_ms < state.paused_until_ms,
                 state.pause_ends_ms(now_ms),
+                0 if oldest_ms is None else now_ms - oldest_ms,
+                *astuple(state.counts),
             )
 
     def pending_of(self, topic_id: int) -> int:
@@ -200,6 +226,7 @@ class Figures:
                 stored.get(topic.topic_id, 0) + sum(ledger.stored_bytes for ledger in ledgers),
                 memory.get(topic.topic_id, 0) + (0 if tracker is None else tracker.memory_bytes()),
                 tuple(self.of_subscription(topic, state, not_due) for _, state in sorted(topic.subscriptions.items())),
+                topic.sent,
             )
 
     def firing_lag_ms(self) -> int:
@@ -252,6 +279,7 @@ class Figures:
             sum(ledger.stored_bytes for ledger in ledgers),
             self.index_bytes(topic),
             tuple(self.of_subscription(topic, state, not_due) for _, state in sorted(topic.subscriptions.items())),
+            topic.sent,
         )
 
     def of_partitions(self) -> list[PartitionStats]:
@@ -298,11 +326,16 @@ class Figures:
     def of_store(self) -> StoreStats:
         """O(partition logs + topics), and the messages that wait inline. Loads every topic."""
         partitions = self.of_partitions()
-        topics = inline = 0
+        topics = inline = sent = 0
+        delivered = DeliveryCounts()
         for name in self._topics.names():
             topic = self._topics.find(TopicName.parse(name))
             topics += 1
-            inline += 0 if topic is None else self._inline.count(topic, self._clock.now_ms())
+            if topic is not None:
+                inline += self._inline.count(topic, self._clock.now_ms())
+                sent += topic.sent
+                for state in topic.followers:
+                    delivered += state.counts
         counts = self._main.counts
         return StoreStats(
             topics,
@@ -317,4 +350,6 @@ class Figures:
             counts.commits,
             counts.requests,
             tuple(self._firing.suspensions.all()),
+            sent,
+            *astuple(delivered),
         )

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from opentelemetry.metrics import Counter, Histogram
 
 from ... import metrics as engine
-from .metric_names import PULSAR_NAMES, label_name, labels_of, prometheus_name
+from .metric_names import label_name, labels_of, prometheus_name
 from .text_format import Page, label
 
 Values = tuple[str, ...]
@@ -90,7 +90,7 @@ class EngineFigures(engine.Instruments):
             attributes = tuple(each for each in spec.attributes if label_name(each) in wanted - {"cluster"})
             self._labels[spec.name] = attributes
             made = (spec.name, spec.unit, spec.description, attributes)
-            if spec.kind == "counter":
+            if spec.kind == "counter" and spec.name not in engine.OBSERVED:
                 self.counters[spec.name] = _Tally(*made)
             elif spec.kind == "histogram":
                 self.histograms[spec.name] = self._buckets[spec.name] = _Buckets(*made)
@@ -117,7 +117,7 @@ class EngineFigures(engine.Instruments):
     def write(self, page: Page, store: engine.StoreMetrics) -> None:
         """Write all but what a survey of the topics gives. May wait for the disk."""
         for spec in engine.SPECS:
-            if spec.name in PULSAR_NAMES or spec.name == engine.PENDING:
+            if spec.name in engine.OF_TOPICS:
                 continue
             name = prometheus_name(spec)
             lines = page.lines(name)

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from ...metrics import DELIVERED, delivered
 from ...stats import SubscriptionStats, TopicSurvey
 from ..consume.consumer_record import INDIVIDUAL, Dispatched
 from ..consume.consumers import Consumers
@@ -98,6 +99,11 @@ async def copy_topics(
     return found
 
 
+_SENT = "duelog_messages_sent_total"
+_OLDEST = "duelog_subscription_unacknowledged_age_seconds"
+_DELIVERED = {name: f"{name.replace('.', '_')}_total" for name in DELIVERED}
+
+
 class _Sums:
     """Figures of one topic, or added up of many."""
 
@@ -123,6 +129,7 @@ class _Sums:
             "pulsar_msg_backlog": backlog + delayed,
             "pulsar_delayed_message_index_size_bytes": topic.index_bytes,
             "duelog_topic_pending": topic.pending,
+            _SENT: topic.sent,
         }
         values = self.values
         for name, value in found.items():
@@ -133,7 +140,8 @@ class _Sums:
         values = self.values
         for stats in topic.subscriptions:
             for name, value in _of_subscription(topic, stats, copy).items():
-                values[name] = values.get(name, 0) + value
+                before = values.get(name, 0)
+                values[name] = max(before, value) if name == _OLDEST else before + value
 
     def write(self, page: Page, within: str) -> None:
         for name, value in self.values.items():
@@ -166,6 +174,8 @@ def _of_subscription(topic: TopicSurvey, stats: SubscriptionStats, copy: TopicCo
         "pulsar_subscription_msg_ack_rate": known.rate.acked,
         "pulsar_out_messages_total": known.sent.messages,
         "pulsar_out_bytes_total": known.sent.bytes,
+        _OLDEST: stats.oldest_unacknowledged_ms / 1000,
+        **{_DELIVERED[name]: value for name, value in delivered(stats).items()},
     }
 
 

@@ -66,4 +66,6 @@ class Expiry:
     def _expire(self, topic: TopicState, subscription: SubscriptionState, before_ms: int) -> int:
         with subscription.lock:
             found = list(expired(self._main, topic.log, subscription.acks, before_ms))
-            return sum(subscription.acknowledge({ledger_id: entries}, topic.log) for ledger_id, entries in found)
+            count = sum(subscription.acknowledge({ledger_id: entries}, topic.log) for ledger_id, entries in found)
+            subscription.counts.expired += count
+            return count

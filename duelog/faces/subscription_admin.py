@@ -61,6 +61,7 @@ class SubscriptionAdmin:
         entries = group_places(self._first(count).places)
         with self._state.lock:
             skipped = self._state.acknowledge(entries, self._topic.log)
+            self._state.counts.acknowledged += skipped
         self._flush()
         return skipped
 
@@ -78,6 +79,7 @@ class SubscriptionAdmin:
             entries[ledger_id] = entries.get(ledger_id, BitMap()) | of_run
         with self._state.lock:
             count = self._state.acknowledge(entries, log)
+            self._state.counts.expired += count
         self._flush()
         return count
 

@@ -115,6 +115,7 @@ class Sender:
             extra = None if also is None else _at(also, range(start, limit))
             ids.append(self._send_group([topic], None, piece, now_ms, extra))
             self._policies.stored(topic.name, piece.overridden)
+            topic.count_sent(len(piece))
         return ids[0] if len(ids) == 1 else MessageIds.joined(ids)
 
     def _pieces(self, batch: EncodedBatch) -> list[tuple[int, int]]:
@@ -148,7 +149,11 @@ class Sender:
         ids = self._send_group(topics, owners, batch, now_ms, also)
         if owners is None:
             self._policies.stored(topics[0].name, batch.overridden)
-        elif batch.overridden is not None:
+            topics[0].count_sent(len(batch))
+            return ids
+        for topic, count in zip(topics, np.bincount(owners, minlength=len(topics)).tolist(), strict=True):
+            topic.count_sent(count)
+        if batch.overridden is not None:
             counts = np.bincount(owners[batch.overridden], minlength=len(topics))
             for at in counts.nonzero()[0].tolist():
                 self._policies.stored(topics[at].name, int(counts[at]))
@@ -304,10 +309,14 @@ class Sender:
                 try:
                     log = partition.log_to_append(topic.topic_id, self._partitions.new_ledger)
                     message = LoneDelayed(topic, partition, log, self._run_limits, due_ms, body)
-                    return MessageId(*writer.write(message))
+                    written = writer.write(message)
+                    topic.count_sent(1)
+                    return MessageId(*written)
                 finally:
                     self._partitions.end_append(partition)
-        return MessageId(*writer.write(LoneDirect(topic, writer.memtable, writer.main_rows, due_ms, body, now_ms)))
+        written = writer.write(LoneDirect(topic, writer.memtable, writer.main_rows, due_ms, body, now_ms))
+        topic.count_sent(1)
+        return MessageId(*written)
 
     def close(self) -> None:
         """Take no more; those that were begun are written."""

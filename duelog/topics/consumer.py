@@ -94,7 +94,10 @@ class Consumer:
         if kept_more or (batch and subscription.policies.ack_timeout_ms):
             topic.changed()  # others have something to wait for that they did not know of
         if batch:
-            return self._route(batch), None
+            routed = self._route(batch)
+            with subscription.lock:
+                subscription.counts.hand_out(routed)
+            return routed, None
         return None, min((ms for ms in again if ms is not None), default=None)
 
     def _pass_gone(self, dispatcher: Dispatcher) -> bool | None:
@@ -134,7 +137,8 @@ class Consumer:
                     self._dispatcher().nack(self._id, batch.positions, now_ms, now_ms)
                 raise
         if foreign:
-            self.ack(entries_of(batch.pick(foreign)))
+            passed_over = entries_of(batch.pick(foreign))
+            self._acknowledge(lambda dispatcher: dispatcher.ack_entries(self._id, passed_over), False, counted=False)
         return batch if len(wanted) == len(batch) else batch.pick(wanted)
 
     # -- in ----------------------------------------------------------------------------------------
@@ -147,11 +151,13 @@ class Consumer:
         """Acknowledge a position and every one before it; as `ack`."""
         return self._acknowledge(lambda dispatcher: dispatcher.ack_cumulative(position), durable)
 
-    def _acknowledge(self, work: Callable[[Dispatcher], int], durable: bool) -> int:
+    def _acknowledge(self, work: Callable[[Dispatcher], int], durable: bool, *, counted: bool = True) -> int:
         with self._subscription.lock:
             dispatcher = self._dispatcher()
             before = dispatcher.acks.mark_delete
             count = work(dispatcher)
+            if counted:
+                self._subscription.counts.acknowledged += count
             moved = self._moved_ledger(before)
             others_wait = self._subscription.max_in_flight or dispatcher.kept_back_count
         if others_wait:

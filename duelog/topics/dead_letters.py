@@ -123,7 +123,9 @@ class DeadLetters:
             if dead:
                 grave.log.append_messages(transaction, np.full(len(dead), now_ms, dtype=np.int64), dead, now_ms)
 
-        self._acknowledge_with([(topic, subscription, entries)], work)
+        count = self._acknowledge_with([(topic, subscription, entries)], work)
+        with subscription.lock:
+            subscription.counts.dead_lettered += count
 
     @staticmethod
     def _letter(subscription: SubscriptionState, message: ReceivedMessage, now_ms: int, reason: str | None) -> bytes:

@@ -127,6 +127,7 @@ class InlineMessages:
         not_due = self.waiting(topic, self._clock.now_ms())
         with subscription.lock:
             count = subscription.acknowledge(not_due, topic.log)
+            subscription.counts.acknowledged += count
         if count:
             self._flusher.acknowledged(topic, subscription, moved_ledger=True)
             self._flusher.flush()

@@ -139,6 +139,32 @@ def _existing(log: ManagedLedger, position: Position) -> Position:
     return position
 
 
+def first_due(main: Environment, log: ManagedLedger, acks: AckSet, now_ms: int) -> int | None:
+    """When the oldest message was due that is due and not acknowledged; None: there is none.
+
+    The first in the log, or one that waited inline before it. O(runs up to it), in most cases one.
+    """
+    marked, last = acks.mark_delete
+    found: list[int] = []
+    ledger_id: int | None = marked
+    while ledger_id is not None:
+        entries = log.entries_of(ledger_id)
+        if entries:
+            with main.read() as raw:
+                for run in runs(raw, main.name, ledger_id, last + 1 if ledger_id == marked else 0, entries):
+                    if isinstance(run, CorruptEntry):
+                        continue
+                    unacked = acks.unacked(ledger_id, run.first_entry, min(run.limit, entries))
+                    dues = run.dues()[np.array(unacked, dtype=np.int64) - run.first_entry]
+                    dues = dues[dues <= now_ms]
+                    if len(dues):
+                        found.append(int(dues.min()))
+                    if found and not run.early:
+                        return min(found)
+        ledger_id = log.following(ledger_id)
+    return min(found, default=None)
+
+
 def expired(
     main: Environment, log: ManagedLedger, acks: AckSet, before_ms: int, *, thorough: bool = False
 ) -> Iterator[tuple[int, BitMap]]:

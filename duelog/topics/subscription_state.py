@@ -26,6 +26,7 @@ from ..delivery.dispatcher import Dispatcher, SubscriptionType
 from ..delivery.due_reader import DueReader
 from ..delivery.failover import Failover, chosen
 from ..delivery.key_slots import KeyShared, check_apart
+from .delivery_counts import DeliveryCounts
 
 _NONE: Mapping[tuple[int, int], bytes | None] = {}
 PAUSED = 0x01
@@ -63,6 +64,7 @@ class SubscriptionState:
         self.acks = acks
         self.attempts = AttemptCounts() if attempts is None else attempts
         """The failed deliveries, also while there is no consumer."""
+        self.counts = DeliveryCounts()
         self.durable = durable
         self.lock = threading.Lock()
         self.deleted = False

@@ -28,6 +28,9 @@ class TopicState:
         self.name = name
         self.log = log
         self.deleted = False
+        self.sent = 0
+        """Messages that were sent to it since the store was opened, and are durable."""
+        self._counting = threading.Lock()
         self.subscriptions: dict[str, SubscriptionState] = {}
         self.readers: dict[str, SubscriptionState] = {}
         """Subscriptions without a record; as `subscriptions`, replaced, never changed in place."""
@@ -43,6 +46,11 @@ class TopicState:
         """The tracker of messages that wait in the main log, if there is one now."""
         self._told_ms = 0
         self._tracker_lock = threading.Lock()
+
+    def count_sent(self, count: int) -> None:
+        """So many messages that were sent to it are durable."""
+        with self._counting:
+            self.sent += count
 
     @property
     def keeps_dead_letters(self) -> bool:
