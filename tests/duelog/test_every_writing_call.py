@@ -78,6 +78,7 @@ WRITES: dict[type, dict[str, Call]] = {
         "remove_policies": lambda it: it.store.remove_policies(topic="a"),
         "report_to": lambda it: it.store.report_to(None),  # type: ignore[arg-type]  # it is not looked at
         "requeue_dead_letters": lambda it: it.store.requeue_dead_letters([]),
+        "save_snapshots": lambda it: it.store.save_snapshots(),
         "send_batch": lambda it: it.store.send_batch([("b", Message(b"x"))]),
         "set_policies": lambda it: it.store.set_policies(Policies(ttl_ms=5), topic="a"),
         "tick": lambda it: it.store.tick(),
@@ -107,7 +108,9 @@ WRITES: dict[type, dict[str, Call]] = {
     },
     SubscriptionAdmin: {
         "expire": lambda it: it.subscription.expire(START_MS),
+        "pause": lambda it: it.subscription.pause(),
         "reset": lambda it: it.subscription.reset("latest"),
+        "resume": lambda it: it.subscription.resume(),
         "skip": lambda it: it.subscription.skip(1),
     },
     Documents: {
