@@ -33,6 +33,7 @@ from . import (
     cli_snapshot,
     cli_traffic,
     cli_upkeep,
+    cli_worker,
 )
 
 HELP = """An embedded, durable log of messages that are due later.
@@ -163,6 +164,7 @@ for command in (
     cli_drain.drain,
     cli_serve.serve,
     cli_serve.proxy,
+    cli_worker.worker,
     demo,
 ):
     app.command(command.__name__.rstrip("_").replace("_", "-"))(command)
