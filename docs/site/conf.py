@@ -68,6 +68,7 @@ CONTENTS = {
         "docs/admin",
         "docs/scale",
         "docs/drain",
+        "docs/arrow",
         "docs/spark",
     ),
     "Inside": ("docs/design", "docs/format", "docs/testing", "docs/benchmarks", "CONTRIBUTING", "CHANGELOG"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from duelog.tools.transfer.parquet_export import export_store
 from tests.audit import planting
 from tests.audit.planting import Plant, Victim
 from tests.audit.test_planted import SEED, unmatched
+from tests.tools.arrow.every_table import fill
 from tests.tools.command_line import PAST_MS, json_of, refused
 
 VISIBLE: list[Plant] = [
@@ -83,3 +85,18 @@ def test_a_directory_that_is_no_export_is_refused(healthy: tuple[Path, int], tmp
     """A store, an empty directory."""
     assert "no export" in refused("audit", "--from-parquet", healthy[0])
     assert "no export" in refused("audit", "--from-parquet", tmp_path)
+
+
+def test_an_export_has_the_dead_letter_table_of_its_store(tmp_path: Path) -> None:
+    """Counted by where they came from and why; an export of an earlier version, without letters, has none."""
+    made = fill(tmp_path / "store")
+    export_store(made.path, tmp_path / "export")
+    there = audit_store(made.path, as_of_ms=made.now_ms).dead_letters
+    assert audit_export(tmp_path / "export", as_of_ms=made.now_ms).dead_letters == there
+    assert [row.letters for row in there] == [3]
+    manifest = tmp_path / "export" / "MANIFEST.json"
+    fields = json.loads(manifest.read_bytes())
+    for name in ("attempts", "dead_letters"):
+        (tmp_path / "export" / fields["tables"].pop(name)).unlink()
+    manifest.write_text(json.dumps(fields))
+    assert audit_export(tmp_path / "export").dead_letters == []

@@ -12,10 +12,11 @@ pytest.importorskip("pyspark")
 
 from pyspark.sql.datasource import EqualTo, In
 
+from duelog.tools.scan.all_tables import TABLES
 from duelog.tools.scan.main_tables import SMALL, read_small
 from duelog.tools.scan.sealed import sealed_generations
 from duelog.tools.spark.session import SparkFailed, spark_errors
-from duelog.tools.spark.source import TABLES, PushingDuelogReader, table_schema
+from duelog.tools.spark.source import PushingDuelogReader, source_schema
 from tests.spark.test_source import ordered, plain_rows, rows_of
 from tests.tools.closed_days import Built, build
 
@@ -104,8 +105,8 @@ def test_a_filter_of_the_store_leaves_out_the_others_before_they_are_opened(
 def test_every_table_of_several_stores_has_store_and_reason() -> None:
     """First the store; a table that has no reason of its own gets one."""
     for table in TABLES:
-        names = table_schema(table, True).names
+        names = source_schema(table, True).names
         assert names[0] == "store"
         assert names.count("reason") == 1
-        assert table_schema(table, False) == TABLES[table]
+        assert source_schema(table, False) == TABLES[table]
     assert set(SMALL) < set(TABLES)

@@ -13,6 +13,8 @@ pytest.importorskip("pyspark")
 from pyspark.sql.datasource import EqualTo, GreaterThanOrEqual, IsNotNull, LessThan
 
 from duelog.partitions.timespan import directory_name
+from duelog.tools.arrow import open_tables
+from duelog.tools.scan.all_tables import TABLES
 from duelog.tools.scan.main_tables import SMALL, marker_ledgers, read_small, scan_markers
 from duelog.tools.scan.scan_arrow import HEADER_COLUMNS, MESSAGES, scan_messages
 from duelog.tools.scan.scan_plan import Wanted, plan_scan
@@ -20,8 +22,9 @@ from duelog.tools.scan.sealed import open_main_to_read, sealed_generations
 from duelog.tools.spark import register
 from duelog.tools.spark.filters import PUSHDOWN
 from duelog.tools.spark.session import SparkFailed, spark_errors
-from duelog.tools.spark.source import TABLES, PushingDuelogReader, spark_schema
+from duelog.tools.spark.source import PushingDuelogReader, spark_schema
 from tests.duelog.writing_process import HOUR_MS, WritingProcess
+from tests.tools.arrow.every_table import fill
 from tests.tools.closed_days import DAY_MS, FIRST_MS, TOPICS, Built
 
 if TYPE_CHECKING:
@@ -89,6 +92,21 @@ def test_the_main_environments_tables_are_those_of_plain_reads(spark: SparkSessi
     assert rows_of(load(spark, built.path, table="markers", slice_entries=500)) == ordered(markers)
     for table in SMALL:
         assert rows_of(load(spark, built.path, table=table)) == ordered(read_small(built.path, table).to_pylist())
+
+
+def test_every_table_is_that_of_the_arrow_extra(spark: SparkSession, tmp_path: Path) -> None:
+    """Pending messages, attempts and dead letters too: the same rows and columns, whichever way they are read."""
+    made = fill(tmp_path / "store")
+    with open_tables(made.path, as_of_ms=made.now_ms) as tables:
+        expected = {name: tables.table(name) for name in tables.names}
+    for name, table in expected.items():
+        frame = load(spark, made.path, table=name, slice_entries=50, as_of_ms=made.now_ms)
+        assert frame.schema == spark_schema(table.schema)
+        assert rows_of(frame) == ordered(table.to_pylist())
+    whole = load(spark, made.path, table="pending", as_of_ms=made.now_ms).localCheckpoint()
+    for each in (f"topic = '{TOPICS[1]}'", f"due_ms < {made.now_ms + HOUR_MS}", "partition is null"):
+        frame = load(spark, made.path, table="pending", as_of_ms=made.now_ms)
+        assert rows_of(frame.filter(each)) == rows_of(whole.filter(each)) != []
 
 
 def test_a_narrow_schema_reads_no_body(spark: SparkSession, built: Built, tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from .checking.log_tally import Batch, Issue, LogResult, LogTask, tally_log
 from .checking.partition_audit import PartitionResult
 from .gathering import Gathering
 from .reading.facts import KeptLedger, StoreFacts, TopicFacts
+from .reading.letter_counts import counted
 from .reading.marks import UNTIMED, MarkerRun, bitmap_of
 from .survey import log_tasks
 from .tables import Audit, finding
@@ -55,6 +56,12 @@ def audit_export(path: Path, *, as_of_ms: int | None = None) -> Audit:
         gathering.take(PartitionResult(start_ms, "", int(partition.get("file_bytes", 0)), logs, []), "whole")
     audit = gathering.finish()
     audit.held = [row for row in audit.held if row.reason != "pending"]
+    audit.dead_letters = counted(
+        (row["topic"], row["subscription"], row["cause"], row["dead_ms"])
+        for batch in export.batches("dead_letters")
+        for row in batch.select(["topic", "subscription", "cause", "dead_ms", "reason"]).to_pylist()
+        if row["reason"] is None
+    )
     return audit
 
 

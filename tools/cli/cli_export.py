@@ -9,13 +9,12 @@ from typing import Annotated, Any
 import typer
 from rich.progress import MofNCompleteColumn, TimeElapsedColumn
 
-from ...store.errors import DuelogError, InvalidArgument
+from ...store.errors import InvalidArgument
+from ..arrow.missing import NeedsArrow
 from ..fleet import is_fleet, stores_of
 from ..output import printable, progress_bar, say, size_text, write_json, write_line
 from ..values import open_to_write, time_ms
 from .options import Json, Master, Stores, end_fleet, store_progress
-
-INSTALL = "pip install 'duelog[spark]'"
 
 
 def export(
@@ -33,11 +32,14 @@ def export(
         str | None, typer.Option("--from", metavar="TIME", help="Only partitions that end after this time.")
     ] = None,
     until: Annotated[str | None, typer.Option(metavar="TIME", help="Only partitions that begin before it.")] = None,
+    pending: Annotated[
+        bool, typer.Option("--pending", help="Also messages that are still to come, in a table of their own.")
+    ] = False,
     spark: Annotated[bool, typer.Option("--spark", help="Write the files by Spark's tasks.")] = False,
     master: Master = None,
     json_: Json = False,
 ) -> None:
-    """Write the messages of closed partitions to Parquet files, by topic and day. Needs duelog[spark].
+    """Write the messages of closed partitions to Parquet files, by topic and day. Needs duelog[arrow].
 
     Beside them go the markers, subscriptions and what else an audit reads, all as of one point in time; `duelog audit
     --from-parquet` and `duelog import --parquet` take the directory. Works beside a process that has the store open,
@@ -67,7 +69,7 @@ def export(
 
         found = stores_of(stores)
         with fleet_session("duelog export", spark, master) as session, store_progress(found) as counted:
-            outcomes = counted(export_fleet(found, dest, session=session, wanted=wanted))
+            outcomes = counted(export_fleet(found, dest, session=session, wanted=wanted, pending=pending))
         if json_:
             write_json([fleet_row(each) for each in outcomes])
         for outcome in outcomes if not json_ else ():
@@ -80,10 +82,10 @@ def export(
     if spark:
         from ..spark.export import export_with_spark
 
-        done = export_with_spark(store, dest, master=master, wanted=wanted)
+        done = export_with_spark(store, dest, master=master, wanted=wanted, pending=pending)
     else:
         with progress_bar("slices", MofNCompleteColumn(), TimeElapsedColumn()) as progress:
-            done = export_store(store, dest, wanted=wanted, progress=progress)
+            done = export_store(store, dest, wanted=wanted, pending=pending, progress=progress)
     if json_:
         write_json(done._asdict())
     else:
@@ -137,10 +139,3 @@ def import_parquet(store: Path, directory: Path, subscriptions: list[str] | None
     for name, count in left_out.items():
         if count:
             say(f"{count:,} were left out: {name.replace('_', ' ')}")
-
-
-class NeedsArrow(DuelogError):
-    """A command needs pyarrow, and it is not installed."""
-
-    def __init__(self, command: str, error: ImportError) -> None:
-        super().__init__(f"{command} needs a package that is not installed ({error.name}); {INSTALL}")

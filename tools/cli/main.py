@@ -19,6 +19,7 @@ import typer
 from typer.core import TyperGroup
 
 from ...store.errors import DuelogError
+from ..arrow import cli_tables
 from ..output import drop_output, flush_output, say
 from ..remote import cli_drain, cli_figures, cli_policies, cli_topics
 from ..remote.places import ServerCommand
@@ -161,6 +162,7 @@ for command in (
     cli_upkeep.repair,
     cli_upkeep.compact,
     cli_export.export,
+    cli_tables.table,
     cli_drain.drain,
     cli_serve.serve,
     cli_serve.proxy,

@@ -1,5 +1,7 @@
 """The tables of a store's main environment as Arrow record batches: markers, partitions, subscriptions, and the rest.
 
+Attempts and dead letters are delivery_tables.py's.
+
 All but markers are read in one transaction, so that their rows are of one point in time. Markers are read in many short
 ones beside a process that writes the store, ledger by ledger: what is trimmed or fired meanwhile may or may not be
 read, but never half of a run. Everything here needs the main environment, so it runs on the machine that has the store.
@@ -7,7 +9,7 @@ read, but never half of a run. Everything here needs the main environment, so it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,6 +28,7 @@ from ...store.env.memtable import Reads
 from ...store.errors import CorruptEntry, InvalidArgument
 from ...store.log import catalog
 from ...store.log.scan import runs
+from .delivery_tables import ATTEMPTS, DEAD_LETTERS, attempts, dead_letters
 from .sealed import open_main_to_read
 
 MARKERS = pa.schema(
@@ -108,6 +111,8 @@ ACKNOWLEDGEMENTS = pa.schema(
 Rows = list[dict[str, Any]]
 
 _RUNS_A_TRANSACTION = 2_000
+_BATCH_ROWS = 10_000
+_BATCH_BYTES = 16 << 20
 _PAUSED = 0x01
 
 
@@ -191,28 +196,39 @@ def acknowledgements(raw: Reads, store: Path) -> Rows:
     return rows
 
 
-SMALL: dict[str, tuple[pa.Schema, Callable[[Reads, Path], Rows]]] = {
+SMALL: dict[str, tuple[pa.Schema, Callable[[Reads, Path], Iterable[dict[str, Any]]]]] = {
     "partitions": (PARTITIONS, partitions),
     "subscriptions": (SUBSCRIPTIONS, subscriptions),
     "frontiers": (FRONTIERS, frontiers),
     "ledgers": (LEDGERS, ledgers),
     "acknowledgements": (ACKNOWLEDGEMENTS, acknowledgements),
+    "attempts": (ATTEMPTS, attempts),
+    "dead_letters": (DEAD_LETTERS, dead_letters),
 }
 """Tables that one transaction reads."""
 
 
-def read_small(store: Path, table: str) -> pa.RecordBatch:
+def read_small(store: Path, table: str) -> pa.Table:
     """One of the tables in SMALL, as of now. Raises InvalidArgument for what is no store or no table."""
     if table not in SMALL:
         raise InvalidArgument("table", table, f"expected one of {', '.join(SMALL)}")
     with open_main_to_read(store) as (_, main), main.read() as raw:
-        return small_in(raw, store, table)
+        return pa.Table.from_batches(small_batches(raw, store, table), SMALL[table][0])
 
 
-def small_in(raw: Reads, store: Path, table: str) -> pa.RecordBatch:
-    """The same in a transaction of the caller's."""
+def small_batches(raw: Reads, store: Path, table: str) -> Iterator[pa.RecordBatch]:
+    """The same in a transaction of the caller's, some rows at a time."""
     schema, rows = SMALL[table]
-    return pa.RecordBatch.from_pylist(rows(raw, store), schema=schema)
+    found: Rows = []
+    size = 0
+    for row in rows(raw, store):
+        found.append(row)
+        size += len(row.get("payload") or b"")
+        if len(found) == _BATCH_ROWS or size >= _BATCH_BYTES:
+            yield pa.RecordBatch.from_pylist(found, schema=schema)
+            found, size = [], 0
+    if found:
+        yield pa.RecordBatch.from_pylist(found, schema=schema)
 
 
 # -- markers -------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """Messages of sealed generations as Arrow record batches: the schema, and slices read by it.
 
-This is the schema of Spark's table `messages` and of an export's Parquet files. Which columns are asked for decides
-what is read: HEADER_COLUMNS come from the headers of runs; any other has every body read and verified.
+This is the schema of the tables `messages` and `pending` and of an export's Parquet files. Which columns are asked for
+decides what is read: HEADER_COLUMNS come from the headers of runs; any other has every body read and verified.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from ...store.codec.frontier import UNREADABLE_DUE
 from ...store.errors import InvalidArgument
 from .scan_bodies import Bodies, read_bodies
 from .scan_plan import Slice, Wanted
-from .scan_rows import Batch, batches
-from .sealed import open_sealed
+from .scan_rows import BATCH_ROWS, Batch, batches
+from .sealed import Sealed, open_sealed
 
 MESSAGES = pa.schema(
     [
         ("topic", pa.string()),  # full name; null: the topic was deleted
         ("topic_id", pa.int64()),
-        ("partition", pa.string()),  # name of its directory: 20261120T000000Z
-        ("generation", pa.int64()),
+        ("partition", pa.string()),  # name of its directory: 20261120T000000Z; null: it waits in a main log
+        ("generation", pa.int64()),  # null like the partition
         ("ledger_id", pa.int64()),
         ("entry_id", pa.int64()),
         ("due_ms", pa.int64()),  # null: a run that cannot be read, with the id of its first entry
@@ -63,26 +63,34 @@ def needs_claims(columns: Sequence[str]) -> bool:
 
 
 def scan_messages(
-    part: Slice, columns: Sequence[str] = tuple(MESSAGES.names), wanted: Wanted | None = None, **limits: int
+    part: Slice, columns: Sequence[str] = tuple(MESSAGES.names), wanted: Wanted | None = None, rows: int = BATCH_ROWS
 ) -> Iterator[pa.RecordBatch]:
     """The rows of a slice, in order of log and entry. Opens the generation, and closes it at the end or on `close`.
 
-    `limits`: `rows` of a batch. Raises DamagedStore where the generation is not there any more.
+    rows: of a batch, about. Raises DamagedStore where the generation is not there any more.
     """
     schema = schema_of(columns)
     bodies = not BODY_COLUMNS.isdisjoint(columns)
     with open_sealed(part.sealed, part.store_id) as environment, environment.read() as raw:
-        for batch in batches(raw, part, wanted or Wanted(), bodies=bodies, **limits):
-            made = _Columns(batch, part, read_bodies(batch) if bodies else None)
-            yield pa.RecordBatch.from_arrays([made.get(name) for name in schema.names], schema=schema)
+        for batch in batches(raw, part.sealed.name, part.ranges, rows=rows, bodies=bodies):
+            batch.keep_due(wanted or Wanted())
+            if batch.rows:
+                yield record_batch(batch, part.sealed, schema)
+
+
+def record_batch(batch: Batch, place: Sealed | None, schema: pa.Schema) -> pa.RecordBatch:
+    """The columns of `schema`, of a batch of a generation; None: of main logs. REQUIRES: the batch's transaction."""
+    bodies = None if BODY_COLUMNS.isdisjoint(schema.names) else read_bodies(batch)
+    made = _Columns(batch, place, bodies)
+    return pa.RecordBatch.from_arrays([made.get(name) for name in schema.names], schema=schema)
 
 
 class _Columns:
     """The columns of one batch, made when they are asked for."""
 
-    def __init__(self, batch: Batch, part: Slice, bodies: Bodies | None) -> None:
+    def __init__(self, batch: Batch, place: Sealed | None, bodies: Bodies | None) -> None:
         self._batch = batch
-        self._part = part
+        self._place = place
         self._bodies = bodies
 
     def get(self, name: str) -> pa.Array:
@@ -96,16 +104,18 @@ class _Columns:
         return array.take(pa.array(self._batch.places())) if len(values) > 1 else pa.repeat(array[0], self._batch.rows)
 
     def topic(self) -> pa.Array:
-        return self._of_range([each.topic for each in self._part.ranges], pa.string())
+        return self._of_range([each.topic for each in self._batch.ranges], pa.string())
 
     def topic_id(self) -> pa.Array:
-        return self._of_range([each.topic_id for each in self._part.ranges], pa.int64())
+        return self._of_range([each.topic_id for each in self._batch.ranges], pa.int64())
 
     def partition(self) -> pa.Array:
-        return pa.repeat(pa.scalar(self._part.sealed.partition), self._batch.rows)
+        name = None if self._place is None else self._place.partition
+        return pa.repeat(pa.scalar(name, pa.string()), self._batch.rows)
 
     def generation(self) -> pa.Array:
-        return pa.repeat(pa.scalar(self._part.sealed.generation, pa.int64()), self._batch.rows)
+        number = None if self._place is None else self._place.generation
+        return pa.repeat(pa.scalar(number, pa.int64()), self._batch.rows)
 
     def due_ms(self) -> pa.Array:
         dues = self._batch.dues

@@ -16,6 +16,7 @@ from ...partitions import cancellations
 from ...partitions.timespan import parse_directory_name
 from ...store.codec import format as fmt
 from ...store.codec.format import Table
+from ...store.codec.frontier import FrontierRecord
 from ...store.env.environment import Environment
 from ...store.env.memtable import Reads
 from ...store.log import catalog
@@ -32,7 +33,8 @@ class LogRange(NamedTuple):
     """Entries [start, limit) of one partition log.
 
     topic: its full name; None: the topic was deleted. cancelled, admitted: serialised bitmaps of what main says of
-    the log's entries (cancelled or replaced; conditional ones that may fire), None where not asked for.
+    the log's entries (cancelled or replaced; conditional ones that may fire), None where not asked for. frontier, of a
+    scan of what is pending: what has fired; None: nothing. known: entries from here on count only if they are admitted.
     """
 
     topic_id: int
@@ -42,6 +44,8 @@ class LogRange(NamedTuple):
     limit: int
     cancelled: bytes | None = None
     admitted: bytes | None = None
+    frontier: FrontierRecord | None = None
+    known: int = 0
 
 
 class Slice(NamedTuple):
@@ -133,11 +137,18 @@ def plan_in(
         if wanted.has_partition(sealed):
             with open_sealed(sealed, store_id) as environment:
                 logs = logs_of(environment)
-            found += _cut(sealed, store_id, _ranges(raw, logs, wanted, claims), slice_entries, slice_bytes)
+            ranges = _ranges(raw, logs, wanted, claims)
+            found += [
+                Slice(sealed, store_id, part) for part in cut(ranges, sealed.file_bytes, slice_entries, slice_bytes)
+            ]
     return found
 
 
-def logs_of(environment: Environment) -> list[tuple[int, int, int]]:
+Logs = list[tuple[int, int, int]]
+"""(topic id, ledger id, tail) of partition logs."""
+
+
+def logs_of(environment: Environment) -> Logs:
     """(topic id, ledger id, tail) of every partition log of a generation. The tail is one past the last entry."""
     with environment.read() as raw:
         found = catalog.rows(raw, fmt.prefix(Table.LOG))
@@ -145,7 +156,7 @@ def logs_of(environment: Environment) -> list[tuple[int, int, int]]:
         return [(topic_id, ledger_id, find_tail(raw, environment.name, ledger_id)) for topic_id, ledger_id in logs]
 
 
-def _ranges(raw: Reads, logs: list[tuple[int, int, int]], wanted: Wanted, claims: bool) -> Iterator[LogRange]:
+def _ranges(raw: Reads, logs: Logs, wanted: Wanted, claims: bool) -> Iterator[LogRange]:
     for topic_id, ledger_id, tail in logs:
         topic = catalog.topic_name(raw, topic_id)
         if not tail or (wanted.topics is not None and topic not in wanted.topics):
@@ -158,14 +169,17 @@ def _ranges(raw: Reads, logs: list[tuple[int, int, int]], wanted: Wanted, claims
             yield LogRange(topic_id, topic, ledger_id, 0, tail)
 
 
-def _cut(
-    sealed: Sealed, store_id: bytes, ranges: Iterable[LogRange], slice_entries: int, slice_bytes: int
-) -> Iterator[Slice]:
-    """Slices of at most as many entries as `slice_entries`, and `slice_bytes` at the file's average, hold."""
+def cut(
+    ranges: Iterable[LogRange], file_bytes: int, slice_entries: int, slice_bytes: int
+) -> Iterator[tuple[LogRange, ...]]:
+    """The ranges in parts of at most as many entries as `slice_entries`, and `slice_bytes` at the file's average, hold.
+
+    file_bytes: the length of the file that they all lie in.
+    """
     ranges = list(ranges)
-    entries = sum(each.limit for each in ranges)
-    most = max(1, min(slice_entries, entries * slice_bytes // max(sealed.file_bytes, 1)))
-    most = -(-entries // max(1, -(-entries // most)))  # the last slice is no smaller than the others
+    entries = sum(each.limit - each.start for each in ranges)
+    most = max(1, min(slice_entries, entries * slice_bytes // max(file_bytes, 1)))
+    most = -(-entries // max(1, -(-entries // most)))  # the last part is no smaller than the others
     part: list[LogRange] = []
     room = most
     for each in ranges:
@@ -176,7 +190,7 @@ def _cut(
             room -= limit - start
             start = limit
             if not room:
-                yield Slice(sealed, store_id, tuple(part))
+                yield tuple(part)
                 part, room = [], most
     if part:
-        yield Slice(sealed, store_id, tuple(part))
+        yield tuple(part)

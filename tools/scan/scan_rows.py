@@ -7,7 +7,7 @@ UNREADABLE_DUE for its due time, and its reason in `Batch.damage`; what is in it
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,11 +15,11 @@ import numpy.typing as npt
 from pyroaring import BitMap
 
 from ...store.codec.frontier import UNREADABLE_DUE
-from ...store.codec.run import Int64s, Run
+from ...store.codec.run import Int64s, Run, RunKind
 from ...store.env.memtable import Reads
 from ...store.errors import CorruptEntry
 from ...store.log.scan import runs
-from .scan_plan import LogRange, Slice, Wanted
+from .scan_plan import LogRange, Wanted
 
 BATCH_ROWS = 1 << 17
 BATCH_BYTES = 16 << 20
@@ -27,6 +27,7 @@ BATCH_BYTES = 16 << 20
 
 Bools = npt.NDArray[np.bool_]
 Column = npt.NDArray[Any]
+Ranges = tuple[LogRange, ...]
 
 _ZERO = np.zeros(1, dtype="<u4")
 
@@ -43,13 +44,15 @@ class Piece(NamedTuple):
     reason: str | None
 
 
-def pieces(raw: Reads, part: Slice) -> Iterator[Piece]:
-    """Every run that a slice's ranges touch, in order of range (`place`) and entry."""
-    for place, (_, _, ledger_id, start, limit, *_) in enumerate(part.ranges):
-        for run in runs(raw, part.sealed.name, ledger_id, start, limit):
+def pieces(raw: Reads, environment: str, ranges: Ranges, only: Callable[[Run], bool] | None = None) -> Iterator[Piece]:
+    """Every run of messages that the ranges touch and `only` wants, in order of range (`place`) and entry."""
+    for place, (_, _, ledger_id, start, limit, *_) in enumerate(ranges):
+        for run in runs(raw, environment, ledger_id, start, limit):
             if isinstance(run, CorruptEntry):
                 if run.entry_id >= start:  # else it is reported by the slice before
                     yield Piece(place, None, ledger_id, run.entry_id, 0, 1, run.reason)
+                continue
+            if run.kind != RunKind.MESSAGES or (only is not None and not only(run)):
                 continue
             first = run.first_entry
             low = start - first if start > first else 0
@@ -63,7 +66,7 @@ class Batch:
     `dues` has every row; the other columns have those that `keep` leaves, once it was called.
     """
 
-    def __init__(self, found: list[Piece], ranges: tuple[LogRange, ...]) -> None:
+    def __init__(self, found: list[Piece], ranges: Ranges) -> None:
         self.pieces = found
         self.ranges = ranges
         self._counts = np.fromiter((each.high - each.low for each in found), dtype=np.int64, count=len(found))
@@ -83,12 +86,17 @@ class Batch:
         """Rows that are left."""
         return len(self.dues)
 
-    def keep(self, due_from_ms: int, due_until_ms: int) -> None:
-        """Leave only rows due in [due_from_ms, due_until_ms); called at most once."""
-        mask = (self.dues >= due_from_ms) & (self.dues < due_until_ms)
+    def keep(self, mask: Bools) -> None:
+        """Leave only some of the rows; `mask` has a value for each that is left as yet."""
         if not mask.all():
-            self.kept = np.flatnonzero(mask)
-            self.dues = self.dues[self.kept]
+            kept = np.flatnonzero(mask)
+            self.kept = kept if self.kept is None else self.kept[kept]
+            self.dues = self.dues[kept]
+
+    def keep_due(self, wanted: Wanted) -> None:
+        """Leave only rows that are due when `wanted` says."""
+        if not wanted.every_due:
+            self.keep((self.dues >= wanted.due_from_ms) & (self.dues < wanted.due_until_ms))
 
     def _left(self, column: Column) -> Column:
         return column if self.kept is None else column[self.kept]
@@ -165,12 +173,14 @@ class Batch:
 
     def damage(self) -> list[tuple[int, str]]:
         """(row, reason) of the runs that cannot be read, among the rows that are left."""
-        if self.kept is not None:
-            return []  # they have no due time, so that none is left of them
         limits = self._ends.tolist()
-        return [
+        found = [
             (limit - 1, each.reason) for each, limit in zip(self.pieces, limits, strict=True) if each.reason is not None
         ]
+        if self.kept is None or not found:
+            return found
+        left = {row: at for at, row in enumerate(self.kept.tolist())}
+        return [(left[row], reason) for row, reason in found if row in left]
 
 
 def _mark(column: Bools, members: BitMap, first: int, limit: int, at: int, *, value: bool) -> None:
@@ -181,26 +191,27 @@ def _mark(column: Bools, members: BitMap, first: int, limit: int, at: int, *, va
 
 
 def batches(
-    raw: Reads, part: Slice, wanted: Wanted, *, rows: int = BATCH_ROWS, bodies: bool = False
+    raw: Reads,
+    environment: str,
+    ranges: Ranges,
+    *,
+    rows: int = BATCH_ROWS,
+    bodies: bool = False,
+    only: Callable[[Run], bool] | None = None,
 ) -> Iterator[Batch]:
-    """The rows of a slice that are due when `wanted` says, in order of range and entry; no batch is empty."""
+    """The rows of ranges of an environment's logs, in order of range and entry; no batch is empty.
+
+    only: which runs are wanted; None: all that have messages.
+    """
     found: list[Piece] = []
     count = size = 0
-    for piece in pieces(raw, part):
+    for piece in pieces(raw, environment, ranges, only):
         found.append(piece)
         count += piece.high - piece.low
         if bodies and piece.run is not None:
             size += piece.run.stored_bytes
         if count >= rows or size >= BATCH_BYTES:
-            yield from _left(found, part, wanted)
+            yield Batch(found, ranges)
             found, count, size = [], 0, 0
     if found:
-        yield from _left(found, part, wanted)
-
-
-def _left(found: list[Piece], part: Slice, wanted: Wanted) -> Iterator[Batch]:
-    batch = Batch(found, part.ranges)
-    if not wanted.every_due:
-        batch.keep(wanted.due_from_ms, wanted.due_until_ms)
-    if batch.rows:
-        yield batch
+        yield Batch(found, ranges)

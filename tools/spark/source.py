@@ -8,8 +8,8 @@ is meant, and `reason` in every table. Each is planned on its own: of one that c
 `store` and `reason` alone, and a line on standard error; so of a task that fails, for what it could not read. With the
 option `unreadable` set to `error` either is an error that names every such store.
 
-Options: `table` (messages, markers, or one of main_tables.SMALL; messages is the default), `topic` and
-`partition` (one, or several with commas between), `due_from_ms` (inclusive), `due_until_ms` (exclusive),
+Options: `table` (one of all_tables.TABLES; messages is the default), `topic` and `partition` (one, or several with
+commas between), `due_from_ms` (inclusive), `due_until_ms` (exclusive), `as_of_ms` (of pending: when it is now),
 `slice_entries` and `slice_bytes` (about how much one task reads), `unreadable` (`row` or `error`). A schema given to
 `.schema()` chooses columns: where all of them are in HEADER_COLUMNS, bodies are not read.
 
@@ -42,16 +42,14 @@ from pyspark.sql.types import (
 from ...store.errors import DamagedStore, InvalidArgument
 from ..fleet import FAILURES, attempt, is_fleet, reason_of, stores_of
 from ..output import say
-from ..scan import main_tables
-from ..scan.main_tables import MARKERS, MarkerLedger, marker_ledgers, read_small, scan_markers
-from ..scan.scan_arrow import MESSAGES, needs_claims, scan_messages
+from ..scan.all_tables import OF_MESSAGES, TABLES, narrowed, table_schema
+from ..scan.main_tables import MarkerLedger, marker_ledgers, scan_markers, small_batches
+from ..scan.scan_arrow import needs_claims, scan_messages
+from ..scan.scan_pending import plan_pending, scan_pending
 from ..scan.scan_plan import SLICE_BYTES, SLICE_ENTRIES, Wanted, plan_scan
 from ..scan.sealed import open_main_to_read
 from .filters import PUSHDOWN, narrow, text_values
 
-TABLES: dict[str, pa.Schema] = {"messages": MESSAGES, "markers": MARKERS} | {
-    name: schema for name, (schema, _) in main_tables.SMALL.items()
-}
 _TYPES: dict[pa.DataType, DataType] = {
     pa.string(): StringType(),
     pa.int64(): LongType(),
@@ -60,8 +58,8 @@ _TYPES: dict[pa.DataType, DataType] = {
     pa.map_(pa.string(), pa.string()): MapType(StringType(), StringType()),
 }
 _MARKER_ENTRIES = 1 << 20
-_OPTIONS = ("table", "topic", "partition", "due_from_ms", "due_until_ms", "slice_entries", "slice_bytes", "unreadable",
-            "path", "paths")  # fmt: skip
+_OPTIONS = ("table", "topic", "partition", "due_from_ms", "due_until_ms", "as_of_ms", "slice_entries", "slice_bytes",
+            "unreadable", "path", "paths")  # fmt: skip
 _UNREADABLE = ("row", "error")
 
 
@@ -73,9 +71,9 @@ class Part(NamedTuple):
     reason: str = ""
 
 
-def table_schema(table: str, fleet: bool) -> pa.Schema:
+def source_schema(table: str, fleet: bool) -> pa.Schema:
     """The columns of a table, of one store or of several."""
-    schema = TABLES[table]
+    schema = table_schema(table)
     if not fleet:
         return schema
     reason = [] if "reason" in schema.names else [pa.field("reason", pa.string())]
@@ -107,6 +105,7 @@ class DuelogReader(DataSourceReader):
         )
         self.slice_entries = _number(options, "slice_entries") or SLICE_ENTRIES
         self.slice_bytes = _number(options, "slice_bytes") or SLICE_BYTES
+        self.as_of_ms = _number(options, "as_of_ms")
 
     def partitions(self) -> Sequence[InputPartition]:
         """What each task reads. Spark asks once for each query."""
@@ -134,6 +133,9 @@ class DuelogReader(DataSourceReader):
                 slice_entries=self.slice_entries,
                 slice_bytes=self.slice_bytes,
             )
+        if self.table == "pending":
+            sizes = {"slice_entries": self.slice_entries, "slice_bytes": self.slice_bytes}
+            return plan_pending(store, self.wanted, as_of_ms=self.as_of_ms, **sizes)
         if self.table == "markers":
             return self._plan_markers(store)
         if self.fleet:
@@ -177,13 +179,19 @@ class DuelogReader(DataSourceReader):
             with open_main_to_read(Path(part.store)) as (_, main):
                 for ledger in part.planned:
                     yield from map(self._narrowed, scan_markers(ledger, main.read))
+        elif self.table == "pending":
+            yield from scan_pending(part.planned, self._of_table(), self.wanted)
         else:
-            yield self._narrowed(read_small(part.planned, self.table))
+            with open_main_to_read(Path(part.store)) as (_, main), main.read() as raw:
+                yield from map(self._narrowed, small_batches(raw, Path(part.store), self.table))
+
+    def _narrowed(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        return narrowed(batch, self.table, self.wanted, self._of_table())
 
     def _of_table(self) -> list[str]:
         """The columns of the table that are read: one at least, so that rows can be counted."""
         own = TABLES[self.table].names
-        return [name for name in self.columns if name in own] or ["generation" if self.table == "messages" else own[0]]
+        return [name for name in self.columns if name in own] or ["topic_id" if self.table in OF_MESSAGES else own[0]]
 
     def _complete(self, batch: pa.RecordBatch, store: str) -> pa.RecordBatch:
         """The columns that are wanted, with those that only several stores have."""
@@ -196,25 +204,9 @@ class DuelogReader(DataSourceReader):
 
     def _unreadable(self, part: Part) -> pa.RecordBatch:
         """The row of a store that could not be read, or not wholly."""
-        schema = table_schema(self.table, True)
+        schema = source_schema(self.table, True)
         row = {"store": part.store, "reason": part.reason}
         return pa.RecordBatch.from_pylist([row], schema=pa.schema([schema.field(name) for name in self.columns]))
-
-    def _narrowed(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The columns and rows that are wanted, of a batch that has all of its table."""
-        wanted = self.wanted
-        keep = pa.repeat(pa.scalar(True), batch.num_rows)
-        for name, values in (("topic", wanted.topics), ("partition", wanted.partitions)):
-            if values is not None and name in batch.schema.names:
-                inside = pa.compute.is_in(batch.column(name), pa.array(sorted(values), pa.string()))
-                keep = pa.compute.and_(keep, inside)
-        if not wanted.every_due and self.table == "markers":
-            due = batch.column("due_ms")
-            inside = pa.compute.and_(
-                pa.compute.greater_equal(due, wanted.due_from_ms), pa.compute.less(due, wanted.due_until_ms)
-            )
-            keep = pa.compute.and_(keep, pa.compute.fill_null(inside, False))
-        return batch.filter(keep).select(self._of_table())
 
 
 class PushingDuelogReader(DuelogReader):
@@ -228,7 +220,7 @@ class PushingDuelogReader(DuelogReader):
             if self.fleet and (names := text_values(each, "store")):
                 self.stores = [store for store in self.stores if str(store) in names]
             if (
-                not (done and self.table == "messages") or self.fleet
+                not (done and self.table in OF_MESSAGES) or self.fleet
             ):  # the rows of stores that cannot be read meet none
                 left.append(each)
         return left
@@ -248,13 +240,12 @@ class DuelogSource(DataSource):
     def table(self) -> str:
         """The table that is read."""
         name = self.options.get("table", "messages")
-        if name not in TABLES:
-            raise InvalidArgument("table", name, f"expected one of {', '.join(TABLES)}")
+        table_schema(name)
         return name
 
     def schema(self) -> StructType:
         """All columns of the table."""
-        return spark_schema(table_schema(self.table, is_fleet(_given(self.options))))
+        return spark_schema(source_schema(self.table, is_fleet(_given(self.options))))
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """A reader of the columns of `schema`."""
@@ -262,7 +253,7 @@ class DuelogSource(DataSource):
         for name in options:
             if name not in _OPTIONS:
                 raise InvalidArgument("option", name, f"expected one of {', '.join(_OPTIONS)}")
-        known = table_schema(self.table, is_fleet(_given(options)))
+        known = source_schema(self.table, is_fleet(_given(options)))
         return self.reader_class(self.table, options, _columns(self.table, known, schema))
 
 

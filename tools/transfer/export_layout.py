@@ -1,7 +1,8 @@
 """What an export looks like on disk: written by parquet_export.py, read by imports and audits.
 
     DIR/messages/topic=<quoted>/day=2026-09-22/<partition>-g000001-l<ledger>-e<first entry>.parquet
-    DIR/<table>.parquet     markers, partitions, subscriptions, frontiers, ledgers, acknowledgements
+    DIR/<table>.parquet     markers, partitions, subscriptions, frontiers, ledgers, acknowledgements, attempts,
+                            dead_letters; and pending, where it was asked for
     DIR/MANIFEST.json       written last: without it the directory is no export, or not yet one
 
 Topic and day (UTC, of the due time) stand in the path as Hive, Spark and pyarrow read them, the topic's full name
@@ -14,6 +15,7 @@ something that is sealed was left out (`filtered`).
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -36,6 +38,17 @@ MESSAGE_COLUMNS = [name for name in MESSAGES.names if name != "topic"]
 """Columns of the files below messages/."""
 
 TABLE_SCHEMAS: dict[str, pa.Schema] = {"markers": MARKERS} | {name: schema for name, (schema, _) in SMALL.items()}
+"""The tables of every export; one of an earlier version lacks the last of them."""
+
+PENDING = "pending"
+
+
+_BATCH_ROWS = 1 << 16
+
+
+def schema_named(name: str) -> pa.Schema:
+    """The columns of a table other than messages."""
+    return MESSAGES if name == PENDING else TABLE_SCHEMAS[name]
 
 
 class ExportedFile(NamedTuple):
@@ -82,10 +95,30 @@ class Export:
         self.manifest = manifest
         self.message_files = files
 
+    def has(self, name: str) -> bool:
+        """Whether the export has a table other than messages: earlier versions had fewer, `pending` is asked for."""
+        return name in self.manifest["tables"]
+
     def table(self, name: str) -> pa.Table:
-        """A whole table other than messages. Raises DamagedStore where its file cannot be read."""
-        path = self.directory / self.manifest["tables"][name]
-        return _read(path, lambda: pq.read_table(path, schema=TABLE_SCHEMAS[name], partitioning=None))
+        """A whole table other than messages; no rows where the export lacks it. Raises DamagedStore."""
+        schema = schema_named(name)
+        return pa.Table.from_batches(self.batches(name), schema)
+
+    def batches(self, name: str) -> Iterator[pa.RecordBatch]:
+        """The same, some rows at a time."""
+        if self.has(name):
+            yield from self._batches(self.directory / self.manifest["tables"][name], schema_named(name).names)
+
+    def message_batches(self, file: ExportedFile, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """The rows of one file of messages, some at a time; without the topic, which is the file's."""
+        yield from self._batches(self.directory / file.path, columns)
+
+    def _batches(self, path: Path, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        try:
+            with pq.ParquetFile(path) as file:
+                yield from file.iter_batches(_BATCH_ROWS, columns=list(columns))
+        except (OSError, pa.ArrowException) as error:
+            raise DamagedStore(path, f"cannot be read: {error}") from error
 
     def messages(self, file: ExportedFile, columns: list[str] | None = None) -> pa.Table:
         """The rows of one file; the topic is the file's. Raises DamagedStore."""

@@ -27,13 +27,15 @@ from ...opening import Identity
 from ...store.env.memtable import Reads
 from ...store.errors import InvalidArgument
 from ...store.files.directory import make_directory, refuse_inside, remove_tree, sync_directory, write_file
+from ...store.wal.followed_wal import FollowedWal
 from ..fleet import Outcome, each_store
-from ..scan.main_tables import MARKERS, SMALL, marker_ledgers, scan_markers, small_in
-from ..scan.scan_arrow import scan_messages, schema_of
+from ..scan.main_tables import MARKERS, SMALL, marker_ledgers, scan_markers, small_batches
+from ..scan.scan_arrow import MESSAGES, scan_messages, schema_of
+from ..scan.scan_pending import logs_now, pending_in, scan_pending
 from ..scan.scan_plan import LogRange, Slice, Wanted, plan_in
 from ..scan.sealed import Sealed, read_sealed
 from ..values import path_segment
-from .export_layout import MESSAGE_COLUMNS, TABLE_SCHEMAS, ExportedFile, day_of, message_path, write_manifest
+from .export_layout import MESSAGE_COLUMNS, PENDING, TABLE_SCHEMAS, ExportedFile, day_of, message_path, write_manifest
 
 STAGING = ".staging"
 STORES = "STORES.json"
@@ -112,11 +114,13 @@ def export_store(
     dest: Path,
     *,
     wanted: Wanted | None = None,
+    pending: bool = False,
     run: Runner = run_here,
     progress: Progress = lambda done, total: None,
 ) -> Exported:
     """Export what is sealed, or what of it is `wanted`, into `dest`, which is empty or not there yet.
 
+    pending: also the messages that are still to come, into a table of their own, in this process.
     Beside a process that has the store open; nothing in it is changed. On disk when it returns.
     Raises InvalidArgument, DamagedStore (also where a generation goes meanwhile), and what `run` raises.
     """
@@ -127,7 +131,7 @@ def export_store(
     made = not dest.exists()
     try:
         make_directory(dest)
-        return _export(store, dest, wanted or Wanted(), run, progress)
+        return _export(store, dest, wanted or Wanted(), pending, run, progress)
     except BaseException:
         _remove_staging(dest)
         for child in list(dest.iterdir()) if dest.is_dir() else []:
@@ -137,15 +141,21 @@ def export_store(
         raise
 
 
-def _export(store: Path, dest: Path, wanted: Wanted, run: Runner, progress: Progress) -> Exported:
+def _export(store: Path, dest: Path, wanted: Wanted, pending: bool, run: Runner, progress: Progress) -> Exported:
     def read_main(raw: Reads, identity: Identity, generations: list[Sealed]) -> Any:
         for name in SMALL:
-            _write(dest / f"{name}.parquet", [small_in(raw, store, name)], TABLE_SCHEMAS[name])
+            _write(dest / f"{name}.parquet", small_batches(raw, store, name), TABLE_SCHEMAS[name])
         markers = (batch for each in marker_ledgers(raw) for batch in scan_markers(each, lambda: nullcontext(raw)))
         _write(dest / "markers.parquet", markers, MARKERS)
         plan = plan_in(raw, identity.store_id, generations, wanted, claims=True)
+        if known is not None:
+            parts = pending_in(raw, store, identity, known, wanted)
+            wal = FollowedWal(store, identity.store_id)
+            rows = (each for part in parts for each in scan_pending(part, wanted=wanted, wal=wal, raw=raw))
+            _write(dest / f"{PENDING}.parquet", rows, MESSAGES)
         return identity, generations, plan, retention_by_topic(raw)
 
+    known = logs_now(store) if pending else None
     exported_ms = time.time_ns() // 1_000_000
     identity, generations, plan, retention = read_sealed(store, read_main)
     staging = dest / STAGING
@@ -174,7 +184,7 @@ def _export(store: Path, dest: Path, wanted: Wanted, run: Runner, progress: Prog
             "exported_ms": exported_ms,
             "filtered": wanted != Wanted(),
             "retention": retention,
-            "tables": {name: f"{name}.parquet" for name in TABLE_SCHEMAS},
+            "tables": {name: f"{name}.parquet" for name in (*TABLE_SCHEMAS, *([PENDING] if pending else []))},
             "partitions": partitions,
             "files": [each.file._asdict() for each in sorted(found, key=lambda each: each.file.path)],
         },

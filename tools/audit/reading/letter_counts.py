@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 
-from ....store.codec.run import RunKind
 from ....store.env.environment import Environment
-from ....store.errors import CorruptEntry
-from ....store.log.scan import RunFinder
-from ....store.position import Position
-from ....topics.dead_letters import DeadLetter, decode_letter
+from ....topics.dead_letters import DeadLetter
 from ....topics.subscription_state import KEEPER
+from ...scan.held_letters import read_letters
 from ..tables import DeadLetterRow
 from .facts import StoreFacts
 
@@ -20,9 +17,15 @@ _LETTERS_A_TRANSACTION = 1_000
 
 def dead_letter_rows(main: Environment, facts: StoreFacts) -> list[DeadLetterRow]:
     """A row for each topic, subscription and reason. What cannot be read is not counted. O(letters)."""
+    held = _held(main, facts)
+    return counted((letter.topic, letter.subscription, letter.reason, letter.dead_ms) for letter in held)
+
+
+def counted(letters: Iterable[tuple[str, str, str, int]]) -> list[DeadLetterRow]:
+    """The rows of letters, of which topic, subscription, reason and time of death are given."""
     found: dict[tuple[str, str, str], list[int]] = {}
-    for letter in _held(main, facts):
-        found.setdefault((letter.topic, letter.subscription, letter.reason), []).append(letter.dead_ms)
+    for topic, subscription, reason, dead_ms in letters:
+        found.setdefault((topic, subscription, reason), []).append(dead_ms)
     return [DeadLetterRow(*key, len(times), min(times), max(times)) for key, times in sorted(found.items())]
 
 
@@ -37,16 +40,5 @@ def _held(main: Environment, facts: StoreFacts) -> Iterator[DeadLetter]:
 
 
 def _read(main: Environment, name: str, ledger_id: int, entries: list[int]) -> list[DeadLetter]:
-    found = []
     with main.read() as raw:
-        finder = RunFinder(raw, main.name)
-        for entry_id in entries:
-            try:
-                run = finder.find(ledger_id, entry_id)
-                body = None if run is None or run.kind != RunKind.MESSAGES else run.body(entry_id - run.first_entry)
-                letter = None if body is None else decode_letter(name, Position(ledger_id, entry_id), body)
-            except (CorruptEntry, ValueError):
-                continue
-            if letter is not None:
-                found.append(letter)
-    return found
+        return [each for each in read_letters(raw, name, ledger_id, entries) if isinstance(each, DeadLetter)]

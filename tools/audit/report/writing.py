@@ -1,6 +1,6 @@
 """An audit written down: as one JSON value, as a Parquet file for each table, as a page for people.
 
-The names and columns of the tables are those of `tables.py`. Parquet needs pyarrow, which the extra `spark` brings; the
+The names and columns of the tables are those of `tables.py`. Parquet needs pyarrow, which the extra `arrow` brings; the
 rest needs nothing.
 """
 
@@ -17,7 +17,7 @@ from ...values import path_segment
 from ..tables import TABLES, Audit
 from .page import page
 
-PARQUET_MISSING = "Parquet was left out: pyarrow is not installed (pip install 'duelog[spark]')"
+PARQUET_MISSING = "Parquet was left out: pyarrow is not installed (pip install 'duelog[arrow]')"
 
 
 def as_json(audit: Audit) -> dict[str, Any]:

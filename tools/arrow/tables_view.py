@@ -1,0 +1,227 @@
+"""Tables of one point in time: of a store, by one read transaction of its main environment, or of an export."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ...opening import Identity
+from ...store.env.memtable import Reads
+from ...store.errors import ClosedError, InvalidArgument
+from ...store.files.directory import flush_file, move, refuse_inside
+from ...store.log import catalog
+from ...store.wal.followed_wal import FollowedWal
+from ..scan.all_tables import TABLES, columns_of, narrowed, table_schema
+from ..scan.main_tables import marker_ledgers, scan_markers, small_batches
+from ..scan.scan_arrow import needs_claims, scan_messages, schema_of
+from ..scan.scan_pending import Known, logs_now, pending_in, scan_pending
+from ..scan.scan_plan import Wanted, plan_in
+from ..scan.sealed import open_main_to_read, sealed_in
+from ..transfer.export_layout import PENDING, Export, open_export
+from .missing import NeedsArrow
+
+Batches = Iterator[pa.RecordBatch]
+
+
+class Tables(ABC):
+    """The tables of a store or an export. For one thread at a time, one table at a time, and while the block lasts."""
+
+    names = tuple(TABLES)
+    """All of them; docs/arrow.md says what is in each."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._closed = False
+        self._reading: list[Batches] = []
+
+    def schema(self, table: str) -> pa.Schema:
+        """The columns of a table. Raises InvalidArgument."""
+        return table_schema(table)
+
+    def batches(
+        self,
+        table: str,
+        columns: Sequence[str] | None = None,
+        *,
+        topics: str | Collection[str] | None = None,
+        partitions: str | Collection[str] | None = None,
+        due_from_ms: int | None = None,
+        due_until_ms: int | None = None,
+    ) -> pa.RecordBatchReader:
+        """The rows that are wanted, a record batch at a time: at most about 131,072 rows or 16 MiB of bodies.
+
+        columns: None for all; without those of bodies (`publish_ms`, `key`, `properties`, `payload`, `extra`,
+        `reason`) only headers are read. topics: names in any form; partitions: as `duelog partitions` names them;
+        due_from_ms is inclusive, due_until_ms exclusive; a table that has no such column is not narrowed by it. Raises
+        InvalidArgument; reading on raises DamagedStore, ClosedError after the block.
+        """
+        names = columns_of(table, columns)
+        wanted = Wanted.of(_several(topics), _several(partitions), due_from_ms, due_until_ms)
+        schema = pa.schema([table_schema(table).field(name) for name in names])
+        return pa.RecordBatchReader.from_batches(schema, self._guarded(self._read(table, names, wanted)))
+
+    def table(self, table: str, columns: Sequence[str] | None = None, **wanted: Any) -> pa.Table:
+        """All rows that are wanted (`batches`), in memory."""
+        return self.batches(table, columns, **wanted).read_all()
+
+    def pandas(self, table: str, columns: Sequence[str] | None = None, **wanted: Any) -> Any:
+        """The same as a pandas DataFrame, whose numbers stay whole numbers where some are null."""
+        try:
+            import pandas as pd
+        except ImportError as error:
+            raise NeedsArrow("a pandas DataFrame", error, "pip install pandas") from None
+        kinds = {pa.int64(): pd.Int64Dtype(), pa.bool_(): pd.BooleanDtype(), pa.string(): pd.StringDtype()}
+        return self.table(table, columns, **wanted).to_pandas(types_mapper=kinds.get, maps_as_pydicts="strict")
+
+    def polars(self, table: str, columns: Sequence[str] | None = None, **wanted: Any) -> Any:
+        """The same as a polars DataFrame."""
+        try:
+            import polars as pl
+        except ImportError as error:
+            raise NeedsArrow("a polars DataFrame", error, "pip install polars") from None
+        return pl.from_arrow(self.table(table, columns, **wanted))
+
+    def write(
+        self, table: str, path: str | os.PathLike[str], columns: Sequence[str] | None = None, **wanted: Any
+    ) -> int:
+        """Write the rows that are wanted to a file, Parquet (.parquet) or Arrow (.arrow), a batch at a time; how many.
+
+        The file is there as a whole, on disk, or as it was before. Raises as `batches`, and OSError.
+        """
+        target = Path(path)
+        if target.suffix not in (".parquet", ".arrow"):
+            raise InvalidArgument("path", str(target), "expected a name that ends in .parquet or .arrow")
+        refuse_inside("path", target, self.path)
+        reader = self.batches(table, columns, **wanted)
+        staged, rows = target.with_name(target.name + ".tmp"), 0
+        try:
+            with _writer(staged, reader.schema) as writer:
+                for batch in reader:
+                    writer.write_batch(batch)
+                    rows += batch.num_rows
+            flush_file(staged)
+            move(staged, target)
+        finally:
+            staged.unlink(missing_ok=True)
+        return rows
+
+    def _guarded(self, batches: Batches) -> Batches:
+        """The batches, none of which is read after the block has ended and LMDB's map is gone."""
+        self._reading.append(batches)
+        try:
+            while True:
+                if self._closed:
+                    raise ClosedError(f"the tables of {self.path} are closed")
+                batch = next(batches, None)
+                if batch is None:
+                    return
+                yield batch
+        finally:
+            self._reading.remove(batches)
+
+    def _close(self) -> None:
+        self._closed = True
+        for batches in self._reading:
+            batches.close()  # type: ignore[attr-defined]
+
+    @abstractmethod
+    def _read(self, table: str, columns: list[str], wanted: Wanted) -> Batches:
+        """The rows of a table, with these columns."""
+
+
+class StoreTables(Tables):
+    """Those of a store, as of one read transaction."""
+
+    def __init__(self, path: Path, raw: Reads, identity: Identity, known: Known | None, as_of_ms: int | None) -> None:
+        super().__init__(path)
+        self._raw = raw
+        self._identity = identity
+        self._known = known
+        self._as_of_ms = as_of_ms
+
+    def _read(self, table: str, columns: list[str], wanted: Wanted) -> Batches:
+        raw, store, store_id = self._raw, self.path, self._identity.store_id
+        if table == "messages":
+            generations = sealed_in(store, catalog.partitions(raw))
+            for part in plan_in(raw, store_id, generations, wanted, needs_claims(columns)):
+                yield from scan_messages(part, columns, wanted)
+        elif table == PENDING:
+            if self._known is None:
+                raise InvalidArgument("table", table, "open_tables was told pending=False")
+            wal = FollowedWal(store, store_id)
+            for each in pending_in(raw, store, self._identity, self._known, wanted, self._as_of_ms):
+                yield from scan_pending(each, columns, wanted, wal=wal, raw=raw)
+        elif table == "markers":
+            for ledger in marker_ledgers(raw, wanted.topics):
+                for batch in scan_markers(ledger, lambda: nullcontext(raw)):
+                    yield narrowed(batch, table, wanted, columns)
+        else:
+            for batch in small_batches(raw, store, table):
+                yield narrowed(batch, table, wanted, columns)
+
+
+class ExportTables(Tables):
+    """Those of an export. One of an earlier version has no attempts and no dead letters: these have no rows."""
+
+    def __init__(self, export: Export) -> None:
+        super().__init__(export.directory)
+        self._export = export
+
+    def _read(self, table: str, columns: list[str], wanted: Wanted) -> Batches:
+        export = self._export
+        if table == PENDING and not export.has(table):
+            raise InvalidArgument("table", table, "the export was made without it; `duelog export --pending` has it")
+        if table != "messages":
+            for batch in export.batches(table):
+                yield narrowed(batch, table, wanted, columns)
+            return
+        for file in export.message_files:
+            if wanted.topics is not None and file.topic not in wanted.topics:
+                continue
+            if wanted.partitions is not None and file.partition not in wanted.partitions:
+                continue
+            asked = list(dict.fromkeys([*columns, "due_ms"]))
+            for batch in export.message_batches(file, [name for name in asked if name != "topic"]):
+                topic = pa.repeat(pa.scalar(file.topic, pa.string()), batch.num_rows)
+                arrays = [topic if name == "topic" else batch.column(name) for name in asked]
+                whole = pa.RecordBatch.from_arrays(arrays, schema=schema_of(asked))
+                yield narrowed(whole, table, wanted._replace(topics=None, partitions=None), columns)
+
+
+def _several(names: str | Collection[str] | None) -> Collection[str] | None:
+    return [names] if isinstance(names, str) else names
+
+
+def _writer(path: Path, schema: pa.Schema) -> Any:
+    if path.suffixes[-2] == ".parquet":
+        return pq.ParquetWriter(path, schema, compression="zstd")
+    return pa.ipc.new_file(path, schema)
+
+
+@contextmanager
+def open_store_tables(path: Path, *, pending: bool, as_of_ms: int | None) -> Iterator[Tables]:
+    """Those of a store, while the block lasts."""
+    known = logs_now(path) if pending else None
+    with open_main_to_read(path) as (identity, main), main.read() as raw:
+        tables = StoreTables(path, raw, identity, known, as_of_ms)
+        try:
+            yield tables
+        finally:
+            tables._close()
+
+
+@contextmanager
+def open_export_tables(path: Path) -> Iterator[Tables]:
+    """Those of an export, while the block lasts."""
+    tables = ExportTables(open_export(path))
+    try:
+        yield tables
+    finally:
+        tables._close()
