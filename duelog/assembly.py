@@ -19,6 +19,7 @@ from duelog.store.wal.write_ahead_log import WriteAheadLog
 
 from .background.adopting import Adopting
 from .background.expiry import Expiry
+from .background.id_sweep import IdSweep
 from .background.maintenance import Maintenance
 from .background.policy_changes import PolicyChanges
 from .background.quarantine import Quarantine
@@ -28,6 +29,7 @@ from .background.scheduler import Scheduler
 from .background.trimming import Trimming
 from .background.wakeups import Wakeups
 from .engine import Engine
+from .keys.keyed_messages import KeyedMessages
 from .metrics import StoreMetrics, instruments
 from .recovery import Recovered, recover
 from .sending.delay_policies import DelayPolicies
@@ -44,6 +46,7 @@ from .topics.dead_letters import DeadLetters
 from .topics.inline import InlineMessages
 from .topics.producer_state import Producers
 from .topics.topic_events import TopicEvents
+from .topics.topic_keys import TopicKeys
 from .topics.topic_list import Topics
 from .topics.trim_agenda import TrimAgenda
 
@@ -129,6 +132,18 @@ def assemble(found: Recovered, config: StoreConfig, undo: ExitStack, *, records_
     # When time passes.
     expiry = Expiry(main, topics, agenda, flusher, policies)
     succession = Succession(main, firing.gate, clock, pending)
+    topic_keys = TopicKeys(main, partitions, withdrawals)
+    keyed = KeyedMessages(
+        topics,
+        partitions,
+        policies,
+        topic_keys,
+        sender,
+        withdrawals,
+        succession,
+        listeners,
+        config.max_message_bytes,
+    )
     recurring = Recurring(main, topics, succession, clock, config.max_message_bytes, wakeups.wake)
     adopting = Adopting(found.path, main, partitions, topics, found.identity.store_id, clock)
     maintenance = Maintenance(
@@ -145,6 +160,7 @@ def assemble(found: Recovered, config: StoreConfig, undo: ExitStack, *, records_
         listeners,
         wake_scheduler,
         recurring,
+        IdSweep(main, partitions, topics),
         adopting,
         wal_writer,
     )
@@ -183,10 +199,11 @@ def assemble(found: Recovered, config: StoreConfig, undo: ExitStack, *, records_
         wal_writer=wal_writer,
         sender=sender,
         producers=producers,
+        keyed=keyed,
         outbox=outbox,
         quarantine=quarantine,
         firing=firing,
-        topic_withdrawals=TopicWithdrawals(withdrawals, policies, inline, listeners),
+        topic_withdrawals=TopicWithdrawals(withdrawals, policies, inline, topic_keys, listeners),
         flusher=flusher,
         inline=inline,
         dead_letters=dead_letters,

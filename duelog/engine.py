@@ -28,6 +28,7 @@ from .background.removal import Removal
 from .background.scheduler import Scheduler
 from .background.wakeups import Wakeups
 from .control.control_server import ControlServer, MakeOperations
+from .keys.keyed_messages import KeyedMessages
 from .metrics import Instruments, StoreMetrics
 from .opening import StoreLock
 from .sending.delay_policies import DelayPolicies
@@ -76,6 +77,7 @@ class Engine:
     wal_writer: WalWriter | None
     sender: Sender
     producers: Producers
+    keyed: KeyedMessages
     outbox: Outbox
     quarantine: Quarantine
     firing: Firing

@@ -9,6 +9,7 @@ from functools import cached_property
 from itertools import islice
 
 from duelog.markers.pending_entries import Outcome
+from duelog.store.duration import Duration
 from duelog.store.errors import InvalidArgument
 from duelog.store.log.managed_ledger import LedgerInfo
 from duelog.store.message import MAX_DUE_MS, AnyId, Message, ScheduledMessage, at_ms, id_of
@@ -16,8 +17,10 @@ from duelog.store.names import TopicName, validate_subscription_name
 from duelog.store.position import MessageId, MessageIds, Position
 
 from .engine import Engine
+from .faces.by_key import TopicByKey
 from .faces.topic_schedules import TopicSchedules
 from .faces.topic_subscriptions import TopicSubscriptions
+from .keys.keyed_messages import Dedup
 from .sending.outbox import Done, Numbers, PutOutcome
 from .sending.producer import Producer
 from .sending.topic_sender import DeliverAt, TopicSender
@@ -26,7 +29,7 @@ from .topics.seeking import LogPositions, log_positions
 from .topics.topic_state import TopicState
 
 
-class Topic(TopicSubscriptions, TopicSchedules):
+class Topic(TopicSubscriptions, TopicSchedules, TopicByKey):
     """A topic of an open store. Made by DelayedStore.topic; thread-safe; needs no closing.
 
     The topic itself comes into being with the first message or subscription, or by `create`. Where a method takes a
@@ -64,6 +67,9 @@ class Topic(TopicSubscriptions, TopicSchedules):
         key: str | None = None,
         properties: Mapping[str, str] | None = None,
         allow_past: bool = False,
+        dedup_key: str | None = None,
+        dedup_for: Duration | None = None,
+        replace: bool = False,
     ) -> MessageId:
         """Append one message and return its id once it is as durable as the store's `durability` says.
 
@@ -71,7 +77,19 @@ class Topic(TopicSubscriptions, TopicSchedules):
         message that is due at once. A due time in the past is due at once; one before 2001 (10**12 ms) is taken for
         seconds given as milliseconds and refused, unless `allow_past`. Raises InvalidMessage, DelayTooLong (a policy
         forbids the delay), StoreFull, StoreFailed; then nothing was appended.
+
+        dedup_key: text, 1 to 256 bytes, under which the topic has one message at a time: while the key holds, nothing
+        is stored, and the id of the message that is there is returned. It holds while that is pending, and with
+        `dedup_for` at least so long after it was sent, also if it has fired; cancelling it frees the key, rescheduling
+        does not. replace: instead, the pending message of the key is cancelled and this one sent, atomically; where
+        none is pending this one is sent. `find` and `cancel_key` take the key. Raises InvalidArgument, too.
         """
+        dedup = Dedup.checked(dedup_key, dedup_for, replace)
+        if dedup is not None:
+            message = Message(
+                payload, deliver_at=deliver_at, deliver_after=deliver_after, key=key, properties=properties
+            )
+            return self._engine.keyed.send(self._name, message, dedup, self._engine.writing_at, allow_past=allow_past)
         return self.sender.send(payload, deliver_at, deliver_after, key, properties, allow_past)
 
     def send_async(

@@ -84,9 +84,12 @@ class PendingEntries:
 
     @contextmanager
     def located(
-        self, log: ManagedLedger, ids: Sequence[MessageId]
+        self, log: ManagedLedger, ids: Sequence[MessageId], known: Partition | None = None
     ) -> Iterator[tuple[list[FoundEntries], list[Outcome]]]:
-        """The entries of the ids by partition, under leases; and outcomes, UNKNOWN or FIRED where there is no entry."""
+        """The entries of the ids by partition, under leases; and outcomes, UNKNOWN or FIRED where there is no entry.
+
+        known: the partition that they are in; None: it is looked for.
+        """
         outcomes = [Outcome.UNKNOWN] * len(ids)
         rows_of: dict[int, list[int]] = {}
         for row, (ledger_id, entry_id) in enumerate(ids):
@@ -98,7 +101,7 @@ class PendingEntries:
         found: list[FoundEntries] = []
         with ExitStack() as leases:
             for ledger_id, rows in rows_of.items():
-                partition = find_partition(self._partitions, log.topic_id, ledger_id)
+                partition = known or find_partition(self._partitions, log.topic_id, ledger_id)
                 if partition is not None:
                     leases.enter_context(self._partitions.lease(partition))
                     found.append(self._existing(partition, log.topic_id, ledger_id, rows, ids))

@@ -1,4 +1,4 @@
-"""One delayed message after another under a record of the caller's: recurring messages.
+"""One delayed message after another under a record of the caller's: recurring messages, and those that replace others.
 
 The next message is appended to its partition as a conditional entry, on disk before anything points at it. Then one
 main transaction changes the caller's record, admits the entry, and cancels the message before where it is still to be
@@ -9,13 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from ..partitions.partition import Partition
 from ..store.clock import Clock
+from ..store.codec.sent_ids import IN_MAIN
 from ..store.env.environment import Environment
 from ..store.env.reader_gate import ReaderGate
 from ..store.env.transaction import Transaction
 from ..store.log.managed_ledger import ManagedLedger
 from ..store.position import MessageId
-from .pending_entries import PendingEntries
+from .pending_entries import Outcome, PendingEntries
+from .withdrawal import append_due
 
 NOTHING = MessageId(0, 0)
 """What a conditional entry replaces that replaces nothing: no ledger has this id."""
@@ -64,5 +67,41 @@ class Succession:
                     for appended in new:
                         self._entries.admit(transaction, log.topic_id, appended, {0} if goes else set())
                     return goes
+
+                return self._main.write(work)
+
+    def replace(
+        self,
+        log: ManagedLedger,
+        old: MessageId,
+        known: Partition,
+        due_ms: int,
+        body: bytes,
+        record: Callable[[Transaction, int, MessageId], None],
+    ) -> tuple[MessageId, bool]:
+        """Cancel `old`, of the partition `known`, where it has not fired, and send another in its place; atomic.
+
+        `record` is a unit of work, given the start of the partition of the new message, IN_MAIN where it is due, and
+        its id. Returns that, and whether `old` was cancelled. Raises StoreFull, StoreFailed, and what `record` does;
+        then nothing is done.
+        """
+        with self._gate.reading():
+            now_ms = self._clock.now_ms()
+            with (
+                self._entries.located(log, [old], known) as (logs, outcomes),
+                self._entries.appended(log.topic_id, [old], [due_ms], {0: body}, now_ms) as new,
+            ):
+                self._entries.sync(logs)
+
+                def work(transaction: Transaction) -> tuple[MessageId, bool]:
+                    for found in logs:
+                        self._entries.cancel(transaction, log.topic_id, found, outcomes)
+                    start_ms = new[0].partition.start_ms if new else IN_MAIN
+                    if new:
+                        new_id = self._entries.admit(transaction, log.topic_id, new[0], {0})[0]
+                    else:
+                        new_id = append_due(transaction, log, [0], {0: body}, now_ms)[0]
+                    record(transaction, start_ms, new_id)
+                    return new_id, outcomes[0] is Outcome.CANCELLED
 
                 return self._main.write(work)

@@ -3,6 +3,9 @@
 The answer comes from the transaction that records it: the entry is cancelled if the frontier in that
 transaction has not passed it, and nothing is on its way into the main log meanwhile (pending_entries.py).
 
+What has a deduplication key takes its record along: the transaction that cancels a message frees its key, or points it
+to the message that takes its place.
+
 Rescheduling appends the message to the partition of its new due time as a conditional entry; then one main transaction
 cancels the old entry and admits the new one. At any crash exactly one of the two fires. A new due time that has come
 already needs no partition: the message goes into the main log in that same transaction.
@@ -10,18 +13,22 @@ already needs no partition: the message goes into the main log in that same tran
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 import numpy as np
 
+from ..partitions.partition import Partition
 from ..store.clock import Clock
+from ..store.codec.sent_ids import IN_MAIN, KeyRecord, dedup_key_of, sent_key
 from ..store.env.environment import Environment
 from ..store.env.reader_gate import ReaderGate
 from ..store.env.transaction import Transaction
+from ..store.errors import CorruptEntry
 from ..store.log.managed_ledger import ManagedLedger
 from ..store.position import MessageId, Position
 from .lookup import find_marker
-from .pending_entries import Outcome, PendingEntries
+from .pending_entries import FoundEntries, Outcome, PendingEntries
 
 
 class Withdrawals:
@@ -34,27 +41,45 @@ class Withdrawals:
         self._clock = clock
         self._entries = entries
 
-    def cancel(self, log: ManagedLedger, ids: Sequence[MessageId]) -> list[Outcome]:
+    def cancel(
+        self, log: ManagedLedger, ids: Sequence[MessageId], *, keyed: bool = False, known: Partition | None = None
+    ) -> list[Outcome]:
         """Cancel messages of a topic; the outcome of each, in order, once it is durable.
+
+        keyed: some may have deduplication keys, which are free then. known: the partition that all are in.
 
         CANCELLED and ALREADY_CANCELLED: it is never delivered. FIRED: it is in the main log. UNKNOWN: the
         topic has no such message, or none any more. Raises StoreFull, StoreFailed; then nothing is cancelled.
         """
-        with self._gate.reading(), self._entries.located(log, ids) as (logs, outcomes):
+        with self._gate.reading(), self._entries.located(log, ids, known) as (logs, outcomes):
             if not logs:
                 return outcomes
+            keys = self._keys_of(logs) if keyed else {}
 
             def work(transaction: Transaction) -> None:
                 for found in logs:
                     self._entries.cancel(transaction, log.topic_id, found, outcomes)
+                for row, key in keys.items():
+                    if outcomes[row] is Outcome.CANCELLED:
+                        _free(transaction, sent_key(log.topic_id, key), ids[row])
 
             self._entries.sync(logs)
             self._main.write(work)
             return outcomes
 
-    def states(self, log: ManagedLedger, ids: Sequence[MessageId]) -> list[Outcome | None]:
+    def _keys_of(self, logs: Sequence[FoundEntries]) -> dict[int, str]:
+        """The deduplication keys of entries, as far as they can be read, by the row of the request."""
+        bodies: dict[int, bytes] = {}
+        for found in logs:
+            with suppress(CorruptEntry):  # a key whose message is cancelled holds no more, recorded or not
+                bodies.update(self._entries.bodies_of(found))
+        return _keys(bodies)
+
+    def states(
+        self, log: ManagedLedger, ids: Sequence[MessageId], known: Partition | None = None
+    ) -> list[Outcome | None]:
         """What `cancel` would answer, None for a message that it would cancel. Changes nothing."""
-        with self._gate.reading(), self._entries.located(log, ids) as (logs, outcomes):
+        with self._gate.reading(), self._entries.located(log, ids, known) as (logs, outcomes):
             return self._entries.states(log.topic_id, logs, outcomes)
 
     def marker(self, log: ManagedLedger, message_id: MessageId) -> Position | None:
@@ -78,8 +103,10 @@ class Withdrawals:
                 bodies: dict[int, bytes] = {}
                 for found in logs:
                     bodies.update(self._entries.bodies_of(found))
+                keys = _keys(bodies)
                 with self._entries.appended(log.topic_id, ids, dues, bodies, now_ms) as new:
                     self._entries.sync(logs)
+                    starts = {appended.ledger_id: appended.partition.start_ms for appended in new}
                     placed = {row for appended in new for row in appended.rows}
                     direct = [row for row in bodies if row not in placed]
 
@@ -92,14 +119,38 @@ class Withdrawals:
                             results |= self._entries.admit(transaction, log.topic_id, appended, taken)
                         now = [row for row in direct if row in taken]
                         if now:
-                            results |= _append(transaction, log, now, bodies, now_ms)
+                            results |= append_due(transaction, log, now, bodies, now_ms)
+                        for row, key in keys.items():
+                            if row in results:
+                                _move(transaction, sent_key(log.topic_id, key), ids[row], results[row], starts)
                         return results
 
                     results = self._main.write(work)
                     return [results.get(row) for row in range(len(ids))]
 
 
-def _append(
+def _keys(bodies: Mapping[int, bytes]) -> dict[int, str]:
+    """The deduplication keys of messages by row."""
+    found = ((row, dedup_key_of(body)) for row, body in bodies.items())
+    return {row: key for row, key in found if key is not None}
+
+
+def _free(transaction: Transaction, key: bytes, old: MessageId) -> None:
+    """Remove a key's record if it is of message `old`."""
+    fields = transaction.get(key)
+    if fields is not None and KeyRecord.unpack(fields).message_id == old:
+        transaction.delete(key)
+
+
+def _move(transaction: Transaction, key: bytes, old: MessageId, new: MessageId, starts: Mapping[int, int]) -> None:
+    """Have a key's record, if it is of message `old`, be of the one that takes its place."""
+    fields = transaction.get(key)
+    if fields is not None and (record := KeyRecord.unpack(fields)).message_id == old:
+        start_ms = starts.get(new.ledger_id, IN_MAIN)
+        transaction.put(key, KeyRecord(start_ms, *new, record.until_ms).pack())
+
+
+def append_due(
     transaction: Transaction, log: ManagedLedger, rows: list[int], bodies: dict[int, bytes], now_ms: int
 ) -> dict[int, MessageId]:
     """Append messages that are due now to the main log; their ids by row."""

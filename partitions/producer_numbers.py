@@ -98,6 +98,11 @@ def blocks(topic_id: int, name: str, numbers: BitMap64) -> Iterator[tuple[bytes,
         left = left - members
 
 
+def split_key(key: bytes) -> tuple[int, str, int]:
+    """(topic id, producer name, block) of a key of SEQUENCE."""
+    return fmt.leading_u32(key), key[5:-8].decode(), fmt.trailing_u64(key)
+
+
 def all_rows(raw: Reads, topic_id: int | None = None) -> list[tuple[bytes, bytes]]:
     """(key, fields) of everything that an environment has recorded of producers, or of those of one topic."""
     tables = (Table.PRODUCER, Table.SEQUENCE)

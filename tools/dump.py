@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from pyroaring import BitMap, BitMap64
 
 from ..cleanup.origin import OriginRecord
+from ..partitions import producer_numbers
 from ..partitions.timespan import directory_name, parse_directory_name
 from ..store.codec import format as fmt
 from ..store.codec.attempt_rows import unpack_attempts
@@ -24,6 +25,7 @@ from ..store.codec.copies import copied_key
 from ..store.codec.format import Table, seal
 from ..store.codec.frontier import FrontierRecord
 from ..store.codec.run import Run, RunKind
+from ..store.codec.sent_ids import KeyRecord, split_numbered_key, unpack_numbered
 from ..store.env.environment import Environment
 from ..store.errors import CorruptEntry, DamagedStore, DuelogError, InvalidArgument
 from ..store.log import catalog
@@ -262,8 +264,10 @@ _KEYS: dict[Table, Callable[[bytes], Fields]] = {
     Table.CANCELLED: _parts(ledger_id=fmt.leading_u64, block=fmt.trailing_u32),
     Table.ADMITTED: _parts(ledger_id=fmt.leading_u64, block=fmt.trailing_u32),
     Table.PRODUCER: _split(fmt.split_named_key, "topic_id", "producer"),
-    Table.SEQUENCE: _split(fmt.split_sequence_key, "topic_id", "producer", "block"),
+    Table.SEQUENCE: _split(producer_numbers.split_key, "topic_id", "producer", "block"),
     Table.SCHEDULE: _split(fmt.split_named_key, "topic_id", "schedule"),
+    Table.KEY: _split(fmt.split_named_key, "topic_id", "key"),
+    Table.NUMBERED: _split(split_numbered_key, "topic_id", "producer", "last"),
     Table.SET_ASIDE: _parts(ledger_id=fmt.leading_u64, entry_id=fmt.trailing_u32),
     Table.SNAPSHOT_PART: lambda key: {**_SNAPSHOT(key), "part": fmt.trailing_u32(key)},
     Table.SNAPSHOT_META: _SNAPSHOT,
@@ -318,6 +322,12 @@ def _attempts(fields: bytes) -> Fields:
     return {"count": len(rows), "failed": {str(entry): row._asdict() for entry, row in rows.items()}}
 
 
+def _numbered(fields: bytes) -> Fields:
+    """Numbers are counted from the record's first."""
+    rows = unpack_numbered(2**63, fields)
+    return {"messages": {str(first - rows[0][0]): row._asdict() for first, row in rows}}
+
+
 def _document(fields: bytes) -> Fields:
     value, version = Document.unpack(fields)
     return {"version": version, **_opaque(value)}
@@ -345,5 +355,7 @@ _VALUES: dict[Table, Callable[[bytes], Fields]] = {
     Table.CANCELLED: _bitmap,
     Table.ADMITTED: _bitmap,
     Table.SEQUENCE: lambda fields: _bitmap(fields, BitMap64),
+    Table.KEY: _record(KeyRecord.unpack),
+    Table.NUMBERED: _numbered,
     Table.SET_ASIDE: lambda fields: {"reason": fields.decode(errors="replace")},
 }

@@ -14,6 +14,7 @@ from duelog.delivery.failover import Failover
 from duelog.delivery.key_slots import KeyShared
 from duelog.sending import producer
 from duelog.sending.outbox import PutOutcome
+from duelog.store.duration import Duration
 from duelog.topics.seeking import SeekTarget
 
 from .subscription import Subscription, SubscriptionAdmin
@@ -36,8 +37,27 @@ class Topic(InThreads[duelog.Topic]):
         key: str | None = None,
         properties: Mapping[str, str] | None = None,
         allow_past: bool = False,
+        dedup_key: str | None = None,
+        dedup_for: Duration | None = None,
+        replace: bool = False,
     ) -> duelog.MessageId:
-        """As `duelog.Topic.send`. Sends that are awaited side by side share commits, and hold no threads."""
+        """As `duelog.Topic.send`. Sends that are awaited side by side share commits, and hold no threads.
+
+        One with a `dedup_key` holds a thread.
+        """
+        if dedup_key is not None or dedup_for is not None or replace:
+            return await self._threads.run(
+                self._inner.send,
+                payload,
+                deliver_at=deliver_at,
+                deliver_after=deliver_after,
+                key=key,
+                properties=properties,
+                allow_past=allow_past,
+                dedup_key=dedup_key,
+                dedup_for=dedup_for,
+                replace=replace,
+            )
         future: asyncio.Future[duelog.MessageId] = asyncio.get_running_loop().create_future()
         sender = self._inner.sender
         item = sender.outgoing(
@@ -55,6 +75,8 @@ class Topic(InThreads[duelog.Topic]):
     send_payloads = in_thread(duelog.Topic.send_payloads)
 
     create = in_thread(duelog.Topic.create)
+    find = in_thread(duelog.Topic.find)
+    cancel_key = in_thread(duelog.Topic.cancel_key)
 
     async def producer(self, name: str) -> Producer:
         """As `duelog.Topic.producer`."""

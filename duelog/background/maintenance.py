@@ -41,6 +41,7 @@ from ..sending.wal_writer import WalWriter
 from ..topics.ack_flusher import AckFlusher
 from .adopting import Adopting
 from .expiry import Expiry
+from .id_sweep import IdSweep
 from .recurring import Recurring
 from .trimming import Trimming
 
@@ -94,6 +95,7 @@ class Maintenance:
     _listeners: Sequence[StoreListener]
     _wake: Callable[[], None]
     _recurring: Recurring
+    _id_sweep: IdSweep
     adopting: Adopting
     _wal_writer: WalWriter | None
 
@@ -166,7 +168,10 @@ class Maintenance:
         more = more or (self.trimming.is_due(now_ms) and not self.suspensions.is_suspended(Part("trim"), now_ms))
         deleted = self._step("delete", now_ms, functools.partial(self._delete, now_ms), 0)
         adopted, adopting = self._step("adopt", now_ms, self._adopt, (0, False))
-        more = more or adopting
+        if closed or trimmed or deleted:
+            self._id_sweep.is_wanted = True
+        sweeping = self._step("sweep", now_ms, functools.partial(self._id_sweep.run, now_ms), otherwise=False)
+        more = more or adopting or sweeping
         next_due_ms = now_ms if more else self._next_due_ms(now_ms)
         self._firing.loaded.give_back_pages()
         suspended = tuple(self.suspensions.all()) if self.suspensions else ()

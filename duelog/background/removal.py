@@ -118,6 +118,9 @@ def _delete_records(transaction: Transaction, topic: TopicState) -> tuple[list[i
     for key, _ in list(catalog.rows(transaction.raw, fmt.prefix(fmt.Table.SCHEDULE, topic_id))):
         transaction.delete(key)
     producers.remove(transaction, topic_id)
+    for table in (fmt.Table.KEY, fmt.Table.NUMBERED):
+        for key, _ in list(catalog.rows(transaction.raw, fmt.prefix(table, topic_id))):
+            transaction.delete(key)
     for _, start_ms, _ in list(catalog.frontiers(transaction.raw, topic_id)):
         transaction.delete(fmt.frontier_key(topic_id, start_ms))
     return freed, had_policies

@@ -16,6 +16,7 @@ from duelog.store.codec.copies import copied_key
 from duelog.store.codec.format import Table
 from duelog.store.codec.frontier import FrontierRecord
 from duelog.store.codec.run import Run
+from duelog.store.codec.sent_ids import KeyRecord, unpack_numbered
 from duelog.store.env.environment import Environment
 from duelog.store.env.memtable import Reads
 from duelog.store.errors import CorruptEntry
@@ -41,6 +42,7 @@ _READERS: dict[int, Callable[[bytes], object]] = {
     Table.PAUSE: fmt.unpack_u64,
     Table.PRODUCER: ProducerRecord.unpack,
     Table.SEQUENCE: BitMap64.deserialize,
+    Table.KEY: KeyRecord.unpack,
     Table.ORIGIN: OriginRecord.unpack,
     Table.SCHEDULE: unpack_schedule,
     **dict.fromkeys(_BITMAPS, BitMap.deserialize),
@@ -56,9 +58,12 @@ def check_pages(environment: Environment) -> Iterator[Finding]:
 def verify_record(key: bytes, value: bytes | memoryview) -> bytes:
     """The fields of a small record or of its copy. Raises ValueError (CorruptRecord is one): it cannot be read."""
     fields = fmt.unseal(key, value)
-    reader = _READERS.get(key[1] if key[0] == Table.COPY else key[0])
+    table = key[1] if key[0] == Table.COPY else key[0]
+    reader = _READERS.get(table)
     if reader is not None:
         reader(fields)
+    elif table == Table.NUMBERED:
+        unpack_numbered(fmt.trailing_u64(key), fields)
     return fields
 
 

@@ -27,6 +27,17 @@ Places = Sequence[tuple[int, int]]
 """(ledger id, first entry id) of each append of a unit of work."""
 
 
+class PlaceRecord:
+    """A small record of the main environment that says where a message is; a row of the message's group."""
+
+    __slots__ = ("key", "pack")
+
+    def __init__(self, key: bytes, pack: Callable[[int, int, int], bytes]) -> None:
+        """`pack` makes the fields of the partition's start (MAIN for the main log), ledger id and entry id."""
+        self.key = key
+        self.pack = pack
+
+
 class LogAppend:
     """One run of messages for the end of one log."""
 
@@ -34,6 +45,9 @@ class LogAppend:
 
     count = 1
     """Messages in the run."""
+
+    record: PlaceRecord | None = None
+    """What is stored with it, of one message alone."""
 
     def __init__(self, topic: TopicState, owner: object, start_ms: int, memtable: Memtable) -> None:
         """`owner` is the log, of a claim; `start_ms` of its partition, or MAIN."""
@@ -78,20 +92,42 @@ class AppendWork:
 class LoneMessage(AppendWork, LogAppend):
     """A message that is sent singly; (ledger id, entry id) is its value."""
 
-    __slots__ = ("body", "due_ms")
+    __slots__ = ("body", "due_ms", "main_rows", "record")
 
     def __init__(
-        self, topic: TopicState, owner: object, start_ms: int, memtable: Memtable, due_ms: int, body: bytes
+        self,
+        topic: TopicState,
+        owner: object,
+        start_ms: int,
+        memtable: Memtable,
+        due_ms: int,
+        body: bytes,
+        main_rows: MainRows,
+        record: PlaceRecord | None,
     ) -> None:
+        """`main_rows` gives the rows of the main environment in a group."""
         super().__init__(topic, owner, start_ms, memtable)
         self.due_ms = due_ms
         self.body = body
+        self.main_rows = main_rows
+        self.record = record
 
     def appends(self) -> Sequence[LogAppend]:
         return (self,)
 
     def value(self, places: Places) -> tuple[int, int]:
         return places[0]
+
+    def __call__(self, group: WriteBatch) -> tuple[int, int]:
+        if self.topic.deleted:
+            raise UnknownTopic(str(self.topic.name))
+        place = self._add(group)
+        if self.record is not None:
+            self.main_rows(group).put(self.record.key, self.record.pack(self.start_ms, *place))
+        return place
+
+    def _add(self, group: WriteBatch) -> tuple[int, int]:
+        raise NotImplementedError
 
 
 class LoneDelayed(LoneMessage):
@@ -100,9 +136,17 @@ class LoneDelayed(LoneMessage):
     __slots__ = ("limits", "log", "partition")
 
     def __init__(
-        self, topic: TopicState, partition: Partition, log: PartitionLog, limits: RunLimits, due_ms: int, body: bytes
+        self,
+        topic: TopicState,
+        partition: Partition,
+        log: PartitionLog,
+        limits: RunLimits,
+        due_ms: int,
+        body: bytes,
+        main_rows: MainRows,
+        record: PlaceRecord | None,
     ) -> None:
-        super().__init__(topic, log, partition.start_ms, partition.memtable, due_ms, body)
+        super().__init__(topic, log, partition.start_ms, partition.memtable, due_ms, body, main_rows, record)
         self.partition = partition
         self.log = log
         self.limits = limits
@@ -116,9 +160,7 @@ class LoneDelayed(LoneMessage):
     def appended(self, first: int) -> None:
         _heard(self.partition, self.log, first, 1, np.array((self.due_ms,), dtype=np.int64))
 
-    def __call__(self, group: WriteBatch) -> tuple[int, int]:
-        if self.topic.deleted:
-            raise UnknownTopic(str(self.topic.name))
+    def _add(self, group: WriteBatch) -> tuple[int, int]:
         rows = group.to(self.start_ms, self.memtable)
         first = self.partition.add(rows, self.log, (self.due_ms,), (self.body,), self.limits)
         return self.log.ledger.ledger_id, first
@@ -127,14 +169,19 @@ class LoneDelayed(LoneMessage):
 class LoneDirect(LoneMessage):
     """A message for the main log: due already, or within the inline delay."""
 
-    __slots__ = ("now_ms", "wal_rows")
+    __slots__ = ("now_ms",)
 
     def __init__(
-        self, topic: TopicState, memtable: Memtable, main_rows: MainRows, due_ms: int, body: bytes, now_ms: int
+        self,
+        topic: TopicState,
+        memtable: Memtable,
+        main_rows: MainRows,
+        due_ms: int,
+        body: bytes,
+        now_ms: int,
+        record: PlaceRecord | None,
     ) -> None:
-        """`main_rows` gives the rows of the main environment in a group."""
-        super().__init__(topic, topic.log, MAIN, memtable, due_ms, body)
-        self.wal_rows = main_rows
+        super().__init__(topic, topic.log, MAIN, memtable, due_ms, body, main_rows, record)
         self.now_ms = now_ms
 
     @property
@@ -150,11 +197,9 @@ class LoneDirect(LoneMessage):
     def appended(self, first: int) -> None:
         self.topic.log.appended_one(len(self.body), self.due_ms if self._is_early else 0)
 
-    def __call__(self, group: WriteBatch) -> tuple[int, int]:
-        if self.topic.deleted:
-            raise UnknownTopic(str(self.topic.name))
+    def _add(self, group: WriteBatch) -> tuple[int, int]:
         dues = np.array((self.due_ms,), dtype=np.int64)
-        (segment,) = self.topic.log.append_messages(self.wal_rows(group), dues, [self.body], self.now_ms)
+        (segment,) = self.topic.log.append_messages(self.main_rows(group), dues, [self.body], self.now_ms)
         return segment.ledger_id, segment.first_entry
 
 

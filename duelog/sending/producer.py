@@ -13,6 +13,7 @@ from duelog.store.wal.write_batch import WriteBatch
 
 from ..topics.producer_state import MAX_SEQUENCE, Claim, ProducerState
 from ..topics.topic_state import TopicState
+from .sender import Stored
 from .topic_sender import TopicSender
 
 
@@ -22,7 +23,12 @@ class Producer:
     Every message has a sequence number. One that is stored already is not stored again, however it is sent again:
     alone or in another batch, in any order, after a crash between the commit and the answer, and also when its due
     time was relative and would be another one now. So a program that does not know whether a send succeeded sends it
-    again. Numbers may be left out and sent later; each that is left out costs some bytes for good.
+    again, and is given the id of the message that is stored. Numbers may be left out and sent later; each that is left
+    out costs some bytes for good.
+
+    Ids are recorded with the messages, in the same group: of one sent alone some 150 bytes in the main environment, of
+    those of a batch that go into one log side by side as much for all of them. They are kept as long as what they are
+    of (a partition, a ledger), and some time after that.
     """
 
     def __init__(self, sender: TopicSender, topic: TopicState, producer: ProducerState, name: str) -> None:
@@ -41,17 +47,19 @@ class Producer:
         return self._producer.last
 
     def send(self, message: Message, *, sequence_id: int | None = None, allow_past: bool = False) -> MessageId | None:
-        """Append one message; its id once it is durable, None when that number is stored already.
+        """Append one message; its id once it is durable. Of a number that is stored already the id it is stored under.
 
-        sequence_id None: one above the last. Raises as Topic.send; then the number may be sent again. StoreFailed for
-        a number whose commit is in doubt, until the store is opened again.
+        None: it is stored, and its id is not known any more, since it was delivered and deleted, or never was: it was
+        stored by `Topic.put` or by an earlier version. sequence_id None: one above the last. Raises as Topic.send; then
+        the number may be sent again. StoreFailed for a number whose commit is in doubt, until the store is opened
+        again.
         """
         return self.send_batch([message], first_sequence_id=sequence_id, allow_past=allow_past)[0]
 
     def send_batch(
         self, messages: Iterable[Message], *, first_sequence_id: int | None = None, allow_past: bool = False
     ) -> list[MessageId | None]:
-        """Append messages numbered from `first_sequence_id` on; an id each, None where it is stored already."""
+        """Append messages numbered from `first_sequence_id` on; what `send` returns for each."""
         batch = list(messages)
         if not batch:
             return []
@@ -66,6 +74,8 @@ class Producer:
             self._producer.claim(claim, first, len(batch))
             numbers = list(claim.numbers)
             ids: list[MessageId | None] = [None] * len(batch)
+            if len(numbers) < len(batch):
+                ids = self._producer.ids(claim.first, len(batch))
             if not numbers:
                 return ids
             rows = [number - claim.first for number in numbers]
@@ -76,8 +86,10 @@ class Producer:
                 self._producer.drop(claim)
                 raise
 
-            def also(group: WriteBatch, places: range) -> None:
-                self._producer.write(group, claim, [numbers[place] for place in places])
+            def also(group: WriteBatch, places: range, stored: Stored) -> None:
+                wanted = numbers[places.start : places.stop]
+                self._producer.write(group, claim, wanted)
+                self._producer.write_ids(group, wanted, stored.ids, stored.starts)
 
             for row, message_id in zip(rows, self._sender.append(self._topic, part, now_ms, also), strict=True):
                 ids[row] = message_id

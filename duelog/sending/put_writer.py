@@ -21,7 +21,7 @@ from ..topics.producer_state import Claim, ProducerState
 from ..topics.topic_state import TopicState
 from .delay_policies import DelayPolicies
 from .outbox import DUPLICATE, Numbers, Outgoing, PutOutcome
-from .sender import Sender
+from .sender import Sender, Stored
 
 
 class _Group:
@@ -36,7 +36,7 @@ class _Group:
         """Messages with numbers of others of the group: duplicates if these are stored."""
         self.claims: dict[ProducerState, Claim] = {}
 
-    def write_numbers(self, batch: WriteBatch) -> None:
+    def write_numbers(self, batch: WriteBatch, _: Stored) -> None:
         """A unit of work: record what is claimed."""
         for producer, claim in self.claims.items():
             if claim.numbers:

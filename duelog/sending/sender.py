@@ -6,7 +6,7 @@ sends packs the runs of partitions before it queues, since the leader of a group
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import NamedTuple
 
@@ -28,25 +28,42 @@ from duelog.store.wal.write_batch import WriteBatch
 
 from ..topics.topic_state import TopicState
 from .delay_policies import DelayPolicies
-from .log_append import LoneDelayed, LoneDirect, PackedAppend, PackedBatch
+from .log_append import LoneDelayed, LoneDirect, PackedAppend, PackedBatch, PlaceRecord
 from .wal_writer import WalWriter
 
 Places = npt.NDArray[np.intp]
 
-Also = Callable[[WriteBatch, range], None]
+
+class Stored(NamedTuple):
+    """Where the messages of a group are, once it is durable: their ids, and by ledger the partition's start.
+
+    `starts` has no main logs.
+    """
+
+    ids: MessageIds
+    starts: Mapping[int, int]
+
+
+Also = Callable[[WriteBatch, range, Stored], None]
 """Writes more in the group that stores the messages at some places of a batch; a unit of work, so it may run again."""
+
+GroupAlso = Callable[[WriteBatch, Stored], None]
+"""As `Also`, of all the messages of a group."""
 
 _ROW_BYTES = 128
 """What a run takes in the log besides bodies and columns, at most."""
 
 _COLUMN_BYTES = 12
 
+_ALSO_BYTES = 32
+"""What the id of a numbered message takes, at most."""
+
 _GROUP_BYTES = 4 * KIB
 """What a group takes besides its runs: its frame, and the numbers of a producer."""
 
 
-def _at(also: Also, places: range) -> Callable[[WriteBatch], None]:
-    return lambda group: also(group, places)
+def _at(also: Also, places: range) -> GroupAlso:
+    return lambda group, stored: also(group, places, stored)
 
 
 class _Part(NamedTuple):
@@ -110,7 +127,7 @@ class Sender:
         if not len(batch):
             return MessageIds.run(0, 0, 0)
         ids: list[MessageIds] = []
-        for start, limit in self._pieces(batch):
+        for start, limit in self._pieces(batch, 0 if also is None else _ALSO_BYTES):
             piece = batch if limit - start == len(batch) else batch.part(start, limit)
             extra = None if also is None else _at(also, range(start, limit))
             ids.append(self._send_group([topic], None, piece, now_ms, extra))
@@ -118,10 +135,10 @@ class Sender:
             topic.count_sent(len(piece))
         return ids[0] if len(ids) == 1 else MessageIds.joined(ids)
 
-    def _pieces(self, batch: EncodedBatch) -> list[tuple[int, int]]:
-        """Where a batch is cut that one group does not take."""
+    def _pieces(self, batch: EncodedBatch, more: int) -> list[tuple[int, int]]:
+        """Where a batch is cut that one group does not take; `more`: bytes that are written besides each message."""
         bodies, most = Bodies.of(batch.bodies), self.group_bytes
-        each = _ROW_BYTES + _COLUMN_BYTES
+        each = _ROW_BYTES + _COLUMN_BYTES + more
         if bodies.total() + each * len(bodies) <= most:
             return [(0, len(bodies))]
         ends = np.cumsum(bodies.sizes() + each)
@@ -139,7 +156,7 @@ class Sender:
         owners: Places | None,
         batch: EncodedBatch,
         now_ms: int,
-        also: Callable[[WriteBatch], None] | None = None,
+        also: GroupAlso | None = None,
     ) -> MessageIds:
         """Append messages of several topics as one group; the ids in the order of the messages.
 
@@ -177,19 +194,25 @@ class Sender:
         owners: Places | None,
         batch: EncodedBatch,
         now_ms: int,
-        also: Callable[[WriteBatch], None] | None,
+        also: GroupAlso | None,
     ) -> MessageIds:
         """`owners` None: all are of one topic."""
         with ExitStack() as leases:
             parts, order = self._route(topics, owners, batch, now_ms, leases)
-            written = self._wal_writer.write(self._work(parts, now_ms, also))
+            written = self._wal_writer.write(self._work(parts, order, now_ms, also))
         return MessageIds(written, order)
 
     def _work(
-        self, parts: Sequence[_Part], now_ms: int, also: Callable[[WriteBatch], None] | None
+        self, parts: Sequence[_Part], order: Places | None, now_ms: int, also: GroupAlso | None
     ) -> Callable[[WriteBatch], list[Segment]]:
         def work(group: WriteBatch) -> list[Segment]:
-            return self._write(group, parts, now_ms, also)
+            written = self._write(group, parts, now_ms)
+            if also is not None:
+                starts = {
+                    log.ledger_id: partition.start_ms for _, partition, log, _, _, _ in parts if partition and log
+                }
+                also(group, Stored(MessageIds(written, order), starts))
+            return written
 
         appends: list[PackedAppend] = []
         for topic, partition, log, _, messages, _ in parts:
@@ -281,9 +304,7 @@ class Sender:
             return [None] * len(topic_ids)
         return partition.logs_to_append(topic_ids, self._partitions.new_ledger)
 
-    def _write(
-        self, group: WriteBatch, parts: Sequence[_Part], now_ms: int, also: Callable[[WriteBatch], None] | None
-    ) -> list[Segment]:
+    def _write(self, group: WriteBatch, parts: Sequence[_Part], now_ms: int) -> list[Segment]:
         """A unit of work of the write-ahead log."""
         written: list[Segment] = []
         for topic, partition, log, dues, messages, count in parts:
@@ -296,25 +317,29 @@ class Sender:
             rows = group.to(partition.start_ms, partition.memtable)
             first = partition.add(rows, log, dues, messages, self._run_limits)
             written.append(Segment(log.ledger_id, first, count))
-        if also is not None:
-            also(group)
         return written
 
-    def send_one(self, topic: TopicState, due_ms: int, body: bytes, now_ms: int) -> MessageId:
-        """Append one message: `send` without what a batch needs."""
+    def send_one(
+        self, topic: TopicState, due_ms: int, body: bytes, now_ms: int, record: PlaceRecord | None = None
+    ) -> MessageId:
+        """Append one message: `send` without what a batch needs.
+
+        record: stored with it; then the message does not wait inline.
+        """
         writer = self._wal_writer
-        if due_ms > now_ms + self._inline_ms:
+        if due_ms > now_ms + (self._inline_ms if record is None else 0):
             partition = self._partitions.begin_append(due_ms - due_ms % self._span_ms, now_ms, topic.topic_id)
             if partition is not None:
                 try:
                     log = partition.log_to_append(topic.topic_id, self._partitions.new_ledger)
-                    message = LoneDelayed(topic, partition, log, self._run_limits, due_ms, body)
+                    limits, rows = self._run_limits, writer.main_rows
+                    message = LoneDelayed(topic, partition, log, limits, due_ms, body, rows, record)
                     written = writer.write(message)
                     topic.count_sent(1)
                     return MessageId(*written)
                 finally:
                     self._partitions.end_append(partition)
-        written = writer.write(LoneDirect(topic, writer.memtable, writer.main_rows, due_ms, body, now_ms))
+        written = writer.write(LoneDirect(topic, writer.memtable, writer.main_rows, due_ms, body, now_ms, record))
         topic.count_sent(1)
         return MessageId(*written)
 

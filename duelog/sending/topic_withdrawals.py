@@ -15,6 +15,7 @@ from duelog.store.message import AnyId, Message, id_of, resolve_due_ms
 from duelog.store.position import MessageId, Position
 
 from ..topics.inline import InlineMessages
+from ..topics.topic_keys import TopicKeys
 from ..topics.topic_state import TopicState
 from .delay_policies import DelayPolicies
 
@@ -34,16 +35,18 @@ class TopicWithdrawals:
         withdrawals: Withdrawals,
         policies: DelayPolicies,
         inline: InlineMessages,
+        keys: TopicKeys,
         listeners: Sequence[StoreListener],
     ) -> None:
         self._withdrawals = withdrawals
         self._policies = policies
         self._inline = inline
+        self._keys = keys
         self._listeners = listeners
 
     def cancel(self, topic: TopicState, message_ids: Sequence[AnyId]) -> list[Outcome]:
         """What became of each."""
-        outcomes = self._withdrawals.cancel(topic.log, _checked(message_ids))
+        outcomes = self._withdrawals.cancel(topic.log, _checked(message_ids), keyed=self._keys.are_used(topic))
         for listener in self._listeners:
             listener.cancelled(topic.name, outcomes.count(Outcome.CANCELLED))
         return outcomes

@@ -125,6 +125,7 @@ class WalWriter:
         placed: dict[Memtable, list[tuple[LogAppend, int, UnappliedRun]]] = {}
         rows: list[Row] = []
         owners: list[object] = []
+        records: list[tuple[bytes, bytes]] = []
         try:
             for unit in units:
                 work: AppendWork = unit.work
@@ -147,6 +148,12 @@ class WalWriter:
                     run = UnappliedRun(first, first + append.count, value)
                     placed.setdefault(append.memtable, []).append((append, ledger_id, run))
                     places.append((ledger_id, first))
+                    record = append.record
+                    if record is not None:
+                        fields = record.pack(append.start_ms, ledger_id, first)
+                        rows.append(Row(RowKind.RECORD, MAIN, record.key, fields))
+                        records.append((record.key, fields))
+                        placed.setdefault(self.memtable, [])
                 unit.value = work.value(places)
             if not self._segments.fits(group_bytes(rows)):
                 return False
@@ -154,6 +161,9 @@ class WalWriter:
             for memtable, members in placed.items():
                 with memtable.publishing:  # all of a group, or nothing
                     memtable.position = position
+                    if memtable is self.memtable:
+                        for key, fields in records:
+                            memtable.add_record(key, fields)
                     for append, ledger_id, run in members:
                         memtable.add_run(ledger_id, run)
                         append.appended(run.first)

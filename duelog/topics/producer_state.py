@@ -9,16 +9,18 @@ one of these numbers is sent again.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 from pyroaring import BitMap64
 
 from duelog.partitions import producer_numbers as numbers_of
+from duelog.partitions import sent_numbers
 from duelog.partitions.partition_set import PartitionSet
 from duelog.partitions.producer_numbers import BLOCK_BITS, ProducerRecord
 from duelog.store.env.environment import Environment
 from duelog.store.errors import BrokenInvariant, DuelogError, InvalidArgument
+from duelog.store.position import MessageId
 from duelog.store.wal.write_batch import EnvironmentBatch, WriteBatch
 
 from .topic_state import TopicState
@@ -61,8 +63,11 @@ class Claim:
 class ProducerState:
     """What a producer has stored and is storing. Thread-safe; leaf lock, except that `claim` reads and waits."""
 
-    def __init__(self, record: ProducerRecord, writer: GroupWriter, topic_id: int, name: str) -> None:
+    def __init__(
+        self, record: ProducerRecord, main: Environment, writer: GroupWriter, topic_id: int, name: str
+    ) -> None:
         """`record` is what is stored."""
+        self._main = main
         self._writer = writer
         self._topic_id = topic_id
         self._name = name
@@ -167,6 +172,19 @@ class ProducerState:
             rows.add_numbers(key, block)
         group.after_commit(lambda: self._committed(claim, numbers))
 
+    def write_ids(
+        self, group: WriteBatch, numbers: Sequence[int], ids: Sequence[MessageId], starts: Mapping[int, int]
+    ) -> None:
+        """Record the ids of messages by their numbers, ascending, in the group that stores them. A unit of work."""
+        rows = self._writer.main_rows(group)
+        for key, fields in sent_numbers.records(self._topic_id, self._name, numbers, ids, starts):
+            rows.put(key, fields)
+
+    def ids(self, first: int, count: int) -> list[MessageId | None]:
+        """The ids that `count` numbers from `first` on are stored under, as far as they are known."""
+        with self._main.read() as raw:
+            return sent_numbers.find(raw, self._topic_id, self._name, first, count)
+
     def _committed(self, claim: Claim, numbers: BitMap64) -> None:
         with self._lock:
             self._stored |= numbers
@@ -217,7 +235,9 @@ class Producers:
                 known = topic.producers.get(name)
                 if known is None:
                     record = self._recorded(topic.topic_id, name)
-                    known = topic.producers[name] = ProducerState(record, self._writer, topic.topic_id, name)
+                    known = topic.producers[name] = ProducerState(
+                        record, self._main, self._writer, topic.topic_id, name
+                    )
         return known
 
     def last(self, topic: TopicState, name: str) -> int:

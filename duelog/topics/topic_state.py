@@ -42,6 +42,8 @@ class TopicState:
         """Called at every change, by any thread; replaced, never changed in place, with `condition` held."""
         self.producers: dict[str, Any] = {}
         self.producers_lock = threading.Lock()
+        self.has_keys: bool | None = None
+        """Whether messages have deduplication keys; None: nothing has asked yet."""
         self.tracker: TopicDelayTracker | None = None
         """The tracker of messages that wait in the main log, if there is one now."""
         self._told_ms = 0

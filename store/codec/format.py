@@ -49,6 +49,8 @@ class Table(IntEnum):
     PRODUCER = 0x50  # main and partition: topic id, producer name -> ProducerRecord, of old stores
     SCHEDULE = 0x51  # main: topic id, schedule name -> msgpack
     SEQUENCE = 0x52  # main, by older versions partitions too: topic id, producer name, block -> roaring bitmap
+    KEY = 0x53  # main: topic id, deduplication key -> its message (sent_ids.py)
+    NUMBERED = 0x54  # main: topic id, producer name, last number -> the ids of the messages (sent_ids.py)
     SET_ASIDE = 0x60  # main: ledger id, entry id -> reason
     SNAPSHOT_PART = 0x70  # partition: ledger id, snapshot id, part -> bitmaps (snapshot/snapshot_format.py)
     SNAPSHOT_META = 0x71  # partition: ledger id, snapshot id -> snapshot/snapshot_format.py: Metadata
@@ -167,11 +169,6 @@ def sequence_prefix(topic_id: int, name: str) -> bytes:
 
 def sequence_key(topic_id: int, name: str, block: int) -> bytes:
     return _KEY_32.pack(Table.SEQUENCE, topic_id) + name.encode() + _U64.pack(block)
-
-
-def split_sequence_key(key: bytes) -> tuple[int, str, int]:
-    """(topic id, producer name, block) of a key of SEQUENCE."""
-    return leading_u32(key), key[5:-8].decode(), trailing_u64(key)
 
 
 def block_prefix(table: Table, ledger_id: int) -> bytes:

@@ -17,13 +17,16 @@ from typing import Any, NamedTuple
 import lmdb
 from pyroaring import BitMap64
 
-from ..codec.format import counter_key, pack_u64, run_key, seal, unpack_u64, unseal
+from ..codec.format import Table, counter_key, pack_u64, run_key, seal, unpack_u64, unseal
 from ..codec.run import RunLimits
 from ..codec.run_lengths import merged_runs
 from .claims import Claims
 
 APPLIED_KEY = counter_key("wal_applied")
 """The record of the last group of the write-ahead log whose rows the environment has (`Memtable.position`)."""
+
+_MANY = frozenset((Table.KEY, Table.NUMBERED))
+"""Tables of which each message may have a record: their records lie apart, so that looking for others finds few."""
 
 
 class UnappliedRun(NamedTuple):
@@ -38,24 +41,29 @@ class Unapplied(NamedTuple):
     """The rows of a memtable.
 
     runs: by ledger id, in order. records: fields by key. numbers: bitmaps to be united with the record of their key.
+    ids: as `records`, of the tables of `_MANY`.
     """
 
     runs: dict[int, list[UnappliedRun]]
     records: dict[bytes, bytes]
     numbers: list[tuple[bytes, BitMap64]]
+    ids: dict[bytes, bytes]
 
     @classmethod
     def nothing(cls) -> Unapplied:
-        return cls({}, {}, [])
+        return cls({}, {}, [], {})
 
     def copy(self) -> Unapplied:
         """The same rows, to which others may be added."""
         return Unapplied(
-            {ledger: list(rows) for ledger, rows in self.runs.items()}, dict(self.records), self.numbers[:]
+            {ledger: list(rows) for ledger, rows in self.runs.items()},
+            dict(self.records),
+            self.numbers[:],
+            dict(self.ids),
         )
 
     def __bool__(self) -> bool:
-        return bool(self.runs or self.records or self.numbers)
+        return bool(self.runs or self.records or self.numbers or self.ids)
 
     def add_run(self, ledger_id: int, run: UnappliedRun) -> None:
         """Add the run that follows the ledger's last."""
@@ -63,7 +71,11 @@ class Unapplied(NamedTuple):
 
     def add_record(self, key: bytes, fields: bytes) -> None:
         """Add a small record, in place of what is there."""
-        self.records[key] = fields
+        (self.ids if key[0] in _MANY else self.records)[key] = fields
+
+    def get(self, key: bytes) -> bytes | None:
+        """The fields of a small record; None: none is unapplied."""
+        return (self.ids if key[0] in _MANY else self.records).get(key)
 
     def add_numbers(self, key: bytes, numbers: BitMap64) -> None:
         """Add numbers to the record of a key."""
@@ -132,9 +144,11 @@ class Applied:
 
     def records(self) -> list[tuple[bytes, bytes]]:
         """As `rows`, of small records."""
+        view = self._memtable.view
         found = [
             (key, fields)
-            for key, fields in list(self._memtable.view.records.items())
+            for rows in (view.records, view.ids)
+            for key, fields in list(rows.items())
             if self._records.get(key) is not fields
         ]
         self._records.update(found)
@@ -150,11 +164,12 @@ class Applied:
         """The transaction is on disk: the memtable forgets what was given."""
         memtable = self._memtable
         with memtable._lock:
-            runs, records, numbers = memtable.view
+            runs, records, numbers, ids = memtable.view
             memtable.view = Unapplied(
                 {ledger: left for ledger, rows in runs.items() if (left := rows[self._runs.get(ledger, 0) :])},
                 {key: fields for key, fields in records.items() if self._records.get(key) is not fields},
                 numbers[self._numbers :],
+                {key: fields for key, fields in ids.items() if self._records.get(key) is not fields},
             )
 
 
@@ -175,7 +190,7 @@ class ReadTransaction:
 
     def get(self, key: bytes, default: Any = None) -> Any:
         """The value of a key."""
-        fields = self.unapplied.records.get(key)
+        fields = self.unapplied.get(key)
         return self.raw.get(key, default) if fields is None else memoryview(seal(key, fields))
 
 
@@ -196,9 +211,11 @@ def unapplied_runs(raw: Reads, ledger_id: int) -> list[UnappliedRun]:
 
 def unapplied_records(raw: Reads, prefix: bytes) -> dict[bytes, bytes]:
     """The unapplied small records whose keys begin with `prefix`: fields by key."""
-    if not isinstance(raw, ReadTransaction) or not raw.unapplied.records:
+    if not isinstance(raw, ReadTransaction):
         return {}
-    return {key: fields for key, fields in list(raw.unapplied.records.items()) if key.startswith(prefix)}
+    _, records, _, ids = raw.unapplied
+    wanted = [records, ids] if not prefix else [ids] if prefix[0] in _MANY else [records]
+    return {key: fields for rows in wanted for key, fields in list(rows.items()) if key.startswith(prefix)}
 
 
 def unapplied_numbers(raw: Reads, prefix: bytes) -> BitMap64:

@@ -20,6 +20,7 @@ from duelog.store.codec.checksum import crc32
 from duelog.store.codec.copies import copy_key
 from duelog.store.codec.frontier import FrontierRecord
 from duelog.store.codec.run import pack_markers, pack_message, pack_messages
+from duelog.store.codec.sent_ids import KeyRecord, NumberedRow, numbered_key, pack_numbered, sent_key
 from duelog.store.env.memtable import APPLIED_KEY
 from duelog.store.log import catalog
 from duelog.store.message import Message
@@ -67,6 +68,16 @@ def test_the_pages_failed_deliveries_are_what_is_written() -> None:
     crc, record = example(-1)
     assert record == _RECORD.pack(9, 3, 1, 1_025, 1_025, 0)
     assert crc == _CRC.pack(crc32(record))
+
+
+def test_the_pages_messages_found_by_name_are_what_is_written() -> None:
+    """The record of a key, and that of two numbers."""
+    key, value = example(7)
+    assert key == sent_key(1, "order-17")
+    assert value == fmt.seal(key, KeyRecord(START_MS, 7, 1, 0).pack())
+    key, value = example(8)
+    assert key == numbered_key(1, "p", 4)
+    assert value == fmt.seal(key, pack_numbered([NumberedRow(2, START_MS, 7, 2)]))
 
 
 def test_the_pages_run_of_markers_is_what_is_written() -> None:

@@ -87,6 +87,7 @@ WRITES: dict[type, dict[str, Call]] = {
     Topic: {
         "cancel": lambda it: it.topic.cancel(it.message_id),
         "cancel_batch": lambda it: it.topic.cancel_batch([it.message_id]),
+        "cancel_key": lambda it: it.topic.cancel_key("k"),
         "clear_inline": lambda it: it.topic.clear_inline("s"),
         "create": lambda it: it.store.topic("b").create(),
         "every": lambda it: it.topic.every("hourly", cron="0 * * * *"),
@@ -127,7 +128,7 @@ READS: dict[type, set[str]] = {
     },
     Topic: {
         *("exists", "get", "ledgers", "name", "position_of", "positions", "producer_number", "scheduled", "schedules"),
-        *("sender", "state", "stats", "subscription", "subscriptions"),
+        *("find", "sender", "state", "stats", "subscription", "subscriptions"),
     },
     SubscriptionAdmin: {"name", "peek", "stats", "topic"},
     Documents: {"get", "items"},

@@ -39,8 +39,12 @@ class ProducerRules(RestartRules):
             self._refused(topic, [drawn[row] for row in wanted])
             return
         ids = face.send_batch(drawn, first_sequence_id=first)
-        stored = {row: message_id for row, message_id in enumerate(ids) if message_id is not None}
+        stored = {row: message_id for row in wanted if (message_id := ids[row]) is not None}
         assert list(stored) == wanted, "what is not stored is stored, once"
+        for row in set(range(len(ids))) - set(wanted):
+            known = self.twin.by_id[producer.stored[start + row]]
+            gone = not self.twin.is_stored(twin, known)
+            assert ids[row] == known.message_id or (gone and ids[row] is None), "a number answers with its id"
         self._stored(twin, producer, start, drawn, dues, stored)
 
     def _wanted(
@@ -119,4 +123,4 @@ class ProducerRules(RestartRules):
             self.twin.now_ms,
         )
         self._sent(topic, twins)
-        producer.stored.update(start + row for row in rows)
+        producer.stored.update((start + row, ids[row]) for row in rows)

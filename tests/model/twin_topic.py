@@ -90,7 +90,7 @@ class TwinLedger:
 class TwinProducer:
     """A producer's numbers: those stored, and the highest that was ever given."""
 
-    stored: set[int] = field(default_factory=set)
+    stored: dict[int, MessageId] = field(default_factory=dict)
     highest: int = -1
 
     @property

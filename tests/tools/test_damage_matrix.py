@@ -36,7 +36,7 @@ READERS = ("one", "two")
 SNAPSHOTS = (Table.SNAPSHOT_PART, Table.SNAPSHOT_META)
 UNSEEN = {
     Table.POLICY, Table.DOCUMENT, Table.SCHEDULE, Table.SEQUENCE, Table.ACKED, Table.ATTEMPTS, Table.PAUSE,
-    Table.CANCELLED, Table.COUNTER, *SNAPSHOTS, Table.RUN, Table.COPY,
+    Table.CANCELLED, Table.COUNTER, Table.KEY, Table.NUMBERED, *SNAPSHOTS, Table.RUN, Table.COPY,
 }  # fmt: skip
 """Records of a store without copies that nothing may tell of once they are gone."""
 
@@ -103,6 +103,10 @@ def build(path: Path) -> Twin:
                 producer.send(Message(payload, deliver_after=2 * 3_600), sequence_id=sequence)
                 for reader in READERS:
                     twin.owed[topic, reader].add(payload)
+            keyed = f"{topic} keyed".encode()
+            store.topic(topic).send(keyed, deliver_after=3 * 3_600, dedup_key="key")
+            for reader in READERS:
+                twin.owed[topic, reader].add(keyed)
             store.topic(topic).every("tick", interval=1_800, payload=b"tick")
         store.set_policies(DelayedDeliveryPolicies(tick_time_ms=1), topic="a")
         store.topic("a").subscription("two").pause(START_MS + 3 * HOUR_MS)

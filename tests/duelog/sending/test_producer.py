@@ -14,10 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from duelog import DelayedDeliveryPolicies, DelayedStore, ManualClock, Message, StoreConfig
+from duelog import DelayedDeliveryPolicies, DelayedStore, ManualClock, Message, MessageId, StoreConfig
 from duelog.errors import DelayTooLong, DuelogError, InvalidArgument, InvalidMessage, StoreFailed, StoreFull
+from duelog.store.codec import format as fmt
 from duelog.store.errors import BrokenInvariant
 from duelog.store.files.failpoints import arm, disarm
+from duelog.store.log import catalog
 from duelog.topics.producer_state import Claim
 from tests.conftest import OpenStore
 
@@ -54,7 +56,7 @@ def test_a_number_that_is_stored_is_not_stored_again(open_store: OpenStore, cloc
     topic = store.topic("t")
     producer = topic.producer("p")
     assert producer.last_sequence_id == 10
-    assert producer.send(Message(b"a", deliver_after=1_800), sequence_id=10) is None
+    assert producer.send(Message(b"a", deliver_after=1_800), sequence_id=10) == first
     assert producer.send(Message(b"b")) is not None
     assert producer.last_sequence_id == 11
     assert topic.producer("other").send(Message(b"c"), sequence_id=10) is not None
@@ -109,7 +111,7 @@ def test_what_a_deleted_partition_knew_of_a_producer_is_kept(open_store: OpenSto
     store = open_store(config=StoreConfig(partition_ms=1_000, ledger_max_entries=1))
     topic = store.topic("t")
     consumer = topic.subscribe("s")
-    topic.producer("p").send(Message(b"x", deliver_after=2), sequence_id=5)
+    first = topic.producer("p").send(Message(b"x", deliver_after=2), sequence_id=5)
     clock.advance(10_000)
     consumer.ack(consumer.receive())
     clock.advance(1_000)
@@ -119,7 +121,48 @@ def test_what_a_deleted_partition_knew_of_a_producer_is_kept(open_store: OpenSto
     store = open_store(config=StoreConfig(partition_ms=1_000, ledger_max_entries=1))
     producer = store.topic("t").producer("p")
     assert producer.last_sequence_id == 5
-    assert producer.send(Message(b"x", deliver_after=2), sequence_id=5) is None
+    assert producer.send(Message(b"x", deliver_after=2), sequence_id=5) in (first, None)
+
+
+def test_after_a_crash_the_send_of_a_known_number_answers_with_the_id_to_cancel_by(
+    open_store: OpenStore, clock: ManualClock, tmp_path: Path
+) -> None:
+    """The process dies before it has heard of its ids; it sends the same again, is given them, and cancels one."""
+    store = open_store(config=HOURS)
+    batch = batch_of(80, lambda number: 1 + number % 5)
+    store.topic("t").producer("p").send_batch([*batch, Message(b"80")])
+    shutil.copytree(store.path, tmp_path / "crashed")
+    store = open_store(tmp_path / "crashed", config=HOURS)
+    topic = store.topic("t")
+    ids = topic.producer("p").send_batch([*batch, Message(b"80")], first_sequence_id=0)
+    found = [None if each is None else topic.get(each) for each in ids]
+    assert [each and int(each.payload) for each in found] == list(range(81))
+    assert ids[7] is not None
+    assert topic.cancel(ids[7])
+    assert delivered(store, clock) == [number for number in range(81) if number != 7]
+
+
+def test_ids_of_numbers_go_when_what_they_are_of_is_gone(open_store: OpenStore, clock: ManualClock) -> None:
+    """Records do not pile up: of a partition and a ledger that are deleted nothing is left; the number stays known."""
+    config = replace(HOURS, partition_ms=1_000, ledger_max_entries=1)
+    store = open_store(config=config)
+    topic = store.topic("t")
+    consumer = topic.subscribe("s")
+    producer = topic.producer("p")
+    gone = producer.send_batch([Message(b"0", deliver_after=2), Message(b"1")])
+    kept = producer.send(Message(b"2", deliver_after=2_000), sequence_id=3)
+    assert None not in gone
+    clock.advance(10_000)
+    consumer.ack(consumer.receive())
+    consumer.ack(consumer.receive())
+    for _ in range(2):
+        clock.advance(60_001)
+        topic.send(b"more")
+        consumer.ack(consumer.receive())
+        store.tick()
+    assert producer.send_batch([Message(b"again")] * 4, first_sequence_id=0)[::3] == [None, kept]
+    with store._engine.main.read() as raw:
+        assert len(list(catalog.rows(raw, fmt.prefix(fmt.Table.NUMBERED)))) == 2  # those of numbers 2 and 3
 
 
 def test_stores_of_one_process_do_not_share_numbers(open_store: OpenStore, tmp_path: Path) -> None:
@@ -180,13 +223,13 @@ def test_numbers_of_a_large_batch_that_a_crash_broke_off_are_stored_however_they
     assert producer.last_sequence_id == 2
     again = large(1.5 + moved)
     parts = [(sum(groups[:at]), sum(groups[: at + 1])) for at in range(len(groups))]
-    stored = [
-        start + at
+    ids = {
+        start + at: message_id
         for start, limit in (reversed(parts) if backwards else parts)
         for at, message_id in enumerate(producer.send_batch(again[start:limit], first_sequence_id=start))
-        if message_id is not None
-    ]
-    assert sorted(stored) == [3, 4, 5, 6, 7, 8]
+    }
+    found = {number: None if each is None else store.topic("t").get(each) for number, each in ids.items()}
+    assert {number: each and int(each.payload) for number, each in found.items()} == {at: at for at in range(9)}
     assert delivered(store, clock) == list(range(9))
 
 
@@ -206,8 +249,9 @@ def test_numbers_that_found_no_space_are_sent_again(
             with pytest.raises(StoreFull):
                 producer.send_batch(batch_of(3, lambda at: at), first_sequence_id=0)
         assert producer.last_sequence_id == -1
-    assert None not in producer.send_batch(batch_of(3, lambda at: at), first_sequence_id=0)
-    assert producer.send_batch(batch_of(3, lambda at: at), first_sequence_id=0) == [None] * 3
+    ids = producer.send_batch(batch_of(3, lambda at: at), first_sequence_id=0)
+    assert None not in ids
+    assert producer.send_batch(batch_of(3, lambda at: at), first_sequence_id=0) == ids
     assert delivered(store, clock) == [0, 1, 2]
 
 
@@ -216,8 +260,9 @@ def test_a_number_that_was_left_out_is_stored_when_it_comes(open_store: OpenStor
     store = open_store(config=HOURS)
     producer = store.topic("t").producer("p")
     for number in (70_000, 5, 131_072, 7):
-        assert producer.send(Message(b"%d" % number, deliver_after=1), sequence_id=number) is not None
-        assert producer.send(Message(b"%d" % number, deliver_after=9_000), sequence_id=number) is None
+        first = producer.send(Message(b"%d" % number, deliver_after=1), sequence_id=number)
+        assert first is not None
+        assert producer.send(Message(b"%d" % number, deliver_after=9_000), sequence_id=number) == first
     store.close()
     store = open_store(config=HOURS)
     producer = store.topic("t").producer("p")
@@ -239,11 +284,11 @@ def test_two_calls_that_send_one_number_at_once_store_it_once(open_store: OpenSt
         committing.set()
         go.wait(60)
 
-    answers: list[list[bool]] = []
+    answers: list[list[MessageId | None]] = []
 
     def send(first: int, hours: float) -> None:
         messages = [Message(b"%d" % number, deliver_after=3_600 * hours) for number in (first, first + 1)]
-        answers.append([each is not None for each in producer.send_batch(messages, first_sequence_id=first)])
+        answers.append(producer.send_batch(messages, first_sequence_id=first))
 
     arm("wal.before", hold)
     one = threading.Thread(target=send, args=(0, 1))
@@ -255,8 +300,10 @@ def test_two_calls_that_send_one_number_at_once_store_it_once(open_store: OpenSt
     go.set()
     for thread in (one, *others):
         thread.join()
-    assert answers[0] == [True, True]
-    assert sorted(answers[1:]) == [[False, False], [False, True]]
+    third = next(ids for ids in answers if ids[0] != answers[0][0])
+    assert answers.count(answers[0]) == 2
+    assert third[0] == answers[0][1]
+    assert third[1] not in (None, *answers[0])
     assert delivered(store, clock) == [0, 1, 2]
 
 
@@ -282,7 +329,11 @@ def test_a_number_whose_group_is_in_doubt_is_refused_until_the_store_is_opened_a
             producer.send(Message(b"%d" % number, deliver_after=7_200), sequence_id=number)
     store.close()
     store = open_store(config=HOURS)
-    assert store.topic("t").producer("p").send(Message(b"2", deliver_after=7_200), sequence_id=2) is None
+    known = store.topic("t").producer("p").send(Message(b"2", deliver_after=7_200), sequence_id=2)
+    assert known is not None
+    message = store.topic("t").get(known)
+    assert message is not None
+    assert message.payload == b"2"
     assert delivered(store, clock) == [0, 1, 2]
 
 
@@ -314,10 +365,11 @@ def test_a_number_that_is_stored_is_known_also_when_its_delay_is_refused_by_now(
     store = open_store(config=HOURS)
     producer = store.topic("t").producer("p")
     batch = [Message(b"%d" % number, deliver_after=3_600) for number in range(3)]
-    assert None not in producer.send_batch(batch[:2])
+    ids = producer.send_batch(batch[:2])
+    assert None not in ids
     store.set_policies(DelayedDeliveryPolicies(max_delivery_delay_ms=60_000), topic="t")
-    assert producer.send(batch[1], sequence_id=1) is None
-    assert producer.send_batch(batch[:2], first_sequence_id=0) == [None, None]
+    assert producer.send(batch[1], sequence_id=1) == ids[1]
+    assert producer.send_batch(batch[:2], first_sequence_id=0) == ids
     with pytest.raises(DelayTooLong):
         producer.send_batch(batch, first_sequence_id=0)
     assert producer.send(Message(b"2")) is not None

@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
-from duelog import DUPLICATE, DelayedStore, ManualClock, Message, StoreConfig, Subscription
+from duelog import DUPLICATE, DelayedStore, ManualClock, Message, MessageId, StoreConfig, Subscription
 from duelog.cleanup.compaction import hand_over, stage_generation
 from duelog.errors import StoreFailed
 from duelog.store.codec.format import PartitionState
@@ -58,6 +58,8 @@ class ProducerMachine(RuleBasedStateMachine):
         self.clock = ManualClock(START_MS)
         self.stored: set[int] = set()
         self.doubtful: set[int] = set()
+        self.ids: dict[int, MessageId] = {}
+        """By number, the ids that sends gave; a number that was put has none."""
         self.delivered: dict[int, set[str]] = {}
         self.again: Counter[int] = Counter()
         """How often a stored number was stored again, in a message with others."""
@@ -101,11 +103,18 @@ class ProducerMachine(RuleBasedStateMachine):
     def send(self, first: int, dues: list[int]) -> None:
         """Numbers that may be stored or not, in any grouping, with other due times than before."""
         messages = [Message(b"%d" % number, deliver_after=due / 1_000) for number, due in enumerate(dues, first)]
-        for number, message_id in enumerate(self.producer.send_batch(messages, first_sequence_id=first), first):
-            if number not in self.doubtful:
+        ids = self.producer.send_batch(messages, first_sequence_id=first)
+        for number, message_id in enumerate(ids, first):
+            known = self.ids.get(number)
+            if known is not None:
+                gone = self.topic.get(known) is None or self.topic.state(known) in ("fired", "unknown")
+                assert message_id == known or (message_id is None and gone)
+            elif number not in self.doubtful:
                 assert (message_id is None) == (number in self.stored)
             self.stored.add(number)
             self.doubtful.discard(number)
+            if message_id is not None:
+                self.ids[number] = message_id
         assert max(self.stored) <= self.producer.last_sequence_id <= max(self.stored | self.doubtful)
 
     @rule(first=st.integers(0, 14), dues=DUES, late=st.booleans(), end=ENDS, again=st.booleans())
@@ -115,13 +124,14 @@ class ProducerMachine(RuleBasedStateMachine):
         messages = [Message(b"%d" % number, deliver_after=due / 1_000) for number, due in enumerate(dues, first)]
         with self.breaking(POINTS[end][late], 1, end) as broken:
             try:
-                self.producer.send_batch(messages, first_sequence_id=first)
+                ids = self.producer.send_batch(messages, first_sequence_id=first)
             except (Lost, StoreFailed):
                 assert broken()
                 self.doubtful |= set(range(first, first + len(dues))) - self.stored
             else:
                 self.stored |= set(range(first, first + len(dues)))
                 self.doubtful -= self.stored
+                self.ids.update((number, each) for number, each in enumerate(ids, first) if each is not None)
         known = self.producer._producer._stored
         assert {number for number in new if number in known} in (set(), new)
         if again:

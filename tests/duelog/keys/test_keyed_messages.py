@@ -1,0 +1,375 @@
+"""Deduplication keys: a topic has one message at a time of each, found, replaced and cancelled by it."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from duelog import DelayedDeliveryPolicies, DelayedStore, ManualClock, Message, MessageId, StoreConfig
+from duelog.errors import DelayTooLong, InvalidArgument, UnknownTopic
+from duelog.store.codec import format as fmt
+from duelog.store.codec.format import Table
+from duelog.store.files.failpoints import arm, disarm
+from duelog.store.log import catalog
+from tests.conftest import OpenStore
+
+HOURS = StoreConfig(partition_ms=3_600_000, ledger_max_entries=3, background=False)
+ROOT = Path(__file__).parents[3]
+
+
+class Died(Exception):
+    """The process is gone."""
+
+
+def keys_of(store: DelayedStore, table: Table = Table.KEY) -> int:
+    """Records of keys that there are."""
+    with store._engine.main.read() as raw:
+        return len(list(catalog.rows(raw, fmt.prefix(table))))
+
+
+def delivered(store: DelayedStore, clock: ManualClock) -> list[bytes]:
+    """Payloads, once everything is due."""
+    clock.advance(360_000_000)
+    with store.topic("t").subscribe("s") as consumer:
+        found: list[bytes] = []
+        while messages := consumer.receive(1_000, timeout=0):
+            found += [bytes(message.payload) for message in messages]
+            consumer.ack(messages)
+    return found
+
+
+def test_a_key_that_holds_answers_with_the_first_ones_id(open_store: OpenStore, clock: ManualClock) -> None:
+    """Whatever day the second is for, over a restart, and by topic; a message without a key is another one."""
+    store = open_store(config=HOURS)
+    topic = store.topic("t")
+    first = topic.send(b"first", deliver_after=7_200, dedup_key="order-17", key="customer")
+    assert topic.send(b"again", deliver_after=80_000, dedup_key="order-17") == first
+    assert topic.send(b"without", deliver_after=7_200, key="order-17") != first
+    assert store.topic("other").send(b"x", deliver_after=7_200, dedup_key="order-17") != first
+    store.close()
+    store = open_store(config=HOURS)
+    topic = store.topic("t")
+    assert topic.send(b"again", dedup_key="order-17") == first
+    found = topic.find("order-17")
+    assert found is not None
+    assert (found.message_id, found.payload, found.key) == (first, b"first", "customer")
+    assert delivered(store, clock) == [b"first", b"without"]
+
+
+def test_a_key_is_free_when_its_message_has_fired(open_store: OpenStore, clock: ManualClock) -> None:
+    """Without `dedup_for`: before its partition is closed, and after that; one that is due at once holds nothing."""
+    store = open_store(config=HOURS)
+    topic = store.topic("t")
+    ids = [topic.send(b"0", deliver_after=10, dedup_key="k")]
+    clock.advance(10_000)
+    store.tick()
+    assert topic.find("k") is None
+    assert not topic.cancel_key("k")
+    ids.append(topic.send(b"1", deliver_after=10, dedup_key="k"))
+    clock.advance(7_200_000)
+    store.tick()
+    ids += [topic.send(b"2", dedup_key="k"), topic.send(b"3", dedup_key="k")]
+    assert len(set(ids)) == 4
+    assert delivered(store, clock) == [b"0", b"1", b"2", b"3"]
+
+
+def test_a_key_holds_for_as_long_as_was_asked_though_its_message_has_fired(
+    open_store: OpenStore, clock: ManualClock
+) -> None:
+    """Seconds or a timedelta, from when it was sent; also one that is due at once, and over a restart."""
+    store = open_store(config=HOURS)
+    topic = store.topic("t")
+    delayed = topic.send(b"0", deliver_after=10, dedup_key="k", dedup_for=60)
+    direct = topic.send(b"1", dedup_key="d", dedup_for=timedelta(minutes=1))
+    clock.advance(59_999)
+    store.tick()
+    store.close()
+    store = open_store(config=HOURS)
+    topic = store.topic("t")
+    assert topic.send(b"2", dedup_key="k") == delayed
+    assert topic.send(b"3", dedup_key="d") == direct
+    assert topic.find("k") is None
+    clock.advance(1)
+    assert topic.send(b"4", deliver_after=10, dedup_key="k") not in (delayed, direct)
+    assert topic.send(b"5", dedup_key="d") not in (delayed, direct)
+
+
+@pytest.mark.parametrize("by", ["key", "id"])
+def test_cancelling_frees_the_key_at_once(open_store: OpenStore, clock: ManualClock, by: str) -> None:
+    """By the key or by the id, also where `dedup_for` has not passed; what is sent then is another message."""
+    store = open_store(config=HOURS)
+    topic = store.topic("t")
+    first = topic.send(b"0", deliver_after=7_200, dedup_key="k", dedup_for=90_000)
+    assert topic.cancel_key("k") if by == "key" else topic.cancel(first)
+    assert keys_of(store) == 0
+    assert topic.find("k") is None
+    assert not topic.cancel_key("k")
+    second = topic.send(b"1", deliver_after=7_200, dedup_key="k")
+    assert second != first
+    assert not topic.cancel(first) or topic.find("k") is not None  # an old id says nothing of the key
+    assert delivered(store, clock) == [b"1"]
+
+
+def test_a_key_goes_with_its_message_when_that_is_rescheduled(open_store: OpenStore, clock: ManualClock) -> None:
+    """To another day, to now, and over a restart: the key is of the new id."""
+    store = open_store(config=HOURS)
+    topic = store.topic("t")
+    first = topic.send(b"0", deliver_after=7_200, dedup_key="k", dedup_for=7_200)
+    moved = topic.reschedule(first, deliver_after=80_000)
+    assert topic.send(b"1", dedup_key="k") == moved
+    store.close()
+    store = open_store(config=HOURS)
+    topic = store.topic("t")
+    found = topic.find("k")
+    assert found is not None
+    assert found.message_id == moved
+    assert moved is not None
+    now = topic.fire_now(moved)
+    assert topic.find("k") is None
+    assert topic.send(b"2", dedup_key="k") == now
+    assert delivered(store, clock) == [b"0"]
+
+
+def test_replacing_cancels_what_is_pending_and_sends_the_other(open_store: OpenStore, clock: ManualClock) -> None:
+    """To an earlier day, a later one, and to now; where nothing is pending it is a send."""
+    store = open_store(config=HOURS)
+    topic = store.topic("t")
+    ids = [topic.send(b"0", deliver_after=7_200, dedup_key="k", replace=True)]
+    for number, delay in enumerate((80_000, 60, 3_600), 1):
+        ids.append(topic.send(b"%d" % number, deliver_after=delay, dedup_key="k", replace=True))
+        found = topic.find("k")
+        assert found is not None
+        assert (found.message_id, found.payload) == (ids[-1], b"%d" % number)
+    ids.append(topic.send(b"now", dedup_key="k", replace=True))
+    assert topic.find("k") is None
+    assert len(set(ids)) == 5
+    assert [topic.state(each) for each in ids[:-1]] == ["cancelled"] * 4
+    ids.append(topic.send(b"late", deliver_after=50, dedup_key="k", replace=True))
+    assert list(store.check(deep=True)) == []
+    assert delivered(store, clock) == [b"now", b"late"]
+
+
+def test_finding_a_message_by_its_key_is_no_scan(open_store: OpenStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither finding nor cancelling reads a message but its own, or a partition but its own."""
+    store = open_store(config=HOURS)
+    topic = store.topic("t")
+    topic.send_batch([Message(b"%d" % number, deliver_after=7_200 + number) for number in range(2_000)])
+    topic.send(b"this", deliver_after=10_000, dedup_key="k")
+    topic.send(b"that", deliver_after=50_000, dedup_key="l")
+    opened: list[int] = []
+    acquire = store._engine.partitions.acquire
+
+    def noted(partition: object) -> None:
+        opened.append(getattr(partition, "start_ms"))  # noqa: B009
+        acquire(partition)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(store._engine.partitions, "acquire", noted)
+    monkeypatch.setattr("duelog.markers.lookup.scan_dues", None)
+    found = topic.find("k")
+    assert found is not None
+    assert found.payload == b"this"
+    assert topic.cancel_key("k")
+    assert len(set(opened)) == 1
+
+
+def test_a_key_waits_in_its_partition_where_others_wait_inline(open_store: OpenStore, clock: ManualClock) -> None:
+    """So that it can be cancelled, however short its delay is."""
+    store = open_store(config=replace(HOURS, inline_delay_ms=60_000))
+    topic = store.topic("t")
+    topic.send(b"0", deliver_after=10, dedup_key="k")
+    topic.send(b"1", deliver_after=10)
+    assert topic.cancel_key("k")
+    assert delivered(store, clock) == [b"1"]
+
+
+@pytest.mark.parametrize("point", ["wal.before", "wal.after"])
+def test_after_a_crash_key_and_message_are_both_there_or_neither(
+    open_store: OpenStore, clock: ManualClock, tmp_path: Path, point: str
+) -> None:
+    """The process dies before the group is written, or after: what is sent again with the key comes once."""
+    store = open_store(config=HOURS)
+    topic = store.topic("t")
+    topic.send(b"x", deliver_after=7_200)
+
+    def die() -> None:
+        shutil.copytree(store.path, tmp_path / "died")
+        raise Died
+
+    arm(point, die)
+    try:
+        with pytest.raises(Died):
+            topic.send(b"0", deliver_after=7_200, dedup_key="k")
+    finally:
+        disarm()
+        store.close()
+    store = open_store(tmp_path / "died", config=HOURS)
+    topic = store.topic("t")
+    found = topic.find("k")
+    assert (found is None) == (point == "wal.before")
+    again = topic.send(b"0", deliver_after=7_200, dedup_key="k")
+    assert found is None or found.message_id == again
+    assert delivered(store, clock) == [b"x", b"0"]
+
+
+@pytest.mark.parametrize("at", range(1, 5))
+@pytest.mark.parametrize("point", ["commit.before", "commit.after"])
+def test_after_a_crash_amid_a_replacement_one_of_the_two_is_pending(
+    open_store: OpenStore, clock: ManualClock, tmp_path: Path, point: str, at: int
+) -> None:
+    """At whatever commit it dies, the key is of the message that comes, and only one comes."""
+    store = open_store(config=HOURS)
+    topic = store.topic("t")
+    topic.send(b"old", deliver_after=7_200, dedup_key="k")
+    left = at
+
+    def die() -> None:
+        nonlocal left
+        left -= 1
+        if not left:
+            shutil.copytree(store.path, tmp_path / "died")
+            raise Died
+
+    arm(point, die)
+    try:
+        topic.send(b"new", deliver_after=20_000, dedup_key="k", replace=True)
+    except Died:
+        pass
+    finally:
+        disarm()
+        store.close()
+    if left > 0:
+        pytest.skip(f"a replacement has {at - left} commits")
+    store = open_store(tmp_path / "died", config=HOURS)
+    assert list(store.check(deep=True)) == []
+    found = store.topic("t").find("k")
+    assert found is not None
+    assert delivered(store, clock) == [found.payload]
+
+
+def test_threads_that_send_one_key_store_one_message(open_store: OpenStore, clock: ManualClock) -> None:
+    """And those that replace it leave one, however they meet; every id that was given out is of a message."""
+    store = open_store(config=replace(HOURS, durability="none"))
+    topic = store.topic("t")
+    ids: list[tuple[str, MessageId]] = []
+
+    def work(number: int) -> None:
+        for at in range(40):
+            key = f"k{at % 5}"
+            ids.append((key, topic.send(b"%d" % number, deliver_after=7_200 + at, dedup_key=key, replace=at % 4 == 3)))
+            if at % 7 == 6:
+                topic.cancel_key(f"k{(at + number) % 5}")
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(ids) == 160
+    pending = {found.message_id for found in topic.scheduled()}
+    by_key = {key: found.message_id for key in (f"k{at}" for at in range(5)) if (found := topic.find(key)) is not None}
+    assert pending == set(by_key.values())
+    assert all((key, each) in ids for key, each in by_key.items())
+    assert list(store.check(deep=True)) == []
+
+
+def test_a_policy_has_no_say_in_what_a_key_holds_back(open_store: OpenStore) -> None:
+    """A maximum that was lowered refuses what would be stored, not what is answered with the first one's id."""
+    store = open_store(config=HOURS)
+    topic = store.topic("t")
+    first = topic.send(b"0", deliver_after=7_200, dedup_key="k")
+    store.set_policies(DelayedDeliveryPolicies(max_delivery_delay_ms=60_000), topic="t")
+    assert topic.send(b"1", deliver_after=7_200, dedup_key="k") == first
+    with pytest.raises(DelayTooLong):
+        topic.send(b"1", deliver_after=7_200, dedup_key="k", replace=True)
+    with pytest.raises(DelayTooLong):
+        topic.send(b"1", deliver_after=7_200, dedup_key="l")
+    assert topic.find("k") is not None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field"),
+    [
+        ({"dedup_key": ""}, "dedup_key"),
+        ({"dedup_key": 17}, "dedup_key"),
+        ({"dedup_key": "k" * 257}, "dedup_key"),
+        ({"dedup_key": "\ud800"}, "dedup_key"),
+        ({"dedup_for": 10}, "dedup_for"),
+        ({"replace": True}, "replace"),
+        ({"dedup_key": "k", "dedup_for": -1}, "dedup_for"),
+        ({"dedup_key": "k", "dedup_for": "10"}, "dedup_for"),
+    ],
+    ids=str,
+)
+def test_a_key_that_cannot_be_taken_is_refused_by_name(
+    open_store: OpenStore, arguments: dict[str, object], field: str
+) -> None:
+    """Nothing is stored, and the topic has not come into being."""
+    store = open_store(config=HOURS)
+    with pytest.raises(InvalidArgument) as caught:
+        store.topic("t").send(b"x", **arguments)  # type: ignore[arg-type]
+    assert caught.value.field == field
+    with pytest.raises(UnknownTopic):
+        store.topic("t").find("k")
+
+
+def test_keys_of_a_deleted_topic_are_gone(open_store: OpenStore) -> None:
+    """A topic of the same name begins anew."""
+    store = open_store(config=HOURS)
+    first = store.topic("t").send(b"0", deliver_after=7_200, dedup_key="k" * 256)
+    store.delete_topic("t")
+    assert keys_of(store) == 0
+    assert store.topic("t").send(b"0", deliver_after=7_200, dedup_key="k" * 256) != first
+
+
+def test_records_of_keys_do_not_pile_up(open_store: OpenStore, clock: ManualClock) -> None:
+    """When a partition has closed they go; those of other days and those that still hold stay."""
+    store = open_store(config=HOURS)
+    topic = store.topic("t")
+    for number in range(2_500):
+        topic.send(b"x", deliver_after=10, dedup_key=f"fired-{number}")
+    topic.send(b"x", deliver_after=10, dedup_key="held", dedup_for=90_000)
+    topic.send(b"x", deliver_after=80_000, dedup_key="pending")
+    for wait_ms in (7_200_000, 60_000):
+        clock.advance(wait_ms)
+        topic.send(b"due")  # so that a ledger is trimmed
+        store.tick()
+    assert keys_of(store) == 2
+    assert topic.find("pending") is not None
+    assert list(store.check(deep=True)) == []
+
+
+def test_a_key_holds_in_a_backup(open_store: OpenStore, clock: ManualClock, tmp_path: Path) -> None:
+    """A copy has the keys of the messages that it has."""
+    store = open_store(config=HOURS)
+    topic = store.topic("t")
+    first = topic.send(b"0", deliver_after=7_200, dedup_key="k")
+    store.backup(tmp_path / "copy")
+    topic.cancel_key("k")
+    store.close()
+    store = open_store(tmp_path / "copy", config=HOURS)
+    assert store.topic("t").send(b"1", dedup_key="k") == first
+    assert delivered(store, clock) == [b"0"]
+
+
+def test_a_read_only_store_finds_what_another_process_has_just_sent(tmp_path: Path, clock: ManualClock) -> None:
+    """By its key, from the write-ahead log of the process that writes."""
+    with DelayedStore.open(tmp_path / "store", HOURS, clock=clock) as store:
+        store.topic("t").send(b"0", deliver_after=90_000, dedup_key="k")
+        program = (
+            "import sys; sys.path.append(sys.argv[2])\n"
+            "from duelog import DelayedStore, StoreConfig\n"
+            "config = StoreConfig(partition_ms=3_600_000)\n"
+            "with DelayedStore.open(sys.argv[1], config, read_only=True) as store:\n"
+            "    found = store.topic('t').find('k')\n"
+            "    print(found and found.payload.decode(), store.topic('t').find('l'))\n"
+        )
+        command = [sys.executable, "-c", program, str(tmp_path / "store"), str(ROOT)]
+        told = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        assert told.stdout.split() == ["0", "None"], told.stderr
