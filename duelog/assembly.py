@@ -30,6 +30,7 @@ from .background.trimming import Trimming
 from .background.wakeups import Wakeups
 from .engine import Engine
 from .keys.keyed_messages import KeyedMessages
+from .keys.topic_keys import TopicKeys
 from .metrics import StoreMetrics, instruments
 from .recovery import Recovered, recover
 from .sending.delay_policies import DelayPolicies
@@ -46,7 +47,6 @@ from .topics.dead_letters import DeadLetters
 from .topics.inline import InlineMessages
 from .topics.producer_state import Producers
 from .topics.topic_events import TopicEvents
-from .topics.topic_keys import TopicKeys
 from .topics.topic_list import Topics
 from .topics.trim_agenda import TrimAgenda
 
@@ -203,7 +203,7 @@ def assemble(found: Recovered, config: StoreConfig, undo: ExitStack, *, records_
         outbox=outbox,
         quarantine=quarantine,
         firing=firing,
-        topic_withdrawals=TopicWithdrawals(withdrawals, policies, inline, topic_keys, listeners),
+        topic_withdrawals=TopicWithdrawals(withdrawals, policies, inline, topic_keys.are_used, listeners),
         flusher=flusher,
         inline=inline,
         dead_letters=dead_letters,

@@ -36,9 +36,9 @@ from duelog.store.position import MessageId
 from ..sending.delay_policies import DelayPolicies
 from ..sending.log_append import PlaceRecord
 from ..sending.sender import Sender
-from ..topics.topic_keys import TopicKeys, checked_key
 from ..topics.topic_list import Topics
 from ..topics.topic_state import TopicState
+from .topic_keys import TopicKeys, checked_key
 
 
 class Dedup(NamedTuple):
@@ -130,6 +130,7 @@ class KeyedMessages:
             transaction.put(key, KeyRecord(start_ms, *message_id, until_ms).pack())
 
         message_id, cancelled = self._succession.replace(topic.log, old.message_id, partition, due_ms, body, record)
+        topic.count_sent(1)
         for listener in self._listeners:
             listener.cancelled(topic.name, int(cancelled))
         return message_id

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 
 import numpy as np
@@ -15,7 +15,6 @@ from duelog.store.message import AnyId, Message, id_of, resolve_due_ms
 from duelog.store.position import MessageId, Position
 
 from ..topics.inline import InlineMessages
-from ..topics.topic_keys import TopicKeys
 from ..topics.topic_state import TopicState
 from .delay_policies import DelayPolicies
 
@@ -35,18 +34,18 @@ class TopicWithdrawals:
         withdrawals: Withdrawals,
         policies: DelayPolicies,
         inline: InlineMessages,
-        keys: TopicKeys,
+        has_keys: Callable[[TopicState], bool],
         listeners: Sequence[StoreListener],
     ) -> None:
         self._withdrawals = withdrawals
         self._policies = policies
         self._inline = inline
-        self._keys = keys
+        self._has_keys = has_keys
         self._listeners = listeners
 
     def cancel(self, topic: TopicState, message_ids: Sequence[AnyId]) -> list[Outcome]:
         """What became of each."""
-        outcomes = self._withdrawals.cancel(topic.log, _checked(message_ids), keyed=self._keys.are_used(topic))
+        outcomes = self._withdrawals.cancel(topic.log, _checked(message_ids), keyed=self._has_keys(topic))
         for listener in self._listeners:
             listener.cancelled(topic.name, outcomes.count(Outcome.CANCELLED))
         return outcomes

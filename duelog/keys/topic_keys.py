@@ -25,7 +25,7 @@ from duelog.store.env.environment import Environment
 from duelog.store.env.memtable import unapplied_records
 from duelog.store.errors import DamagedStore, InvalidArgument
 
-from .topic_state import TopicState
+from ..topics.topic_state import TopicState
 
 _LOCKS = 1_024
 """Two keys that share one wait for each other."""
