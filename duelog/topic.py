@@ -67,6 +67,7 @@ class Topic(TopicSubscriptions, TopicSchedules, TopicByKey):
         key: str | None = None,
         properties: Mapping[str, str] | None = None,
         allow_past: bool = False,
+        ttl: Duration | None = None,
         dedup_key: str | None = None,
         dedup_for: Duration | None = None,
         replace: bool = False,
@@ -75,8 +76,9 @@ class Topic(TopicSubscriptions, TopicSchedules, TopicByKey):
 
         deliver_at: epoch ms or an aware datetime; deliver_after: seconds or a timedelta; not both, and neither for a
         message that is due at once. A due time in the past is due at once; one before 2001 (10**12 ms) is taken for
-        seconds given as milliseconds and refused, unless `allow_past`. Raises InvalidMessage, DelayTooLong (a policy
-        forbids the delay), StoreFull, StoreFailed; then nothing was appended.
+        seconds given as milliseconds and refused, unless `allow_past`. ttl: how long after its due time it expires, as
+        of `Message`. Raises InvalidMessage, DelayTooLong (a policy forbids the delay), StoreFull, StoreFailed; then
+        nothing was appended.
 
         dedup_key: text, 1 to 256 bytes, under which the topic has one message at a time: while the key holds, nothing
         is stored, and the id of the message that is there is returned. It holds while that is pending, and with
@@ -87,10 +89,10 @@ class Topic(TopicSubscriptions, TopicSchedules, TopicByKey):
         dedup = Dedup.checked(dedup_key, dedup_for, replace)
         if dedup is not None:
             message = Message(
-                payload, deliver_at=deliver_at, deliver_after=deliver_after, key=key, properties=properties
+                payload, deliver_at=deliver_at, deliver_after=deliver_after, key=key, properties=properties, ttl=ttl
             )
             return self._engine.keyed.send(self._name, message, dedup, self._engine.writing_at, allow_past=allow_past)
-        return self.sender.send(payload, deliver_at, deliver_after, key, properties, allow_past)
+        return self.sender.send(payload, deliver_at, deliver_after, key, properties, allow_past, ttl)
 
     def send_async(
         self,
@@ -101,6 +103,7 @@ class Topic(TopicSubscriptions, TopicSchedules, TopicByKey):
         key: str | None = None,
         properties: Mapping[str, str] | None = None,
         allow_past: bool = False,
+        ttl: Duration | None = None,
     ) -> Future[MessageId]:
         """As `send`, without waiting for the disk: a future of the id.
 
@@ -113,7 +116,16 @@ class Topic(TopicSubscriptions, TopicSchedules, TopicByKey):
         sender, wanted = self.sender, Future.set_running_or_notify_cancel
         sender.put(
             sender.outgoing(
-                payload, deliver_at, deliver_after, key, properties, allow_past, future, _resolve, wanted=wanted
+                payload,
+                deliver_at,
+                deliver_after,
+                key,
+                properties,
+                allow_past,
+                future,
+                _resolve,
+                wanted=wanted,
+                ttl=ttl,
             ),
             wait=True,
         )
@@ -128,6 +140,7 @@ class Topic(TopicSubscriptions, TopicSchedules, TopicByKey):
         key: str | None = None,
         properties: Mapping[str, str] | None = None,
         allow_past: bool = False,
+        ttl: Duration | None = None,
         numbers: tuple[str, int, int] | None = None,
         token: object = None,
         done: Done,
@@ -156,7 +169,7 @@ class Topic(TopicSubscriptions, TopicSchedules, TopicByKey):
             raise InvalidArgument("done", done, "expected something to be called, with a hash")
         sender = self.sender
         item = sender.outgoing(
-            payload, deliver_at, deliver_after, key, properties, allow_past, token, done, numbers=checked
+            payload, deliver_at, deliver_after, key, properties, allow_past, token, done, numbers=checked, ttl=ttl
         )
         return sender.put(item, wait=wait)
 

@@ -61,7 +61,8 @@ class MessageMaker:
         if extra is not None:
             retries, addressee = _retry_facts(extra)
             first_try = _first_try(extra["first"]) if "first" in extra else None
-            made.facts[made.places[slot]] = Facts(properties, retries, addressee, first_try)
+            expires_ms = made.due_ms[slot] + _ttl_ms(extra["ttl"]) if "ttl" in extra else None
+            made.facts[made.places[slot]] = Facts(properties, retries, addressee, first_try, expires_ms)
         elif properties is not None:
             made.facts[made.places[slot]] = Facts(properties)
         elif key is None and len(body) <= _SMALL_BYTES:
@@ -86,6 +87,12 @@ def _retry_facts(extra: dict[str, object]) -> tuple[int, str | None]:
     if not isinstance(retries, int) or not (addressee is None or isinstance(addressee, str)):
         raise ValueError(f"retry facts {extra!r} of a body are malformed")
     return retries, addressee
+
+
+def _ttl_ms(ttl_ms: object) -> int:
+    if type(ttl_ms) is not int:
+        raise ValueError(f"time to live {ttl_ms!r} of a body is malformed")
+    return ttl_ms
 
 
 def _first_try(first: object) -> tuple[MessageId, int]:

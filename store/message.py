@@ -37,6 +37,8 @@ class Message:
     deliver_after: seconds or a ``timedelta``, counted from the store's time when it is sent. Not with deliver_at.
     key: what key-shared subscriptions spread by, at most 64 KiB of UTF-8.
     properties: text by name; an empty mapping is as good as None.
+    ttl: seconds or a ``timedelta`` after its due time at which it expires: from then on it is not delivered. Whatever
+    changes its due time (a policy, `reschedule`) moves that too. None: as long as policies say (`Policies.ttl_ms`).
 
     What is finer than a millisecond is rounded up, so that no message is early.
     """
@@ -47,6 +49,7 @@ class Message:
     deliver_after: Duration | None = None
     key: str | None = None
     properties: Mapping[str, str] | None = None
+    ttl: Duration | None = None
 
 
 class _Kept:
@@ -57,13 +60,14 @@ class _Kept:
     """
 
     if not TYPE_CHECKING:  # which would refuse to set what is a property here
-        __slots__ = ("_first_try", "_id_place", "_place", "_properties", "addressee", "due_ms", "key", "payload",
-                     "publish_ms", "redelivery_count", "retries", "subscription", "topic")  # fmt: skip
+        __slots__ = ("_expires_ms", "_first_try", "_id_place", "_place", "_properties", "addressee", "due_ms", "key",
+                     "payload", "publish_ms", "redelivery_count", "retries", "subscription", "topic")  # fmt: skip
 
     _id_place: Place
     _place: Place
     _properties: dict[str, str] | None
     _first_try: tuple[MessageId, int]
+    _expires_ms: int
 
     @property
     def properties(self) -> dict[str, str]:
@@ -95,6 +99,10 @@ class _Kept:
     def first_try(self) -> tuple[MessageId, int] | None:
         return getattr(self, "_first_try", None)
 
+    @property
+    def expires_ms(self) -> int | None:
+        return getattr(self, "_expires_ms", None)
+
 
 @dataclass(init=False)
 class ReceivedMessage(_Kept):
@@ -106,6 +114,7 @@ class ReceivedMessage(_Kept):
     the store was opened. retries: how often it was handed out before `retry_later` postponed it. addressee: the only
     subscription that is to get it; None: all of them. first_try: of a message that `retry_later` postponed, the id
     and the time (epoch ms) of what was postponed first; None: it was not postponed.
+    expires_ms: from when on it is not delivered any more, by a time to live of its own; None: it has none.
     """
 
     __slots__ = ()

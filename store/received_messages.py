@@ -26,6 +26,11 @@ class Facts(NamedTuple):
     retries: int = 0
     addressee: str | None = None
     first_try: tuple[MessageId, int] | None = None
+    expires_ms: int | None = None
+
+    def deliverable(self, subscription: str, now_ms: int) -> bool:
+        """Whether a subscription is to get it: it is addressed to it, or to all, and has not expired."""
+        return self.addressee in (None, subscription) and (self.expires_ms is None or self.expires_ms > now_ms)
 
 
 class ReceivedMessages(Sequence[ReceivedMessage]):
@@ -65,8 +70,10 @@ class ReceivedMessages(Sequence[ReceivedMessage]):
             found.due_ms.append(message.due_ms)
             found.publish_ms.append(message.publish_ms)
             found.redelivery_counts.append(message.redelivery_count)
-            facts = Facts(message._properties or None, message.retries, message.addressee, message.first_try)
-            if facts != (None, 0, None, None):
+            facts = Facts(
+                message._properties or None, message.retries, message.addressee, message.first_try, message.expires_ms
+            )
+            if facts != Facts(None):
                 found.facts[place] = facts
         return found
 
@@ -99,13 +106,13 @@ class ReceivedMessages(Sequence[ReceivedMessage]):
         pick = itemgetter(*rows)
         return self._divided(lambda column: list(pick(column)))
 
-    def addressed_to(self, subscription: str) -> ReceivedMessages:
-        """Those that this subscription is to get: addressed to it, or to all."""
+    def deliverable(self, subscription: str, now_ms: int) -> ReceivedMessages:
+        """Those that this subscription is to get: addressed to it, or to all, and not expired."""
         facts, everyone = self.facts, Facts(None)
         if not facts:
             return self
-        wanted = (None, subscription)
-        return self.pick([row for row, at in enumerate(self.places) if facts.get(at, everyone).addressee in wanted])
+        deliverable = [facts.get(at, everyone).deliverable(subscription, now_ms) for at in self.places]
+        return self.pick([row for row, each in enumerate(deliverable) if each])
 
     def _divided(self, take: Any) -> ReceivedMessages:
         found = ReceivedMessages.__new__(ReceivedMessages)
@@ -169,9 +176,11 @@ class ReceivedMessages(Sequence[ReceivedMessage]):
             message.topic = topic
             message.subscription = subscription
             if facts and (rare := facts.get(place)) is not None:
-                message._properties, message.retries, message.addressee, first_try = rare
+                message._properties, message.retries, message.addressee, first_try, expires_ms = rare
                 if first_try is not None:
                     message._first_try = first_try
+                if expires_ms is not None:
+                    message._expires_ms = expires_ms
             else:
                 message._properties = message.addressee = None
                 message.retries = 0

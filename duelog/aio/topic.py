@@ -37,6 +37,7 @@ class Topic(InThreads[duelog.Topic]):
         key: str | None = None,
         properties: Mapping[str, str] | None = None,
         allow_past: bool = False,
+        ttl: Duration | None = None,
         dedup_key: str | None = None,
         dedup_for: Duration | None = None,
         replace: bool = False,
@@ -54,6 +55,7 @@ class Topic(InThreads[duelog.Topic]):
                 key=key,
                 properties=properties,
                 allow_past=allow_past,
+                ttl=ttl,
                 dedup_key=dedup_key,
                 dedup_for=dedup_for,
                 replace=replace,
@@ -61,7 +63,7 @@ class Topic(InThreads[duelog.Topic]):
         future: asyncio.Future[duelog.MessageId] = asyncio.get_running_loop().create_future()
         sender = self._inner.sender
         item = sender.outgoing(
-            payload, deliver_at, deliver_after, key, properties, allow_past, future, _tell, wanted=_is_wanted
+            payload, deliver_at, deliver_after, key, properties, allow_past, future, _tell, wanted=_is_wanted, ttl=ttl
         )
         try:
             if not sender.put(item, wait=False):  # no capacity: a thread waits for it

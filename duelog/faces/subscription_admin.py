@@ -137,7 +137,7 @@ class SubscriptionAdmin:
             batch, start, _ = reader.read(start, min(after + count - len(found), _AT_ONCE), acks, now_ms)
             if not batch:
                 break
-            addressed = batch.addressed_to(self.name)
+            addressed = batch.deliverable(self.name, now_ms)
             found += addressed.part(after, len(addressed))
             after = max(after - len(addressed), 0)
         return found

@@ -26,11 +26,13 @@ def postpone(
     failed_ms: when its first delivery failed; None: now.
     """
     first_id, first_ms = message.first_try or (message.message_id, now_ms if failed_ms is None else failed_ms)
-    extra = {
+    extra: dict[str, object] = {
         "addressee": subscription,
         "retries": message.retries + message.redelivery_count + 1,
         "first": [*first_id, first_ms],
     }
+    if message.expires_ms is not None:
+        extra["ttl"] = message.expires_ms - due_ms  # it expires when it would have, which may be before it is due
     anew = Message(message.payload, key=message.key, properties=message.properties)
     body = encode_one(anew, now_ms, 2**30, extra)[1]
     return sender.send(topic, _batch(np.array([due_ms], dtype=np.int64), [body], now_ms), now_ms)[0]

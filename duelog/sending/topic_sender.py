@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from duelog.store.codec.body import EncodedBatch, encode_batch, encode_one, encode_payloads, encode_send
+from duelog.store.duration import Duration
 from duelog.store.errors import DelayTooLong
 from duelog.store.message import Message
 from duelog.store.names import TopicName
@@ -75,11 +76,12 @@ class TopicSender:
         key: str | None,
         properties: Mapping[str, str] | None,
         allow_past: bool,
+        ttl: Duration | None = None,
     ) -> MessageId:
         """As `Topic.send`."""
         now_ms = self._writing_at()
         due_ms, body = encode_send(
-            payload, deliver_at, deliver_after, key, properties, now_ms, self._max_bytes, allow_past
+            payload, deliver_at, deliver_after, key, properties, now_ms, self._max_bytes, allow_past, ttl
         )
         due_ms, overridden = self._policies.apply_one(self._name, due_ms, now_ms)
         message_id = self._sender.send_one(self.topic(now_ms), due_ms, body, now_ms)
@@ -106,11 +108,12 @@ class TopicSender:
         *,
         numbers: Numbers | None = None,
         wanted: Callable[[Any], bool] | None = None,
+        ttl: Duration | None = None,
     ) -> Outgoing:
         """Check one message, delay policies applied, for `put`. Raises as `Topic.put`."""
         now_ms = self._writing_at()
         due_ms, body = encode_send(
-            payload, deliver_at, deliver_after, key, properties, now_ms, self._max_bytes, allow_past
+            payload, deliver_at, deliver_after, key, properties, now_ms, self._max_bytes, allow_past, ttl
         )
         try:
             due_ms, overridden = self._policies.apply_one(self._name, due_ms, now_ms)

@@ -113,17 +113,19 @@ class Consumer:
         return self._moved_ledger(before)
 
     def _route(self, batch: ReceivedMessages) -> ReceivedMessages:
-        """What of a batch the handler is to get; the rest is for others, or dead, and is acknowledged here."""
+        """What of a batch the handler is to get; the rest is for others, expired or dead, and acknowledged."""
         subscription = self._subscription
         buries = subscription.durable and not self._topic.keeps_dead_letters
         limit = subscription.policies.max_redeliveries if buries else -1
         if not batch.facts and (limit < 0 or max(batch.redelivery_counts) <= limit):
             return batch
-        wanted, dead, foreign = [], [], []
+        wanted, dead, over = [], [], []
+        now_ms, expired = self._clock.now_ms(), 0
         for row, (place, count) in enumerate(zip(batch.places, batch.redelivery_counts, strict=True)):
             facts = batch.facts.get(place, _NO_FACTS)
-            if facts.addressee is not None and facts.addressee != subscription.name:
-                foreign.append(row)
+            if not facts.deliverable(subscription.name, now_ms):
+                over.append(row)
+                expired += facts.addressee in (None, subscription.name)
             elif limit >= 0 and count + facts.retries > limit:
                 dead.append(row)
             else:
@@ -132,13 +134,14 @@ class Consumer:
             try:
                 self._dead_letters.bury(self._topic, subscription, batch.pick(dead).to_list())
             except BaseException:
-                now_ms = self._clock.now_ms()
                 with subscription.lock:
                     self._dispatcher().nack(self._id, batch.positions, now_ms, now_ms)
                 raise
-        if foreign:
-            passed_over = entries_of(batch.pick(foreign))
+        if over:
+            passed_over = entries_of(batch.pick(over))
             self._acknowledge(lambda dispatcher: dispatcher.ack_entries(self._id, passed_over), False, counted=False)
+            with subscription.lock:
+                subscription.counts.expired += expired
         return batch if len(wanted) == len(batch) else batch.pick(wanted)
 
     # -- in ----------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ import msgpack
 import numpy as np
 import numpy.typing as npt
 
+from ..duration import Duration, duration_ms
 from ..errors import InvalidArgument, InvalidMessage
 from ..message import EARLIEST_DUE_MS, MAX_DUE_MS, Message, due_at_ms, resolve_due_ms
 from .bodies import Bodies
@@ -108,7 +109,7 @@ def encode_batch(
                 due_ms = at
             else:
                 due_ms = resolve_due_ms(message, now_ms, allow_past=allow_past)
-            if type(payload) is bytes and message.key is None and message.properties is None:
+            if type(payload) is bytes and message.key is None and message.properties is None and message.ttl is None:
                 size = len(payload)
                 if size not in heads:
                     heads[size] = _bare_head(packed_now, size, max_message_bytes)
@@ -242,6 +243,7 @@ def encode_send(
     now_ms: int,
     max_message_bytes: int,
     allow_past: bool = False,
+    ttl: Duration | None = None,
 ) -> tuple[int, bytes]:
     """As ``encode_one`` of a Message with these fields: what a plain one needs, without making one."""
     if (
@@ -249,6 +251,7 @@ def encode_send(
         and key is None
         and properties is None
         and deliver_after is None
+        and ttl is None
         and (type(deliver_at) is int or deliver_at is None)
         and _BARE_FROM_BYTES <= (size := len(payload)) <= min(_BARE_TO_BYTES, max_message_bytes - _BARE_16.size)
         and now_ms >= _BARE_FROM_MS
@@ -256,7 +259,9 @@ def encode_send(
         due_ms = now_ms if deliver_at is None else deliver_at
         if (due_ms >= EARLIEST_DUE_MS or deliver_at is None) and due_ms <= MAX_DUE_MS:
             return due_ms, _BARE_16.pack(_BARE_FORM, now_ms, _BIN_16, size) + payload
-    message = Message(payload, deliver_at=deliver_at, deliver_after=deliver_after, key=key, properties=properties)
+    message = Message(
+        payload, deliver_at=deliver_at, deliver_after=deliver_after, key=key, properties=properties, ttl=ttl
+    )
     return encode_one(message, now_ms, max_message_bytes, allow_past=allow_past)
 
 
@@ -339,6 +344,8 @@ def _encode_fields(
     size = 1 + len(before) + len(payload) + len(tail)
     if size > max_message_bytes:
         raise _too_large(size, max_message_bytes)
+    if message.ttl is not None:
+        extra = {**(extra or {}), "ttl": _checked_ttl(message.ttl)}
     if extra:
         tail += _NIL * (4 - count) + _pack(dict(extra))
         count = 5
@@ -384,6 +391,13 @@ def _checked_properties(properties: object) -> dict[str, str] | None:
         if not value.isascii():
             _utf8_bytes(f"properties[{name!r}]", value)
     return copy
+
+
+def _checked_ttl(ttl: Duration) -> int:
+    ttl_ms = duration_ms("ttl", ttl, InvalidMessage)
+    if not ttl_ms:
+        raise InvalidMessage("ttl", ttl, "it would expire when it is due, and never be delivered")
+    return ttl_ms
 
 
 def _utf8_bytes(field: str, text: str) -> int:

@@ -122,6 +122,19 @@ def extends_nothing(patch: Patch) -> None:
 
 
 @broken(HANDING_OUT)
+def delivers_what_has_expired(patch: Patch) -> None:
+    """A message has no time to live of its own."""
+    made = MessageMaker.messages
+
+    def received(maker: Any) -> Any:
+        batch = made(maker)
+        batch.facts = {place: facts._replace(expires_ms=None) for place, facts in batch.facts.items()}
+        return batch
+
+    patch.setattr(MessageMaker, "messages", received)
+
+
+@broken(HANDING_OUT)
 def forgets_when_a_pause_ends(patch: Patch) -> None:
     """A subscription that is paused until a time is paused for ever when the store is opened again."""
     patch.setattr(catalog, "pause_ends_ms", lambda *_: None)

@@ -146,13 +146,13 @@ class DeliveryRules(Machine):
         assert batch == [message for _, _, message in items]
         wanted: list[Item] = []
         dead: list[Item] = []
-        foreign: list[Item] = []
+        over: list[Item] = []
         # What the consumer was given knows more than what is compared of it: what was postponed first.
         items = [(place, position, message) for (place, position, _), message in zip(items, batch, strict=True)]
         for item in items:
             message = item[2]
-            if message.addressee not in (None, consumer.twin.name):
-                foreign.append(item)
+            if not consumer.topic.main[item[0]].is_for(consumer.twin.name, self.twin.now_ms):
+                over.append(item)
             elif limit >= 0 and consumer.topic.keeper is None and message.redelivery_count + message.retries > limit:
                 dead.append(item)
             else:
@@ -164,8 +164,8 @@ class DeliveryRules(Machine):
             self._bury(consumer, dead)
             self._acked(consumer.topic, sub, sub.ack([place for place, _, _ in dead]), False)
             sub.save()
-        if foreign:
-            self._acked(consumer.topic, sub, sub.ack([place for place, _, _ in foreign]), False)
+        if over:
+            self._acked(consumer.topic, sub, sub.ack([place for place, _, _ in over]), False)
         consumer.received.extend(wanted)
         return result
 
@@ -335,15 +335,17 @@ class DeliveryRules(Machine):
 
     @only(HANDING_OUT)
     @precondition(received_something)
-    @rule(which=PICK, picks=PICKS, ms=st.sampled_from((None, 0, 1, 60)))
-    def extend(self, which: int, picks: list[int], ms: int | None) -> None:
-        """Hold some for so long from now, or for the timeout."""
+    @rule(which=PICK, picks=PICKS, ms=st.sampled_from((None, 0, 1, 60)), wait_ms=st.sampled_from((0, 1, 50, 60)))
+    def extend(self, which: int, picks: list[int], ms: int | None, wait_ms: int) -> None:
+        """Hold some for so long from now, or for the timeout; then time goes on."""
         consumer = self._given(which)
         items = [pick(consumer.received, number) for number in picks]
         timeout_ms = consumer.twin.setting("ack_timeout_ms")
         count = consumer.face.extend([position for _, position, _ in items], None if ms is None else ms / 1000)
         until_ms = self.twin.now_ms + (timeout_ms if ms is None else ms)
         assert count == consumer.twin.extend(consumer.number, [place for place, _, _ in items], until_ms)
+        self._forward(wait_ms)
+        self._receive(consumer, 100)
 
     @only(HANDING_OUT)
     @precondition(received_something)
@@ -382,5 +384,7 @@ class DeliveryRules(Machine):
             retries=message.retries + message.redelivery_count + 1,
             first_id=consumer.topic.main[place].first_id or message.message_id,
         )
+        expires_ms = consumer.topic.main[place].expires_ms
+        new.ttl_ms = None if expires_ms is None else expires_ms - dues[0]
         self._sent(consumer.topic, [new])
         self._acked(consumer.topic, consumer.twin, consumer.twin.ack([place]), True)

@@ -36,11 +36,15 @@ class SendingRules(Machine):
         one, face = drawn[0], self.store.topic(topic)
         if dues is None:
             with pytest.raises(DelayTooLong):
-                face.send(one.payload, deliver_at=one.deliver_at, deliver_after=one.deliver_after, key=one.key)
+                face.send(
+                    one.payload, deliver_at=one.deliver_at, deliver_after=one.deliver_after, key=one.key, ttl=one.ttl
+                )
             self._refused(topic, drawn)
             return
         twin = self.twin.topic(topic)
-        message_id = face.send(one.payload, deliver_at=one.deliver_at, deliver_after=one.deliver_after, key=one.key)
+        message_id = face.send(
+            one.payload, deliver_at=one.deliver_at, deliver_after=one.deliver_after, key=one.key, ttl=one.ttl
+        )
         self._sent(twin, self._twins(topic, drawn, dues, [message_id], self.twin.now_ms))
 
     @rule(topic=TOPICS, specs=st.lists(DUES, max_size=6), relative=st.booleans())
@@ -69,10 +73,12 @@ class SendingRules(Machine):
                 (one,), due = self._drawn(topic, [spec])
                 if due is None:
                     with pytest.raises(DelayTooLong):
-                        face.put(one.payload, deliver_at=one.deliver_at, key=one.key, done=heard)
+                        face.put(one.payload, deliver_at=one.deliver_at, key=one.key, ttl=one.ttl, done=heard)
                     self._refused(topic, [one])
                     continue
-                assert face.put(one.payload, deliver_at=one.deliver_at, key=one.key, token=len(taken), done=heard)
+                assert face.put(
+                    one.payload, deliver_at=one.deliver_at, key=one.key, ttl=one.ttl, token=len(taken), done=heard
+                )
                 taken.append(one)
                 dues.extend(due)
 

@@ -36,7 +36,7 @@ from .driver import PAYLOAD, Told, scratch_directory
 from .twin import Twin, TwinSlice
 from .twin_policies import KEPT
 from .twin_subscription import TwinSubscription
-from .twin_topic import TwinMessage, TwinTopic, key_of
+from .twin_topic import TwinMessage, TwinTopic, key_of, ttl_of
 
 Item = tuple[int, MessageId, ReceivedMessage]
 """What a consumer was given: its place in the log, its position, and the message."""
@@ -180,7 +180,8 @@ class Stage(RuleBasedStateMachine):
     def _message(self, spec: Spec, relative: bool = False) -> tuple[Message, int]:
         self.number += 1
         payload, due_ms, now_ms = b"%0*d" % (PAYLOAD, self.number), self._due_ms(spec), self.twin.now_ms
-        message = Message(payload, key=key_of(self.number))
+        ttl_ms = ttl_of(self.number)
+        message = Message(payload, key=key_of(self.number), ttl=None if ttl_ms is None else ttl_ms / 1000)
         self.asked_ms[self.number] = now_ms if due_ms is None else due_ms
         if due_ms is None:
             return message, now_ms
@@ -212,8 +213,10 @@ class Stage(RuleBasedStateMachine):
         """Messages that were stored, sent at `sent_ms`."""
         self.twin.count(OVERRIDDEN, self.twin.policies.overridden(topic, self._asked_for(messages), sent_ms), topic)
         twins = [
-            TwinMessage(int(bytes(message.payload)), due_ms, sent_ms, message_id)
-            for message, due_ms, message_id in zip(messages, dues, ids, strict=True)
+            TwinMessage(number, due_ms, sent_ms, message_id, ttl_ms=ttl_of(number))
+            for number, due_ms, message_id in zip(
+                [int(bytes(each.payload)) for each in messages], dues, ids, strict=True
+            )
         ]
         self.messages.update((twin.number, twin) for twin in twins)
         return twins

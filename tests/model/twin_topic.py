@@ -20,6 +20,11 @@ def key_of(number: int) -> str | None:
     return (None, "a", "b")[number % 3]
 
 
+def ttl_of(number: int) -> int | None:
+    """The time to live in ms with which a message of a number is sent."""
+    return (None, None, None, 25, None, None, None, 400)[number % 8]
+
+
 class TwinLetter(NamedTuple):
     """Of a dead letter: where it came from, the id that it had there, and how often it was delivered."""
 
@@ -64,6 +69,16 @@ class TwinMessage:
     """Of a postponed message: the id of what was postponed first."""
     letter: TwinLetter | None = None
     """What it says, if it is a dead letter."""
+    ttl_ms: int | None = None
+    """Its own time to live."""
+
+    @property
+    def expires_ms(self) -> int | None:
+        return None if self.ttl_ms is None else self.due_ms + self.ttl_ms
+
+    def is_for(self, subscription: str, now_ms: int) -> bool:
+        """Whether a subscription is to get it: it is addressed to it, or to all, and is not too old."""
+        return self.addressee in (None, subscription) and (self.expires_ms is None or self.expires_ms > now_ms)
 
     @property
     def key(self) -> str | None:

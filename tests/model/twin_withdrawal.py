@@ -77,6 +77,7 @@ def reschedule(twin: Twin, topic: TwinTopic, message_ids: Sequence[MessageId], d
             addressee=old.addressee,
             retries=old.retries,
             unadmitted=not taken,
+            ttl_ms=old.ttl_ms,
         )
         if due_ms > now_ms:
             moved.appended.append((row, new))

@@ -37,6 +37,7 @@ _BATCH_BITS = 24
 
 BY_SCHEDULE = "occurrence of a schedule"
 ADDRESSED = "retry for one subscription"
+EXPIRES = "message with a time to live of its own"
 UNREADABLE = "cannot be read"
 
 
@@ -161,6 +162,8 @@ class Drain:
             left = UNREADABLE
         elif entry.addressee is not None:
             left = ADDRESSED
+        elif entry.expires:
+            left = EXPIRES
         elif entry.message_id in of_schedules:
             left = BY_SCHEDULE
         else:

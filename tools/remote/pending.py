@@ -20,7 +20,10 @@ from ...store.position import MessageId
 
 
 class PendingEntry(NamedTuple):
-    """One entry that has not fired. reason: why its body cannot be read; addressee: the only subscription it is for."""
+    """One entry that has not fired. reason: why its body cannot be read.
+
+    addressee: the only subscription it is for. expires: it has a time to live of its own.
+    """
 
     message_id: MessageId
     due_ms: int
@@ -28,6 +31,7 @@ class PendingEntry(NamedTuple):
     key: str | None
     properties: dict[str, str]
     addressee: str | None = None
+    expires: bool = False
     reason: str = ""
 
 
@@ -66,7 +70,13 @@ def _bodies(environment: Environment, ledger_id: int, wanted: Sequence[tuple[int
             except (CorruptEntry, ValueError) as error:
                 yield PendingEntry(message_id, due_ms, b"", None, {}, reason=str(error))
                 continue
-            addressee = (extra or {}).get("addressee")
+            addressee, expires = (extra or {}).get("addressee"), "ttl" in (extra or {})
             yield PendingEntry(
-                message_id, due_ms, payload, key, properties or {}, None if addressee is None else str(addressee)
+                message_id,
+                due_ms,
+                payload,
+                key,
+                properties or {},
+                None if addressee is None else str(addressee),
+                expires,
             )

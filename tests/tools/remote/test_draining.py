@@ -16,7 +16,7 @@ from duelog.assembly import open_engine
 from duelog.store.clock import SystemClock
 from duelog.store.errors import DuelogError
 from duelog.tools.remote.client_message import ClientMessage
-from duelog.tools.remote.draining import ADDRESSED, AT_ONCE, BY_SCHEDULE, Drain, Drained, DrainStopped
+from duelog.tools.remote.draining import ADDRESSED, AT_ONCE, BY_SCHEDULE, EXPIRES, Drain, Drained, DrainStopped
 from tests.tools.command_line import DAY_MS, FUTURE_MS
 
 TOPICS = ("persistent://public/default/a", "persistent://shop/mail/b")
@@ -177,13 +177,14 @@ def test_a_copy_leaves_the_store_as_it_is(tmp_path: Path) -> None:
 
 
 def test_what_belongs_to_this_store_alone_is_left(tmp_path: Path) -> None:
-    """The next occurrence of a schedule, and a retry that one subscription asked for."""
+    """The next occurrence of a schedule, a retry that one subscription asked for, and what is to expire."""
     with DelayedStore.open(tmp_path / "store", StoreConfig(background=False)) as store:
         topic = store.topic(TOPICS[0])
         with topic.subscribe("mailer") as consumer:
             topic.send(b"again")
             consumer.retry_later(consumer.receive(1, timeout=5)[0], delay=10 * DAY_MS / 1000)
         topic.every("daily", interval=DAY_MS / 1000, payload=b"daily")
+        topic.send(b"soon over", deliver_after=DAY_MS / 1000, ttl=1)
     broker = Broker(deduplicates=False)
-    assert drain(tmp_path / "store", broker).left == {ADDRESSED: 1, BY_SCHEDULE: 1}
+    assert drain(tmp_path / "store", broker).left == {ADDRESSED: 1, BY_SCHEDULE: 1, EXPIRES: 1}
     assert broker.stored == {}
