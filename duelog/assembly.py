@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack, suppress
+import logging
+from contextlib import ExitStack
 from pathlib import Path
 
 from duelog.attempts.delivery_log import DeliveryLog
@@ -49,6 +50,8 @@ from .topics.producer_state import Producers
 from .topics.topic_events import TopicEvents
 from .topics.topic_list import Topics
 from .topics.trim_agenda import TrimAgenda
+
+_log = logging.getLogger("duelog.maintenance")
 
 
 def open_engine(
@@ -166,8 +169,10 @@ def assemble(found: Recovered, config: StoreConfig, undo: ExitStack, *, records_
     )
     policy_changes = PolicyChanges(policies, topics, agenda, expiry, clock, wake_scheduler)
     if not found.read_only:
-        with suppress(StoreFull):  # what could not be adopted for want of space is tried again later
+        try:
             adopting.run()
+        except StoreFull as error:
+            _log.warning("what was compacted is not taken over for now: %s", error)
 
     # What is seen from outside.
     figures = Figures(found.path, main, partitions, topics, firing, inline, quarantine, clock)

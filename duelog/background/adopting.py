@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +18,8 @@ from duelog.store.clock import StoreClock
 from duelog.store.env.environment import Environment
 
 from ..topics.topic_list import Topics
+
+_log = logging.getLogger("duelog.maintenance")
 
 
 @dataclass(eq=False, repr=False)
@@ -49,7 +52,10 @@ class Adopting:
             self._path, self._main, self._store_id, self._partitions, self._reason_against, at_most=at_most
         )
         self.more = bool(done) and ready.exists()
-        self.refused += [f"{each.name}: {each.reason}" for each in done if not isinstance(each, Adopted)]
+        refused = [f"{each.name}: {each.reason}" for each in done if not isinstance(each, Adopted)]
+        for each in refused:
+            _log.warning("%s: what was compacted is thrown away: %s", self._path, each)
+        self.refused += refused
         return sum(isinstance(each, Adopted) for each in done)
 
     def _reason_against(self, relied_on: Sequence[Relied]) -> str | None:

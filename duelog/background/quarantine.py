@@ -6,6 +6,7 @@ has looked: `duelog check` lists them, `duelog repair` discards them.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Sequence
 
@@ -13,7 +14,10 @@ from ..store.codec import format as fmt
 from ..store.env.environment import Environment
 from ..store.env.transaction import Transaction
 from ..store.errors import CorruptEntry
+from ..store.limited_log import LimitedLog
 from ..store.listener import StoreListener
+
+_log = logging.getLogger("duelog.maintenance")
 
 
 class Quarantine:
@@ -23,6 +27,7 @@ class Quarantine:
         self._main = main
         self._listeners = listeners
         self._lock = threading.Lock()
+        self._log = LimitedLog(_log)
         self._known: dict[tuple[int, int], str] = {}
         self._unwritten: dict[tuple[int, int], str] = {}
 
@@ -35,6 +40,8 @@ class Quarantine:
             self._known[address] = self._unwritten[address] = f"{error.environment}: {error.reason}"
         for listener in self._listeners:
             listener.quarantined()
+        text = "%s: quarantined, not delivered and not acknowledged (`duelog check` lists it): %s"
+        self._log.log(logging.WARNING, text, self._main.path.parent, error)
         return True
 
     def items(self) -> list[tuple[int, int, str]]:

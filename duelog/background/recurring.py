@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -32,6 +33,8 @@ from duelog.store.position import MessageId
 from ..topics.topic_list import Topics
 from ..topics.topic_state import TopicState
 from .timetable import Timetable
+
+_log = logging.getLogger("duelog.maintenance")
 
 _Key = tuple[int, str]
 
@@ -77,8 +80,9 @@ class Recurring:
                 number, name = fmt.split_named_key(key)
                 try:
                     schedule = unpack_schedule(fields, name, "")
-                except CorruptRecord:
-                    continue  # a finding of `check`; it recurs no more
+                except CorruptRecord as error:  # a finding of `check`, too
+                    _log.error("%s: a schedule recurs no more: %s", self._main.path.parent, error)
+                    continue
                 if schedule.next_due_ms is not None:
                     self._due[number, name] = schedule.next_due_ms
 
@@ -104,7 +108,8 @@ class Recurring:
         topic = self._topics.by_id(key[0])
         try:
             schedule = None if topic is None else self._read(topic, key[1])
-        except CorruptRecord:
+        except CorruptRecord as error:
+            _log.error("%s: a schedule recurs no more: %s", self._main.path.parent, error)
             schedule = None
         if topic is None or schedule is None or schedule.next_due_ms is None:
             self._due.pop(key, None)

@@ -14,6 +14,7 @@ from errno import EAGAIN
 from duelog.store.clock import Clock, Monitor
 from duelog.store.env.environment import Environment
 from duelog.store.errors import ClockJumped, DuelogError, ResourceShortage, StoreFull
+from duelog.store.limited_log import LimitedLog
 
 RETRY_MS = 1_000
 """How long after a failed tick (a full disk, say) the next one is tried."""
@@ -37,6 +38,8 @@ class Scheduler:
         self._condition = Monitor()
         self._woken = False
         self._stopping = False
+        self._log = LimitedLog(_log, most=1)  # while it lasts, each minute
+        self._again = LimitedLog(_log)
         self.error: DuelogError | None = None
         """Why the last tick failed; None when it did not."""
         self._tick: Callable[[], int | None]
@@ -79,10 +82,14 @@ class Scheduler:
 
     def _go_on(self) -> None:
         """Tick until `stop`. Raises what nothing can go on after."""
-        failures = 0
+        failures = since_ms = 0
         while True:
             try:
                 until_ms = self._tick()
+                if self.error is not None:
+                    lasted_ms = self._clock.now_ms() - since_ms
+                    text = "%s: messages are fired again, after %d ms"
+                    self._again.log(logging.WARNING, text, self._main.path.parent, lasted_ms)
                 self.error = None
                 failures = 0
             except DuelogError as error:
@@ -90,8 +97,9 @@ class Scheduler:
                     raise
                 first = self.error is None
                 self.error = error
+                since_ms = self._clock.now_ms() if first else since_ms
+                self._log.log(logging.ERROR, "%s: nothing is fired for now: %s", self._main.path.parent, error)
                 if first:
-                    _log.error("nothing is fired for now: %s", error)
                     self._failed()
                 until_ms = self._clock.now_ms() + RETRY_MS
                 if not isinstance(error, (StoreFull, ClockJumped)):

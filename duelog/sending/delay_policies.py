@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from types import EllipsisType
 
@@ -73,9 +72,11 @@ class DelayPolicies:
         with self._main.read() as raw:
             if rows.is_recorded(raw):
                 return
-        with suppress(StoreFull):
+        try:
             self._main.write(lambda transaction: rows.record_defaults(transaction, of_config(config)))
             self.changed()
+        except StoreFull as error:
+            _log.warning("defaults are not recorded, everything is kept until a later opening: %s", error)
 
     def warn_of(self, config: StoreConfig) -> None:
         """Log which of the settings that a program asks for the store has otherwise: it goes by its own."""

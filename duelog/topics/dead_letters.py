@@ -16,9 +16,10 @@ Source: Pulsar's DeadLetterPolicy and `initialSubscriptionName`.
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from pyroaring import BitMap
@@ -32,6 +33,7 @@ from duelog.store.env.environment import Environment
 from duelog.store.env.reader_gate import ReaderGate
 from duelog.store.env.transaction import Transaction
 from duelog.store.errors import CorruptEntry, InvalidArgument, UnknownSubscription, UnknownTopic
+from duelog.store.limited_log import LimitedLog
 from duelog.store.log.scan import RunFinder
 from duelog.store.message import MAX_DUE_MS, Message, ReceivedMessage
 from duelog.store.names import MAX_TOPIC_BYTES, TopicName
@@ -96,6 +98,7 @@ class DeadLetters:
     """The one that firing is alone in."""
     _pending: PendingEntries
     _wake: Callable[[], None]
+    _log: LimitedLog = field(default_factory=lambda: LimitedLog(logging.getLogger("duelog.topics")), init=False)
 
     # -- in ----------------------------------------------------------------------------------------
 
@@ -198,7 +201,10 @@ class DeadLetters:
                     run = finder.find(ledger_id, entry_id)
                     body = None if run is None or run.kind != RunKind.MESSAGES else run.body(entry_id - run.first_entry)
                     letter = None if body is None else decode_letter(grave, Position(ledger_id, entry_id), body)
-                except (CorruptEntry, ValueError):
+                except (CorruptEntry, ValueError) as error:
+                    text = "%s: dead letter %d:%d of %s cannot be read and is not listed: %s"
+                    where = self._main.path.parent
+                    self._log.log(logging.WARNING, text, where, ledger_id, entry_id, grave, error)
                     continue
                 if letter is not None:
                     found.append(letter)

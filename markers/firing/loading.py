@@ -15,7 +15,8 @@ Python holding the interpreter's lock) and would need the indexes to be guarded 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import logging
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -26,7 +27,7 @@ from ...partitions.cancellations import members
 from ...partitions.due_column import DueBatch, dues_of, scan_dues
 from ...partitions.index.delay_index import DelayIndex
 from ...partitions.partition import Listener, Partition
-from ...snapshot.restore import RestoreStep, covered_by_snapshots, restore_steps
+from ...snapshot.restore import Restored, RestoreStep, SnapshotSkipped, covered_by_snapshots, restore_steps
 from ...snapshot.snapshot_format import snapshot_keys
 from ...store.codec import format as fmt
 from ...store.codec.frontier import UNREADABLE_DUE, FrontierRecord
@@ -34,9 +35,12 @@ from ...store.codec.run import Int64s, UInt32s
 from ...store.env import page_cache
 from ...store.env.environment import Environment
 from ...store.errors import CorruptEntry, DamagedStore
+from ...store.limited_log import LimitedLog
 from ...store.log import catalog
 from ...store.log.ledger import find_tail
 from .pending_log import PendingLog
+
+_log = logging.getLogger("duelog.maintenance")
 
 _MANY_ENTRIES = 1 << 17
 """Entries read back after which it is worth giving back the pages they were read from."""
@@ -82,6 +86,7 @@ class Loading:
     fires: Callable[[PendingLog], object]
     _tails: dict[int, int] = field(default_factory=dict, init=False)
     _read: int = field(default=0, init=False)
+    _log: LimitedLog = field(default_factory=lambda: LimitedLog(_log), init=False)
 
     def steps(self) -> Iterator[LoadStep | RestoreStep]:
         """Load; each step is some ten ms of work at most.
@@ -148,14 +153,7 @@ class Loading:
         if tail < covered:
             reason = f"ledger {log.ledger_id} ends at entry {tail}, a snapshot of it at {covered}: entries were lost"
             raise DamagedStore(partition.path, reason)
-        restored = yield from restore_steps(
-            partition.environment,
-            log.frontier,
-            tail,
-            log.due_of,
-            start_ms=partition.start_ms,
-            bucket_ms=self.bucket_ms,
-        )
+        restored = yield from self._restore(log, tail)
         if restored is not None:
             log.restore_index(restored.pending, restored.tail)
             self._read += len(restored.pending)
@@ -179,6 +177,23 @@ class Loading:
             yield LoadStep.DUES_READ
         log.skip_unreadable(tail)
         log.finish_loading()
+
+    def _restore(self, log: PendingLog, tail: int) -> Generator[RestoreStep, None, Restored | None]:
+        """As `restore_steps`; what is refused is logged."""
+        path, start_ms = self.partition.environment.path, self.partition.start_ms
+        steps = restore_steps(
+            self.partition.environment, log.frontier, tail, log.due_of, start_ms=start_ms, bucket_ms=self.bucket_ms
+        )
+        while True:
+            try:
+                step = next(steps)
+            except StopIteration as done:
+                restored: Restored | None = done.value
+                return restored
+            if isinstance(step, SnapshotSkipped):
+                text = "%s: snapshot %d of ledger %d is refused, an older one or the messages are read: %s"
+                self._log.log(logging.WARNING, text, path, step.snapshot_id, log.ledger_id, step.reason)
+            yield step
 
     def _admit(self, log: PendingLog, admitted: BitMap) -> None:
         """Have conditional entries fire when they are due."""

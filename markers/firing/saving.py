@@ -24,6 +24,7 @@ from ...partitions.partition import Partition
 from ...snapshot.writer import Cut, SnapshotWritten, WriteStep, write_snapshots
 from ...store.config import StoreConfig
 from ...store.errors import StoreFailed, StoreFull
+from ...store.limited_log import LimitedLog
 from ...store.listener import StoreListener
 from .pending_log import PendingLog
 from .suspensions import Part, Suspensions
@@ -54,6 +55,7 @@ class Saving:
         self._part_bytes = config.snapshot_part_bytes
         self._accounts: dict[int, _Account] = {}
         self._job: tuple[int, Iterator[WriteStep | SnapshotWritten]] | None = None
+        self._log = LimitedLog(_log)
 
     # -- account -----------------------------------------------------------------------------------
 
@@ -120,7 +122,8 @@ class Saving:
             self._suspensions.succeeded(part, now_ms)
             left = sum(log.unsaved for log in loaded[start_ms][1]) if start_ms in loaded else 0
             self._plan(start_ms, max(self._every - left, self._little))
-        except (StoreFull, StoreFailed):
+        except (StoreFull, StoreFailed) as error:
+            self._log.log(logging.WARNING, "no snapshot is written for now: %s", error)
             self._plan(start_ms, self._little)
         except Exception as error:
             self._job = None
@@ -137,8 +140,8 @@ class Saving:
                 try:
                     steps = self._save(partition, logs, now_ms)
                     written += sum(isinstance(step, SnapshotWritten) for step in steps)
-                except (StoreFull, StoreFailed):  # as for any other error, which is logged: the next start takes longer
-                    continue
+                except (StoreFull, StoreFailed) as error:
+                    self._log.log(logging.WARNING, "no snapshot was written, the next opening takes longer: %s", error)
                 except Exception as error:
                     _log.error("%s: no snapshot was written: %r", partition.path, error, exc_info=error)
         return written

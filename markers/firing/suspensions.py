@@ -16,6 +16,7 @@ from typing import NamedTuple, TypeVar
 from ...partitions.timespan import directory_name
 from ...store.env.environment import Environment
 from ...store.errors import BrokenInvariant, ClosedError, DuelogError, StoreFull
+from ...store.limited_log import LimitedLog
 
 FIRST_PAUSE_MS = 1_000
 LONGEST_PAUSE_MS = 30_000
@@ -86,6 +87,7 @@ class Suspensions:
         self._main = main
         self._topic_name = topic_name
         self._suspended: dict[Part, Suspension] = {}
+        self._log = LimitedLog(_log)
 
     def __len__(self) -> int:
         return len(self._suspended)
@@ -146,13 +148,14 @@ class Suspensions:
         again = f"tried again in {pause_ms} ms" if pauses else "tried again at the next tick"
         text = "%s: %s suspended (failure %d, %s): %s"
         values = (self._main.path.parent, found, failures, again, found.reason)
-        _log.error(text, *values, exc_info=None if expected else error)
+        self._log.log(logging.ERROR, text, *values, error=None if expected else error)
 
     def succeeded(self, part: Part, now_ms: int) -> None:
         """A part has done what it had to: it is not suspended any more."""
         found = self._suspended.pop(part, None) if self._suspended else None
         if found is not None:
-            _log.warning("%s: %s goes on, after %d ms", self._main.path.parent, found, now_ms - found.since_ms)
+            lasted_ms = now_ms - found.since_ms
+            self._log.log(logging.WARNING, "%s: %s goes on, after %d ms", self._main.path.parent, found, lasted_ms)
 
     def retry_ms(self, part: Part) -> int | None:
         """When a suspended part is tried again; None: it is not suspended."""

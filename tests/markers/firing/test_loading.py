@@ -221,9 +221,9 @@ def test_entries_that_are_missing_between_others_are_set_aside(tmp_path: Path, c
 
 @pytest.mark.parametrize("part", [0, -1])
 def test_a_damaged_snapshot_costs_no_message(
-    open_store: OpenStore, clock: ManualClock, in_small_steps: None, part: int
+    open_store: OpenStore, clock: ManualClock, in_small_steps: None, part: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A part does not match its checksum: the index is rebuilt from the due column, and each message comes once."""
+    """A part does not match its checksum: that is logged, the index is rebuilt from the due column, each comes once."""
     config = replace(CONFIG, snapshot_every_entries=100, snapshot_part_bytes=1_024)
     clock.set(FIRST_MS)
     store = open_store(config=config)
@@ -248,3 +248,7 @@ def test_a_damaged_snapshot_costs_no_message(
             received += [message.due_ms for message in batch]
             reader.ack(batch)
     assert received == sorted(dues)
+    (record,) = [each for each in caplog.records if "is refused" in each.getMessage()]
+    assert (record.name, record.levelname) == ("duelog.maintenance", "WARNING")
+    assert f"{path}: snapshot " in record.getMessage()
+    assert "checksum" in record.getMessage()

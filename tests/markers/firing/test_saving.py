@@ -144,9 +144,9 @@ def test_a_partition_closes_in_the_middle_of_its_snapshot(open_store: OpenStore,
 
 
 def test_a_full_disk_costs_the_snapshot_and_nothing_else(
-    open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+    open_store: OpenStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The tick goes on, and it is tried again a tenth of `snapshot_every_entries` later."""
+    """The tick goes on, and it is tried again a tenth of `snapshot_every_entries` later; the log has a warning."""
     store = open_store(config=CONFIG)
     full = True
     original = write_snapshots
@@ -159,6 +159,7 @@ def test_a_full_disk_costs_the_snapshot_and_nothing_else(
     monkeypatch.setattr(saving, "write_snapshots", write)
     send(store, 1_000)
     assert store.tick().snapshots == 0
+    assert [(each.levelname, "no room" in each.getMessage()) for each in caplog.records] == [("WARNING", True)]
     full = False
     send(store, 99)
     assert store.tick().snapshots == 0
