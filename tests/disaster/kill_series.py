@@ -29,10 +29,9 @@ KILLED = -signal.SIGKILL
 class Server:
     """A process that forks the children; started once for many series."""
 
-    def __init__(self) -> None:
-        self.process = subprocess.Popen(
-            module("tests.disaster.kill_child"), stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
-        )
+    def __init__(self, children: str = "tests.disaster.kill_child") -> None:
+        """children: the module that is started, and forks them."""
+        self.process = subprocess.Popen(module(children), stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
         self._rest = b""
 
     def run(self, request: dict[str, Any], kill_after: int | None = None) -> Iterator[list[Any]]:

@@ -1,0 +1,97 @@
+"""The program that the test of killed workers kills: a worker that says what it runs, and what it was sent.
+
+Started once as a fork server, as `kill_child`: each line on its standard input is one round.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from typing import Any
+
+from duelog import Message, ReceivedMessage, StoreConfig, Worker
+from duelog.store.errors import UnknownTopic
+from tests.disaster.working import say
+
+CONFIG = StoreConfig(map_bytes=1 << 26, wal_bytes=1 << 20, ack_flush_ms=1)
+RETRIES = 3
+"""Of poisoned messages; others have as many as there are kills."""
+TOPICS = ("plain", "coroutine", "flaky", "poison")
+
+
+class PoisonedError(Exception):
+    """What running a poisoned message gives."""
+
+
+def run(request: dict[str, Any]) -> None:
+    """Send some messages, and run the worker until it is killed, or until nothing is left."""
+    say("pid", os.getpid())
+    worker = Worker(request["path"], config=CONFIG)
+
+    def begin(message: ReceivedMessage) -> str:
+        name = message.payload.decode()
+        say("start", name, message.redelivery_count + message.retries)
+        return name
+
+    @worker.task("plain", concurrency=3, retries=None)
+    def plain(message: ReceivedMessage) -> None:
+        say("done", begin(message))
+
+    @worker.task("coroutine", concurrency=3, retries=None)
+    async def coroutine(message: ReceivedMessage) -> None:
+        say("done", begin(message))
+
+    @worker.task("flaky", concurrency=2, retries=None, backoff=0.001)
+    def flaky(message: ReceivedMessage) -> None:
+        name = begin(message)
+        if not message.redelivery_count + message.retries:
+            raise ValueError(name)
+        say("done", name)
+
+    @worker.task("poison", concurrency=2, retries=RETRIES, backoff=0.001)
+    def poison(message: ReceivedMessage) -> None:
+        raise PoisonedError(begin(message))
+
+    worker.start()
+    for at, topic in enumerate(TOPICS):
+        names = [f"{topic} {request['round']} {n}" for n in range(request["send"])]
+        worker.store.topic(topic).send_batch([Message(name.encode(), deliver_after=at % 2 * 0.002) for name in names])
+        say("sent", names)
+    while request["kill_after"] is not None or is_left(worker):
+        if not is_left(worker):
+            say("idle")  # so that it is killed now
+        with worker._monitor.lock:
+            worker._monitor.wait(0.01)
+    worker.stop()
+    say("end")
+
+
+def is_left(worker: Worker) -> bool:
+    """Whether a task has anything to do still, now or later."""
+    for name in TOPICS:
+        topic = worker.store.topic(name)
+        try:
+            if topic.stats().pending or topic.subscription("worker").stats().backlog:
+                return True
+        except UnknownTopic:
+            continue
+    return False
+
+
+def serve() -> None:
+    """Fork a child for each request."""
+    for line in iter(sys.stdin.readline, ""):
+        child = os.fork()
+        if not child:
+            try:
+                run(json.loads(line))
+            except BaseException:
+                say("trouble", traceback.format_exc())
+            os._exit(0)
+        say("exit", os.waitpid(child, 0)[1])
+
+
+if __name__ == "__main__":
+    serve()
