@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 QUICK = {
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",  # jobs here end before more pays
     "spark.sql.shuffle.partitions": "2",
+    "spark.sql.python.filterPushdown.enabled": "true",  # so that it is tested; each query has a `load` of its own
 }
 
 

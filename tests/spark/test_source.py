@@ -188,6 +188,16 @@ def test_options_prune_where_filters_are_not_handed_on(without_pushdown: SparkSe
     assert [row.start_ms for row in days] == [FIRST_MS]
 
 
+def test_a_frame_that_was_filtered_once_still_has_all_of_its_rows(without_pushdown: SparkSession, built: Built) -> None:
+    """Where Spark hands on filters it keeps what was planned for the first; a session of ours has that off."""
+    frame = load(without_pushdown, built.path, "topic string, due_ms bigint")
+    for topic in TOPICS:
+        assert frame.filter(f"topic = '{topic}'").count() == sum(sent.topic == topic for sent in built.sealed)
+    assert frame.count() == len(built.sealed)
+    both = frame.filter(f"topic = '{TOPICS[0]}'").union(frame.filter(f"topic = '{TOPICS[1]}'"))
+    assert both.count() == sum(sent.topic in TOPICS[:2] for sent in built.sealed)
+
+
 def test_a_store_that_a_process_has_open_can_be_read(spark: SparkSession, tmp_path: Path) -> None:
     """What has closed is there, each time it is looked at; what has not is not."""
     store = tmp_path / "store"

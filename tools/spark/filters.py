@@ -23,7 +23,11 @@ from ...store.message import MAX_DUE_MS
 from ..scan.scan_plan import Wanted
 
 PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
-"""The setting of Spark with which it hands filters to data sources."""
+"""The setting of Spark with which it hands filters to data sources.
+
+Spark keeps what a reader planned for the last filters of a DataFrame with it, and another use of the same DataFrame, in
+a later query or in the same one, gets the rows of those: with it, each filter wants a `load` of its own.
+"""
 
 _BOUNDS: dict[type[Filter], Callable[[int], tuple[int, int]]] = {
     EqualTo: lambda value: (value, value + 1),

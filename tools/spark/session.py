@@ -152,11 +152,10 @@ def make_session(
     from pyspark.sql import SparkSession
 
     from . import register
-    from .filters import PUSHDOWN
 
     submitted = "PYSPARK_GATEWAY_PORT" in os.environ  # by spark-submit, which has started the JVM and set the master
     builder = SparkSession.builder
-    settings = {PUSHDOWN: "true"}
+    settings: dict[str, str] = {}
     if master is not None and master.startswith("sc://"):
         builder = builder.remote(master)
     elif not submitted and SparkSession.getActiveSession() is None:
