@@ -17,13 +17,13 @@ from duelog.store.clock import Clock, ManualClock, SystemClock
 from duelog.store.config import StoreConfig
 from duelog.store.errors import DuelogError
 from duelog.store.log.documents import Document, Documents
-from duelog.store.message import Message, ReceivedMessage, ScheduledMessage
+from duelog.store.message import Message, Occurrence, ReceivedMessage, ScheduledMessage
 from duelog.store.policy.policies import DelayedDeliveryPolicies, Policies
 from duelog.store.position import MessageId, MessageIds
 from duelog.store.received_messages import ReceivedMessages
 
 from .background.maintenance import TickResult
-from .background.recurring import Schedule
+from .background.schedule_record import Schedule
 from .check.finding import Finding
 from .delayed_store import DelayedStore
 from .faces.subscription_admin import SubscriptionAdmin
@@ -58,6 +58,7 @@ __all__ = [
     "Message",
     "MessageId",
     "MessageIds",
+    "Occurrence",
     "Outcome",
     "Policies",
     "PublishedAt",

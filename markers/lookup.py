@@ -11,6 +11,7 @@ from ..partitions.due_column import DueBatch, scan_dues
 from ..partitions.partition import Partition
 from ..partitions.partition_set import PartitionSet
 from ..store.codec.body import decode_body
+from ..store.codec.body_extra import occurrence_of
 from ..store.codec.format import PartitionState, Table
 from ..store.codec.frontier import FrontierRecord
 from ..store.codec.run import Int64s, RunKind, UInt32s
@@ -52,10 +53,11 @@ def _read(finder: RunFinder, message_id: MessageId, topic: str) -> ScheduledMess
     if body is None:
         return None
     try:
-        publish_ms, payload, key, properties, _ = decode_body(body)
+        publish_ms, payload, key, properties, extra = decode_body(body)
+        occurrence = occurrence_of(extra)
     except ValueError as error:
         raise CorruptEntry(run.environment, run.ledger_id, message_id.entry_id, str(error)) from error
-    return ScheduledMessage(message_id, payload, key, properties or {}, run.due(index), publish_ms, topic)
+    return ScheduledMessage(message_id, payload, key, properties or {}, run.due(index), publish_ms, topic, occurrence)
 
 
 def marker_target(main: Environment, position: Position) -> MessageId | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..store.codec.body import decode_body
+from ..store.codec.body_extra import occurrence_of
 from ..store.position import MessageId, Place
 from ..store.received_messages import Facts, ReceivedMessages
 
@@ -62,7 +63,8 @@ class MessageMaker:
             retries, addressee = _retry_facts(extra)
             first_try = _first_try(extra["first"]) if "first" in extra else None
             expires_ms = made.due_ms[slot] + _ttl_ms(extra["ttl"]) if "ttl" in extra else None
-            made.facts[made.places[slot]] = Facts(properties, retries, addressee, first_try, expires_ms)
+            facts = Facts(properties, retries, addressee, first_try, expires_ms, occurrence_of(extra))
+            made.facts[made.places[slot]] = facts
         elif properties is not None:
             made.facts[made.places[slot]] = Facts(properties)
         elif key is None and len(body) <= _SMALL_BYTES:

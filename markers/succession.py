@@ -1,13 +1,17 @@
 """One delayed message after another under a record of the caller's: recurring messages, and those that replace others.
 
 The next message is appended to its partition as a conditional entry, on disk before anything points at it. Then one
-main transaction changes the caller's record, admits the entry, and cancels the message before where it is still to be
-replaced. A crash in between leaves an entry that never fires and the record as it was: none is lost or doubled.
+main transaction changes the caller's record, admits the entry, cancels the message before where it is still to be
+replaced, and appends those to the main log whose time has passed. A crash in between leaves an entry that never fires
+and the record as it was: none is lost or doubled.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
 
 from ..partitions.partition import Partition
 from ..store.clock import Clock
@@ -23,8 +27,18 @@ from .withdrawal import append_due
 NOTHING = MessageId(0, 0)
 """What a conditional entry replaces that replaces nothing: no ledger has this id."""
 
-Record = Callable[[Transaction, MessageId | None], bool]
-"""A unit of work that changes the caller's record, given the new message's id; False: nothing is to happen."""
+Record = Callable[[Transaction, tuple[MessageId, int] | None, bool], bool]
+"""A unit of work that changes the caller's record; False: nothing is to happen.
+
+It is given the new message's id and due time, and whether the message before is withdrawn, that is, had not fired.
+"""
+
+
+class Passed(NamedTuple):
+    """A message whose due time has passed."""
+
+    due_ms: int
+    body: bytes
 
 
 class Succession:
@@ -37,35 +51,49 @@ class Succession:
         self._clock = clock
         self._entries = entries
 
+    def is_pending(self, log: ManagedLedger, message_id: MessageId) -> bool:
+        """Whether a message has neither fired nor been cancelled."""
+        with self._gate.reading(), self._entries.located(log, [message_id]) as (logs, outcomes):
+            return self._entries.states(log.topic_id, logs, outcomes)[0] is None
+
     def succeed(
-        self, log: ManagedLedger, old: MessageId | None, due_ms: int | None, body: bytes, record: Record
+        self,
+        log: ManagedLedger,
+        old: MessageId | None,
+        due_ms: int | None,
+        body: bytes,
+        record: Record,
+        passed: Sequence[Passed] = (),
     ) -> bool:
         """Cancel `old` where it has not fired, schedule a message with `body` at `due_ms`, and `record` it; atomic.
 
-        old None: nothing is cancelled. due_ms None: nothing is scheduled. False, with nothing done: `due_ms` has
-        passed meanwhile, or `record` said so. Raises StoreFull, StoreFailed; then nothing is done either.
+        old None: nothing is cancelled. due_ms None: nothing is scheduled; a time that has passed meanwhile is at once.
+        passed: messages that are appended to the main log with it, for their time has passed. False, with nothing
+        done: `record` said so. Raises StoreFull, StoreFailed; then nothing is done either.
         """
         olds = [] if old is None else [old]
-        dues = [] if due_ms is None else [due_ms]
         bodies = {} if due_ms is None else {0: body}
         with self._gate.reading():
             now_ms = self._clock.now_ms()
-            if due_ms is not None and due_ms <= now_ms:
-                return False
+            dues = [] if due_ms is None else [max(due_ms, now_ms + 1)]
             with (
                 self._entries.located(log, olds) as (logs, outcomes),
                 self._entries.appended(log.topic_id, olds or [NOTHING], dues, bodies, now_ms) as new,
             ):
-                new_id = MessageId(new[0].ledger_id, new[0].first_entry) if new else None
+                added = (MessageId(new[0].ledger_id, new[0].first_entry), dues[0]) if new else None
+                withdrawn = None in self._entries.states(log.topic_id, logs, outcomes) if olds else False
                 self._entries.sync(logs)
 
                 def work(transaction: Transaction) -> bool:
-                    goes = record(transaction, new_id)
+                    goes = record(transaction, added, withdrawn)
                     if goes:
                         for found in logs:
                             self._entries.cancel(transaction, log.topic_id, found, outcomes)
                     for appended in new:
                         self._entries.admit(transaction, log.topic_id, appended, {0} if goes else set())
+                    if goes and passed:
+                        dues_passed = np.array([each.due_ms for each in passed], dtype=np.int64)
+                        log.append_messages(transaction, dues_passed, [each.body for each in passed], now_ms)
                     return goes
 
                 return self._main.write(work)

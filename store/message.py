@@ -10,7 +10,7 @@ import operator
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 from .duration import Duration, duration_ms, timedelta_ms
 from .errors import InvalidArgument, InvalidMessage
@@ -52,6 +52,13 @@ class Message:
     ttl: Duration | None = None
 
 
+class Occurrence(NamedTuple):
+    """What a message of a schedule is of: the schedule's name, and the time in epoch ms that its timetable says."""
+
+    schedule: str
+    nominal_ms: int
+
+
 class _Kept:
     """The fields of a received message as they are kept: those that are objects are made at access.
 
@@ -60,14 +67,16 @@ class _Kept:
     """
 
     if not TYPE_CHECKING:  # which would refuse to set what is a property here
-        __slots__ = ("_expires_ms", "_first_try", "_id_place", "_place", "_properties", "addressee", "due_ms", "key",
-                     "payload", "publish_ms", "redelivery_count", "retries", "subscription", "topic")  # fmt: skip
+        __slots__ = ("_expires_ms", "_first_try", "_id_place", "_occurrence", "_place", "_properties", "addressee",
+                     "due_ms", "key", "payload", "publish_ms", "redelivery_count", "retries", "subscription",
+                     "topic")  # fmt: skip
 
     _id_place: Place
     _place: Place
     _properties: dict[str, str] | None
     _first_try: tuple[MessageId, int]
     _expires_ms: int
+    _occurrence: Occurrence
 
     @property
     def properties(self) -> dict[str, str]:
@@ -103,6 +112,10 @@ class _Kept:
     def expires_ms(self) -> int | None:
         return getattr(self, "_expires_ms", None)
 
+    @property
+    def occurrence(self) -> Occurrence | None:
+        return getattr(self, "_occurrence", None)
+
 
 @dataclass(init=False)
 class ReceivedMessage(_Kept):
@@ -114,7 +127,8 @@ class ReceivedMessage(_Kept):
     the store was opened. retries: how often it was handed out before `retry_later` postponed it. addressee: the only
     subscription that is to get it; None: all of them. first_try: of a message that `retry_later` postponed, the id
     and the time (epoch ms) of what was postponed first; None: it was not postponed.
-    expires_ms: from when on it is not delivered any more, by a time to live of its own; None: it has none.
+    expires_ms: from when on it is not delivered any more, by a time to live of its own; None: it has none. occurrence:
+    of a message that a schedule sent, its name and nominal time, after `retry_later` too; None: no schedule sent it.
     """
 
     __slots__ = ()
@@ -172,6 +186,7 @@ class ScheduledMessage:
     due_ms: int
     publish_ms: int
     topic: str
+    occurrence: Occurrence | None = None
 
 
 class Identified(Protocol):

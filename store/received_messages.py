@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, overload
 
 import numpy as np
 
-from .message import ReceivedMessage
+from .message import Occurrence, ReceivedMessage
 from .position import ENTRY_MASK, MessageId, MessageIds, Place, position_at
 
 COLUMNS = ("places", "id_places", "payloads", "keys", "due_ms", "publish_ms", "redelivery_counts")
@@ -27,10 +27,14 @@ class Facts(NamedTuple):
     addressee: str | None = None
     first_try: tuple[MessageId, int] | None = None
     expires_ms: int | None = None
+    occurrence: Occurrence | None = None
 
     def deliverable(self, subscription: str, now_ms: int) -> bool:
         """Whether a subscription is to get it: it is addressed to it, or to all, and has not expired."""
         return self.addressee in (None, subscription) and (self.expires_ms is None or self.expires_ms > now_ms)
+
+
+NO_FACTS = Facts(None)
 
 
 class ReceivedMessages(Sequence[ReceivedMessage]):
@@ -71,9 +75,14 @@ class ReceivedMessages(Sequence[ReceivedMessage]):
             found.publish_ms.append(message.publish_ms)
             found.redelivery_counts.append(message.redelivery_count)
             facts = Facts(
-                message._properties or None, message.retries, message.addressee, message.first_try, message.expires_ms
+                message._properties or None,
+                message.retries,
+                message.addressee,
+                message.first_try,
+                message.expires_ms,
+                message.occurrence,
             )
-            if facts != Facts(None):
+            if facts != NO_FACTS:
                 found.facts[place] = facts
         return found
 
@@ -108,10 +117,10 @@ class ReceivedMessages(Sequence[ReceivedMessage]):
 
     def deliverable(self, subscription: str, now_ms: int) -> ReceivedMessages:
         """Those that this subscription is to get: addressed to it, or to all, and not expired."""
-        facts, everyone = self.facts, Facts(None)
+        facts = self.facts
         if not facts:
             return self
-        deliverable = [facts.get(at, everyone).deliverable(subscription, now_ms) for at in self.places]
+        deliverable = [facts.get(at, NO_FACTS).deliverable(subscription, now_ms) for at in self.places]
         return self.pick([row for row, each in enumerate(deliverable) if each])
 
     def _divided(self, take: Any) -> ReceivedMessages:
@@ -176,11 +185,13 @@ class ReceivedMessages(Sequence[ReceivedMessage]):
             message.topic = topic
             message.subscription = subscription
             if facts and (rare := facts.get(place)) is not None:
-                message._properties, message.retries, message.addressee, first_try, expires_ms = rare
+                message._properties, message.retries, message.addressee, first_try, expires_ms, occurrence = rare
                 if first_try is not None:
                     message._first_try = first_try
                 if expires_ms is not None:
                     message._expires_ms = expires_ms
+                if occurrence is not None:
+                    message._occurrence = occurrence
             else:
                 message._properties = message.addressee = None
                 message.retries = 0

@@ -268,6 +268,7 @@ _KEYS: dict[Table, Callable[[bytes], Fields]] = {
     Table.SCHEDULE: _split(fmt.split_named_key, "topic_id", "schedule"),
     Table.KEY: _split(fmt.split_named_key, "topic_id", "key"),
     Table.NUMBERED: _split(split_numbered_key, "topic_id", "producer", "last"),
+    Table.RECURRENCE: _split(fmt.split_named_key, "topic_id", "schedule"),
     Table.SET_ASIDE: _parts(ledger_id=fmt.leading_u64, entry_id=fmt.trailing_u32),
     Table.SNAPSHOT_PART: lambda key: {**_SNAPSHOT(key), "part": fmt.trailing_u32(key)},
     Table.SNAPSHOT_META: _SNAPSHOT,

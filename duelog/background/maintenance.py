@@ -152,11 +152,14 @@ class Maintenance:
 
     def _slice(self, now_ms: int) -> tuple[TickResult, bool]:
         self._full = None
+        if self._recurring.is_late(now_ms):
+            self._step("recur", now_ms, functools.partial(self._recurring.withdraw, now_ms, self.suspensions), None)
         fired, closed, saved, more = self._advance(now_ms)
         if self._gives_way:
             self._full = None  # the next slice will say so
             return TickResult(fired, 0, 0, 0, 0, self._after_giving_way()), True
-        self._step("recur", now_ms, functools.partial(self._recurring.run, now_ms, self.suspensions), None)
+        recur = functools.partial(self._recurring.run, now_ms, self.suspensions, firing=more)
+        more = self._step("recur", now_ms, recur, otherwise=False) or more
         self._step("expire", now_ms, functools.partial(self._expiry.run, now_ms, self.suspensions), None)
         self._step("flush", now_ms, functools.partial(self._flush, now_ms), None)
         if self._wal_writer is not None:

@@ -1,63 +1,50 @@
 """Recurring messages: kept schedules, each with its next occurrence waiting as a delayed message.
 
-When an occurrence has fallen due, the next is scheduled: the first one after now. So after a stop, or a jump of the
-clock, the occurrence that was waiting comes once, late, what else was missed does not come, and there is no burst.
+When an occurrence has fallen due, the next is scheduled: the first one that is due after now. What lies between them
+was missed, in a stop or a jump of the clock, and `Recurrence.late` says what of it comes all the same: it is appended
+to the main log in the transaction that records the next, so that none is lost or doubled by a crash. Where a schedule
+says that misfires are skipped, or that only the latest comes, the occurrence that waits is one too: `withdraw` takes
+it back before it fires. Where that fails, for want of space say, it comes late.
+
+A schedule that has ended is kept, so that a program that asks for it at every start has it run once.
+
 Occurrences are due when their timetable says, whatever delay policies say: their maximum and fixed delay are for what
 producers ask for at each send, a timetable was asked for once and is kept by the store.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import functools
+import itertools
 import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-import msgpack
-
 from duelog.markers.firing.suspensions import Part, Suspensions
-from duelog.markers.succession import Succession
+from duelog.markers.succession import Passed, Succession
 from duelog.store.clock import Clock
 from duelog.store.codec import format as fmt
 from duelog.store.codec.body import encode_one
-from duelog.store.codec.format import Table
+from duelog.store.codec.body_extra import occurrence_extra
 from duelog.store.env.environment import Environment
 from duelog.store.env.transaction import Transaction
 from duelog.store.errors import CorruptRecord, InvalidArgument, UnknownTopic
 from duelog.store.log import catalog
-from duelog.store.message import Message
+from duelog.store.message import Occurrence
 from duelog.store.position import MessageId
 
 from ..topics.topic_list import Topics
 from ..topics.topic_state import TopicState
-from .timetable import Timetable
+from .schedule_record import TABLES, Schedule, pack_schedule, schedule_rows, unpack_schedule
+from .timetable import Due
 
 _log = logging.getLogger("duelog.maintenance")
 
 _Key = tuple[int, str]
 
-
-@dataclass(frozen=True, slots=True)
-class Schedule:
-    """A kept schedule of a topic.
-
-    One of `cron` and `interval_ms`; `timezone` is the cron expression's. next_due_ms, next_id: the occurrence that
-    waits; None while it is paused.
-    """
-
-    name: str
-    topic: str
-    cron: str | None
-    interval_ms: int | None
-    timezone: str
-    payload: bytes
-    key: str | None
-    properties: dict[str, str]
-    next_due_ms: int | None
-    next_id: MessageId | None
-    paused: bool
+_AT_ONCE = 256
+"""Missed occurrences that are sent in one transaction."""
 
 
 @dataclass(eq=False, repr=False)
@@ -75,16 +62,16 @@ class Recurring:
         self._lock = threading.Lock()
         """Held during changes: within maintenance's lock, around Firing.gate."""
         self._due: dict[_Key, int] = {}
-        for page in catalog.pages(self._main, fmt.prefix(Table.SCHEDULE)):
-            for key, fields in page:
-                number, name = fmt.split_named_key(key)
-                try:
-                    schedule = unpack_schedule(fields, name, "")
-                except CorruptRecord as error:  # a finding of `check`, too
-                    _log.error("%s: a schedule recurs no more: %s", self._main.path.parent, error)
-                    continue
-                if schedule.next_due_ms is not None:
-                    self._due[number, name] = schedule.next_due_ms
+        self._misfires: dict[_Key, int] = {}
+        """From when on an occurrence that waits is not to come, of those schedules that say so."""
+        for table in TABLES:
+            for page in catalog.pages(self._main, fmt.prefix(table)):
+                for key, fields in page:
+                    number, name = fmt.split_named_key(key)
+                    try:
+                        self._note(number, unpack_schedule(fields, name, ""))
+                    except CorruptRecord as error:  # a finding of `check`, too
+                        _log.error("%s: a schedule recurs no more: %s", self._main.path.parent, error)
 
     # -- for Maintenance -----------------------------------------------------------------------------
 
@@ -93,81 +80,105 @@ class Recurring:
         dues = (suspensions.not_before(_part(key), due_ms) for key, due_ms in list(self._due.items()))
         return min((due_ms for due_ms in dues if due_ms is not None), default=None)
 
-    def run(self, now_ms: int, suspensions: Suspensions) -> None:
-        """Schedule what follows each occurrence that is due by `now_ms`. Raises StoreFull, StoreFailed.
+    def is_late(self, now_ms: int) -> bool:
+        """Whether `withdraw` has something to do."""
+        return any(from_ms <= now_ms for from_ms in list(self._misfires.values()))
 
-        A schedule for which that fails otherwise is suspended.
+    def withdraw(self, now_ms: int, suspensions: Suspensions) -> None:
+        """Take back what waits and is too late at `now_ms`, before it fires. Raises StoreFull, StoreFailed."""
+        self._each(self._misfires, now_ms, suspensions, False, True)
+
+    def run(self, now_ms: int, suspensions: Suspensions, *, firing: bool) -> bool:
+        """Schedule what follows each occurrence that is due by `now_ms`; whether there is more to send now.
+
+        firing: not all that is due has fired, so what was missed after one that has not waits. A schedule for which
+        that fails is suspended. Raises StoreFull, StoreFailed.
         """
-        if not self._due:
-            return
-        with self._lock:
-            for key in [key for key, due_ms in self._due.items() if due_ms <= now_ms]:
-                suspensions.run(_part(key), now_ms, functools.partial(self._advance, key, now_ms), None)
+        return bool(self._due) and self._each(self._due, now_ms, suspensions, firing, False)
 
-    def _advance(self, key: _Key, now_ms: int) -> None:
+    def _each(self, times: dict[_Key, int], now_ms: int, suspensions: Suspensions, *how: bool) -> bool:
+        more = False
+        with self._lock:
+            for key in [key for key, due_ms in times.items() if due_ms <= now_ms]:
+                advance = functools.partial(self._advance, key, now_ms, *how)
+                more = suspensions.run(_part(key), now_ms, advance, otherwise=False) or more
+        return more
+
+    def _advance(self, key: _Key, now_ms: int, firing: bool, misfired: bool) -> bool:
+        """Send what was missed, as far as it is to come, and schedule the next; whether there is more to send.
+
+        firing: after what waits has fired. misfired: in place of what waits, which is too late.
+        """
         topic = self._topics.by_id(key[0])
         try:
             schedule = None if topic is None else self._read(topic, key[1])
         except CorruptRecord as error:
             _log.error("%s: a schedule recurs no more: %s", self._main.path.parent, error)
             schedule = None
-        if topic is None or schedule is None or schedule.next_due_ms is None:
-            self._due.pop(key, None)
-            return
-        try:
-            due_ms = _table(schedule).after(now_ms, schedule.next_due_ms)
-        except InvalidArgument:  # it has no occurrence any more
-            self._due.pop(key, None)
-            return
-        if self._put(topic, replace(schedule, next_due_ms=due_ms), None, must_exist=True) is None:
-            self._due.pop(key, None)  # the topic is being deleted
+        if topic is None or schedule is None or schedule.next_nominal_ms is None:
+            self._forget(key)
+            return False
+        rule, nominal_ms, waiting = schedule.recurrence, schedule.next_nominal_ms, schedule.next_id
+        late = list(itertools.islice(rule.late(nominal_ms, now_ms, misfired=misfired), _AT_ONCE + 1))
+        if late and firing and waiting is not None and self._succession.is_pending(topic.log, waiting):
+            return False
+        left = None if schedule.count is None else max(schedule.count - schedule.sent, 0)
+        if misfired:
+            if schedule.misfires == "latest" and not late:
+                self._misfires.pop(key, None)  # it is the latest itself
+                return False
+            if left is not None and waiting is not None and self._succession.is_pending(topic.log, waiting):
+                left += 1
+        more = len(late) > _AT_ONCE
+        late = late[:_AT_ONCE] if left is None else late[: min(left, _AT_ONCE)]
+        last_ms = late[-1].nominal_ms if late else nominal_ms
+        following: Due | None = None
+        if left is None or len(late) < left:
+            following = late[-1] if more else rule.following(last_ms, now_ms)
+        wanted = replace(
+            _at(schedule, following), sent=schedule.sent + len(late) + (following is not None and not more)
+        )
+        old = waiting if misfired else None
+        if self._put(topic, wanted, old, late, waits=not more, must_exist=True) is None:
+            self._forget(key)  # the topic is being deleted
+            return False
+        return more and following is not None
 
     # -- for Topic -----------------------------------------------------------------------------------
 
-    def every(self, topic: TopicState, name: str, table: Timetable, message: Message) -> Schedule:
-        """Make a schedule, or give the one there is if it says the same; else replace it."""
+    def every(self, topic: TopicState, asked: Schedule) -> Schedule:
+        """Make a schedule, or give the one there is if it says the same; else replace it, and say which that was.
+
+        Raises InvalidArgument where it would have no occurrence.
+        """
         with self._lock:
-            found = self._read(topic, name)
-            now_ms = self._clock.now_ms()
-            wanted = Schedule(
-                name,
-                str(topic.name),
-                table.cron,
-                table.interval_ms,
-                table.timezone,
-                bytes(message.payload),
-                message.key,
-                dict(message.properties or {}),
-                table.after(now_ms, now_ms),
-                None,
-                False,
-            )
-            if found is not None:
-                waiting = replace(wanted, next_due_ms=found.next_due_ms, next_id=found.next_id, paused=found.paused)
-                if found == waiting:
-                    return found
-            made = self._put(topic, wanted, None if found is None else found.next_id)
+            found = self._read(topic, asked.name)
+            if found is not None and found.says_the_same(asked):
+                return found
+            first = first_occurrence(asked, self._clock.now_ms())
+            old = None if found is None else found.next_id
+            made = self._put(topic, replace(_at(asked, first), sent=1), old, anew=True)
             if made is None:  # deleted meanwhile
                 raise UnknownTopic(str(topic.name))
-            return made
+            return replace(made, replaced=found)
 
     def pause(self, topic: TopicState, name: str) -> Schedule | None:
         """Take the waiting occurrence back until `resume`; None: no such schedule."""
         with self._lock:
             found = self._read(topic, name)
-            if found is None or found.paused:
+            if found is None or found.paused or found.ended:
                 return found
-            return self._put(topic, replace(found, next_due_ms=None, paused=True), found.next_id)
+            return self._put(topic, replace(_at(found, None), paused=True, ended=False), found.next_id)
 
     def resume(self, topic: TopicState, name: str) -> Schedule | None:
-        """Go on with the first occurrence after now; None: no such schedule."""
+        """Go on with the first occurrence after now, if there is one; None: no such schedule."""
         with self._lock:
             found = self._read(topic, name)
             if found is None or not found.paused:
                 return found
-            now_ms = self._clock.now_ms()
-            due_ms = _table(found).after(now_ms, now_ms)
-            return self._put(topic, replace(found, next_due_ms=due_ms, paused=False), None)
+            spent = found.count is not None and found.sent >= found.count
+            first = None if spent else found.recurrence.after(self._clock.now_ms())
+            return self._put(topic, replace(_at(found, first), sent=found.sent + (first is not None)), None)
 
     def remove(self, topic: TopicState, name: str) -> bool:
         """Remove a schedule and take its waiting occurrence back; False: there was none."""
@@ -175,96 +186,118 @@ class Recurring:
             found = self._read(topic, name)
             if found is None:
                 return False
-            key = fmt.schedule_key(topic.topic_id, name)
-            self._succession.succeed(
-                topic.log, found.next_id, None, b"", lambda transaction, _: transaction.delete(key)
-            )
-            self._due.pop((topic.topic_id, name), None)
+
+            def record(transaction: Transaction, *_: object) -> bool:
+                _delete(transaction, topic.topic_id, name)
+                return True
+
+            self._succession.succeed(topic.log, found.next_id, None, b"", record)
+            self._forget((topic.topic_id, name))
             return True
 
     def of_topic(self, topic: TopicState) -> list[Schedule]:
         """The topic's schedules by name. Raises CorruptRecord."""
         with self._main.read() as raw:
-            rows = list(catalog.rows(raw, fmt.prefix(Table.SCHEDULE, topic.topic_id)))
-        return [unpack_schedule(fields, fmt.split_named_key(key)[1], str(topic.name)) for key, fields in rows]
+            rows = list(schedule_rows(raw, topic.topic_id))
+        found = [unpack_schedule(fields, fmt.split_named_key(key)[1], str(topic.name)) for key, fields in rows]
+        return sorted(found, key=lambda schedule: schedule.name.encode())
 
     # -- inside --------------------------------------------------------------------------------------
 
     def _read(self, topic: TopicState, name: str) -> Schedule | None:
-        fields = self._main.get(fmt.schedule_key(topic.topic_id, name))
-        return None if fields is None else unpack_schedule(fields, name, str(topic.name))
+        for key in _keys(topic.topic_id, name):
+            fields = self._main.get(key)
+            if fields is not None:
+                return unpack_schedule(fields, name, str(topic.name))
+        return None
 
     def _put(
-        self, topic: TopicState, schedule: Schedule, old: MessageId | None, *, must_exist: bool = False
+        self,
+        topic: TopicState,
+        schedule: Schedule,
+        old: MessageId | None,
+        late: list[Due] | None = None,
+        *,
+        waits: bool = True,
+        anew: bool = False,
+        must_exist: bool = False,
     ) -> Schedule | None:
-        """Record a schedule, with its occurrence in place of `old`; None: it is gone. REQUIRES: the lock."""
-        key = fmt.schedule_key(topic.topic_id, schedule.name)
+        """Record a schedule, with its occurrence in place of `old` and those that are late; None: it is gone.
+
+        waits: its next occurrence is to be sent, it is none of those late. anew: `old` is another one's, and was not
+        counted. REQUIRES: the lock.
+        """
+        topic_id, name = topic.topic_id, schedule.name
         topic_key = fmt.topic_key(str(topic.name))
+        now_ms = self._clock.now_ms()
         done: list[Schedule] = []
-        while True:
 
-            def record(transaction: Transaction, new_id: MessageId | None, wanted: Schedule = schedule) -> bool:
-                done.clear()
-                if transaction.get(topic_key) is None or (must_exist and transaction.get(key) is None):
-                    return False
-                done.append(replace(wanted, next_id=new_id))
-                transaction.put(key, _pack(done[0]))
-                # Memory follows the disk, also where the caller is interrupted after the commit.
-                transaction.after_commit(lambda: self._note(topic.topic_id, wanted))
-                return True
+        def record(transaction: Transaction, new: tuple[MessageId, int] | None, withdrawn: bool) -> bool:
+            done.clear()
+            exists = not must_exist or any(transaction.get(key) is not None for key in _keys(topic_id, name))
+            if transaction.get(topic_key) is None or not exists:
+                return False
+            new_id, due_ms = (None, schedule.next_due_ms) if new is None else new
+            sent = schedule.sent - (withdrawn and not anew)
+            done.append(replace(schedule, next_id=new_id, next_due_ms=due_ms, sent=sent))
+            _delete(transaction, topic_id, name)
+            transaction.put(fmt.schedule_key(topic_id, name), pack_schedule(done[0]))
+            # Memory follows the disk, also where the caller is interrupted after the commit.
+            transaction.after_commit(functools.partial(self._note, topic_id, done[0]))
+            return True
 
-            body = b""
-            if schedule.next_due_ms is not None:
-                message = Message(schedule.payload, key=schedule.key, properties=schedule.properties)
-                body = encode_one(message, self._clock.now_ms(), self._max_message_bytes)[1]
-            if self._succession.succeed(topic.log, old, schedule.next_due_ms, body, record):
-                break
-            now_ms = self._clock.now_ms()
-            if schedule.next_due_ms is None or schedule.next_due_ms > now_ms:
-                return None
-            # The time it was to be at has passed meanwhile: the one after it.
-            schedule = replace(schedule, next_due_ms=_table(schedule).after(now_ms, schedule.next_due_ms))
-        if schedule.next_due_ms is not None:
+        def body(nominal_ms: int) -> bytes:
+            extra = occurrence_extra(Occurrence(name, nominal_ms))
+            return encode_one(schedule.message, now_ms, self._max_message_bytes, extra)[1]
+
+        passed = [Passed(each.due_ms, body(each.nominal_ms)) for each in late or ()]
+        due_ms = schedule.next_due_ms if waits else None
+        next_body = b"" if due_ms is None else body(schedule.next_nominal_ms or 0)
+        if not self._succession.succeed(topic.log, old, due_ms, next_body, record, passed):
+            return None
+        if schedule.next_due_ms is not None or passed:
             self._wake()
         return done[0]
 
     def _note(self, topic_id: int, schedule: Schedule) -> None:
         """Have memory know when a schedule comes next."""
-        if schedule.next_due_ms is None:
-            self._due.pop((topic_id, schedule.name), None)
-        else:
-            self._due[topic_id, schedule.name] = schedule.next_due_ms
+        key = (topic_id, schedule.name)
+        self._forget(key)
+        if schedule.next_due_ms is not None:
+            self._due[key] = schedule.next_due_ms
+        if schedule.misfires_from_ms is not None:
+            self._misfires[key] = schedule.misfires_from_ms
+
+    def _forget(self, key: _Key) -> None:
+        self._due.pop(key, None)
+        self._misfires.pop(key, None)
+
+
+def first_occurrence(asked: Schedule, now_ms: int) -> Due:
+    """The first occurrence after now. Raises InvalidArgument: there is none, or it is after the end."""
+    first = asked.recurrence.after(now_ms)
+    if first is None:
+        nominal_ms = asked.recurrence.table.after(now_ms, now_ms)
+        raise InvalidArgument("until", asked.until_ms, f"before the first occurrence, {nominal_ms}")
+    return first
+
+
+def _at(schedule: Schedule, due: Due | None) -> Schedule:
+    """A schedule whose next occurrence is `due`; None: it has ended."""
+    nominal_ms, due_ms = (None, None) if due is None else due
+    return replace(
+        schedule, next_nominal_ms=nominal_ms, next_due_ms=due_ms, next_id=None, paused=False, ended=due is None
+    )
+
+
+def _keys(topic_id: int, name: str) -> list[bytes]:
+    return [fmt.schedule_key(topic_id, name, table) for table in TABLES]
+
+
+def _delete(transaction: Transaction, topic_id: int, name: str) -> None:
+    for key in _keys(topic_id, name):
+        transaction.delete(key)
 
 
 def _part(key: _Key) -> Part:
     return Part("recur", topic_id=key[0], name=key[1])
-
-
-def _table(schedule: Schedule) -> Timetable:
-    return Timetable(schedule.cron, schedule.interval_ms, schedule.timezone)
-
-
-def _pack(schedule: Schedule) -> bytes:
-    """The fields of a schedule's record, but for its name and its topic, which are the key's."""
-    fields = [(field.name, getattr(schedule, field.name)) for field in dataclasses.fields(Schedule)[2:]]
-    packed: bytes = msgpack.packb({name: value for name, value in fields if value is not None})
-    return packed
-
-
-def unpack_schedule(packed: bytes, name: str = "", topic: str = "") -> Schedule:
-    """The schedule of a record's fields. Raises CorruptRecord."""
-    try:
-        fields = msgpack.unpackb(packed)
-        next_id = None if fields.get("next_id") is None else MessageId(*fields["next_id"])
-        required = {each: fields[each] for each in ("timezone", "payload", "properties", "paused")}
-        optional = {each: fields.get(each) for each in ("cron", "interval_ms", "key", "next_due_ms")}
-        schedule = Schedule(name=name, topic=topic, next_id=next_id, **required, **optional)
-        encode_one(Message(schedule.payload, key=schedule.key, properties=schedule.properties), 0, 2**30)
-        if (schedule.cron is None) == (schedule.interval_ms is None) or schedule.paused != (
-            schedule.next_due_ms is None
-        ):
-            raise ValueError("its fields contradict each other")
-        Timetable(schedule.cron, schedule.interval_ms, "UTC").after(schedule.next_due_ms or 0, 0)
-        return schedule
-    except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, msgpack.UnpackException) as error:
-        raise CorruptRecord(f"schedule {name!r} cannot be read: {error}") from error

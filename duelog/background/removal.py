@@ -22,6 +22,7 @@ from ..topics.topic_state import TopicState
 from ..topics.trim_agenda import TrimAgenda
 from .maintenance import Maintenance
 from .policy_changes import PolicyChanges
+from .schedule_record import schedule_rows
 
 
 @dataclass(eq=False, repr=False)
@@ -115,7 +116,7 @@ def _delete_records(transaction: Transaction, topic: TopicState) -> tuple[list[i
     for _, name, record in list(catalog.cursors(transaction.raw, topic_id)):
         catalog.remove_subscription(transaction, record.subscription_id)
         transaction.delete(fmt.cursor_key(topic_id, name))
-    for key, _ in list(catalog.rows(transaction.raw, fmt.prefix(fmt.Table.SCHEDULE, topic_id))):
+    for key, _ in list(schedule_rows(transaction.raw, topic_id)):
         transaction.delete(key)
     producers.remove(transaction, topic_id)
     for table in (fmt.Table.KEY, fmt.Table.NUMBERED):

@@ -23,7 +23,7 @@ from duelog.store.errors import CorruptEntry
 from duelog.store.log.documents import Document
 from duelog.store.log.scan import runs
 
-from ..background.recurring import unpack_schedule
+from ..background.schedule_record import unpack_schedule
 from .finding import REPAIR, Finding, corrupt, error
 
 _SNAPSHOTS = (Table.SNAPSHOT_PART, Table.SNAPSHOT_META)
@@ -45,6 +45,7 @@ _READERS: dict[int, Callable[[bytes], object]] = {
     Table.KEY: KeyRecord.unpack,
     Table.ORIGIN: OriginRecord.unpack,
     Table.SCHEDULE: unpack_schedule,
+    Table.RECURRENCE: unpack_schedule,
     **dict.fromkeys(_BITMAPS, BitMap.deserialize),
 }
 

@@ -26,10 +26,9 @@ from duelog.store.codec.run import Run, RunKind, UInt32s
 from duelog.store.env.environment import Environment
 from duelog.store.env.memtable import Reads
 from duelog.store.errors import CorruptRecord
-from duelog.store.log import catalog
 from duelog.store.log.scan import runs
 
-from ..background.recurring import unpack_schedule
+from ..background.schedule_record import schedule_rows, unpack_schedule
 
 ByLedger = dict[int, BitMap]
 """Entries by the ledger id of their log."""
@@ -120,7 +119,7 @@ def lost_admissions(withdrawn: Withdrawn, conditionals: Conditionals, certain: B
 def waited_for(raw: Reads) -> ByLedger:
     """The occurrences that schedules wait for: recorded in the transaction that admits them."""
     found: ByLedger = {}
-    for _, fields in catalog.rows(raw, fmt.prefix(Table.SCHEDULE)):
+    for _, fields in schedule_rows(raw):
         try:
             waiting = unpack_schedule(fields).next_id
         except CorruptRecord:  # a finding of its own

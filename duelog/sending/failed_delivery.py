@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from duelog.store.codec.body import EncodedBatch, encode_one
+from duelog.store.codec.body_extra import occurrence_extra
 from duelog.store.message import Message, ReceivedMessage
 from duelog.store.position import MessageId
 
@@ -30,6 +31,7 @@ def postpone(
         "addressee": subscription,
         "retries": message.retries + message.redelivery_count + 1,
         "first": [*first_id, first_ms],
+        **occurrence_extra(message.occurrence),
     }
     if message.expires_ms is not None:
         extra["ttl"] = message.expires_ms - due_ms  # it expires when it would have, which may be before it is due

@@ -28,6 +28,7 @@ from duelog.markers.pending_entries import NewEntries, PendingEntries
 from duelog.markers.succession import NOTHING
 from duelog.store.clock import Clock
 from duelog.store.codec.body import decode_body, encode_one
+from duelog.store.codec.body_extra import occurrence_extra, occurrence_of
 from duelog.store.codec.run import RunKind
 from duelog.store.env.environment import Environment
 from duelog.store.env.reader_gate import ReaderGate
@@ -35,7 +36,7 @@ from duelog.store.env.transaction import Transaction
 from duelog.store.errors import CorruptEntry, InvalidArgument, UnknownSubscription, UnknownTopic
 from duelog.store.limited_log import LimitedLog
 from duelog.store.log.scan import RunFinder
-from duelog.store.message import MAX_DUE_MS, Message, ReceivedMessage
+from duelog.store.message import MAX_DUE_MS, Message, Occurrence, ReceivedMessage
 from duelog.store.names import MAX_TOPIC_BYTES, TopicName
 from duelog.store.position import MessageId, Position
 
@@ -62,7 +63,7 @@ class DeadLetter:
     it came from. reason: "redeliveries", or what `Subscription.dead_letter` was told. attempts: how often it was
     delivered. first_ms, last_ms: when the first and the last of these deliveries ended without an acknowledgement.
     dead_ms: when it was dead-lettered. dead_letter_topic, position: where it lies now. All times are epoch ms of the
-    store's clock.
+    store's clock. occurrence: which schedule it is of, if any.
     """
 
     dead_letter_topic: str
@@ -80,6 +81,7 @@ class DeadLetter:
     first_ms: int
     last_ms: int
     dead_ms: int
+    occurrence: Occurrence | None = None
 
 
 Letters = DeadLetter | Iterable[DeadLetter]
@@ -155,7 +157,7 @@ class DeadLetters:
         ]
         origin = dict(zip(_ORIGIN_PROPERTIES, (message.topic, subscription.name, str(origin_id)), strict=True))
         letter = Message(message.payload, key=message.key, properties={**message.properties, **origin})
-        return encode_one(letter, now_ms, _MAX_BYTES, {_FACTS: facts})[1]
+        return encode_one(letter, now_ms, _MAX_BYTES, {_FACTS: facts, **occurrence_extra(message.occurrence)})[1]
 
     # -- looking -----------------------------------------------------------------------------------
 
@@ -238,7 +240,7 @@ class DeadLetters:
             bodies: dict[str, dict[int, bytes]] = {}
             for row, letter in enumerate(letters):
                 message = Message(letter.payload, key=letter.key, properties=letter.properties)
-                extra = {"addressee": letter.subscription, "retries": 0}
+                extra = {"addressee": letter.subscription, "retries": 0, **occurrence_extra(letter.occurrence)}
                 bodies.setdefault(letter.topic, {})[row] = encode_one(message, now_ms, _MAX_BYTES, extra)[1]
             new: dict[str, list[NewEntries]] = {}
             for name, of_topic in bodies.items() if delay_ms else ():
@@ -353,4 +355,5 @@ def decode_letter(grave: str, position: Position, body: bytes) -> DeadLetter | N
     topic, subscription, ledger_id, entry_id, *rest = facts
     own = {name: value for name, value in (properties or {}).items() if name not in _ORIGIN_PROPERTIES}
     origin_id = MessageId(ledger_id, entry_id)
-    return DeadLetter(grave, position, topic, subscription, origin_id, payload, key, own, *(*rest, dead_ms))
+    times = (*rest, dead_ms, occurrence_of(extra))
+    return DeadLetter(grave, position, topic, subscription, origin_id, payload, key, own, *times)

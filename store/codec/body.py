@@ -3,8 +3,9 @@
     body = [publish_ms, payload, key | nil, properties | nil, extra | nil]    trailing nils are left out
 
 A bare message is ``[publish_ms, payload]``. ``extra`` is a map from str to any msgpack value, for what the
-library itself adds (a dead-lettered message's origin, say); callers cannot set it. The due time is not in the body:
-it stands in the run's header. Nor is a checksum: the run has one of every body, checked before ``decode_body``.
+library itself adds (a dead-lettered message's origin, the schedule of an occurrence); callers cannot set it. The due
+time is not in the body: it stands in the run's header. Nor is a checksum: the run has one of every body, checked before
+``decode_body``.
 
 ``encode_batch`` is the hottest path of sending: whatever a plain message does not need is out of its loop.
 """

@@ -47,10 +47,11 @@ class Table(IntEnum):
     CANCELLED = 0x40  # main: partition log's ledger id, block -> roaring bitmap
     ADMITTED = 0x41  # main: partition log's ledger id, block -> roaring bitmap of conditional entries that may fire
     PRODUCER = 0x50  # main and partition: topic id, producer name -> ProducerRecord, of old stores
-    SCHEDULE = 0x51  # main: topic id, schedule name -> msgpack
+    SCHEDULE = 0x51  # main: topic id, schedule name -> msgpack, of old stores
     SEQUENCE = 0x52  # main, by older versions partitions too: topic id, producer name, block -> roaring bitmap
     KEY = 0x53  # main: topic id, deduplication key -> its message (sent_ids.py)
     NUMBERED = 0x54  # main: topic id, producer name, last number -> the ids of the messages (sent_ids.py)
+    RECURRENCE = 0x55  # main: topic id, schedule name -> msgpack (duelog/background/schedule_record.py)
     SET_ASIDE = 0x60  # main: ledger id, entry id -> reason
     SNAPSHOT_PART = 0x70  # partition: ledger id, snapshot id, part -> bitmaps (snapshot/snapshot_format.py)
     SNAPSHOT_META = 0x71  # partition: ledger id, snapshot id -> snapshot/snapshot_format.py: Metadata
@@ -154,8 +155,8 @@ def split_attempts_key(key: bytes) -> tuple[int, int, int]:
     return subscription_id, ledger_id, block
 
 
-def schedule_key(topic_id: int, name: str) -> bytes:
-    return _KEY_32.pack(Table.SCHEDULE, topic_id) + name.encode()
+def schedule_key(topic_id: int, name: str, table: Table = Table.RECURRENCE) -> bytes:
+    return _KEY_32.pack(table, topic_id) + name.encode()
 
 
 def producer_key(topic_id: int, name: str) -> bytes:
@@ -244,7 +245,7 @@ def name_of(key: bytes) -> str:
 
 
 def split_named_key(key: bytes, errors: str = "strict") -> tuple[int, str]:
-    """(topic id, name) of a key of CURSOR, PRODUCER or SCHEDULE; `errors` as of bytes.decode."""
+    """(topic id, name) of a key of CURSOR, PRODUCER, SCHEDULE or RECURRENCE; `errors` as of bytes.decode."""
     return leading_u32(key), key[5:].decode(errors=errors)
 
 

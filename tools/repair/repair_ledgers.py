@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ...background.recurring import unpack_schedule
+from ...background.schedule_record import schedule_rows, unpack_schedule
 from ...store.codec import format as fmt
 from ...store.codec.format import LedgerRecord, LedgerState, Table
 from ...store.codec.run import Run, RunKind
@@ -88,7 +88,7 @@ def _claims(main: Environment, environment: Environment, ledger_id: int, elsewhe
     with main.read() as raw:
         owners = main_ledgers(raw)
         found = {owners[run.ledger_id] for run in marker_runs(raw, owners) if run.target == ledger_id}
-        for key, fields in catalog.rows(raw, fmt.prefix(Table.SCHEDULE)):
+        for key, fields in schedule_rows(raw):
             try:
                 waiting = unpack_schedule(fields, "", "").next_id
             except CorruptRecord:

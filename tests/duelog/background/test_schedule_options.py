@@ -1,0 +1,543 @@
+"""Schedules with nicknames, an end, jitter and a policy for misfires; what occurrences and replacements tell."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from zoneinfo import ZoneInfo
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from duelog import DelayedStore, ManualClock, Occurrence, ReceivedMessage, StoreConfig, Subscription, Topic
+from duelog.background import maintenance
+from duelog.background.timetable import MISFIRES, Due, Misfires, Recurrence, Timetable
+from duelog.errors import InvalidArgument, StoreFull
+from duelog.markers.succession import Succession
+from tests.conftest import START_MS, OpenStore
+from tests.duelog.conftest import Plant
+
+MINUTE_MS = 60_000
+HOUR_MS = 60 * MINUTE_MS
+DAY_MS = 24 * HOUR_MS
+ROME = "Europe/Rome"
+HOURLY = "30 * * * *"
+
+
+def ms(text: str, zone: str = "UTC", fold: int = 0) -> int:
+    """Epoch ms of a local time."""
+    return int(datetime.fromisoformat(text).replace(tzinfo=ZoneInfo(zone), fold=fold).timestamp() * 1000)
+
+
+def received(store: DelayedStore, consumer: Subscription) -> list[ReceivedMessage]:
+    """What is there now, acknowledged."""
+    store.tick()
+    found: list[ReceivedMessage] = []
+    while batch := consumer.receive(1_000):
+        consumer.ack(batch)
+        found += batch
+    return found
+
+
+def nominals(messages: list[ReceivedMessage]) -> list[int]:
+    """The times that the timetable says."""
+    return [message.occurrence.nominal_ms for message in messages if message.occurrence is not None]
+
+
+def hours(*numbers: int) -> list[int]:
+    """Nominal times of a schedule that began at START_MS."""
+    return [START_MS + number * HOUR_MS for number in numbers]
+
+
+# -- nicknames ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("nickname", "expression"),
+    [
+        ("@hourly", "0 * * * *"), ("@daily", "0 0 * * *"), ("@midnight", "0 0 * * *"), ("@weekly", "0 0 * * 0"),
+        ("@monthly", "0 0 1 * *"), ("@yearly", "0 0 1 1 *"), (" @Annually ", "0 0 1 1 *"),
+    ],
+)  # fmt: skip
+def test_a_nickname_is_the_expression_that_it_stands_for(topic: Topic, nickname: str, expression: str) -> None:
+    """To ask for the one after the other changes nothing."""
+    made = topic.every("s", cron=nickname, timezone=ROME)
+    assert made.cron == expression
+    assert topic.every("s", cron=expression, timezone=ROME) == made
+
+
+def test_every_with_a_duration_is_an_interval(topic: Topic) -> None:
+    """Read as durations are read everywhere."""
+    made = topic.every("s", cron="@every 1h30m")
+    assert (made.cron, made.interval_ms, made.next_due_ms) == (None, 90 * MINUTE_MS, START_MS + 90 * MINUTE_MS)
+    assert topic.every("s", interval=timedelta(minutes=90)) == made
+    assert topic.every("s", cron="@every PT1H30M") == made
+
+
+def test_daily_is_midnight_of_the_zone_over_changes_of_its_clock(open_store: OpenStore) -> None:
+    """A day of 23 hours in March, one of 25 in October."""
+    table = Timetable.make("@daily", None, ROME)
+    for start, lengths in (("2027-03-27T00:00", [24, 23, 24]), ("2027-10-30T00:00", [24, 25, 24])):
+        at_ms, found = ms(start, ROME), []
+        for _ in range(3):
+            next_ms = table.after(at_ms, at_ms)
+            found.append((next_ms - at_ms) // HOUR_MS)
+            at_ms = next_ms
+        assert found == lengths
+
+
+# -- bad input ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field", "part"),
+    [
+        ({"cron": "@reboot"}, "cron", "@reboot"),
+        ({"cron": "@daily x"}, "cron", "@daily x"),
+        ({"cron": "@every"}, "cron", "''"),
+        ({"cron": "@every 1 fortnight"}, "cron", "fortnight"),
+        ({"cron": "@every 0.5s"}, "cron", "shorter than 1000 ms"),
+        ({"cron": "@every 5m", "interval": 300}, "cron", "one of cron and interval"),
+        ({"cron": "@daily", "until": START_MS + 60_000}, "until", str(START_MS + 60_000)),
+        ({"interval": 60, "until": START_MS}, "until", str(START_MS)),
+        ({"interval": 60, "until": datetime(2027, 1, 1)}, "until", "time zone"),
+        ({"interval": 60, "until": 1.5}, "until", "1.5"),
+        ({"interval": 60, "count": 0}, "count", "0"),
+        ({"interval": 60, "count": True}, "count", "True"),
+        ({"interval": 60, "count": 2.0}, "count", "2.0"),
+        ({"interval": 60, "count": 1 << 63}, "count", str(1 << 63)),
+        ({"interval": 60, "jitter": -1}, "jitter", "negative"),
+        ({"interval": 60, "jitter": "5m"}, "jitter", "5m"),
+        ({"interval": 60, "jitter": float("nan")}, "jitter", "nan"),
+        ({"interval": 60, "misfires": "some"}, "misfires", "'some'"),
+        ({"interval": 60, "misfires": None}, "misfires", "None"),
+        ({"interval": 60, "misfires": "skip", "grace": -1}, "grace", "-1"),
+        ({"interval": 60, "misfires": "all", "grace": 60}, "grace", "latest and skip"),
+        ({"interval": 60, "grace": 60}, "grace", "latest and skip"),
+        ({"interval": 253_402_300_799}, "interval", "year 10000"),
+    ],
+)
+def test_what_a_schedule_cannot_be_is_refused_by_field_and_value(
+    topic: Topic, arguments: dict[str, object], field: str, part: str
+) -> None:
+    """Nothing is kept of it, not even the topic."""
+    with pytest.raises(InvalidArgument) as caught:
+        topic.every("beat", **arguments)  # type: ignore[arg-type]
+    assert caught.value.field == field
+    assert part in str(caught.value)
+    assert not topic.exists()
+
+
+def test_a_schedule_that_is_refused_leaves_the_one_of_its_name_as_it_is(store: DelayedStore, topic: Topic) -> None:
+    """Its occurrence too."""
+    made = topic.every("beat", interval=60)
+    with pytest.raises(InvalidArgument):
+        topic.every("beat", interval=60, until=START_MS + 1_000)
+    assert topic.schedules() == [made]
+    assert [message.message_id for message in topic.scheduled()] == [made.next_id]
+
+
+# -- the end -----------------------------------------------------------------------------------------
+
+
+def test_a_schedule_ends_after_so_many_messages_and_is_not_begun_again_by_asking_for_the_same(
+    open_store: OpenStore, clock: ManualClock
+) -> None:
+    """A program that asks at every start has it run once; another, or one that was removed, begins anew."""
+    got = []
+    for _ in range(6):
+        store = open_store()
+        topic = store.topic("t")
+        asked = topic.every("promo", interval=3_600, count=3)
+        assert asked.replaced is None
+        with topic.subscribe("s") as consumer:
+            clock.advance(HOUR_MS)
+            got += nominals(received(store, consumer))
+        store.close()
+    assert got == hours(1, 2, 3)
+    store = open_store()
+    topic = store.topic("t")
+    (ended,) = topic.schedules()
+    assert (ended.ended, ended.paused, ended.sent, ended.next_due_ms, ended.next_id) == (True, False, 3, None, None)
+    assert topic.pause_schedule("promo") == topic.resume_schedule("promo") == ended
+    again = topic.every("promo", interval=3_600, count=4)
+    assert (again.replaced, again.sent, again.ended) == (ended, 1, False)
+    assert topic.remove_schedule("promo")
+    assert topic.every("promo", interval=3_600, count=3).replaced is None
+
+
+def test_the_last_occurrence_is_the_one_at_its_end(store: DelayedStore, topic: Topic, clock: ManualClock) -> None:
+    """Until is a nominal time, inclusive, and may be given as a datetime."""
+    until = datetime.fromtimestamp((START_MS + 3 * HOUR_MS) / 1000, UTC)
+    topic.every("a", interval=3_600, until=until)
+    topic.every("b", interval=3_600, until=START_MS + 3 * HOUR_MS - 1)
+    got = []
+    with topic.subscribe("s") as consumer:
+        for _ in range(6):
+            clock.advance(HOUR_MS)
+            got += received(store, consumer)
+    assert [message.occurrence for message in got] == [
+        Occurrence(name, START_MS + hour * HOUR_MS)
+        for hour, names in ((1, "ab"), (2, "ab"), (3, "a"))
+        for name in names
+    ]
+    assert [schedule.ended for schedule in topic.schedules()] == [True, True]
+    assert list(topic.scheduled()) == []
+
+
+def test_what_a_pause_takes_back_does_not_count(store: DelayedStore, topic: Topic, clock: ManualClock) -> None:
+    """What has fired before the pause does, also if nothing followed it yet."""
+    topic.every("s", interval=3_600, count=2)
+    topic.pause_schedule("s")
+    topic.resume_schedule("s")
+    with topic.subscribe("s") as consumer:
+        clock.advance(HOUR_MS)
+        assert len(received(store, consumer)) == 1
+        paused = topic.pause_schedule("s")
+        assert paused is not None
+        assert paused.sent == 1
+        clock.advance(DAY_MS)
+        resumed = topic.resume_schedule("s")
+        assert resumed is not None
+        assert resumed.sent == 2
+        clock.advance(HOUR_MS)
+        assert len(received(store, consumer)) == 1
+        clock.advance(DAY_MS)
+        assert received(store, consumer) == []
+
+
+def test_a_pause_after_the_last_message_fired_and_before_the_end_was_noted_sends_no_other(
+    store: DelayedStore, topic: Topic, clock: ManualClock, plant: Plant
+) -> None:
+    """The count goes by what has fired, not by what was recorded of it."""
+    topic.every("s", interval=3_600, count=1)
+    clock.advance(HOUR_MS)
+    plant(Succession, "succeed", StoreFull(store.path, "made up"), after=False)
+    with topic.subscribe("s") as consumer:
+        with pytest.raises(StoreFull):
+            store.tick()
+        paused = topic.pause_schedule("s")
+        assert paused is not None
+        assert (paused.paused, paused.sent) == (True, 1)
+        resumed = topic.resume_schedule("s")
+        assert resumed is not None
+        assert resumed.ended
+        clock.advance(DAY_MS)
+        assert len(received(store, consumer)) == 1
+
+
+def test_a_schedule_whose_end_came_while_it_was_paused_ends(topic: Topic, clock: ManualClock) -> None:
+    """It is not resumed past its end."""
+    topic.every("s", interval=3_600, until=START_MS + DAY_MS)
+    topic.pause_schedule("s")
+    clock.advance(2 * DAY_MS)
+    resumed = topic.resume_schedule("s")
+    assert resumed is not None
+    assert (resumed.ended, resumed.paused, resumed.next_id) == (True, False, None)
+
+
+# -- jitter ------------------------------------------------------------------------------------------
+
+CRONS = ("*/7 * * * *", "30 2 * * *", "0,1 3 * * *", "15 1-3 * * SUN", "0 30 2 * * *", "30 * * * *")
+TABLES = st.one_of(
+    st.builds(Timetable.make, st.sampled_from(CRONS), st.none(), st.sampled_from(("UTC", ROME, "America/New_York"))),
+    st.builds(lambda seconds: Timetable.make(None, seconds, "UTC"), st.integers(1, 90_000)),
+)
+AROUND_CHANGES = st.sampled_from([ms("2027-03-28T00:00"), ms("2027-10-31T00:00"), ms("2027-11-07T05:00")])
+
+
+@settings(deadline=None)
+@given(table=TABLES, start=AROUND_CHANGES, offset=st.integers(-DAY_MS, DAY_MS), jitter=st.integers(0, DAY_MS))
+def test_jitter_is_never_early_within_its_bound_and_keeps_the_order(
+    table: Timetable, start: int, offset: int, jitter: int
+) -> None:
+    """Over changes of the clock too; the same when asked again."""
+    rule = Recurrence(table, b"t\0s", jitter_ms=jitter)
+    due = rule.after(start + offset)
+    for _ in range(6):
+        assert due is not None
+        following = rule.after(due.nominal_ms)
+        assert following is not None
+        assert due.nominal_ms <= due.due_ms <= due.nominal_ms + jitter
+        assert due.due_ms < following.nominal_ms
+        assert Recurrence(table, b"t\0s", jitter_ms=jitter).after(due.nominal_ms - 1, due.nominal_ms) == due
+        due = following
+
+
+@settings(deadline=None)
+@given(
+    table=TABLES, start=AROUND_CHANGES, offset=st.integers(-DAY_MS, DAY_MS), jitter=st.integers(0, 3 * HOUR_MS),
+    stop=st.integers(0, 3 * DAY_MS), grace=st.integers(0, DAY_MS), misfired=st.booleans(),
+    misfires=st.sampled_from(MISFIRES), until=st.none() | st.integers(0, 3 * DAY_MS),
+)  # fmt: skip
+def test_what_was_missed_is_what_going_through_all_occurrences_finds(
+    table: Timetable, start: int, offset: int, jitter: int, stop: int, grace: int, misfired: bool, misfires: Misfires,
+    until: int | None,
+) -> None:  # fmt: skip
+    """However it is looked for from the near end: over changes of the clock, with jitter, for every policy."""
+    if table.interval_ms is not None and table.interval_ms < 60_000:
+        stop //= 100
+    rule = Recurrence(table, b"t\0s", None, jitter, misfires, grace)
+    begin = rule.after(start + offset)
+    assert begin is not None
+    if until is not None:
+        rule = replace(rule, until_ms=begin.nominal_ms + until)
+    now_ms = begin.due_ms + stop
+    missed: list[Due] = []
+    each = rule.after(begin.nominal_ms)
+    while each is not None and each.due_ms <= now_ms:
+        missed.append(each)
+        each = rule.after(each.nominal_ms)
+    young = [due for due in missed if due.due_ms >= now_ms - grace]
+    expected = {
+        "first": [],
+        "all": missed,
+        "latest": missed[-1:] if misfired or young != missed else missed,
+        "skip": young,
+    }[misfires]
+    assert list(rule.late(begin.nominal_ms, now_ms, misfired=misfired)) == expected
+    assert rule.following(begin.nominal_ms, now_ms) == each
+
+
+def test_jitter_puts_messages_later_and_a_restart_moves_none(open_store: OpenStore, clock: ManualClock) -> None:
+    """The nominal times stay; the delays differ from each other and from those of another schedule."""
+    first: list[ReceivedMessage] = []
+    dues: dict[str, list[int]] = {"a": [], "b": []}
+    for _ in range(3):
+        store = open_store()
+        topic = store.topic("t")
+        for name in dues:
+            shown = topic.every(name, interval=3_600, jitter=600)
+            assert shown.next_due_ms is not None
+            assert shown.next_nominal_ms is not None
+            assert 0 <= shown.next_due_ms - shown.next_nominal_ms <= 600_000
+        with topic.subscribe("s") as consumer:
+            for _ in range(24):
+                clock.advance(HOUR_MS // 4)
+                first += received(store, consumer)
+        store.close()
+    for message in first:
+        assert message.occurrence is not None
+        dues[message.occurrence.schedule].append(message.due_ms - message.occurrence.nominal_ms)
+    assert nominals(first)[::2] == hours(*range(1, len(first) // 2 + 1))
+    assert len(first) >= 34
+    for delays in dues.values():
+        assert len(set(delays)) > 10
+    assert dues["a"] != dues["b"]
+
+
+# -- misfires ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("misfires", "grace", "expected"),
+    [
+        ("first", None, hours(1)),
+        ("all", None, hours(*range(1, 11))),
+        ("latest", None, hours(10)),
+        ("skip", None, []),
+        ("skip", 30 * 60, hours(10)),
+        ("skip", 30 * 60 - 0.001, []),
+        ("skip", 2.5 * 3_600, hours(8, 9, 10)),
+        ("latest", 2.5 * 3_600, hours(10)),
+        ("latest", 9.5 * 3_600, hours(*range(1, 11))),
+        ("skip", 9.5 * 3_600, hours(*range(1, 11))),
+    ],
+)
+def test_of_what_a_stop_of_ten_hours_missed_comes_what_the_schedule_says(
+    open_store: OpenStore, clock: ManualClock, misfires: Misfires, grace: float | None, expected: list[int]
+) -> None:
+    """Then it goes on in step; each message names the time that it is of, and was due then."""
+    store = open_store()
+    store.topic("t").every("s", interval=3_600, misfires=misfires, grace=grace)
+    store.topic("t").subscribe("s").close()
+    store.close()
+    clock.advance(10 * HOUR_MS + HOUR_MS // 2)
+    store = open_store()
+    with store.topic("t").subscribe("s") as consumer:
+        got = received(store, consumer)
+        assert nominals(got) == expected
+        assert [message.due_ms for message in got] == expected
+        assert received(store, consumer) == []
+        clock.advance(HOUR_MS // 2)
+        assert nominals(received(store, consumer)) == hours(11)
+
+
+def test_a_message_that_is_late_by_less_than_the_grace_is_no_misfire(
+    store: DelayedStore, topic: Topic, clock: ManualClock
+) -> None:
+    """By 60 s unless the schedule says otherwise."""
+    topic.every("s", interval=3_600, misfires="skip")
+    with topic.subscribe("s") as consumer:
+        clock.advance(HOUR_MS + 60_000)
+        assert nominals(received(store, consumer)) == hours(1)
+        clock.advance(HOUR_MS + 1)
+        assert received(store, consumer) == []
+        clock.advance(HOUR_MS - 60_001)
+        assert nominals(received(store, consumer)) == hours(3)
+
+
+def test_a_stop_of_months_is_made_up_for_in_pieces_and_in_order(open_store: OpenStore, clock: ManualClock) -> None:
+    """More than one transaction takes, and more than one run of a main log can span."""
+    store = open_store()
+    store.topic("t").every("s", interval=3 * 3_600, misfires="all")
+    store.topic("t").subscribe("s").close()
+    store.close()
+    clock.advance(100 * DAY_MS)
+    store = open_store()
+    with store.topic("t").subscribe("s") as consumer:
+        assert nominals(received(store, consumer)) == hours(*range(3, 2_401, 3))
+    (schedule,) = store.topic("t").schedules()
+    assert schedule.sent == 801
+
+
+def test_what_was_missed_comes_after_what_waited_also_where_a_slice_ends_between_them(
+    open_store: OpenStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What waited fires in a later slice than what was due in the partition before."""
+    monkeypatch.setattr(maintenance, "_SLICE_S", 0)
+    store = open_store(config=StoreConfig(partition_ms=HOUR_MS))
+    topic = store.topic("t")
+    topic.send(b"before", deliver_after=60)
+    topic.every("s", interval=3_600, misfires="all")
+    with topic.subscribe("s") as consumer:
+        clock.advance(5 * HOUR_MS)
+        assert nominals(received(store, consumer)) == hours(*range(1, 6))
+
+
+@pytest.mark.parametrize("misfires", MISFIRES)
+def test_an_end_holds_for_what_was_missed_too(open_store: OpenStore, clock: ManualClock, misfires: Misfires) -> None:
+    """By time and by number, and with none of it left to wait for."""
+    store = open_store()
+    for name, end in (("count", {"count": 4}), ("until", {"until": START_MS + 4 * HOUR_MS})):
+        store.topic(name).every("s", interval=3_600, misfires=misfires, **end)  # type: ignore[arg-type]
+        store.topic(name).subscribe("s").close()
+    store.close()
+    clock.advance(10 * HOUR_MS + HOUR_MS // 2)
+    store = open_store()
+    store.tick()
+    clock.advance(HOUR_MS // 2)
+    for _ in range(10):
+        store.tick()
+        clock.advance(HOUR_MS)
+    got = {}
+    for name in ("count", "until"):
+        with store.topic(name).subscribe("s") as consumer:
+            got[name] = nominals(received(store, consumer))
+        assert store.topic(name).schedules()[0].ended
+    by_count = {"first": hours(1, 11, 12, 13), "all": hours(1, 2, 3, 4), "latest": hours(10, 11, 12, 13)}
+    by_time = {"first": hours(1), "all": hours(1, 2, 3, 4), "latest": hours(4)}
+    assert got == {"count": by_count.get(misfires, hours(11, 12, 13, 14)), "until": by_time.get(misfires, [])}
+
+
+@pytest.mark.parametrize(
+    ("misfires", "expected"), [("latest", hours(1, 5)), ("skip", hours(1)), ("all", hours(1, 2, 3, 4, 5))]
+)
+def test_an_occurrence_that_fired_before_a_stop_is_neither_sent_again_nor_taken_for_missed(
+    open_store: OpenStore, clock: ManualClock, plant: Plant, misfires: Misfires, expected: list[int]
+) -> None:
+    """It had fired, and what follows was not recorded: only that was missed, and only what fired is counted."""
+    store = open_store()
+    store.topic("t").every("s", interval=3_600, misfires=misfires, count=5)
+    store.topic("t").subscribe("s").close()
+    clock.advance(HOUR_MS)
+    plant(Succession, "succeed", StoreFull(store.path, "made up"), after=False)
+    with pytest.raises(StoreFull):
+        store.tick()
+    store.close()
+    clock.advance(4 * HOUR_MS + HOUR_MS // 2)
+    store = open_store()
+    with store.topic("t").subscribe("s") as consumer:
+        assert nominals(received(store, consumer)) == expected
+        clock.advance(HOUR_MS // 2)
+        expected = expected + nominals(received(store, consumer))
+        for _ in range(10):
+            clock.advance(HOUR_MS)
+            expected = expected + nominals(received(store, consumer))
+    assert len(expected) == 5
+
+
+def test_a_removed_schedule_takes_back_what_is_too_late_and_has_not_fired(
+    store: DelayedStore, topic: Topic, clock: ManualClock
+) -> None:
+    """Nothing of it comes, also where it was to be made up for."""
+    topic.every("s", interval=3_600, misfires="all")
+    clock.advance(DAY_MS)
+    assert topic.remove_schedule("s")
+    with topic.subscribe("s") as consumer:
+        assert received(store, consumer) == []
+
+
+# -- what is told ------------------------------------------------------------------------------------
+
+
+def test_an_occurrence_names_its_schedule_wherever_it_is_seen(
+    store: DelayedStore, topic: Topic, clock: ManualClock
+) -> None:
+    """Scheduled, received one by one or as columns, postponed, dead-lettered and requeued."""
+    made = topic.every("beat", interval=3_600, jitter=60, payload=b"x")
+    expected = Occurrence("beat", START_MS + HOUR_MS)
+    assert made.next_nominal_ms == expected.nominal_ms
+    assert made.next_id is not None
+    (waiting,) = topic.scheduled()
+    found = topic.get(made.next_id)
+    assert found is not None
+    assert waiting.occurrence == found.occurrence == expected
+    topic.send(b"plain", deliver_after=HOUR_MS // 1000 + 120)
+    store.update_policies(max_redeliveries=1)
+    topic.every("beat", interval=3_600, jitter=60, payload=b"x", count=1)
+    with topic.subscribe("s", type="shared") as consumer:
+        clock.advance(HOUR_MS + 180_000)
+        store.tick()
+        occurrence, plain = consumer.poll_columns(10)[0]
+        assert (occurrence.occurrence, plain.occurrence) == (expected, None)
+        consumer.ack(plain)
+        consumer.retry_later(occurrence, delay=1)
+        clock.advance(1_000)
+        store.tick()
+        (again,) = consumer.receive(10)
+        assert (again.occurrence, again.retries) == (expected, 1)
+        consumer.nack(again)
+        clock.advance(DAY_MS)
+        store.tick()
+        consumer.receive(10)
+        store.tick()
+        (letter,) = store.dead_letters()
+        assert letter.occurrence == expected
+        assert store.requeue_dead_letters([letter]) == 1
+        store.tick()
+        assert [message.occurrence for message in consumer.receive(10)] == [expected]
+
+
+def test_replacing_a_schedule_says_what_it_replaced(topic: Topic) -> None:
+    """The first is new, the same again replaces nothing, another says which was there; it is not kept."""
+    first = topic.every("s", interval=60, payload=b"a")
+    assert first.replaced is None
+    assert topic.every("s", interval=60, payload=b"a").replaced is None
+    for change in ({"payload": b"b"}, {"jitter": 5}, {"count": 3}, {"misfires": "all"}, {"until": START_MS + DAY_MS}):
+        before = topic.schedules()[0]
+        made = topic.every("s", **{"interval": 60, "payload": b"a", **change})  # type: ignore[arg-type]
+        assert made.replaced == before
+        assert topic.schedules()[0].replaced is None
+        assert [message.message_id for message in topic.scheduled()] == [made.next_id]
+
+
+def test_schedules_without_any_of_this_fire_as_before_and_look_for_nothing(
+    store: DelayedStore, topic: Topic, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No jitter is computed, no misfire looked for, and nothing is done before a slice fires."""
+
+    def never(*_: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr("duelog.background.timetable.hashlib.blake2b", never)
+    monkeypatch.setattr(Timetable, "back", never)
+    monkeypatch.setattr("duelog.background.recurring.Recurring.withdraw", never)
+    topic.every("s", interval=3_600)
+    topic.every("c", cron=HOURLY)
+    with topic.subscribe("s") as consumer:
+        for _ in itertools.repeat(None, 4):
+            clock.advance(HOUR_MS)
+            assert len(received(store, consumer)) == 2
