@@ -19,7 +19,7 @@ from ..cleanup.origin import OriginRecord
 from ..partitions import producer_numbers
 from ..partitions.timespan import directory_name, parse_directory_name
 from ..store.codec import format as fmt
-from ..store.codec.attempt_rows import unpack_attempts
+from ..store.codec.attempt_rows import split_attempts_key, unpack_attempts
 from ..store.codec.body import decode_body
 from ..store.codec.copies import copied_key
 from ..store.codec.format import Table, seal
@@ -259,7 +259,7 @@ _KEYS: dict[Table, Callable[[bytes], Fields]] = {
     Table.LEDGER: _parts(topic_id=fmt.leading_u32, ledger_id=fmt.trailing_u64),
     Table.CURSOR: _split(fmt.split_named_key, "topic_id", "subscription"),
     Table.ACKED: _parts(subscription_id=fmt.leading_u32, ledger_id=fmt.trailing_u64),
-    Table.ATTEMPTS: _split(fmt.split_attempts_key, "subscription_id", "ledger_id", "block"),
+    Table.ATTEMPTS: _split(split_attempts_key, "subscription_id", "ledger_id", "block"),
     Table.PAUSE: _parts(subscription_id=fmt.trailing_u32),
     Table.CANCELLED: _parts(ledger_id=fmt.leading_u64, block=fmt.trailing_u32),
     Table.ADMITTED: _parts(ledger_id=fmt.leading_u64, block=fmt.trailing_u32),

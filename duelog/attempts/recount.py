@@ -8,8 +8,7 @@ from pathlib import Path
 
 from pyroaring import BitMap
 
-from duelog.store.codec import format as fmt
-from duelog.store.codec.attempt_rows import BLOCK_BITS, FailedDeliveries, pack_attempts, unpack_attempts
+from duelog.store.codec.attempt_rows import BLOCK_BITS, FailedDeliveries, attempts_key, pack_attempts, unpack_attempts
 from duelog.store.codec.format import CursorRecord
 from duelog.store.env.environment import Environment
 from duelog.store.env.transaction import Transaction
@@ -76,7 +75,7 @@ def _count(transaction: Transaction, cursor: CursorRecord, handed: Handed, now_m
         for entry_id, times in times_of.items():
             blocks.setdefault(entry_id >> BLOCK_BITS, {})[entry_id] = times
         for block, of_block in blocks.items():
-            key = fmt.attempts_key(cursor.subscription_id, ledger_id, block)
+            key = attempts_key(cursor.subscription_id, ledger_id, block)
             fields = transaction.get(key)
             rows = {} if fields is None else unpack_attempts(block, fields)
             for entry_id, times in of_block.items():

@@ -139,7 +139,7 @@ class Recurring:
             _at(schedule, following), sent=schedule.sent + len(late) + (following is not None and not more)
         )
         old = waiting if misfired else None
-        if self._put(topic, wanted, old, late, waits=not more, must_exist=True) is None:
+        if self._put(topic, wanted, old, late, sends_next=not more, must_exist=True) is None:
             self._forget(key)  # the topic is being deleted
             return False
         return more and following is not None
@@ -218,14 +218,14 @@ class Recurring:
         old: MessageId | None,
         late: list[Due] | None = None,
         *,
-        waits: bool = True,
+        sends_next: bool = True,
         anew: bool = False,
         must_exist: bool = False,
     ) -> Schedule | None:
         """Record a schedule, with its occurrence in place of `old` and those that are late; None: it is gone.
 
-        waits: its next occurrence is to be sent, it is none of those late. anew: `old` is another one's, and was not
-        counted. REQUIRES: the lock.
+        sends_next: its next occurrence is to be sent, it is none of those late. anew: `old` is another one's, and was
+        not counted. REQUIRES: the lock.
         """
         topic_id, name = topic.topic_id, schedule.name
         topic_key = fmt.topic_key(str(topic.name))
@@ -251,7 +251,7 @@ class Recurring:
             return encode_one(schedule.message, now_ms, self._max_message_bytes, extra)[1]
 
         passed = [Passed(each.due_ms, body(each.nominal_ms)) for each in late or ()]
-        due_ms = schedule.next_due_ms if waits else None
+        due_ms = schedule.next_due_ms if sends_next else None
         next_body = b"" if due_ms is None else body(schedule.next_nominal_ms or 0)
         if not self._succession.succeed(topic.log, old, due_ms, next_body, record, passed):
             return None

@@ -16,6 +16,7 @@ from duelog.attempts.attempt_counts import AttemptCounts
 from duelog.delivery.acks import AckChanges, AckSet
 from duelog.delivery.ledger_list import LedgerList
 from duelog.store.codec import format as fmt
+from duelog.store.codec.attempt_rows import attempts_key
 from duelog.store.codec.format import CursorRecord
 from duelog.store.env.transaction import Transaction
 from duelog.store.errors import ConsumerBusy, InvalidArgument, UnknownSubscription
@@ -294,8 +295,8 @@ class SubscriptionState:
             else:
                 transaction.put(acked_key, bitmap)
         for (ledger_id, block), rows in attempts.items():
-            attempts_key = fmt.attempts_key(record.subscription_id, ledger_id, block)
+            row_key = attempts_key(record.subscription_id, ledger_id, block)
             if rows is None:
-                transaction.delete(attempts_key)
+                transaction.delete(row_key)
             else:
-                transaction.put(attempts_key, rows)
+                transaction.put(row_key, rows)

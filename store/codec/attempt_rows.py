@@ -10,10 +10,12 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from ..errors import CorruptRecord
+from .format import Table
 
 BLOCK_BITS = 10
 """A block has 1,024 entries: what one failed delivery has rewritten is at most 22 KiB."""
 
+_KEY = struct.Struct(">BIQI")
 _ROW = struct.Struct(">HIQQ")
 
 
@@ -23,6 +25,17 @@ class FailedDeliveries(NamedTuple):
     times: int
     first_ms: int
     last_ms: int
+
+
+def attempts_key(subscription_id: int, ledger_id: int, block: int) -> bytes:
+    """Key of a record."""
+    return _KEY.pack(Table.ATTEMPTS, subscription_id, ledger_id, block)
+
+
+def split_attempts_key(key: bytes) -> tuple[int, int, int]:
+    """(subscription id, ledger id, block) of a key of ATTEMPTS."""
+    _, subscription_id, ledger_id, block = _KEY.unpack(key)
+    return subscription_id, ledger_id, block
 
 
 def pack_attempts(rows: Mapping[int, FailedDeliveries]) -> bytes:

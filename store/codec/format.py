@@ -66,7 +66,6 @@ _KEY_32 = struct.Struct(">BI")
 _KEY_32_64 = struct.Struct(">BIQ")
 _KEY_64_32 = struct.Struct(">BQI")
 _KEY_64_64 = struct.Struct(">BQQ")
-_KEY_32_64_32 = struct.Struct(">BIQI")
 _KEY_64_64_32 = struct.Struct(">BQQI")
 _CRC = struct.Struct("<I")
 
@@ -136,10 +135,6 @@ def acked_key(subscription_id: int, ledger_id: int) -> bytes:
     return _KEY_32_64.pack(Table.ACKED, subscription_id, ledger_id)
 
 
-def attempts_key(subscription_id: int, ledger_id: int, block: int) -> bytes:
-    return _KEY_32_64_32.pack(Table.ATTEMPTS, subscription_id, ledger_id, block)
-
-
 def pause_key(subscription_id: int) -> bytes:
     return _KEY_32.pack(Table.PAUSE, subscription_id)
 
@@ -147,12 +142,6 @@ def pause_key(subscription_id: int) -> bytes:
 def ledger_of_subscription(key: bytes) -> int:
     """The ledger id of a key of ACKED or ATTEMPTS."""
     return int(_U64.unpack(key[5:13])[0])
-
-
-def split_attempts_key(key: bytes) -> tuple[int, int, int]:
-    """(subscription id, ledger id, block) of a key of ATTEMPTS."""
-    _, subscription_id, ledger_id, block = _KEY_32_64_32.unpack(key)
-    return subscription_id, ledger_id, block
 
 
 def schedule_key(topic_id: int, name: str, table: Table = Table.RECURRENCE) -> bytes:

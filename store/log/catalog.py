@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..codec import format as fmt
-from ..codec.attempt_rows import FailedDeliveries, unpack_attempts
+from ..codec.attempt_rows import FailedDeliveries, split_attempts_key, unpack_attempts
 from ..codec.format import CursorRecord, LedgerRecord, PartitionRecord, Table, TopicRecord
 from ..codec.frontier import FrontierRecord
 from ..env.environment import Environment
@@ -187,7 +187,7 @@ def acked(raw: Reads, subscription_id: int) -> Iterator[tuple[int, bytes]]:
 def attempts(raw: Reads, subscription_id: int) -> Iterator[tuple[int, dict[int, FailedDeliveries]]]:
     """(ledger id, failed deliveries by entry id) of the messages of which a delivery failed, a block each."""
     for key, fields in rows(raw, fmt.prefix(Table.ATTEMPTS, subscription_id)):
-        _, ledger_id, block = fmt.split_attempts_key(key)
+        _, ledger_id, block = split_attempts_key(key)
         yield ledger_id, unpack_attempts(block, fields)
 
 

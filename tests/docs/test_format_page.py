@@ -14,7 +14,7 @@ from duelog.broker.protocol.fields import ENCODERS
 from duelog.broker.protocol.frames import join_blob
 from duelog.broker.protocol.metadata import MessageMetadata
 from duelog.store.codec import format as fmt
-from duelog.store.codec.attempt_rows import FailedDeliveries, pack_attempts
+from duelog.store.codec.attempt_rows import FailedDeliveries, attempts_key, pack_attempts
 from duelog.store.codec.body import encode_one
 from duelog.store.codec.checksum import crc32
 from duelog.store.codec.copies import copy_key
@@ -63,7 +63,7 @@ def test_the_pages_run_of_messages_is_what_is_written() -> None:
 def test_the_pages_failed_deliveries_are_what_is_written() -> None:
     """The record of a block, and a record of the delivery log."""
     key, value = example(-2)
-    assert key == fmt.attempts_key(9, 3, 0)
+    assert key == attempts_key(9, 3, 0)
     assert value == fmt.seal(key, pack_attempts({2: FailedDeliveries(3, SENT_MS, SENT_MS + 60_000)}))
     crc, record = example(-1)
     assert record == _RECORD.pack(9, 3, 1, 1_025, 1_025, 0)
