@@ -61,6 +61,7 @@ toc_object_entries_show_parents = "hide"
 CONTENTS = {
     "Using": ("docs/site/reference", "docs/configuration"),
     "Operating": (
+        "docs/operations",
         "docs/metrics",
         "docs/audit",
         "docs/repair",

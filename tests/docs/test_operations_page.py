@@ -1,0 +1,108 @@
+"""docs/operations.md: a runbook for each error, extras as they are, and a restore drill that is run."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from tests.packaging.tree import FLOORS, ROOT, modules
+from tests.tools.command_line import ok, run
+
+PAGE = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+RUNBOOKS = PAGE.partition("\n## Runbooks\n")[2].partition("\n## ")[0]
+SOURCES = [path.read_text(encoding="utf-8") for floor in FLOORS for path in modules(ROOT / floor)]
+
+INTERNAL = {"Conflict": "never leaves the writer of the write-ahead log", "_AtPath": "a base without errors of its own"}
+"""Errors that no operator can meet, and why."""
+
+
+def errors() -> set[str]:
+    """Every class under DuelogError, wherever it is defined."""
+    bases = {
+        node.name: {name.id for name in node.bases if isinstance(name, ast.Name)}
+        for source in SOURCES
+        for node in ast.parse(source).body
+        if isinstance(node, ast.ClassDef)
+    }
+    found: set[str] = {"DuelogError"}
+    while more := {name for name, own in bases.items() if own & found} - found:
+        found |= more
+    return found - {"DuelogError"}
+
+
+def sections() -> dict[str, str]:
+    """Name of an error to its runbook."""
+    parts = re.split(r"^### (\w+)\n", RUNBOOKS, flags=re.MULTILINE)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def test_every_error_has_its_runbook() -> None:
+    """Each says what is seen, what it comes from and what to do; and no runbook is of an error that is gone."""
+    assert INTERNAL.keys() <= errors()
+    assert sorted(sections()) == sorted(errors() - INTERNAL.keys())
+    form = re.compile(r"\n- \*\*Seen\*\*: .+?\n- \*\*Cause\*\*: .+?\n- \*\*Do\*\*: .+?", re.DOTALL)
+    assert [name for name, text in sections().items() if form.match(text) is None] == []
+
+
+def test_what_a_runbook_quotes_is_what_the_error_says() -> None:
+    """Words in backticks under "Seen" stand in the sources; `Spark: ` and the like with what follows them."""
+    code = "\n".join(re.sub(r'"\n\s*f?"', "", source) for source in SOURCES)
+    quoted = [
+        (name, each)
+        for name, text in sections().items()
+        for each in re.findall(r"`([^`]+)`", text.partition("- **Cause**")[0])
+        if not each.startswith(("duelog ", "--", "errno"))
+    ]
+    assert len(quoted) > 10
+    assert [each for each in quoted if each[1] not in code] == []
+
+
+def test_every_extra_is_named() -> None:
+    """Those that users install; what developing and building the documents need is elsewhere."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    table = PAGE.partition("\n## Install\n")[2].partition("\n## ")[0]
+    named = re.findall(r"^\| `([a-z-]+)` \|", table, re.MULTILINE)
+    assert sorted(named) == sorted(project["optional-dependencies"].keys() - {"dev", "docs"})
+
+
+def test_the_restore_drill_brings_back_what_was_there_at_the_backup(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its commands in order, each with status 0; afterwards the store is as of the backup, and sound."""
+    monkeypatch.chdir(tmp_path)
+    (block,) = re.findall(r"^```sh\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    commands = block.splitlines()
+    assert len(commands) >= 9
+    for command in commands:
+        if command.startswith("duelog "):
+            words = subprocess.run(
+                ["sh", "-c", f"printf '%s\\n' {command}"], capture_output=True, text=True, check=True
+            )
+            done = run(*words.stdout.splitlines()[1:])
+            assert done.exit_code == 0, (command, done.stderr)
+        else:
+            subprocess.run(["sh", "-c", command], check=True)
+    before = [json.loads(line) for line in ok("scheduled", "data.before", "reminders", "--json").splitlines()]
+    restored = [json.loads(line) for line in ok("scheduled", "data", "reminders", "--json").splitlines()]
+    assert [len(_flat(each)) for each in (before, restored)] == [2, 1]
+    assert ok("check", "data", "--deep") == ""
+
+
+def _flat(lines: list[object]) -> list[object]:
+    """What a command printed as JSON, on one line or several."""
+    return [each for line in lines for each in (line if isinstance(line, list) else [line])]
+
+
+def test_the_table_of_sizes_is_what_its_command_prints() -> None:
+    """The same columns, by the command that the page names."""
+    from benchmarks.sizing import DAYS, HEAD  # noqa: PLC0415 - benchmarks are not installed
+
+    assert HEAD in PAGE
+    rows = re.findall(r"^\| (\d+) \|(?: [\d,]+ \|){6}$", PAGE, re.MULTILINE)
+    assert [int(days) for days in rows] == list(DAYS)
