@@ -59,7 +59,7 @@ python_maximum_signature_line_length = 96
 toc_object_entries_show_parents = "hide"
 
 CONTENTS = {
-    "Using": ("docs/site/reference", "docs/configuration"),
+    "Using": ("docs/recipes", "docs/site/reference", "docs/configuration"),
     "Operating": (
         "docs/operations",
         "docs/metrics",

@@ -1,0 +1,267 @@
+"""docs/recipes.md: every recipe does what it says, on a clock that the test moves."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import re
+import signal
+import subprocess
+import sys
+import threading
+import urllib.request
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from duelog import DelayedStore, ManualClock, StoreConfig
+from tests.conftest import OpenStore
+from tests.duelog.workers.test_worker import Log
+from tests.packaging.tree import ROOT
+
+PAGE = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+FIRING = StoreConfig(background=True)
+
+
+@pytest.fixture
+def recipes() -> dict[str, Any]:
+    """What the blocks define, but those that are files of their own."""
+    names: dict[str, Any] = {}
+    for block in BLOCKS:
+        if not block.startswith("# "):
+            exec(compile(block, "docs/recipes.md", "exec", dont_inherit=True), names)
+    return names
+
+
+@pytest.fixture
+def store(open_store: OpenStore) -> DelayedStore:
+    """A store that fires by itself, on a clock that tests move."""
+    return open_store(config=FIRING)
+
+
+def section(heading: str) -> str:
+    """The text of a recipe."""
+    return PAGE.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+
+
+def files(heading: str, folder: Path) -> None:
+    """Write the files of a recipe: blocks whose first line is a name."""
+    for name, text in re.findall(r"^```python\n# (\S+)\n(.*?)^```$", section(heading), re.MULTILINE | re.DOTALL):
+        (folder / name).write_text(text, encoding="utf-8")
+
+
+def test_an_order_that_is_not_paid_in_time_is_cancelled_and_a_paid_one_is_not(
+    recipes: dict[str, Any], store: DelayedStore, clock: ManualClock
+) -> None:
+    """Also where it was placed twice; paying after that is too late."""
+    log = Log()
+    for order in ("a", "b", "a"):
+        recipes["place_order"](store, order)
+    assert recipes["pay_order"](store, "b") is True
+    with recipes["order_timeouts"](store, lambda order: log.add(order.encode())):
+        clock.advance(30 * 60_000)
+        log.wait(1)
+    assert log.seen == [b"a"]
+    assert recipes["pay_order"](store, "a") is False
+
+
+class Receiver(BaseHTTPRequestHandler):
+    """Answers with the statuses of its path, one a request: /503/200."""
+
+    requests: Log
+    keys: list[str]
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.keys.append(self.headers["Idempotency-Key"])
+        statuses = self.path.strip("/").split("/")
+        self.send_response(int(statuses[min(self.requests.seen.count(body), len(statuses) - 1)]))
+        self.end_headers()
+        self.requests.add(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing."""
+
+
+@pytest.fixture
+def receiver() -> Iterator[tuple[str, type[Receiver]]]:
+    """Its address, and what it was sent."""
+    handler = type("Handler", (Receiver,), {"requests": Log(), "keys": []})
+    with HTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}", handler
+        server.shutdown()
+        thread.join()
+
+
+def test_a_webhook_is_tried_again_until_it_is_taken_and_not_if_it_never_will_be(
+    recipes: dict[str, Any], store: DelayedStore, clock: ManualClock, receiver: tuple[str, type[Receiver]]
+) -> None:
+    """Twice unavailable, then taken; one that is not found is a dead letter at once, with that as its reason."""
+    url, handler = receiver
+    recipes["send_webhook"](store, f"{url}/503/503/200", "event-1", b"patient")
+    with recipes["webhooks"](store):
+        for tries in (1, 2, 3):
+            handler.requests.wait(tries)
+            while tries < 3 and not list(store.topic("webhooks").scheduled()):
+                pass  # the answer is on its way to the worker
+            clock.advance(12_000)
+        recipes["send_webhook"](store, f"{url}/404", "event-2", b"wrong")
+        handler.requests.wait(4)
+    assert handler.requests.seen == [b"patient"] * 3 + [b"wrong"]
+    assert handler.keys == ["event-1"] * 3 + ["event-2"]
+    (dead,) = store.dead_letters()
+    assert "404" in str(dead)
+
+
+def test_the_wait_before_a_webhook_grows_to_an_hour(recipes: dict[str, Any]) -> None:
+    """Five seconds, doubled, give or take a tenth."""
+    waits = [recipes["wait_before"](failures, OSError("refused")) for failures in range(1, 13)]
+    assert all(0.9 <= wait / min(3600, 5 * 2**place) <= 1.1 for place, wait in enumerate(waits))
+
+
+def test_reminders_move_with_their_appointment(recipes: dict[str, Any], store: DelayedStore) -> None:
+    """Two, at the new times; none once it is cancelled; a schedule beside them that is there once."""
+    topic, at = store.topic("reminders"), datetime(2026, 12, 1, 15, tzinfo=UTC)
+    for moved in (at, at + timedelta(days=2)):
+        recipes["remind"](store, "dentist", moved)
+    times = [datetime.fromtimestamp(found.due_ms / 1000, UTC) for found in topic.scheduled()]
+    assert times == [at + timedelta(days=1), at + timedelta(days=2, hours=-1)]
+    recipes["cancel_appointment"](store, "dentist")
+    assert list(topic.scheduled()) == []
+    for _ in range(2):
+        recipes["weekly_summary"](store)
+    assert [each.name for each in topic.schedules()] == ["weekly"]
+    assert [found.payload for found in topic.scheduled()] == [b"summary"]
+
+
+def test_urgent_messages_do_not_wait_for_others(recipes: dict[str, Any], store: DelayedStore) -> None:
+    """Though all others are being run, and more of them wait."""
+    log, gate = Log(), threading.Event()
+    for number in range(10):
+        store.topic("mails").send(b"slow-%d" % number)
+
+    def send_mail(payload: bytes) -> None:
+        if payload.startswith(b"slow"):
+            gate.wait(60)
+        log.add(payload)
+
+    with recipes["mails"](store, send_mail):
+        store.topic("mails-urgent").send(b"now")
+        log.wait(1)
+        assert log.seen == [b"now"]
+        gate.set()
+        log.wait(11)
+
+
+def test_calls_are_paced_over_all_threads(recipes: dict[str, Any], store: DelayedStore) -> None:
+    """Ten a second, from the first on; nothing is lost."""
+    log, sleeps = Log(), []
+
+    def sleep(seconds: float) -> None:
+        sleeps.append(round(seconds, 3))
+
+    for number in range(5):
+        store.topic("calls").send(b"%d" % number)
+    with recipes["paced"](store, log.add, recipes["Pace"](10, lambda: 50.0, sleep)):
+        log.wait(5)
+    assert sorted(sleeps) == [0, 0.1, 0.2, 0.3, 0.4]
+    assert sorted(log.seen) == [b"%d" % number for number in range(5)]
+
+
+DRIVE_ASGI = """
+import asyncio, json, sys
+sys.path.insert(0, sys.argv[1])
+from app import app
+
+async def call(method, path):
+    sent, body = [], {"type": "http.request", "body": b"", "more_body": False}
+    scope = {"type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": method, "scheme": "http",
+             "path": path, "raw_path": path.encode(), "query_string": b"", "root_path": "", "headers": [],
+             "client": ("test", 1), "server": ("test", 80)}
+    async def receive(): return body
+    async def send(message): sent.append(message)
+    await app(scope, receive, send)
+    return sent[0]["status"], json.loads(b"".join(each.get("body", b"") for each in sent[1:]))
+
+async def main():
+    async with app.router.lifespan_context(app):
+        print(await call("POST", "/jobs/one"))
+        done = []
+        while "one" not in done:
+            await asyncio.sleep(0)
+            status, done = await call("GET", "/done")
+        print(status, done)
+        jobs = await app.state.store.topic("jobs").subscription("web")
+        while (await jobs.stats()).backlog:
+            pass
+
+asyncio.run(asyncio.wait_for(main(), 40))
+"""
+
+
+@pytest.mark.skipif(importlib.util.find_spec("fastapi") is None, reason="FastAPI is not installed")
+def test_the_fastapi_application_takes_a_job_and_does_it(tmp_path: Path) -> None:
+    """From the start of its lifespan to the end, which closes the store."""
+    files("FastAPI", tmp_path)
+    command = [sys.executable, "-c", DRIVE_ASGI, str(tmp_path)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[1] == "200 ['one']"
+    with DelayedStore.open(tmp_path / "data") as store:
+        assert store.topic("jobs").subscription("web").stats().backlog == 0
+        assert list(store.check()) == []
+
+
+@pytest.mark.skipif(importlib.util.find_spec("gunicorn") is None, reason="gunicorn is not installed")
+def test_gunicorn_serves_from_one_store_over_a_reload(tmp_path: Path) -> None:
+    """The worker after the reload waits for the one before; at the end the store is closed and has both messages."""
+    files("gunicorn", tmp_path)
+    command = [sys.executable, "-m", "gunicorn", "-c", "gunicorn.conf.py", "-b", "127.0.0.1:0", "app:application"]
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as server:
+        assert server.stderr is not None
+        try:
+            lines = iter(server.stderr.readline, "")
+            url = next(match[1] for line in lines if (match := re.search(r"Listening at: (\S+)", line)))
+            assert _get(f"{url}/first")
+            server.send_signal(signal.SIGHUP)
+            next(line for line in lines if "Booting worker" in line and "Handling signal: hup" not in line)
+            next(line for line in lines if "Worker exiting" in line)
+            assert _get(f"{url}/second")
+        finally:
+            server.send_signal(signal.SIGTERM)
+            rest = server.stderr.read()
+    assert server.returncode == 0, rest
+    with DelayedStore.open(tmp_path / "data") as store:
+        assert [found.payload for found in store.topic("jobs").scheduled()] == [b"first", b"second"]
+        assert list(store.check()) == []
+
+
+def _get(url: str) -> bytes:
+    with urllib.request.urlopen(url, timeout=60) as answer:
+        body: bytes = answer.read()
+    return body
+
+
+def test_every_recipe_is_run() -> None:
+    """A heading of the page is in the name or the first line of a test of this file."""
+    tree = ast.parse(Path(__file__).read_text(encoding="utf-8"))
+    tests = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")]
+    said = " ".join(f"{node.name} {ast.unparse(node)}" for node in tests)
+    used = {
+        "Order timeout": "place_order",
+        "Webhook with backoff": "send_webhook",
+        "Reminders": "remind",
+        "Priorities": "mails",
+        "Rate limits": "paced",
+        "FastAPI": "'FastAPI'",
+        "gunicorn": "'gunicorn'",
+    }
+    assert re.findall(r"^## (.*)$", PAGE, re.MULTILINE) == list(used)
+    assert [heading for heading, name in used.items() if name not in said] == []
