@@ -104,7 +104,8 @@ def test_a_reference_that_leads_nowhere_is_told(text: str, wrong: str) -> None:
 def test_every_file_that_a_document_names_exists(document: Path) -> None:
     """A module is named by its path from the root; a link leads to a file and, where it names one, to a heading."""
     text = document.read_text(encoding="utf-8")
-    named = set(re.findall(r"(?<![\w/.])[\w/]+\.py\b", text))
+    without_code = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)  # a program's own files
+    named = set(re.findall(r"(?<![\w/.])[\w/]+\.py\b", without_code))
     folders = set(re.findall(r"`((?:store|partitions|snapshot|markers|cleanup|duelog|tools|tests)/[\w/]*/)`", text))
     assert [name for name in sorted(named | folders) if not (ROOT / name).exists()] == []
     for target, _, anchor in re.findall(r"\]\((?!http)([^)#]*)(#([^)]*))?\)", text):
