@@ -123,6 +123,11 @@ class Comparing(Machine):
                 assert (there is not None) == self.twin.is_stored(topic, message)
                 assert there is None or (int(there.payload), there.due_ms) == (message.number, message.due_ms)
 
+            for key, holder in topic.keys.items():
+                there = face.find(key)
+                assert (there is not None) == (holder.message in pending)
+                assert there is None or there.message_id == holder.message.message_id
+
     def _check(self) -> None:
         findings = [
             finding

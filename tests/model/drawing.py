@@ -80,7 +80,7 @@ HANDING_CALLS = st.lists(
 
 TAKING = (
     *("send", "send", "cancel", "move", "move", "now", "ask", "forward", "tick", "every", "follow", "policy"),
-    *("number", "break", "near", "reopen"),
+    *("number", "break", "near", "reopen", "key", "key", "key"),
 )
 TAKING_CALLS = st.lists(
     st.tuples(st.sampled_from(TAKING), st.lists(PICK, min_size=1, max_size=3), st.sampled_from((1, 2, 5, 5, 30, 300))),

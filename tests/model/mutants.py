@@ -23,7 +23,8 @@ from duelog.delivery.dispatcher import Dispatcher, SubscriptionType
 from duelog.delivery.due_reader import DueReader
 from duelog.delivery.outstanding import Outstanding
 from duelog.delivery.position_set import group_by_ledger
-from duelog.markers import pending_entries, reader
+from duelog.keys.topic_keys import TopicKeys
+from duelog.markers import pending_entries, reader, withdrawal
 from duelog.markers.firing.firing import Firing
 from duelog.markers.firing.pending_log import PendingLog
 from duelog.markers.received import MessageMaker
@@ -32,15 +33,19 @@ from duelog.partitions import producer_numbers as producers
 from duelog.partitions.producer_numbers import nothing
 from duelog.sending.delay_policies import DelayPolicies
 from duelog.stats import Figures
+from duelog.store.codec import sent_ids
+from duelog.store.codec.sent_ids import KeyRecord
 from duelog.store.log import catalog
 from duelog.store.log.ledger import StagedLedger
 from duelog.store.log.managed_ledger import ManagedLedger
 from duelog.store.policy.policies import EffectivePolicies, of_config
 from duelog.store.policy.policy_records import STORE_SCOPE
+from duelog.store.position import MessageId
 from duelog.topics import seeking
 from duelog.topics.consumer import Consumer
 from duelog.topics.dead_letters import DeadLetters
 from duelog.topics.inline import InlineMessages
+from duelog.topics.producer_state import ProducerState
 from duelog.topics.subscription_state import SubscriptionState
 from duelog.topics.topic_list import Topics
 from duelog.topics.topic_state import TopicState
@@ -79,6 +84,41 @@ def fires_what_was_cancelled(patch: Patch) -> None:
 def forgets_what_was_rescheduled(patch: Patch) -> None:
     """The index does not hear of the entry that takes the place of another."""
     patch.setattr(Firing, "admit", lambda *_: None)
+
+
+@broken(TAKING_BACK)
+def forgets_keys_that_hold_after_firing(patch: Patch) -> None:
+    """A key is free as soon as its message has fired, whatever `dedup_for` says."""
+    patch.setattr(KeyRecord, "pack", lambda record: sent_ids._KEY.pack(*record[:3], 0))
+
+
+@broken(TAKING_BACK)
+def leaves_keys_with_what_was_rescheduled(patch: Patch) -> None:
+    """The record of a key stays of the id that a message had before."""
+    patch.setattr(withdrawal, "_move", lambda *_: None)
+
+
+@broken(TAKING_BACK)
+def keeps_keys_of_what_was_cancelled(patch: Patch) -> None:
+    """A key whose message was cancelled holds as long as was asked."""
+    patch.setattr(withdrawal, "_free", lambda *_: None)
+
+
+@broken(TAKING_BACK)
+def replaces_without_cancelling(patch: Patch) -> None:
+    """What takes the place of another comes beside it."""
+    patch.setattr(TopicKeys, "pending_in", lambda *_: None)
+
+
+@broken(TAKING_BACK)
+def answers_numbers_with_other_ids(patch: Patch) -> None:
+    """A known number is answered with the id after its own."""
+    plain = ProducerState.ids
+
+    def ids(self: ProducerState, first: int, count: int) -> list[MessageId | None]:
+        return [each and MessageId(each.ledger_id, each.entry_id + 1) for each in plain(self, first, count)]
+
+    patch.setattr(ProducerState, "ids", ids)
 
 
 @broken(HANDING_OUT)

@@ -21,6 +21,7 @@ from .drawing import (
     received_something,
 )
 from .rules_delivery import DeliveryRules
+from .rules_keys import KeyRules
 from .rules_policies import PolicyRules
 from .rules_producers import ProducerRules
 from .rules_recurring import RecurringRules
@@ -30,7 +31,9 @@ from .rules_withdrawal import WithdrawalRules
 from .stage import Consumer
 
 
-class BusyRules(SendingRules, DeliveryRules, SeekingRules, WithdrawalRules, RecurringRules, ProducerRules, PolicyRules):
+class BusyRules(
+    SendingRules, DeliveryRules, SeekingRules, WithdrawalRules, RecurringRules, ProducerRules, KeyRules, PolicyRules
+):
     """Calls of the other rules, one after the other."""
 
     def _begin(self, handing: list[Call], taking: list[TakingCall]) -> None:
@@ -148,6 +151,11 @@ class BusyRules(SendingRules, DeliveryRules, SeekingRules, WithdrawalRules, Recu
                 case "break":
                     dues: list[Spec] = [("partition", number, ms % 3) for number in picks]
                     self.break_a_numbered_batch(topic, "p", [*dues, ("none",)], None, picks[0] % 2 > 0, [1, 2])
+                case "key":
+                    hold = (None, 0.005, 0.3)[picks[0] % 3]
+                    self.send_under_a_key(topic, "k", ("after", ms), hold, len(picks) > 1)
+                    if len(picks) > 2:
+                        self.cancel_by_key(topic, "k")
                 case "near":
                     self.write_ahead(topic, picks, ms)
                 case "reopen" if self.messages:

@@ -162,6 +162,9 @@ class WithdrawalRules(Machine):
         self._learn()
         for at, (row, message) in enumerate(moved.direct):
             message.message_id = answers[row] = topic.position(len(topic.main) - len(moved.direct) + at)
+        moved_to = {ids[row]: message for row, message in (*moved.appended, *moved.direct) if row in answers}
+        for holder in topic.keys.values():
+            holder.message = moved_to.get(holder.message.message_id, holder.message)
         assert list(new_ids) == [answers.get(row) for row in range(len(ids))]
         self.ids += [(topic.name, message_id) for message_id in answers.values()]
         self.twin.count(RESCHEDULED, len(answers), topic.name)

@@ -102,6 +102,14 @@ class TwinLedger:
 
 
 @dataclass
+class TwinKey:
+    """What a deduplication key is of, and until when it holds although that has fired."""
+
+    message: TwinMessage
+    until_ms: int
+
+
+@dataclass
 class TwinProducer:
     """A producer's numbers: those stored, and the highest that was ever given."""
 
@@ -135,6 +143,7 @@ class TwinTopic:
         self.subscriptions: dict[str, TwinSubscription] = {}
         self.schedules: dict[str, TwinSchedule] = {}
         self.producers: dict[str, TwinProducer] = {}
+        self.keys: dict[str, TwinKey] = {}
         self.deleted = False
         self.unflushed_until_ms = -1
         """Until then acknowledgements may not have been looked at for trimming."""
