@@ -172,6 +172,8 @@ def message_json(message: ScheduledMessage | ReceivedMessage) -> dict[str, objec
         "due": iso_time(message.due_ms),
         "publish_ms": message.publish_ms,
     }
+    if message.occurrence is not None:
+        fields["occurrence"] = message.occurrence._asdict()
     if isinstance(message, ReceivedMessage):
         fields["position"] = str(message.position)
         fields["subscription"] = message.subscription

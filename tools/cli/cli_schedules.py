@@ -1,27 +1,179 @@
-"""The commands `duelog schedules list | pause | resume | remove`: messages that recur."""
+"""The commands `duelog schedules add | show | list | pause | resume | remove`: messages that recur."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
+from datetime import timedelta
+from enum import StrEnum
 from typing import Annotated
 
 import typer
 
 from ... import Schedule, Topic
+from ...background.timetable import Due
+from ...store.duration_text import duration_seconds
 from ...store.errors import InvalidArgument
 from ..output import answer, payload_fields, preview, write_json, write_table
-from ..values import iso_time, open_to_read, open_to_write
+from ..values import iso_time, open_to_read, open_to_write, properties_of, time_ms
+from .cli_traffic import content_of
 from .options import Json, Store
 
 app = typer.Typer(
     name="schedules",
     no_args_is_help=True,
-    help="Messages that recur: look at their schedules, pause, resume and remove them.",
+    help="Messages that recur: make their schedules, look at them, pause, resume and remove them.",
 )
 
 InTopic = Annotated[str, typer.Argument(metavar="TOPIC", help="The schedule's topic.")]
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The schedule's name.")]
+
+
+class OnMisfire(StrEnum):
+    """What comes of occurrences that were missed."""
+
+    first = "first"
+    all = "all"
+    latest = "latest"
+    skip = "skip"
+
+
+@app.command("add")
+def add(
+    store: Store,
+    topic: InTopic,
+    name: Name,
+    payload: Annotated[
+        str, typer.Argument(metavar="[PAYLOAD]", help="The message; -: read it from standard input.")
+    ] = "",
+    cron: Annotated[
+        str | None,
+        typer.Option(
+            metavar="EXPRESSION",
+            help="'0 9 * * MON-FRI', with a field of seconds in front if there are six; @hourly, @daily, @weekly, "
+            "@monthly, @yearly; '@every 90m'.",
+        ),
+    ] = None,
+    interval: Annotated[
+        str | None, typer.Option(metavar="DURATION", help="Each so long, from now: 90m, 1h30m; 1s at least.")
+    ] = None,
+    timezone: Annotated[str, typer.Option(metavar="ZONE", help="Of the cron expression: Europe/Rome.")] = "UTC",
+    key: Annotated[str | None, typer.Option(help="The message's key.")] = None,
+    property_: Annotated[
+        list[str] | None, typer.Option("--property", metavar="NAME=VALUE", help="A property; may be repeated.")
+    ] = None,
+    until: Annotated[str | None, typer.Option(metavar="TIME", help="The latest time of an occurrence.")] = None,
+    count: Annotated[int | None, typer.Option(metavar="N", help="End after so many messages.")] = None,
+    jitter: Annotated[
+        str | None, typer.Option(metavar="DURATION", help="Due up to so much later, the same after a restart.")
+    ] = None,
+    misfires: Annotated[
+        OnMisfire,
+        typer.Option(
+            help="What comes of those missed in a stop: the one that waited, all of them, the latest of them, none."
+        ),
+    ] = OnMisfire.first,
+    grace: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DURATION", help="What is late by no more is no misfire, with latest and skip. [default: 60s]"
+        ),
+    ] = None,
+    create: Annotated[bool, typer.Option("--create", help="Make the topic if it is new.")] = False,
+    json_: Json = False,
+) -> None:
+    """Make a schedule, or replace the one of this name and say what it was; the same again changes nothing.
+
+    ```
+    duelog schedules add data reminders daily "wake up" --cron @daily --timezone Europe/Rome --count 30
+    ```
+    """
+    content = content_of(payload)
+    properties = properties_of(property_ or [])
+    until_ms = None if until is None else time_ms("--until", until)
+    with open_to_write(store, create=False) as opened:
+        target = opened.topic(topic)
+        if not create and not target.exists():
+            raise InvalidArgument("TOPIC", topic, "there is no such topic; --create makes it")
+        made = target.every(
+            name,
+            cron=cron,
+            interval=None if interval is None else _duration("--interval", interval),
+            timezone=timezone,
+            payload=content,
+            key=key,
+            properties=properties,
+            until=until_ms,
+            count=count,
+            jitter=0 if jitter is None else _duration("--jitter", jitter),
+            misfires=misfires.value,
+            grace=None if grace is None else _duration("--grace", grace),
+        )
+    line = _state(made) if made.replaced is None else f"{_state(made)}; it replaces: {_when(made.replaced)}"
+    answer(_fields(made), line, json_=json_)
+
+
+def _duration(option: str, text: str) -> timedelta:
+    seconds = duration_seconds(option, text)
+    try:
+        return timedelta(seconds=seconds)
+    except OverflowError:
+        raise InvalidArgument(option, text, "too long") from None
+
+
+@app.command("show")
+def show(
+    store: Store,
+    topic: InTopic,
+    name: Name,
+    next_: Annotated[int, typer.Option("--next", min=1, max=1_000, help="How many of its next occurrences.")] = 5,
+    json_: Json = False,
+) -> None:
+    """Show a schedule and when its next occurrences are due.
+
+    ```
+    duelog schedules show data reminders daily --next 10
+    ```
+    """
+    with open_to_read(store) as opened:
+        found = [schedule for schedule in opened.topic(topic).schedules() if schedule.name == name]
+    if not found:
+        raise _unknown(topic, name)
+    schedule = found[0]
+    dues = list(itertools.islice(_upcoming(schedule), next_))
+    if json_:
+        write_json({**_fields(schedule), "upcoming": [due._asdict() for due in dues]})
+        return
+    rows: list[tuple[str, object]] = [
+        ("recurs", _when(schedule)),
+        ("state", _state(schedule)),
+        ("sent", schedule.sent if schedule.count is None else f"{schedule.sent} of {schedule.count}"),
+        (
+            "misfires",
+            schedule.misfires + ("" if schedule.grace_ms is None else f", after {_length(schedule.grace_ms)}"),
+        ),
+        ("jitter", _length(schedule.jitter_ms)),
+        ("until", "-" if schedule.until_ms is None else iso_time(schedule.until_ms)),
+        ("payload", preview(schedule.payload)),
+        ("key", "-" if schedule.key is None else schedule.key),
+        *(("property", f"{each}={value}") for each, value in schedule.properties.items()),
+    ]
+    write_table(f"{schedule.name} of {schedule.topic}", ["what", "is"], rows)
+    write_table("next", ["of", "due"], [(iso_time(due.nominal_ms), iso_time(due.due_ms)) for due in dues])
+
+
+def _upcoming(schedule: Schedule) -> Iterator[Due]:
+    """The occurrence that waits, and those after it; none while it is paused."""
+    left = None if schedule.count is None else schedule.count - schedule.sent
+    due = None
+    if schedule.next_nominal_ms is not None and schedule.next_due_ms is not None:
+        due = Due(schedule.next_nominal_ms, schedule.next_due_ms)
+    while due is not None:
+        yield due
+        if left is not None:
+            left -= 1
+        due = None if left is not None and left < 0 else schedule.recurrence.after(due.nominal_ms)
 
 
 @app.command("list")
@@ -43,13 +195,7 @@ def list_(
         write_json([_fields(schedule) for schedule in found])
         return
     rows = [
-        (
-            schedule.topic,
-            schedule.name,
-            _when(schedule),
-            "paused" if schedule.next_due_ms is None else iso_time(schedule.next_due_ms),
-            preview(schedule.payload),
-        )
+        (schedule.topic, schedule.name, _when(schedule), _state(schedule), preview(schedule.payload))
         for schedule in found
     ]
     write_table("schedules", ["topic", "name", "recurs", "next", "payload"], rows)
@@ -57,15 +203,32 @@ def list_(
 
 def _when(schedule: Schedule) -> str:
     if schedule.interval_ms is not None:
-        return f"each {schedule.interval_ms / 1000:g} s"
+        return f"each {_length(schedule.interval_ms)}"
     return f"{schedule.cron} ({schedule.timezone})"
 
 
+def _length(ms: int) -> str:
+    return f"{ms / 1000:g} s"
+
+
+def _state(schedule: Schedule) -> str:
+    if schedule.ended:
+        return "ended"
+    return "paused" if schedule.next_due_ms is None else f"next at {iso_time(schedule.next_due_ms)}"
+
+
 def _fields(schedule: Schedule) -> dict[str, object]:
-    fields = asdict(schedule)
-    fields.pop("payload")
-    next_id = fields.pop("next_id")
-    return {**fields, **payload_fields(schedule.payload), "next_id": None if next_id is None else str(schedule.next_id)}
+    fields = {name: value for name, value in asdict(schedule).items() if name not in ("payload", "next_id", "replaced")}
+    return {
+        **fields,
+        **payload_fields(schedule.payload),
+        "next_id": None if schedule.next_id is None else str(schedule.next_id),
+        "replaced": None if schedule.replaced is None else _fields(schedule.replaced),
+    }
+
+
+def _unknown(topic: str, name: str) -> InvalidArgument:
+    return InvalidArgument("name", name, f"topic {topic} has no such schedule")
 
 
 def _add(action: str, work: Callable[[Topic, str], Schedule | None], help_: str) -> None:
@@ -75,9 +238,8 @@ def _add(action: str, work: Callable[[Topic, str], Schedule | None], help_: str)
         with open_to_write(store, create=False) as opened:
             schedule = work(opened.topic(topic), name)
         if schedule is None:
-            raise InvalidArgument("name", name, f"topic {topic} has no such schedule")
-        line = "paused" if schedule.next_due_ms is None else f"next at {iso_time(schedule.next_due_ms)}"
-        answer(_fields(schedule), line, json_=json_)
+            raise _unknown(topic, name)
+        answer(_fields(schedule), _state(schedule), json_=json_)
 
     app.command(action, help=f"{help_}\n\n```\nduelog schedules {action} data reminders daily\n```")(change)
 

@@ -68,7 +68,7 @@ def send(
     deliver_at = None if at is None else due_at_ms("--at", time_ms("--at", at), allow_past=allow_past)
     deliver_after = None if after is None else duration_seconds("--after", after)
     properties = properties_of(property_ or [])
-    content = _payload(payload)
+    content = content_of(payload)
     with open_to_write(store, create=True) as opened:
         target = opened.topic(topic)
         sent = target.send(
@@ -85,7 +85,8 @@ def send(
     answer({"message_id": str(sent), "topic": target.name, "due_ms": due_ms}, line, json_=json_)
 
 
-def _payload(text: str | None) -> bytes:
+def content_of(text: str | None) -> bytes:
+    """The payload that an argument gives, or standard input where it is - or there is none."""
     if text is not None and text != "-":
         return os.fsencode(text)
     if text is None and sys.stdin.isatty():

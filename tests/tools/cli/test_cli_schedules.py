@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from duelog import DelayedStore, Schedule
+from duelog import DelayedStore, ManualClock, Schedule
 from duelog.store.codec import format as fmt
 from duelog.store.names import TopicName
 from duelog.tools.repair.repair_store import repair_store
-from tests.tools.command_line import PAST_MS, json_of, make_store, ok, refused
+from tests.tools.command_line import FUTURE_MS, PAST_MS, json_lines_of, json_of, make_store, ok, refused
 
 
 @pytest.fixture
@@ -44,6 +44,81 @@ def test_a_schedule_is_paused_resumed_and_removed(path: Path) -> None:
     assert "no such schedule" in ok("schedules", "remove", path, "t", "beat")
     assert "no such schedule" in refused("schedules", "pause", path, "t", "beat")
     assert json_of("schedules", "list", path, "--topic", "t") == []
+
+
+def test_a_schedule_is_added_shown_and_replaced(path: Path) -> None:
+    """What it replaced is said; the same again replaces nothing."""
+    place = ("schedules", "add", path, "t", "promo")
+    options = ("hello", "--cron", "@every 1h30m", "--count", 3, "--until", "2100-01-01T00:00:00Z", "--jitter", "5m",
+               "--misfires", "skip", "--grace", "10m", "--key", "k", "--property", "a=b")  # fmt: skip
+    made = json_of(*place, *options)
+    asked = {
+        "interval_ms": 5_400_000, "cron": None, "count": 3, "until_ms": FUTURE_MS, "jitter_ms": 300_000,
+        "misfires": "skip", "grace_ms": 600_000, "key": "k", "properties": {"a": "b"}, "payload": "hello", "sent": 1,
+        "replaced": None, "ended": False, "paused": False,
+    }  # fmt: skip
+    assert made.items() >= asked.items()
+    assert json_of(*place, *options) == made
+    shown = json_of("schedules", "show", path, "t", "promo")
+    upcoming = shown.pop("upcoming")
+    assert shown == made
+    assert [due["nominal_ms"] - made["next_nominal_ms"] for due in upcoming] == [0, 5_400_000, 10_800_000]
+    assert all(0 <= due["due_ms"] - due["nominal_ms"] <= 300_000 for due in upcoming)
+    text = ok("schedules", "show", path, "t", "promo", "--next", 1)
+    for part in ("each 5400 s", "1 of 3", "skip", "600 s", "2100-01-01T00:00:00Z", "a=b"):
+        assert part in text
+    assert "replaces: each 5400 s" in ok(*place, "--cron", "@weekly", "--timezone", "Europe/Rome")
+    replaced = json_of(*place, "--interval", "2h")["replaced"]
+    assert (replaced["cron"], replaced["timezone"]) == ("0 0 * * 0", "Europe/Rome")
+    assert ok(*place, "from stdin", "--interval", "1d").startswith("next at ")
+
+
+def test_a_received_message_names_its_schedule(path: Path) -> None:
+    """And the time that it is of."""
+    (message,) = json_lines_of("receive", path, "t", "s", "--timeout", "0")
+    assert message["occurrence"] == {"schedule": "beat", "nominal_ms": PAST_MS + 3_600_000}
+
+
+def test_a_schedule_that_was_sent_to_its_end_says_so(path: Path) -> None:
+    """It is listed until it is removed, and has no occurrence to show."""
+    with make_store(path) as store:
+        store.topic("t").every("once", interval=1, count=1)
+    with DelayedStore.open(path, clock=ManualClock(FUTURE_MS)) as store:
+        store.tick()
+    assert json_of("schedules", "show", path, "t", "once")["upcoming"] == []
+    assert "ended" in ok("schedules", "list", path, "--topic", "t")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["nothing", "s", "--cron", "@daily"], ["TOPIC", "nothing", "--create"]),
+        (["t", "s"], ["cron", "one of cron and interval"]),
+        (["t", "s", "--cron", "@often"], ["cron", "@often"]),
+        (["t", "s", "--interval", "often"], ["--interval", "often"]),
+        (["t", "s", "--interval", "999999999999999w"], ["--interval", "too long"]),
+        (["t", "s", "--cron", "@daily", "--jitter", "-5m"], ["--jitter", "-5m"]),
+        (["t", "s", "--cron", "@daily", "--grace", "5m"], ["grace", "latest and skip"]),
+        (["t", "s", "--cron", "@daily", "--misfires", "some"], ["--misfires", "some"]),
+        (["t", "s", "--cron", "@daily", "--count", "0"], ["count", "0"]),
+        (["t", "s", "--cron", "@daily", "--until", "soon"], ["--until", "soon"]),
+        (["t", "s", "--cron", "@daily", "--until", "2001-09-09T02:00:00Z"], ["until", "before the first"]),
+        (["t", "s", "--cron", "@daily", "--timezone", "Mars"], ["timezone", "Mars"]),
+    ],
+)
+def test_what_cannot_be_added_is_refused_by_name_and_value(path: Path, arguments: list[str], named: list[str]) -> None:
+    """The store stays as it was."""
+    before = json_of("schedules", "list", path)
+    said = refused("schedules", "add", path, *arguments)
+    assert all(part in said for part in named), said
+    assert json_of("schedules", "list", path) == before
+    assert "no such schedule" in refused("schedules", "show", path, "t", "s")
+
+
+def test_a_new_topic_is_made_only_when_that_is_asked_for(path: Path) -> None:
+    """A typo in its name makes none."""
+    assert ok("schedules", "add", path, "new", "s", "--cron", "@daily", "--create").startswith("next at ")
+    assert [row["name"] for row in json_of("schedules", "list", path, "--topic", "new")] == ["s"]
 
 
 @pytest.mark.parametrize("fields", [b"junk", b"\x80", b"\x83\xa6paused\xc2"])
